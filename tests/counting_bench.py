@@ -19,7 +19,7 @@ from delayservice.engine.outcome import DELIVERED, Output, Tally
 from delayservice.engine.past_due import PastDue
 from delayservice.engine.pending import NO_MARK, Frame
 from delayservice.inspection.counting import LaneCounts, count_lane, topic_counts
-from delayservice.process.worker_thread import MetricsObserver
+from delayservice.process.observer import MetricsObserver
 from delayservice.store.digesting import DigestingStore
 from delayservice.store.memory import MemoryStore
 from tests.unit.loop_stage import NOW_MS, TOPIC, Stage

@@ -9,12 +9,14 @@ from fastapi.responses import JSONResponse
 
 from delayservice import __version__
 from delayservice.admin import problems
-from delayservice.admin.changing import Waiting, changing_routes, pause_routes
+from delayservice.admin.changing import Waiting, changing_routes
+from delayservice.admin.cluster import health_routes
 from delayservice.admin.exactness import knows_query, takes_json
 from delayservice.admin.guards import Gate, NeedsToken, reader, writer
 from delayservice.admin.page import page_routes, static_files
 from delayservice.admin.panel import Panel
-from delayservice.admin.reading import health_routes, reading_routes
+from delayservice.admin.pausing import pause_routes
+from delayservice.admin.reading import reading_routes
 
 _ABOUT: Final = """\
 What a node of the Kafka delay service tells people, and what they may ask of it.

@@ -23,13 +23,13 @@ from starlette.staticfiles import StaticFiles
 
 from delayservice import __version__
 from delayservice.admin import models, page_charts, page_health, page_words
+from delayservice.admin.cluster import cluster_of
 from delayservice.admin.panel import Panel
 from delayservice.admin.problems import Refusal
 from delayservice.admin.reading import (
     SCAN_MAX,
     UNITS_MS,
     backlog_of,
-    cluster_of,
     id_bytes,
     may_be_beyond_window,
     pauses_of,

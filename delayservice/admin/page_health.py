@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from delayservice.admin import models
-from delayservice.metrics.hub import NodeStatus, TargetStatus
+from delayservice.admin import cluster_models
+from delayservice.metrics.status import NodeStatus, TargetStatus
 
 BEHIND_MS: Final = 2_000
 """A record that waits so long after it was due shows that something is slow."""
@@ -33,8 +33,8 @@ class Finding:
 
 def findings_of(
     status: NodeStatus,
-    cluster: models.Cluster | None,
-    pauses: Sequence[models.Pause],
+    cluster: cluster_models.Cluster | None,
+    pauses: Sequence[cluster_models.Pause],
     now_ms: int,
 ) -> list[Finding]:
     """Return everything that a person should know, the worst first.
@@ -82,7 +82,7 @@ def _of_parked(parked: Sequence[TargetStatus]) -> Iterator[Finding]:
         )
 
 
-def _of_pause(pause: models.Pause) -> Finding:
+def _of_pause(pause: cluster_models.Pause) -> Finding:
     what = "Deliveries to" if pause.kind == "target" else "All of delay topic"
     why = f": {pause.reason}" if pause.reason else ", without a reason"
     return Finding(
@@ -92,7 +92,7 @@ def _of_pause(pause: models.Pause) -> Finding:
     )
 
 
-def _of_cluster(cluster: models.Cluster, now_ms: int) -> Iterator[Finding]:
+def _of_cluster(cluster: cluster_models.Cluster, now_ms: int) -> Iterator[Finding]:
     if cluster.ownerless:
         yield Finding(
             "problem",
@@ -111,7 +111,7 @@ def _of_cluster(cluster: models.Cluster, now_ms: int) -> Iterator[Finding]:
         yield from _of_slice(held, now_ms)
 
 
-def _of_slice(held: models.Slice, now_ms: int) -> Iterator[Finding]:
+def _of_slice(held: cluster_models.Slice, now_ms: int) -> Iterator[Finding]:
     behind = [copy.node for copy in held.copies if not copy.caught_up]
     if behind:
         yield Finding(

@@ -11,7 +11,8 @@ import msgspec
 from fastapi import APIRouter, Path, Query
 from msgspec import Meta
 
-from delayservice.admin import models
+from delayservice.admin import cluster_models, models
+from delayservice.admin.cluster import add_cluster_routes
 from delayservice.admin.models import ID_CHARS_MAX
 from delayservice.admin.panel import Panel
 from delayservice.admin.problems import Refusal, described
@@ -20,7 +21,6 @@ from delayservice.contract.codes import RecordRefusedError
 from delayservice.contract.dead_letters import Heading
 from delayservice.contract.entry import OFFSET_MAX
 from delayservice.contract.times import DUE_STOP_MS, parse_instant_ms
-from delayservice.engine.electability import SILENT_S_MAX
 from delayservice.inspection.query import (
     HORIZONS_MS,
     HOUR_MS,
@@ -31,7 +31,6 @@ from delayservice.inspection.query import (
     Search,
     count_within,
 )
-from delayservice.metrics.hub import why_not_electable
 
 UNITS_MS: Final = {"second": SECOND_MS, "minute": MINUTE_MS, "hour": HOUR_MS}
 SCAN_MAX: Final = 20_000
@@ -51,123 +50,14 @@ _Cursor: TypeAlias = tuple[
 _Unit = Annotated[str, Query(pattern="^(second|minute|hour)$", description="Width of a bucket.")]
 
 
-def health_routes(panel: Panel) -> APIRouter:
-    """For probes; nothing is secret in them. They read what the workers report, on the loop: they
-    are answered however many requests wait for a thread.
-    """
-    routes = APIRouter(tags=["health"])
-
-    @routes.get("/healthz", responses=described(503))
-    async def healthz() -> models.Health:
-        """Return whether the node lives: no worker hangs."""
-        silent = [w for w in panel.hub.facts().workers if w.silent_s > SILENT_S_MAX]
-        if silent:
-            said = ", ".join(f"{w.worker} for {w.silent_s:.0f} s" for w in silent)
-            raise Refusal(503, f"workers are silent: {said}")
-        return models.Health(status="ok")
-
-    @routes.get("/readyz", responses=described(503))
-    async def readyz() -> models.Health:
-        """Return whether the node may own every slice that it has a copy of; if not, why.
-
-        Other alarms are in `/v1/node`: they don't say that it should be asked no more.
-        """
-        reasons = why_not_electable(panel.hub.facts())
-        if reasons:
-            raise Refusal(503, "; ".join(reasons))
-        return models.Health(status="ok")
-
-    return routes
-
-
 def reading_routes(panel: Panel) -> APIRouter:
     """Everything else that is read."""
     routes = APIRouter(prefix="/v1", responses=described())
-    _add_cluster(routes, panel)
+    add_cluster_routes(routes, panel)
     _add_pending(routes, panel)
     _add_records(routes, panel)
     _add_rest(routes, panel)
     return routes
-
-
-def _add_cluster(routes: APIRouter, panel: Panel) -> None:
-    @routes.get("/node", tags=["cluster"])
-    def node() -> models.NodeState:
-        """This node, its workers and slices."""
-        return models.NodeState.model_validate(msgspec.to_builtins(panel.hub.status()))
-
-    @routes.get("/cluster", tags=["cluster"])
-    def cluster() -> models.Cluster:
-        """All nodes, who owns which slice, and how far every copy is."""
-        return cluster_of(panel)
-
-    @routes.get("/history", tags=["cluster"])
-    def history(
-        last: Annotated[int, Query(ge=1, le=900, description="Samples, about one a second.")] = 300,
-    ) -> list[models.Sample]:
-        """Throughput and lateness of this node in the last minutes."""
-        samples = panel.history.last(last)
-        return [models.Sample.model_validate(msgspec.to_builtins(sample)) for sample in samples]
-
-
-def cluster_of(panel: Panel) -> models.Cluster:
-    """The cluster as this node sees it."""
-    members = panel.inquiry.members()
-    topics = panel.delay_topics
-    here = {status.slice: status for status in panel.hub.status().slices}
-    furthest: dict[int, int] = {}
-    for copy in members.copies:
-        furthest[copy.slice] = max(furthest.get(copy.slice, 0), copy.stored)
-    slices = []
-    for held in members.slices:
-        mine = here.get(held.slice)
-        slices.append(
-            models.Slice(
-                slice=held.slice,
-                shards=[f"{name}:{held.slice}" for name, n in topics.items() if held.slice < n],
-                owner=held.owner,
-                epoch=max(held.epoch, mine.epoch if mine is not None else 0),
-                heir=held.heir,
-                copies=[
-                    models.Copy(
-                        node=copy.node,
-                        stored=copy.stored,
-                        behind=furthest[held.slice] - copy.stored,
-                        caught_up=copy.caught_up,
-                    )
-                    for copy in members.copies
-                    if copy.slice == held.slice
-                ],
-                here=None
-                if mine is None
-                else models.Here(
-                    state=mine.state,
-                    worker=mine.worker,
-                    lag_s=mine.lag_s,
-                    source_lag=mine.source_lag,
-                    pending=mine.pending,
-                    oldest_due_ms=mine.oldest_due_ms,
-                    alarm=mine.alarm,
-                ),
-            )
-        )
-    levels = panel.settings.levels.by_topic
-    return models.Cluster(
-        node_id=panel.settings.node.node_id,
-        standalone=panel.settings.standalone,
-        nodes=[models.Node.model_validate(msgspec.to_builtins(node)) for node in members.nodes],
-        slices=slices,
-        ownerless=[held.slice for held in members.slices if not held.owner],
-        topics=[
-            models.DelayTopic(
-                name=name,
-                partitions=count,
-                level_ms=levels.get(name),
-                is_paused=panel.pauses.holds(name),
-            )
-            for name, count in topics.items()
-        ],
-    )
 
 
 def _add_pending(routes: APIRouter, panel: Panel) -> None:
@@ -393,7 +283,7 @@ def _add_rest(routes: APIRouter, panel: Panel) -> None:
         )
 
     @routes.get("/pauses", tags=["pauses"])
-    def pauses() -> list[models.Pause]:
+    def pauses() -> list[cluster_models.Pause]:
         """Return the pauses."""
         return pauses_of(panel)
 
@@ -403,7 +293,7 @@ def _add_rest(routes: APIRouter, panel: Panel) -> None:
         return redacted(panel.settings)
 
 
-def pauses_of(panel: Panel) -> list[models.Pause]:
+def pauses_of(panel: Panel) -> list[cluster_models.Pause]:
     """Return the pauses that this node has heard of.
 
     Raises:
@@ -413,7 +303,9 @@ def pauses_of(panel: Panel) -> list[models.Pause]:
     if newest is None:
         raise Refusal(503, "the pauses topic has not been read yet; try again in a moment")
     return [
-        models.Pause(kind=paused.kind, name=paused.name, at_ms=pause.at_ms, reason=pause.reason)
+        cluster_models.Pause(
+            kind=paused.kind, name=paused.name, at_ms=pause.at_ms, reason=pause.reason
+        )
         for paused, pause in sorted(newest.all.items())
     ]
 

@@ -13,7 +13,7 @@ from delayservice.base.errors import DelayServiceError
 from delayservice.commands.console import out
 from delayservice.contract.codes import printable
 from delayservice.metrics.counts import PauseFact
-from delayservice.metrics.hub import NodeStatus, SliceStatus, TargetStatus
+from delayservice.metrics.status import NodeStatus, SliceStatus, TargetStatus
 
 TIMEOUT_S = 5.0
 

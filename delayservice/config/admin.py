@@ -8,6 +8,7 @@ from typing import Annotated, Final, Literal, Self
 from pydantic import Field, SecretStr, model_validator
 
 from delayservice.base.errors import SettingsError
+from delayservice.config.secret_files import read_secret_text
 from delayservice.config.units import Listen, ListText, Section
 
 TOKEN_CHARS_MIN: Final = 16
@@ -75,10 +76,7 @@ class Admin(Section):
             return self.token.get_secret_value()
         if self.token_file is None:
             return None
-        try:
-            token = self.token_file.read_text("utf-8").strip()
-        except (OSError, UnicodeDecodeError) as exc:
-            raise SettingsError(f"admin.token_file can't be read: {exc}") from exc
+        token = read_secret_text("admin.token_file", self.token_file)
         if len(token) < TOKEN_CHARS_MIN:
             raise SettingsError(
                 f"{self.token_file} holds {len(token)} characters; "

@@ -7,7 +7,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, SecretStr, model_validator
 
-from delayservice.base.errors import SettingsError
+from delayservice.config.secret_files import read_secret_text
 from delayservice.config.units import DAY_MS, DurationMs, DurationS, ListText, Section
 
 _SESSION_S_MAX = 60
@@ -85,10 +85,7 @@ class ZooKeeper(Section):
             return self.password.get_secret_value()
         if self.password_file is None:
             return ""
-        try:
-            return self.password_file.read_text(encoding="utf-8").strip()
-        except OSError as exc:
-            raise SettingsError(f"zookeeper.password_file can't be read: {exc}") from exc
+        return read_secret_text("zookeeper.password_file", self.password_file)
 
 
 class Placement(Section):

@@ -16,7 +16,7 @@ from tenacity.stop import stop_when_event_set
 
 from delayservice.base.errors import DelayServiceError, KafkaEdgeError
 from delayservice.engine.electability import WorkerFacts, electability
-from delayservice.metrics.counts import encode_snapshot
+from delayservice.metrics.snapshot import encode_snapshot
 
 Answer = TypeVar("Answer")
 _REPORT_S: Final = 1.0

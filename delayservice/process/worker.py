@@ -46,18 +46,21 @@ from delayservice.engine.flow import FlowRules
 from delayservice.engine.routes import Routes
 from delayservice.inspection.asking import Answer, answer_questions
 from delayservice.inspection.query import HeldTopics, Question, Standings
-from delayservice.metrics.counts import AuditFacts, ReconcileFacts, encode_snapshot
+from delayservice.metrics.counts import AuditFacts, ReconcileFacts
 from delayservice.metrics.paused import pause_facts
+from delayservice.metrics.snapshot import encode_snapshot
 from delayservice.process import logs
 from delayservice.process.answering import answer
 from delayservice.process.cron import cron_time
 from delayservice.process.disk import DiskWatch, used_percent
 from delayservice.process.garbage import GarbageCollector
+from delayservice.process.gate import WorkerGate
+from delayservice.process.observer import MetricsObserver
 from delayservice.process.stores import Stores
 from delayservice.process.topic_watch import TopicWatcher
 from delayservice.process.turns import Turns
 from delayservice.process.waiting import STOPPED, reporting, wait_for_kafka
-from delayservice.process.worker_thread import MetricsObserver, Wanted, WorkerGate, WorkerThread
+from delayservice.process.worker_thread import Wanted, WorkerThread
 from delayservice.process.worker_watch import WorkerWatch
 from delayservice.replicas.commands import Command
 from delayservice.replicas.digest_rows import Place, retired_row

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from time import process_time
@@ -12,20 +12,12 @@ from typing import Final, NamedTuple
 import structlog
 
 from connectors.kafka.topic_facts import DelayTopic
-from delayservice.base.clock import Clock, ClockWatch
-from delayservice.engine.checkpoint import Checkpoint
-from delayservice.engine.electability import CopyFacts, WorkerFacts, electability
-from delayservice.engine.outcome import OUTCOME_NAMES, Tally
-from delayservice.engine.ports import NO_TIME, ReadBack
-from delayservice.engine.role import Role
-from delayservice.inspection.counting import LaneCounts, count_slice, topic_counts
-from delayservice.metrics.counts import (
-    SliceMetrics,
-    WorkerMetrics,
-    encode_slice,
-    histogram_of,
-    observe_s,
-)
+from delayservice.base.clock import Clock
+from delayservice.inspection.counting import count_slice, topic_counts
+from delayservice.metrics.counts import WorkerMetrics
+from delayservice.metrics.snapshot import encode_slice
+from delayservice.process.gate import WorkerGate
+from delayservice.process.observer import MetricsObserver, Sampled
 from delayservice.process.process_memory import memory_bytes
 from delayservice.process.turns import BusyError, Turns
 from delayservice.slices.any_lane import AnyLane
@@ -47,66 +39,6 @@ STOP_WAIT_S = 15.0
 _log = structlog.get_logger(__name__)
 
 
-class WorkerGate:
-    """Whether slices may be settled: owned, and the clock believed."""
-
-    def __init__(self, ownership: Ownership, watch: ClockWatch) -> None:
-        self._ownership = ownership
-        self._watch = watch
-
-    def roles(self) -> Mapping[int, Role]:
-        """Return what this node may do with each slice now."""
-        return self._ownership.roles()
-
-    def epoch(self, slice_no: int) -> int:
-        """Return the least number of this ownership."""
-        return self._ownership.epoch(slice_no)
-
-    def contract_version(self) -> int:
-        """Return the newest version of the contract that every live node knows."""
-        return self._ownership.contract_version()
-
-    def settling(self, slice_no: int, *, is_settling: bool) -> None:
-        """Note that the slice has been taken over, or that its last transaction is over."""
-        self._ownership.settling(slice_no, is_settling=is_settling)
-
-    def gave_up(self, slice_no: int, why: str) -> None:
-        """Note that the slice can't be served here now."""
-        self._ownership.gave_up(slice_no, why)
-
-    def frozen(self) -> str | None:
-        """Return why the wall clock is not believed, or None."""
-        return self._watch.doubt()
-
-    def heard_broker(self, broker_ms: int, read_back: ReadBack | None, sent_s: float) -> None:
-        """Compare the broker's clock with ours."""
-        if read_back is None:
-            self._watch.heard(broker_ms)
-        elif broker_ms != NO_TIME:
-            acknowledged_s = read_back.acknowledged_s
-            self._watch.heard_answer(broker_ms, read_back.boot_ms, sent_s, acknowledged_s)
-
-
-@dataclass(slots=True)
-class _Sampled:
-    """The metrics of one slice, and what was last told of its progress."""
-
-    metrics: SliceMetrics
-    published: bytes
-    lag_s: float = float("inf")
-    was_behind: bool = False
-    told_s: float = float("-inf")
-    is_quiet: bool = False
-    """Whether it is not behind, and neither a record nor a checkpoint has come since the sample
-    before."""
-    seen: tuple[Mapping[str, int], Checkpoint | None] | None = None
-    """The positions stored, and the newest checkpoint."""
-    counts: dict[str, LaneCounts] = field(default_factory=dict)
-    """The records that waited in each lane."""
-    count_again_s: float = float("-inf")
-    """Until when they stand, monotonic seconds."""
-
-
 class _LogEnds(NamedTuple):
     """Where the logs of a slice ended, by delay topic, when that was asked (monotonic seconds)."""
 
@@ -115,54 +47,6 @@ class _LogEnds(NamedTuple):
 
 
 _NOT_ASKED: Final = _LogEnds(float("-inf"), {})
-
-
-class MetricsObserver:
-    """Puts what the loop reports into the slices' metrics, once per batch."""
-
-    def __init__(self) -> None:
-        self.sampled: dict[int, _Sampled] = {}
-        self.worker = WorkerMetrics()
-
-    def of(self, slice_no: int) -> SliceMetrics:
-        """Return the metrics of a slice."""
-        found = self.sampled.get(slice_no)
-        if found is None:
-            unknown = electability(WorkerFacts(), CopyFacts())
-            cause = unknown.cause.value
-            metrics = SliceMetrics(slice_no, state=cause, cause=cause, reason=unknown.reason)
-            found = self.sampled.setdefault(slice_no, _Sampled(metrics, encode_slice(metrics)))
-        return found.metrics
-
-    def ingested(self, slice_no: int, records: int) -> None:
-        """Source records were stored."""
-        self.of(slice_no).add_ingested(records)
-
-    def settled(self, slice_no: int, tally: Tally, now_ms: int) -> None:
-        """Outputs were committed."""
-        metrics = self.of(slice_no)
-        for number, count in enumerate(tally.counts):
-            if count:
-                metrics.add_settled(OUTCOME_NAMES[number], count)
-        for (topic, target), dues_ms in tally.delivered.items():
-            added = metrics.observe_lateness([now_ms - due_ms for due_ms in dues_ms])
-            self.worker.observe_target(topic, target, added)
-        for kind, since_ms in tally.apart.items():  # a broker's clock may be ahead of this one
-            late_ms = [max(now_ms - since, 0) for since in since_ms]
-            self.worker.apart[kind].add(histogram_of(late_ms))
-        for code in tally.codes:
-            metrics.add_rejected(code)
-
-    def transaction(self, slices: Collection[int], seconds: float, *, committed: bool) -> None:
-        """A transaction ended. An abort is counted once, for the first slice that it carried."""
-        if committed:
-            observe_s(self.worker.transactions, seconds)
-        elif slices:
-            self.of(min(slices)).add_abort()
-
-    def turned(self, seconds: float) -> None:
-        """The loop has made a turn."""
-        observe_s(self.worker.turns, seconds)
 
 
 @dataclass(frozen=True, slots=True)
@@ -386,7 +270,7 @@ class WorkerThread:
         asked_s, ends = self._log_ends.get(slice_no, _NOT_ASKED)
         return ends if self._clock.monotonic_s() - asked_s < ENDS_AGE_S_MAX else {}
 
-    def _tell_progress(self, slice_: Slice, sampled: _Sampled) -> None:
+    def _tell_progress(self, slice_: Slice, sampled: Sampled) -> None:
         """A copy that was wiped takes its time; say how far it is."""
         now_s = self._clock.monotonic_s()
         is_behind = _is_behind(sampled) and not slice_.follower.refusal
@@ -401,7 +285,7 @@ class WorkerThread:
         sampled.was_behind = is_behind
         sampled.told_s = now_s
 
-    def _sample(self, slice_: Slice, sampled: _Sampled) -> None:
+    def _sample(self, slice_: Slice, sampled: Sampled) -> None:
         metrics, is_owner = sampled.metrics, slice_.is_owner
         ends = self._log_ends.get(slice_.number, _NOT_ASKED).ends
         lanes = list(slice_.lanes.values())
@@ -439,5 +323,5 @@ class WorkerThread:
         sampled.published = encode_slice(metrics)
 
 
-def _is_behind(sampled: _Sampled) -> bool:
+def _is_behind(sampled: Sampled) -> bool:
     return sampled.lag_s >= CATCHING_UP_S and sampled.metrics.source_lag > 0

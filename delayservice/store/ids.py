@@ -19,15 +19,14 @@ contracts. For that a mark is kept until both H and the durable horizon have pas
 from __future__ import annotations
 
 import shutil
-import sys
-from struct import Struct
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 import structlog
 from rocksdict import WriteBatch
 
 from delayservice.base.errors import StoreError
 from delayservice.engine.cursor import Cursor, Key
+from delayservice.store.id_rows import _END, _I64, _SYNCED, WRITTEN, IdRows, synced_offset
 from delayservice.store.rocks import (
     Guarded,
     Reclaimer,
@@ -38,12 +37,11 @@ from delayservice.store.rocks import (
     open_database,
     prefix_of,
     read_keys,
-    read_rows,
 )
 from delayservice.store.rocks_manifest import Witness
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
     from contextlib import AbstractContextManager
     from pathlib import Path
 
@@ -62,174 +60,7 @@ IDS_OPTIONS: Final = RocksOptions(
     bloom_bits=10,
 )
 
-_PRUNE_ROWS_MAX = 4_000
-_SCAN_ROWS = 10_000
-_END: Final = b"\xff" * 5
 _REBUILT: Final = "it is removed, and shards with ids are rebuilt from Kafka"
-_SYNCED = b"s"
-_WRITTEN = b"w"
-_I64 = Struct(">q")
-_KEY = Struct(">qq")
-_DUE = Struct(">cqq")
-_MARKED = Struct(">cqqq")
-
-
-class IdFacts(NamedTuple):
-    """One unmarked record that bears an id; ``stands_for`` is the record that the row of its id
-    names, None where there is no such row.
-    """
-
-    record_id: bytes
-    key: Key
-    stands_for: Key | None
-
-
-class MarkFacts(NamedTuple):
-    """One marked record: what marked it, and the id."""
-
-    key: Key
-    mark: int
-    record_id: bytes
-
-
-def synced_offset(database: Rdict, prefix: bytes) -> int | None:
-    """Return the stop offset that a shard's ids in a wheel had at their last sync; None: none."""
-    found = database.get(prefix + _SYNCED)
-    return None if found is None else int(_I64.unpack(found)[0])
-
-
-class IdRows:
-    """The rows of one shard, in whatever database they are kept.
-
-    Args:
-        database: where they are.
-        prefix: what the keys of this shard begin with.
-    """
-
-    def __init__(self, database: Rdict, prefix: bytes) -> None:
-        self._database = database
-        self._prefix = prefix
-        self._names = prefix + b"n"
-        self._due_floor = self._due(0, 0)
-        self._mark_floor = self._marked(0, 0, 0)
-        self._asked: dict[bytes, Key] = {}
-        """Answers since the last rows were added: what is marked next was asked for before."""
-
-    def _due(self, key_ms: int, offset: int) -> bytes:
-        return self._prefix + _DUE.pack(b"d", key_ms, offset)
-
-    def _marked(self, mark: int, key_ms: int, offset: int) -> bytes:
-        return self._prefix + _MARKED.pack(b"m", mark, key_ms, offset)
-
-    def _key_of(self, due: bytes) -> Key:
-        _, key_ms, offset = _DUE.unpack_from(due, len(self._prefix))
-        return key_ms, offset
-
-    def put(self, batch: WriteBatch, named: Sequence[Named], marks: Sequence[Mark]) -> None:
-        """Add the rows of ``Store.append``."""
-        put, delete = batch.put, batch.delete
-        marked = set()
-        for record_id, key_ms, offset, mark in marks:
-            put(self._marked(mark, key_ms, offset), record_id)
-            delete(self._due(key_ms, offset))
-            marked.add(offset)
-        newest: dict[bytes, Key] = {}
-        for record_id, key_ms, offset in named:
-            if offset not in marked:
-                put(self._due(key_ms, offset), record_id)
-                newest[record_id] = (key_ms, offset)
-        for record_id, key_ms, offset, _ in marks:
-            if record_id not in newest and self._stands_for(record_id) == (key_ms, offset):
-                delete(self._names + record_id)
-        for record_id, key in newest.items():
-            put(self._names + record_id, _KEY.pack(*key))
-        self._asked.clear()
-
-    def _stands_for(self, record_id: bytes) -> Key | None:
-        key = self._asked.get(record_id)
-        return self._find(record_id) if key is None else key
-
-    def _find(self, record_id: bytes) -> Key | None:
-        found = self._database.get(self._names + record_id)
-        return None if found is None else _KEY.unpack(found)
-
-    def latest_unmarked(self, record_id: bytes, below: int) -> Key | None:
-        """See ``Store.latest_unmarked``."""
-        key = self._find(record_id)
-        if key is None or key[1] >= below:
-            return None
-        self._asked[record_id] = key
-        return key
-
-    def marked_from(self, mark: int, stop_offset: int) -> list[tuple[int, Key]]:
-        """See ``Store.marked_from``; ``stop_offset``: of the store."""
-        start = self._marked(max(mark, 0), 0, 0)
-        stop = self._marked(max(stop_offset, 0), 0, 0)
-        found = map(self._mark_of, read_keys(self._database, start, stop, sys.maxsize))
-        return [(mark, key) for key, mark in found]
-
-    def _mark_of(self, row: bytes) -> tuple[Key, int]:
-        _, mark, key_ms, offset = _MARKED.unpack_from(row, len(self._prefix))
-        return (key_ms, offset), mark
-
-    def named_between(self, start_ms: int, stop_ms: int) -> Iterator[IdFacts]:
-        """Return the unmarked records with an id and ``start_ms <= key_ms < stop_ms``."""
-        for due, record_id in self._scan(self._due(start_ms, 0), self._due(stop_ms, 0)):
-            yield IdFacts(record_id, self._key_of(due), self._find(record_id))
-
-    def marks(self) -> Iterator[MarkFacts]:
-        """All marks that are kept, ascending."""
-        for row, record_id in self._scan(self._prefix + b"m", self._names):
-            yield MarkFacts(*self._mark_of(row), record_id)
-
-    def prune(self, batch: WriteBatch, key_ms: int, mark: int) -> None:
-        """Delete, a bounded number of rows for each call, what is of no more use.
-
-        Args:
-            batch: takes the deletions.
-            key_ms: records with a key below are settled.
-            mark: and so are those that an offset below marked.
-        """
-        self._asked.clear()
-        stop = self._due(key_ms, 0)
-        rows = read_rows(self._database, self._due_floor, stop, _PRUNE_ROWS_MAX)
-        for due, record_id in rows:
-            batch.delete(due)
-            if self._find(record_id) == self._key_of(due):
-                batch.delete(self._names + record_id)
-        self._due_floor = _passed(self._due_floor, stop, [row[0] for row in rows])
-        stop = self._marked(max(mark, 0), 0, 0)
-        keys = read_keys(self._database, self._mark_floor, stop, _PRUNE_ROWS_MAX)
-        for row in keys:
-            batch.delete(row)
-        self._mark_floor = _passed(self._mark_floor, stop, keys)
-
-    def cut(self, batch: WriteBatch, stop_offset: int) -> None:
-        """Take back what offsets from ``stop_offset`` on did: names, and marks of earlier names."""
-        for row, value in self._scan(self._names, self._prefix + b"o"):
-            if stop_offset <= _KEY.unpack(value)[1]:
-                batch.delete(row)
-        for row, _ in self._scan(self._prefix + b"d", self._prefix + b"e"):
-            if stop_offset <= self._key_of(row)[1]:
-                batch.delete(row)
-        for (key_ms, offset), mark, record_id in self.marks():
-            if stop_offset <= max(mark, offset):
-                batch.delete(self._marked(mark, key_ms, offset))
-                if offset < stop_offset:
-                    batch.put(self._names + record_id, _KEY.pack(key_ms, offset))
-                    batch.put(self._due(key_ms, offset), record_id)
-
-    def _scan(self, start: bytes, stop: bytes) -> Iterator[tuple[bytes, bytes]]:
-        while rows := read_rows(self._database, start, stop, _SCAN_ROWS):
-            yield from rows
-            start = rows[-1][0] + b"\0"
-
-
-def _passed(floor: bytes, stop: bytes, keys: Sequence[bytes]) -> bytes:
-    """Return where the next search begins: deleted rows are slow to pass, so that none is passed
-    twice.
-    """
-    return max(floor, stop if len(keys) < _PRUNE_ROWS_MAX else keys[-1])
 
 
 class IdDatabase:
@@ -392,11 +223,11 @@ class IdIndex:
         """A scan of all rows, but only where a life ended without its last sync."""
         batch = WriteBatch(raw_mode=True)
         with self._database.guard("read"):
-            written = self._database.open().get(self._prefix + _WRITTEN)
+            written = self._database.open().get(self._prefix + WRITTEN)
             if written is None or _I64.unpack(written)[0] <= stop_offset:
                 return
             rows.cut(batch, stop_offset)
-        batch.put(self._prefix + _WRITTEN, _I64.pack(stop_offset))
+        batch.put(self._prefix + WRITTEN, _I64.pack(stop_offset))
         self._database.write(batch)
 
     def append(self, named: Sequence[Named], marks: Sequence[Mark], stop_offset: int) -> None:
@@ -406,7 +237,7 @@ class IdIndex:
             self._rows = IdRows(self._database.open(), self._prefix)
         with self._database.guard("read"):
             self._rows.put(batch, named, marks)
-        batch.put(self._prefix + _WRITTEN, _I64.pack(stop_offset))
+        batch.put(self._prefix + WRITTEN, _I64.pack(stop_offset))
         self._database.write(batch)
 
     def latest_unmarked(self, record_id: bytes, below: int) -> Key | None:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from delayservice.engine.pending import NO_MARK
 from delayservice.store.findings import INCONSISTENT, Finding
-from delayservice.store.ids import IdFacts, IdRows
+from delayservice.store.id_rows import IdFacts, IdRows
 
 
 class NamedRecord(NamedTuple):

@@ -13,10 +13,8 @@ with its number, so that they lie together and go in one range. Keys, big endian
 from __future__ import annotations
 
 import time
-from contextlib import suppress
 from pathlib import Path
 from struct import Struct
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
 import structlog
@@ -24,16 +22,14 @@ from rocksdict import WriteBatch
 
 from delayservice.base.errors import StoreError
 from delayservice.store.files import Files
-from delayservice.store.folder import Format, StoreFolder, read_format
+from delayservice.store.folder import StoreFolder
 from delayservice.store.rocks import (
     Guarded,
     Reclaimer,
     RocksOptions,
     close_database,
-    guarded_read,
     is_damage,
     open_database,
-    open_to_read,
     prefix_of,
     read_rows,
 )
@@ -366,57 +362,3 @@ def _read_numbers(database: Rdict) -> dict[Place, int]:
         topic = value[_PARTITION.size :].decode("ascii")
         found[topic, _PARTITION.unpack_from(value)[0]] = _ROW.unpack(row)[2]
     return found
-
-
-class ViewedDatabase(RocksDatabase):
-    """The database of a running node or a backup: no lock is taken and nothing is written.
-
-    Args:
-        path: the worker's folder.
-        view: an empty folder for links to its files.
-    """
-
-    def __init__(self, path: Path, view: Path) -> None:
-        # All table files are opened at once, so that none goes while it is read.
-        super().__init__(path, RocksOptions(open_files_max=-1))
-        self._view = view
-
-    def open(self) -> None:
-        """Open it as it is now.
-
-        Raises:
-            StoreError: there is none of this format, or it is damaged.
-        """
-        if self._database is not None:
-            return
-        found, needed = read_format(str(self._path)), Format("rocksdb", FORMAT)
-        if found is None:
-            raise StoreError(f"{self._path} is no folder of a store, or its VERSION is damaged")
-        if found != needed:
-            raise StoreError(f"{self._path} holds '{found}', and this reads '{needed}'")
-        with self.guard("open"):
-            self._database = open_to_read(self._database_path, self.options, self._view)
-            self._fill()
-
-    def _add(self, place: Place) -> int:
-        raise StoreError(f"{self._path} holds no shard {place[0]}/{place[1]}")
-
-    def close(self) -> None:
-        """Let go of it."""
-        self._release()
-
-    def guard(self, deed: str) -> AbstractContextManager[None]:
-        """See ``RocksDatabase.guard``: damage is told, and nothing is condemned."""
-        del deed
-        return guarded_read(self.what)
-
-
-def places_in(path: Path) -> list[Place]:
-    """Return the shards of a worker's database; an empty list where it can't be read."""
-    with TemporaryDirectory() as view:
-        database = ViewedDatabase(path, Path(view))
-        with suppress(StoreError):
-            database.open()
-        places = database.places
-        database.close()
-    return places

@@ -8,9 +8,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Final
 
-from delayservice.store.ids import IDS_OPTIONS, IdRows
+from delayservice.store.id_rows import IdRows
+from delayservice.store.ids import IDS_OPTIONS
 from delayservice.store.rocks import guarded_read, open_to_read, read_rows
-from delayservice.store.rocks_database import ViewedDatabase
+from delayservice.store.rocks_viewed import ViewedDatabase
 from delayservice.store.rocksdb import RocksStore
 
 if TYPE_CHECKING:

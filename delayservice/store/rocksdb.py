@@ -23,7 +23,7 @@ from delayservice.base.errors import StoreError
 from delayservice.contract.entry import OFFSET_MAX
 from delayservice.engine.cursor import Cursor, Key
 from delayservice.store.base import NO_MARK, Frame, Lump, Mark, Named, Store, StoreStats
-from delayservice.store.ids import IdRows
+from delayservice.store.id_rows import IdRows
 from delayservice.store.rocks import prefix_of, read_keys, read_rows
 from delayservice.store.rocks_database import RocksDatabase, ShardState
 

@@ -15,7 +15,8 @@ from typing import Final, NamedTuple
 from delayservice.base.errors import StoreError
 from delayservice.store.files import Files
 from delayservice.store.folder import read_format
-from delayservice.store.rocks_database import DATABASE, places_in
+from delayservice.store.rocks_database import DATABASE
+from delayservice.store.rocks_viewed import places_in
 from delayservice.store.wheel.horizon import NAME, HorizonDamagedError, read_horizon
 
 KINDS: Final = ("wheel", "rocksdb")

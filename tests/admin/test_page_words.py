@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from jinja2 import Environment
 
-from delayservice.admin import models
+from delayservice.admin import cluster_models, models
 from delayservice.admin.history import Sample
 from delayservice.admin.page import environment
 from delayservice.admin.page_charts import HEIGHT, bars_of, past_of, round_up
@@ -20,7 +20,7 @@ from delayservice.admin.page_words import (
     utc,
     visible,
 )
-from delayservice.metrics.hub import NodeStatus, TargetStatus, WorkerStatus
+from delayservice.metrics.status import NodeStatus, TargetStatus, WorkerStatus
 
 NOW_MS = 1_763_750_262_123
 
@@ -146,13 +146,15 @@ def status(*problems: str) -> NodeStatus:
     return NodeStatus("n1", "1", 5.0, not problems, list(problems), workers, [])
 
 
-def cluster(owner: str, *, caught_up: bool = True) -> models.Cluster:
-    copy = models.Copy(node="n2", stored=5, behind=7, caught_up=caught_up)
-    held = models.Slice(
+def cluster(owner: str, *, caught_up: bool = True) -> cluster_models.Cluster:
+    copy = cluster_models.Copy(node="n2", stored=5, behind=7, caught_up=caught_up)
+    held = cluster_models.Slice(
         slice=3, shards=["t:3"], owner=owner, epoch=2, heir="", copies=[copy], here=None
     )
-    node = models.Node(node_id="n1", broker_id=1, rack="", address="h", workers=1, alive=[0])
-    return models.Cluster(
+    node = cluster_models.Node(
+        node_id="n1", broker_id=1, rack="", address="h", workers=1, alive=[0]
+    )
+    return cluster_models.Cluster(
         node_id="n1",
         standalone=False,
         nodes=[node],
@@ -167,7 +169,7 @@ def test_nothing_is_found_when_all_is_well() -> None:
 
 
 def test_what_is_wrong_is_told_the_worst_first() -> None:
-    pause = models.Pause(kind="target", name="orders", at_ms=0, reason="audit")
+    pause = cluster_models.Pause(kind="target", name="orders", at_ms=0, reason="audit")
     found = findings_of(status("disk full"), cluster("", caught_up=False), [pause], NOW_MS)
     assert [(one.level, one.text) for one in found] == [
         ("problem", "disk full"),

@@ -9,7 +9,7 @@ from typing import Any, Final
 import pytest
 from pydantic import BaseModel, TypeAdapter
 
-from delayservice.admin import models
+from delayservice.admin import cluster_models, models
 from delayservice.admin.problems import Problem
 from tests.admin.described import openapi
 from tests.docs.pages import ROOT
@@ -27,12 +27,12 @@ SHOWN: Final = [
 MODELS: Final[dict[str, list[Any]]] = {
     "/v1/records/cancel": [models.ById, models.Done],
     "/v1/records/reschedule": [models.Reschedule],
-    "/v1/pauses/KIND/NAME": [models.Reason, models.Pause],
-    "/v1/pauses`": [list[models.Pause]],
-    "/healthz": [models.Health],
-    "/v1/node": [models.NodeState],
-    "/v1/cluster": [models.Cluster],
-    "/v1/history": [list[models.Sample]],
+    "/v1/pauses/KIND/NAME": [models.Reason, cluster_models.Pause],
+    "/v1/pauses`": [list[cluster_models.Pause]],
+    "/healthz": [cluster_models.Health],
+    "/v1/node": [cluster_models.NodeState],
+    "/v1/cluster": [cluster_models.Cluster],
+    "/v1/history": [list[cluster_models.Sample]],
     "/v1/pending/horizon": [models.Backlog],
     "/v1/pending/timeline": [models.Timeline],
     "/v1/pending`": [models.PendingPage],

@@ -21,12 +21,11 @@ from delayservice.metrics.counts import (
     ReconcileFacts,
     SliceMetrics,
     WorkerMetrics,
-    encode_slice,
-    encode_snapshot,
     histogram_of,
 )
 from delayservice.metrics.families import export
 from delayservice.metrics.hub import MetricsHub
+from delayservice.metrics.snapshot import encode_slice, encode_snapshot
 from tests.alert_rules import (
     DASHBOARD,
     EXAMPLES,

@@ -16,8 +16,9 @@ from delayservice.cli import app
 from delayservice.commands import send
 from delayservice.config.settings import load
 from delayservice.contract import names
-from delayservice.metrics.counts import SliceMetrics, encode_slice, encode_snapshot
+from delayservice.metrics.counts import SliceMetrics
 from delayservice.metrics.hub import MetricsHub
+from delayservice.metrics.snapshot import encode_slice, encode_snapshot
 
 ROOT = Path(__file__).parents[2]
 ORDERS = ("delay-target-topic", b"orders")

@@ -6,7 +6,7 @@ from delayservice.engine import past_due
 from delayservice.engine.census import OTHERS
 from delayservice.engine.outcome import DELIVERED, PAST_DUE, RESUMED, Output, Tally
 from delayservice.metrics.counts import TARGETS_MAX, WorkerMetrics, histogram_of
-from delayservice.process.worker_thread import MetricsObserver
+from delayservice.process.observer import MetricsObserver
 from tests.unit.loop_stage import NOW_MS, TOPIC, Stage
 
 

@@ -28,14 +28,12 @@ from delayservice.metrics.counts import (
     ReconcileFacts,
     SliceMetrics,
     WorkerMetrics,
-    decode_snapshot,
-    encode_slice,
-    encode_snapshot,
     histogram_of,
     observe_s,
 )
 from delayservice.metrics.families import export
 from delayservice.metrics.hub import MetricsHub
+from delayservice.metrics.snapshot import decode_snapshot, encode_slice, encode_snapshot
 
 DOCS = Path(__file__).parents[2] / "docs" / "metrics.md"
 

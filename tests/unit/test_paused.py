@@ -10,10 +10,12 @@ from rich.console import Console
 from delayservice.commands import status as showing
 from delayservice.config.settings import load
 from delayservice.engine.pauses import Pause, Paused, Pauses, decode_pause
-from delayservice.metrics.counts import PauseFact, encode_snapshot
+from delayservice.metrics.counts import PauseFact
 from delayservice.metrics.families import export
-from delayservice.metrics.hub import MetricsHub, NodeStatus
+from delayservice.metrics.hub import MetricsHub
 from delayservice.metrics.paused import PAUSES_TOLD_MAX, pause_facts
+from delayservice.metrics.snapshot import encode_snapshot
+from delayservice.metrics.status import NodeStatus
 
 ORDERS = Paused("target", "orders*")
 TOPIC = Paused("topic", "delay_topic_any")

@@ -14,7 +14,8 @@ from delayservice.base.errors import StoreError
 from delayservice.engine.cursor import START_KEY, Cursor
 from delayservice.store.base import NO_MARK, Frame
 from delayservice.store.rocks import RocksOptions, prefix_of, read_keys
-from delayservice.store.rocks_database import RocksDatabase, places_in
+from delayservice.store.rocks_database import RocksDatabase
+from delayservice.store.rocks_viewed import places_in
 from delayservice.store.rocksdb import RocksStore
 from tests.wheels import TOPIC
 

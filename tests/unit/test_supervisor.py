@@ -15,8 +15,8 @@ import pytest
 
 from delayservice.config.settings import load
 from delayservice.engine.electability import SILENT_S_MAX, TURN_S_MAX
-from delayservice.metrics.counts import encode_snapshot
 from delayservice.metrics.hub import MetricsHub
+from delayservice.metrics.snapshot import encode_snapshot
 from delayservice.process import node
 
 ROOT = Path(__file__).parents[2]

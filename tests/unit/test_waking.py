@@ -12,8 +12,10 @@ import pytest
 from connectors.kafka.source import KafkaSource
 from delayservice.base.clock import ClockWatch, SystemClock
 from delayservice.engine.ports import Run
+from delayservice.process.gate import WorkerGate
+from delayservice.process.observer import MetricsObserver
 from delayservice.process.turns import Turns
-from delayservice.process.worker_thread import MetricsObserver, Wanted, WorkerGate, WorkerThread
+from delayservice.process.worker_thread import Wanted, WorkerThread
 from delayservice.slices.any_lane import AnyLane
 from ha.notes import NodeNote
 from ha.ownership import Standalone

@@ -15,7 +15,7 @@ from delayservice.store.offline import verify, wheel_reader
 from delayservice.store.shards import find_shards
 from delayservice.store.wheel import Wheel, WheelOptions, WheelStore
 from delayservice.store.wheel.block import Block
-from delayservice.store.wheel.near import ROW_BYTES
+from delayservice.store.wheel.window import ROW_BYTES
 from tests.unit.stored_folders import a_frame
 from tests.wheels import TOPIC, slot_files
 

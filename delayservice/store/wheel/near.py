@@ -7,187 +7,27 @@ after the other. Rows that come in later are taken into the window that they bel
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right, insort
+from bisect import bisect_right
 from collections import OrderedDict
 from contextlib import suppress
-from operator import itemgetter
 from typing import TYPE_CHECKING, Final
 
 from delayservice.base.errors import SlotDamagedError
 from delayservice.contract.entry import OFFSET_MAX
-from delayservice.store.base import NO_MARK
-from delayservice.store.wheel.block import MARK_ONLY, Block, count_records, sort_rows
+from delayservice.store.wheel.block import Block
+from delayservice.store.wheel.window import ROW_BYTES, Window
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Sequence
 
     from delayservice.engine.cursor import Key
     from delayservice.store.base import Frame
 
-ROW_BYTES: Final = 200
-"""Memory of a row beside its payload: a tuple, three integers, a bytes header."""
 
 _STRETCH_BYTES_MIN: Final = 64 << 10
 _SHARES: Final = 4
 _SAMPLES: Final = 512
 _PRELOAD_MS: Final = 1_000
-_INSERTED_MAX: Final = 64
-_payload_of = itemgetter(3)
-
-
-def cost_of(rows: Sequence[Frame]) -> int:
-    """Return the bytes of memory that rows take, near enough for a budget."""
-    return sum(map(len, map(_payload_of, rows))) + ROW_BYTES * len(rows)
-
-
-def collapse(rows: list[Frame]) -> list[Frame]:
-    """Return sorted rows with each record once and its mark put to it; marks without a record go.
-
-    A record's mark has its key, so the two are never parted by a limit (``_group_end``).
-    """
-    if len({row[1] for row in rows}) == len(rows) and not any(
-        [row[3] is MARK_ONLY for row in rows]  # noqa: C419 - a generator takes twice as long
-    ):
-        return rows
-    records: dict[int, Frame] = {}
-    marks: dict[int, int] = {}
-    for row in rows:
-        _, offset, mark, payload = row
-        if mark != NO_MARK:
-            marks[offset] = mark
-        if payload is not MARK_ONLY:
-            records.setdefault(offset, row)
-    return [
-        (key_ms, offset, marks.get(offset, NO_MARK), payload)
-        for key_ms, offset, _, payload in records.values()
-    ]
-
-
-def _position_after(rows: Sequence[Frame], key: Key) -> int:
-    """Return the index of the first of the sorted rows that is above ``key``."""
-    # A shorter tuple sorts before a longer one that it begins, so no key function is needed.
-    return bisect_left(rows, (key[0], key[1] + 1))
-
-
-def _group_end(rows: Sequence[Frame], end: int) -> int:
-    while 0 < end < len(rows) and rows[end][:2] == rows[end - 1][:2]:
-        end += 1
-    return end
-
-
-class Window:
-    """A stretch of a shard's rows in a slot, in key order.
-
-    Args:
-        start_ms: the slot's start.
-        after: rows above this key are in it.
-        budget: bytes of memory that its rows may take; for a moment twice that.
-    """
-
-    __slots__ = ("_gone", "_rows", "after", "budget", "cost", "counted", "cut", "seen", "start_ms")
-
-    def __init__(self, start_ms: int, after: Key, budget: int) -> None:
-        self.start_ms = start_ms
-        self.after = after
-        self.budget = budget
-        self.cut: Key | None = None
-        """The rows up to this key are in it; None: all of the slot's."""
-        self.seen = 0
-        """How many of the shard's rows that wait for the file are in it."""
-        self.cost = 0
-        """Bytes of memory that its rows take."""
-        self.counted = 0
-        """Bytes that ``Near`` has counted of it."""
-        self._rows: list[Frame] = []
-        self._gone = 0
-
-    def covers(self, after: Key) -> bool:
-        """Return whether all rows of the slot right above ``after`` are in this window."""
-        return self.after <= after and (self.cut is None or after < self.cut)
-
-    def take(self, after: Key, upto_ms: int, limit: int) -> list[Frame]:
-        """Return at most ``limit`` rows above ``after`` and due by ``upto_ms``."""
-        rows = self._rows
-        at = _position_after(rows, after)
-        stop = _position_after(rows, (upto_ms, OFFSET_MAX))
-        found: list[Frame] = []
-        while at < stop and len(found) < limit:
-            end = _group_end(rows, min(stop, at + limit - len(found)))
-            found += collapse(rows[at:end])
-            at = end
-        return found
-
-    def passed(self, key: Key) -> int:
-        """Return how many records at or below ``key`` it has had."""
-        if key < self.after:
-            return 0
-        return self._gone + count_records(self._rows[: _position_after(self._rows, key)])
-
-    def add(self, rows: Iterable[Frame]) -> None:
-        """Take in those rows that belong to this stretch; cut it when it outgrows its budget."""
-        after, cut = self.after, self.cut
-        mine = [row for row in rows if after < row[:2] and (cut is None or row[:2] <= cut)]
-        if mine:
-            if len(mine) <= _INSERTED_MAX:
-                for row in mine:
-                    insort(self._rows, row)
-            else:
-                self._rows += mine
-                self._rows.sort()
-            self.cost += cost_of(mine)
-            if self.cost > 2 * self.budget:
-                self._cut()
-
-    def load(self, runs: Iterable[list[Frame]]) -> None:
-        """Fill an empty window from blocks; the lowest rows stay if they are too many."""
-        rows, cost = self._rows, 0
-        for run in runs:
-            cost += cost_of(run)
-            rows += run
-            if cost > 2 * self.budget:
-                self._settle()
-                self._cut()
-                rows, cost = self._rows, self.cost
-        self._settle()
-
-    def _settle(self) -> None:
-        after, cut = self.after, self.cut
-        rows = [r for r in self._rows if after < r[:2] and (cut is None or r[:2] <= cut)]
-        self._rows = sort_rows(rows)
-        self.cost = cost_of(self._rows)
-
-    def _cut(self) -> None:
-        """Keep the lowest rows that are worth the budget."""
-        rows = self._rows
-        cost = stop = 0
-        while stop < len(rows) and cost <= self.budget:
-            cost += len(rows[stop][3]) + ROW_BYTES
-            stop += 1
-        stop = _group_end(rows, stop)
-        if stop < len(rows):
-            del rows[stop:]
-            self.cost = cost_of(rows)
-            self.cut = rows[-1][:2]
-
-    def end_with(self, key: Key) -> None:
-        """End the stretch with ``key``, if it does not end before."""
-        if self.cut is None or self.cut > key:
-            self.cut = key
-            self._settle()
-
-    def drop_upto(self, key: Key) -> None:
-        """Forget the rows up to ``key`` when they are more than half; only a take-over reads them
-        again.
-        """
-        if key <= self.after:
-            return
-        rows = self._rows
-        gone = _position_after(rows, key)
-        if 2 * gone > len(rows):
-            self._gone += count_records(rows[:gone])
-            self.cost -= cost_of(rows[:gone])
-            del rows[:gone]
-            self.after = key
 
 
 class Near:

@@ -24,8 +24,9 @@ from delayservice.store.wheel.block import (
     unpack,
 )
 from delayservice.store.wheel.horizon import Lost, ShardRow, SlotRow
-from delayservice.store.wheel.near import cost_of, read_stretch
+from delayservice.store.wheel.near import read_stretch
 from delayservice.store.wheel.runs import RunReader, file_name
+from delayservice.store.wheel.window import cost_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -34,7 +35,8 @@ if TYPE_CHECKING:
     from delayservice.store.files import Files
     from delayservice.store.folder import StoreFolder
     from delayservice.store.ids import IdIndex
-    from delayservice.store.wheel.near import Hand, Window
+    from delayservice.store.wheel.near import Hand
+    from delayservice.store.wheel.window import Window
 
 _log = structlog.get_logger(__name__)
 

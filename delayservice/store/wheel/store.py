@@ -13,7 +13,8 @@ from delayservice.contract.entry import OFFSET_MAX
 from delayservice.engine.cursor import Cursor, Key
 from delayservice.store.base import Frame, Lump, Mark, Named, Scanner, Store, StoreStats
 from delayservice.store.wheel.block import MARK_ONLY, BlockDamagedError
-from delayservice.store.wheel.near import Hand, Window
+from delayservice.store.wheel.near import Hand
+from delayservice.store.wheel.window import Window
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

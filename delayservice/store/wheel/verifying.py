@@ -20,7 +20,7 @@ from delayservice.engine.pending import NO_MARK
 from delayservice.store import findings
 from delayservice.store.files import Files
 from delayservice.store.findings import Case, Finding, Verdict
-from delayservice.store.ids import IdRows, synced_offset
+from delayservice.store.id_rows import IdRows, synced_offset
 from delayservice.store.ids_check import NamedRecord, check_ids
 from delayservice.store.rocks import guarded_read, prefix_of
 from delayservice.store.rocks_view import viewed_ids

@@ -1,0 +1,129 @@
+"""Health, state and history of the node and of the cluster, for the routes that read."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+from fastapi import APIRouter, Query
+
+from delayservice.admin import cluster_models
+from delayservice.admin.panel import Panel
+from delayservice.admin.problems import Refusal, described
+from delayservice.engine.electability import SILENT_S_MAX
+from delayservice.metrics.status import why_not_electable
+
+
+def health_routes(panel: Panel) -> APIRouter:
+    """For probes; nothing is secret in them. They read what the workers report, on the loop: they
+    are answered however many requests wait for a thread.
+    """
+    routes = APIRouter(tags=["health"])
+
+    @routes.get("/healthz", responses=described(503))
+    async def healthz() -> cluster_models.Health:
+        """Return whether the node lives: no worker hangs."""
+        silent = [w for w in panel.hub.facts().workers if w.silent_s > SILENT_S_MAX]
+        if silent:
+            said = ", ".join(f"{w.worker} for {w.silent_s:.0f} s" for w in silent)
+            raise Refusal(503, f"workers are silent: {said}")
+        return cluster_models.Health(status="ok")
+
+    @routes.get("/readyz", responses=described(503))
+    async def readyz() -> cluster_models.Health:
+        """Return whether the node may own every slice that it has a copy of; if not, why.
+
+        Other alarms are in `/v1/node`: they don't say that it should be asked no more.
+        """
+        reasons = why_not_electable(panel.hub.facts())
+        if reasons:
+            raise Refusal(503, "; ".join(reasons))
+        return cluster_models.Health(status="ok")
+
+    return routes
+
+
+def add_cluster_routes(routes: APIRouter, panel: Panel) -> None:
+    """Add the routes about the node and the cluster."""
+
+    @routes.get("/node", tags=["cluster"])
+    def node() -> cluster_models.NodeState:
+        """This node, its workers and slices."""
+        return cluster_models.NodeState.model_validate(msgspec.to_builtins(panel.hub.status()))
+
+    @routes.get("/cluster", tags=["cluster"])
+    def cluster() -> cluster_models.Cluster:
+        """All nodes, who owns which slice, and how far every copy is."""
+        return cluster_of(panel)
+
+    @routes.get("/history", tags=["cluster"])
+    def history(
+        last: Annotated[int, Query(ge=1, le=900, description="Samples, about one a second.")] = 300,
+    ) -> list[cluster_models.Sample]:
+        """Throughput and lateness of this node in the last minutes."""
+        samples = panel.history.last(last)
+        return [
+            cluster_models.Sample.model_validate(msgspec.to_builtins(sample)) for sample in samples
+        ]
+
+
+def cluster_of(panel: Panel) -> cluster_models.Cluster:
+    """The cluster as this node sees it."""
+    members = panel.inquiry.members()
+    topics = panel.delay_topics
+    here = {status.slice: status for status in panel.hub.status().slices}
+    furthest: dict[int, int] = {}
+    for copy in members.copies:
+        furthest[copy.slice] = max(furthest.get(copy.slice, 0), copy.stored)
+    slices = []
+    for held in members.slices:
+        mine = here.get(held.slice)
+        slices.append(
+            cluster_models.Slice(
+                slice=held.slice,
+                shards=[f"{name}:{held.slice}" for name, n in topics.items() if held.slice < n],
+                owner=held.owner,
+                epoch=max(held.epoch, mine.epoch if mine is not None else 0),
+                heir=held.heir,
+                copies=[
+                    cluster_models.Copy(
+                        node=copy.node,
+                        stored=copy.stored,
+                        behind=furthest[held.slice] - copy.stored,
+                        caught_up=copy.caught_up,
+                    )
+                    for copy in members.copies
+                    if copy.slice == held.slice
+                ],
+                here=None
+                if mine is None
+                else cluster_models.Here(
+                    state=mine.state,
+                    worker=mine.worker,
+                    lag_s=mine.lag_s,
+                    source_lag=mine.source_lag,
+                    pending=mine.pending,
+                    oldest_due_ms=mine.oldest_due_ms,
+                    alarm=mine.alarm,
+                ),
+            )
+        )
+    levels = panel.settings.levels.by_topic
+    return cluster_models.Cluster(
+        node_id=panel.settings.node.node_id,
+        standalone=panel.settings.standalone,
+        nodes=[
+            cluster_models.Node.model_validate(msgspec.to_builtins(node)) for node in members.nodes
+        ],
+        slices=slices,
+        ownerless=[held.slice for held in members.slices if not held.owner],
+        topics=[
+            cluster_models.DelayTopic(
+                name=name,
+                partitions=count,
+                level_ms=levels.get(name),
+                is_paused=panel.pauses.holds(name),
+            )
+            for name, count in topics.items()
+        ],
+    )

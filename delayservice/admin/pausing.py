@@ -1,0 +1,100 @@
+"""Routes that pause and resume targets and delay topics."""
+
+from __future__ import annotations
+
+from typing import Annotated, Final
+
+from fastapi import APIRouter, Path
+from tenacity import (
+    RetryCallState,
+    RetryError,
+    Retrying,
+    retry_if_exception_type,
+    stop_after_delay,
+    wait_fixed,
+)
+
+from delayservice.admin.changing import Waiting
+from delayservice.admin.cluster_models import Pause
+from delayservice.admin.models import Reason
+from delayservice.admin.panel import Panel
+from delayservice.admin.problems import Refusal, described
+from delayservice.base.errors import DelayServiceError
+from delayservice.engine.pauses import Kind, Paused, encode_key, encode_pause
+from delayservice.engine.pauses import Pause as PauseRow
+
+_PausedName = Annotated[
+    str,
+    Path(
+        pattern=r"^[A-Za-z0-9._*?-]{1,249}$",
+        description="A topic; of targets, `*` and `?` stand for any.",
+    ),
+]
+
+
+_HEARD_S: Final = 10
+_LOOK_S: Final = 0.02
+
+
+def pause_routes(panel: Panel, waiting: Waiting) -> APIRouter:
+    """Pause and resume deliveries to a target, or a delay topic, on every node."""
+    routes = APIRouter(prefix="/v1/pauses", tags=["pauses"], responses=described(404))
+
+    @routes.put("/{kind}/{name}")
+    def pause(kind: Kind, name: _PausedName, asked: Reason) -> Pause:
+        """Pause. This node has heard of it when it answers, others a moment later."""
+        if kind == "topic" and name not in panel.delay_topics:
+            raise Refusal(404, f"{name} is no delay topic")
+        row = PauseRow(panel.wall_ms(), asked.reason)
+        with waiting.place():
+            _write_pause(panel, Paused(kind, name), encode_pause(row))
+        return Pause(kind=kind, name=name, at_ms=row.at_ms, reason=row.reason)
+
+    @routes.delete("/{kind}/{name}", status_code=204)
+    def resume(kind: Kind, name: _PausedName) -> None:
+        """Go on. What was put off meanwhile comes within `delivery.held_ms` and half as long."""
+        newest = panel.pauses.newest
+        if newest is not None and Paused(kind, name) not in newest.all:
+            raise Refusal(404, f"{kind} {name} is not paused")
+        with waiting.place():
+            _write_pause(panel, Paused(kind, name), None)
+
+    return routes
+
+
+def _write_pause(panel: Panel, paused: Paused, value: bytes | None) -> None:
+    """Write it, and wait until this node's workers have heard.
+
+    Raises:
+        Refusal: they have not, in time.
+    """
+    key = encode_key(paused)
+    panel.desk.write(panel.settings.topics.pauses, 0, key, value, [])
+    is_paused = value is not None
+
+    def is_over(state: RetryCallState) -> bool:
+        return panel.desk.is_stopping or stop_after_delay(_HEARD_S)(state)
+
+    try:
+        for attempt in Retrying(
+            retry=retry_if_exception_type(NotHeardError),
+            stop=is_over,
+            wait=wait_fixed(_LOOK_S),
+        ):
+            with attempt:
+                if any((key in held) is not is_paused for held in panel.inquiry.held()):
+                    raise NotHeardError
+    except RetryError as exc:
+        raise Refusal(
+            503,
+            f"it is written, and not every worker has heard of it in time ({_HEARD_S} s); "
+            "see /v1/pauses and the node's problems",
+        ) from exc
+    except DelayServiceError as exc:
+        raise Refusal(
+            503, f"it is written, and whether the workers have heard of it is not known: {exc}"
+        ) from exc
+
+
+class NotHeardError(Exception):
+    """A worker has not heard of a pause yet."""

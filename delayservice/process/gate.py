@@ -1,0 +1,50 @@
+"""Gate of the loop: whether slices may be settled."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from delayservice.base.clock import ClockWatch
+from delayservice.engine.ports import NO_TIME, ReadBack
+from delayservice.engine.role import Role
+from ha.ownership import Ownership
+
+
+class WorkerGate:
+    """Whether slices may be settled: owned, and the clock believed."""
+
+    def __init__(self, ownership: Ownership, watch: ClockWatch) -> None:
+        self._ownership = ownership
+        self._watch = watch
+
+    def roles(self) -> Mapping[int, Role]:
+        """Return what this node may do with each slice now."""
+        return self._ownership.roles()
+
+    def epoch(self, slice_no: int) -> int:
+        """Return the least number of this ownership."""
+        return self._ownership.epoch(slice_no)
+
+    def contract_version(self) -> int:
+        """Return the newest version of the contract that every live node knows."""
+        return self._ownership.contract_version()
+
+    def settling(self, slice_no: int, *, is_settling: bool) -> None:
+        """Note that the slice has been taken over, or that its last transaction is over."""
+        self._ownership.settling(slice_no, is_settling=is_settling)
+
+    def gave_up(self, slice_no: int, why: str) -> None:
+        """Note that the slice can't be served here now."""
+        self._ownership.gave_up(slice_no, why)
+
+    def frozen(self) -> str | None:
+        """Return why the wall clock is not believed, or None."""
+        return self._watch.doubt()
+
+    def heard_broker(self, broker_ms: int, read_back: ReadBack | None, sent_s: float) -> None:
+        """Compare the broker's clock with ours."""
+        if read_back is None:
+            self._watch.heard(broker_ms)
+        elif broker_ms != NO_TIME:
+            acknowledged_s = read_back.acknowledged_s
+            self._watch.heard_answer(broker_ms, read_back.boot_ms, sent_s, acknowledged_s)

@@ -1,0 +1,86 @@
+"""Metrics of the slices of a worker, fed by its loop."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+
+from delayservice.engine.checkpoint import Checkpoint
+from delayservice.engine.electability import CopyFacts, WorkerFacts, electability
+from delayservice.engine.outcome import OUTCOME_NAMES, Tally
+from delayservice.inspection.counting import LaneCounts
+from delayservice.metrics.counts import (
+    SliceMetrics,
+    WorkerMetrics,
+    histogram_of,
+    observe_s,
+)
+from delayservice.metrics.snapshot import encode_slice
+
+
+@dataclass(slots=True)
+class Sampled:
+    """The metrics of one slice, and what was last told of its progress."""
+
+    metrics: SliceMetrics
+    published: bytes
+    lag_s: float = float("inf")
+    was_behind: bool = False
+    told_s: float = float("-inf")
+    is_quiet: bool = False
+    """Whether it is not behind, and neither a record nor a checkpoint has come since the sample
+    before."""
+    seen: tuple[Mapping[str, int], Checkpoint | None] | None = None
+    """The positions stored, and the newest checkpoint."""
+    counts: dict[str, LaneCounts] = field(default_factory=dict)
+    """The records that waited in each lane."""
+    count_again_s: float = float("-inf")
+    """Until when they stand, monotonic seconds."""
+
+
+class MetricsObserver:
+    """Puts what the loop reports into the slices' metrics, once per batch."""
+
+    def __init__(self) -> None:
+        self.sampled: dict[int, Sampled] = {}
+        self.worker = WorkerMetrics()
+
+    def of(self, slice_no: int) -> SliceMetrics:
+        """Return the metrics of a slice."""
+        found = self.sampled.get(slice_no)
+        if found is None:
+            unknown = electability(WorkerFacts(), CopyFacts())
+            cause = unknown.cause.value
+            metrics = SliceMetrics(slice_no, state=cause, cause=cause, reason=unknown.reason)
+            found = self.sampled.setdefault(slice_no, Sampled(metrics, encode_slice(metrics)))
+        return found.metrics
+
+    def ingested(self, slice_no: int, records: int) -> None:
+        """Source records were stored."""
+        self.of(slice_no).add_ingested(records)
+
+    def settled(self, slice_no: int, tally: Tally, now_ms: int) -> None:
+        """Outputs were committed."""
+        metrics = self.of(slice_no)
+        for number, count in enumerate(tally.counts):
+            if count:
+                metrics.add_settled(OUTCOME_NAMES[number], count)
+        for (topic, target), dues_ms in tally.delivered.items():
+            added = metrics.observe_lateness([now_ms - due_ms for due_ms in dues_ms])
+            self.worker.observe_target(topic, target, added)
+        for kind, since_ms in tally.apart.items():  # a broker's clock may be ahead of this one
+            late_ms = [max(now_ms - since, 0) for since in since_ms]
+            self.worker.apart[kind].add(histogram_of(late_ms))
+        for code in tally.codes:
+            metrics.add_rejected(code)
+
+    def transaction(self, slices: Collection[int], seconds: float, *, committed: bool) -> None:
+        """A transaction ended. An abort is counted once, for the first slice that it carried."""
+        if committed:
+            observe_s(self.worker.transactions, seconds)
+        elif slices:
+            self.of(min(slices)).add_abort()
+
+    def turned(self, seconds: float) -> None:
+        """The loop has made a turn."""
+        observe_s(self.worker.turns, seconds)
