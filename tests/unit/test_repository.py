@@ -68,6 +68,7 @@ def test_every_lock_of_the_project_is_there() -> None:
     assert [lock.name for lock in LOCKS] == [
         "build.txt",
         "dev.txt",
+        "devtools.txt",
         "run.txt",
         "spark.txt",
         "zookeeper-sasl.txt",
