@@ -35,7 +35,8 @@ from delayservice.metrics.hub import MetricsHub
 from delayservice.process import logs
 from delayservice.process.stores import remove_strangers
 from delayservice.process.waiting import STOPPED, wait_for_kafka
-from delayservice.process.worker import STOP_TIMEOUT_S, run_worker
+from delayservice.process.worker import STOP_TIMEOUT_S
+from delayservice.process.worker_entry import run_worker
 
 RESTART_WAIT_S_MAX = 30.0
 STEADY_S = 60.0

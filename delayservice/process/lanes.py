@@ -1,0 +1,94 @@
+"""Lanes and their limits, as the settings ask for them."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from connectors.kafka.source import KafkaSource
+from connectors.kafka.targets import TargetTopics
+from connectors.kafka.topic_facts import DelayTopic
+from delayservice.config.contract import allowlist_for
+from delayservice.config.settings import Settings
+from delayservice.engine.flow import FlowRules
+from delayservice.engine.routes import Routes
+from delayservice.process.cron import cron_time
+from delayservice.process.stores import Stores
+from delayservice.slices.any_lane import AnyLane
+from delayservice.slices.lane import Lane
+from delayservice.slices.level import FetchAhead, LevelLane
+from delayservice.slices.worker_loop import WorkerLoop
+from delayservice.store.base import Store
+
+
+class LaneMaker:
+    """Makes the lane of a shard: precise with a store, or of a level topic.
+
+    Args:
+        settings: of the node.
+        stores: of the worker.
+        source: where records come from.
+        routes: where outputs go.
+        targets: judges target topics.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        stores: Stores,
+        source: KafkaSource,
+        routes: Routes,
+        targets: TargetTopics,
+    ) -> None:
+        self._settings = settings
+        self._stores = stores
+        self._source = source
+        self._routes = routes
+        self._targets = targets
+
+    def make(self, topic: DelayTopic, partition: int, loop: WorkerLoop) -> AnyLane:
+        """Return the lane of partition ``partition`` of a delay topic; its slice is added to the
+        loop where it is missing.
+        """
+        slice_ = loop.slices.get(partition) or loop.add_slice(partition)
+        place = (topic.name, partition, topic.topic_id)
+        flow, lanes, levels = slice_.flow, slice_.lanes, self._settings.levels
+        if topic.name in levels.by_topic:
+
+            def park_topic() -> str | None:
+                return next((name for name in self._settings.topics.delay if name in lanes), None)
+
+            ahead = FetchAhead(levels.fetch_ahead_records, int(levels.fetch_ahead_bytes))
+            return LevelLane(
+                *place, self._source, self._routes, ahead, park_topic, flow, self._targets
+            )
+        store: Store = self._stores.shard(topic.topic_id, partition)
+        if slice_.copies is not None:
+            store = slice_.copies.digests.keep(topic.name, topic.topic_id, store)
+        return Lane(*place, store, self._source, self._routes, flow, self._targets)
+
+
+def flow_rules(settings: Settings, slices: int) -> FlowRules:
+    """Return the limits of one slice: an even share of the whole cluster's."""
+    shares = max(slices, 1)
+    return FlowRules(
+        tuple((pattern, rate / shares) for pattern, rate in settings.rates.per_s.items()),
+        settings.delivery.slot_records_max,
+        settings.delivery.slot_policy,
+    )
+
+
+def routes_of(settings: Settings, secrets: tuple[bytes, ...]) -> Routes:
+    """Return where outputs go, and how; the first of ``secrets`` signs, all are accepted."""
+    return Routes(
+        dead_letter=settings.topics.dead_letter,
+        outcomes=settings.topics.outcomes,
+        secret=secrets[0],
+        roll_window_ms=settings.roll_window_ms,
+        roll_spread_ms=settings.roll_spread_ms,
+        park_delays_ms=settings.delivery.park_delays_ms,
+        cron_time=cron_time,
+        held_ms=settings.delivery.held_ms,
+        accepted=secrets[1:],
+        allowlist=partial(allowlist_for, settings),
+        parks_missing=settings.delivery.missing_target == "park",
+    )

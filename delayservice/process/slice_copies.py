@@ -1,0 +1,108 @@
+"""The copies of a worker's slices: their digests, and the commands to repair them."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Final
+
+from connectors.kafka.copies import CopyLog, RepairWatcher
+from delayservice.base.clock import Clock
+from delayservice.config.settings import Settings
+from delayservice.engine.ports import Checkpoints
+from delayservice.replicas.commands import Command
+from delayservice.replicas.digest_rows import Place, retired_row
+from delayservice.slices.copies import CopyKeeper
+from delayservice.slices.digests import ScanTurns, SliceDigests
+
+COMMANDS_KEPT: Final = 10_000
+
+
+class SliceCopies:
+    """Makes the keeper of each slice's copies, and hands commands to it.
+
+    Args:
+        settings: of the node.
+        checkpoints: cuts are taken where they are.
+        clock: for cuts, and for what has expired.
+    """
+
+    def __init__(self, settings: Settings, checkpoints: Checkpoints, clock: Clock) -> None:
+        self._settings = settings
+        self._checkpoints = checkpoints
+        self._clock = clock
+        self._scan_turns = ScanTurns()
+        self._keepers: dict[int, CopyKeeper] = {}
+        self._unplaced: deque[Command] = deque(maxlen=COMMANDS_KEPT)
+        """For slices that are not placed here yet, or are another worker's."""
+        topics = settings.topics
+        self._log = (
+            CopyLog(settings.kafka.client_config("producer"), topics.digests, topics.repairs)
+            if settings.digests.enabled
+            else None
+        )
+        """None where digests are off."""
+
+    def keeper_of(self, slice_no: int) -> CopyKeeper | None:
+        """Make the keeper of a slice that begins here; None where digests are off."""
+        settings, log = self._settings, self._log
+        if log is None:
+            return None
+        digests = SliceDigests(
+            slice_no,
+            settings.node.node_id,
+            checkpoints=self._checkpoints,
+            clock=self._clock,
+            log=log,
+            turns=self._scan_turns,
+            scan_interval_ms=settings.digests.scan_interval_ms,
+            store_kind=settings.node.store,
+        )
+        keeper = CopyKeeper(digests, log, settings.node.node_id, self._clock)
+        self._keepers[slice_no] = keeper
+        self._hand_over(keeper, slice_no)
+        return keeper
+
+    def watcher(self, attend: Callable[[int], None]) -> RepairWatcher | None:
+        """Return what hears commands from the repair topic; ``attend`` is told which slice has one.
+        Several workers of a node hear each.
+        """
+        if self._log is None:
+            return None
+
+        def ask(command: Command) -> None:
+            self._unplaced.append(command)
+            keeper = self._keepers.get(command.partition)
+            if keeper is not None:
+                self._hand_over(keeper, command.partition)
+                attend(command.partition)
+
+        return RepairWatcher(self._settings.topics.repairs, self._settings.node.node_id, ask)
+
+    def forget(self, slice_no: int) -> None:
+        """Drop the keeper of a slice of which no copy is kept any more."""
+        self._keepers.pop(slice_no, None)
+
+    def retire(self, topic: str, slice_no: int) -> None:
+        """Publish that this node keeps no copy of a shard any more."""
+        if self._log is not None:
+            place = Place(self._settings.node.node_id, topic, "", slice_no, "")
+            self._log.write(retired_row(place), lambda: None)
+
+    def serve(self) -> None:
+        """Take the delivery reports of what was published."""
+        if self._log is not None:
+            self._log.serve()
+
+    def flush(self, timeout_s: float) -> None:
+        """Wait until all is written, for ``timeout_s`` at most."""
+        if self._log is not None:
+            self._log.flush(timeout_s)
+
+    def _hand_over(self, keeper: CopyKeeper, slice_no: int) -> None:
+        """Hand over what came for a slice, also before it was placed here."""
+        for command in [one for one in self._unplaced if one.partition == slice_no]:
+            with suppress(ValueError):  # another thread was faster
+                self._unplaced.remove(command)
+                keeper.ask(command)

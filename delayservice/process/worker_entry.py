@@ -1,0 +1,118 @@
+"""The entry of a worker process: what it needs before there is a ``Worker``, and how it ends."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import threading
+from contextlib import suppress
+from multiprocessing.connection import Connection
+
+import structlog
+
+from connectors.kafka.clients import admin_client
+from connectors.kafka.topics import TopicKeeper
+from delayservice.base.clock import SystemClock
+from delayservice.config.reference import secret_values
+from delayservice.config.settings import Settings
+from delayservice.contract.contracts import CONTRACT_VERSION
+from delayservice.inspection.asking import answer_questions
+from delayservice.process import logs
+from delayservice.process.stores import Stores
+from delayservice.process.waiting import STOPPED, reporting, wait_for_kafka
+from delayservice.process.worker import EXIT_FAILED, EXIT_ORPHANED, Worker
+from ha.election_thread import ElectedOwnership
+from ha.notes import NodeNote
+from ha.ownership import Ownership, Standalone
+
+ALERT_S = 0.3
+"""From when an heir is named until the slice is let go: its loop has heard of it by then, and has
+begun to open a writer."""
+
+_log = structlog.get_logger(__name__)
+
+
+def run_worker(
+    settings: Settings,
+    secrets: tuple[bytes, ...],
+    instance: str,
+    index: int,
+    crashes: int,
+    pipe: Connection,
+    questions: Connection,
+) -> None:
+    """Be worker ``index``: the entry of the process. The first of ``secrets`` signs copies.
+    ``crashes``: lives in a row before this one that ended soon after their start.
+
+    Ends with status 0 after SIGTERM, with another one when a slice failed.
+    """
+    hidden = [*secret_values(settings), *(secret.decode("latin-1") for secret in secrets)]
+    logs.configure(settings.log, settings.node.node_id, index, secrets=hidden)
+    stopping = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: stopping.set())
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the supervisor decides what Ctrl-C means
+    keeper = TopicKeeper(admin_client(settings.kafka.client_config("admin")), settings)
+    _end_with_supervisor(pipe)
+    try:
+        with reporting(pipe.send_bytes) as report:
+            layout = wait_for_kafka(keeper.layout, stopping, report.waits)
+            if layout is STOPPED:
+                return
+            ownership = make_ownership(settings, instance, index)
+            worker = Worker(settings, secrets, index, ownership, layout, crashes)
+            answer_questions(questions, worker.answer)
+            worker.begin()
+        failed = worker.run(stopping, pipe.send_bytes)
+    except BaseException:  # noqa: BLE001  # the process has no other handler
+        # Left to itself the process would wait for its slices for ever.
+        _log.exception("worker_failed", worker=index)
+        failed = True
+    os._exit(EXIT_FAILED if failed else 0)  # librdkafka's threads may outlive a clean exit
+
+
+def _end_with_supervisor(pipe: Connection) -> None:
+    """Nothing restarts or stops a worker whose supervisor is gone, so it ends at once; that is as
+    safe as any crash.
+    """
+
+    def watch() -> None:
+        with suppress(EOFError, OSError):
+            pipe.recv_bytes()
+        os._exit(EXIT_ORPHANED)
+
+    threading.Thread(target=watch, name="supervisor-watch", daemon=True).start()
+
+
+def make_ownership(settings: Settings, instance: str, index: int) -> Ownership:
+    """Make and start what tells worker ``index`` which slices it owns.
+
+    Args:
+        settings: without ``zookeeper.hosts`` there is no other node.
+        instance: tells this node from another one of the same name.
+        index: of the worker.
+    """
+    node = settings.node
+    me = NodeNote(
+        node.node_id,
+        instance,
+        node.workers,
+        node.broker_id,
+        node.rack,
+        socket.gethostname(),
+        CONTRACT_VERSION,
+    )
+    if settings.standalone:
+        return Standalone(me, index)
+    clock = SystemClock()
+    elected = ElectedOwnership(
+        settings.zookeeper,
+        settings.placement,
+        me,
+        index,
+        boot_s=clock.boot_s,
+        alert_s=ALERT_S,
+        kept=Stores(settings, index).kept_slices(),
+    )
+    elected.start()
+    return elected

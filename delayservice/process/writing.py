@@ -1,0 +1,45 @@
+"""What a worker's transactional producer and its take-overs are configured with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from connectors.kafka.checkpoints import KafkaCheckpoints
+from connectors.kafka.clients import KafkaAdmin
+from connectors.kafka.sink_options import SinkOptions
+from connectors.kafka.succession import KafkaSuccession
+from delayservice.config.settings import Settings
+
+
+def sink_options(settings: Settings, name: str, checkpoints: KafkaCheckpoints) -> SinkOptions:
+    """Return the options of the worker ``name``'s producer."""
+    topics, kafka = settings.topics, settings.kafka
+    return SinkOptions(
+        name_prefix=f"{kafka.transactional_id_prefix}-{name}",
+        checkpoint_topic=topics.checkpoint,
+        claims_topic=topics.claims_topic,
+        checkpoint_partition=checkpoints.partition,
+        exactly_once=settings.delivery.mode == "exactly_once",
+        partitioner=settings.delivery.partitioner,
+        client=kafka.client_config("producer"),
+    )
+
+
+def succession_of(
+    settings: Settings,
+    checkpoints: KafkaCheckpoints,
+    admin: KafkaAdmin,
+    confirm: Callable[[Iterable[int]], frozenset[int]],
+) -> KafkaSuccession:
+    """Return the Kafka part of take-overs; ``confirm``: which slices are owned beyond doubt."""
+    topics, kafka = settings.topics, settings.kafka
+    return KafkaSuccession(
+        checkpoints,
+        admin,
+        consumer=kafka.client_config("consumer"),
+        producer=kafka.client_config("producer"),
+        checkpoint_topic=topics.checkpoint,
+        claims_topic=topics.claims_topic,
+        legacy_prefix=kafka.transactional_id_prefix,
+        confirm=confirm,
+    )
