@@ -22,6 +22,7 @@ from delayservice.commands import admin, dlq, offline, smoke, spark, zookeeper
 from delayservice.commands.api import EXIT_NOTHING
 from delayservice.commands.change import EXIT_NOT_KNOWN
 from delayservice.commands.console import err, out, print_error, print_json, say
+from delayservice.commands.extras import add_placeholders
 from delayservice.commands.options import (
     CommonOptions,
     ConfigOption,
@@ -283,8 +284,13 @@ app.add_typer(zookeeper.app, name="zookeeper")
 app.add_typer(smoke.dev, name="dev")
 
 # Commands of other distributions, as kafka-delay-devtools, are functions that add them.
-for _added in entry_points(group="delayservice.commands"):
+_others = entry_points(group="delayservice.commands")
+for _added in _others:
     _added.load()(app)
+if not _others:
+    add_placeholders(app, "demo", "bench")
+    add_placeholders(smoke.dev, "up", "try")
+    add_placeholders(spark.app, "drill")
 
 
 def main() -> None:

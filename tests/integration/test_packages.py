@@ -210,9 +210,10 @@ def test_every_page_of_help_is_there(service_venv: Venv) -> None:
 @pytest.mark.parametrize(
     ("command", "said"),
     [
-        (["bench", "whole"], r"needs the package psutil.*\[dev\]"),
-        (["demo"], r"needs the package .*\[dev\]"),
-        (["dev", "up"], r"needs the package .*\[dev\]"),
+        (["bench", "whole", "--json"], r"bench belongs to .*kafka_delay_devtools-"),
+        (["demo"], r"demo belongs to .*kafka_delay_devtools-"),
+        (["dev", "up"], r"dev up belongs to .*kafka_delay_devtools-"),
+        (["spark", "drill", "--records", "5"], r"spark drill belongs to .*kafka_delay_devtools-"),
         (["spark", "report", "-b", "localhost:1"], r"need pyspark.*\[spark\]"),
         (["zookeeper", "rights", *SASL], "needs the package pure-sasl.*zookeeper-sasl"),
     ],
@@ -223,7 +224,19 @@ def test_what_only_an_extra_brings_is_named(
 ) -> None:
     done = service_venv.run("delayservice", *command)
     assert done.returncode == 1
-    assert re.search(said, done.stderr), done.stderr
+    assert re.search(said, " ".join(done.stderr.split())), done.stderr
+
+
+def test_the_wheel_of_the_development_tools_adds_their_commands(
+    service_venv: Venv, wheels: Path
+) -> None:
+    (wheel,) = wheels.glob("kafka_delay_devtools-*.whl")
+    service_venv.done("pip", "install", "--no-index", "--no-deps", wheel)
+    try:
+        for command in (["demo"], ["bench"], ["dev", "up"], ["dev", "try"], ["spark", "drill"]):
+            assert "belongs to" not in service_venv.done("delayservice", *command, "--help")
+    finally:
+        service_venv.done("pip", "uninstall", "--yes", "kafka-delay-devtools")
 
 
 def test_the_load_of_the_compose_file_needs_no_extra(service_venv: Venv) -> None:
