@@ -1,4 +1,4 @@
-"""What a worker knows of the other nodes, and their order as owners of each slice."""
+"""A worker's knowledge of the other nodes, and their order as owners of each slice."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class ClusterView:
 
     @property
     def known(self) -> frozenset[int]:
-        """Every slice that was told of."""
+        """Return every slice that was reported."""
         return frozenset(self._facts)
 
     @property

@@ -1,4 +1,4 @@
-"""What the election keeps of a slice, and the effects and times of its decisions."""
+"""State of a slice's election, and the effects and times of its decisions."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ Effect: TypeAlias = Claim | Announce | Resign | Evict
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """How fast decisions follow each other, seconds.
+    """Intervals between decisions, in seconds.
 
     Attributes:
         stagger_s: a vacant slice is claimed so much later for each better candidate.

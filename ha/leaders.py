@@ -22,7 +22,7 @@ class StableLeaders:
         self._seen: dict[int, tuple[int | None, float]] = {}
 
     def settle(self, facts: SliceFacts, now_s: float) -> SliceFacts:
-        """The same facts with the leader that counts; the first one ever seen counts at once."""
+        """Return the facts with the leader that counts; the first one ever seen counts at once."""
         slice_no, leader = facts.slice_no, facts.leader
         seen, since_s = self._seen.get(slice_no, (leader, now_s))
         if leader != seen:

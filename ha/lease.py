@@ -1,4 +1,4 @@
-"""How long a node may go on without hearing from ZooKeeper.
+"""Limits how long a node may go on without an answer from ZooKeeper.
 
 kazoo says SUSPENDED and then nothing for ever when the network is cut, and it says nothing at all
 while the process is frozen. So ownership has an end of its own, on a clock that neither stops in

@@ -55,7 +55,7 @@ class LifeNote(msgspec.Struct, frozen=True):
 
     @property
     def worker_id(self) -> WorkerId:
-        """Whose note it is."""
+        """Return the worker that wrote the note."""
         return self.node_id, self.instance, self.worker
 
 
@@ -70,7 +70,7 @@ class OwnerNote(msgspec.Struct, frozen=True):
 
     @property
     def worker_id(self) -> WorkerId:
-        """Whose note it is."""
+        """Return the worker that wrote the note."""
         return self.node_id, self.instance, self.worker
 
 
@@ -112,6 +112,6 @@ def worker_name(node_id: str, worker: int) -> str:
 
 
 def worker_of(name: str) -> tuple[str, int] | None:
-    """Node and worker of such a name; None for a name that is none of ours."""
+    """Return node and worker of such a name; None for any other name."""
     node_id, _, worker = name.rpartition(":")
     return (node_id, int(worker)) if node_id and worker.isdecimal() else None

@@ -14,7 +14,7 @@ from ha.placement import SliceFacts
 
 
 class Standing(NamedTuple):
-    """How far a node's copy of a slice is: ``stored`` by delay topic is S, ``lag_s`` how long ago
+    """Progress of a node's copy of a slice: ``stored`` by delay topic is S, ``lag_s`` how long ago
     the owner was where this copy is now (infinite: not known); ``refusal`` why nothing of the
     slice may be stored (empty: it may).
     """

@@ -192,7 +192,7 @@ def still_there(path: str) -> Iterator[None]:
 def each(
     call: Callable[..., Any], paths: Mapping[_Key, str], **options: object
 ) -> dict[_Key, Callable[[], Any]]:
-    """The same request for each path."""
+    """Send the same request for each path."""
     return {key: partial(call, path, **options) for key, path in paths.items()}
 
 

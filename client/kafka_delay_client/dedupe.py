@@ -60,7 +60,7 @@ class LruSeen:
 
 
 class Deduplicator:
-    """Tells a record whose work is done from one whose work is to be done, by ``source_of``.
+    """Record of which work is done, by the ``source_of`` of records.
 
     Ask ``is_done`` before the work and call ``done`` after it. A crash between the work and
     ``done`` leaves the work to be done again, unless the store takes part in the transaction of the

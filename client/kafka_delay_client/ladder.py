@@ -32,7 +32,7 @@ _ADDED: Final = frozenset({RETRY_ATTEMPT, RETRY_SOURCE, RETRY_TOPIC, RETRY_ERROR
 
 
 class HandedOver(NamedTuple):
-    """Where a failed record went.
+    """Place of a failed record after its hand-over.
 
     ``attempt``: how often it has failed, this time included. ``delay_ms``: the step, after which it
     comes back (a level may be longer); None: it went to the dead-letter ``topic`` and does not.

@@ -1,4 +1,4 @@
-"""Where an id lives: one partition of the delay topic, and another before partitions were added."""
+"""Partitions of an id: where it is at home, and where it was before partitions were added."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _LOGGER: Final = logging.getLogger(__name__)
 
 
 class Places:
-    """The partitions of ids, by the partition count that the cluster tells. Thread-safe.
+    """The partitions of ids, by the cluster's partition count. Thread-safe.
 
     Args:
         producer: asks the cluster.

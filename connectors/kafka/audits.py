@@ -53,7 +53,7 @@ class AuditSummaries:
             self._ranges.clear()
 
     def together(self) -> AuditSummary:
-        """All of them as one."""
+        """Return all of them as one."""
         parts = [one for one in (self._whole, *self._ranges.values()) if one is not None]
         found: Counter[str] = Counter()
         for part in parts:

@@ -1,4 +1,4 @@
-"""How clients of librdkafka are made, so that all of them log the same way."""
+"""Makes clients of librdkafka, all of which log the same way."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def producer_client(options: Mapping[str, Any]) -> Producer:
 
 @dataclass(frozen=True, slots=True)
 class Clients:
-    """How a worker makes its clients, and what it waits by.
+    """Factories of a worker's clients, and the clock that it waits by.
 
     Attributes:
         producer: makes a producer of its options.

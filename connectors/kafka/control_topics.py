@@ -28,7 +28,7 @@ class ControlTopic(Protocol):
 
     @property
     def topic(self) -> str:
-        """Its name."""
+        """Return the name of the topic."""
 
     def begin(self, consumer: Consumer) -> tuple[int, int]:
         """Forget what was read before, and return the offset to begin at and the end as of now.

@@ -1,4 +1,4 @@
-"""Where logs start and end, asked of their leaders."""
+"""Asks the leaders of partitions where their logs start and end."""
 
 from __future__ import annotations
 
@@ -206,7 +206,7 @@ def _stale(answers: _Answers) -> list[Place]:
 
 
 def _known(answers: _Answers) -> dict[Place, _Found]:
-    """All of them, or a ``KafkaEdgeError`` for the first that is missing."""
+    """Return all of them; raise ``KafkaEdgeError`` for the first that is missing."""
     found = _found(answers)
     for (topic, partition), answer in answers.items():
         if isinstance(answer, KafkaException):
@@ -227,7 +227,7 @@ def _found(answers: _Answers) -> dict[Place, _Found]:
 
 
 def watermarks(consumer: Consumer, place: Place) -> tuple[int, int]:
-    """Return where the log of a partition starts and ends, as a consumer is told.
+    """Return where the log of a partition starts and ends, as a consumer sees it.
 
     Raises:
         KafkaException: the cluster does not say.

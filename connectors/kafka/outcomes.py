@@ -26,7 +26,7 @@ _NOT_PENDING: Final = "not_pending"
 
 
 class Place(NamedTuple):
-    """Where a record is."""
+    """Topic, partition and offset of a record."""
 
     topic: str
     partition: int

@@ -57,7 +57,7 @@ _log = structlog.get_logger(__name__)
 
 @dataclass(slots=True)
 class Stall:
-    """How long a flush has made no progress.
+    """Time for which a flush has made no progress.
 
     Attributes:
         left: records without an answer, at the least so far.

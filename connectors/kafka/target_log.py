@@ -1,4 +1,4 @@
-"""What the log says of target topics, and the settings that the cluster tells of them."""
+"""Log events about target topics, and the settings of those topics."""
 
 from __future__ import annotations
 

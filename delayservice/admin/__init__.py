@@ -1,1 +1,1 @@
-"""The admin API and the page: what a node tells people, and what they may ask of it."""
+"""The admin API and the page: a node's answers to people, and the changes that they can ask for."""

@@ -74,7 +74,7 @@ class Waiting:
 
 @dataclass(frozen=True, slots=True)
 class Aim:
-    """Where a control has to go.
+    """Destination of a control record.
 
     Attributes:
         places: topic and partition.

@@ -106,7 +106,7 @@ class WorkerState(BaseModel):
 
 
 class Pause(BaseModel):
-    """What is paused."""
+    """A pause of deliveries."""
 
     kind: Literal["target", "topic"] = Field(
         description="target: deliveries to a target topic; topic: all of a delay topic."
@@ -117,7 +117,7 @@ class Pause(BaseModel):
 
 
 class TargetState(BaseModel):
-    """What waits for one target in the slices that this node owns."""
+    """Records that wait for one target in the slices that this node owns."""
 
     topic: str = Field(description="Delay topic.")
     target: str = Field(description="Target topic; `(other)`: all without a row of their own.")
@@ -144,7 +144,7 @@ class NodeState(BaseModel):
 
 
 class Sample(BaseModel):
-    """What happened in about a second."""
+    """Counts of about one second."""
 
     at_ms: int
     seconds: float
@@ -157,6 +157,6 @@ class Sample(BaseModel):
 
 
 class Health(BaseModel):
-    """Whether it is well."""
+    """Health of the node."""
 
     status: Literal["ok"]

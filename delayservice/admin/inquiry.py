@@ -57,7 +57,7 @@ class Inquiry(Protocol):
 
 
 class _Kept:
-    """An answer, or why there is none, for a second: those who wait for it are told the same."""
+    """An answer, or why it is missing, kept for a second: all who wait get the same one."""
 
     def __init__(self, ask: Callable[[], Any]) -> None:
         self._ask = ask

@@ -1,4 +1,4 @@
-"""What the API says, in JSON. Times are epoch milliseconds."""
+"""The JSON objects of the API. Times are epoch milliseconds."""
 
 from __future__ import annotations
 
@@ -140,14 +140,14 @@ class PendingPage(BaseModel):
 
 
 class Horizon(BaseModel):
-    """How many records are due within a time from now."""
+    """Number of records that are due within a time from now."""
 
     within_ms: int
     count: int
 
 
 class Backlog(BaseModel):
-    """What waits, by how soon it is due."""
+    """Numbers of pending records, by the time until they are due."""
 
     now_ms: int
     total: int = Field(description="Pending records of this node's copies.")
@@ -159,14 +159,14 @@ class Backlog(BaseModel):
 
 
 class Bucket(BaseModel):
-    """How many records are due in an interval."""
+    """Number of records that are due in an interval."""
 
     start_ms: int
     count: int
 
 
 class Timeline(BaseModel):
-    """What is due when."""
+    """Numbers of pending records over time."""
 
     now_ms: int
     unit_ms: int
@@ -270,7 +270,7 @@ class Reason(BaseModel):
 
 
 class Done(BaseModel):
-    """What was written into the log, and what it did."""
+    """A record that was written into the log, and its outcome."""
 
     written: list[str] = Field(description="`topic:partition:offset` of the control record.")
     outcome: str | None = Field(

@@ -242,7 +242,7 @@ def _flat(path: tuple[str, ...], value: object) -> list[tuple[str, str]]:
 
 @dataclass(slots=True)
 class Asked:
-    """What a search asks for, as it was typed, and what that means.
+    """A search as it was typed, and its meaning.
 
     Attributes:
         errors: what can't be read, by the name of its field.
@@ -288,7 +288,7 @@ class Asked:
             self.errors["id"] = exc.detail
 
     def query(self, after: str = "") -> str:
-        """It as the query of an address, with times that stand still from page to page."""
+        """Return the search as the query of an address, with the same times on every page."""
         fixed = {"from": self.due_from, "to": self.due_to}
         if after:
             fixed = {

@@ -1,4 +1,4 @@
-"""Whether a node and its cluster are well, in words: what is wrong, to what, and what to do."""
+"""The health of a node and its cluster in words: what is wrong, with what, and what to do."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How the page writes figures, times and what strangers have written.
+"""Text of the page: figures, times, and values that other people have written.
 
 Records come from anybody. Markup in them is escaped like everywhere; here, what would still change
 how the text around it looks (control characters, overrides of direction, invisible ones) is
@@ -47,7 +47,7 @@ def rate(per_second: float) -> str:
 
 
 def lateness(ms: int | None) -> str:
-    """A short time with its unit; a dash where there is none."""
+    """Return a short time with its unit; a dash where it is missing."""
     if ms is None:
         return NO_FIGURE
     if ms < 1_000:  # noqa: PLR2004  # a second

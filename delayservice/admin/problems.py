@@ -21,7 +21,7 @@ _log = structlog.get_logger(__name__)
 
 
 class Problem(BaseModel):
-    """What went wrong."""
+    """Description of an error."""
 
     type: str = Field(default="about:blank", description="Always about:blank: `status` says it.")
     title: str = Field(description="The status in words.")
@@ -107,7 +107,7 @@ def install(app: FastAPI) -> None:
 
 
 def _methods_of(request: Request) -> set[str]:
-    """All methods of a path: one that has several routes is known to the first of them only."""
+    """Return all methods of a path, which only the first of its routes knows."""
     found: set[str] = set()
     for path, operations in request.app.openapi()["paths"].items():
         if compile_path(path)[0].match(request.url.path):

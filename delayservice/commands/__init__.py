@@ -1,1 +1,1 @@
-"""What the command line does, one module for each larger command."""
+"""The work of the command line, one module for each larger command."""

@@ -140,7 +140,7 @@ def connect(settings: Settings, address: str | None, token_file: Path | None) ->
 
 
 def _token(settings: Settings, token_file: Path | None, host: str) -> tuple[str | None, str]:
-    """The token to send, or why there is none: who only reads may need none.
+    """Return the token to send, or the reason why it is missing: reading may need no token.
 
     Raises:
         DelayServiceError: the file that ``--token-file`` names can't be read.

@@ -1,4 +1,4 @@
-"""Where commands write: results to standard output, errors to standard error."""
+"""Output of commands: results to standard output, errors to standard error."""
 
 from __future__ import annotations
 

@@ -278,7 +278,7 @@ def _survey(topic: DeadLetterTopic, sieve: _Sieve) -> Tally:
 
 
 def _batches(replays: Iterable[Replay]) -> Iterator[list[Replay]]:
-    """Each for one transaction."""
+    """Yield batches, each for one transaction."""
     batch: list[Replay] = []
     held = 0
     for found in replays:

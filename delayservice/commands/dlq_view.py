@@ -1,4 +1,4 @@
-"""What ``delayservice dlq`` prints."""
+"""Printed output of ``delayservice dlq``."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ class Outgoing:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What the broker confirmed; ``timestamp_ms`` is the broker's append time on a delay topic."""
+    """Confirmation of the broker; ``timestamp_ms`` is the broker's append time on a delay topic."""
 
     topic: str
     partition: int

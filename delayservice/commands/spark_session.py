@@ -1,4 +1,4 @@
-"""What every Spark command has: its options, a session that says little, and progress."""
+"""Common parts of the Spark commands: options, a session that logs little, and progress."""
 
 from __future__ import annotations
 

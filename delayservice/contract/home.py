@@ -132,7 +132,7 @@ def read_envelope(
 
 
 def read_claimed_envelope(original: Original) -> Arrived | None:
-    """Return what an envelope says, its signature not looked at; None: it is none that can be read.
+    """Return the content of an envelope, its signature unchecked; None: it can't be read.
     For those who read topics without the cluster's secret.
     """
     return _arrived(_SIGNER.claimed(original))

@@ -118,7 +118,7 @@ class UserRecords:
             return (origin.offset, INVALID, 0, None, original, refusal)
 
     def _plain_control(self, origin: Origin, original: Original) -> Entry | None:
-        """Read a cancel or fire that has no other headers, as nearly all are; None: it is none."""
+        """Read a cancel or fire without other headers, as nearly all are; None: it has others."""
         headers = dict(original[2])
         record_id, kind = headers.get(DELAY_ID), _CONTROLS.get(headers.get(DELAY_OP))
         contract = self._contract

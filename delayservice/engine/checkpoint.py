@@ -178,7 +178,7 @@ _decode_version = msgspec.json.Decoder(_Version).decode
 
 
 class Standing(NamedTuple):
-    """Where a checkpoint stands in the order of its slice: take-overs, then commits of one.
+    """Place of a checkpoint in the order of its slice: take-overs, then commits of one.
 
     Version 1 did not number its commits throughout, and ``is_numbered`` is False.
     """

@@ -1,4 +1,4 @@
-"""When to look at which shard next: one heap for all shards of a worker. Pure."""
+"""Order in which shards are looked at next: one heap for all shards of a worker. Pure."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class DueTimes(Generic[K]):
         heapify(self._heap)
 
     def next_ms(self) -> int | None:
-        """Return the earliest due time; None when there is none."""
+        """Return the earliest due time; None when nothing is pending."""
         heap = self._heap
         while heap and self._due_ms.get(heap[0][2]) != heap[0][0]:
             heappop(heap)

@@ -89,7 +89,7 @@ class CopyFacts(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """Whether a slice may be owned here.
+    """Verdict on whether a slice may be owned here.
 
     Attributes:
         cause: why not.

@@ -1,4 +1,4 @@
-"""When a due record may go, where there is a limit: rates of target topics, caps of seconds.
+"""Limits of when a due record may go: rates of target topics, caps of seconds.
 
 Whatever is over a limit gets an instant of its own, is settled by a copy with that key, and goes
 when the key has come. So nothing waits in memory, and nothing is held up by it. Pure; ``now_ms`` is

@@ -24,7 +24,7 @@ from delayservice.engine.losses import Gap
 
 @dataclass(frozen=True, slots=True)
 class Label:
-    """How the records of a store were read.
+    """Contracts and secrets by which the records of a store were read.
 
     Attributes:
         contracts: the parameters of their keys (design rule 2).

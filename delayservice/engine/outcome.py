@@ -61,7 +61,7 @@ _NOTHING_PAST: Final[Mapping[int, int]] = {}
 
 
 class Tally:
-    """What outputs come to, so that they need not be kept until their commit: they let go of their
+    """Sums of outputs, so that they need not be kept until their commit: they let go of their
     memory while it is in the cache, and the next ones take it again (``bench whole``).
 
     Attributes:

@@ -110,7 +110,7 @@ class Source(Protocol):
         """Return where the log starts and ends now; the end counts open transactions."""
 
     def topic_id(self, topic: str) -> str | None:
-        """Return the id of the topic that has this name now; None when there is none."""
+        """Return the id of the topic that has this name now; None when the topic is missing."""
 
     def scan(self, place: Place, start: int, stop: int) -> Iterator[Run]:
         """Read ``[start, stop)`` aside, without touching the position of ``poll``."""
@@ -231,7 +231,7 @@ class Succession(Protocol):
         """
 
     def newest(self, slice_no: int) -> bytes | None:
-        """Return the newest committed checkpoint in the topic; None: there is none."""
+        """Return the newest committed checkpoint in the topic; None: the topic holds none."""
 
     def legacy_writer(self, slice_no: int) -> str | None:
         """Return the transactional id of nodes of version 1; None: there was none."""

@@ -138,9 +138,7 @@ class Asked(NamedTuple):
     deadline_s: float
 
     def answer(self, kind: type[T]) -> T:
-        """Return the worker's answer; raises ``NotAnsweredError``, with the reason, if there is
-        none.
-        """
+        """Return the worker's answer; raise ``NotAnsweredError`` with the reason if none comes."""
         try:
             reply = self.future.result(max(self.deadline_s - time.monotonic(), 0.0))
         except FutureTimeoutError:

@@ -267,7 +267,7 @@ class SliceMetrics(msgspec.Struct):
 
 
 class AuditFacts(msgspec.Struct):
-    """What the newest audit came to: when, of how many records, and how many findings by kind."""
+    """Result of the newest audit: when, of how many records, and how many findings by kind."""
 
     at_ms: int
     records: int
@@ -275,7 +275,7 @@ class AuditFacts(msgspec.Struct):
 
 
 class ReconcileFacts(msgspec.Struct):
-    """What the newest comparison of copies came to.
+    """Result of the newest comparison of copies.
 
     Attributes:
         at_ms: when, epoch milliseconds.
@@ -304,7 +304,7 @@ class PauseFact(msgspec.Struct):
 
 
 class PauseFacts(msgspec.Struct):
-    """All that is paused."""
+    """Every pause that is in force."""
 
     told: list[PauseFact]
     """Longest first."""

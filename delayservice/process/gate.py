@@ -11,7 +11,7 @@ from ha.ownership import Ownership
 
 
 class WorkerGate:
-    """Whether slices may be settled: owned, and the clock believed."""
+    """Permission to settle slices: they are owned, and the clock is believed."""
 
     def __init__(self, ownership: Ownership, watch: ClockWatch) -> None:
         self._ownership = ownership

@@ -144,7 +144,7 @@ def cluster_secret(settings: Settings) -> bytes:
 
 
 def node_instance(settings: Settings) -> str:
-    """Return what tells this node from another one that was given the same name: made once for its
+    """Return the identity of this node among those of the same name: made once for its
     state folder, which one node at a time can have.
 
     A copy of the folder is another node, on another host or the same one: the file keeps its text
@@ -212,7 +212,7 @@ class Supervisor:
 
     @property
     def askers(self) -> list[Asker]:
-        """Whom to ask about what the workers do; any thread may."""
+        """Return the channels to query the workers; any thread may use them."""
         return [child.asker for child in list(self._children.values())]
 
     def run(self, stopping: threading.Event) -> None:

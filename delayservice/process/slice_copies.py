@@ -65,8 +65,10 @@ class SliceCopies:
         return keeper
 
     def watcher(self, attend: Callable[[int], None]) -> RepairWatcher | None:
-        """Return what hears commands from the repair topic; ``attend`` is told which slice has one.
-        Several workers of a node hear each.
+        """Return the watcher of the repair topic, which several workers of a node read.
+
+        Args:
+            attend: called with the slice of each command that is for this worker.
         """
         if self._log is None:
             return None

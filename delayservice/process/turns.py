@@ -1,4 +1,4 @@
-"""How other threads look at what one thread works on: while it waits for something else."""
+"""Lets other threads look at one thread's data while that thread waits for something else."""
 
 from __future__ import annotations
 

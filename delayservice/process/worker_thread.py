@@ -40,7 +40,7 @@ _log = structlog.get_logger(__name__)
 
 
 class _LogEnds(NamedTuple):
-    """Where the logs of a slice ended, by delay topic, when that was asked (monotonic seconds)."""
+    """Ends of a slice's logs by delay topic, and when they were asked for (monotonic seconds)."""
 
     asked_s: float
     ends: Mapping[str, int]

@@ -1,4 +1,4 @@
-"""What a worker's transactional producer and its take-overs are configured with."""
+"""Configuration of a worker's transactional producer and of its take-overs."""
 
 from __future__ import annotations
 

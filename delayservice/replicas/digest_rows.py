@@ -25,7 +25,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 class Place(NamedTuple):
-    """Whose copy it is, and of which shard."""
+    """Node and shard of a copy."""
 
     node: str
     topic: str

@@ -1,4 +1,4 @@
-"""Where a level topic's log holds other records below H than those that H has passed.
+"""Finds where a level topic's log holds other records below H than those that H has passed.
 
 A log that loses its end, and grows again, has new records at offsets below H. Leader epochs ascend
 along a log: up to a record whose epoch the writer of the checkpoint knew, nothing was lost, and the

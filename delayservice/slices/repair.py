@@ -22,7 +22,7 @@ _FRAME_BYTES: Final = 300
 
 
 class Log(NamedTuple):
-    """Where a shard's records are read again.
+    """The log from which a shard's records are read again.
 
     Attributes:
         source: the log.

@@ -33,7 +33,7 @@ _ASK_THE_TIME_S: Final = 1.0
 
 
 class WorkerLoop:
-    """All slices of one worker."""
+    """The loop over all slices of one worker."""
 
     def __init__(self, edges: Edges) -> None:
         self.slices: dict[int, Slice] = {}

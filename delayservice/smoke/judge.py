@@ -45,7 +45,7 @@ class Arrival:
 
 @dataclass(slots=True)
 class Verdict:
-    """What is wrong, by uid; empty lists are good news."""
+    """Wrong arrivals by uid; all lists are empty when nothing is wrong."""
 
     arrivals: dict[bytes, Arrival] = field(default_factory=dict)
     lost: list[bytes] = field(default_factory=list)
@@ -102,7 +102,7 @@ class Judge:
         self._ended: set[tuple[str, int]] = set()
 
     def _partitions_of(self, targets: Sequence[str]) -> list[TopicPartition]:
-        """All partitions, from their start; a broker may hear of a new topic after the others.
+        """Return all partitions from their start, once every broker knows the topics.
 
         Raises:
             ClusterError: one of the topics is not there.

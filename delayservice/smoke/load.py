@@ -25,7 +25,7 @@ class Planned:
     target: str
 
     def to_send(self) -> list[tuple[str, bytes | None]]:
-        """All headers: its own and the contract's."""
+        """Return all headers: its own and the contract's."""
         return [
             *self.headers,
             ("delay-after", b"%d" % self.delay_ms),

@@ -31,7 +31,7 @@ _ANSWER_S: Final = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What is sent.
+    """Records to send.
 
     Attributes:
         bootstrap: brokers, started or about to be.

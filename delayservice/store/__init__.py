@@ -1,1 +1,1 @@
-"""Where pending records wait: an index of the Kafka log that can always be rebuilt."""
+"""Stores of pending records: indexes of the Kafka log that can always be rebuilt."""

@@ -127,8 +127,8 @@ class Store(ABC):
 
     @abstractmethod
     def next_due_ms(self, after: Key) -> int | None:
-        """A lower bound of the ``key_ms`` of the first frame above ``after``, or None if there is
-        none. May be early (a slot's start), never late.
+        """Return a lower bound of the ``key_ms`` of the first frame above ``after``; None: there is
+        no such frame. It may be early (a slot's start), never late.
         """
 
     @abstractmethod

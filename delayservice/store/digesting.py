@@ -1,4 +1,4 @@
-"""A store with the digest of what it holds: told of everything that the store is told."""
+"""A store that keeps the digest of its records beside them."""
 
 from __future__ import annotations
 

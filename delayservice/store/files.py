@@ -75,7 +75,7 @@ class Files:
         self._read_flags = os.O_RDONLY if read_only else os.O_RDWR
 
     def twin(self) -> Files:
-        """The same disk with open files of its own, for a thread beside the owner's."""
+        """Return the same disk with open files of its own, for a thread beside the owner's."""
         return Files(_TWIN_HANDLES)
 
     def make_dir(self, path: str) -> None:

@@ -139,7 +139,7 @@ class IdRows:
             yield IdFacts(record_id, self._key_of(due), self._find(record_id))
 
     def marks(self) -> Iterator[MarkFacts]:
-        """All marks that are kept, ascending."""
+        """Return all marks that are kept, ascending."""
         for row, record_id in self._scan(self._prefix + b"m", self._names):
             yield MarkFacts(*self._mark_of(row), record_id)
 

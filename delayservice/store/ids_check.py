@@ -1,4 +1,4 @@
-"""Whether the rows of ids and the records agree.
+"""Checks that the rows of ids and the records agree.
 
 Only what is not due yet is judged: what is due may have been settled and pruned, records and rows
 of ids each in their own lumps.

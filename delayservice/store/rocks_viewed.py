@@ -58,7 +58,7 @@ class ViewedDatabase(RocksDatabase):
         self._release()
 
     def guard(self, deed: str) -> AbstractContextManager[None]:
-        """See ``RocksDatabase.guard``: damage is told, and nothing is condemned."""
+        """See ``RocksDatabase.guard``: damage is reported, and nothing is condemned."""
         del deed
         return guarded_read(self.what)
 

@@ -26,7 +26,7 @@ _LOCKS: Final = Path("/proc/locks")
 
 
 class ShardFolder(NamedTuple):
-    """Where the store of one shard is.
+    """Folder of the store of one shard.
 
     ``path`` is the folder of its worker's wheel or database, or the shard's own one in older
     formats. ``shard`` is a hash of the topic's id; ``partition`` is -1 where nothing says which it

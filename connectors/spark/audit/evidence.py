@@ -125,7 +125,7 @@ def _judged(
 
 @dataclass(frozen=True, slots=True)
 class Strictness:
-    """How strictly outputs are judged; ``audit.AuditOptions`` describes each field."""
+    """Strictness of the judgement of outputs; ``audit.AuditOptions`` describes each field."""
 
     late_ms: int | None = None
     early_ms: int = 0

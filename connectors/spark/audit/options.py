@@ -106,7 +106,7 @@ class AuditOptions:
 
     @property
     def strictness(self) -> Strictness:
-        """How strictly outputs are judged."""
+        """Return how strictly outputs are judged."""
         return Strictness(self.late_ms, self.early_ms, self.grace_ms, self.overdue_ms, self.lag_ms)
 
     def path(self, name: str) -> str:

@@ -106,7 +106,7 @@ class Run(msgspec.Struct, frozen=True):
 
 
 class Log(msgspec.Struct, frozen=True):
-    """How far one partition was read: ``seen_ms``: when it got its first record; -1: it has none.
+    """Position in one partition: ``seen_ms``: when it got its first record; -1: it has none.
 
     ``start`` and ``judged`` are of shards, as in ``evidence.Past``; else -1.
     """

@@ -24,13 +24,13 @@ class SparkJar(NamedTuple):
 
     @property
     def file_name(self) -> str:
-        """Its name among Spark's own jars."""
+        """Return its name among Spark's own jars."""
         _, artifact, version = self.coordinate.split(":")
         return f"{artifact}-{version}.jar"
 
     @property
     def fetched_name(self) -> str:
-        """Its name where Spark's resolver puts it."""
+        """Return its name in the folder of Spark's resolver."""
         group, artifact, version = self.coordinate.split(":")
         return f"{group}_{artifact}-{version}.jar"
 

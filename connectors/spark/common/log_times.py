@@ -1,4 +1,4 @@
-"""When logs begin and how topics keep their records, asked of the cluster."""
+"""Asks the cluster when logs begin and how topics keep their records."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _LOOK_AHEAD: Final = 1_000
 
 
 class LogStarts:
-    """Where logs start now: asked again when a job has read them, for retention goes on."""
+    """Current starts of logs: asked again when a job has read them, for retention goes on."""
 
     def __init__(self, client: Mapping[str, str]) -> None:
         self._admin = admin_client(native_options(client))
@@ -145,7 +145,7 @@ def topic_policies(client: Mapping[str, str], topics: Collection[str]) -> dict[s
 
 
 class Policy(NamedTuple):
-    """How a topic keeps its records: only the last one of a key, and with the broker's times."""
+    """Retention of a topic's records: only the last one of a key, and with the broker's times."""
 
     is_compacted: bool
     is_by_broker: bool

@@ -1,4 +1,4 @@
-"""How far Spark's work is, on standard error: a bar on a terminal, elsewhere a line now and then.
+"""Progress of Spark's work on standard error: a bar on a terminal, elsewhere a line now and then.
 
 Spark's own progress and log lines are for its developers; ``hush`` keeps them away.
 """
@@ -26,7 +26,7 @@ _LOOK_EVERY_S: Final = 0.25
 
 @dataclass(frozen=True, slots=True)
 class Tasks:
-    """Of the stages that are running now."""
+    """Numbers of tasks of the running stages."""
 
     stages: int
     total: int

@@ -189,7 +189,7 @@ class _Outputs:
     def _facts(
         self, told: Mapping[str, bytes | None], content: Original
     ) -> tuple[int, int, OutputFacts]:
-        """Its due time, the hash of its content, and the rest."""
+        """Return its due time, the hash of its content, and the rest."""
         key, value, headers = content
         origin = _text(told, names.DELAY_SOURCE)
         due_ms = _number(told, names.DELAY_DUE_AT)

@@ -25,7 +25,7 @@ def same_recurrence(held: bytes, copied: bytes) -> bool:
 
 
 def against_origin(source: Source, output: Output) -> str | None:
-    """Say why an occurrence is none of the record that it names; None: it is one.
+    """Return why an occurrence does not belong to the record that it names; None: it does.
 
     Args:
         source: the user's record, which the schedule began with.

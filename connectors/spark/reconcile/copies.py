@@ -1,4 +1,4 @@
-"""Where the copies of the nodes are looked at: by their digests, or on their disks.
+"""Sources of the nodes' copies: their digests, or their disks.
 
 Both say what is compared and at which cursor, sum up slots as ``digest_rows.SUMS``, and give
 the single records of slots that are wrong.

@@ -24,7 +24,7 @@ IS_STALE: Final = "the comparison took too long"
 
 
 class Standing(NamedTuple):
-    """What was found for one copy: whether its node delivers, and whether it is right."""
+    """Findings about one copy: whether its node delivers, and whether it is right."""
 
     is_owner: bool
     is_equal: bool

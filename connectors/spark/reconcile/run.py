@@ -264,7 +264,7 @@ class _Reconciling:
     # --- findings ------------------------------------------------------------------------------
 
     def _findings(self, replicas: Replicas, wrong: DataFrame, logged: DataFrame) -> DataFrame:
-        """All findings but those of slots that K has passed meanwhile."""
+        """Return all findings but those of slots that K has passed meanwhile."""
         asked = self._asked(replicas, wrong, logged)
         if asked.isEmpty():
             return self._others(replicas)

@@ -302,5 +302,5 @@ class StoreReader(DataSourceReader):
 
 
 def _whole(why: str) -> Damage:
-    """All of a shard is damaged."""
+    """Return the damage of a whole shard."""
     return Damage(0, DUE_STOP_MS, 0, None, why)

@@ -41,7 +41,7 @@ HOURS_MAX: Final = 31 * 24
 
 @dataclass(frozen=True, slots=True)
 class Lateness:
-    """How late the deliveries of one group were; a record that was due when it was written counts
+    """Lateness of the deliveries of one group; a record that was due when it was written counts
     from its writing.
 
     Attributes:
@@ -95,7 +95,7 @@ class Waiting:
 
 @dataclass(frozen=True, slots=True)
 class Count:
-    """How many of a name."""
+    """A name and its number."""
 
     name: str
     records: int
@@ -103,7 +103,7 @@ class Count:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What the page shows.
+    """Everything that the page shows.
 
     Attributes:
         whole: of all deliveries.

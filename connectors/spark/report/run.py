@@ -1,4 +1,4 @@
-"""How late records were, what is to come, and what became of the others: figures for people.
+"""Figures for people: lateness of deliveries, pending records, and other outcomes.
 
 Everything is counted in Spark. What reaches the driver is bounded: a row for each target, hour and
 class of delays up to a limit, and a few hundred points of the forecast. The rest is in Parquet.
@@ -327,7 +327,7 @@ class _Work:
 
 
 def _text(header: str) -> Column:
-    """Return the last header of a name as text, or null if there is none."""
+    """Return the last header of a name as text, or null if it is missing."""
     found = sf.filter("headers", lambda one: one["key"] == header)
     return sf.try_element_at(found, sf.lit(-1))["value"].cast("string")
 

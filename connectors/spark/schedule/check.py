@@ -39,7 +39,7 @@ _BEYOND_ALL_OFFSETS: Final = 0
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """What rows are judged by.
+    """Contract and limits that rows are judged by.
 
     Attributes:
         topic: the delay topic.
@@ -80,7 +80,7 @@ def check(rules: Rules) -> Check:
 
 
 class Judge:
-    """Tells why a record would not be delivered."""
+    """Finds out why a record would not be delivered."""
 
     def __init__(self, rules: Rules) -> None:
         self._rules = rules

@@ -52,7 +52,7 @@ _US_PER_MS: Final = 1_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fields:
-    """What of a row becomes what of a record.
+    """Columns of a row by the part of a record that they become.
 
     ``at``, ``after``, ``target`` and the right sides of ``headers`` name a column, or else are
     fixed; with ``=`` in front they are fixed in any case. The others name columns.
@@ -153,7 +153,7 @@ def _chosen(
     of_column: Callable[[DataFrame, str, str], Column] | None = None,
     of_text: Callable[[str], str] = str,
 ) -> Column:
-    """The column of that name as header bytes, or the fixed text if there is none."""
+    """Return the column of that name as header bytes, or the fixed text if it is missing."""
     if not text.startswith(FIXED) and text in rows.columns:
         return (of_column or _bytes)(rows, what, text)
     try:

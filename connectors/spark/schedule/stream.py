@@ -252,7 +252,7 @@ class Stream:
 
 
 class _State(msgspec.Struct):
-    """What stays the same in all runs of a stream."""
+    """Facts that stay the same in all runs of a stream."""
 
     name: str
     topic: str

@@ -34,7 +34,7 @@ _DAMAGE: Final = frozenset({errno.ENOENT, errno.ENOTDIR, errno.EIO})
 
 
 class Damage(NamedTuple):
-    """What could not be read: keys in ``[start_ms, stop_ms)``, whose records and marks are in the
+    """A range that could not be read: keys in ``[start_ms, stop_ms)``, of records and marks in
     source offsets ``[first_offset, stop_offset)``; ``stop_offset`` None: up to the end of the log.
     """
 

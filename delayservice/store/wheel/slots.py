@@ -171,7 +171,7 @@ class Slot:
 
 
 class Slots:
-    """All slots of a wheel.
+    """The slots of a wheel.
 
     Args:
         folder: the wheel's.

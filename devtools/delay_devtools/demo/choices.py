@@ -1,4 +1,4 @@
-"""What a demo is asked for, and the settings of its nodes."""
+"""Options of a demo, and the settings of its nodes."""
 
 from __future__ import annotations
 

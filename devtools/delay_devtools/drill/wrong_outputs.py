@@ -28,7 +28,7 @@ def dropped(s: Stage) -> Iterator[None]:
 
 
 def duplicated(s: Stage) -> Iterator[None]:
-    """It is written again, after longer than a crash explains."""
+    """Deliver a record again, after longer than a crash explains."""
     record = s.asks()
     yield
     right = s.does("deliver", record)
@@ -38,7 +38,7 @@ def duplicated(s: Stage) -> Iterator[None]:
 
 
 def early(s: Stage) -> Iterator[None]:
-    """Its timestamp is before the due time."""
+    """Deliver with a timestamp before the due time."""
     record = s.asks()
     yield
     at_ms = record.request.due_ms - s.rng.randint(1, 5_000)
@@ -46,7 +46,7 @@ def early(s: Stage) -> Iterator[None]:
 
 
 def late(s: Stage) -> Iterator[None]:
-    """Its timestamp is more than a minute after the due time."""
+    """Deliver with a timestamp more than a minute after the due time."""
     record = s.asks()
     yield
     at_ms = record.request.due_ms + LATE_MS + s.rng.randint(1, LATE_MS)
@@ -84,7 +84,7 @@ def altered_headers(s: Stage) -> Iterator[None]:
 
 
 def altered_due_time(s: Stage) -> Iterator[None]:
-    """It says that it was due at another time."""
+    """Deliver with another due time in the header."""
     record = s.asks()
     yield
     right = s.does("deliver", record)
@@ -93,7 +93,7 @@ def altered_due_time(s: Stage) -> Iterator[None]:
 
 
 def altered_source(s: Stage) -> Iterator[None]:
-    """It says that it was written at another offset."""
+    """Deliver with another source offset in the header."""
     record = s.asks()
     yield
     right = s.does("deliver", record)
@@ -229,7 +229,7 @@ def broken_of_another_code(s: Stage) -> Iterator[None]:
 
 
 def broken_and_altered(s: Stage) -> Iterator[None]:
-    """Its dead letter lacks one of its headers."""
+    """Write a dead letter that lacks one of the record's headers."""
     record = s.breaks()
     yield
     right = s.does("letter", record, SOON_MS, text=record.request.code)

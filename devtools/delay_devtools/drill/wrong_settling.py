@@ -47,7 +47,7 @@ def cancel_without_outcome(s: Stage) -> Iterator[None]:
 
 
 def cancel_tells_of_nothing(s: Stage) -> Iterator[None]:
-    """It says that nothing was pending, and cancelled a record."""
+    """Cancel a record, and write the outcome that nothing was pending."""
     record, cancel = s.asks(is_named=True), s.controls("cancel")
     yield
     s.says(s.does("cancelled", record, SOON_MS, cancel.offset))
@@ -147,7 +147,7 @@ def requeued_for_another_partition(s: Stage) -> Iterator[None]:
 
 
 def requeued_before_its_record(s: Stage) -> Iterator[None]:
-    """What cancels a copy is looked for from before its record on."""
+    """Requeue with a base before the record itself."""
     record = s.asks()
     yield
     copy, where = s.parks(record, base=record.offset - 1)
