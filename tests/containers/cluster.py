@@ -44,12 +44,20 @@ class Cluster:
         engine: runs containers.
         report: takes the checks.
         files: Compose files, the later ones over the earlier; empty: the repository's own.
+        metrics_ports: published ports of the nodes' metrics.
     """
 
-    def __init__(self, engine: Engine, report: Report, files: tuple[Path, ...] = ()) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        report: Report,
+        files: tuple[Path, ...] = (),
+        metrics_ports: tuple[int, ...] = (9464, 9474, 9484),
+    ) -> None:
         self.engine = engine
         self.report = report
         self._files = [word for file in files for word in ("-f", str(file))]
+        self._metrics_ports = metrics_ports
 
     def __enter__(self) -> Self:
         """Nothing runs yet."""
@@ -120,6 +128,7 @@ class Cluster:
     @contextmanager
     def load(self, what: str, records: int, per_s: float) -> Iterator[Load]:
         """Send delayed records meanwhile, and check afterwards that each came once."""
+        before = self._ingested()
         words = [
             "run",
             "--rm",
@@ -142,7 +151,7 @@ class Cluster:
         )
         load = Load(process, {})
         try:
-            time.sleep(5)
+            self._await_ingested(before, process)
             yield load
             out, err = process.communicate(timeout=300)
         except BaseException:
@@ -155,6 +164,23 @@ class Cluster:
             f"{what}: {records} records came once each, none early",
             process.returncode == 0 and load.verdict.get("delivered") == records,
             load.verdict or out + err,
+        )
+
+    def _await_ingested(self, before: float, load: subprocess.Popen[str]) -> None:
+        """Wait until nodes have read records of a load, or the load has ended."""
+        until_s = time.monotonic() + HEALTHY_S
+        while load.poll() is None and self._ingested() <= before:
+            if time.monotonic() > until_s:
+                raise EngineError("no node read a record of the load")
+            time.sleep(_LOOK_S)
+
+    def _ingested(self) -> float:
+        """Return how many records the nodes that answer have read since their starts."""
+        return sum(
+            float(line.rpartition(" ")[2])
+            for port in self._metrics_ports
+            for line in self.engine.get(f"http://127.0.0.1:{port}/metrics")[1].splitlines()
+            if line.startswith("delay_ingested_total{")
         )
 
 

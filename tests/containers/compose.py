@@ -107,8 +107,8 @@ def _crash(cluster: Cluster) -> None:
         cluster.await_healthy("delay-3")
     with cluster.load("crash of a broker", 1_800, 60):
         report.figure("broker_restarted_s", cluster.kill("kafka-2"))
-        cluster.await_healthy("kafka-2")
-        report.figure("node_ready_beside_it_s", cluster.await_ready("delay-2"))
+        report.figure("broker_healthy_s", cluster.await_healthy("kafka-2"))
+        report.figure("node_beside_it_healthy_s", cluster.await_healthy("delay-2"))
     _beside(cluster, "a crash of its broker")
     cluster.compose("restart", "kafka-2")
     cluster.await_healthy("kafka-2")
