@@ -1,4 +1,4 @@
-"""The StatefulSet of deploy/kubernetes as what ``podman kube play`` knows: a Pod for each ordinal.
+"""The StatefulSets of deploy/kubernetes as what ``podman kube play`` knows: a Pod for each ordinal.
 
 Podman 4.3 has no StatefulSet, so each Pod gets its name, the label of its index, and the claims of
 the templates. It expands no ``$(POD_NAME)``, ends at a secret without ``optional``, and loses named
@@ -25,11 +25,17 @@ class _Dumper(yaml.SafeDumper):
         return True
 
 
-def write(manifest: Path, out: Path) -> list[str]:
-    """Write ``secret.yaml`` and a file for each Pod; return the names of the Pods."""
+def write(manifest: Path, out: Path, variables: dict[str, str], without: str = "") -> list[str]:
+    """Write ``secret.yaml`` and a file for each Pod; return the names of the Pods.
+
+    Args:
+        manifest: the StatefulSets, with the ConfigMap that they mount.
+        out: folder to be made.
+        variables: values of environment variables in place of the manifest's.
+        without: name of a container that is left out.
+    """
     documents = list(yaml.safe_load_all(manifest.read_text("utf-8")))
     config = next(one for one in documents if one["kind"] == "ConfigMap")
-    stateful = next(one for one in documents if one["kind"] == "StatefulSet")
     out.mkdir(parents=True)
     secret = {
         "apiVersion": "v1",
@@ -40,25 +46,31 @@ def write(manifest: Path, out: Path) -> list[str]:
     }
     _dump(out / "secret.yaml", secret)
     names = []
-    for index in range(stateful["spec"]["replicas"]):
-        name = f"{stateful['metadata']['name']}-{index}"
-        pod, claims = _pod(stateful["spec"], name, index)
-        _dump(out / f"{name}.yaml", config, *claims, pod)
-        names.append(name)
+    for stateful in (one for one in documents if one["kind"] == "StatefulSet"):
+        for index in range(stateful["spec"]["replicas"]):
+            name = f"{stateful['metadata']['name']}-{index}"
+            pod, claims = _pod(stateful["spec"], name, index, variables)
+            containers = pod["spec"]["containers"]
+            pod["spec"]["containers"] = [one for one in containers if one["name"] != without]
+            _dump(out / f"{name}.yaml", config, *claims, pod)
+            names.append(name)
     return names
 
 
-def _pod(spec: dict[str, Any], name: str, index: int) -> tuple[dict[str, Any], list[Any]]:
+def _pod(
+    spec: dict[str, Any], name: str, index: int, variables: dict[str, str]
+) -> tuple[dict[str, Any], list[Any]]:
     pod: dict[str, Any] = {"apiVersion": "v1", "kind": "Pod", **copy.deepcopy(spec["template"])}
     pod["metadata"]["name"] = name
     pod["metadata"]["labels"]["apps.kubernetes.io/pod-index"] = str(index)
-    for volume in pod["spec"]["volumes"]:
+    for volume in pod["spec"].setdefault("volumes", []):
         if "secret" in volume:
             volume["secret"]["optional"] = False
     for container in pod["spec"]["containers"]:
         for variable in container.get("env", []):
             if "value" in variable:
-                variable["value"] = variable["value"].replace("$(POD_NAME)", name)
+                value = variables.get(variable["name"], variable["value"])
+                variable["value"] = value.replace("$(POD_NAME)", name)
         for part in ("startupProbe", "livenessProbe", "readinessProbe", "ports"):
             container.pop(part, None)
     claims = []

@@ -1,4 +1,4 @@
-"""The Kubernetes example as pods of podman, which takes the same manifests.
+"""The Kubernetes manifests as pods of podman, which takes them almost as they are.
 
 This shows that the containers start with the configuration, users and volumes of the manifest. It
 does not show rights: podman ignores ``fsGroup`` and the modes of secrets.
@@ -11,6 +11,8 @@ import os
 import resource
 import subprocess
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
@@ -22,7 +24,10 @@ from tests.deployed import ROOT
 
 _ZOOKEEPER: Final = "zookeeper:3.9.3"
 _IMAGES: Final = ("apache/kafka:4.3.0", _ZOOKEEPER, SERVICE)
-_MANIFEST: Final = ROOT / "deploy/kubernetes/delayservice.yaml"
+_BESIDE: Final = ROOT / "deploy/kubernetes/delayservice.yaml"
+_ELSEWHERE: Final = ROOT / "deploy/kubernetes/elsewhere.yaml"
+_NETWORK: Final = "kubenet"
+_BROKERS: Final = "kafka-0.kafka:9092,kafka-1.kafka:9092,kafka-2.kafka:9092"
 _READY_S: Final = 120.0
 _CONF: Final = """
 [containers]
@@ -58,10 +63,12 @@ class Podman:
         )
 
     def load(self, archive: Path) -> None:
-        """Take over the images that the engine built."""
-        self._engine.docker("save", "--output", str(archive), *_IMAGES)
-        self("load", "--quiet", "--input", str(archive))
-        archive.unlink()
+        """Take over the images that the engine built, each under the name that Docker means by it."""
+        for image in _IMAGES:
+            self._engine.docker("save", "--output", str(archive), image)
+            loaded = self("load", "--quiet", "--input", str(archive)).stdout.split()[-1]
+            self("tag", loaded, f"docker.io/{image if '/' in image else f'library/{image}'}")
+            archive.unlink()
 
     def get(self, container: str, path: str) -> str:
         """Ask the API of a node, from inside its pod; empty: no answer with status 200."""
@@ -75,46 +82,72 @@ class Podman:
 
 
 def check(engine: Engine, report: Report, scratch: Path) -> None:
-    """Start the three pods, deliver, ask the probes' paths, and stop them."""
+    """Run nodes beside brokers, then nodes and ZooKeepers of the chart with brokers elsewhere."""
     podman = Podman(engine, scratch / "podman")
-    report.say("starting the Kubernetes pods by podman")
     podman.load(scratch / "images.tar")
-    pods = kube.write(_MANIFEST, scratch / "kube")
-    try:
-        podman("network", "create", "kubenet")
-        podman("secret", "create", "delayservice", str(scratch / "kube/secret.yaml"))
-        alias = ("--network", "kubenet", "--network-alias", "zookeeper")
+    report.say("starting the pods of delayservice.yaml: brokers with their nodes")
+    with _cleared(podman):
+        alias = ("--network", _NETWORK, "--network-alias", "zookeeper")
         podman("run", "-d", "--name", "zk", *alias, f"docker.io/library/{_ZOOKEEPER}")
-        for pod in pods:
-            network = f"kubenet:alias={pod}.kafka,alias={pod}"
-            podman("kube", "play", "--network", network, str(scratch / f"kube/{pod}.yaml"))
+        pods = _play(podman, _BESIDE, scratch / "beside", "kafka")
         _deliver(podman, report, pods)
-        for pod in pods:
-            node = f"{pod}-delayservice"
-            podman("stop", "-t", "40", node)
-            code = podman("inspect", "--format", "{{.State.ExitCode}}", node).stdout.strip()
-            report.check(f"pod {pod}: its node ends with 0 when stopped", code == "0", code)
+        _stop(podman, report, pods)
+    report.say("starting the pods of elsewhere.yaml: three ZooKeepers, three nodes")
+    with _cleared(podman):
+        _play(podman, _BESIDE, scratch / "brokers", "kafka", without="delayservice")
+        pods = _play(podman, _ELSEWHERE, scratch / "elsewhere", "delayservice-zookeeper")
+        nodes = [pod for pod in pods if "zookeeper" not in pod]
+        _deliver(podman, report, nodes)
+        _stop(podman, report, nodes)
+
+
+@contextmanager
+def _cleared(podman: Podman) -> Iterator[None]:
+    podman("network", "create", _NETWORK)
+    try:
+        yield
     finally:
-        for words in (("pod", "rm", "-fa"), ("rm", "-fa"), ("network", "rm", "-f", "kubenet")):
+        for words in (
+            ("pod", "rm", "-fa"),
+            ("rm", "-fa"),
+            ("network", "rm", "-f", _NETWORK),
+            ("volume", "rm", "-fa"),
+            ("secret", "rm", "delayservice"),
+        ):
             podman(*words, is_checked=False)
 
 
+def _play(podman: Podman, manifest: Path, made: Path, domain: str, without: str = "") -> list[str]:
+    """Start the Pods of a manifest, each under its name and under its name in ``domain``."""
+    variables = {"DELAYSERVICE_KAFKA__BOOTSTRAP": _BROKERS}
+    pods = kube.write(manifest, made, variables, without)
+    if podman("secret", "inspect", "delayservice", is_checked=False).returncode:
+        podman("secret", "create", "delayservice", str(made / "secret.yaml"))
+    for pod in pods:
+        network = f"{_NETWORK}:alias={pod}.{domain},alias={pod}"
+        podman("kube", "play", "--network", network, str(made / f"{pod}.yaml"))
+    return pods
+
+
+def _stop(podman: Podman, report: Report, pods: list[str]) -> None:
+    for pod in pods:
+        node = f"{pod}-delayservice"
+        podman("stop", "-t", "40", node)
+        code = podman("inspect", "--format", "{{.State.ExitCode}}", node).stdout.strip()
+        report.check(f"pod {pod}: its node ends with 0 when stopped", code == "0", code)
+
+
 def _deliver(podman: Podman, report: Report, pods: list[str]) -> None:
-    bootstrap = ",".join(f"{pod}.kafka:9092" for pod in pods)
-    words = [
-        "run",
-        "--rm",
-        "--network",
-        "kubenet",
-        "-e",
-        f"DELAYSERVICE_KAFKA__BOOTSTRAP={bootstrap}",
-    ]
+    words = ["run", "--rm", "--network", _NETWORK]
+    words += ["-e", f"DELAYSERVICE_KAFKA__BOOTSTRAP={_BROKERS}"]
     words += [f"docker.io/library/{SERVICE}", "smoke", "--records", "300", "--target", "orders"]
     done = podman(*words, is_checked=False)
     last = done.stdout.splitlines()[-1] if done.stdout else ""
     verdict = json.loads(last) if last.startswith("{") else {}
     is_good = done.returncode == 0 and verdict.get("delivered") == 300
-    report.check("pods deliver 300 of 300 records", is_good, done.stdout + done.stderr)
+    report.check(
+        f"{pods[0]} and the others deliver 300 of 300 records", is_good, done.stdout + done.stderr
+    )
     for pod in pods:
         node = f"{pod}-delayservice"
         for path in ("/healthz", "/readyz"):
