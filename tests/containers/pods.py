@@ -63,7 +63,7 @@ class Podman:
         )
 
     def load(self, archive: Path) -> None:
-        """Take over the images that the engine built, each under the name that Docker means by it."""
+        """Take over the images that the engine built, under the names that Docker reads."""
         for image in _IMAGES:
             self._engine.docker("save", "--output", str(archive), image)
             loaded = self("load", "--quiet", "--input", str(archive)).stdout.split()[-1]
