@@ -30,18 +30,19 @@ _LOCKED_UP: Final = (
 
 
 def build(engine: Engine, target: str, image: str, context: Path = ROOT) -> None:
-    """Build a target of the Dockerfile on the stand-in for the image of Python."""
+    """Build a target of the Dockerfile, or its last, on the stand-in for the image of Python."""
     words = ["build", "--network", "host", "--build-arg", f"BASE_IMAGE={BASE_IMAGE}"]
-    engine.docker(*words, "--target", target, "--tag", image, str(context), timeout_s=1_500)
+    words += ["--target", target] if target else []
+    engine.docker(*words, "--tag", image, str(context), timeout_s=1_500)
 
 
 def build_previous(engine: Engine, revision: str, scratch: Path) -> None:
-    """Build the service of an earlier commit."""
+    """Build the service of an earlier commit, whose Dockerfile may have no name for it."""
     scratch.mkdir(parents=True)
     packed = scratch.with_suffix(".tar")
     run(["git", "archive", "--format=tar", "--output", str(packed), revision])
     run(["tar", "-xf", str(packed), "-C", str(scratch)])
-    build(engine, "service", PREVIOUS, scratch)
+    build(engine, "", PREVIOUS, scratch)
 
 
 def check(engine: Engine, report: Report) -> None:
