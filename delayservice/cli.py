@@ -219,9 +219,7 @@ def status(
         raise DelayServiceError("metrics.listen is empty: this node serves no status")
     found = showing.fetch(where)
     if common.as_json:
-        import msgspec
-
-        print_json(msgspec.to_builtins(found))
+        print_json(found.model_dump())
     else:
         showing.show(found)
     raise typer.Exit(0 if found.healthy else EXIT_UNHEALTHY)
