@@ -6,17 +6,9 @@ from typing import Annotated, Final
 
 import typer
 
-from delayservice.commands.api import (
-    EXIT_NOTHING,
-    Api,
-    ApiOptions,
-    NothingThereError,
-    tell_nothing,
-)
+from delayservice.commands.api import EXIT_NOTHING, Api, ApiOptions, NothingThereError, tell_nothing
 from delayservice.commands.console import err, out, print_json, say
-from delayservice.commands.options import (
-    with_options,
-)
+from delayservice.commands.options import with_options
 
 # Help is read more often than anything runs: what is heavy is imported when it does.
 # ruff: noqa: PLC0415
@@ -33,7 +25,7 @@ WaitOption = Annotated[
 Id = Annotated[str, typer.Argument(help="The record's delay-id.")]
 
 
-@with_options(ApiOptions)
+@with_options
 def cancel(
     record_id: Id,
     *,
@@ -45,7 +37,7 @@ def cancel(
     _change(asked, "cancel", {"id": record_id}, wait, as_json=common.as_json)
 
 
-@with_options(ApiOptions)
+@with_options
 def fire(
     record_id: Id,
     *,
@@ -57,7 +49,7 @@ def fire(
     _change(asked, "fire", {"id": record_id}, wait, as_json=common.as_json)
 
 
-@with_options(ApiOptions)
+@with_options
 def reschedule(
     record_id: Id,
     *,

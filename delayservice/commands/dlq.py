@@ -100,7 +100,7 @@ def list_letters(
     epilog="Examples: [bold]delayservice dlq replay --code target-unknown --dry-run[/]"
     "\n\n[bold]delayservice dlq replay --source delay_topic_any:3:1707 --delay 0 --yes[/]"
 )
-@with_options(KafkaOptions)
+@with_options
 def replay(
     *,
     code: _Code = None,

@@ -22,12 +22,7 @@ from delayservice.commands.api import (
     tell_nothing,
 )
 from delayservice.commands.console import err, out, print_json
-from delayservice.commands.options import (
-    ConfigOption,
-    SetOption,
-    load_settings,
-    with_options,
-)
+from delayservice.commands.options import ConfigOption, SetOption, load_settings, with_options
 
 # Help is read more often than anything runs: what is heavy is imported when it does.
 # ruff: noqa: PLC0415
@@ -160,7 +155,7 @@ def _show_backlog(backlog: dict[str, Any]) -> None:
     out.print(table)
 
 
-@with_options(ApiOptions)
+@with_options
 def show(
     record: Annotated[
         str, typer.Argument(metavar="ID|TOPIC:PARTITION:OFFSET", help="Which record.")

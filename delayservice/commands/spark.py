@@ -11,12 +11,7 @@ import typer
 from delayservice.base.errors import DelayServiceError
 from delayservice.commands import spark_audit, spark_schedule
 from delayservice.commands.console import err, out, print_error, print_json
-from delayservice.commands.options import (
-    JsonOption,
-    KafkaOptions,
-    moment_ms,
-    with_options,
-)
+from delayservice.commands.options import JsonOption, KafkaOptions, moment_ms, with_options
 from delayservice.commands.spark_audit import secrets_of, show_findings
 from delayservice.commands.spark_session import (
     EXIT_FINDINGS,
@@ -62,7 +57,7 @@ app.command(epilog=spark_schedule.EPILOG)(spark_schedule.schedule)
     "\n\n[bold]delayservice spark reconcile --folder n1=/backup/n1 --folder n2=/backup/n2 -b B[/]"
     f"\n\n{STATUS}"
 )
-@with_options(KafkaOptions)
+@with_options
 def reconcile(
     *,
     output: OutOption = "delay-reconcile",
@@ -163,7 +158,7 @@ def reconcile(
     "\n\n[bold]delayservice spark repair delay-reconcile/plan.json --yes[/]"
     f"\n\n{STATUS}"
 )
-@with_options(KafkaOptions)
+@with_options
 def repair(
     plan: Annotated[Path, typer.Argument(help="The plan.json that reconcile wrote.")],
     *,
@@ -190,7 +185,7 @@ def repair(
     epilog="Examples: [bold]delayservice spark report -b localhost:9092 --since 1d[/]"
     "\n\n[bold]delayservice spark report -c delayservice.toml --horizon 7d --out s3a://ops/delay[/]"
 )
-@with_options(KafkaOptions)
+@with_options
 def report(
     *,
     output: OutOption = "delay-report",

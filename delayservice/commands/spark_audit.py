@@ -10,10 +10,7 @@ import typer
 
 from delayservice.base.errors import KafkaEdgeError
 from delayservice.commands.console import err, out, print_error, print_json
-from delayservice.commands.options import (
-    KafkaOptions,
-    with_options,
-)
+from delayservice.commands.options import KafkaOptions, with_options
 from delayservice.commands.spark_session import (
     STATUS,
     ConfOption,
@@ -50,7 +47,7 @@ ARCHIVE_EPILOG: Final = (
 )
 
 
-@with_options(KafkaOptions)
+@with_options
 def audit(
     *,
     output: OutOption = "delay-audit",
@@ -135,7 +132,7 @@ def audit(
     raise typer.Exit(found.status)
 
 
-@with_options(KafkaOptions)
+@with_options
 def archive(
     *,
     output: Annotated[str, typer.Option("--out", help="Folder or URL of the archive.")] = (

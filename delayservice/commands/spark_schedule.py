@@ -12,10 +12,7 @@ from xxhash import xxh3_64_hexdigest
 
 from delayservice.base.errors import InvalidRequestError
 from delayservice.commands.console import err, out, print_json
-from delayservice.commands.options import (
-    KafkaOptions,
-    with_options,
-)
+from delayservice.commands.options import KafkaOptions, with_options
 from delayservice.commands.spark_session import (
     EXIT_FINDINGS,
     STATUS,
@@ -48,7 +45,7 @@ EPILOG: Final = (
 )
 
 
-@with_options(KafkaOptions)
+@with_options
 def schedule(
     source: Annotated[
         str | None,
