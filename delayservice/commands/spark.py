@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
@@ -16,16 +17,18 @@ from delayservice.commands.spark_audit import secrets_of, show_findings
 from delayservice.commands.spark_session import (
     EXIT_FINDINGS,
     STATUS,
-    ConfOption,
-    MasterOption,
     OutOption,
     PublishOption,
+    SessionOptions,
     TargetsOption,
     pairs,
     require_extra,
-    running,
 )
 from delayservice.config.contract import allowed_patterns
+
+if TYPE_CHECKING:
+    from connectors.spark.reconcile.options import ReconcileOptions
+    from delayservice.config.settings import Settings
 
 # Help is read more often than anything runs: what is heavy is imported by the command.
 # ruff: noqa: PLC0415
@@ -46,6 +49,43 @@ _Since = Annotated[
 _Until = Annotated[str | None, typer.Option(help="Written before; as --since.")]
 
 
+@dataclass(frozen=True, slots=True)
+class ComparedOptions:
+    """Options of a comparison: which copies there should be, and how they are compared."""
+
+    folders: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--folder",
+            metavar="NODE=FOLDER",
+            help="Compare state folders on disk instead of running nodes; repeatable.",
+        ),
+    ] = None
+    nodes: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--node",
+            metavar="NODE",
+            help="A node that should report, repeatable; others are not looked at. None: all.",
+        ),
+    ] = None
+    replicas: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            help="Copies that each shard should have; 0: one on every --node, and without any "
+            "--node one at all.",
+        ),
+    ] = 0
+    deep: Annotated[
+        bool, typer.Option("--deep", help="Hold every slot against the delay topics.")
+    ] = False
+    details: Annotated[
+        bool, typer.Option("--details/--no-details", help="Ask nodes for records that differ.")
+    ] = True
+    behind: Annotated[str, typer.Option(help="Age from which a copy is behind.")] = "10m"
+
+
 app.command(epilog=spark_audit.AUDIT_EPILOG)(spark_audit.audit)
 app.command(epilog=spark_audit.ARCHIVE_EPILOG)(spark_audit.archive)
 app.command(epilog=spark_schedule.EPILOG)(spark_schedule.schedule)
@@ -61,37 +101,7 @@ app.command(epilog=spark_schedule.EPILOG)(spark_schedule.schedule)
 def reconcile(
     *,
     output: OutOption = "delay-reconcile",
-    folders: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--folder",
-            metavar="NODE=FOLDER",
-            help="Compare state folders on disk instead of running nodes; repeatable.",
-        ),
-    ] = None,
-    nodes: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--node",
-            metavar="NODE",
-            help="A node that should report, repeatable; others are not looked at. None: all.",
-        ),
-    ] = None,
-    replicas: Annotated[
-        int,
-        typer.Option(
-            min=0,
-            help="Copies that each shard should have; 0: one on every --node, and without any "
-            "--node one at all.",
-        ),
-    ] = 0,
-    deep: Annotated[
-        bool, typer.Option("--deep", help="Hold every slot against the delay topics.")
-    ] = False,
-    details: Annotated[
-        bool, typer.Option("--details/--no-details", help="Ask nodes for records that differ.")
-    ] = True,
-    behind: Annotated[str, typer.Option(help="Age from which a copy is behind.")] = "10m",
+    compared: ComparedOptions,
     publish: PublishOption = False,
     follow: Annotated[
         bool, typer.Option("--follow", help="Compare and publish again and again, until Ctrl-C.")
@@ -108,35 +118,21 @@ def reconcile(
             help="With --follow: rebuild wrong copies of replicas, N times at most; 0: only plan.",
         ),
     ] = 0,
-    master: MasterOption = None,
-    conf: ConfOption = None,
+    session: SessionOptions,
     common: KafkaOptions,
 ) -> None:
     """Compare the copies that nodes hold, and write what differs, a page and a repair plan."""
     require_extra()
-    from connectors.spark.reconcile.digests import Expected
-    from connectors.spark.reconcile.options import ReconcileOptions
     from connectors.spark.reconcile.run import reconcile as run
     from delayservice.commands import spark_follow
     from delayservice.commands.send import delay_ms
 
-    if repairs and (folders or not follow):
+    if repairs and (compared.folders or not follow):
         raise typer.BadParameter("it needs --follow, and no --folder", param_hint="--repair")
     settings = common.settings()
-    options = ReconcileOptions(
-        client=settings.kafka.client_config("consumer"),
-        out=output,
-        checkpoint=settings.topics.checkpoint,
-        digests=settings.topics.digests,
-        repairs=settings.topics.repairs,
-        folders=dict(pairs("--folder", folders)),
-        expected=Expected(tuple(nodes or ()), replicas, delay_ms("--behind", behind)),
-        deep=deep,
-        details=details,
-        secrets=secrets_of(settings),
-        topic=settings.topics.audit if publish or follow else None,
-    )
-    with running("reconcile", master, conf, as_json=common.as_json) as job:
+    topic = settings.topics.audit if publish or follow else None
+    options = _reconcile_options(settings, output, compared, topic)
+    with session.running("reconcile", as_json=common.as_json) as job:
         if follow:
             interval_s = delay_ms("--interval", interval) / 1_000
             status = spark_follow.run(job, options, interval_s, repairs, as_json=common.as_json)
@@ -151,6 +147,34 @@ def reconcile(
         show_findings(found.findings, found.sample, found.paths["findings"])
         out.print(f"page {found.paths['report']}\nplan {found.paths['plan']}", markup=False)
     raise typer.Exit(0 if found.is_clean else EXIT_FINDINGS)
+
+
+def _reconcile_options(
+    settings: Settings, output: str, compared: ComparedOptions, topic: str | None
+) -> ReconcileOptions:
+    """Return the options of a comparison.
+
+    Raises:
+        DelayServiceError: an option can't be read.
+    """
+    from connectors.spark.reconcile.digests import Expected
+    from connectors.spark.reconcile.options import ReconcileOptions
+    from delayservice.commands.send import delay_ms
+
+    behind_ms = delay_ms("--behind", compared.behind)
+    return ReconcileOptions(
+        client=settings.kafka.client_config("consumer"),
+        out=output,
+        checkpoint=settings.topics.checkpoint,
+        digests=settings.topics.digests,
+        repairs=settings.topics.repairs,
+        folders=dict(pairs("--folder", compared.folders)),
+        expected=Expected(tuple(compared.nodes or ()), compared.replicas, behind_ms),
+        deep=compared.deep,
+        details=compared.details,
+        secrets=secrets_of(settings),
+        topic=topic,
+    )
 
 
 @app.command(
@@ -194,8 +218,7 @@ def report(
     until: _Until = None,
     horizon: Annotated[str, typer.Option(help="How far ahead load is foretold: 6h, 7d.")] = "1d",
     top: Annotated[int, typer.Option(min=1, max=200, help="Targets that are shown.")] = 20,
-    master: MasterOption = None,
-    conf: ConfOption = None,
+    session: SessionOptions,
     common: KafkaOptions,
 ) -> None:
     """Show how late records were, what load is to come, and what became of the others.
@@ -222,7 +245,7 @@ def report(
         horizon_ms=delay_ms("--horizon", horizon),
         top=top,
     )
-    with running("report", master, conf, as_json=common.as_json) as job:
+    with session.running("report", as_json=common.as_json) as job:
         found = run(job.spark, options, job.say)
     if common.as_json:
         print_json({**found.to_json(), "path": options.path("report.html")})

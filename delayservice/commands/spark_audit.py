@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
@@ -13,15 +13,13 @@ from delayservice.commands.console import err, out, print_error, print_json
 from delayservice.commands.options import KafkaOptions, with_options
 from delayservice.commands.spark_session import (
     STATUS,
-    ConfOption,
-    MasterOption,
     OutOption,
     PublishOption,
     Running,
+    SessionOptions,
     TargetsOption,
     await_query,
     require_extra,
-    running,
     told_to_stop,
 )
 from delayservice.config.contract import allowed_patterns
@@ -47,6 +45,49 @@ ARCHIVE_EPILOG: Final = (
 )
 
 
+@dataclass(frozen=True, slots=True)
+class LimitOptions:
+    """Options of an audit: from which time on something is a finding."""
+
+    late: Annotated[
+        str | None, typer.Option(help="What is later than this is a finding: 500ms, 5s.")
+    ] = None
+    early: Annotated[str, typer.Option(help="Tolerance for early delivery.")] = "0"
+    overdue: Annotated[
+        str, typer.Option(help="What is not settled so long after its time is a finding.")
+    ] = "10m"
+    lag: Annotated[
+        str, typer.Option(help="A cancel that was written longer before the due time wins.")
+    ] = "30s"
+    grace: Annotated[
+        str | None,
+        typer.Option(
+            help="At least once: younger outputs may be ahead of the checkpoint, and deliveries "
+            "may come again within this time.",
+            show_default="1m under at_least_once, else 0",
+        ),
+    ] = None
+
+    def applied(self, options: AuditOptions, settings: Settings) -> AuditOptions:
+        """Return the options with these limits.
+
+        Raises:
+            DelayServiceError: a limit can't be read.
+        """
+        from delayservice.commands.send import delay_ms
+
+        # At least once, outputs may be ahead of their checkpoint.
+        usual_grace = "1m" if settings.delivery.mode == "at_least_once" else "0"
+        return replace(
+            options,
+            late_ms=None if self.late is None else delay_ms("--late", self.late),
+            early_ms=delay_ms("--early", self.early),
+            grace_ms=delay_ms("--grace", self.grace or usual_grace),
+            overdue_ms=delay_ms("--overdue", self.overdue),
+            lag_ms=delay_ms("--lag", self.lag),
+        )
+
+
 @with_options
 def audit(
     *,
@@ -55,24 +96,7 @@ def audit(
     all_topics: Annotated[
         bool, typer.Option("--all-topics", help="Read every topic, whatever is allowed.")
     ] = False,
-    late: Annotated[
-        str | None, typer.Option(help="What is later than this is a finding: 500ms, 5s.")
-    ] = None,
-    early: Annotated[str, typer.Option(help="Tolerance for early delivery.")] = "0",
-    overdue: Annotated[
-        str, typer.Option(help="What is not settled so long after its time is a finding.")
-    ] = "10m",
-    lag: Annotated[
-        str, typer.Option(help="A cancel that was written longer before the due time wins.")
-    ] = "30s",
-    grace: Annotated[
-        str | None,
-        typer.Option(
-            help="At least once: younger outputs may be ahead of the checkpoint, and deliveries "
-            "may come again within this time.",
-            show_default="1m under at_least_once, else 0",
-        ),
-    ] = None,
+    limits: LimitOptions,
     publish: PublishOption = False,
     follow: Annotated[
         bool, typer.Option("--follow", help="Go on with what is written from now on, until Ctrl-C.")
@@ -85,8 +109,7 @@ def audit(
         str | None,
         typer.Option("--archive", help="Audit an archive, by its folder or URL, and no cluster."),
     ] = None,
-    master: MasterOption = None,
-    conf: ConfOption = None,
+    session: SessionOptions,
     common: KafkaOptions,
 ) -> None:
     """Prove from the topics that every settled record has exactly one settlement, and a right one.
@@ -100,16 +123,11 @@ def audit(
 
     settings = common.settings()
     options = replace(
-        _audit_options(settings, output, targets),
+        limits.applied(_audit_options(settings, output, targets), settings),
         all_topics=all_topics,
-        late_ms=None if late is None else delay_ms("--late", late),
-        early_ms=delay_ms("--early", early),
-        grace_ms=delay_ms("--grace", grace or _usual_grace(settings)),
-        overdue_ms=delay_ms("--overdue", overdue),
-        lag_ms=delay_ms("--lag", lag),
         topic=settings.topics.audit if publish else None,
     )
-    with running("audit", master, conf, as_json=common.as_json) as job:
+    with session.running("audit", as_json=common.as_json) as job:
         if follow:
             interval_s = delay_ms("--interval", interval) / 1_000
             status = _follow(
@@ -146,8 +164,7 @@ def archive(
     values: Annotated[
         bool, typer.Option("--values", help="Keep values; otherwise only their hashes.")
     ] = False,
-    master: MasterOption = None,
-    conf: ConfOption = None,
+    session: SessionOptions,
     common: KafkaOptions,
 ) -> None:
     """Keep sources, deliveries, outcomes and dead letters as Parquet, to audit them later.
@@ -161,7 +178,7 @@ def archive(
     settings = common.settings()
     interval_ms = 0 if once else delay_ms("--interval", interval)
     options = ArchiveOptions(_audit_options(settings, output, targets), interval_ms, values)
-    with running("archive", master, conf, as_json=common.as_json) as job:
+    with session.running("archive", as_json=common.as_json) as job:
         query = start_archive(job.spark, options)
         job.say(f"writing to {output}")
         batches = await_query(query)
@@ -260,11 +277,6 @@ def _audit_options(settings: Settings, output: str, targets: Sequence[str] | Non
         secrets=secrets_of(settings),
         delay_topics=(*topics.delay, *settings.levels.by_topic),
     )
-
-
-def _usual_grace(settings: Settings) -> str:
-    """Return how far outputs may be ahead of their checkpoint by default."""
-    return "1m" if settings.delivery.mode == "at_least_once" else "0"
 
 
 def secrets_of(settings: Settings) -> tuple[bytes, ...]:

@@ -168,11 +168,7 @@ def schedule(
         DelayServiceError: the delay topic is missing, a row can't be read or a record not written.
     """
     started_s = time.monotonic()
-    if not is_replaceable(options.rejected_path):
-        raise InvalidRequestError(
-            f"{options.rejected_path} holds what no former run wrote, and rejected rows would take "
-            "its place: name another folder"
-        )
+    _check_replaceable(options.rejected_path)
     rules = rules_for(contracts, options)
     judged = _judged(rows, options.fields, rules).persist(_KEPT)
     fresh: DataFrame | None = None
@@ -210,6 +206,14 @@ def schedule(
         if fresh is not None:
             fresh.unpersist()
     return replace(report, seconds=round(time.monotonic() - started_s, 3))
+
+
+def _check_replaceable(path: str) -> None:
+    if not is_replaceable(path):
+        raise InvalidRequestError(
+            f"{path} holds what no former run wrote, and rejected rows would take its place: name "
+            "another folder"
+        )
 
 
 def served_contracts(
