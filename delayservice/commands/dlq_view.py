@@ -34,7 +34,7 @@ _FOLDED_WIDTH_MIN: Final = 30
 
 
 @dataclass(slots=True)
-class Tally:
+class ReplayTally:
     """Counts of replayed records by code and target, and of others by reason."""
 
     replayed: Counter[tuple[str, str]] = field(default_factory=Counter)
@@ -143,7 +143,7 @@ def _show_blocks(names: list[str], rows: list[list[str]]) -> None:
         out.print(f"  {row[-1]}", markup=False)
 
 
-def tell(tally: Tally, what: str, *, as_json: bool) -> None:
+def tell(tally: ReplayTally, what: str, *, as_json: bool) -> None:
     """Print the counts of a replay."""
     if as_json:
         replayed = [

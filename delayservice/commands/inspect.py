@@ -31,7 +31,7 @@ _YEAR_MS_MAX: Final = 253_402_300_800_000
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class RecordFilter:
     """Which records are asked for; None: any."""
 
     bounds: Bounds
@@ -49,7 +49,7 @@ class Wanted:
 
 def wanted(
     since: str | None, until: str | None, record_id: str | None, target: str | None
-) -> Wanted:
+) -> RecordFilter:
     """Return what the options ask for.
 
     Raises:
@@ -57,7 +57,7 @@ def wanted(
     """
     to_ms = min(_instant_ms("--to", until, DUE_STOP_MS), DUE_STOP_MS)
     bounds = Bounds(_instant_ms("--from", since, 0), to_ms)
-    return Wanted(bounds, None if record_id is None else record_id.encode(), target)
+    return RecordFilter(bounds, None if record_id is None else record_id.encode(), target)
 
 
 def _instant_ms(option: str, text: str | None, default: int) -> int:
@@ -184,7 +184,9 @@ class _Row:
     payload: Payload
 
 
-def show_records(path: Path, wanted: Wanted, limit: int, *, values: bool, as_json: bool) -> bool:
+def show_records(
+    path: Path, wanted: RecordFilter, limit: int, *, values: bool, as_json: bool
+) -> bool:
     """Records of each shard, in due order.
 
     Returns:

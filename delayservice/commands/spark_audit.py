@@ -26,7 +26,7 @@ from delayservice.config.contract import allowed_patterns
 
 if TYPE_CHECKING:
     from connectors.spark.audit import AuditOptions, AuditResult
-    from connectors.spark.audit.state import Manifest
+    from connectors.spark.audit.state import AuditManifest
     from delayservice.config.settings import Settings
 
 # Help is read more often than anything runs: what is heavy is imported by the command.
@@ -246,7 +246,7 @@ def _follow(
     return exit_status(len(manifest.findings), len(manifest.unjudged))
 
 
-def _show_interval(manifest: Manifest, found: AuditResult, *, as_json: bool) -> None:
+def _show_interval(manifest: AuditManifest, found: AuditResult, *, as_json: bool) -> None:
     if as_json:
         print_json(found.to_json())
         return

@@ -29,7 +29,7 @@ ARCHIVE: Final = f"{ROW_SCHEMA}, value_hash long"
 VERSION: Final = 1
 
 
-class Facts(msgspec.Struct, frozen=True):
+class BatchFacts(msgspec.Struct, frozen=True):
     """The facts that an archive keeps about one batch.
 
     Attributes:
@@ -61,12 +61,12 @@ class Archive:
         """Return the folder of a batch."""
         return f"{self._path}/records/batch={number:08d}"
 
-    def commit(self, number: int, facts: Facts) -> None:
+    def commit(self, number: int, facts: BatchFacts) -> None:
         """Write down that a batch is there."""
         text = msgspec.json.encode(facts).decode()
         write_text(f"{self._path}/batches/{number:08d}.json", text)
 
-    def facts_before(self, number: int) -> Facts | None:
+    def facts_before(self, number: int) -> BatchFacts | None:
         """Return the facts of the batch before; None: it is the first one."""
         numbers = [one for one in self.numbers() if one < number]
         return self._facts(numbers[-1]) if numbers else None
@@ -75,10 +75,10 @@ class Archive:
         """Return the numbers of all batches."""
         return [int(name.partition(".")[0]) for name in names_in(f"{self._path}/batches")]
 
-    def _facts(self, number: int) -> Facts:
+    def _facts(self, number: int) -> BatchFacts:
         path = f"{self._path}/batches/{number:08d}.json"
         try:
-            found = msgspec.json.decode(read_text(path) or "", type=Facts)
+            found = msgspec.json.decode(read_text(path) or "", type=BatchFacts)
         except msgspec.MsgspecError as exc:
             raise DelayServiceError(f"{path} can't be read: {exc}") from exc
         if found.v != VERSION:

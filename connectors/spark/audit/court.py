@@ -28,7 +28,7 @@ from connectors.spark.audit.verdicts import (
     UNKNOWN_SOURCE,
     UNLESS_MARKED,
     WRONG_OUTCOME,
-    Finding,
+    RecordVerdict,
 )
 from connectors.spark.common.decode import without_collector
 from connectors.spark.ledger.facts import (
@@ -37,8 +37,8 @@ from connectors.spark.ledger.facts import (
     DELIVERED,
     FORWARDED,
     NEVER_MS,
-    Output,
-    Source,
+    OutputRow,
+    SourceRow,
 )
 from connectors.spark.ledger.ids import NONE, IdHistory, Line
 from connectors.spark.ledger.kinds import FOREIGN, settlement_name
@@ -108,7 +108,7 @@ def judge_records(rows: DataFrame, rules: Rules, *, keeps: bool) -> DataFrame:
     )
 
 
-def decide_by_ids(judged: DataFrame, passed: Passed, rules: Rules) -> DataFrame:
+def decide_by_ids(judged: DataFrame, passed: PassedTimes, rules: Rules) -> DataFrame:
     """Return the verdicts that depend on other records of the same id, as certain ones.
 
     Args:
@@ -194,7 +194,7 @@ def _lists(batch: pa.RecordBatch) -> list[list[Any]]:
     return [column.to_pylist() for column in batch.columns]
 
 
-def _finding_row(one: Finding) -> _Row:
+def _finding_row(one: RecordVerdict) -> _Row:
     row: _Row = {
         "verdict": one.verdict,
         "kind": one.kind,
@@ -214,7 +214,7 @@ def _finding_row(one: Finding) -> _Row:
     return row if one.output is None else row | _place_row(one.output)
 
 
-def _place_row(output: Output) -> _Row:
+def _place_row(output: OutputRow) -> _Row:
     return {
         "target": output.topic,
         "target_partition": output.partition,
@@ -232,7 +232,9 @@ def _batches(rows: Iterable[_Row]) -> Iterator[pa.RecordBatch]:
 # --- lines of ids --------------------------------------------------------------------------------
 
 
-def _line_of(group: Group, found: Sequence[Finding], rules: Rules) -> tuple[bytes, Line] | None:
+def _line_of(
+    group: Group, found: Sequence[RecordVerdict], rules: Rules
+) -> tuple[bytes, Line] | None:
     """Return id and line of a record; None: it bears no id."""
     if group.named is not None:
         record_id, line = group.named
@@ -243,7 +245,7 @@ def _line_of(group: Group, found: Sequence[Finding], rules: Rules) -> tuple[byte
     return source.facts.record_id, _line(source, group, found, rules)
 
 
-def _line(source: Source, group: Group, found: Sequence[Finding], rules: Rules) -> Line:
+def _line(source: SourceRow, group: Group, found: Sequence[RecordVerdict], rules: Rules) -> Line:
     """Return the record as a line of its id's history; with its settlement, if nothing is wrong
     there.
     """
@@ -288,7 +290,7 @@ def _line_row(group: Group, record_id: bytes, line: Line) -> _Row:
     return row | _place_row(group.settling[0]) if group.settling else row
 
 
-class Passed:
+class PassedTimes:
     """The latest times at which H passed offsets, from the settlements of what lies behind them.
 
     Args:
@@ -327,7 +329,7 @@ class IdCourt:
         passed: when H had passed which offsets.
     """
 
-    def __init__(self, rules: Rules, passed: Passed) -> None:
+    def __init__(self, rules: Rules, passed: PassedTimes) -> None:
         self._rules = rules
         self._passed = passed
 

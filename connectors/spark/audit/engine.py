@@ -22,15 +22,15 @@ from dataclasses import dataclass
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
 
-from connectors.spark.audit.court import COUNT, LINE, Passed, judge_records
+from connectors.spark.audit.court import COUNT, LINE, PassedTimes, judge_records
 from connectors.spark.audit.evidence import Evidence
 from connectors.spark.audit.frames import apart, decide, named, passed
-from connectors.spark.audit.held import Held
+from connectors.spark.audit.held import CarriedState
 from connectors.spark.audit.logs import Logs
 from connectors.spark.audit.match import ODD, PENDING, SOUND, UNMATCHED, match, unpaired
 from connectors.spark.audit.rules import Rules
 from connectors.spark.audit.sieve import blocks_of, counted, in_blocks, is_plain, waiting
-from connectors.spark.audit.state import KEY, Run
+from connectors.spark.audit.state import KEY, StoredRun
 from connectors.spark.audit.verdicts import FOUND, UNJUDGED
 from connectors.spark.common.cut import Cut
 from connectors.spark.common.frames import kept
@@ -46,7 +46,7 @@ from connectors.spark.ledger.unread import read_in_python
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class StepResult:
     """The result of a step.
 
     Attributes:
@@ -59,7 +59,7 @@ class Step:
     found: DataFrame
     unjudged: DataFrame
     counts: Mapping[str, int]
-    runs: tuple[Run, ...] = ()
+    runs: tuple[StoredRun, ...] = ()
 
 
 class Engine:
@@ -94,7 +94,7 @@ class Engine:
         self._ledger = ledger
         self._counts: Counter[str] = Counter()
 
-    def run(self, held: Held | None = None) -> Step:
+    def run(self, held: CarriedState | None = None) -> StepResult:
         """Make the step; without ``held`` it is the only one, and keeps nothing."""
         rows = self._read()
         if held is not None:
@@ -112,14 +112,14 @@ class Engine:
         judged = self._kept("judged", judged, "verdict")
         decided = self._kept("decided", self._decided(even, matched, judged), "verdict")
         self._count(even, matched, judged)
-        runs: tuple[Run, ...] = ()
+        runs: tuple[StoredRun, ...] = ()
         if held is not None:
             sound = sifted.where(sf.col("role") == DELIVERED)
             runs = held.keep(matched, decided, waiting(sifted, self._rules), sound)
         told = named(decided, self._cut, self._rules)
         verdict = sf.col("verdict")
         found, unjudged = (told.where(verdict == one).drop("verdict") for one in (FOUND, UNJUDGED))
-        return Step(found, unjudged, dict(sorted(self._counts.items())), runs)
+        return StepResult(found, unjudged, dict(sorted(self._counts.items())), runs)
 
     def _kept(self, name: str, rows: DataFrame, *by: str) -> DataFrame:
         return kept(rows, f"{self._work}/{name}", *by)
@@ -154,7 +154,7 @@ class Engine:
     # --- judge ---------------------------------------------------------------------------------
 
     def _odd(
-        self, matched: DataFrame, sifted: DataFrame, held: Held | None
+        self, matched: DataFrame, sifted: DataFrame, held: CarriedState | None
     ) -> tuple[DataFrame, DataFrame]:
         """Return the rows that have to be judged in Python, those of earlier records that outputs
         name included; and the sifted rows without those.
@@ -176,7 +176,7 @@ class Engine:
         """Return the verdicts that are certain by now."""
         has_ids = not judged.where(sf.col("verdict") == LINE).isEmpty()
         offsets = sum(span.end - span.start for span in self._evidence.spans.values())
-        known = passed(matched, offsets, even) if has_ids else Passed()
+        known = passed(matched, offsets, even) if has_ids else PassedTimes()
         return self._logs.still_true(decide(judged, known, self._rules), self._rules)
 
     # --- results -------------------------------------------------------------------------------

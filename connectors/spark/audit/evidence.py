@@ -19,7 +19,7 @@ CLOCKS_DIFFER_MS: Final = 600_000
 
 
 @dataclass(frozen=True, slots=True)
-class Past:
+class EarlierCut:
     """Facts that an earlier cut left.
 
     Attributes:
@@ -37,7 +37,7 @@ class Past:
     overdue_ms: int = -NEVER_MS
 
 
-NO_PAST: Final = Past()
+NO_PAST: Final = EarlierCut()
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ def all_of(cut: Cut) -> Evidence:
     return Evidence(cut.spans, starts, starts, dict.fromkeys(cut.spans, 0), {}, policies)
 
 
-def gather(client: Mapping[str, str], cut: Cut, past: Past = NO_PAST) -> Evidence:
+def gather(client: Mapping[str, str], cut: Cut, past: EarlierCut = NO_PAST) -> Evidence:
     """Return what is known of the logs at a cut, since an earlier one.
 
     Raises:
@@ -100,7 +100,7 @@ def gather(client: Mapping[str, str], cut: Cut, past: Past = NO_PAST) -> Evidenc
 def _judged(
     client: Mapping[str, str],
     cut: Cut,
-    past: Past,
+    past: EarlierCut,
     complete_ms: Mapping[Place, int],
     policies: Mapping[str, Policy],
 ) -> dict[Place, int]:
@@ -134,7 +134,9 @@ class Strictness:
     lag_ms: int = 30_000
 
 
-def rules_of(cut: Cut, evidence: Evidence, strictness: Strictness, past: Past = NO_PAST) -> Rules:
+def rules_of(
+    cut: Cut, evidence: Evidence, strictness: Strictness, past: EarlierCut = NO_PAST
+) -> Rules:
     """Return the rules that records are judged by.
 
     Args:
@@ -175,7 +177,7 @@ def overdue_since_ms(cut: Cut, strictness: Strictness) -> int:
     return -NEVER_MS if overdue_ms is None else cut.taken_ms - overdue_ms
 
 
-def _shard_rules(shard: ShardCut, cut: Cut, evidence: Evidence, past: Past) -> ShardRules:
+def _shard_rules(shard: ShardCut, cut: Cut, evidence: Evidence, past: EarlierCut) -> ShardRules:
     # Delay topics have the broker's times: the service serves no other ones.
     first_ms = evidence.seen_ms.get(shard.place, cut.taken_ms)
     return ShardRules(

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from connectors.spark.ledger.facts import NEVER_MS, Output, Source
+from connectors.spark.ledger.facts import NEVER_MS, OutputRow, SourceRow
 from connectors.spark.ledger.kinds import FOREIGN
 from connectors.spark.ledger.rows import name_hash
 from delayservice.contract.contracts import Contracts
@@ -112,7 +112,7 @@ class Rules:
             found.setdefault(self.partitions[topic], []).append(topic)
         return found
 
-    def may_be_refused(self, output: Output) -> bool:
+    def may_be_refused(self, output: OutputRow) -> bool:
         """Return whether H has not passed a copy or an envelope, so that no dead letter can say yet
         that it is forged.
         """
@@ -120,7 +120,7 @@ class Rules:
         own = self.shards.get(name_hash(name))
         return own is not None and output.place >= own.earlier.offset
 
-    def topic(self, source: Source) -> str:
+    def topic(self, source: SourceRow) -> str:
         """Name of the record's target topic."""
         return self.topics.get(source.topic, source.facts.target)
 
@@ -132,7 +132,7 @@ class Rules:
         """Tolerance for early delivery to a topic, in ms."""
         return max(self.early_ms, self.clocks_ms(topic))
 
-    def unseen(self, source: Source, since_ms: int) -> str | None:
+    def unseen(self, source: SourceRow, since_ms: int) -> str | None:
         """Return why a settlement of this record that was written at ``since_ms`` or later may be
         where nothing can be read; None: all is read that could hold it.
         """
@@ -159,11 +159,11 @@ class Rules:
         found = [reason for reason in reasons if reason is not None]
         return OPEN if OPEN in found else next(iter(found), None)
 
-    def unseen_home(self, source: Source, since_ms: int) -> str | None:
+    def unseen_home(self, source: SourceRow, since_ms: int) -> str | None:
         """Return the same as ``unseen``, for the envelope of a record that goes home."""
         return self._hidden_in(source.topic, [source.partition], since_ms)
 
-    def unseen_target(self, source: Source, since_ms: int) -> str | None:
+    def unseen_target(self, source: SourceRow, since_ms: int) -> str | None:
         """Return the same as ``unseen``, for deliveries only."""
         if (
             source.topic not in self.topics
@@ -177,7 +177,7 @@ class Rules:
             return self._hidden_in(source.topic, [source.partition], since_ms)
         return self._hidden(source.topic, source, since_ms)
 
-    def _hidden(self, topic: int, source: Source, since_ms: int) -> str | None:
+    def _hidden(self, topic: int, source: SourceRow, since_ms: int) -> str | None:
         """Return why an output can't be seen yet in any partition that the key may be in."""
         count = self.partitions[topic]
         has_grown = any(first_ms > since_ms for first_ms in self.seen_ms.get(topic, ())[1:])

@@ -18,20 +18,20 @@ from typing import Final
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as sf
 
-from connectors.spark.audit.engine import Engine, Step
+from connectors.spark.audit.engine import Engine, StepResult
 from connectors.spark.audit.evidence import (
     NO_PAST,
+    EarlierCut,
     Evidence,
-    Past,
     gather,
     overdue_since_ms,
     rules_of,
 )
-from connectors.spark.audit.held import Held
+from connectors.spark.audit.held import CarriedState
 from connectors.spark.audit.logs import KafkaLogs, Logs
 from connectors.spark.audit.options import AuditOptions, OffsetRange
 from connectors.spark.audit.result import SAMPLE_ROWS, AuditResult
-from connectors.spark.audit.state import Log, Manifest, State
+from connectors.spark.audit.state import AuditManifest, LogPosition, State
 from connectors.spark.audit.verdicts import FINDING
 from connectors.spark.common.cut import Cut, take_cut
 from connectors.spark.common.files import delete, read_text, write_text
@@ -164,7 +164,7 @@ class Following:
         runs, dropped = list(before.runs), 0
         if gone := [name_hash(name) for name in before.deleted(cut)]:
             runs, dropped = self._state.without(runs, gone, number)
-        held = Held(self._state, runs, number, cut.taken_ms, rules, work)
+        held = CarriedState(self._state, runs, number, cut.taken_ms, rules, work)
         logs = KafkaLogs(self._spark, self._options.client, evidence)
         ledger = Ledger.of(cut, self._options.secrets)
         step = Engine(self._spark, logs, work, cut, evidence, rules, ledger).run(held)
@@ -205,22 +205,22 @@ def _text(result: AuditResult) -> str:
     return json.dumps(result.to_json(), indent=2) + "\n"
 
 
-def _from_now(cut: Cut) -> Past:
+def _from_now(cut: Cut) -> EarlierCut:
     ends = {place: span.end for place, span in cut.spans.items()}
     shards = {shard.place: shard.span.end for shard in cut.shards}
-    return Past(ends=ends, starts=shards, judged=shards)
+    return EarlierCut(ends=ends, starts=shards, judged=shards)
 
 
 def _manifest(
-    before: Manifest,
+    before: AuditManifest,
     cut: Cut,
     evidence: Evidence,
     options: AuditOptions,
-    step: Step,
+    step: StepResult,
     result: AuditResult,
-) -> Manifest:
+) -> AuditManifest:
     logs = tuple(
-        Log(
+        LogPosition(
             *place,
             cut.topic_ids.get(place[0], ""),
             span.end,
@@ -230,7 +230,7 @@ def _manifest(
         )
         for place, span in sorted(cut.spans.items())
     )
-    return Manifest(
+    return AuditManifest(
         number=before.number + 1,
         taken_ms=cut.taken_ms,
         overdue_ms=overdue_since_ms(cut, options.strictness),
@@ -275,8 +275,8 @@ def _result(
     options: AuditOptions,
     cut: Cut,
     evidence: Evidence,
-    past: Past,
-    step: Step,
+    past: EarlierCut,
+    step: StepResult,
     found: DataFrame,
     unjudged: DataFrame,
     began_s: float,
@@ -308,7 +308,7 @@ def _result(
 
 
 def _judged_ranges(
-    cut: Cut, evidence: Evidence, past: Past, options: AuditOptions
+    cut: Cut, evidence: Evidence, past: EarlierCut, options: AuditOptions
 ) -> Iterator[OffsetRange]:
     """Yield the offsets that the verdict is for: those of which all evidence still exists and that
     no earlier cut has seen, or those that were asked for.
@@ -324,7 +324,7 @@ def _judged_ranges(
 
 
 def _unread(
-    cut: Cut, evidence: Evidence, past: Past, judged: tuple[OffsetRange, ...], dropped: int
+    cut: Cut, evidence: Evidence, past: EarlierCut, judged: tuple[OffsetRange, ...], dropped: int
 ) -> dict[str, int]:
     """Return the number of offsets that can't be judged at all, by reason; ``dropped``: records
     that were pending in topics that were made anew.

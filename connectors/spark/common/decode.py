@@ -59,7 +59,7 @@ class HashedValue(bytes):
     """Stands for a value of which only the hash was kept: eight bytes (``ledger.rows``)."""
 
 
-class Run(NamedTuple):
+class PartitionBatch(NamedTuple):
     """Part of a batch that comes from one partition."""
 
     topic: str
@@ -81,7 +81,7 @@ def without_collector() -> Iterator[None]:
             gc.enable()
 
 
-def runs(batch: pa.RecordBatch) -> Iterator[Run]:
+def runs(batch: pa.RecordBatch) -> Iterator[PartitionBatch]:
     """A batch by partition. Nearly always one, for a task reads one partition."""
     topics = batch.column("topic").dictionary_encode()
     place = topics.indices.to_numpy().astype(np.int64) << 32
@@ -91,7 +91,7 @@ def runs(batch: pa.RecordBatch) -> Iterator[Run]:
     for start, stop in pairwise(bounds):
         if start < stop:
             at = int(place[start])
-            yield Run(names[at >> 32], at & 0xFFFFFFFF, batch.slice(start, stop - start))
+            yield PartitionBatch(names[at >> 32], at & 0xFFFFFFFF, batch.slice(start, stop - start))
 
 
 def rows_of(batch: pa.RecordBatch) -> list[Row]:

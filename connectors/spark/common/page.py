@@ -121,7 +121,7 @@ class Chart:
 
 
 @dataclass(frozen=True, slots=True)
-class Section:
+class PageSection:
     """A part of a page under a heading: a sentence, charts, and tables."""
 
     heading: str
@@ -131,7 +131,7 @@ class Section:
 
 
 @dataclass(frozen=True, slots=True)
-class Page:
+class HtmlPage:
     """A page.
 
     Attributes:
@@ -149,13 +149,13 @@ class Page:
     heading: str
     lead: str
     facts: Sequence[tuple[str, object]]
-    sections: Sequence[Section]
+    sections: Sequence[PageSection]
     footer: str
     warnings: Sequence[str] = ()
     notes: Sequence[str] = ()
 
 
-def write_page(page: Page) -> str:
+def write_page(page: HtmlPage) -> str:
     """The page as HTML; everything in it is escaped."""
     return _environment().get_template("page.html").render(page=page)
 

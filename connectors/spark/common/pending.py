@@ -69,7 +69,7 @@ class LogPart(NamedTuple):
     log_start: int = 0
 
 
-class Facts(NamedTuple):
+class PendingColumns(NamedTuple):
     """Columns of a pending record beside its key.
 
     Attributes:
@@ -90,7 +90,7 @@ def sift(
     spark: SparkSession,
     client: Mapping[str, str],
     parts: Mapping[Place, LogPart],
-    facts: Facts,
+    facts: PendingColumns,
     secrets: Iterable[bytes],
     min_partitions: int,
 ) -> DataFrame:
@@ -117,7 +117,7 @@ def sift(
         {place: part.stop for place, part in parts.items()},
         max(min_partitions, tasks),
     )
-    sieve = _Sieve(dict(parts), facts, tuple(secrets))
+    sieve = _PendingSieve(dict(parts), facts, tuple(secrets))
     return records.mapInArrow(sieve.sift, from_arrow_schema(facts.whole))
 
 
@@ -167,11 +167,11 @@ def before(sifted: DataFrame, parts: Mapping[Place, LogPart]) -> dict[Place, Log
 
 
 @dataclass(frozen=True, slots=True)
-class _Sieve:
+class _PendingSieve:
     """Sifts records of delay topics; sent to the executors as it is."""
 
     parts: Mapping[Place, LogPart]
-    facts: Facts
+    facts: PendingColumns
     secrets: tuple[bytes, ...]
 
     def sift(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -110,7 +110,7 @@ def next_batch(marks: Iterable[int]) -> int:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sink:
+class TopicSink:
     """Writer of records to one topic; it is sent to the executors.
 
     Attributes:
@@ -242,7 +242,9 @@ def _headers(column: pa.ListArray) -> Iterator[Headers | None]:
         yield pairs[start - first : stop - first] if is_set else None
 
 
-def _task(sink: Sink, batch: int) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+def _task(
+    sink: TopicSink, batch: int
+) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     """Return what a task does: a transaction for each Arrow batch of its part."""
 
     def write(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -266,7 +268,7 @@ def _task(sink: Sink, batch: int) -> Callable[[Iterable[pa.RecordBatch]], Iterat
 class _Part:
     """The one writer of a part: it fences the others when it first asks for the mark."""
 
-    def __init__(self, sink: Sink, number: int) -> None:
+    def __init__(self, sink: TopicSink, number: int) -> None:
         self._sink = sink
         self._number = number
         self._id = f"{sink.name}-{number}"
@@ -339,7 +341,7 @@ class _Part:
 
 
 def _asked(
-    sink: Sink, ask: Callable[..., Mapping[Any, Future[Any]]], places: list[TopicPartition]
+    sink: TopicSink, ask: Callable[..., Mapping[Any, Future[Any]]], places: list[TopicPartition]
 ) -> list[TopicPartition]:
     """Ask the group's coordinator about marks, and again while there is another coordinator.
 

@@ -122,7 +122,7 @@ PLAIN_SOURCE: Final = SourceFacts()
 PLAIN_OUTPUT: Final = OutputFacts()
 
 
-class Source(NamedTuple):
+class SourceRow(NamedTuple):
     """A source record: a row of the ledger."""
 
     shard: int
@@ -140,7 +140,7 @@ class Source(NamedTuple):
     """Hash of its output's key, which chooses a partition; -1: it has no key."""
 
 
-class Output(NamedTuple):
+class OutputRow(NamedTuple):
     """A record that settles a source record: a row of the ledger. It lies at ``topic``,
     ``partition`` and ``place``.
     """

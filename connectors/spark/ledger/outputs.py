@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from connectors.spark.common.decode import (
     NO_KEY,
-    Run,
+    PartitionBatch,
     key_hash,
     rows_of,
     runs,
@@ -82,7 +82,7 @@ class _Outputs:
     have written.
     """
 
-    def __init__(self, ledger: Ledger, run: Run) -> None:
+    def __init__(self, ledger: Ledger, run: PartitionBatch) -> None:
         self._ledger = ledger
         self._batch = run.batch
         self._role = ledger.roles.get(run.topic, DELIVERED)

@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from connectors.spark.common.decode import (
     NO_KEY,
-    Run,
+    PartitionBatch,
     ShardReader,
     envelope_of,
     key_hash,
@@ -61,7 +61,7 @@ class SourceRows:
                     if reader is not None:
                         yield batch_of(self._of_run(run, reader))
 
-    def _of_run(self, run: Run, reader: ShardReader) -> Iterator[LedgerRow]:
+    def _of_run(self, run: PartitionBatch, reader: ShardReader) -> Iterator[LedgerRow]:
         place = (run.topic, run.partition)
         shard = self.ledger.shards.get(place)
         rows = rows_of(run.batch)

@@ -20,7 +20,7 @@ from connectors.spark.reconcile.compare import (
     as_findings,
 )
 from connectors.spark.reconcile.digest_rows import sum64
-from connectors.spark.reconcile.plan import STEPS_MAX, Step
+from connectors.spark.reconcile.plan import STEPS_MAX, RepairStep
 from delayservice.replicas.digest import HOUR_MS, SLOT_MS
 
 KINDS: Final = (*OF_RECORDS, "damaged", "behind", "silent")
@@ -162,7 +162,7 @@ def ranges_of(slots: DataFrame) -> DataFrame:
 
 def plan_steps(
     found: DataFrame, logged: DataFrame, damaged: DataFrame, shards: DataFrame
-) -> list[Step]:
+) -> list[RepairStep]:
     """Return what is to be read again: each copy's adjoining slots with findings as one range,
     which is never longer than an hour, for a node reads it in one go.
 
@@ -241,8 +241,8 @@ def _islands(slots: DataFrame, gap_ms: int, summed: list[Column]) -> DataFrame:
     )
 
 
-def _step(row: Row) -> Step:
+def _step(row: Row) -> RepairStep:
     found = row.asDict()
     counts = [(kind, found.pop(kind)) for kind in (*OF_RECORDS, "damaged")]
     why = ", ".join(f"{count} {kind}" for kind, count in counts if count)
-    return Step(why=why, **found)
+    return RepairStep(why=why, **found)

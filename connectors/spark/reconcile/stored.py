@@ -14,7 +14,7 @@ from typing import Final, TypeAlias
 
 import pyarrow as pa
 
-from connectors.spark.common.pending import Facts
+from connectors.spark.common.pending import PendingColumns
 from delayservice.contract.codec import Payload, decode_payload, encode_payload
 from delayservice.contract.entry import Entry
 from delayservice.engine.pending import NO_MARK, Frame
@@ -150,7 +150,7 @@ def _hashes_of(entry: Entry) -> tuple[int, int]:
     return _hashes(key_ms, offset, record_id, encode_payload(payload))
 
 
-HASHES: Final = Facts(
+HASHES: Final = PendingColumns(
     pa.schema([("payload_hash", pa.int64()), ("frame_hash", pa.int64())]), _hashes_of
 )
 """The hashes of a record of a delay topic that is pending."""

@@ -71,7 +71,7 @@ NOTHING_LATE: Final = Lateness(
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class LoadStep:
     """Pending records to be sent from ``start_ms`` until the next step; ``peak_per_s``: in the
     fullest second of it.
     """
@@ -83,7 +83,7 @@ class Load:
 
 
 @dataclass(frozen=True, slots=True)
-class Waiting:
+class PendingTotals:
     """Pending records in all."""
 
     records: int
@@ -102,7 +102,7 @@ class Count:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class ReportFacts:
     """Everything that the page shows.
 
     Attributes:
@@ -125,10 +125,10 @@ class Report:
     targets_total: int
     hours: tuple[Lateness, ...]
     delays: tuple[Lateness, ...]
-    waiting: Waiting
+    waiting: PendingTotals
     horizon_ms: int
     step_ms: int
-    forecast: tuple[Load, ...]
+    forecast: tuple[LoadStep, ...]
     pending_targets: tuple[Count, ...]
     outcomes: tuple[Count, ...]
     letters: tuple[Count, ...]

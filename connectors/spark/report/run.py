@@ -21,7 +21,7 @@ from connectors.spark.audit import AuditOptions
 from connectors.spark.common.cut import Cut, take_cut
 from connectors.spark.common.files import write_text
 from connectors.spark.common.log_times import LogStarts
-from connectors.spark.common.pending import TASK_RECORDS, Facts, LogPart, sift, uncancelled
+from connectors.spark.common.pending import TASK_RECORDS, LogPart, PendingColumns, sift, uncancelled
 from connectors.spark.common.progress import Say
 from connectors.spark.common.topics import read_topic
 from connectors.spark.report.facts import (
@@ -36,9 +36,9 @@ from connectors.spark.report.facts import (
     NOTHING_LATE,
     Count,
     Lateness,
-    Load,
-    Report,
-    Waiting,
+    LoadStep,
+    PendingTotals,
+    ReportFacts,
 )
 from connectors.spark.report.page import page
 from delayservice.config.units import DAY_MS, MINUTE_MS
@@ -64,7 +64,7 @@ def _load_of(entry: Entry) -> tuple[int, str, int]:
     return max(due_ms, key_ms), target, len(key or b"") + len(value or b"")
 
 
-LOAD: Final = Facts(
+LOAD: Final = PendingColumns(
     pa.schema([("send_ms", pa.int64()), ("target", pa.string()), ("bytes", pa.int64())]), _load_of
 )
 """When a pending record is due, or tried again; where it goes; bytes of its key and value."""
@@ -120,7 +120,7 @@ class ReportOptions:
         return f"{self.out.rstrip('/')}/{name}"
 
 
-def report(spark: SparkSession, options: ReportOptions, say: Say) -> Report:
+def report(spark: SparkSession, options: ReportOptions, say: Say) -> ReportFacts:
     """Count, and write ``report.html``, ``report.json`` and the Parquet data sets ``lateness`` and
     ``forecast``.
 
@@ -136,7 +136,7 @@ def report(spark: SparkSession, options: ReportOptions, say: Say) -> Report:
     say("what is pending")
     waiting, forecast, pending_targets = work.load()
     say("outcomes and dead letters")
-    found = Report(
+    found = ReportFacts(
         since_ms=options.since_ms,
         until_ms=options.until_ms,
         **lateness,
@@ -193,7 +193,7 @@ class _Work:
     # --- lateness --------------------------------------------------------------------------------
 
     def lateness(self) -> dict[str, Any]:
-        """Facts of ``Report`` about deliveries; all of them are in the data set ``lateness``."""
+        """Return the facts about deliveries; all of them are in the data set ``lateness``."""
         delivered = self._delivered()
         groups = delivered.groupingSets(
             [["target"], ["hour_ms"], ["delay"], []], "target", "hour_ms", "delay"
@@ -260,7 +260,7 @@ class _Work:
 
     # --- load ------------------------------------------------------------------------------------
 
-    def load(self) -> tuple[Waiting, tuple[Load, ...], tuple[Count, ...]]:
+    def load(self) -> tuple[PendingTotals, tuple[LoadStep, ...], tuple[Count, ...]]:
         """Return what is pending; the data set ``forecast`` has it by second and target."""
         options, now_ms = self._options, self._cut.taken_ms
         parts = {
@@ -288,7 +288,7 @@ class _Work:
         targets = seconds.groupBy("target").agg(sf.sum("records").alias("records"))
         largest = targets.orderBy(sf.desc("records")).limit(options.top).collect()
         return (
-            Waiting(
+            PendingTotals(
                 records=row["records"] or 0,
                 bytes=row["bytes"] or 0,
                 overdue=row["overdue"] or 0,
@@ -299,7 +299,7 @@ class _Work:
             tuple(Count(one["target"], one["records"]) for one in largest),
         )
 
-    def _forecast(self, seconds: DataFrame, end_ms: int) -> tuple[Load, ...]:
+    def _forecast(self, seconds: DataFrame, end_ms: int) -> tuple[LoadStep, ...]:
         """Count by steps from now to the horizon; what is overdue is in the first of them."""
         now_ms, step_ms = self._cut.taken_ms, self.step_ms
         each = seconds.where(sf.col("second_ms") < end_ms).groupBy("second_ms")
@@ -312,7 +312,7 @@ class _Work:
             sf.max("records").alias("peak"),
         )
         rows = steps.orderBy("start_ms").limit(FORECAST_STEPS_MAX + 1).collect()
-        return tuple(Load(r["start_ms"], r["records"], r["bytes"], r["peak"]) for r in rows)
+        return tuple(LoadStep(r["start_ms"], r["records"], r["bytes"], r["peak"]) for r in rows)
 
     # --- others ----------------------------------------------------------------------------------
 

@@ -38,7 +38,7 @@ _BEYOND_ALL_OFFSETS: Final = 0
 
 
 @dataclass(frozen=True, slots=True)
-class Rules:
+class RowRules:
     """Contract and limits that rows are judged by.
 
     Attributes:
@@ -60,7 +60,7 @@ class Rules:
     allowlist: Allowlist | None = None
 
 
-def check(rules: Rules) -> Check:
+def check(rules: RowRules) -> Check:
     """Return a function for ``DataFrame.mapInArrow`` from ``mapping.DRAFT_COLUMNS`` to ``JUDGED``.
 
     It appends ``code`` and ``reason``, both null of a good row, and empties ``row`` of those: only
@@ -68,7 +68,7 @@ def check(rules: Rules) -> Check:
     """
 
     def judged(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        judge = Judge(rules)
+        judge = ScheduleCheck(rules)
         for batch in batches:
             refusals = [
                 judge.refusal((_BEYOND_ALL_OFFSETS, rules.now_ms, *record))
@@ -79,10 +79,10 @@ def check(rules: Rules) -> Check:
     return judged
 
 
-class Judge:
+class ScheduleCheck:
     """Finds out why a record would not be delivered."""
 
-    def __init__(self, rules: Rules) -> None:
+    def __init__(self, rules: RowRules) -> None:
         self._rules = rules
         self._readers = [
             RecordReader(rules.topic, 0, Contracts([(0, replace(contract, id_partitions=0))]), ())

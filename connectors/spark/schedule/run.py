@@ -30,9 +30,9 @@ from connectors.spark.common.cut import settled_spans, take_cut
 from connectors.spark.common.failures import FAILURES, reason
 from connectors.spark.common.files import is_replaceable
 from connectors.spark.common.progress import Say
-from connectors.spark.common.sink import PARTS_MAX, Sink, sink_client
+from connectors.spark.common.sink import PARTS_MAX, TopicSink, sink_client
 from connectors.spark.common.topics import native_options, read_topic
-from connectors.spark.schedule.check import JUDGED, Rules, check
+from connectors.spark.schedule.check import JUDGED, RowRules, check
 from connectors.spark.schedule.mapping import Fields, drafts
 from delayservice.base.errors import DelayServiceError, InvalidRequestError
 from delayservice.contract import names
@@ -236,7 +236,7 @@ def served_contracts(
 # --- check ---------------------------------------------------------------------------------------
 
 
-def rules_for(contracts: Sequence[Contract], options: ScheduleOptions) -> Rules:
+def rules_for(contracts: Sequence[Contract], options: ScheduleOptions) -> RowRules:
     """Return the rules that rows are judged by.
 
     Raises:
@@ -257,10 +257,10 @@ def rules_for(contracts: Sequence[Contract], options: ScheduleOptions) -> Rules:
         )
     bytes_max = TargetTopics(admin).record_bytes_max(topic) or _RECORD_BYTES_DEFAULT
     now_ms = time.time_ns() // 1_000_000
-    return Rules(topic, tuple(contracts), now_ms, partitions, bytes_max, options.allowlist)
+    return RowRules(topic, tuple(contracts), now_ms, partitions, bytes_max, options.allowlist)
 
 
-def _judged(rows: DataFrame, fields: Fields, rules: Rules) -> DataFrame:
+def _judged(rows: DataFrame, fields: Fields, rules: RowRules) -> DataFrame:
     """Every row with its verdict: the reader's, or that its id is not its own."""
     asked = drafts(rows, fields)
     checked = asked.mapInArrow(check(rules), JUDGED)
@@ -355,9 +355,9 @@ def _sample(fresh: DataFrame, rows: int) -> list[dict[str, object]]:
 # --- write ---------------------------------------------------------------------------------------
 
 
-def sink_for(options: ScheduleOptions, rules: Rules) -> Sink:
+def sink_for(options: ScheduleOptions, rules: RowRules) -> TopicSink:
     """Return the sink of a job."""
-    return Sink(
+    return TopicSink(
         client=sink_client(options.writer or options.client),
         topic=options.topic,
         name=options.name,
@@ -366,7 +366,7 @@ def sink_for(options: ScheduleOptions, rules: Rules) -> Sink:
     )
 
 
-def _write(fresh: DataFrame, sink: Sink, batch: int) -> None:
+def _write(fresh: DataFrame, sink: TopicSink, batch: int) -> None:
     """Write what is fresh.
 
     Raises:

@@ -28,9 +28,9 @@ from connectors.kafka.dead_letters import partition_counts
 from connectors.spark.common.failures import reason
 from connectors.spark.common.files import delete, is_there, read_text, write_text
 from connectors.spark.common.progress import Say
-from connectors.spark.common.sink import Sink
+from connectors.spark.common.sink import TopicSink
 from connectors.spark.common.topics import java_options, native_options
-from connectors.spark.schedule.check import JUDGED, Rules, check
+from connectors.spark.schedule.check import JUDGED, RowRules, check
 from connectors.spark.schedule.mapping import IS_VALID, KEY, PLACE, VALUE, drafts
 from connectors.spark.schedule.run import (
     REJECTED,
@@ -104,7 +104,7 @@ def start_stream(
     if stream.from_topic not in partition_counts(admin_client(native_options(stream.source))):
         raise InvalidRequestError(f"there is no topic {stream.from_topic} to read")
 
-    def rules() -> Rules:
+    def rules() -> RowRules:
         return rules_for(contracts(), options)
 
     sink = sink_for(options, rules())
@@ -146,8 +146,8 @@ class Stream:
 
     def __init__(
         self,
-        sink: Sink,
-        rules: Callable[[], Rules],
+        sink: TopicSink,
+        rules: Callable[[], RowRules],
         rejected_path: str,
         say: Say,
         *,
