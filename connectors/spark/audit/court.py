@@ -130,9 +130,6 @@ def ledger_rows(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         yield batch_of(map(_unpack, batch.column(0).to_pylist()))
 
 
-# --- by record -----------------------------------------------------------------------------------
-
-
 class Court:
     """Judges the sorted ledger. Sent to the executors as it is.
 
@@ -227,9 +224,6 @@ def _batches(rows: Iterable[_Row]) -> Iterator[pa.RecordBatch]:
     kept = iter(rows)
     while some := list(islice(kept, _ROWS_MAX)):
         yield pa.RecordBatch.from_pylist(some, schema=_SCHEMA)
-
-
-# --- lines of ids --------------------------------------------------------------------------------
 
 
 def _line_of(

@@ -124,8 +124,6 @@ class Engine:
     def _kept(self, name: str, rows: DataFrame, *by: str) -> DataFrame:
         return kept(rows, f"{self._work}/{name}", *by)
 
-    # --- read ----------------------------------------------------------------------------------
-
     def _read(self) -> DataFrame:
         """Return the rows of the ledger that new records make."""
         logs, ledger = self._logs, self._ledger
@@ -150,8 +148,6 @@ class Engine:
                 made = read_in_python(rest, ledger, of_sources=bool(number))
                 rows = rows.unionByName(self._kept(f"made-{number}", made))
         return rows
-
-    # --- judge ---------------------------------------------------------------------------------
 
     def _odd(
         self, matched: DataFrame, sifted: DataFrame, held: CarriedState | None
@@ -178,8 +174,6 @@ class Engine:
         offsets = sum(span.end - span.start for span in self._evidence.spans.values())
         known = passed(matched, offsets, even) if has_ids else PassedTimes()
         return self._logs.still_true(decide(judged, known, self._rules), self._rules)
-
-    # --- results -------------------------------------------------------------------------------
 
     def _count(self, even: DataFrame, matched: DataFrame, judged: DataFrame) -> None:
         """Count records by what became of them."""

@@ -90,8 +90,6 @@ class CarriedState:
     def _written(self, rows: DataFrame, kind: str, part: str = "") -> list[StoredRun]:
         return self._state.write(rows, self._number, kind, self._taken_ms, part)
 
-    # --- look up -------------------------------------------------------------------------------
-
     def beside(self, new: DataFrame) -> DataFrame:
         """Return the rows that have to be looked at beside new ones: what is open, records that may
         be settled by now, and all that are pending under an id that a new row bears.
@@ -118,8 +116,6 @@ class CarriedState:
         )
         older = self._state.judged(self._runs, late.join(newest, KEY, "left_anti"))
         return early.select(*COLUMNS).unionByName(newest).unionByName(older)
-
-    # --- keep ----------------------------------------------------------------------------------
 
     def keep(
         self, matched: DataFrame, decided: DataFrame, waiting: DataFrame, sound: DataFrame

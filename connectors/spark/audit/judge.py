@@ -14,13 +14,7 @@ from typing import Final
 
 from connectors.spark.audit.group import Group, settled_row
 from connectors.spark.audit.rules import OPEN, Rules, ShardRules
-from connectors.spark.audit.settlement import (
-    finding_of,
-    gone_home,
-    origin_of,
-    problems,
-    unseen,
-)
+from connectors.spark.audit.settlement import finding_of, gone_home, origin_of, problems, unseen
 from connectors.spark.audit.several import (
     is_again,
     is_forwarded,

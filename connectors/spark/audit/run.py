@@ -115,9 +115,6 @@ def cut_of(options: AuditOptions) -> Cut:
     return replace(cut, dead_letter=options.dead_letter, outcomes=options.outcomes)
 
 
-# --- follow --------------------------------------------------------------------------------------
-
-
 class Following:
     """An audit that goes on from cut to cut.
 
@@ -240,9 +237,6 @@ def _manifest(
         unjudged=dict(Counter(before.unjudged) + Counter(result.unjudged)),
         audit=before.audit or uuid.uuid4().hex,
     )
-
-
-# --- results -------------------------------------------------------------------------------------
 
 
 def _check_ranges(cut: Cut, options: AuditOptions) -> None:

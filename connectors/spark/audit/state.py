@@ -268,8 +268,6 @@ class State:
             if count
         ]
 
-    # --- pending -------------------------------------------------------------------------------
-
     def live(
         self, runs: Sequence[StoredRun], buckets: Iterable[str], kinds: Sequence[str] = WAITING
     ) -> DataFrame:
@@ -285,8 +283,6 @@ class State:
     def _with_bucket(self, runs: Iterable[StoredRun]) -> DataFrame:
         bucket = sf.regexp_extract(sf.input_file_name(), _BUCKET_IN_PATH, 1)
         return self.read(runs).withColumn("bucket", bucket)
-
-    # --- judged --------------------------------------------------------------------------------
 
     def folded(self, judged: DataFrame) -> DataFrame:
         """Return ``REMEMBERED`` rows as ``JUDGED`` ones, which forget when they were settled."""
@@ -308,8 +304,6 @@ class State:
         block = (sf.shiftright("offset", _BLOCK_BITS) + 1).alias("block")
         found = held.join(sf.broadcast(keys.select(*KEY, block)), ["shard", "block"]).where(is_set)
         return found.select(*row_with(*KEY, "kind", "topic", role=sf.lit(REMEMBERED)))
-
-    # --- fewer runs ----------------------------------------------------------------------------
 
     def without(
         self, runs: Sequence[StoredRun], shards: Sequence[int], number: int

@@ -160,9 +160,6 @@ def write_page(page: HtmlPage) -> str:
     return _environment().get_template("page.html").render(page=page)
 
 
-# --- charts --------------------------------------------------------------------------------------
-
-
 def bars(
     caption: str,
     columns: tuple[str, ...],
@@ -245,9 +242,6 @@ def _svg(figure: Figure, label: str) -> Markup:
     body = _ANCHOR.sub(rf"\g<1>f{crc32(label.encode()):x}-", body)
     head = Markup('<svg role="img" {} aria-label="{}">')
     return head.format(Markup(root[1]), label) + Markup(body)  # noqa: S704  # matplotlib escapes
-
-
-# --- text ----------------------------------------------------------------------------------------
 
 
 def number(value: object) -> str:

@@ -9,12 +9,7 @@ from pyspark.sql import functions as sf
 
 from connectors.spark.common.frames import or_false
 from connectors.spark.ledger.facts import SOURCE
-from connectors.spark.ledger.rows import (
-    COLUMNS,
-    NO_ID,
-    TYPES,
-    LedgerRow,
-)
+from connectors.spark.ledger.rows import COLUMNS, NO_ID, TYPES, LedgerRow
 
 COMPLETE: Final = 0
 

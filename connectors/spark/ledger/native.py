@@ -28,10 +28,7 @@ from connectors.spark.ledger.expressions import (
 )
 from connectors.spark.ledger.facts import DELIVERED, OUTCOME, SOURCE
 from connectors.spark.ledger.kinds import OUTCOME_KINDS, OUTCOME_NAMES
-from connectors.spark.ledger.rows import (
-    NO_SHARD,
-    Ledger,
-)
+from connectors.spark.ledger.rows import NO_SHARD, Ledger
 from delayservice.contract import names
 from delayservice.contract.aliases import KNOWN
 from delayservice.contract.contracts import (
@@ -57,9 +54,6 @@ _TOLD: Final = (
 )
 """Headers that say something in a record that is read here."""
 _ID_AND_OP: Final = 2
-
-
-# --- source records ------------------------------------------------------------------------------
 
 
 def classified_sources(records: DataFrame, ledger: Ledger) -> DataFrame:
@@ -219,9 +213,6 @@ def _allowed(ledger: Ledger) -> list[str]:
     }
     lists = [Allowlist.of_contract(contract, topic) for topic, contract in rules]
     return [n for n in ledger.topics if all(one.denial(n) is None for one in lists)] or [""]
-
-
-# --- outputs -------------------------------------------------------------------------------------
 
 
 def classified_deliveries(records: DataFrame, ledger: Ledger) -> DataFrame:

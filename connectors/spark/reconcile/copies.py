@@ -108,9 +108,6 @@ def copies_of(spark: SparkSession, compared: Iterable[Comparison]) -> DataFrame:
     return spark.createDataFrame(rows, "node string, topic string, partition int")
 
 
-# --- by digests ----------------------------------------------------------------------------------
-
-
 @dataclass
 class Live:
     """Copies of running nodes: digests tell where they differ, nodes give the details.
@@ -212,9 +209,6 @@ class Live:
         """See ``Replicas``: asks the nodes."""
         told, unanswered = self.details.of(ranges)
         return pending_rows(self.spark, told, self.compared), unanswered
-
-
-# --- on their disks ------------------------------------------------------------------------------
 
 
 @dataclass

@@ -158,9 +158,6 @@ class Comparison:
         self.behind[node] = why
 
 
-# --- choose --------------------------------------------------------------------------------------
-
-
 def choose(
     rows: Iterable[CutRow | Retired],
     shards: Mapping[Place, Served],

@@ -152,8 +152,6 @@ class _Following:
     def _compare(self) -> ReconcileResult:
         return compare_copies(self._spark, self._options.reconcile, self._say)
 
-    # --- repair --------------------------------------------------------------------------------
-
     def _repair(self, result: ReconcileResult) -> ReconcileResult:
         """Repair what may be; return the comparison that was done by."""
         chosen = self._choose(result)

@@ -28,15 +28,7 @@ from connectors.spark.common.pending import LogPart, before, sift, uncancelled, 
 from connectors.spark.common.progress import Say
 from connectors.spark.common.publish import name_for, publish
 from connectors.spark.common.topics import Place, native_options
-from connectors.spark.reconcile.compare import (
-    COPY,
-    FINDING,
-    PLACE,
-    SHARD,
-    SLOT,
-    compare,
-    with_slot,
-)
+from connectors.spark.reconcile.compare import COPY, FINDING, PLACE, SHARD, SLOT, compare, with_slot
 from connectors.spark.reconcile.copies import Live, OnDisk, Replicas, copies_of, served
 from connectors.spark.reconcile.details import Details
 from connectors.spark.reconcile.options import ReconcileOptions
@@ -149,8 +141,6 @@ class _Reconciling:
         self._write(result, found)
         return result
 
-    # --- what there is -------------------------------------------------------------------------
-
     def _take_cut(self) -> Cut:
         wanted = set() if self._options.folders else {self._options.digests}
         cut = take_cut(self._options.client, self._options.checkpoint, lambda *_: wanted)
@@ -200,8 +190,6 @@ class _Reconciling:
         """A small data frame with a row for each shard."""
         rows = [(*place, *fact) for place, fact in facts.items()]
         return self._spark.createDataFrame(rows, f"topic string, partition int, {columns}")
-
-    # --- the log -------------------------------------------------------------------------------
 
     def _logged(self, cut: Cut, replicas: Replicas, suspected: DataFrame) -> DataFrame:
         """Return what the log says is pending in the suspected slots."""
@@ -260,8 +248,6 @@ class _Reconciling:
             sf.min("slot_start_ms"), sf.max("slot_start_ms") + SLOT_MS
         )
         return {(topic, number): (first, stop) for topic, number, first, stop in found.collect()}
-
-    # --- findings ------------------------------------------------------------------------------
 
     def _findings(self, replicas: Replicas, wrong: DataFrame, logged: DataFrame) -> DataFrame:
         """Return all findings but those of slots that K has passed meanwhile."""
@@ -331,8 +317,6 @@ class _Reconciling:
             steps=steps,
         )
         return plan, more
-
-    # --- result --------------------------------------------------------------------------------
 
     def _result(
         self, notes: tuple[str, ...], replicas: Replicas, found: DataFrame, plan: Plan

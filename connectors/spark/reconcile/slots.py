@@ -11,14 +11,7 @@ from typing import Final
 from pyspark.sql import Column, DataFrame, Row, Window
 from pyspark.sql import functions as sf
 
-from connectors.spark.reconcile.compare import (
-    COPY,
-    OF_RECORDS,
-    PLACE,
-    SHARD,
-    SLOT,
-    as_findings,
-)
+from connectors.spark.reconcile.compare import COPY, OF_RECORDS, PLACE, SHARD, SLOT, as_findings
 from connectors.spark.reconcile.digest_rows import sum64
 from connectors.spark.reconcile.plan import STEPS_MAX, RepairStep
 from delayservice.replicas.digest import HOUR_MS, SLOT_MS
@@ -140,9 +133,6 @@ def damage_findings(unreadable: DataFrame) -> DataFrame:
     """Damage as findings."""
     found = unreadable.withColumn("kind", sf.lit("damaged")).withColumnRenamed("why", "detail")
     return as_findings(found)
-
-
-# --- ranges --------------------------------------------------------------------------------------
 
 
 def ranges_of(slots: DataFrame) -> DataFrame:

@@ -74,9 +74,6 @@ def _glance(report: ReportFacts) -> list[tuple[str, object]]:
     ]
 
 
-# --- lateness ------------------------------------------------------------------------------------
-
-
 def _lateness(report: ReportFacts) -> PageSection:
     targets = report.targets
     sizes = [(target.name, target.records, target.bytes) for target in targets]
@@ -137,9 +134,6 @@ def class_names() -> list[str]:
     return ["early", *bounds, "later"]
 
 
-# --- load ----------------------------------------------------------------------------------------
-
-
 def _load(report: ReportFacts) -> PageSection:
     waiting, horizon = report.waiting, format_duration(report.horizon_ms)
     last = "" if waiting.last_ms is None else f", the last at {moment(waiting.last_ms)} UTC"
@@ -177,9 +171,6 @@ def continuous(forecast: Sequence[LoadStep], step_ms: int) -> list[LoadStep]:
     by_start = {load.start_ms: load for load in forecast}
     starts = range(forecast[0].start_ms, forecast[-1].start_ms + 2 * step_ms, step_ms)
     return [by_start.get(start, LoadStep(start, 0, 0, 0)) for start in starts]
-
-
-# --- others --------------------------------------------------------------------------------------
 
 
 def _others(report: ReportFacts) -> PageSection:

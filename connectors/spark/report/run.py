@@ -165,8 +165,6 @@ class _Work:
         steps = (step for step in _STEPS_MS if options.horizon_ms <= step * FORECAST_STEPS_MAX)
         self.step_ms = next(steps, _STEPS_MS[-1])
 
-    # --- read ------------------------------------------------------------------------------------
-
     def _read(self, topics: Collection[str], *, since_ms: int | None = None) -> DataFrame:
         """Records of whole topics, from an instant on where one is given."""
         places = [place for place in self._cut.spans if place[0] in topics]
@@ -189,8 +187,6 @@ class _Work:
         if options.until_ms is not None:
             records = records.where(sf.col("timestamp_ms") < options.until_ms)
         return records
-
-    # --- lateness --------------------------------------------------------------------------------
 
     def lateness(self) -> dict[str, Any]:
         """Return the facts about deliveries; all of them are in the data set ``lateness``."""
@@ -258,8 +254,6 @@ class _Work:
             sf.when(~sf.col("fired"), sf.col("at_ms") - armed_ms).alias("late_ms"),
         )
 
-    # --- load ------------------------------------------------------------------------------------
-
     def load(self) -> tuple[PendingTotals, tuple[LoadStep, ...], tuple[Count, ...]]:
         """Return what is pending; the data set ``forecast`` has it by second and target."""
         options, now_ms = self._options, self._cut.taken_ms
@@ -314,16 +308,11 @@ class _Work:
         rows = steps.orderBy("start_ms").limit(FORECAST_STEPS_MAX + 1).collect()
         return tuple(LoadStep(r["start_ms"], r["records"], r["bytes"], r["peak"]) for r in rows)
 
-    # --- others ----------------------------------------------------------------------------------
-
     def named(self, topic: str, header: str) -> tuple[Count, ...]:
         """Records of a topic by what a header says; those without it don't count."""
         said = self._outputs([topic]).select(_text(header).alias("name")).where("name IS NOT NULL")
         rows = said.groupBy("name").count().orderBy(sf.desc("count")).limit(_NAMES_MAX).collect()
         return tuple(Count(row["name"], row["count"]) for row in rows)
-
-
-# --- expressions of Spark ------------------------------------------------------------------------
 
 
 def _text(header: str) -> Column:

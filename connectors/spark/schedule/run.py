@@ -233,9 +233,6 @@ def served_contracts(
     return tuple({one: None for s in shards for one in s.contracts.since(s.span.end)})
 
 
-# --- check ---------------------------------------------------------------------------------------
-
-
 def rules_for(contracts: Sequence[Contract], options: ScheduleOptions) -> RowRules:
     """Return the rules that rows are judged by.
 
@@ -294,9 +291,6 @@ def write_rejected(judged: DataFrame, path: str) -> None:
     bad.select("file", text, "code", "reason", "row").write.mode("overwrite").parquet(path)
 
 
-# --- sieve ---------------------------------------------------------------------------------------
-
-
 def _held(spark: SparkSession, options: ScheduleOptions) -> DataFrame:
     """``id`` and ``digest`` of every record with an id that the delay topic holds now; the
     service's own copies have their ids elsewhere.
@@ -350,9 +344,6 @@ def _sample(fresh: DataFrame, rows: int) -> list[dict[str, object]]:
         }
         for row in fresh.limit(rows).collect()
     ]
-
-
-# --- write ---------------------------------------------------------------------------------------
 
 
 def sink_for(options: ScheduleOptions, rules: RowRules) -> TopicSink:

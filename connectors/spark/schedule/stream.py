@@ -248,9 +248,6 @@ class Stream:
         return Counter({row["code"]: row["count"] for row in counted})
 
 
-# --- state ---------------------------------------------------------------------------------------
-
-
 class _State(msgspec.Struct):
     """Facts that stay the same in all runs of a stream."""
 
@@ -277,9 +274,6 @@ def _kept(path: str, stream: StreamOptions, options: ScheduleOptions) -> _State 
             "another folder"
         )
     return state
-
-
-# --- input ---------------------------------------------------------------------------------------
 
 
 def _records(reader: Any, stream: StreamOptions) -> DataFrame:  # noqa: ANN401  # of either kind
