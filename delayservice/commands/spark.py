@@ -13,7 +13,7 @@ from delayservice.base.errors import DelayServiceError
 from delayservice.commands import spark_audit, spark_schedule
 from delayservice.commands.console import err, out, print_error, print_json
 from delayservice.commands.options import JsonOption, KafkaOptions, moment_ms, with_options
-from delayservice.commands.spark_audit import secrets_of, show_findings
+from delayservice.commands.spark_audit import read_options, secrets_of, show_findings
 from delayservice.commands.spark_session import (
     EXIT_FINDINGS,
     STATUS,
@@ -24,7 +24,6 @@ from delayservice.commands.spark_session import (
     pairs,
     require_extra,
 )
-from delayservice.config.contract import allowed_patterns
 
 if TYPE_CHECKING:
     from connectors.spark.reconcile.options import ReconcileOptions
@@ -232,29 +231,23 @@ def report(
 
     settings = common.settings()
     options = ReportOptions(
-        client=settings.kafka.client_config("consumer"),
-        out=output,
-        checkpoint=settings.topics.checkpoint,
-        dead_letter=settings.topics.dead_letter,
-        outcomes=settings.topics.outcomes,
-        targets=tuple(targets or ()),
-        allow=allowed_patterns(settings),
-        secrets=secrets_of(settings),
+        audit=read_options(settings, output, targets),
         since_ms=moment_ms("--since", since),
         until_ms=moment_ms("--until", until),
         horizon_ms=delay_ms("--horizon", horizon),
         top=top,
     )
+    path = options.audit.path("report.html")
     with session.running("report", as_json=common.as_json) as job:
         found = run(job.spark, options, job.say)
     if common.as_json:
-        print_json({**found.to_json(), "path": options.path("report.html")})
+        print_json({**found.to_json(), "path": path})
         return
     whole, waiting = found.whole, found.waiting
     out.print(f"{whole.records:,} delivered, lateness ", end="")
     out.print(f"p50 {whole.p50_ms} ms, p99 {whole.p99_ms} ms, max {whole.max_ms} ms")
     out.print(f"{waiting.records:,} pending, {waiting.overdue:,} of them overdue")
-    out.print(options.path("report.html"), style="bold green", markup=False)
+    out.print(path, style="bold green", markup=False)
 
 
 @app.command(epilog="Example: [bold]delayservice spark export delayservice-state --out exported[/]")

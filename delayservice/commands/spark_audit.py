@@ -262,6 +262,14 @@ def _show_interval(manifest: AuditManifest, found: AuditResult, *, as_json: bool
 
 def _audit_options(settings: Settings, output: str, targets: Sequence[str] | None) -> AuditOptions:
     """Return the options of an audit that settings give."""
+    topics = settings.topics
+    delayed = (*topics.delay, *settings.levels.by_topic)
+    read = read_options(settings, output, targets)
+    return replace(read, never=topics.own, delay_topics=delayed)
+
+
+def read_options(settings: Settings, output: str, targets: Sequence[str] | None) -> AuditOptions:
+    """Return the options of a job that reads the topics of the settings as an audit does."""
     from connectors.spark.audit import AuditOptions
 
     topics = settings.topics
@@ -273,9 +281,7 @@ def _audit_options(settings: Settings, output: str, targets: Sequence[str] | Non
         outcomes=topics.outcomes,
         targets=tuple(targets or ()),
         allow=allowed_patterns(settings),
-        never=topics.own,
         secrets=secrets_of(settings),
-        delay_topics=(*topics.delay, *settings.levels.by_topic),
     )
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
+from connectors.spark.audit import AuditOptions
 from connectors.spark.report.facts import ReportFacts
 from connectors.spark.report.run import ReportOptions, report
 from delay_devtools.cluster import EmbeddedCluster
@@ -33,16 +34,16 @@ class Past:
     def report(self, out: Path, **more: Any) -> ReportFacts:
         bench = self.bench
         said: list[str] = []
-        more.setdefault("allow", (bench.target_name("*"),))
-        options = ReportOptions(
+        audit = AuditOptions(
             client={"bootstrap.servers": bench.bootstrap},
             out=str(out),
             checkpoint=bench.checkpoint,
             dead_letter=bench.dead_letter,
             outcomes=bench.outcomes,
             secrets=(SECRET.encode(),),
-            **more,
+            allow=more.pop("allow", (bench.target_name("*"),)),
         )
+        options = ReportOptions(audit, **more)
         found = report(self.spark, options, said.append)
         assert said
         return found

@@ -30,6 +30,7 @@ from connectors.spark.audit.verdicts import (
     WRONG_OUTCOME,
     RecordVerdict,
 )
+from connectors.spark.common.arrow import arrow_schema
 from connectors.spark.common.decode import without_collector
 from connectors.spark.ledger.facts import (
     ARRIVED,
@@ -59,29 +60,7 @@ LINE: Final = 4
 COUNT: Final = 5
 """Verdicts beside those of ``verdicts``."""
 
-_SCHEMA: Final = pa.schema(
-    [
-        ("kind", pa.string()),
-        ("shard", pa.int64()),
-        ("offset", pa.int64()),
-        ("source", pa.string()),
-        ("target", pa.int64()),
-        ("target_partition", pa.int32()),
-        ("target_offset", pa.int64()),
-        ("due_ms", pa.int64()),
-        ("at_ms", pa.int64()),
-        ("detail", pa.string()),
-        ("when", pa.int8()),
-        ("claim", pa.int64()),
-        ("record_id", pa.binary()),
-        ("base", pa.int64()),
-        ("since_ms", pa.int64()),
-        ("number", pa.int64()),
-        ("verdict", pa.int8()),
-        ("aim", pa.int64()),
-        ("packed", pa.binary()),
-    ]
-)
+_SCHEMA: Final = arrow_schema(JUDGED)
 _ROWS_MAX: Final = 10_000
 """Rows that are held as objects before they become a batch."""
 _BLOCK_BITS: Final = 13

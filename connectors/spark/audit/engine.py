@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
@@ -62,10 +62,11 @@ class StepResult:
     runs: tuple[StoredRun, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
 class Engine:
     """Makes one step.
 
-    Args:
+    Attributes:
         spark: the session.
         logs: what is read.
         work: a folder for what the parts of the step hand to each other.
@@ -73,26 +74,17 @@ class Engine:
         evidence: what is known of the logs.
         rules: what to judge by.
         ledger: what to read by.
+        counts: records by what became of them.
     """
 
-    def __init__(
-        self,
-        spark: SparkSession,
-        logs: Logs,
-        work: str,
-        cut: Cut,
-        evidence: Evidence,
-        rules: Rules,
-        ledger: Ledger,
-    ) -> None:
-        self._spark = spark
-        self._logs = logs
-        self._work = work
-        self._cut = cut
-        self._evidence = evidence
-        self._rules = rules
-        self._ledger = ledger
-        self._counts: Counter[str] = Counter()
+    spark: SparkSession
+    logs: Logs
+    work: str
+    cut: Cut
+    evidence: Evidence
+    rules: Rules
+    ledger: Ledger
+    counts: Counter[str] = field(default_factory=Counter)
 
     def run(self, held: CarriedState | None = None) -> StepResult:
         """Make the step; without ``held`` it is the only one, and keeps nothing."""
@@ -100,35 +92,35 @@ class Engine:
         if held is not None:
             rows = rows.unionByName(held.beside(rows))
         plain, rest = rows.where(is_plain()), rows.where(~is_plain())
-        blocks = self._kept("blocks", blocks_of(plain, self._rules), "is_even")
+        blocks = self._kept("blocks", blocks_of(plain, self.rules), "is_even")
         even, uneven = blocks.where("is_even"), blocks.where("not is_even")
         sifted = in_blocks(plain, even)
         if not uneven.isEmpty():
             rest = rest.unionByName(in_blocks(plain, uneven))
-        matched = self._kept("matched", match(rest, self._rules), "status")
+        matched = self._kept("matched", match(rest, self.rules), "status")
         odd, sifted = self._odd(matched, sifted, held)
         odd = odd.unionByName(apart(rest))
-        judged = judge_records(odd, self._rules, keeps=held is not None)
+        judged = judge_records(odd, self.rules, keeps=held is not None)
         judged = self._kept("judged", judged, "verdict")
         decided = self._kept("decided", self._decided(even, matched, judged), "verdict")
         self._count(even, matched, judged)
         runs: tuple[StoredRun, ...] = ()
         if held is not None:
             sound = sifted.where(sf.col("role") == DELIVERED)
-            runs = held.keep(matched, decided, waiting(sifted, self._rules), sound)
-        told = named(decided, self._cut, self._rules)
+            runs = held.keep(matched, decided, waiting(sifted, self.rules), sound)
+        told = named(decided, self.cut, self.rules)
         verdict = sf.col("verdict")
         found, unjudged = (told.where(verdict == one).drop("verdict") for one in (FOUND, UNJUDGED))
-        return StepResult(found, unjudged, dict(sorted(self._counts.items())), runs)
+        return StepResult(found, unjudged, dict(sorted(self.counts.items())), runs)
 
     def _kept(self, name: str, rows: DataFrame, *by: str) -> DataFrame:
-        return kept(rows, f"{self._work}/{name}", *by)
+        return kept(rows, f"{self.work}/{name}", *by)
 
     def _read(self) -> DataFrame:
         """Return the rows of the ledger that new records make."""
-        logs, ledger = self._logs, self._ledger
-        delayed = {shard.place for shard in self._cut.shards}
-        others = self._evidence.spans.keys() - delayed
+        logs, ledger = self.logs, self.ledger
+        delayed = {shard.place for shard in self.cut.shards}
+        others = self.evidence.spans.keys() - delayed
         outcomes = {place for place in others if ledger.roles.get(place[0]) == OUTCOME}
         classified = (
             (1, classified_sources(logs.records(delayed), ledger)),
@@ -140,7 +132,7 @@ class Engine:
         for rows in more:
             first = first.unionByName(rows)
         read = self._kept("records", first, "of_sources", "reading")
-        self._counts["ordinary"] = read.where(sf.col("reading") == ORDINARY).count()
+        self.counts["ordinary"] = read.where(sf.col("reading") == ORDINARY).count()
         rows = read.where(sf.col("reading") == COMPLETE).select(*COLUMNS)
         for number in (0, 1):
             rest = read.where((sf.col("of_sources") == number) & (sf.col("reading") != ORDINARY))
@@ -160,9 +152,9 @@ class Engine:
         if keys.isEmpty():
             return odd, sifted
         beside = self._kept("beside", sifted.join(sf.broadcast(keys), KEY, "left_semi"))
-        sound, pending = counted(blocks_of(beside, self._rules))
-        self._counts.update(sources=-sound - pending, delivered=-sound)
-        self._counts.update(outputs=-sound, pending=-pending)
+        sound, pending = counted(blocks_of(beside, self.rules))
+        self.counts.update(sources=-sound - pending, delivered=-sound)
+        self.counts.update(outputs=-sound, pending=-pending)
         odd = odd.unionByName(beside)
         if held is not None:
             odd = odd.unionByName(held.look_up(keys.join(beside, KEY, "left_anti")))
@@ -171,18 +163,18 @@ class Engine:
     def _decided(self, even: DataFrame, matched: DataFrame, judged: DataFrame) -> DataFrame:
         """Return the verdicts that are certain by now."""
         has_ids = not judged.where(sf.col("verdict") == LINE).isEmpty()
-        offsets = sum(span.end - span.start for span in self._evidence.spans.values())
+        offsets = sum(span.end - span.start for span in self.evidence.spans.values())
         known = passed(matched, offsets, even) if has_ids else PassedTimes()
-        return self._logs.still_true(decide(judged, known, self._rules), self._rules)
+        return self.logs.still_true(decide(judged, known, self.rules), self.rules)
 
     def _count(self, even: DataFrame, matched: DataFrame, judged: DataFrame) -> None:
         """Count records by what became of them."""
         sums = judged.where(sf.col("verdict") == COUNT).groupBy("kind").agg(sf.sum("number"))
-        self._counts.update({row[0]: row[1] for row in sums.collect()})
+        self.counts.update({row[0]: row[1] for row in sums.collect()})
         usual = matched.where(sf.col("status").isin(SOUND, PENDING))
         by_role = {row[0]: row[1] for row in usual.groupBy("o_role").count().collect()}
         sound, pending = counted(even)
         delivered, told = sound + by_role.get(DELIVERED, 0), by_role.get(OUTCOME, 0)
         pending += by_role.get(None, 0)
-        self._counts.update(sources=delivered + told + pending, pending=pending)
-        self._counts.update(delivered=delivered, outputs=delivered + told, given_an_outcome=told)
+        self.counts.update(sources=delivered + told + pending, pending=pending)
+        self.counts.update(delivered=delivered, outputs=delivered + told, given_an_outcome=told)

@@ -13,7 +13,7 @@ from connectors.spark.audit.evidence import Evidence
 from connectors.spark.audit.rules import DELETED, Rules
 from connectors.spark.audit.verdicts import LOST, UNJUDGED, UNKNOWN_SOURCE
 from connectors.spark.common.cut import Span
-from connectors.spark.common.log_times import LogStarts, first_times
+from connectors.spark.common.log_times import first_times, starts_of
 from connectors.spark.common.topics import Place, read_topic
 from connectors.spark.ledger.facts import NEVER_MS
 from connectors.spark.ledger.rows import name_hash
@@ -65,7 +65,7 @@ class KafkaLogs:
     def still_true(self, decided: DataFrame, rules: Rules) -> DataFrame:
         """See ``Logs``."""
         spans = self.evidence.spans
-        starts = LogStarts(self.client).of(spans.keys())
+        starts = starts_of(self.client, spans.keys())
         moved = {p: starts[p] for p, span in spans.items() if starts[p] > span.start}
         for (topic, number), start in moved.items():
             is_gone = (sf.col("shard") == name_hash(f"{topic}:{number}")) & (

@@ -35,7 +35,7 @@ from connectors.spark.audit.state import AuditManifest, LogPosition, State
 from connectors.spark.audit.verdicts import FINDING
 from connectors.spark.common.cut import Cut, take_cut
 from connectors.spark.common.files import delete, read_text, write_text
-from connectors.spark.common.frames import kept
+from connectors.spark.common.frames import counts_by, kept
 from connectors.spark.common.publish import name_for, publish
 from connectors.spark.ledger.rows import Ledger, name_hash
 from delayservice.base import faults
@@ -277,9 +277,9 @@ def _result(
     dropped: int = 0,
 ) -> AuditResult:
     judged = tuple(_judged_ranges(cut, evidence, past, options))
-    found_by_kind, unjudged_by_kind = _by_kind(found), _by_kind(unjudged)
+    found_by_kind, unjudged_by_kind = counts_by("kind", found), counts_by("kind", unjudged)
     unjudged_by_kind |= _unread(cut, evidence, past, judged, dropped)
-    samples = (_sample(found), _sample(unjudged))
+    sample, unjudged_sample = _sample(found), _sample(unjudged)
     seconds = time.monotonic() - began_s
     records = step.counts.get("sources", 0)
     return AuditResult(
@@ -294,8 +294,8 @@ def _result(
         findings_path=options.path("findings"),
         unjudged_path=options.path("unjudged"),
         summary_path=options.path("summary.json"),
-        sample=samples[0],
-        unjudged_sample=samples[1],
+        sample=sample,
+        unjudged_sample=unjudged_sample,
         cut=cut,
         ranges=tuple(options.ranges),
     )
@@ -336,11 +336,6 @@ def _unread(
     if held and not past.ends and not any(one.start < one.stop for one in judged):
         found[NO_EVIDENCE] = held
     return found
-
-
-def _by_kind(found: DataFrame) -> dict[str, int]:
-    rows = found.groupBy("kind").count().orderBy("kind").collect()
-    return {row["kind"]: row["count"] for row in rows}
 
 
 def _sample(found: DataFrame) -> tuple[Mapping[str, object], ...]:

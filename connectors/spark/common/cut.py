@@ -24,10 +24,11 @@ from dataclasses import dataclass, field, replace
 from operator import methodcaller
 from typing import Final
 
-from confluent_kafka import IsolationLevel, KafkaException
+from confluent_kafka import IsolationLevel
 
 from connectors.kafka.clients import KafkaAdmin, admin_client
-from connectors.kafka.log_ends import ASK_TIMEOUT_S, EARLIEST, LATEST, offsets_of
+from connectors.kafka.dead_letters import partition_counts
+from connectors.kafka.log_ends import EARLIEST, LATEST, offsets_of
 from connectors.kafka.scan import consumer_config, topic_ids
 from connectors.spark.common.newest import CheckpointLog, newest_checkpoints
 from connectors.spark.common.topics import Place, native_options
@@ -125,7 +126,7 @@ class Cut:
     @property
     def spans(self) -> dict[Place, Span]:
         """Every log that is read."""
-        own = {(shard.topic, shard.partition): shard.span for shard in self.shards}
+        own = {shard.place: shard.span for shard in self.shards}
         return {**self.others, **own}
 
     @property
@@ -185,7 +186,7 @@ def take_cut(
             in the checkpoint topic stays open.
     """
     desk = _Desk(client, timeout_s)
-    partitions = desk.partitions()
+    partitions = partition_counts(desk.admin)
     if checkpoint not in partitions:
         raise KafkaEdgeError(
             f"there is no topic {checkpoint}: name the service's checkpoint topic, as its setting "
@@ -226,10 +227,8 @@ def settled_spans(
         KafkaEdgeError: as ``take_cut``.
     """
     desk = _Desk(client, timeout_s)
-    counts = desk.partitions()
-    return desk.settled_spans(
-        [(topic, number) for topic in topics for number in range(counts.get(topic, 0))]
-    )
+    counts = partition_counts(desk.admin)
+    return desk.settled_spans(_places([topic for topic in topics if topic in counts], counts))
 
 
 def _with_shards(
@@ -264,15 +263,7 @@ def _with_shards(
             ]
             began = first.cursor if first.topic_id == last.topic_id else Cursor()
             shards.append(
-                ShardCut(
-                    topic,
-                    partition,
-                    last.topic_id,
-                    began,
-                    last.cursor,
-                    last.contracts,
-                    spans[place],
-                )
+                ShardCut(*place, last.topic_id, began, last.cursor, last.contracts, spans[place])
             )
     served = frozenset(f"{topic}:{partition}" for topic, partition in earlier.keys() | later.keys())
     return replace(cut, shards=tuple(shards), served=served, notes=tuple(notes), unserved=unserved)
@@ -293,16 +284,6 @@ class _Desk:
         self._client = native_options(client)
         self._timeout_s = timeout_s
         self.admin: KafkaAdmin = admin_client(self._client)
-
-    def partitions(self) -> dict[str, int]:
-        """Return the number of partitions of each topic."""
-        try:
-            found = self.admin.list_topics(timeout=ASK_TIMEOUT_S)
-        except KafkaException as exc:
-            raise KafkaEdgeError(
-                f"the cluster's topics can't be listed: {self.admin.explain(exc)}"
-            ) from exc
-        return {name: len(t.partitions) for name, t in found.topics.items() if t.error is None}
 
     def checkpoints(self, topic: str, partitions: Mapping[str, int]) -> dict[int, Checkpoint]:
         """The newest committed checkpoint of every slice that has one; ``partitions``: of each

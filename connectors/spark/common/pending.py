@@ -7,7 +7,7 @@ the base of the record and below H (design rules 12 to 14). The last such record
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -16,6 +16,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
 from pyspark.sql.pandas.types import from_arrow_schema
 
+from connectors.spark.common.arrow import arrow_schema, batch_of
 from connectors.spark.common.decode import ShardReader, rows_of, runs
 from connectors.spark.common.topics import Place, read_topic
 from delayservice.contract.contracts import Contracts
@@ -32,16 +33,9 @@ CLOCKS_MS: Final = HOUR_MS
 
 _NEVER_MARKED: Final = -1
 _SHARD: Final = ("topic", "partition")
-_SIFTED: Final = pa.schema(
-    [
-        ("topic", pa.string()),
-        ("partition", pa.int32()),
-        ("key_ms", pa.int64()),
-        ("offset", pa.int64()),
-        ("record_id", pa.binary()),
-        ("canceller", pa.int64()),
-        ("base", pa.int64()),
-    ]
+_SIFTED: Final = arrow_schema(
+    "topic string, partition int, key_ms bigint, offset bigint, record_id binary, "
+    "canceller bigint, base bigint"
 )
 """``canceller``: the offset of a user record with an id, which takes the place of earlier ones;
 ``base``: the first offset whose record may take the place of this one."""
@@ -201,10 +195,3 @@ class _PendingSieve:
         if canceller is None:
             return None
         return None, offset, record_id, canceller, None, *(None for _ in self.facts.schema)
-
-
-def batch_of(rows: Sequence[tuple[object, ...]], schema: pa.Schema) -> pa.RecordBatch:
-    """Rows as a batch."""
-    columns = list(zip(*rows, strict=True)) or [()] * len(schema)
-    arrays = [pa.array(column, f.type) for column, f in zip(columns, schema, strict=True)]
-    return pa.RecordBatch.from_arrays(arrays, schema=schema)

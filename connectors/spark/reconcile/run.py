@@ -24,6 +24,7 @@ from connectors.kafka.log_ends import offsets_since
 from connectors.kafka.repairs import cluster_id
 from connectors.spark.common.cut import Cut, ShardCut, take_cut
 from connectors.spark.common.files import delete, write_text
+from connectors.spark.common.frames import counts_by, kept
 from connectors.spark.common.pending import LogPart, before, sift, uncancelled, written_since_ms
 from connectors.spark.common.progress import Say
 from connectors.spark.common.publish import name_for, publish
@@ -181,10 +182,7 @@ class _Reconciling:
         )
 
     def _kept(self, name: str, rows: DataFrame) -> DataFrame:
-        """Written down, for it is used several times."""
-        path = self._options.path(f"work/{name}")
-        rows.write.mode("overwrite").parquet(path)
-        return self._spark.read.schema(rows.schema).parquet(path)
+        return kept(rows, self._options.path(f"work/{name}"))
 
     def _of_shards(self, columns: str, facts: Mapping[Place, tuple[object, ...]]) -> DataFrame:
         """A small data frame with a row for each shard."""
@@ -327,7 +325,7 @@ class _Reconciling:
         counts.records = sum(
             one.records for one in replicas.compared if options.deep or len(one.nodes) > 1
         )
-        kinds = {row["kind"]: row["count"] for row in found.groupBy("kind").count().collect()}
+        kinds = counts_by("kind", found)
         return ReconcileResult(
             findings={kind: kinds[kind] for kind in KINDS if kind in kinds},
             counts=counts,

@@ -29,6 +29,7 @@ from connectors.kafka.targets import TargetTopics
 from connectors.spark.common.cut import settled_spans, take_cut
 from connectors.spark.common.failures import FAILURES, reason
 from connectors.spark.common.files import is_replaceable
+from connectors.spark.common.frames import counts_by, last_header
 from connectors.spark.common.progress import Say
 from connectors.spark.common.sink import PARTS_MAX, TopicSink, sink_client
 from connectors.spark.common.topics import native_options, read_topic
@@ -279,7 +280,7 @@ def _judged(rows: DataFrame, fields: Fields, rules: RowRules) -> DataFrame:
 def _counts(judged: DataFrame) -> dict[str | None, int]:
     """Rows by code; None: good ones."""
     try:
-        return {row["code"]: row["count"] for row in judged.groupBy("code").count().collect()}
+        return counts_by("code", judged)
     except FAILURES as exc:
         raise DelayServiceError(f"the rows can't be read: {reason(exc)}") from exc
 
@@ -304,8 +305,7 @@ def _held(spark: SparkSession, options: ScheduleOptions) -> DataFrame:
         {place: span.end for place, span in spans.items()},
         options.min_partitions,
     )
-    ids = sf.filter("headers", lambda header: header["key"] == names.DELAY_ID)
-    named = records.withColumn("id", sf.try_element_at(ids, sf.lit(-1))["value"])
+    named = records.withColumn("id", last_header(names.DELAY_ID))
     return named.where("id IS NOT NULL").select("id", _digest().alias("digest"))
 
 

@@ -27,6 +27,7 @@ from connectors.kafka.clients import admin_client
 from connectors.kafka.dead_letters import partition_counts
 from connectors.spark.common.failures import reason
 from connectors.spark.common.files import delete, is_there, read_text, write_text
+from connectors.spark.common.frames import counts_by
 from connectors.spark.common.progress import Say
 from connectors.spark.common.sink import TopicSink
 from connectors.spark.common.topics import java_options, native_options
@@ -244,8 +245,7 @@ class Stream:
                 "for longer than the brokers' offsets.retention.minutes. To write all of it, which "
                 f"may double records, delete {path}"
             )
-        counted = spark.read.schema(REJECTED).parquet(path).groupBy("code").count().collect()
-        return Counter({row["code"]: row["count"] for row in counted})
+        return Counter(counts_by("code", spark.read.schema(REJECTED).parquet(path)))
 
 
 class _State(msgspec.Struct):
