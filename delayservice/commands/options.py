@@ -110,9 +110,7 @@ class KafkaOptions:
 
 
 def with_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command the fields of its dataclass parameters as options, each in place of the
-    parameter that takes them as one object.
-    """
+    """Expand a command's dataclass parameters into options, one for each field."""
     shown: list[Parameter] = []
     groups: dict[str, type[Any]] = {}
     for parameter in signature(command, eval_str=True).parameters.values():

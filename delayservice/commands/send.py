@@ -203,9 +203,7 @@ def doubt(settings: Settings, record: Outgoing, now_ms: int) -> str | None:
 
 
 def _allowlist(settings: Settings, topic: str) -> Allowlist:
-    """Return the allowlist of the settings; settings without targets belong to a client and allow
-    all.
-    """
+    """Return the allowlist of the settings; those of a client, without targets, allow all."""
     if settings.targets:
         return allowlist_for(settings, topic)
     return Allowlist(topic, ["*"], reserved_topics(settings))

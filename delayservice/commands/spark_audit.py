@@ -225,9 +225,7 @@ def show_findings(
 def _follow(
     job: Running, options: AuditOptions, interval_s: float, *, from_start: bool, as_json: bool
 ) -> int:
-    """Judge what comes, each interval, until the process is told to stop; return the exit status.
-    The next run with the same ``--out`` goes on where this one ends.
-    """
+    """Judge what comes, each interval, until told to stop; return the exit status."""
     from connectors.spark.audit import Following
     from connectors.spark.audit.result import exit_status
     from connectors.spark.common.progress import each_interval

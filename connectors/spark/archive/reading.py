@@ -113,9 +113,7 @@ class Archive:
 def _joined(
     chosen: tuple[Cut, Evidence], cuts: list[tuple[Cut, Evidence]], ends: Mapping[Place, int]
 ) -> tuple[Cut, Evidence]:
-    """Return a cut of what an archive holds: with its ends, the cursors of ``chosen`` as the
-    earlier ones, and those of the newest cut as the later ones.
-    """
+    """Return a cut with the archive's ends, and the newest cut's cursors as the later ones."""
     cut, evidence = chosen
     newest, (_, first) = cuts[-1][0], cuts[0]
     later = {shard.place: shard for shard in newest.shards}

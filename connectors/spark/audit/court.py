@@ -219,9 +219,7 @@ def _line_of(
 
 
 def _line(source: SourceRow, group: Group, found: Sequence[RecordVerdict], rules: Rules) -> Line:
-    """Return the record as a line of its id's history; with its settlement, if nothing is wrong
-    there.
-    """
+    """Return the record as a line of its id's history, with its settlement if that is sound."""
     facts = source.facts
     line = Line(
         *(source.offset, facts.kind, base_of(source), source.key_ms, source.written_ms),
@@ -360,9 +358,7 @@ class IdCourt:
 
 
 def _may_matter(line: Line, own: ShardRules) -> bool:
-    """Return whether a line that is judged says something at the next cut: as a canceller of what
-    comes, or as what has yet to come home.
-    """
+    """Return whether a judged line may cancel what comes, or has yet to come home."""
     if not line.settlement:
         return False
     waits = line.kind == HOMEBOUND and line.settlement == "requeued" and not line.is_home

@@ -144,9 +144,7 @@ class Engine:
     def _odd(
         self, matched: DataFrame, sifted: DataFrame, held: CarriedState | None
     ) -> tuple[DataFrame, DataFrame]:
-        """Return the rows that have to be judged in Python, those of earlier records that outputs
-        name included; and the sifted rows without those.
-        """
+        """Return the rows for Python, earlier records that outputs name included; and the rest."""
         odd = unpaired(matched.where(sf.col("status").isin(ODD, UNMATCHED)))
         keys = matched.where(sf.col("status") == UNMATCHED).select(*KEY).distinct()
         if keys.isEmpty():

@@ -62,9 +62,7 @@ class Evidence:
 
 
 def all_of(cut: Cut) -> Evidence:
-    """Return evidence by which every log of a cut is whole from its start on, and no target is
-    compacted.
-    """
+    """Return evidence by which all logs of a cut are whole and no target is compacted."""
     starts = {shard.place: shard.span.start for shard in cut.shards}
     policies = {topic: Policy(is_compacted=False, is_by_broker=False) for topic, _ in cut.others}
     return Evidence(cut.spans, starts, starts, dict.fromkeys(cut.spans, 0), {}, policies)

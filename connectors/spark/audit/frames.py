@@ -86,9 +86,7 @@ def decide(judged: DataFrame, known: PassedTimes, rules: Rules) -> DataFrame:
 
 
 def named(decided: DataFrame, cut: Cut, rules: Rules) -> DataFrame:
-    """Return findings, and what could not be judged, as ``FINDING`` and ``verdict``: with names in
-    place of hashes.
-    """
+    """Return ``FINDING`` and ``verdict`` of what was found or not judged: names, not hashes."""
     spark = decided.sparkSession
     topics = spark.createDataFrame(list(rules.topics.items()), "target long, target_topic string")
     places = [(name_hash(shard.name), *shard.place) for shard in cut.shards]

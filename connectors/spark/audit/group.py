@@ -208,9 +208,7 @@ def settled_row(
 
 
 def _as_refused(source: SourceRow, outputs: Sequence[OutputRow]) -> SourceRow:
-    """Return a copy or envelope whose signature was not verified as the service saw it, which knows
-    the secret: forged, if it says so.
-    """
+    """Return an unverified copy or envelope as the service, which knows the secret, saw it."""
     if source.facts.is_verified:
         return source
     for output in outputs:

@@ -103,9 +103,7 @@ class CarriedState:
         return opened.unionByName(found)
 
     def look_up(self, keys: DataFrame) -> DataFrame:
-        """Return the rows of earlier records of some keys that outputs name: pending ones whose
-        time has not come, and those that were judged.
-        """
+        """Return earlier records of some keys that outputs name: pending ones and judged ones."""
         pending = self._state.live(self._runs, self._later).join(keys, KEY, "left_semi")
         early = kept(pending, f"{self._work}/early")
         self._found = self._found.unionByName(early)

@@ -144,9 +144,7 @@ def _details(group: Group, source: SourceRow) -> Remembered | None:
 def _without_elder(
     settling: Sequence[OutputRow], shard: ShardRules, counts: Counter[str]
 ) -> list[OutputRow]:
-    """Return the outputs without what was written before the shard's first record: it names
-    others.
-    """
+    """Return outputs without those that are older than the shard's first record."""
     found = [output for output in settling if output.at_ms >= shard.born_ms]
     counts["source_expired"] += len(settling) - len(found)
     return found
@@ -200,9 +198,7 @@ def _without_source(
 
 
 def _is_beside(group: Group, output: OutputRow) -> bool:
-    """Return whether an output is a copy in a delay topic, and not one that its own shard has
-    before the record.
-    """
+    """Return whether an output is a copy that may have been read before its record."""
     is_copy = output.role in (COPIED, CONTINUED, FORWARDED, ARRIVED)
     return is_copy and not (output.facts.base != NONE and output.place <= group.offset)
 
@@ -259,9 +255,7 @@ def _late_arrivals(
 
 
 def _forks(origin: str, group: Group, since: int = 0) -> Iterator[RecordVerdict]:
-    """Yield occurrences of a schedule that were begun twice; ``since``: the last one that was begun
-    at an earlier cut.
-    """
+    """Yield occurrences that were begun twice; ``since``: the last one of an earlier cut."""
     seen: set[str] = set()
     for output in group.successors:
         name = output.facts.origin
@@ -291,9 +285,7 @@ def _continued(source: SourceRow, output: OutputRow, rules: Rules) -> Iterator[R
 def _arrived(
     source: SourceRow, arrivals: Sequence[OutputRow], rules: Rules, *, waits: bool, settled: bool
 ) -> Iterator[RecordVerdict]:
-    """Yield what is wrong with envelopes that bring a record home without settling it: it has
-    waited for that.
-    """
+    """Yield wrong envelopes among those that bring a record home without settling it."""
     for number, output in enumerate(arrivals):
         if source.facts.kind != HOMEBOUND:
             detail = f"{KIND_NAMES[source.facts.kind]} was sent home"
@@ -349,9 +341,7 @@ def _without_output(
 
 
 def _overdue(source: SourceRow, rules: Rules, *, is_named: bool) -> Iterator[RecordVerdict]:
-    """Yield that a record should have been settled long ago, by a service that makes no progress;
-    once, at the first cut at which it is so.
-    """
+    """Yield that a record should have been settled long ago, at the first cut that shows it."""
     shard = rules.shards[source.shard]
     since_ms = max(source.key_ms, source.written_ms)
     is_settled = shard.later.has_settled((source.key_ms, source.offset), -1)

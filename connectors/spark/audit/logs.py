@@ -82,9 +82,7 @@ class KafkaLogs:
     def _unless_unseen(
         self, decided: DataFrame, gone: Mapping[Place, Span], rules: Rules
     ) -> DataFrame:
-        """Return verdicts with those of lost records as unjudged whose settlement may have been in
-        what is gone.
-        """
+        """Return lost records as unjudged if what settles them may have been in what is gone."""
         settled_ms = first_times(self.client, gone, names.DELAY_SETTLES)
         since_ms: dict[int, int] = {}
         for place in gone:

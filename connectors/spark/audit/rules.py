@@ -113,9 +113,7 @@ class Rules:
         return found
 
     def may_be_refused(self, output: OutputRow) -> bool:
-        """Return whether H has not passed a copy or an envelope, so that no dead letter can say yet
-        that it is forged.
-        """
+        """Return whether H has not passed a copy or envelope, so it may be called forged yet."""
         name = f"{self.topics.get(output.topic, '')}:{output.partition}"
         own = self.shards.get(name_hash(name))
         return own is not None and output.place >= own.earlier.offset

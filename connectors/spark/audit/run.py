@@ -320,9 +320,7 @@ def _judged_ranges(
 def _unread(
     cut: Cut, evidence: Evidence, past: EarlierCut, judged: tuple[OffsetRange, ...], dropped: int
 ) -> dict[str, int]:
-    """Return the number of offsets that can't be judged at all, by reason; ``dropped``: records
-    that were pending in topics that were made anew.
-    """
+    """Return how many offsets can't be judged, by reason; ``dropped``: of topics made anew."""
     unserved = sum(cut.unserved.values())
     found = {NO_CHECKPOINT: unserved} if unserved or not cut.shards else {}
     gaps = [

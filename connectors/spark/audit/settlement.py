@@ -250,14 +250,13 @@ def _asked_again(source: SourceRow, output: OutputRow, rules: Rules) -> Iterator
 
 
 def _codes(source: SourceRow, rules: Rules) -> Collection[str]:
-    """Codes of dead letters that a record may have. Where its contract has an allowlist, a denied
-    target makes it invalid.
-    """
+    """Return the codes of dead letters that a record may have."""
     if source.facts.kind == INVALID:
         return {source.facts.code}
     if source.facts.kind in FOREIGN:
         return _ON_THE_WAY
     codes = set(_AT_DELIVERY)
+    # By a contract's allowlist, a denied target makes the record invalid.
     if not rules.shards[source.shard].contracts.at(source.offset).has_allowlist:
         codes.add(TARGET_DENIED)
     if source.facts.recur:

@@ -42,16 +42,12 @@ def ranked(source: SourceRow, settling: Sequence[OutputRow], rules: Rules) -> li
 
 
 def is_forwarded(source: SourceRow, first: OutputRow, output: OutputRow) -> bool:
-    """Return whether a consumer may have written it: what was delivered, with its headers, to
-    another topic than the record names.
-    """
+    """Return whether a consumer may have copied the delivery to another topic than its target."""
     return first.topic == source.topic and is_mirror_of(settlement_of(first), output)
 
 
 def is_redelivered(first: OutputRow, output: OutputRow, rules: Rules) -> bool:
-    """Return whether a crash under ``at_least_once`` explains two settlements: one of them is a
-    delivery, and was ahead of its checkpoint.
-    """
+    """Return whether a crash under ``at_least_once`` explains that two outputs settle a record."""
     older, newer = sorted((first, output), key=lambda one: one.at_ms)
     return is_again(settlement_of(older), newer, rules)
 

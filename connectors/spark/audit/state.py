@@ -292,9 +292,7 @@ class State:
         ).agg(sf.bitmap_construct_agg(sf.bitmap_bit_position(after)).alias("offsets"))
 
     def judged(self, runs: Iterable[StoredRun], keys: DataFrame) -> DataFrame:
-        """Return ``REMEMBERED`` rows of those keys that were judged: with what settled them, not
-        when and where in its topic.
-        """
+        """Return ``REMEMBERED`` rows of judged keys: what settled them, without time and place."""
         held = self.read((run for run in runs if run.kind == JUDGED), _JUDGED_ROWS)
         bit = sf.col("offset").bitwiseAND((1 << _BLOCK_BITS) - 1)
         byte = sf.substr("offsets", (sf.shiftright(bit, _BYTE_BITS) + 1).cast("int"), sf.lit(1))

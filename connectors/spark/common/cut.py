@@ -286,9 +286,7 @@ class _Desk:
         self.admin: KafkaAdmin = admin_client(self._client)
 
     def checkpoints(self, topic: str, partitions: Mapping[str, int]) -> dict[int, Checkpoint]:
-        """The newest committed checkpoint of every slice that has one; ``partitions``: of each
-        topic of the cluster.
-        """
+        """Return the newest committed checkpoint of every slice that has one."""
         config = consumer_config(self._client, "spark-cut")
         count = partitions[topic]
         spans = self.settled_spans([(topic, number) for number in range(count)])

@@ -95,9 +95,7 @@ def runs(batch: pa.RecordBatch) -> Iterator[PartitionBatch]:
 
 
 def rows_of(batch: pa.RecordBatch) -> list[Row]:
-    """Return the records of a batch as ``RecordReader`` takes them, headers as the service reads
-    them.
-    """
+    """Return the records of a batch as ``RecordReader`` takes them."""
     return list(
         zip(
             batch.column("offset").to_pylist(),
@@ -200,9 +198,7 @@ def claim_of(row: Row) -> Claim | None:
 
 
 def envelope_of(row: Row) -> Arrived | None:
-    """Return the row as a record that has come home; None: it is not one, or no service can have
-    written it.
-    """
+    """Return the row as a record that has come home; None: no service can have written it."""
     if not _is_enveloped(row):
         return None
     arrived = read_claimed_envelope((row[2], row[3], row[4] or []))
@@ -213,9 +209,7 @@ def envelope_of(row: Row) -> Arrived | None:
 
 
 def waiting(payload: Payload) -> Group | None:
-    """The records that wait for their home, of a payload whose target is its own delay topic; None:
-    no service can have written it.
-    """
+    """Return the group that waits for its home in a copy; None: no service can have written it."""
     try:
         group = group_of(payload)
     except StoreError:
@@ -241,9 +235,7 @@ def _came_from(entry: Entry, source: bytes) -> bool:
 
 
 def _sensible(claim: Claim | None) -> Claim | None:
-    """The claim, if its numbers and texts are such as the service writes; any producer may have
-    written it.
-    """
+    """Return the claim if a service can have written its numbers and texts; else None."""
     if claim is None:
         return None
     target, partition, _, _, _, due_ms, meta = claim.payload
@@ -264,9 +256,7 @@ def _sensible(claim: Claim | None) -> Claim | None:
 
 
 def key_hash(key: bytes | None) -> int:
-    """Return 31 bits of murmur2 of a key, which its partition is chosen by; ``NO_KEY``: it has
-    none.
-    """
+    """Return the 31 bits of murmur2 that choose a partition; ``NO_KEY``: it has no key."""
     return murmur2(key) & _MASK31 if key else NO_KEY
 
 

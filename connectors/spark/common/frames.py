@@ -9,9 +9,7 @@ from pyspark.sql import functions as sf
 
 
 def kept(rows: DataFrame, path: str, *by: str) -> DataFrame:
-    """Return rows once they are written to ``path``, so that they are computed once; ``by``:
-    columns whose values are folders.
-    """
+    """Write rows to ``path`` and read them there; ``by``: columns whose values are folders."""
     rows.write.mode("overwrite").partitionBy(*by).parquet(path)
     return rows.sparkSession.read.schema(rows.schema).parquet(path)
 

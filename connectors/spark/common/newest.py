@@ -76,9 +76,7 @@ class CheckpointLog:
         self.look *= _GROWTH
 
     def _slice_of(self, key: bytes | None) -> int | None:
-        """Return the slice of a key; None for what is no checkpoint, or lies in a wrong partition:
-        the service does not follow it either.
-        """
+        """Return the slice of a key; None: it is no checkpoint's, or lies in a wrong partition."""
         if key is None or not key.isdigit():
             return None
         slice_no = int(key)

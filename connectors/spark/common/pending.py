@@ -116,9 +116,7 @@ def sift(
 
 
 def uncancelled(sifted: DataFrame) -> DataFrame:
-    """``topic, partition, key_ms, offset, record_id`` and the facts of records that are pending;
-    ``sifted``: as ``sift`` gives it.
-    """
+    """Return the columns up to ``record_id`` and the facts of those that are pending."""
     named = [*_SHARD, "record_id"]
     cancellers = (
         sifted.where("canceller is not null").groupBy(*named).agg(sf.max("canceller").alias("last"))

@@ -209,9 +209,7 @@ def sink_client(client: Mapping[str, str]) -> dict[str, str]:
 
 
 def portable(client: Mapping[str, str]) -> dict[str, str]:
-    """Return options of librdkafka with the content of certificates and keys in place of paths:
-    executors need no files.
-    """
+    """Return options of librdkafka with certificates and keys by content, for the executors."""
     return dict(
         (_INLINE[name], Path(value).read_text("ascii"))
         if name in _INLINE and Path(value).is_file()

@@ -33,9 +33,7 @@ _ODD_IN_NAMES: Final = ("\0", "\N{REPLACEMENT CHARACTER}")
 
 
 def exact_number(text: Column, digits_max: int = _DIGITS_MAX) -> Column:
-    """Return the number that digits give without leading zeros, which are read in Python; else
-    null.
-    """
+    """Return the number that digits without leading zeros give, else null."""
     number = text.try_cast("bigint")
     is_exact = number.between(0, 10**digits_max - 1) & (number.cast("string") == text)
     return sf.when(is_exact, number)

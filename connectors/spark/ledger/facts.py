@@ -141,9 +141,7 @@ class SourceRow(NamedTuple):
 
 
 class OutputRow(NamedTuple):
-    """A record that settles a source record: a row of the ledger. It lies at ``topic``,
-    ``partition`` and ``place``.
-    """
+    """A row of the ledger: a record at ``topic``, ``partition``, ``place`` that settles another."""
 
     role: int
     due_ms: int

@@ -68,9 +68,7 @@ class OutputRows:
     ledger: Ledger
 
     def of(self, batches: Iterable[pa.RecordBatch]) -> Iterable[pa.RecordBatch]:
-        """Yield rows of what settles records, and counts of the rest; batches as
-        ``topics.ROW_SCHEMA``.
-        """
+        """Yield rows of what settles records, and counts of the rest."""
         with without_collector():
             for batch in batches:
                 for run in runs(batch):
@@ -78,9 +76,7 @@ class OutputRows:
 
 
 class _Outputs:
-    """Rows of one partition's records that are not source records. What they say, any producer may
-    have written.
-    """
+    """Rows of one partition's outputs. Any producer may have written what they say."""
 
     def __init__(self, ledger: Ledger, run: PartitionBatch) -> None:
         self._ledger = ledger

@@ -57,9 +57,7 @@ class Replicas(Protocol):
         """``UNREADABLE``: what nodes could not read of their copies."""
 
     def sums(self, *, every: bool) -> DataFrame:
-        """``digest_rows.SUMS`` of all copies that are compared: of every slot, or of those that may
-        differ from copy to copy.
-        """
+        """Return ``digest_rows.SUMS`` of every slot, or of those that may differ by copy."""
 
     def records(self, ranges: DataFrame) -> tuple[DataFrame, DataFrame]:
         """``compare.HELD`` of some slots, or of more; and ``UNREADABLE`` where there is no answer.

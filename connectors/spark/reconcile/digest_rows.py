@@ -157,9 +157,7 @@ def _sum_hours(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 def slot_sums(hours: DataFrame) -> DataFrame:
-    """``SUMS`` of hours, a row for each slot that is compared; ``hours``: as ``hours_at`` gives
-    them.
-    """
+    """Return ``SUMS`` of the compared slots of hours, which are as ``hours_at`` gives them."""
     return hours.mapInArrow(_sum_slots, SUMS)
 
 
@@ -219,9 +217,7 @@ def totals(hours: DataFrame) -> dict[Copy, tuple[int, int, int]]:
 def differing_hours(
     spark: SparkSession, hours: DataFrame, compared: Iterable[Comparison]
 ) -> DataFrame:
-    """``topic, partition, hour_ms`` of the hours that are not the same in all copies; ``hours``: as
-    ``hour_sums`` gives them.
-    """
+    """Return ``topic, partition, hour_ms`` of hours that are not the same in all copies."""
     nodes = sf.broadcast(
         spark.createDataFrame(
             [(*one.place, node, len(one.nodes)) for one in compared for node in one.nodes],

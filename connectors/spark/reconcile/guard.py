@@ -123,9 +123,7 @@ def _is_owner(node: str, slice_no: int, known: Mapping[Copy, CopyStanding]) -> b
 def _witnesses(
     node: str, steps: Sequence[RepairStep], known: Mapping[Copy, CopyStanding]
 ) -> tuple[Copy, ...] | None:
-    """Return one right copy of another node for each shard, a replica's where there is one; None:
-    a shard has none.
-    """
+    """Return a right copy of another node for each shard, replicas first; None: one has none."""
     found = []
     for place in dict.fromkeys((step.topic, step.partition) for step in steps):
         right = [

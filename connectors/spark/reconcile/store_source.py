@@ -124,9 +124,7 @@ class StoreOptions:
         return options
 
     def name_of(self, folder: ShardFolder) -> ShardName | None:
-        """Return what to call a shard, or None if it is not asked for. A wheel that can't be
-        trusted may have held any shard.
-        """
+        """Return what to call a shard; None: it is not asked for."""
         if folder.partition < 0:
             return ShardName(folder.shard, folder.partition)
         if self.partitions is not None and folder.partition not in self.partitions:

@@ -72,9 +72,7 @@ NOTHING_LATE: Final = Lateness(
 
 @dataclass(frozen=True, slots=True)
 class LoadStep:
-    """Pending records to be sent from ``start_ms`` until the next step; ``peak_per_s``: in the
-    fullest second of it.
-    """
+    """Pending records of one step of time; ``peak_per_s``: in its fullest second."""
 
     start_ms: int
     records: int

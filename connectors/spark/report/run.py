@@ -184,9 +184,7 @@ class _Work:
         ).collect(), targets.count()
 
     def _delivered(self) -> DataFrame:
-        """A row for each delivery of this service: ``target``, ``hour_ms``, ``delay``, ``late_ms``,
-        ``fired``.
-        """
+        """Return target, hour, class of delays, lateness and ``fired`` of each own delivery."""
         beside = {self._audit.dead_letter, self._audit.outcomes, *self._cut.delay_topics}
         targets = {topic for topic, _ in self._cut.spans if topic not in beside}
         outputs = self._outputs(targets).withColumn("source", _text(names.DELAY_SOURCE))

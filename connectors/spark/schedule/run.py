@@ -293,9 +293,7 @@ def write_rejected(judged: DataFrame, path: str) -> None:
 
 
 def _held(spark: SparkSession, options: ScheduleOptions) -> DataFrame:
-    """``id`` and ``digest`` of every record with an id that the delay topic holds now; the
-    service's own copies have their ids elsewhere.
-    """
+    """Return ``id`` and ``digest`` of every record with an id that the delay topic holds now."""
     spans = settled_spans(options.client, [options.topic])
     records = read_topic(
         spark,
@@ -317,9 +315,7 @@ def _digest() -> Column:
 
 
 def _missing(good: DataFrame, held: DataFrame) -> DataFrame:
-    """Records that were never written with this id and content; ``is_replacing`` says whether the
-    id is there with another one.
-    """
+    """Return records never written as they are; ``is_replacing``: their id is there."""
     contents = held.groupBy("id").agg(sf.collect_set("digest").alias("digests"))
     is_there = sf.array_contains("digests", _digest())
     return (
