@@ -130,10 +130,7 @@ def show_config(
     for row in rows:
         changed = row.origin != "default"
         table.add_row(
-            row.name,
-            settings_report.as_text(row),
-            row.origin,
-            style="bold" if changed else "dim",
+            row.name, settings_report.as_text(row), row.origin, style="bold" if changed else "dim"
         )
     out.print(table)
 

@@ -58,8 +58,7 @@ _Source = Annotated[
 
 
 @app.command(
-    "list",
-    epilog="Example: [bold]delayservice dlq list --code target-unknown --since 2h[/]",
+    "list", epilog="Example: [bold]delayservice dlq list --code target-unknown --since 2h[/]"
 )
 def list_letters(
     *,

@@ -16,19 +16,12 @@ from delayservice.contract.dead_letters import DeadLetter
 if TYPE_CHECKING:
     from connectors.kafka.dead_letters import Place, Replay
 
-
 # Help is read more often than anything runs: what is heavy is imported when it does.
 # ruff: noqa: PLC0415
 
 _VALUE_CHARS_MAX: Final = 200
-
-
 _FACTS: Final = ("time", "code", "source", "target", "id", "key", "value", "replays")
-
-
 _NUMBERS: Final = {"key", "value", "replays"}
-
-
 _FOLDED_WIDTH_MIN: Final = 30
 """Columns of text that may be folded are at least this wide, or there is no table."""
 
@@ -50,8 +43,6 @@ class ReplayTally:
 
 
 REFUSED: Final = "refused"
-
-
 _REASONS: Final = {
     **dead_letters.REASONS,
     REFUSED: "the broker refuses the record, which is larger than it was; see max.message.bytes",

@@ -90,7 +90,7 @@ def show_facts(path: Path, *, as_json: bool) -> bool:
             facts = look(shard)
         except StoreError as exc:
             is_whole = False
-            seen.append({**_shard_names(shard), "error": str(exc)})
+            seen.append({**shard_names(shard), "error": str(exc)})
             if not as_json:
                 print_error(str(exc))
             continue
@@ -105,7 +105,7 @@ def show_facts(path: Path, *, as_json: bool) -> bool:
 
 def _as_json(shard: ShardFolder, facts: StoreFacts, user: int | None) -> dict[str, object]:
     return {
-        **_shard_names(shard),
+        **shard_names(shard),
         "store": facts.kind,
         "format": facts.version,
         "in_use_by": user,
@@ -119,7 +119,8 @@ def _as_json(shard: ShardFolder, facts: StoreFacts, user: int | None) -> dict[st
     }
 
 
-def _shard_names(shard: ShardFolder) -> dict[str, object]:
+def shard_names(shard: ShardFolder) -> dict[str, object]:
+    """Return folder, shard and partition, for programs."""
     partition = None if shard.partition < 0 else shard.partition
     return {"path": shard.path, "shard": shard.shard, "partition": partition}
 
@@ -221,7 +222,7 @@ def _print_json_record(row: _Row, values: bool) -> None:  # noqa: FBT001 - priva
     target, partition, key, value, headers, due_ms, meta = row.payload
     record_id, source, attempt, expires_ms = (None, None, 1, None) if meta is None else meta[:4]
     shown: dict[str, object] = {
-        **_shard_names(row.shard),
+        **shard_names(row.shard),
         "offset": offset,
         "due_ms": due_ms,
         "due_at": time_text(due_ms),

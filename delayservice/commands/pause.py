@@ -36,12 +36,7 @@ def pause(
 
 
 @with_options
-def resume(
-    kind: _Kind,
-    name: _Name,
-    *,
-    common: ApiOptions,
-) -> None:
+def resume(kind: _Kind, name: _Name, *, common: ApiOptions) -> None:
     """Go on with what was paused."""
     asked = common.connect()
     try:
@@ -55,10 +50,7 @@ def resume(
 
 
 @with_options
-def pauses(
-    *,
-    common: ApiOptions,
-) -> None:
+def pauses(*, common: ApiOptions) -> None:
     """Show what is paused."""
     found = common.connect().get("/v1/pauses")
     if common.as_json:

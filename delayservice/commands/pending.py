@@ -44,8 +44,7 @@ def pending(
     topic: Annotated[str | None, typer.Option(help="Delay topic.")] = None,
     limit: Annotated[int, typer.Option(min=1, help="As many at most, next looked at first.")] = 50,
     beyond_window: Annotated[
-        bool,
-        typer.Option("--beyond-window", help="Also what is rolled before it is due; slower."),
+        bool, typer.Option("--beyond-window", help="Also what is rolled before it is due; slower.")
     ] = False,
     counts: Annotated[
         bool, typer.Option("--counts", help="Only how many are due, and how soon.")

@@ -58,9 +58,7 @@ def rights(*, common: CommonOptions) -> None:
 @app.command(epilog=_PIN_EPILOG)
 @with_options
 def pin(
-    *,
-    why: Annotated[str, typer.Option(help="The reason, shown in status.")],
-    common: CommonOptions,
+    *, why: Annotated[str, typer.Option(help="The reason, shown in status.")], common: CommonOptions
 ) -> None:
     """Let every slice stay with its owner, until unpin.
 

@@ -171,22 +171,9 @@ def _lists(batch: pa.RecordBatch) -> list[list[Any]]:
 
 
 def _finding_row(one: RecordVerdict) -> _Row:
-    row: _Row = {
-        "verdict": one.verdict,
-        "kind": one.kind,
-        "shard": one.shard,
-        "offset": one.offset,
-        "source": one.source,
-        "due_ms": one.due_ms if one.due_ms > 0 else None,
-        "detail": one.detail,
-        "when": one.when,
-        "claim": one.claim,
-        "record_id": one.record_id,
-        "base": one.base,
-        "since_ms": one.since_ms,
-        "aim": one.aim,
-        "packed": None if one.row is None else _pack(one.row),
-    }
+    packed = None if one.row is None else _pack(one.row)
+    due_ms = one.due_ms if one.due_ms > 0 else None
+    row = one._asdict() | {"due_ms": due_ms, "packed": packed}  # a batch takes its columns only
     return row if one.output is None else row | _place_row(one.output)
 
 

@@ -27,10 +27,7 @@ _USUAL: Final = Strictness()
 
 
 def findings(
-    ledger: DataFrame,
-    cut: Cut,
-    evidence: Evidence | None = None,
-    strictness: Strictness = _USUAL,
+    ledger: DataFrame, cut: Cut, evidence: Evidence | None = None, strictness: Strictness = _USUAL
 ) -> DataFrame:
     """Return what is wrong with the records of a ledger, and what could not be judged.
 

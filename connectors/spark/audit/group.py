@@ -89,19 +89,15 @@ class Group:
         yield from self._carried(rows, CERTAIN)
 
     def _carried(self, rows: Sequence[LedgerRow], when: int) -> Iterator[RecordVerdict]:
-        record_id = None if self.source is None else self.source.facts.record_id
-        base = 0 if self.source is None else base_of(self.source)
         for row in rows:
-            yield RecordVerdict(
-                "",
-                self.shard,
-                self.offset,
-                when=when,
-                record_id=record_id,
-                base=base,
-                verdict=CARRIED,
-                row=row,
-            )
+            yield self.kept(CARRIED, row, when)
+
+    def kept(self, verdict: int, row: LedgerRow, when: int) -> RecordVerdict:
+        """Return the verdict by which a later cut gets a row."""
+        kept = RecordVerdict("", self.shard, self.offset, when=when, verdict=verdict, row=row)
+        if self.source is None:
+            return kept
+        return kept._replace(record_id=self.source.facts.record_id, base=base_of(self.source))
 
 
 def group_of(rows: Sequence[LedgerRow]) -> Group:
@@ -194,17 +190,7 @@ def settled_row(
         place=settled.place,
         more=None if details is None else pack(details),
     )
-    source = group.source
-    return RecordVerdict(
-        "",
-        group.shard,
-        group.offset,
-        when=when,
-        record_id=None if source is None else source.facts.record_id,
-        base=0 if source is None else base_of(source),
-        verdict=SETTLED,
-        row=row,
-    )
+    return group.kept(SETTLED, row, when)
 
 
 def _as_refused(source: SourceRow, outputs: Sequence[OutputRow]) -> SourceRow:

@@ -64,14 +64,7 @@ EXPIRY_MS: Final = 1_000
 """Allowed delivery after ``delay-expires-at``, in ms: the time that a transaction takes."""
 
 _AT_DELIVERY: Final = frozenset(
-    {
-        TARGET_UNKNOWN,
-        TARGET_UNAUTHORIZED,
-        TARGET_REFUSED,
-        TARGET_DOWN,
-        SLOT_FULL,
-        TOO_LARGE,
-    }
+    {TARGET_UNKNOWN, TARGET_UNAUTHORIZED, TARGET_REFUSED, TARGET_DOWN, SLOT_FULL, TOO_LARGE}
 )
 """Codes of dead letters that any record which keeps the contract may have."""
 _ON_THE_WAY: Final = frozenset({TOO_LARGE, TARGET_REFUSED, CONTROL_LOST})

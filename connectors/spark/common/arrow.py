@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 from typing import Any, Final
 
 import pyarrow as pa
+
+from delayservice.contract.entry import Headers
 
 _TYPES: Final = {
     "bigint": pa.int64(),
@@ -34,3 +37,15 @@ def batch_of(rows: Iterable[Sequence[Any]], schema: pa.Schema) -> pa.RecordBatch
     columns: list[Sequence[Any]] = list(zip(*rows, strict=True)) or [()] * len(schema)
     arrays = [pa.array(column, kind.type) for column, kind in zip(columns, schema, strict=True)]
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def header_lists(column: pa.ListArray) -> tuple[pa.StructArray, list[Headers]]:
+    """Return all headers of a column, and those of each row, in order; none where it is null.
+
+    Whole columns at a time: a dictionary for each header would cost the most.
+    """
+    bounds = column.offsets.to_pylist()
+    first = bounds[0]
+    flat = column.values.slice(first, bounds[-1] - first)  # of a slice of a batch, its own only
+    pairs = list(zip(flat.field("key").to_pylist(), flat.field("value").to_pylist(), strict=True))
+    return flat, [pairs[start - first : stop - first] for start, stop in pairwise(bounds)]

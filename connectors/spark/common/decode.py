@@ -19,6 +19,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from connectors.spark.common.arrow import header_lists
 from delayservice.base.errors import StoreError
 from delayservice.contract.codec import Payload
 from delayservice.contract.codes import COPY_FORGED
@@ -126,14 +127,9 @@ def headers_of(batch: pa.RecordBatch) -> list[Headers]:
     Java shows the bytes of such a name as replacement characters, and the service's client can't
     read the record's headers. It cuts a name at a zero byte, which Java does not.
     """
-    column = batch.column("headers")
-    bounds = column.offsets.to_pylist()
-    first = bounds[0]
-    flat = column.values.slice(first, bounds[-1] - first)  # of a slice of a batch, its own only
-    names = flat.field("key")
-    odd = any("\0" in name or _REPLACEMENT in name for name in pc.unique(names).to_pylist())
-    pairs = list(zip(names.to_pylist(), flat.field("value").to_pylist(), strict=True))
-    found = [pairs[start - first : stop - first] for start, stop in pairwise(bounds)]
+    flat, found = header_lists(batch.column("headers"))
+    names = pc.unique(flat.field("key")).to_pylist()
+    odd = any("\0" in name or _REPLACEMENT in name for name in names)
     return [_as_service_reads(headers) for headers in found] if odd else found
 
 

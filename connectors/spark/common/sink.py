@@ -16,7 +16,6 @@ from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property, partial
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
@@ -42,6 +41,7 @@ from connectors.kafka.clients import (
 )
 from connectors.kafka.errors import FENCED, answer_of, error_of
 from connectors.kafka.scan import consumer_config
+from connectors.spark.common.arrow import header_lists
 from connectors.spark.common.topics import native_options
 from delayservice.base import faults
 from delayservice.base.errors import KafkaEdgeError
@@ -225,19 +225,11 @@ def records_of(batch: pa.RecordBatch) -> Iterator[Record]:
     """
     keys = batch.column("id").to_pylist()
     values = batch.column("value").to_pylist()
-    return zip(keys, values, _headers(batch.column("headers")), strict=True)
-
-
-def _headers(column: pa.ListArray) -> Iterator[Headers | None]:
-    """Return the headers of each row; whole columns at a time, for a dictionary per header would
-    cost the most.
-    """
-    bounds = column.offsets.to_pylist()
-    first = bounds[0]
-    flat = column.values.slice(first, bounds[-1] - first)
-    pairs = list(zip(flat.field("key").to_pylist(), flat.field("value").to_pylist(), strict=True))
-    for (start, stop), is_set in zip(pairwise(bounds), column.is_valid().to_pylist(), strict=True):
-        yield pairs[start - first : stop - first] if is_set else None
+    column = batch.column("headers")
+    _, lists = header_lists(column)
+    are_set = column.is_valid().to_pylist()
+    headers = [one if is_set else None for one, is_set in zip(lists, are_set, strict=True)]
+    return zip(keys, values, headers, strict=True)
 
 
 def _task(

@@ -12,11 +12,8 @@ from connectors.spark.ledger.facts import SOURCE
 from connectors.spark.ledger.rows import COLUMNS, NO_ID, TYPES, LedgerRow
 
 COMPLETE: Final = 0
-
 HASHED: Final = 1
-
 DOUBTFUL: Final = 2
-
 ORDINARY: Final = 3
 """Values of ``reading``: the row is complete; it lacks the hash of its key, and where ids have
 homes it may be of a record that has to go home; the record has to be read in Python; it is an
@@ -27,7 +24,6 @@ RECORD: Final = ("topic", "partition", "offset", "timestamp_ms", "key", "value",
 values of which only the hash was kept."""
 
 _DIGITS_MAX: Final = 18
-
 _ODD_IN_NAMES: Final = ("\0", "\N{REPLACEMENT CHARACTER}")
 """Java shows what is not UTF-8 as the second, and the service's client cuts names at the first."""
 

@@ -186,13 +186,7 @@ def _when(key_ms: int | None, slot_ms: int | None) -> str | None:
 def _repair(result: ReconcileResult) -> PageSection:
     columns = ("node", "step", "shard", "from (UTC)", "to (UTC)", "offsets", "why")
     rows = [
-        (
-            step.node,
-            step.command,
-            f"{step.topic}:{step.partition}",
-            *_bounds(step),
-            step.why,
-        )
+        (step.node, step.command, f"{step.topic}:{step.partition}", *_bounds(step), step.why)
         for step in result.plan.steps[:STEPS_MAX]
     ]
     left = len(result.plan.steps) - len(rows)
