@@ -35,7 +35,6 @@ class BatchFacts(msgspec.Struct, frozen=True):
     Attributes:
         ends: topic, partition, and how far the batch reads.
         cut: a cut that was taken after that was decided, as ``snapshot`` encodes it.
-        v: version of the format.
     """
 
     ends: list[tuple[str, int, int]]
@@ -48,11 +47,7 @@ class BatchFacts(msgspec.Struct, frozen=True):
 
 
 class Archive:
-    """A folder with batches.
-
-    Args:
-        path: folder or URL.
-    """
+    """A folder with batches."""
 
     def __init__(self, path: str) -> None:
         self._path = path.rstrip("/")

@@ -88,13 +88,7 @@ def judge_records(rows: DataFrame, rules: Rules, *, keeps: bool) -> DataFrame:
 
 
 def decide_by_ids(judged: DataFrame, passed: PassedTimes, rules: Rules) -> DataFrame:
-    """Return the verdicts that depend on other records of the same id, as certain ones.
-
-    Args:
-        judged: what ``judge_records`` made of all records that bear an id.
-        passed: when H had passed which offsets.
-        rules: what to judge by.
-    """
+    """Return the verdicts that depend on other records of the same id, as certain ones."""
     return (
         judged.where((sf.col("verdict") == LINE) | (sf.col("when") != CERTAIN))
         .repartition("shard", "record_id")
@@ -110,12 +104,7 @@ def ledger_rows(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 class Court:
-    """Judges the sorted ledger. Sent to the executors as it is.
-
-    Args:
-        rules: what to judge by.
-        keeps: whether rows of what is carried and settled are made.
-    """
+    """Judges the sorted ledger. Sent to the executors as it is."""
 
     def __init__(self, rules: Rules, *, keeps: bool = True) -> None:
         self._rules = rules
@@ -280,12 +269,7 @@ def _suffix_minima(held: Sequence[tuple[int, int]]) -> _Minima:
 
 
 class IdCourt:
-    """Judges what depends on other records of the same id. Sent to the executors as it is.
-
-    Args:
-        rules: what to judge by.
-        passed: when H had passed which offsets.
-    """
+    """Judges what depends on other records of the same id. Sent to the executors as it is."""
 
     def __init__(self, rules: Rules, passed: PassedTimes) -> None:
         self._rules = rules

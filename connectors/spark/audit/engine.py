@@ -67,14 +67,7 @@ class Engine:
     """Makes one step.
 
     Attributes:
-        spark: the session.
-        logs: what is read.
         work: a folder for what the parts of the step hand to each other.
-        cut: the cut to judge at.
-        evidence: what is known of the logs.
-        rules: what to judge by.
-        ledger: what to read by.
-        counts: records by what became of them.
     """
 
     spark: SparkSession

@@ -135,14 +135,7 @@ class Strictness:
 def rules_of(
     cut: Cut, evidence: Evidence, strictness: Strictness, past: EarlierCut = NO_PAST
 ) -> Rules:
-    """Return the rules that records are judged by.
-
-    Args:
-        cut: cursors and ends.
-        evidence: what is known of the logs.
-        strictness: how strictly.
-        past: what the cut before left.
-    """
+    """Return the rules that records are judged by."""
     read = {topic for topic, _ in cut.others}
     own = {cut.dead_letter, cut.outcomes}
     grace_ms, policies = strictness.grace_ms, evidence.policies

@@ -52,8 +52,6 @@ class Group:
     """One record and all that says that it settles, continues or brings home it.
 
     Attributes:
-        shard: its shard.
-        offset: its offset.
         source: the record; None: no such record is known, or it was judged before.
         settled: of a record that was judged before: what settled it then.
         details: of the same, where they were kept.

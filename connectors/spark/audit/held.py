@@ -38,11 +38,8 @@ class CarriedState:
     """The state that earlier steps left.
 
     Args:
-        state: the folders.
-        runs: what is in them.
         number: of this step's cut.
         taken_ms: when that was taken.
-        rules: what this step judges by.
         work: a folder for what is found.
     """
 

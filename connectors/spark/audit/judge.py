@@ -71,13 +71,7 @@ _NOWHERE: Final = Settled(LOST_ROLE, 0, -1, -1, -1)
 
 
 def judge(group: Group, rules: Rules, counts: Counter[str]) -> Iterator[RecordVerdict]:
-    """Yield the findings of one record, and what becomes of it.
-
-    Args:
-        group: the record, and what says that it settles it.
-        rules: what to judge by.
-        counts: told what was seen.
-    """
+    """Yield the findings of one record, and what becomes of it."""
     own = rules.shards[group.shard]
     counts["mirrored"] += group.mirrored
     if group.undecided and group.source is not None and not group.settling:

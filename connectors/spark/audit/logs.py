@@ -37,13 +37,7 @@ class Logs(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class KafkaLogs:
-    """The logs of a cluster, in the spans of the evidence.
-
-    Attributes:
-        spark: the session.
-        client: options of librdkafka.
-        evidence: which offsets to read.
-    """
+    """The logs of a cluster, in the spans of the evidence."""
 
     spark: SparkSession
     client: Mapping[str, str]

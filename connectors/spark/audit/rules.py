@@ -63,13 +63,9 @@ class Rules:
     """The rules that records are judged by. Shards and topics are named as in the ledger.
 
     Attributes:
-        shards: the shards that are judged.
         topics: names of all topics of the cluster.
         partitions: how many partitions each of them has.
         read: the topics that are read beside the delay topics.
-        dead_letter: the dead-letter topic.
-        outcomes: the outcome topic.
-        delay_topics: the delay topics.
         complete_since_ms: by topic and partition: from when on it holds all that was written to it;
             missing: always.
         open_places: partitions of which a producer's open transaction hides the end.

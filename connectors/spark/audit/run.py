@@ -119,7 +119,6 @@ class Following:
     """An audit that goes on from cut to cut.
 
     Args:
-        spark: the session.
         options: what to audit; its ``out`` holds findings and the state.
         from_start: begin with the records that are in the logs; otherwise with those that are
             written from now on. It counts at the first cut only.

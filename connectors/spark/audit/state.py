@@ -72,10 +72,8 @@ class StoredRun(msgspec.Struct, frozen=True):
     """Rows that one cut wrote.
 
     Attributes:
-        number: of the cut.
         kind: one of those above.
         bucket: ``<width>-<number>``, as ``bucket_of`` names it; empty: it has none.
-        rows: how many.
         taken_ms: when the newest cut was taken whose rows are in it.
         part: tells apart runs of one cut, kind and bucket.
     """
@@ -130,7 +128,6 @@ class AuditManifest(msgspec.Struct, frozen=True):
 
     Attributes:
         number: counts the cuts, from 1 on.
-        taken_ms: when it was taken.
         overdue_ms: as ``evidence.EarlierCut`` has it.
         logs: how far each log was read.
         runs: what is carried.
@@ -138,7 +135,6 @@ class AuditManifest(msgspec.Struct, frozen=True):
         findings: how many there are, by kind, since the audit began.
         unjudged: the same of what could not be judged, by reason.
         audit: names the audit, for what it publishes.
-        v: version of the format.
     """
 
     number: int = 0
@@ -177,12 +173,7 @@ class AuditManifest(msgspec.Struct, frozen=True):
 
 
 class State:
-    """The folders and manifests of one audit.
-
-    Args:
-        spark: the session.
-        path: folder or URL.
-    """
+    """The folders and manifests of one audit."""
 
     def __init__(self, spark: SparkSession, path: str) -> None:
         self._spark = spark

@@ -135,9 +135,7 @@ class Remembered(NamedTuple):
     """Details that are kept of a judged record to which more may come.
 
     Attributes:
-        source: the record.
         begun: the last occurrence of its schedule that was begun.
-        is_home: whether it has come home.
     """
 
     source: SourceRow

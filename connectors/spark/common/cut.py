@@ -107,8 +107,6 @@ class Cut:
         open_places: logs that are read up to a transaction that stays open.
         unserved: offsets that partitions of delay topics hold and no checkpoint speaks of.
         topic_ids: of all topics that are read.
-        dead_letter: the dead-letter topic.
-        outcomes: the outcome topic.
     """
 
     taken_ms: int

@@ -146,8 +146,6 @@ class ShardReader:
     replaced since. What the service refused as forged, its dead letter says.
 
     Args:
-        topic: the delay topic.
-        partition: its partition.
         contracts: what its records are read by.
         secrets: the cluster's, or none.
     """

@@ -29,9 +29,6 @@ class CheckpointLog:
 
     Attributes:
         config: of a consumer, read committed.
-        topic: the checkpoint topic.
-        partition: the partition to read.
-        partitions: of the topic.
         start: first offset of the log.
         read_from: offset from which on it was read; no transaction below it is open.
         look: how many offsets are read next.
@@ -90,10 +87,6 @@ def newest_checkpoints(
 
     How many slices there are follows from the checkpoints: each names all delay topics that are
     served in its slice, so that of any slice names the topic with the most partitions.
-
-    Args:
-        logs: the partitions of the checkpoint topic.
-        partitions: how many each topic of the cluster has.
 
     Raises:
         KafkaEdgeError: a log can't be read, or a checkpoint can't be followed.

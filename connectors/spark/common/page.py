@@ -135,14 +135,12 @@ class HtmlPage:
     """A page.
 
     Attributes:
-        title: of the browser's window.
         heading: the result in some words.
         lead: of what the page is.
         facts: names and values that count most.
         sections: all else.
         footer: where there is more.
         warnings: sentences that must not be overlooked.
-        notes: other sentences.
     """
 
     title: str

@@ -90,14 +90,6 @@ def sift(
 ) -> DataFrame:
     """Read parts of logs, by many tasks at once.
 
-    Args:
-        spark: the session.
-        client: options of librdkafka.
-        parts: what is asked, by shard.
-        facts: columns of pending records.
-        secrets: the cluster's; none: copies are believed.
-        min_partitions: tasks at least.
-
     Returns:
         ``topic, partition, key_ms, offset, record_id, canceller, base`` and the facts. ``key_ms``
         null: not pending, and here for its id only.

@@ -216,12 +216,7 @@ def _allowed(ledger: Ledger) -> list[str]:
 
 
 def classified_deliveries(records: DataFrame, ledger: Ledger) -> DataFrame:
-    """Return rows of plain deliveries, and the others as they are; as ``classified_sources``.
-
-    Args:
-        records: ``RECORD``, of all topics but delay topics and the outcome topic.
-        ledger: what to read by.
-    """
+    """Return rows of plain deliveries, and the others as they are; as ``classified_sources``."""
     has_id = sf.get("headers.key", sf.size("headers") - 1) == names.DELAY_ID
     read = records.withColumn("tail", sf.when(or_false(has_id), 4).otherwise(3))
     due, source, settles = (
@@ -265,12 +260,7 @@ def classified_deliveries(records: DataFrame, ledger: Ledger) -> DataFrame:
 
 
 def classified_outcomes(records: DataFrame, ledger: Ledger) -> DataFrame:
-    """Return rows of outcomes, and the others as they are; as ``classified_sources``.
-
-    Args:
-        records: ``RECORD``, of the outcome topic.
-        ledger: what to read by.
-    """
+    """Return rows of outcomes, and the others as they are; as ``classified_sources``."""
     told = {
         name: sf.get("headers", sf.array_position(sf.col("headers.key"), name).cast("int") - 1)
         for name in _OF_OUTCOME

@@ -111,8 +111,6 @@ class Live:
     """Copies of running nodes: digests tell where they differ, nodes give the details.
 
     Attributes:
-        spark: the session.
-        client: options of librdkafka.
         topic: the digest topic.
         checkpoint: the checkpoint topic, by which the time of the brokers is known.
         cut: the shards, and how far the digest topic is read.
@@ -214,9 +212,7 @@ class OnDisk:
     """Copies in folders: of nodes that are stopped, of backups, or beside running nodes.
 
     Attributes:
-        spark: the session.
         folders: a node's state folder, or a folder of stores in it, by the node's name.
-        cut: the cursors to compare at.
         expected: which copies should be there.
         behind_records: a copy that lacks more records than this, up to H, is behind.
         work: folder for what is read, so that it is read once.

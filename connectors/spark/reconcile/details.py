@@ -54,8 +54,6 @@ class Details:
     """Asks nodes, and finds their answers.
 
     Attributes:
-        spark: the session.
-        client: options of librdkafka.
         topic: the repair topic.
         timeout_s: how long to wait for another report.
         ranges_max: ranges to ask about at most; 0: nodes are not asked.

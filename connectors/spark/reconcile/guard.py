@@ -34,9 +34,6 @@ class Repair(NamedTuple):
     """Steps for what one node holds of one slice.
 
     Attributes:
-        node: the node.
-        slice_no: the slice.
-        steps: of the plan.
         witnesses: for each shard of the steps, another node's copy that is right.
     """
 
@@ -70,13 +67,7 @@ def standings(
 def choose(
     steps: Sequence[RepairStep], known: Mapping[Copy, CopyStanding], repairs_left: int
 ) -> Chosen:
-    """Return the repairs that may be made.
-
-    Args:
-        steps: of a plan.
-        known: every copy that was compared, as ``standings`` has them.
-        repairs_left: how many may still be made.
-    """
+    """Return the repairs that may be made."""
     groups: dict[tuple[str, int], list[RepairStep]] = {}
     for step in steps:
         groups.setdefault((step.node, step.partition), []).append(step)

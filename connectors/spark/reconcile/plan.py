@@ -44,14 +44,11 @@ class RepairStep(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         command: ``rebuild``, or ``rebuild_copy`` for all of it.
         node: whose copy.
-        topic: the delay topic.
         topic_id: its id; a node that serves another topic of this name refuses.
-        partition: its partition.
         start_ms: first key of the range.
         stop_ms: end of the range.
         first_offset: of the first record that belongs in it.
         stop_offset: end of these offsets; 0: not known, all of the log is read.
-        why: for people.
     """
 
     command: Literal["rebuild", "rebuild_copy"] = "rebuild"
@@ -79,7 +76,6 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         cluster: id of the Kafka cluster that it was made for.
         made_ms: when the copies were compared, epoch milliseconds.
         steps: in the order in which they are sent; none when there is nothing to repair.
-        v: version of the format.
     """
 
     id: str

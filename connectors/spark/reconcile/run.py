@@ -63,11 +63,6 @@ def reconcile(
 ) -> ReconcileResult:
     """Compare the copies of a cluster, and write findings, a summary, a page and a repair plan.
 
-    Args:
-        spark: the session.
-        options: what and how.
-        say: told in a few words what is being done.
-
     Raises:
         KafkaEdgeError: the cluster can't be read, or a topic that is named does not exist.
         StoreError: a folder holds no store, or may not be read.

@@ -219,12 +219,7 @@ class Untrusted(InputPartition):
 
 @dataclass
 class StoreReader(DataSourceReader):
-    """Plans input partitions on the driver and reads them on executors.
-
-    Attributes:
-        path: where the stores are.
-        options: what is asked for.
-    """
+    """Plans input partitions on the driver and reads them on executors."""
 
     path: str
     options: StoreOptions

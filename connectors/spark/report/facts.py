@@ -108,12 +108,10 @@ class ReportFacts:
         targets: the largest ones; ``targets_total`` says how many there are.
         hours: the last ``HOURS_MAX`` hours in which records were due, ascending.
         delays: classes that hold any, in the order of ``DELAYS``.
-        waiting: what is pending.
         forecast: steps of ``step_ms`` that hold any, ascending.
         pending_targets: where most of it goes.
         outcomes: of records that were not delivered, by kind.
         letters: dead letters by code.
-        cut: what was read.
     """
 
     since_ms: int | None

@@ -42,7 +42,6 @@ class RowRules:
     """Contract and limits that rows are judged by.
 
     Attributes:
-        topic: the delay topic.
         contracts: what holds at the end of its partitions now; several while nodes change it: a
             record has to be good by each of them.
         now_ms: stands for the moment at which the record will be appended, epoch milliseconds.

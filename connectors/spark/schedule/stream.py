@@ -59,7 +59,6 @@ class StreamOptions:
 
     Attributes:
         source: options of librdkafka for the cluster of the input.
-        from_topic: the input.
         checkpoint: folder of the stream's state, for Spark and for this.
         schema: columns of JSON values, as DDL, or ``INFER``; None: values are not parsed.
         every_ms: how often records are read; None: once, what is there now.
