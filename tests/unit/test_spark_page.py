@@ -5,8 +5,9 @@ from html.parser import HTMLParser
 
 import pytest
 
-from connectors.spark.common.cut import Cut, ShardCut, Span
+from connectors.spark.common.cut import Cut, ShardCut
 from connectors.spark.common.page import HtmlPage, PageSection, bars, number, write_page
+from connectors.spark.common.topics import Span
 from connectors.spark.report.facts import (
     DELAYS,
     LATENESS_BOUNDS_MS,

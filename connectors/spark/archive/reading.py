@@ -17,9 +17,9 @@ from connectors.spark.audit.options import AuditOptions
 from connectors.spark.audit.result import AuditResult
 from connectors.spark.audit.rules import Rules
 from connectors.spark.audit.run import audited
-from connectors.spark.common.cut import Cut, Span
+from connectors.spark.common.cut import Cut
 from connectors.spark.common.files import names_in, read_text, write_text
-from connectors.spark.common.topics import ROW_SCHEMA, Place
+from connectors.spark.common.topics import ROW_SCHEMA, Place, Span
 from delayservice.base.errors import DelayServiceError
 
 ARCHIVE: Final = f"{ROW_SCHEMA}, value_hash long"

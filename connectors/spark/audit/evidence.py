@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from connectors.spark.audit.rules import Rules, ShardRules
-from connectors.spark.common.cut import Cut, ShardCut, Span
+from connectors.spark.common.cut import Cut, ShardCut
 from connectors.spark.common.log_times import Policy, first_times, offsets_at, topic_policies
-from connectors.spark.common.topics import Place
+from connectors.spark.common.topics import Place, Span
 from connectors.spark.ledger.facts import NEVER_MS
 from connectors.spark.ledger.rows import name_hash
 from delayservice.contract import names

@@ -12,14 +12,12 @@ from pyspark.sql import functions as sf
 from connectors.spark.audit.evidence import Evidence
 from connectors.spark.audit.rules import DELETED, Rules
 from connectors.spark.audit.verdicts import LOST, UNJUDGED, UNKNOWN_SOURCE
-from connectors.spark.common.cut import Span
 from connectors.spark.common.log_times import first_times, starts_of
-from connectors.spark.common.topics import Place, read_topic
+from connectors.spark.common.topics import TASK_RECORDS, Place, Span, read_topic
 from connectors.spark.ledger.facts import NEVER_MS
 from connectors.spark.ledger.rows import name_hash
 from delayservice.contract import names
 
-_TASK_RECORDS: Final = 1_000_000
 _TASKS_MIN: Final = 8
 
 
@@ -47,14 +45,8 @@ class KafkaLogs:
         """See ``Logs``."""
         chosen = {place: self.evidence.spans[place] for place in places}
         count = sum(span.end - span.start for span in chosen.values())
-        return read_topic(
-            self.spark,
-            self.client,
-            {topic for topic, _ in chosen},
-            {place: span.start for place, span in chosen.items()},
-            {place: span.end for place, span in chosen.items()},
-            max(_TASKS_MIN, count // _TASK_RECORDS + 1),
-        )
+        tasks = max(_TASKS_MIN, count // TASK_RECORDS + 1)
+        return read_topic(self.spark, self.client, chosen, tasks)
 
     def still_true(self, decided: DataFrame, rules: Rules) -> DataFrame:
         """See ``Logs``."""

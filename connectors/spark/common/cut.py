@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from operator import methodcaller
 from typing import Final
@@ -31,7 +31,7 @@ from connectors.kafka.dead_letters import partition_counts
 from connectors.kafka.log_ends import EARLIEST, LATEST, offsets_of
 from connectors.kafka.scan import consumer_config, topic_ids
 from connectors.spark.common.newest import CheckpointLog, newest_checkpoints
-from connectors.spark.common.topics import Place, native_options
+from connectors.spark.common.topics import Place, Span, native_options
 from delayservice.base.errors import KafkaEdgeError
 from delayservice.contract.contracts import Contracts
 from delayservice.engine.checkpoint import Checkpoint, ShardCheckpoint
@@ -44,14 +44,6 @@ OPEN_WAIT_S: Final = 15.0
 TICK_S: Final = 0.1
 headers_of: Final = methodcaller("headers")
 """``message.headers()``, called as ``connectors.kafka.source`` does, and says why."""
-
-
-@dataclass(frozen=True, slots=True)
-class Span:
-    """``[start, end)`` of one partition's log, as it is read."""
-
-    start: int
-    end: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,16 +123,6 @@ class Cut:
     def delay_topics(self) -> list[str]:
         """The topics of the shards, in order."""
         return sorted({shard.topic for shard in self.shards})
-
-    def starts(self, places: Iterable[Place] | None = None) -> dict[Place, int]:
-        """First offsets as ``read_topic`` takes them; of all, or of some places."""
-        spans = self.spans
-        return {place: spans[place].start for place in (spans if places is None else places)}
-
-    def ends(self, places: Iterable[Place] | None = None) -> dict[Place, int]:
-        """End offsets as ``read_topic`` takes them; of all, or of some places."""
-        spans = self.spans
-        return {place: spans[place].end for place in (spans if places is None else places)}
 
     def to_json(self) -> dict[str, object]:
         """For the summary of a job."""

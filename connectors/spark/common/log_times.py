@@ -17,8 +17,8 @@ from connectors.kafka.clients import admin_client, consumer_client
 from connectors.kafka.errors import answer_of
 from connectors.kafka.log_ends import ASK_TIMEOUT_S, EARLIEST, offsets_of, offsets_since
 from connectors.kafka.scan import SCAN_STALL_S, consumer_config
-from connectors.spark.common.cut import TICK_S, Span, headers_of
-from connectors.spark.common.topics import Place, native_options
+from connectors.spark.common.cut import TICK_S, headers_of
+from connectors.spark.common.topics import Place, Span, native_options
 from delayservice.base.errors import KafkaEdgeError
 
 _FIRST_BATCH: Final = 1_000

@@ -18,7 +18,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 
 from connectors.spark.common.arrow import arrow_schema, batch_of
 from connectors.spark.common.decode import ShardReader, rows_of, runs
-from connectors.spark.common.topics import Place, read_topic
+from connectors.spark.common.topics import TASK_RECORDS, Place, Span, read_topic
 from delayservice.contract.contracts import Contracts
 from delayservice.contract.entry import COPY, SCHEDULE, Entry
 from delayservice.contract.times import DUE_STOP_MS
@@ -26,8 +26,6 @@ from delayservice.engine.cursor import Cursor
 from delayservice.engine.storing import is_user_record
 from delayservice.replicas.digest import HOUR_MS
 
-TASK_RECORDS: Final = 1_000_000
-"""Records of a task at most, about."""
 CLOCKS_MS: Final = HOUR_MS
 """Allowance for the clocks of nodes and brokers: they are held within half a second."""
 
@@ -95,14 +93,8 @@ def sift(
         null: not pending, and here for its id only.
     """
     tasks = sum(part.stop - part.start for part in parts.values()) // TASK_RECORDS + 1
-    records = read_topic(
-        spark,
-        client,
-        {topic for topic, _ in parts},
-        {place: part.start for place, part in parts.items()},
-        {place: part.stop for place, part in parts.items()},
-        max(min_partitions, tasks),
-    )
+    spans = {place: Span(part.start, part.stop) for place, part in parts.items()}
+    records = read_topic(spark, client, spans, max(min_partitions, tasks))
     sieve = _PendingSieve(dict(parts), facts, tuple(secrets))
     return records.mapInArrow(sieve.sift, from_arrow_schema(facts.whole))
 

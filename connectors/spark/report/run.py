@@ -22,9 +22,9 @@ from connectors.spark.common.cut import Cut, take_cut
 from connectors.spark.common.files import write_text
 from connectors.spark.common.frames import last_header
 from connectors.spark.common.log_times import offsets_at
-from connectors.spark.common.pending import TASK_RECORDS, LogPart, PendingColumns, sift, uncancelled
+from connectors.spark.common.pending import LogPart, PendingColumns, sift, uncancelled
 from connectors.spark.common.progress import Say
-from connectors.spark.common.topics import read_topic
+from connectors.spark.common.topics import TASK_RECORDS, Span, read_topic
 from connectors.spark.report.facts import (
     DELAY_BOUNDS,
     DELAY_LONGER,
@@ -137,13 +137,12 @@ class _Work:
 
     def _read(self, topics: Collection[str], *, since_ms: int | None = None) -> DataFrame:
         """Records of whole topics, from an instant on where one is given."""
-        places = [place for place in self._cut.spans if place[0] in topics]
-        starts, ends = self._cut.starts(places), self._cut.ends(places)
-        if since_ms is not None and places:
-            later = offsets_at(self._audit.client, places, since_ms)
-            starts = {place: max(starts[place], later.get(place, ends[place])) for place in places}
-        tasks = self._tasks(sum(ends[place] - starts[place] for place in places))
-        return read_topic(self._spark, self._audit.client, topics, starts, ends, tasks)
+        spans = {place: span for place, span in self._cut.spans.items() if place[0] in topics}
+        if since_ms is not None and spans:
+            later = offsets_at(self._audit.client, spans.keys(), since_ms)
+            spans = {p: Span(max(s.start, later.get(p, s.end)), s.end) for p, s in spans.items()}
+        tasks = self._tasks(sum(span.end - span.start for span in spans.values()))
+        return read_topic(self._spark, self._audit.client, spans, tasks)
 
     def _tasks(self, records: int) -> int:
         return max(2 * self._spark.sparkContext.defaultParallelism, records // TASK_RECORDS + 1)

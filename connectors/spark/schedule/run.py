@@ -295,14 +295,7 @@ def write_rejected(judged: DataFrame, path: str) -> None:
 def _held(spark: SparkSession, options: ScheduleOptions) -> DataFrame:
     """Return ``id`` and ``digest`` of every record with an id that the delay topic holds now."""
     spans = settled_spans(options.client, [options.topic])
-    records = read_topic(
-        spark,
-        options.client,
-        [options.topic],
-        {place: span.start for place, span in spans.items()},
-        {place: span.end for place, span in spans.items()},
-        options.min_partitions,
-    )
+    records = read_topic(spark, options.client, spans, options.min_partitions)
     named = records.withColumn("id", last_header(names.DELAY_ID))
     return named.where("id IS NOT NULL").select("id", _digest().alias("digest"))
 
