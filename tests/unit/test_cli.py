@@ -224,9 +224,9 @@ def test_send_says_every_kind_of_schedule(
 ) -> None:
     sent: list[send.Outgoing] = []
 
-    def keep(_config: object, record: send.Outgoing, _on_ready: object) -> send.Report:
+    def keep(_config: object, record: send.Outgoing, _on_ready: object) -> send.DeliveryReport:
         sent.append(record)
-        return send.Report(record.topic, 0, 0, 0)
+        return send.DeliveryReport(record.topic, 0, 0, 0)
 
     monkeypatch.setattr(send, "send", keep)
     done = CliRunner().invoke(app, ["send", "-b", "nobody:1", "delay_topic_any", *options])

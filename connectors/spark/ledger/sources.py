@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from connectors.spark.common.decode import (
     NO_KEY,
-    Run,
+    PartitionBatch,
     ShardReader,
     envelope_of,
     key_hash,
@@ -61,7 +61,7 @@ class SourceRows:
                     if reader is not None:
                         yield batch_of(self._of_run(run, reader))
 
-    def _of_run(self, run: Run, reader: ShardReader) -> Iterator[LedgerRow]:
+    def _of_run(self, run: PartitionBatch, reader: ShardReader) -> Iterator[LedgerRow]:
         place = (run.topic, run.partition)
         shard = self.ledger.shards.get(place)
         rows = rows_of(run.batch)
@@ -128,9 +128,7 @@ class SourceRows:
 
 
 def _is_simple(entry: Entry, topic: int) -> bool:
-    """Return whether the columns of a row say all of a record: a schedule of a topic that there is,
-    or a control, with nothing beside its id.
-    """
+    """Return whether the columns say all: a schedule of a known topic, or a control."""
     _, kind, _, record_id, payload, extra = entry
     if kind == SCHEDULE:
         return topic >= 0 and payload[6] in (None, (record_id, None, 1, None))
@@ -167,9 +165,7 @@ def _waiting(entry: Entry, topic: str) -> Group | None:
 
 
 def _described(entry: Entry, topic: str) -> Payload:
-    """Return what an entry asks for; if it asks for no delivery, its content only. A record that
-    goes home asks for that.
-    """
+    """Return what an entry asks for; if it asks for no delivery, its content only."""
     _, kind, _, record_id, payload, extra = entry
     if kind == HOMEBOUND:
         acts, first_ms, home = extra

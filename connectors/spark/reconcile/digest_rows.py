@@ -9,10 +9,9 @@ import msgspec
 import pyarrow as pa
 from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as sf
-from pyspark.sql.pandas.types import from_arrow_schema
 from xxhash import xxh3_64_intdigest
 
-from connectors.spark.common.pending import batch_of
+from connectors.spark.common.arrow import arrow_schema, batch_of
 from connectors.spark.reconcile.digests import CUTS_KEPT, Comparison, CutRow, Retired
 from connectors.spark.reconcile.plan import Copy
 from connectors.spark.reconcile.stored import signed
@@ -31,28 +30,15 @@ _CUT: Final = (
     "damaged array<struct<start_ms: bigint, stop_ms: bigint, first_offset: bigint, "
     "stop_offset: bigint, why: string>>"
 )
-
 _COPY: Final = ("node", "topic", "partition")
-
-_SHARD_FIELDS: Final = [("node", pa.string()), ("topic", pa.string()), ("partition", pa.int32())]
-
-_LONG: Final = pa.int64()
-
-_HOUR_SUMS: Final = pa.schema(
-    [
-        *_SHARD_FIELDS,
-        *((name, _LONG) for name in ("hour_ms", "slots", "records", "hash", "print")),
-    ]
+_HOUR_SUMS: Final = (
+    "node string, topic string, partition int, "
+    "hour_ms bigint, slots bigint, records bigint, hash bigint, print bigint"
 )
-
-_SLOT_SUMS: Final = pa.schema(
-    [*_SHARD_FIELDS, *((name, _LONG) for name in ("slot_start_ms", "count", "hash"))]
-)
-
+_HOUR_SCHEMA: Final = arrow_schema(_HOUR_SUMS)
+_SLOT_SCHEMA: Final = arrow_schema(SUMS)
 _LOW: Final = 0xFFFF_FFFF
-
 _MASK: Final = 2**64 - 1
-
 _HEX_HALF: Final = 8
 
 
@@ -153,7 +139,7 @@ def hour_sums(hours: DataFrame) -> DataFrame:
         it, to be held against the cut row; ``print``, which is the same for the same slots, of
         those that are compared, null if none is.
     """
-    return hours.mapInArrow(_sum_hours, from_arrow_schema(_HOUR_SUMS))
+    return hours.mapInArrow(_sum_hours, _HOUR_SUMS)
 
 
 def _sum_hours(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -167,13 +153,11 @@ def _sum_hours(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             )
             for copy, hour_ms, from_ms, said, slots in _hours_in(batch)
         ]
-        yield batch_of(rows, _HOUR_SUMS)
+        yield batch_of(rows, _HOUR_SCHEMA)
 
 
 def slot_sums(hours: DataFrame) -> DataFrame:
-    """``SUMS`` of hours, a row for each slot that is compared; ``hours``: as ``hours_at`` gives
-    them.
-    """
+    """Return ``SUMS`` of the compared slots of hours, which are as ``hours_at`` gives them."""
     return hours.mapInArrow(_sum_slots, SUMS)
 
 
@@ -184,7 +168,7 @@ def _sum_slots(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             for copy, hour_ms, from_ms, said, slots in _hours_in(batch)
             for index, count, hashed in _compared(slots, said.slot_ms, from_ms - hour_ms)
         ]
-        yield batch_of(rows, _SLOT_SUMS)
+        yield batch_of(rows, _SLOT_SCHEMA)
 
 
 def _hours_in(batch: pa.RecordBatch) -> Iterator[tuple[Copy, int, int, _Hour, _Slots]]:
@@ -233,9 +217,7 @@ def totals(hours: DataFrame) -> dict[Copy, tuple[int, int, int]]:
 def differing_hours(
     spark: SparkSession, hours: DataFrame, compared: Iterable[Comparison]
 ) -> DataFrame:
-    """``topic, partition, hour_ms`` of the hours that are not the same in all copies; ``hours``: as
-    ``hour_sums`` gives them.
-    """
+    """Return ``topic, partition, hour_ms`` of hours that are not the same in all copies."""
     nodes = sf.broadcast(
         spark.createDataFrame(
             [(*one.place, node, len(one.nodes)) for one in compared for node in one.nodes],

@@ -14,7 +14,8 @@ from typing import Final, TypeAlias
 
 import pyarrow as pa
 
-from connectors.spark.common.pending import Facts
+from connectors.spark.common.arrow import arrow_schema
+from connectors.spark.common.pending import PendingColumns
 from delayservice.contract.codec import Payload, decode_payload, encode_payload
 from delayservice.contract.entry import Entry
 from delayservice.engine.pending import NO_MARK, Frame
@@ -37,34 +38,7 @@ replaces the record. ``payload_hash``: of key, offset and payload; ``frame_hash`
 the id instead of the payload where there is one; both 64 bits, as signed numbers.
 """
 
-_HEADERS: Final = pa.list_(pa.struct([("name", pa.string()), ("value", pa.binary())]))
-SCHEMA: Final = pa.schema(
-    [
-        ("shard", pa.string()),
-        ("topic", pa.string()),
-        ("partition", pa.int32()),
-        ("slot_start_ms", pa.int64()),
-        ("slot_stop_ms", pa.int64()),
-        ("key_ms", pa.int64()),
-        ("offset", pa.int64()),
-        ("mark", pa.int64()),
-        ("record_id", pa.binary()),
-        ("target", pa.string()),
-        ("target_partition", pa.int32()),
-        ("key", pa.binary()),
-        ("value", pa.binary()),
-        ("headers", _HEADERS),
-        ("due_ms", pa.int64()),
-        ("attempt", pa.int32()),
-        ("source", pa.string()),
-        ("expires_ms", pa.int64()),
-        ("payload_hash", pa.int64()),
-        ("frame_hash", pa.int64()),
-        ("damage", pa.string()),
-        ("first_offset", pa.int64()),
-        ("stop_offset", pa.int64()),
-    ]
-)
+SCHEMA: Final = arrow_schema(DDL)
 
 _PLAIN: Final = (None, None, 1, None)
 _Decoded: TypeAlias = tuple[Frame, Payload]
@@ -150,9 +124,7 @@ def _hashes_of(entry: Entry) -> tuple[int, int]:
     return _hashes(key_ms, offset, record_id, encode_payload(payload))
 
 
-HASHES: Final = Facts(
-    pa.schema([("payload_hash", pa.int64()), ("frame_hash", pa.int64())]), _hashes_of
-)
+HASHES: Final = PendingColumns(arrow_schema("payload_hash bigint, frame_hash bigint"), _hashes_of)
 """The hashes of a record of a delay topic that is pending."""
 
 
