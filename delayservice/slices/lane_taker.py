@@ -80,7 +80,7 @@ class LaneTaker:
             partition=lane.partition,
             in_force=count,
             asked_for=wanted.id_partitions,
-            hint="ids stay at home where they are, or what is pending there would not be found: "
-            "set delivery.id_partitions back",
+            hint="delivery.id_partitions was changed, which is ignored: pending ids would not be "
+            "found any more. Set it back to the value in_force",
         )
         return replace(wanted, id_partitions=count)

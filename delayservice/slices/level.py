@@ -170,9 +170,9 @@ class LevelLane:
                 "level_topic_was_precise",
                 topic=self.topic,
                 partition=self.partition,
-                hint="it was served as a precise topic, and what it held then may still be "
-                "pending; take it out of [levels] to go on with it, and give the level another "
-                "topic (levels.prefix), or delete this one and have it made anew",
+                hint="this level topic was a normal delay topic before, whose records may still be "
+                "pending. Take it out of [levels] and give the level another topic "
+                "(levels.prefix), or delete and create the topic again",
             )
             self.follow(cursor)
             return
