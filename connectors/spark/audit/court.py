@@ -113,7 +113,8 @@ class Court:
 
     def judge(self, batches: Iterable[pa.RecordBatch]) -> Iterable[pa.RecordBatch]:
         """Yield rows of ``JUDGED``, and at last the counts."""
-        rows = (row for batch in batches for row in map(LedgerRow, *_lists(batch)))
+        lists = ([column.to_pylist() for column in batch.columns] for batch in batches)
+        rows = (row for columns in lists for row in map(LedgerRow, *columns))
         with without_collector():
             groups = groupby(rows, lambda row: row[:2])
             yield from _batches(
@@ -153,10 +154,6 @@ class Court:
         line = _line_of(group, found, self._rules)
         if line is not None:
             yield _line_row(group, *line)
-
-
-def _lists(batch: pa.RecordBatch) -> list[list[Any]]:
-    return [column.to_pylist() for column in batch.columns]
 
 
 def _finding_row(one: RecordVerdict) -> _Row:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import gc
 import re
 import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
 from typing import Final, NamedTuple
@@ -252,13 +252,3 @@ def _sensible(claim: Claim | None) -> Claim | None:
 def key_hash(key: bytes | None) -> int:
     """Return the 31 bits of murmur2 that choose a partition; ``NO_KEY``: it has no key."""
     return murmur2(key) & _MASK31 if key else NO_KEY
-
-
-def readers(
-    contracts: Mapping[tuple[str, int], Contracts], secrets: Sequence[bytes]
-) -> dict[tuple[str, int], ShardReader]:
-    """One reader for each shard, made where they are used."""
-    return {
-        place: ShardReader(*place, contracts=held, secrets=secrets)
-        for place, held in contracts.items()
-    }

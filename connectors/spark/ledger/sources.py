@@ -17,7 +17,6 @@ from connectors.spark.common.decode import (
     ShardReader,
     envelope_of,
     key_hash,
-    readers,
     rows_of,
     runs,
     waiting,
@@ -53,7 +52,10 @@ class SourceRows:
 
     def of(self, batches: Iterable[pa.RecordBatch]) -> Iterable[pa.RecordBatch]:
         """Yield rows of records and of what copies settle; batches as ``topics.ROW_SCHEMA``."""
-        reading = readers(self.ledger.contracts, self.ledger.secrets)
+        reading = {
+            place: ShardReader(*place, contracts, self.ledger.secrets)
+            for place, contracts in self.ledger.contracts.items()
+        }
         with without_collector():
             for batch in batches:
                 for run in runs(batch):

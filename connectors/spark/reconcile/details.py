@@ -18,6 +18,7 @@ from connectors.kafka.clients import KafkaAdmin, admin_client
 from connectors.kafka.log_ends import LATEST, offsets_of
 from connectors.kafka.repairs import RepairDesk
 from connectors.spark.common.topics import Span, native_options, read_topic
+from connectors.spark.reconcile.compare import COPY
 from connectors.spark.reconcile.digest_rows import from_hex
 from delayservice.replicas.commands import Command
 
@@ -87,7 +88,7 @@ class Details:
         unknown = sf.lit(None).cast("bigint")
         why = sf.lit("the node was not asked for details")
         left = ranges.offset(self.ranges_max).select(
-            "node", "topic", "partition", "start_ms", "stop_ms", unknown, unknown, why
+            *COPY, "start_ms", "stop_ms", unknown, unknown, why
         )
         rows = [(*one, None, None, said) for one, said in untold]
         return told, self.spark.createDataFrame(rows, UNREADABLE).union(left)
@@ -146,11 +147,9 @@ class Details:
         row = sf.col("row")
         return (
             answers.where("kind = 'detail'")
-            .select("node", "topic", "partition", sf.explode("rows").alias("row"))
+            .select(*COPY, sf.explode("rows").alias("row"))
             .select(
-                "node",
-                "topic",
-                "partition",
+                *COPY,
                 row[0].cast("bigint").alias("key_ms"),
                 row[1].cast("bigint").alias("offset"),
                 row[2].cast("bigint").alias("mark"),

@@ -178,9 +178,8 @@ class _Work:
         }
 
     def _largest(self, targets: DataFrame) -> tuple[list[Row], int]:
-        return targets.orderBy(sf.desc("records")).limit(
-            self._options.top
-        ).collect(), targets.count()
+        top = targets.orderBy(sf.desc("records")).limit(self._options.top)
+        return top.collect(), targets.count()
 
     def _delivered(self) -> DataFrame:
         """Return target, hour, class of delays, lateness and ``fired`` of each own delivery."""
@@ -239,8 +238,7 @@ class _Work:
         seconds = self._spark.read.parquet(path)
         end_ms = now_ms + options.horizon_ms
         (row,) = seconds.agg(
-            sf.sum("records").alias("records"),
-            sf.sum("bytes").alias("bytes"),
+            *_sums(),
             sf.sum(sf.when(sf.col("second_ms") + _SECOND_MS <= now_ms, sf.col("records"))).alias(
                 "overdue"
             ),
@@ -265,12 +263,11 @@ class _Work:
         """Count by steps from now to the horizon; what is overdue is in the first of them."""
         now_ms, step_ms = self._cut.taken_ms, self.step_ms
         each = seconds.where(sf.col("second_ms") < end_ms).groupBy("second_ms")
-        sums = each.agg(sf.sum("records").alias("records"), sf.sum("bytes").alias("bytes"))
+        sums = each.agg(*_sums())
         at_ms = sf.greatest(sf.col("second_ms"), sf.lit(now_ms))
         start_ms = (sf.floor(at_ms / step_ms) * step_ms).alias("start_ms")
         steps = sums.groupBy(start_ms).agg(
-            sf.sum("records").alias("records"),
-            sf.sum("bytes").alias("bytes"),
+            *_sums(),
             sf.max("records").alias("peak"),
         )
         rows = steps.orderBy("start_ms").limit(FORECAST_STEPS_MAX + 1).collect()
@@ -285,6 +282,10 @@ class _Work:
 
 def _text(header: str) -> Column:
     return last_header(header).cast("string")
+
+
+def _sums() -> list[Column]:
+    return [sf.sum(name).alias(name) for name in ("records", "bytes")]
 
 
 def _bytes(column: str) -> Column:
