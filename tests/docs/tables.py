@@ -49,6 +49,9 @@ NOT_TYPED: Final = (
     Listed("docs/deployment.md", "kubectl", _KUBERNETES),
     Listed("docs/kubernetes.md", "kubectl", _KUBERNETES),
     Listed("docs/kubernetes.md", "helm", "tests/unit/test_deploy_helm.py renders it"),
+    Listed("docs/operations.md", "log() { kubectl", _KUBERNETES),
+    Listed("docs/operations.md", "metrics() { kubectl", _KUBERNETES),
+    Listed("docs/operations.md", "delayservice() { kubectl", _KUBERNETES),
     Listed("docs/operations.md", "kcat", _CHECKPOINT),
     Listed("docs/operations.md", "CHECKPOINT=", _CHECKPOINT),
     Listed("docs/operations.md", 'echo "$SLICE|', _CHECKPOINT),
@@ -127,8 +130,7 @@ ASKS: Final = ("delayservice dlq replay --code target-unknown --since 2h",)
 
 STATUSES: Final = {
     "delayservice status": {0, 3},  # not healthy right after a worker was killed
-    "curl -s localhost:9464/metrics | grep '^delay_target_parked'": {0, 1},  # no line: none waits
-    "journalctl": {0, 1},  # grep ends with 1 where there is no such line, as with a healthy node
+    "metrics '^delay_target_parked'": {0, 1},  # no line: none waits
 }
 """What a command that begins so may end with, besides 0."""
 

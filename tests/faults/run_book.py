@@ -33,6 +33,12 @@ def commands(alert: str, part: str) -> list[str]:
     return [line for line in lines if line]
 
 
+def functions() -> str:
+    """The shell functions that the page defines before the first run-book."""
+    text = OPERATIONS.read_text("utf-8").partition("\n## Alerts\n")[2]
+    return _BLOCK.findall(text)[0]
+
+
 def _unfolded(block: str) -> list[str]:
     return re.sub(r"\\\n\s*", "", block).splitlines()
 
@@ -84,13 +90,14 @@ class Machine:
 
     def type_one(self, line: str) -> str:
         """Type one command, and give what it shows."""
+        defined = functions()
         for said, here in self._says.items():
-            line = line.replace(said, here)
+            line, defined = line.replace(said, here), defined.replace(said, here)
         if line.startswith("systemctl "):
             return self._systemctl(line.split()[1])
         pid = str(self._node.worker().pid) if "$PID" in line else ""
         done = subprocess.run(
-            ["bash", "-c", line],  # noqa: S607 (from the PATH)
+            ["bash", "-c", f"{defined}{line}"],  # noqa: S607 (from the PATH)
             capture_output=True,
             text=True,
             check=False,
