@@ -14,6 +14,7 @@ import sys
 import tempfile
 import threading
 import time
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from statistics import median
 
 import psutil
@@ -39,22 +40,44 @@ def write_pending(history: MadeHistory, count: int) -> None:
     history.settled(history.now_ms)
 
 
-def write_steadily(history: MadeHistory, rate: int, seconds: int, is_over: threading.Event) -> None:
-    """Once a second what is written in a second, with the checkpoint that settles it."""
+def write_steadily(history: MadeHistory, rate: int, seconds: int, stop: threading.Event) -> None:
+    """Write once a second the records of a second and the checkpoint that settles them."""
     began_s = time.monotonic()
     for turn in range(seconds):
         history.now_ms = time.time_ns() // 1_000_000
         history.plain(rate)
         history.settled(history.now_ms - 1_000)
-        time.sleep(max(0.0, began_s + turn + 1 - time.monotonic()))
-    is_over.set()
+        if stop.wait(max(0.0, began_s + turn + 1 - time.monotonic())):
+            return
+
+
+def follow_steps(
+    following: Following, writing: Future[None], interval_s: float
+) -> tuple[list[AuditResult], list[int]]:
+    """Audit at this interval until all is written, and once more; the memory after each step."""
+    steps: list[AuditResult] = []
+    memory: list[int] = []
+    while not writing.done():
+        next_s = time.monotonic() + interval_s
+        steps.append(following.step())
+        memory.append(memory_mib())
+        wait([writing], max(0.0, next_s - time.monotonic()))
+    writing.result()
+    return [*steps, following.step()], memory
 
 
 def memory_mib() -> int:
-    """What this process and those that it started have in memory."""
+    """Return the memory of this process and of those that it started, except brokers."""
     own = psutil.Process(os.getpid())
-    java = [p for p in own.children(recursive=True) if "kafka.Kafka" not in " ".join(p.cmdline())]
-    return sum(process.memory_info().rss for process in (own, *java)) // MIB
+    return sum(map(_rss_bytes, (own, *own.children(recursive=True)))) // MIB
+
+
+def _rss_bytes(process: psutil.Process) -> int:
+    try:
+        is_broker = "kafka.Kafka" in " ".join(process.cmdline())
+        return 0 if is_broker else int(process.memory_info().rss)
+    except psutil.NoSuchProcess:  # a helper of Spark that ended meanwhile
+        return 0
 
 
 def main() -> int:
@@ -83,20 +106,14 @@ def main() -> int:
         following = Following(spark, options)
         first = following.step()
         sys.stderr.write(f"{first.counts['pending']:,} pending in {first.seconds:.0f} s\n")
-        is_over = threading.Event()
-        writer = threading.Thread(
-            target=write_steadily, args=(history, chosen.rate, chosen.seconds, is_over)
-        )
-        writer.start()
-        steps: list[AuditResult] = []
-        memory: list[int] = []
-        while not is_over.is_set():
-            next_s = time.monotonic() + chosen.interval
-            steps.append(following.step())
-            memory.append(memory_mib())
-            is_over.wait(max(0.0, next_s - time.monotonic()))
-        writer.join()
-        steps.append(following.step())
+        # The writer ends before the topics do; its error, or the audit's, ends the bench.
+        with ThreadPoolExecutor(1, "writer") as pool:
+            stop = threading.Event()
+            writing = pool.submit(write_steadily, history, chosen.rate, chosen.seconds, stop)
+            try:
+                steps, memory = follow_steps(following, writing, chosen.interval)
+            finally:
+                stop.set()
         spark.stop()
     third = max(1, round(len(memory) * FIRST_OF))
     seconds = [one.seconds for one in steps]
