@@ -154,6 +154,7 @@ class NatsProducer:
         }
         self._request(f"$JS.API.STREAM.CREATE.{topic}", json.dumps(config).encode(), {})
         self.flush(timeout)
+        self.resent = 0
 
     def produce(self, topic: str, value: bytes, key: bytes, headers: Headers) -> None:
         """Send a record that is due at its header ``delay-at``."""

@@ -133,7 +133,7 @@ def _compile_client(java: str, class_path: str, folder: Path) -> None:
     """Compile ``Peer.java`` into a folder."""
     compiler = [java, "-m", "jdk.compiler/com.sun.tools.javac.Main", "-nowarn"]
     with resources.as_file(_HERE.joinpath("Peer.java")) as program:
-        command = [*compiler, "-d", folder, "-cp", class_path, program]
+        command = [*compiler, "-d", str(folder), "-cp", class_path, str(program)]
         done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603
     if done.returncode:
         raise ClusterError(
