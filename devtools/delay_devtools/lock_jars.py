@@ -1,14 +1,16 @@
-"""Resolve Kafka and ZooKeeper anew and write the locks: ``make lock-jars``.
+"""Resolve Kafka, ZooKeeper and RocketMQ anew and write the locks: ``make lock-jars``.
 
 A maintainer's tool, used when the versions below change; starting a cluster never resolves.
 """
 
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from pathlib import Path
 
 from jgo.maven import Artifact, MavenContext
 
+from delay_devtools import bench
 from delay_devtools.jars import KAFKA_LOCKS, Jar, sha256_of
 
 KAFKAS = {"4.3": "4.3.0", "3.9": "3.9.2"}
@@ -38,8 +40,12 @@ ALONE_FOR = {
 }
 """Nothing else of these groups comes into a lock: not in another version, and no parts of it."""
 
+ROCKETMQ = tuple(f"org.apache.rocketmq:rocketmq-{part}:5.4.0" for part in ("broker", "namesrv"))
+"""The roots of the jars of ``delayservice bench peers``."""
+ROCKETMQ_LOCK = Path(bench.__file__).with_name("peers") / "rocketmq.lock"
+
 _HEADER = """\
-# Every jar of an embedded cluster: coordinate, SHA-256, size in bytes.
+# Every jar of a server and its clients: coordinate, SHA-256, size in bytes.
 # Written by `make lock-jars`; the roots are in lock_jars.py.
 """
 
@@ -54,23 +60,41 @@ def _artifacts(context: MavenContext, kafka: str) -> Iterator[Artifact]:
     yield from (context.create_dependency(coordinate).artifact for coordinate in alone)
 
 
-def resolve(kafka: str) -> list[Jar]:
-    """Resolve one version in a scratch folder and return the jars in coordinate order."""
+def _rocketmq(context: MavenContext) -> Iterator[Artifact]:
+    """Yield what RocketMQ needs, without the native libraries of each platform."""
+    roots = [context.create_dependency(root) for root in ROCKETMQ]
+    inputs, transitive = context.resolver.resolve(roots)
+    for artifact in (dependency.artifact for dependency in (*inputs, *transitive)):
+        if not artifact.classifier:
+            # A POM may ask for a range of a single version, such as [1.53.0].
+            version = artifact.version.strip("[]")
+            coordinate = f"{artifact.groupId}:{artifact.artifactId}:{version}"
+            yield context.create_dependency(coordinate).artifact
+
+
+def resolve(find: Callable[[MavenContext], Iterator[Artifact]]) -> list[Jar]:
+    """Resolve a set in a scratch folder and return the jars in coordinate order."""
     with tempfile.TemporaryDirectory() as scratch:
         context = MavenContext(repo_cache=Path(scratch), timeout=60)
-        jars = []
-        for artifact in _artifacts(context, kafka):
+        jars = set()
+        for artifact in find(context):
             path = Path(artifact.resolve())
             coordinate = f"{artifact.groupId}:{artifact.artifactId}:{artifact.version}"
-            jars.append(Jar(coordinate, sha256_of(path), path.stat().st_size))
+            jars.add(Jar(coordinate, sha256_of(path), path.stat().st_size))
     return sorted(jars, key=lambda jar: jar.coordinate)
+
+
+def _write(path: Path, jars: Iterable[Jar]) -> None:
+    lines = (f"{jar.coordinate} {jar.sha256} {jar.bytes}\n" for jar in jars)
+    path.write_text(_HEADER + "".join(lines), encoding="utf-8")
 
 
 def main() -> None:
     """Write the lock files."""
     for kafka, name in KAFKA_LOCKS.items():
-        lines = (f"{jar.coordinate} {jar.sha256} {jar.bytes}\n" for jar in resolve(kafka))
-        Path(__file__).with_name(name).write_text(_HEADER + "".join(lines), encoding="utf-8")
+        find = partial(_artifacts, kafka=kafka)
+        _write(Path(__file__).with_name(name), resolve(find))
+    _write(ROCKETMQ_LOCK, resolve(_rocketmq))
 
 
 if __name__ == "__main__":

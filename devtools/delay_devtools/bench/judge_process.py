@@ -53,6 +53,11 @@ def judge(plan: JudgePlan) -> None:
     """Read the target topic, and send the verdict."""
     consumer = clients.consumer(plan.client, f"judge-{plan.batch.tag}")
     consumer.assign(clients.partitions(consumer, plan.topic))
+    read(plan, consumer)
+
+
+def read(plan: JudgePlan, consumer: Consumer) -> None:
+    """Read with this consumer, and send the verdict."""
     wire.tell(wire.READY)
     _Judge(plan, consumer).run()
     consumer.close()

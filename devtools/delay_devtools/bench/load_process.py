@@ -81,6 +81,13 @@ def load(plan: LoadPlan) -> None:
         producer.begin_transaction()
     else:
         producer.list_topics(plan.topic, timeout=30)
+    send(plan, producer, errors)
+    if plan.transactional_id:
+        _show(producer)
+
+
+def send(plan: LoadPlan, producer: Producer, errors: list[str]) -> None:
+    """Send the load at the word ``go``, and report its end; ``errors`` are those of delivery."""
     wire.tell(wire.READY)
     wire.await_word(wire.GO)
     started_s = time.time()
@@ -88,8 +95,6 @@ def load(plan: LoadPlan) -> None:
     sent = _Loader(plan, producer, words).run()
     _settle(producer, errors)
     wire.tell(wire.DONE, sent, at_s=time.time() - started_s)
-    if plan.transactional_id:
-        _show(producer)
 
 
 def _settle(producer: Producer, errors: list[str]) -> None:

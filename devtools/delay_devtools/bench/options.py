@@ -23,6 +23,7 @@ Bench: TypeAlias = Literal[
     "idle",
     "soak",
     "failover",
+    "peers",
 ]
 Store: TypeAlias = Literal["wheel", "rocksdb", "memory"]
 Delivery: TypeAlias = Literal["exactly_once", "at_least_once"]
@@ -61,6 +62,7 @@ _USUAL: Final[Mapping[Bench, Usual]] = {
     "idle": Usual(seconds=30),
     "soak": Usual(rate_per_s=5_000, seconds=600),
     "failover": Usual(rate_per_s=2_000, delay_ms=(0, 2_000), trials=50, nodes=3),
+    "peers": Usual(n=2_000, rate_per_s=200, delay_ms=(1_000, 10_000)),
 }
 
 
@@ -192,6 +194,8 @@ def _check_nodes(options: Options, settings: Settings) -> None:
         )
     if options.bench == "failover" and not options.has_several:
         raise SettingsError("--nodes is 1: for a failover give 2 or more")
+    if options.bench == "peers" and options.bootstrap:
+        raise SettingsError("--bootstrap: peers starts and kills its own broker; leave it out")
     if options.has_several and options.bootstrap and not settings.zookeeper.hosts:
         raise SettingsError(
             "several nodes on a cluster of yours need its ZooKeeper: name it with "

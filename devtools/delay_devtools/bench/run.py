@@ -16,6 +16,7 @@ from rich.console import Console
 from delay_devtools.bench import failover, paced, report, standing, stored
 from delay_devtools.bench.figures import Figures
 from delay_devtools.bench.options import Options, check
+from delay_devtools.bench.peers import run as peers
 from delay_devtools.bench.stand import Servers, Stand
 from delay_devtools.cluster import EmbeddedCluster, started, undisturbed
 from delayservice import __version__
@@ -41,8 +42,13 @@ _CASES: Final[Mapping[str, _Case]] = {
 }
 
 
-def run(options: Options, *, as_json: bool) -> int:
+def run(options: Options, *, as_json: bool, plot: Path | None = None) -> int:
     """Run a bench; return 0 only if nothing was lost, early, altered or (exactly once) doubled.
+
+    Args:
+        options: what is measured, and how.
+        as_json: print one JSON object.
+        plot: file for a plot of ``peers``.
 
     Raises:
         DelayServiceError: it can't be measured; says what to do.
@@ -50,8 +56,13 @@ def run(options: Options, *, as_json: bool) -> int:
     check(options)
     # The service's own code makes the topics, and would log that to standard output.
     logs.configure(Log(level="warning"), "bench")
-    figures = _figures(options)
     is_shown = not as_json or sys.stderr.isatty()
+    if options.bench == "peers":
+        peers.check_plot(plot)
+        with stop_signals(), steps(Console(stderr=True), is_shown=is_shown) as shown:
+            results = peers.run(options, shown)
+        return peers.show(options, results, plot, as_json=as_json)
+    figures = _figures(options)
     with (
         stop_signals(),
         steps(Console(stderr=True), is_shown=is_shown) as shown,

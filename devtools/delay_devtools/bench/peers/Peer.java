@@ -1,0 +1,113 @@
+import java.io.BufferedReader;
+import java.io.InputStreamReader;
+import java.io.PrintStream;
+import java.util.Collection;
+import java.util.HexFormat;
+import java.util.Map;
+import java.util.concurrent.Executors;
+import java.util.concurrent.ScheduledExecutorService;
+import java.util.concurrent.TimeUnit;
+import org.apache.rocketmq.client.consumer.DefaultLitePullConsumer;
+import org.apache.rocketmq.client.producer.DefaultMQProducer;
+import org.apache.rocketmq.client.producer.SendCallback;
+import org.apache.rocketmq.client.producer.SendResult;
+import org.apache.rocketmq.client.producer.SendStatus;
+import org.apache.rocketmq.common.message.Message;
+import org.apache.rocketmq.common.message.MessageExt;
+import org.apache.rocketmq.common.message.MessageQueue;
+
+/**
+ * Client of RocketMQ for the bench "peers", started as {@code java Peer MODE SERVERS TOPIC}.
+ *
+ * <p>{@code load} sends a message for each line "due-ms key value-in-hex" of standard input, and
+ * prints "acked", or "again" with the reason when it has to send one again. {@code judge} prints
+ * "key value-in-hex" for each message. It keeps its own position, so that a message which arrives
+ * twice was stored twice. Both print "ready" first.
+ */
+public final class Peer {
+    private static final int QUEUES = 4;
+    private static final int AGAIN_MS = 200;
+    private static final int ROUTES_MS = 1_000;
+    private static final PrintStream OUT = System.out;
+    private static final ScheduledExecutorService LATER = Executors.newScheduledThreadPool(1);
+
+    public static void main(String[] words) throws Exception {
+        System.setOut(System.err); // Loggers write there.
+        if (words[0].equals("load")) {
+            load(words[1], words[2]);
+        } else {
+            judge(words[1], words[2]);
+        }
+    }
+
+    private static void say(String line) {
+        synchronized (OUT) {
+            OUT.println(line);
+            OUT.flush();
+        }
+    }
+
+    private static void load(String servers, String topic) throws Exception {
+        DefaultMQProducer producer = new DefaultMQProducer("load");
+        producer.setNamesrvAddr(servers);
+        producer.setRetryTimesWhenSendAsyncFailed(0); // They are counted here.
+        producer.setPollNameServerInterval(ROUTES_MS);
+        producer.start();
+        producer.createTopic(producer.getCreateTopicKey(), topic, QUEUES, Map.of());
+        say("ready");
+        BufferedReader lines = new BufferedReader(new InputStreamReader(System.in));
+        for (String line = lines.readLine(); line != null; line = lines.readLine()) {
+            String[] words = line.split(" ");
+            Message message = new Message(topic, "", words[1], HexFormat.of().parseHex(words[2]));
+            message.setDeliverTimeMs(Long.parseLong(words[0]));
+            send(producer, message);
+        }
+        System.exit(0);
+    }
+
+    private static void send(DefaultMQProducer producer, Message message) {
+        try {
+            producer.send(message, new SendCallback() {
+                @Override
+                public void onSuccess(SendResult result) {
+                    if (result.getSendStatus() == SendStatus.SEND_OK) {
+                        say("acked");
+                    } else {
+                        again(producer, message, result.getSendStatus().toString());
+                    }
+                }
+
+                @Override
+                public void onException(Throwable failure) {
+                    again(producer, message, failure.toString());
+                }
+            });
+        } catch (Exception failure) {
+            again(producer, message, failure.toString());
+        }
+    }
+
+    private static void again(DefaultMQProducer producer, Message message, String why) {
+        say("again " + why.replace('\n', ' '));
+        LATER.schedule(() -> send(producer, message), AGAIN_MS, TimeUnit.MILLISECONDS);
+    }
+
+    private static void judge(String servers, String topic) throws Exception {
+        DefaultLitePullConsumer consumer = new DefaultLitePullConsumer("judge");
+        consumer.setNamesrvAddr(servers);
+        consumer.setPollNameServerInterval(ROUTES_MS);
+        consumer.setAutoCommit(false);
+        consumer.start();
+        Collection<MessageQueue> queues = consumer.fetchMessageQueues(topic);
+        consumer.assign(queues);
+        for (MessageQueue queue : queues) {
+            consumer.seekToBegin(queue);
+        }
+        say("ready");
+        while (true) {
+            for (MessageExt message : consumer.poll(ROUTES_MS)) {
+                say(message.getKeys() + " " + HexFormat.of().formatHex(message.getBody()));
+            }
+        }
+    }
+}

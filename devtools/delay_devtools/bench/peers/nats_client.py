@@ -1,0 +1,252 @@
+"""Producer and consumer of NATS JetStream, with the standard library alone.
+
+Protocol: https://docs.nats.io/reference/reference-protocols/nats-protocol; schedules: ADR-51. A
+request that is not acknowledged is sent again with the same ``Nats-Msg-Id``, which JetStream stores
+once. The consumer keeps its own position, as the judge of Kafka does, so that a message which
+arrives twice was stored twice.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+import time
+import uuid
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from queue import Empty, SimpleQueue
+from typing import BinaryIO, Final
+
+from delay_devtools.bench.peers.received import Received
+from delay_devtools.clients import Headers
+from delay_devtools.ports import LOOPBACK
+
+_RECONNECT_S: Final = 0.1
+_LOOK_S: Final = 0.1
+_RESEND_S: Final = 1.0
+"""Time without an answer after which a request is sent again, in seconds."""
+_CONNECT: Final = 'CONNECT {"verbose":false,"pedantic":false,"headers":true}\r\n'
+_ANSWERS: Final = 1
+"""Number of the subscription to answers; those to deliveries have higher ones."""
+_HEADS: Final = b"NATS/1.0\r\n"
+_WORDS_OF_REPLY: Final = {b"MSG": 5, b"HMSG": 6}
+"""Number of words of a delivery that names a reply subject."""
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """Message of the server, and the number of the subscription that it came for."""
+
+    subject: str
+    subscription: int
+    reply: str
+    headers: Mapping[str, str]
+    body: bytes
+
+    @property
+    def is_error(self) -> bool:
+        """Return whether this answer refuses a request; an empty one says that nothing answers."""
+        return not self.body or b'"error"' in self.body
+
+
+def frame(subject: str, body: bytes, reply: str, headers: Mapping[str, str]) -> bytes:
+    """Return the bytes that publish a message."""
+    head = _HEADS + b"".join(f"{k}: {v}\r\n".encode() for k, v in headers.items()) + b"\r\n"
+    line = f"HPUB {subject} {reply} {len(head)} {len(head) + len(body)}\r\n"
+    return line.encode() + head + body + b"\r\n"
+
+
+def read_message(line: bytes, file: BinaryIO) -> Message | None:
+    """Return the message that a line of the server announces; None for another line."""
+    words = line.split()
+    if not words or words[0] not in _WORDS_OF_REPLY:
+        return None
+    has_reply = len(words) == _WORDS_OF_REPLY[words[0]]
+    head_bytes = int(words[-2]) if words[0] == b"HMSG" else 0
+    body = file.read(int(words[-1]) + 2)[:-2]
+    lines = body[:head_bytes].decode().splitlines()[1:]
+    headers = dict(line.split(": ", 1) for line in lines if ": " in line)
+    reply = words[3].decode() if has_reply else ""
+    return Message(words[1].decode(), int(words[2]), reply, headers, body[head_bytes:])
+
+
+class _Link:
+    """Connection that is made again when it breaks.
+
+    Args:
+        port: port of the server on this machine.
+        take: called with each message, on a thread.
+        made: called on the same thread after each connect.
+    """
+
+    def __init__(
+        self, port: int, take: Callable[[Message], None], made: Callable[[], None] = lambda: None
+    ) -> None:
+        self._port, self._take, self._made = port, take, made
+        self.inbox = f"inbox-{uuid.uuid4().hex}"
+        self._lock = threading.Lock()
+        self._socket: socket.socket | None = None
+        threading.Thread(target=self._run, name="nats", daemon=True).start()
+
+    def send(self, data: bytes) -> None:
+        """Send these bytes, or drop them without a connection: requests are repeated."""
+        with self._lock, suppress(OSError):
+            if self._socket is not None:
+                self._socket.sendall(data)
+
+    def _run(self) -> None:
+        while True:
+            with suppress(OSError):
+                self._read()
+            self._socket = None
+            time.sleep(_RECONNECT_S)
+
+    def _read(self) -> None:
+        with socket.create_connection((LOOPBACK, self._port)) as made, made.makefile("rb") as file:
+            made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            file.readline()
+            made.sendall(f"{_CONNECT}SUB {self.inbox}.* {_ANSWERS}\r\n".encode())
+            self._socket = made
+            self._made()
+            for line in file:
+                message = read_message(line, file)
+                if message is not None:
+                    self._take(message)
+                elif line.startswith(b"PING"):
+                    self.send(b"PONG\r\n")
+
+
+class NatsProducer:
+    """Sender of delayed messages, with the methods of a Kafka producer that a load uses."""
+
+    def __init__(self, port: int) -> None:
+        self._waiting: dict[str, tuple[float, bytes]] = {}
+        """Time of the last attempt and the bytes of each unanswered request, by reply subject."""
+        self._looked_s = 0.0
+        self._requests = 0
+        self.resent = 0
+        self.last_error = ""
+        self._link = _Link(port, self._answered)
+
+    def _answered(self, answer: Message) -> None:
+        if answer.is_error:
+            self.last_error = answer.body.decode()
+        else:
+            self._waiting.pop(answer.subject, None)
+
+    def _request(self, subject: str, body: bytes, headers: Mapping[str, str]) -> None:
+        self._requests += 1
+        reply = f"{self._link.inbox}.{self._requests}"
+        data = frame(subject, body, reply, headers)
+        self._waiting[reply] = time.monotonic(), data
+        self._link.send(data)
+
+    def list_topics(self, topic: str, timeout: float) -> None:
+        """Make the stream of this name."""
+        config = {
+            "name": topic,
+            "subjects": [f"{topic}.at.*", f"{topic}.out"],
+            "storage": "file",
+            "allow_msg_schedules": True,
+        }
+        self._request(f"$JS.API.STREAM.CREATE.{topic}", json.dumps(config).encode(), {})
+        self.flush(timeout)
+        self.resent = 0
+
+    def produce(self, topic: str, value: bytes, key: bytes, headers: Headers) -> None:
+        """Send a record that is due at its header ``delay-at``."""
+        due_s = int(dict(headers)["delay-at"] or 0) / 1_000
+        names = {
+            "Nats-Schedule": f"@at {datetime.fromtimestamp(due_s, UTC).isoformat()}",
+            "Nats-Schedule-Target": f"{topic}.out",
+            "Nats-Msg-Id": str(self._requests),
+            "Key": key.decode(),
+        }
+        self._request(f"{topic}.at.{self._requests}", value, names)
+
+    def poll(self, _timeout: float) -> None:
+        """Send again what has had no answer for too long."""
+        now_s = time.monotonic()
+        if now_s - self._looked_s < _LOOK_S:
+            return
+        self._looked_s = now_s
+        for reply, (sent_s, data) in list(self._waiting.items()):
+            if now_s - sent_s > _RESEND_S:
+                self.resent += 1
+                self._waiting[reply] = now_s, data
+                self._link.send(data)
+
+    def flush(self, timeout: float) -> int:
+        """Wait until all is acknowledged; return the number of those that are not."""
+        deadline_s = time.monotonic() + timeout
+        while self._waiting and time.monotonic() < deadline_s:
+            self.poll(0)
+            time.sleep(_LOOK_S)
+        return len(self._waiting)
+
+
+class NatsConsumer:
+    """Reader of a stream from its start, with the methods of a Kafka consumer that a judge uses."""
+
+    def __init__(self, port: int, stream: str) -> None:
+        self._stream = stream
+        self._queue: SimpleQueue[Received] = SimpleQueue()
+        self._next = 1
+        """Sequence number from which a new consumer of the server starts."""
+        self._number = 0
+        self._is_on = False
+        self._asked_s = 0.0
+        self._link = _Link(port, self._take, self._lost)
+
+    def _lost(self) -> None:
+        self._is_on = False
+
+    def _take(self, message: Message) -> None:
+        if message.subject == f"{self._link.inbox}.{self._number}":
+            self._is_on = not message.is_error
+        elif message.subscription == _ANSWERS + self._number:
+            self._next = int(message.reply.split(".")[-4]) + 1
+            self._queue.put(Received(message.headers["Key"].encode(), message.body))
+
+    def _ensure(self) -> None:
+        """Ask the server for a consumer where there is none: a restart forgets it."""
+        if self._is_on or time.monotonic() - self._asked_s < _RESEND_S:
+            return
+        self._asked_s = time.monotonic()
+        self._number += 1
+        # The server delivers only where it has this very subject, not a wildcard.
+        deliver = f"{self._link.inbox}.deliver.{self._number}"
+        config = {
+            "deliver_subject": deliver,
+            "deliver_policy": "by_start_sequence",
+            "opt_start_seq": self._next,
+            "ack_policy": "none",
+            "filter_subject": f"{self._stream}.out",
+        }
+        body = json.dumps({"stream_name": self._stream, "config": config}).encode()
+        subject, reply = (
+            f"$JS.API.CONSUMER.CREATE.{self._stream}",
+            f"{self._link.inbox}.{self._number}",
+        )
+        self._link.send(
+            f"SUB {deliver} {_ANSWERS + self._number}\r\n".encode()
+            + frame(subject, body, reply, {})
+        )
+
+    def poll(self, timeout: float) -> Received | None:
+        """Return the next message; None after so many seconds."""
+        self._ensure()
+        try:
+            return self._queue.get(timeout=timeout)
+        except Empty:
+            return None
+
+    def consume(self, limit: int, _timeout: float) -> list[Received]:
+        """Return up to ``limit`` messages that are there."""
+        return [self._queue.get() for _ in range(min(limit, self._queue.qsize()))]
+
+    def close(self) -> None:
+        """Do nothing: the process ends."""

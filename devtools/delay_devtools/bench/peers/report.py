@@ -1,0 +1,150 @@
+"""Results of the bench ``peers``: JSON for programs; a table and a plot for people."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import accumulate
+from pathlib import Path
+from typing import Final
+
+from rich.table import Table
+
+from delay_devtools.bench.figures import quantile
+from delay_devtools.bench.tally import Verdict
+from delay_devtools.shown import WRONG
+from delayservice.base.errors import DelayServiceError
+from delayservice.commands.console import out
+
+_COLUMNS: Final = (
+    *("system", "round", "n", "lost", "duplicated", "early", "altered", "resent"),
+    *("lateness_ms_p50", "lateness_ms_p99", "lateness_ms_max"),
+)
+_SIZE_INCHES: Final = (9, 4)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """Verdict on one round of one system.
+
+    Attributes:
+        system: its name and version.
+        setup: what ran, and what was not as by default.
+        round: ``undisturbed`` or ``killed``.
+        n: messages that were sent and acknowledged.
+        early: messages that arrived before their due time.
+        early_ms_max: by how much, at the most.
+        resent: attempts to send that the client repeated; None where it does not count them.
+        restart_s: time from the kill until the servers listened again; None without a kill.
+    """
+
+    system: str
+    setup: str
+    round: str
+    n: int
+    lost: int
+    duplicated: int
+    early: int
+    early_ms_max: int
+    altered: int
+    strangers: int
+    resent: int | None
+    restart_s: float | None
+    lateness_ms_p50: int | None
+    lateness_ms_p99: int | None
+    lateness_ms_max: int | None
+    lateness_ms: Mapping[int, int]
+
+    @property
+    def is_good(self) -> bool:
+        """Return whether each message arrived once, not early, and as it was sent."""
+        return not any(getattr(self, name) for name in WRONG)
+
+
+def result(
+    system: str,
+    setup: str,
+    round_: str,
+    verdict: Verdict,
+    *,
+    resent: int | None = None,
+    restart_s: float | None = None,
+) -> Result:
+    """Return the result of a verdict."""
+    late = verdict.lateness_ms
+    return Result(
+        system=system,
+        setup=setup,
+        round=round_,
+        early_ms_max=max(0, -min(late, default=0)),
+        resent=resent,
+        restart_s=restart_s,
+        lateness_ms_p50=quantile(late, 0.5),
+        lateness_ms_p99=quantile(late, 0.99),
+        lateness_ms_max=quantile(late, 1.0),
+        lateness_ms=late,
+        n=verdict.n,
+        **{name: getattr(verdict, name) for name in WRONG},
+    )
+
+
+def as_object(found: Result) -> dict[str, object]:
+    """Return the JSON object of a result: all but the histogram."""
+    return {name: value for name, value in asdict(found).items() if name != "lateness_ms"}
+
+
+def table(results: Sequence[Result]) -> Table:
+    """Return a table with a row for each result; what has to be zero and is not is red."""
+    made = Table(title="One schedule, one judge, one system after the other")
+    for name in _COLUMNS:
+        made.add_column(
+            name.removeprefix("lateness_"), justify="left" if name in _COLUMNS[:2] else "right"
+        )
+    for found in results:
+        made.add_row(*(_cell(name, getattr(found, name)) for name in _COLUMNS))
+    return made
+
+
+def _cell(name: str, value: object) -> str:
+    text = f"{value:,}" if isinstance(value, int) else str(value if value is not None else "—")
+    return f"[bold red]{text}[/]" if name in WRONG and value else text
+
+
+def show(results: Sequence[Result]) -> None:
+    """Write the table, and what ran, to standard output."""
+    out.print(table(results))
+    for system, setup in {found.system: found.setup for found in results}.items():
+        out.print(f"{system}: {setup}", highlight=False)
+
+
+def share_by_lateness(late: Mapping[int, int]) -> tuple[list[int], list[float]]:
+    """Return each lateness in ms, ascending, and the percentage of messages that were no later."""
+    times = sorted(late)
+    total = sum(late.values())
+    return times, [100 * below / total for below in accumulate(late[time] for time in times)]
+
+
+def plot(results: Sequence[Result], path: Path) -> None:
+    """Write a picture of the lateness in each round; the ending of its name is the format.
+
+    Raises:
+        DelayServiceError: the file can't be written.
+    """
+    from matplotlib.figure import Figure  # noqa: PLC0415 (comes with the extra `spark` only)
+
+    rounds = list(dict.fromkeys(found.round for found in results))
+    figure = Figure(figsize=_SIZE_INCHES, layout="constrained")
+    panels = figure.subplots(1, len(rounds), sharey=True, squeeze=False)[0]
+    for name, panel in zip(rounds, panels, strict=True):
+        for found in results:
+            if found.round == name and found.lateness_ms:
+                panel.step(*share_by_lateness(found.lateness_ms), label=found.system, where="post")
+        panel.set_xscale("symlog", linthresh=10)
+        panel.set(title=name, xlabel="lateness in ms, negative: early", ylim=(0, 101))
+        panel.grid(visible=True, alpha=0.3)
+    panels[0].set_ylabel("messages delivered by then, %")
+    panels[0].legend(loc="lower right")
+    try:
+        figure.savefig(path)
+    except (OSError, ValueError) as exc:
+        raise DelayServiceError(f"the plot was not written to {path}: {exc}") from exc

@@ -1,0 +1,115 @@
+"""Producer and consumer of RocketMQ: a Java program does the work, see ``Peer.java``."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from queue import Empty, SimpleQueue
+from typing import Final
+
+from delay_devtools import guard
+from delay_devtools.bench.peers.received import Received
+from delay_devtools.clients import Headers
+from delayservice.base.errors import DelayServiceError
+
+_LOOK_S: Final = 0.05
+
+
+class _Program:
+    """Java program that reads and writes lines of words; it is ready when it has said so.
+
+    Raises:
+        DelayServiceError: it ended before.
+    """
+
+    def __init__(self, command: Sequence[str]) -> None:
+        words = [sys.executable, "-I", "-S", guard.__file__, str(os.getpid()), *command]
+        self._process = subprocess.Popen(  # noqa: S603 (our own program)
+            words, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
+        if self._process.stdout is None or self._process.stdout.readline() != b"ready\n":
+            raise DelayServiceError(
+                "the client of RocketMQ did not start; the log of the helper process says why"
+            )
+        threading.Thread(target=self._read, name="rocketmq", daemon=True).start()
+
+    def _read(self) -> None:
+        for line in self._process.stdout or ():
+            self.take(line.split())
+
+    def take(self, words: list[bytes]) -> None:
+        """Take a line."""
+        raise NotImplementedError
+
+    def say(self, line: bytes) -> None:
+        """Send a line."""
+        if self._process.stdin is not None:
+            self._process.stdin.write(line)
+            self._process.stdin.flush()
+
+
+class RocketProducer(_Program):
+    """Sender of delayed messages, with the methods of a Kafka producer that a load uses."""
+
+    def __init__(self, command: Sequence[str]) -> None:
+        self._sent = self._acked = self.resent = 0
+        self.last_error = ""
+        super().__init__(command)
+
+    def take(self, words: list[bytes]) -> None:
+        """Count an acknowledgement, or an attempt that failed and is repeated."""
+        if words[0] == b"acked":
+            self._acked += 1
+        else:
+            self.resent += 1
+            self.last_error = b" ".join(words[1:]).decode()
+
+    def list_topics(self, topic: str, timeout: float) -> None:
+        """Do nothing: the program made the topic before it was ready."""
+
+    def produce(self, _topic: str, value: bytes, key: bytes, headers: Headers) -> None:
+        """Send a record that is due at its header ``delay-at``."""
+        self._sent += 1
+        due_ms = int(dict(headers)["delay-at"] or 0)
+        self.say(b"%d %s %s\n" % (due_ms, key, value.hex().encode()))
+
+    def poll(self, _timeout: float) -> None:
+        """Do nothing: the program repeats what fails."""
+
+    def flush(self, timeout: float) -> int:
+        """Wait until all is acknowledged; return the number of those that are not."""
+        deadline_s = time.monotonic() + timeout
+        while self._acked < self._sent and time.monotonic() < deadline_s:
+            time.sleep(_LOOK_S)
+        return self._sent - self._acked
+
+
+class RocketConsumer(_Program):
+    """Reader of a topic from its start, with the methods of a Kafka consumer that a judge uses."""
+
+    def __init__(self, command: Sequence[str]) -> None:
+        self._queue: SimpleQueue[Received] = SimpleQueue()
+        super().__init__(command)
+
+    def take(self, words: list[bytes]) -> None:
+        """Keep a message."""
+        key, value = words
+        self._queue.put(Received(key, bytes.fromhex(value.decode())))
+
+    def poll(self, timeout: float) -> Received | None:
+        """Return the next message; None after so many seconds."""
+        try:
+            return self._queue.get(timeout=timeout)
+        except Empty:
+            return None
+
+    def consume(self, limit: int, _timeout: float) -> list[Received]:
+        """Return up to ``limit`` messages that are there."""
+        return [self._queue.get() for _ in range(min(limit, self._queue.qsize()))]
+
+    def close(self) -> None:
+        """Do nothing: the process ends."""

@@ -1,0 +1,160 @@
+"""Run the bench ``peers``: each system in turn, an undisturbed round and one with a kill."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from delay_devtools.bench import wire
+from delay_devtools.bench.load_process import Due
+from delay_devtools.bench.options import Options
+from delay_devtools.bench.passing import judge_plan, load_plan
+from delay_devtools.bench.peers import report, servers
+from delay_devtools.bench.peers.report import Result
+from delay_devtools.bench.peers.servers import Peer
+from delay_devtools.bench.stand import Names, Servers, Stand, now_ms
+from delay_devtools.bench.tally import Verdict
+from delay_devtools.cluster import EmbeddedCluster, started
+from delayservice import __version__
+from delayservice.base.errors import SettingsError
+from delayservice.commands.console import print_json
+from delayservice.smoke.progress import Steps
+
+_WARM: Final = "warm"
+_UNDISTURBED: Final = "undisturbed"
+_KILLED: Final = "killed"
+_ROUNDS: Final = (_WARM, _UNDISTURBED, _KILLED)
+_WARM_UP_S: Final = 5.0
+_WARM_UP_DELAY_MS: Final = (500, 2_000)
+_QUIET_S: Final = 5.0
+"""Time for which a judge reads on after the last number, in seconds, to see duplicates."""
+_STALL_S: Final = 30.0
+"""Time without a message after which the rest counts as lost, in seconds."""
+_START_S: Final = 5.0
+
+
+def run(options: Options, shown: Steps) -> list[Result]:
+    """Measure all systems; return a result for each of them and each round."""
+    results: list[Result] = []
+    with tempfile.TemporaryDirectory(prefix="delay-bench-") as name:
+        folder = Path(name)
+        embedded = EmbeddedCluster(1, 0)
+        with started(embedded, shown) as cluster:
+            stand = Stand(options, Servers(cluster.bootstrap), folder, shown)
+            names = stand.round()
+            with _service(stand, names, cluster) as peer:
+                results += _measured(stand, names, peer)
+        for system in (servers.rocketmq, servers.nats):
+            with system(folder) as peer:
+                results += _measured(stand, names, peer)
+    return results
+
+
+def check_plot(plot: Path | None) -> None:
+    """Check before the run that a plot can be made.
+
+    Raises:
+        SettingsError: it can't.
+    """
+    if plot is not None and find_spec("matplotlib") is None:
+        raise SettingsError("--plot needs matplotlib: `pip install matplotlib`, or leave it out")
+
+
+def show(options: Options, results: Sequence[Result], plot: Path | None, *, as_json: bool) -> int:
+    """Write the results; return 0 only if those of this service are good."""
+    if plot is not None:
+        report.plot(results, plot)
+    if as_json:
+        found = {
+            "bench": options.bench,
+            "n": options.n,
+            "rate_per_s": options.rate_per_s,
+            "delay_ms": options.delay_ms,
+            "size": options.size,
+            "seed": options.seed,
+            "cores": os.cpu_count(),
+            "version": __version__,
+        }
+        print_json(found | {"results": [report.as_object(result) for result in results]})
+    else:
+        report.show(results)
+    return 0 if all(result.is_good for result in results if _is_own(result)) else 1
+
+
+def _is_own(result: Result) -> bool:
+    return result.system.startswith("this service")
+
+
+@contextmanager
+def _service(stand: Stand, names: Names, cluster: EmbeddedCluster) -> Iterator[Peer]:
+    """Run a node of this service beside the Kafka broker."""
+    options = stand.options
+    with stand.service(names, stand.create(names, _ROUNDS)) as serving:
+
+        def restart() -> None:
+            serving.stop()
+            cluster.stop_broker(1, kill=True)
+            cluster.start_broker(1)
+            serving.restart_killed()
+            serving.await_serving()
+
+        yield Peer(
+            name=f"this service {__version__}",
+            setup=f"Kafka broker, node; {options.delivery}, {options.partitions} partitions",
+            helpers="",
+            client={},
+            restart=restart,
+        )
+
+
+def _measured(stand: Stand, names: Names, peer: Peer) -> Iterator[Result]:
+    """Measure one system, after a warm-up: a server that has just started is slow."""
+    options = stand.options
+    if options.warm_up:
+        _round(stand, names, peer, _WARM, int(options.rate_per_s * _WARM_UP_S), _WARM_UP_DELAY_MS)
+    for name in (_UNDISTURBED, _KILLED):
+        yield _round(stand, names, peer, name, options.n, options.delay_ms)
+
+
+def _round(
+    stand: Stand, names: Names, peer: Peer, round_: str, n: int, delay_ms: tuple[int, int]
+) -> Result:
+    """Send a load and judge what comes of it; in the round ``killed`` restart the servers midway
+    through the sending.
+    """
+    rate = stand.options.rate_per_s
+    shortest, longest = delay_ms
+    batch = stand.batch(n)
+    last_due_ms = now_ms() + int((_START_S + n / rate) * 1_000) + longest
+    due = Due(span_ms=longest - shortest, after_ms=shortest)
+    loading = load_plan(stand, names, round_, batch, due, rate_per_s=rate)
+    judging = judge_plan(stand, names, round_, batch, last_due_ms)
+    judging = msgspec.structs.replace(judging, quiet_s=_QUIET_S, stall_s=_STALL_S)
+    if peer.client:
+        loading = msgspec.structs.replace(loading, client=peer.client, topic=f"bench_{round_}")
+        judging = msgspec.structs.replace(judging, client=peer.client, topic=loading.topic)
+    receiving = stand.steps.bar(f"{peer.name}, {round_}", n)
+    with (
+        stand.helper(f"{peer.helpers}load", loading) as loader,
+        stand.helper(f"{peer.helpers}judge", judging, receiving.at) as judge,
+    ):
+        loader.tell(wire.GO)
+        restart_s = None
+        if round_ == _KILLED:
+            threading.Event().wait(n / rate / 2)
+            killed_s = time.monotonic()
+            peer.restart()
+            restart_s = round(time.monotonic() - killed_s, 1)
+        loader.expect(wire.DONE)
+        resent = loader.expect(wire.TRACE).count if peer.client else None
+        verdict = judge.result(wire.DONE, Verdict)
+    return report.result(peer.name, peer.setup, round_, verdict, resent=resent, restart_s=restart_s)

@@ -1,0 +1,207 @@
+"""RocketMQ and NATS on this machine: fetched by hash, started in a folder, killed and restarted.
+
+Both keep their defaults, except for addresses, folders, RocketMQ's heap (that of the embedded
+Kafka), and its timer's precision: the finest that it takes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Final
+
+from delay_devtools.child import Child, Reaper
+from delay_devtools.jars import cache_folder, ensure_jars, parse_lock
+from delay_devtools.java import find_java
+from delay_devtools.ports import LOOPBACK, free_ports
+from delay_devtools.servers import HEAP_VARIABLE
+from delayservice.base.errors import ClusterError
+
+_START_S: Final = 60.0
+_READY: Final = re.compile("boot success|Server is ready")
+"""Last line that a server writes while it starts."""
+_BUILD_TIMEOUT_S: Final = 540.0
+_HERE: Final = resources.files(__package__)
+_NATS_MODULE: Final = "github.com/nats-io/nats-server/v2"
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """Running system that is measured.
+
+    Attributes:
+        name: system and version.
+        setup: what runs, and what is not as by default.
+        helpers: prefix of its helper processes.
+        client: options of its clients; empty: those of Kafka.
+        restart: kills all of its servers that keep messages, and starts them again.
+    """
+
+    name: str
+    setup: str
+    helpers: str
+    client: dict[str, str]
+    restart: Callable[[], None]
+
+
+def rocketmq_version() -> str:
+    """Return the version of RocketMQ in the lock."""
+    return _version_of(r"rocketmq-broker:(\S+)", "rocketmq.lock")
+
+
+def nats_version() -> str:
+    """Return the version of the NATS server in ``go.mod``."""
+    return _version_of(rf"{_NATS_MODULE} v(\S+)", "nats", "go.mod")
+
+
+def _version_of(pattern: str, *path: str) -> str:
+    found = re.search(pattern, _HERE.joinpath(*path).read_text("utf-8"))
+    if found is None:
+        raise ClusterError(f"{'/'.join(path)} names no version; take it from the repository again")
+    return found.group(1)
+
+
+@contextmanager
+def rocketmq(folder: Path) -> Iterator[Peer]:
+    """Run a name server and a broker of RocketMQ.
+
+    Raises:
+        ClusterError: there is no Java with a compiler, or a jar can't be had.
+    """
+    java = str(find_java().executable)
+    lock = parse_lock(_HERE.joinpath("rocketmq.lock").read_text("utf-8"))
+    class_path = os.pathsep.join(map(str, ensure_jars(lock, cache_folder() / "rocketmq")))
+    names_port, port, copies_port = free_ports(3)
+    home = folder / "rocketmq"
+    home.mkdir()
+    _compile_client(java, class_path, home)
+    heap = f"-Xmx{os.environ.get(HEAP_VARIABLE, '512m')}"
+    places = [f"-Duser.home={home}", f"-Drocketmq.home.dir={home}"]
+    base = [java, heap, *places, "-cp", f"{class_path}{os.pathsep}{home}"]
+    start = "org.apache.rocketmq"
+    address = f"{LOOPBACK}:{names_port}"
+    broker = {
+        "namesrvAddr": address,
+        "brokerIP1": LOOPBACK,
+        "listenPort": port,
+        "haListenPort": copies_port,
+        "storePathRootDir": home / "store",
+        "timerPrecisionMs": 100,
+    }
+    with _children(folder) as launch:
+        launch(
+            "name server", [*base, f"{start}.namesrv.NamesrvStartup"], {"listenPort": names_port}
+        )
+        yield Peer(
+            name=f"RocketMQ {rocketmq_version()}",
+            setup="name server, broker; timerPrecisionMs=100",
+            helpers="peers.",
+            client={"command": json.dumps([*base, "Peer"]), "servers": address},
+            restart=launch("broker", [*base, f"{start}.broker.BrokerStartup"], broker),
+        )
+
+
+@contextmanager
+def nats(folder: Path) -> Iterator[Peer]:
+    """Run a NATS server with JetStream.
+
+    Raises:
+        ClusterError: it can't be built.
+    """
+    (port,) = free_ports(1)
+    words = [str(_nats_server()), "-js", "-sd", str(folder / "nats"), "-a", LOOPBACK, "-p"]
+    with _children(folder) as launch:
+        yield Peer(
+            name=f"NATS {nats_version()}",
+            setup="nats-server -js; stream in files",
+            helpers="peers.",
+            client={"port": str(port)},
+            restart=launch("NATS", [*words, str(port)], {}),
+        )
+
+
+def _compile_client(java: str, class_path: str, folder: Path) -> None:
+    """Compile ``Peer.java`` into a folder."""
+    compiler = [java, "-m", "jdk.compiler/com.sun.tools.javac.Main", "-nowarn"]
+    with resources.as_file(_HERE.joinpath("Peer.java")) as program:
+        command = [*compiler, "-d", str(folder), "-cp", class_path, str(program)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603
+    if done.returncode:
+        raise ClusterError(
+            f"the client of RocketMQ could not be compiled with {java}. It needs a JDK of version "
+            f"17 or later, on PATH or in JAVA_HOME:\n{done.stdout}{done.stderr}"
+        )
+
+
+def _nats_server() -> Path:
+    """Return the server, built once for each version from sources that ``go.sum`` pins."""
+    path = cache_folder().parent / f"nats-server-{nats_version()}"
+    if path.exists():
+        return path
+    go = shutil.which("go")
+    if go is None:
+        raise ClusterError("NATS is built from its Go module: install Go, and put it on PATH")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    made = path.with_name(f"{path.name}.{os.getpid()}")
+    with resources.as_file(_HERE.joinpath("nats")) as module:
+        done = subprocess.run(  # noqa: S603 (the user's Go)
+            [go, "build", "-mod=readonly", "-o", made, _NATS_MODULE],
+            cwd=module,
+            env=os.environ | {"GOTOOLCHAIN": "local"},
+            capture_output=True,
+            text=True,
+            timeout=_BUILD_TIMEOUT_S,
+            check=False,
+        )
+    if done.returncode:
+        raise ClusterError(f"NATS could not be built with {go}:\n{done.stderr.strip()}")
+    return made.replace(path)
+
+
+_Launch = Callable[[str, Sequence[str], Mapping[str, object]], Callable[[], None]]
+
+
+@contextmanager
+def _children(folder: Path) -> Iterator[_Launch]:
+    """Give a function that starts a server and returns what kills and starts it again."""
+    with ExitStack() as stack:
+        reaper = Reaper(None)
+        stack.callback(reaper.dismiss)
+
+        def launch(
+            name: str, command: Sequence[str], settings: Mapping[str, object]
+        ) -> Callable[[], None]:
+            words = list(command)
+            if settings:
+                path = folder / f"{name}.conf"
+                lines = (f"{key}={value}\n" for key, value in settings.items())
+                path.write_text("".join(lines), encoding="utf-8")
+                words += ["-c", str(path)]
+            children: list[Child] = []
+
+            def stop() -> None:
+                for child in children:
+                    child.stop(kill=True)
+                children.clear()
+
+            def restart() -> None:
+                stop()
+                child = Child(name, words, folder / f"{name}.log", reaper)
+                children.append(child)
+                deadline_s = time.monotonic() + _START_S
+                child.wait_until(lambda: _READY.search(child.log_tail()) is not None, deadline_s)
+
+            stack.callback(stop)
+            restart()
+            return restart
+
+        yield launch
