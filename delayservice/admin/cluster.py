@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import msgspec
 from fastapi import APIRouter, Query
 
 from delayservice.admin import cluster_models
@@ -12,7 +11,8 @@ from delayservice.admin.history import Sample
 from delayservice.admin.panel import Panel
 from delayservice.admin.problems import Refusal, described
 from delayservice.engine.electability import SILENT_S_MAX
-from delayservice.metrics.status import NodeState, why_not_electable
+from delayservice.metrics.facts import why_not_electable
+from delayservice.metrics.status import NodeState
 
 
 def health_routes(panel: Panel) -> APIRouter:
@@ -93,26 +93,14 @@ def cluster_of(panel: Panel) -> cluster_models.Cluster:
                     for copy in members.copies
                     if copy.slice == held.slice
                 ],
-                here=None
-                if mine is None
-                else cluster_models.Here(
-                    state=mine.state,
-                    worker=mine.worker,
-                    lag_s=mine.lag_s,
-                    source_lag=mine.source_lag,
-                    pending=mine.pending,
-                    oldest_due_ms=mine.oldest_due_ms,
-                    alarm=mine.alarm,
-                ),
+                here=None if mine is None else cluster_models.Here.model_validate(mine),
             )
         )
     levels = panel.settings.levels.by_topic
     return cluster_models.Cluster(
         node_id=panel.settings.node.node_id,
         standalone=panel.settings.standalone,
-        nodes=[
-            cluster_models.Node.model_validate(msgspec.to_builtins(node)) for node in members.nodes
-        ],
+        nodes=[cluster_models.Node.model_validate(node) for node in members.nodes],
         slices=slices,
         ownerless=[held.slice for held in members.slices if not held.owner],
         topics=[

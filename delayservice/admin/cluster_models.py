@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, ConfigDict, Field
 
 
 class Node(BaseModel):
     """A node of the cluster."""
+
+    model_config = ConfigDict(from_attributes=True)
 
     node_id: str
     broker_id: int | None
@@ -29,6 +31,8 @@ class Copy(BaseModel):
 
 class Here(BaseModel):
     """A slice as this node sees it."""
+
+    model_config = ConfigDict(from_attributes=True)
 
     state: str
     worker: int

@@ -6,17 +6,17 @@ need no token.
 
 from __future__ import annotations
 
+import gzip
 from collections.abc import Iterable
+from http import HTTPStatus
 
 from prometheus_client import Metric
-from prometheus_client.exposition import choose_encoder
+from prometheus_client.exposition import choose_encoder, gzip_accepted
 from prometheus_client.registry import Collector, CollectorRegistry
-from starlette.applications import Starlette
-from starlette.middleware import Middleware
-from starlette.middleware.gzip import GZipMiddleware
+from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
-from starlette.responses import PlainTextResponse, Response
-from starlette.routing import Route
+from starlette.responses import Response
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from delayservice.metrics.families import export
 from delayservice.metrics.hub import MetricsHub
@@ -31,28 +31,36 @@ class _Collector(Collector):
         return export(self._hub.facts())
 
 
-def make_metrics_app(hub: MetricsHub) -> Starlette:
-    """Return the application that shows what ``hub`` has collected."""
+def make_metrics_app(hub: MetricsHub) -> ASGIApp:
+    """Return the application that shows what ``hub`` has collected, under any host name."""
     registry = CollectorRegistry()
     registry.register(_Collector(hub))
 
-    def metrics(request: Request) -> Response:
-        names = request.query_params.getlist("name[]")
-        encode, media_type = choose_encoder(request.headers.get("accept", ""))
-        shown = registry.restricted_registry(names) if names else registry
-        return Response(encode(shown), headers={"Content-Type": media_type})
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        response = await run_in_threadpool(_respond, hub, registry, Request(scope))
+        await response(scope, receive, send)
 
-    def status(_: Request) -> Response:
-        return Response(hub.status().model_dump_json(), media_type="application/json")
+    return app
 
-    async def not_found(_: Request, _exc: Exception) -> Response:
-        return PlainTextResponse("there are /metrics and /status\n", 404)
 
-    async def not_allowed(_: Request, _exc: Exception) -> Response:
-        return PlainTextResponse("only GET\n", 405, {"Allow": "GET, HEAD"})
+def _respond(hub: MetricsHub, registry: CollectorRegistry, request: Request) -> Response:
+    if request.method not in {"GET", "HEAD"}:
+        return _response(b"only GET\n", "text/plain", HTTPStatus.METHOD_NOT_ALLOWED)
+    path = request.scope["path"]
+    if path == "/status":
+        return _response(hub.status().model_dump_json().encode(), "application/json")
+    if path != "/metrics":
+        return _response(b"there are /metrics and /status\n", "text/plain", HTTPStatus.NOT_FOUND)
+    names = request.query_params.getlist("name[]")
+    encode, kind = choose_encoder(request.headers.get("accept", ""))
+    body = encode(registry.restricted_registry(names) if names else registry)
+    if not gzip_accepted(request.headers.get("accept-encoding", "")):
+        return _response(body, kind)
+    response = _response(gzip.compress(body), kind)
+    response.headers["Content-Encoding"] = "gzip"
+    return response
 
-    return Starlette(
-        routes=[Route("/metrics", metrics), Route("/status", status)],
-        middleware=[Middleware(GZipMiddleware)],
-        exception_handlers={404: not_found, 405: not_allowed},
-    )
+
+def _response(body: bytes, kind: str, status: int = HTTPStatus.OK) -> Response:
+    # As a header: Starlette adds a charset to a media type.
+    return Response(body, status, {"Content-Type": kind})

@@ -15,6 +15,7 @@ import msgspec
 
 from delayservice.engine.census import OTHERS, TopicCounts
 from delayservice.engine.outcome import PAST_DUE, RESUMED, SENT_HOME
+from delayservice.metrics.status import Pause
 
 LATENESS_BOUNDS_MS = (
     1,
@@ -294,19 +295,10 @@ class ReconcileFacts(msgspec.Struct):
     is_stopped: bool = False
 
 
-class PauseFact(msgspec.Struct):
-    """A target, as a pattern, or a delay topic that is paused (``kind``): since when, and why."""
-
-    kind: str
-    name: str
-    at_ms: int
-    reason: str
-
-
 class PauseFacts(msgspec.Struct):
     """Every pause that is in force."""
 
-    told: list[PauseFact]
+    told: list[Pause]
     """Longest first."""
     counts: dict[str, int]
     """By kind, whether or not they are told one by one."""

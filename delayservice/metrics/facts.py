@@ -1,38 +1,31 @@
-"""Facts about a node that are exported as metrics and shown as its status."""
+"""Facts about a node that are exported as metrics, and its status that is derived from them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from delayservice.engine.census import TopicCounts
+from delayservice.engine.census import TopicCounts, largest, with_others
 from delayservice.metrics.counts import (
+    LATENESS_BOUNDS_MS,
+    TARGETS_MAX,
     AuditFacts,
     Counters,
+    Histogram,
     PauseFacts,
     ReconcileFacts,
     SliceMetrics,
     WorkerMetrics,
 )
+from delayservice.metrics.status import SliceState, TargetState, WorkerState
+
+SLICES_NAMED_MAX = 10
+"""Slices that one problem names; the others are counted."""
 
 
 @dataclass(frozen=True, slots=True)
-class ProcessFacts:
-    """One worker process."""
-
-    worker: int
-    pid: int
-    restarts: int
-    silent_s: float
-    disk_used_percent: float = 0.0
-    cpu_ratio: float | None = None
-    memory_bytes: int = 0
-    turn_ms_p99: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class SliceFacts:
+class SliceReport:
     """One slice as its worker last reported it; the cursor's age is as of now."""
 
     worker: int
@@ -62,13 +55,15 @@ class NodeFacts:
 
     node_id: str
     version: str
-    workers: Sequence[ProcessFacts]
-    slices: Sequence[SliceFacts]
+    workers: Sequence[WorkerState]
+    slices: Sequence[SliceReport]
     totals: dict[int, Counters]
     audit: AuditFacts | None = None
     restarts: Mapping[int, int] = field(default_factory=dict)
     """How often each worker was lost, whether or not it is there now."""
     workers_missing: int = 0
+    disk_used_percent: Mapping[int, float] = field(default_factory=dict)
+    """Used part of the disk of the stores, by worker."""
     problems: Sequence[str] = ()
     """Problems that belong to no slice, one sentence each."""
     slices_there: int | None = None
@@ -84,3 +79,95 @@ class NodeFacts:
     """Time since the delay topics were last looked at with success, of the worker for which that is
     the longest; None before a worker has told."""
     unelectable: Sequence[Unelectable] = ()
+    pinned: str = ""
+    """Why owners stay where they are; empty: they don't have to."""
+
+
+def why_not_electable(facts: NodeFacts) -> list[str]:
+    """Return what the node may not own and why, a sentence for each cause; empty: it may own all
+    that it has a copy of.
+    """
+    said = [f"worker {one.worker}: {one.reason}" for one in facts.unelectable if one.slice is None]
+    slices: dict[str, list[Unelectable]] = {}
+    for one in facts.unelectable:
+        if one.slice is not None:
+            slices.setdefault(one.cause, []).append(one)
+    for found in slices.values():
+        named = ", ".join(str(one.slice) for one in found[:SLICES_NAMED_MAX])
+        more = len(found) - SLICES_NAMED_MAX
+        which = f"slices {named}" if len(found) > 1 else f"slice {named}"
+        said.append(f"{which}{f' and {more} more' if more > 0 else ''}: {found[0].reason}")
+    return said
+
+
+def topics_of(slices: Iterable[SliceReport]) -> dict[str, TopicCounts]:
+    """Add up what waits in all slices, by delay topic and target."""
+    topics: dict[str, TopicCounts] = {}
+    for report in slices:
+        for topic, counts in report.metrics.topics.items():
+            topics.setdefault(topic, TopicCounts(0, [], {})).add(counts)
+    pairs = {
+        (topic, target): waiting
+        for topic, counts in topics.items()
+        for target, waiting in counts.targets.items()
+    }
+    named = largest(pairs, TARGETS_MAX)
+    for topic, counts in topics.items():
+        counts.targets = with_others(counts.targets, {t for name, t in named if name == topic})
+    return topics
+
+
+def target_states(facts: NodeFacts) -> list[TargetState]:
+    """Return the state of each delay topic and target, those with most parked records first."""
+    waiting = {
+        (topic, target): found
+        for topic, counts in facts.topics.items()
+        for target, found in counts.targets.items()
+    }
+    together = WorkerMetrics()
+    for metrics in facts.worker_totals.values():
+        together.add(metrics)
+    lateness = {
+        (topic, target): found
+        for topic, targets in together.targets.items()
+        for target, found in targets.items()
+    }
+    states = []
+    for pair in waiting.keys() | lateness.keys():
+        topic, target = pair
+        pending, parked = waiting.get(pair, (0, 0))
+        late = lateness.get(pair, Histogram.empty(LATENESS_BOUNDS_MS))
+        states.append(
+            TargetState(
+                topic=topic,
+                target=target,
+                pending=pending,
+                parked=parked,
+                delivered=sum(late.counts),
+                lateness_ms_p99=late.quantile_ms(0.99, LATENESS_BOUNDS_MS),
+            )
+        )
+    return sorted(states, key=lambda one: (-one.parked, -one.pending, one.topic, one.target))
+
+
+def slice_state(report: SliceReport, totals: Counters) -> SliceState:
+    """Return the state of a slice."""
+    metrics = report.metrics
+    return SliceState(
+        slice=metrics.slice,
+        worker=report.worker,
+        state=metrics.state,
+        epoch=metrics.epoch,
+        lag_s=round(metrics.lag_s, 3),
+        alarm=metrics.alarm,
+        pending=metrics.pending,
+        ingested=totals.ingested,
+        settled=totals.settled,
+        oldest_due_ms=metrics.oldest_due_ms,
+        cursor_age_s=round(report.cursor_age_s, 3),
+        source_lag=metrics.source_lag,
+        store_bytes=metrics.store_bytes,
+        lateness_ms_p50=totals.lateness.quantile_ms(0.5, LATENESS_BOUNDS_MS),
+        lateness_ms_p99=totals.lateness.quantile_ms(0.99, LATENESS_BOUNDS_MS),
+        early=totals.early,
+    )

@@ -5,8 +5,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Final, NamedTuple
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Final
 
 from prometheus_client.core import (
     CounterMetricFamily,
@@ -30,7 +30,7 @@ from delayservice.metrics.counts import (
     ReconcileFacts,
     WorkerMetrics,
 )
-from delayservice.metrics.facts import NodeFacts, ProcessFacts, SliceFacts, Unelectable
+from delayservice.metrics.facts import NodeFacts, SliceReport, Unelectable
 
 _MS = 1_000
 
@@ -43,9 +43,10 @@ def export(facts: NodeFacts) -> Iterator[Metric]:
         value={"version": facts.version, "node": facts.node_id},
     )
     yield from _of_node(facts)
-    yield from _of_workers(facts.workers)
+    yield from _of_workers(facts)
     yield _of_verdicts(facts.unelectable)
-    yield from _gauges(facts.slices)
+    slices = _gauges(["slice"], _OF_SLICES)
+    yield from _filled(slices, [([str(r.metrics.slice)], _of_slice(r)) for r in facts.slices])
     yield from _of_topics(facts.topics)
     yield from _of_audit(facts.audit)
     yield from _of_copies(facts.copies)
@@ -56,28 +57,24 @@ def export(facts: NodeFacts) -> Iterator[Metric]:
     yield from _lateness_of_targets(facts.worker_totals)
 
 
+def _gauges(labels: Sequence[str], texts: Mapping[str, str]) -> list[GaugeMetricFamily]:
+    return [GaugeMetricFamily(name, text, labels=labels) for name, text in texts.items()]
+
+
 def _of_node(facts: NodeFacts) -> Iterator[Metric]:
-    slices = GaugeMetricFamily("delay_slices", "Slices that the delay topics make, on all nodes.")
-    if facts.slices_there is not None:
-        slices.add_metric([], facts.slices_there)
-    yield slices
-    yield GaugeMetricFamily(
-        "delay_problems",
-        "Reasons why delay topics are not served, or may lose records.",
-        value=len(facts.problems),
+    gauges = _gauges(
+        [],
+        {
+            "delay_slices": "Slices that the delay topics make, on all nodes.",
+            "delay_problems": "Reasons why delay topics are not served, or may lose records.",
+            "delay_topics_age_seconds": "Time since the delay topics were last looked at with "
+            "success.",
+            "delay_workers_missing": "Workers that were lost and are not back, or have not "
+            "reported yet.",
+        },
     )
-    age = GaugeMetricFamily(
-        "delay_topics_age_seconds",
-        "Time since the delay topics were last looked at with success.",
-    )
-    if facts.topics_age_s is not None:
-        age.add_metric([], facts.topics_age_s)
-    yield age
-    yield GaugeMetricFamily(
-        "delay_workers_missing",
-        "Workers that were lost and are not back, or have not reported yet.",
-        value=facts.workers_missing,
-    )
+    values = facts.slices_there, len(facts.problems), facts.topics_age_s, facts.workers_missing
+    yield from _filled(gauges, [([], values)])
     restarts = CounterMetricFamily(
         "delay_worker_restarts", "Times that a worker was lost and replaced.", labels=["worker"]
     )
@@ -86,64 +83,81 @@ def _of_node(facts: NodeFacts) -> Iterator[Metric]:
     yield restarts
 
 
-def _of_workers(workers: Sequence[ProcessFacts]) -> Iterator[Metric]:
-    silent = GaugeMetricFamily(
-        "delay_worker_silent_seconds", "Time since a worker last reported.", labels=["worker"]
+def _filled(
+    gauges: Sequence[GaugeMetricFamily],
+    rows: Iterable[tuple[Sequence[str], Sequence[float | None]]],
+) -> Sequence[Metric]:
+    """Add rows of labels and a value for each gauge; None: it is absent."""
+    for labels, values in rows:
+        for gauge, value in zip(gauges, values, strict=True):
+            if value is not None:
+                gauge.add_metric(labels, value)
+    return gauges
+
+
+def _of_workers(facts: NodeFacts) -> Sequence[Metric]:
+    gauges = _gauges(
+        ["worker"],
+        {
+            "delay_worker_silent_seconds": "Time since a worker last reported.",
+            "delay_disk_used_ratio": "Used part of the disk of the stores.",
+            "delay_worker_memory_bytes": "Resident memory of a worker process.",
+        },
     )
-    disk = GaugeMetricFamily(
-        "delay_disk_used_ratio", "Used part of the disk of the stores.", labels=["worker"]
-    )
-    memory = GaugeMetricFamily(
-        "delay_worker_memory_bytes", "Resident memory of a worker process.", labels=["worker"]
-    )
-    for worker in workers:
-        memory.add_metric([str(worker.worker)], worker.memory_bytes)
-        disk.add_metric([str(worker.worker)], worker.disk_used_percent / 100)
-        silent.add_metric([str(worker.worker)], worker.silent_s)
-    yield from (silent, disk, memory)
+    rows = [
+        (
+            [str(one.worker)],
+            (one.silent_s, facts.disk_used_percent[one.worker] / 100, one.memory_bytes),
+        )
+        for one in facts.workers
+    ]
+    return _filled(gauges, rows)
 
 
 def _of_audit(audit: AuditFacts | None) -> Iterator[Metric]:
-    at = GaugeMetricFamily(
-        "delay_audit_timestamp_seconds", "Time of the newest audit; absent before the first."
+    gauges = _gauges(
+        [],
+        {
+            "delay_audit_timestamp_seconds": "Time of the newest audit; absent before the first.",
+            "delay_audit_records": "Source records that it audited.",
+        },
     )
-    records = GaugeMetricFamily("delay_audit_records", "Source records that it audited.")
-    found = GaugeMetricFamily(
-        "delay_audit_findings", "What it found, by kind; absent when all was well.", labels=["kind"]
+    yield from _filled(gauges, [([], (audit.at_ms / _MS, audit.records))] if audit else [])
+    yield _by_kind(
+        "delay_audit_findings",
+        "What it found, by kind; absent when all was well.",
+        audit.findings if audit else {},
     )
-    if audit is not None:
-        at.add_metric([], audit.at_ms / _MS)
-        records.add_metric([], audit.records)
-        for kind, count in sorted(audit.findings.items()):
-            found.add_metric([kind], count)
-    yield from (at, records, found)
 
 
 def _of_copies(copies: ReconcileFacts | None) -> Iterator[Metric]:
-    at = GaugeMetricFamily(
-        "delay_reconcile_timestamp_seconds",
-        "Time of the newest comparison of copies; absent before the first.",
+    gauges = _gauges(
+        [],
+        {
+            "delay_reconcile_timestamp_seconds": "Time of the newest comparison of copies; absent "
+            "before the first.",
+            "delay_reconcile_records": "Pending records that it compared.",
+            "delay_reconcile_pending": "Pending records that there were.",
+            "delay_reconcile_repairs": "Copies of slices that the comparing process has rebuilt.",
+            "delay_reconcile_stopped": "1 when it rebuilds no more, for their number is used up.",
+        },
     )
-    found = GaugeMetricFamily(
+    if copies is not None:
+        counts = copies.records, copies.pending, copies.repairs, copies.is_stopped
+        _filled(gauges, [([], (copies.at_ms / _MS, *counts))])
+    yield from gauges
+    yield _by_kind(
         "delay_reconcile_findings",
         "What it found, by kind; absent when all copies agree.",
-        labels=["kind"],
+        copies.findings if copies else {},
     )
-    texts = {
-        "delay_reconcile_records": "Pending records that it compared.",
-        "delay_reconcile_pending": "Pending records that there were.",
-        "delay_reconcile_repairs": "Copies of slices that the comparing process has rebuilt.",
-        "delay_reconcile_stopped": "1 when it rebuilds no more, for their number is used up.",
-    }
-    gauges = [GaugeMetricFamily(name, text) for name, text in texts.items()]
-    if copies is not None:
-        at.add_metric([], copies.at_ms / _MS)
-        for kind, count in sorted(copies.findings.items()):
-            found.add_metric([kind], count)
-        values = copies.records, copies.pending, copies.repairs, int(copies.is_stopped)
-        for gauge, value in zip(gauges, values, strict=True):
-            gauge.add_metric([], value)
-    yield from (at, found, *gauges)
+
+
+def _by_kind(name: str, text: str, counts: Mapping[str, int]) -> Metric:
+    family = GaugeMetricFamily(name, text, labels=["kind"])
+    for kind, count in sorted(counts.items()):
+        family.add_metric([kind], count)
+    return family
 
 
 def _of_pauses(pauses: PauseFacts | None) -> Iterator[Metric]:
@@ -152,17 +166,16 @@ def _of_pauses(pauses: PauseFacts | None) -> Iterator[Metric]:
         "Since when a target or a delay topic is paused; absent when it is not.",
         labels=["kind", "name"],
     )
-    count = GaugeMetricFamily(
-        "delay_pauses", "How many targets and delay topics are paused.", labels=["kind"]
+    for pause in pauses.told if pauses else ():
+        since.add_metric([pause.kind, pause.name], pause.at_ms / _MS)
+    if pauses is not None and pauses.others_at_ms is not None:
+        since.add_metric(["other", "other"], pauses.others_at_ms / _MS)
+    yield since
+    yield _by_kind(
+        "delay_pauses",
+        "How many targets and delay topics are paused.",
+        pauses.counts if pauses else {},
     )
-    if pauses is not None:
-        for kind, number in sorted(pauses.counts.items()):
-            count.add_metric([kind], number)
-        for pause in pauses.told:
-            since.add_metric([pause.kind, pause.name], pause.at_ms / _MS)
-        if pauses.others_at_ms is not None:
-            since.add_metric(["other", "other"], pauses.others_at_ms / _MS)
-    yield from (since, count)
 
 
 def _of_verdicts(unelectable: Sequence[Unelectable]) -> Metric:
@@ -177,78 +190,43 @@ def _of_verdicts(unelectable: Sequence[Unelectable]) -> Metric:
     return found
 
 
-class _Gauge(NamedTuple):
-    """A gauge of each slice; ``value`` returns None where it is absent."""
-
-    name: str
-    help: str
-    value: Callable[[SliceFacts], float | None]
-
-
-_OF_SLICES: Final = (
-    _Gauge(
-        "delay_owned",
-        "1 while this node delivers the slice.",
-        lambda facts: facts.metrics.state == "owner",
-    ),
-    _Gauge(
-        "delay_alarm",
-        "1 while something stops or endangers delivery; see status.",
-        lambda facts: bool(facts.metrics.alarm),
-    ),
-    _Gauge(
-        "delay_storing_stopped",
-        "1 while the disk is too full to store more.",
-        lambda facts: facts.metrics.storing_stopped,
-    ),
-    _Gauge(
-        "delay_copy_damaged",
-        "Stretches of the copy that the last scan of the disk could not read.",
-        lambda facts: facts.metrics.damaged,
-    ),
-    _Gauge(
-        "delay_lost_offsets",
-        "Offsets that retention deleted before they were settled, of the newest ranges.",
-        lambda facts: facts.metrics.lost_offsets,
-    ),
-    _Gauge("delay_pending", "Records that wait.", lambda facts: facts.metrics.pending),
-    _Gauge("delay_store_bytes", "Size of the stores.", lambda facts: facts.metrics.store_bytes),
-    _Gauge(
-        "delay_oldest_due_timestamp_seconds",
-        "Due time of the first pending record; absent when nothing waits.",
-        lambda facts: None if (due := facts.metrics.oldest_due_ms) is None else due / _MS,
-    ),
-    _Gauge(
-        "delay_cursor_age_seconds",
-        "Time since the cursor was committed, or was seen with nothing to commit.",
-        lambda facts: facts.cursor_age_s,
-    ),
-    _Gauge(
-        "delay_source_lag",
-        "Source records in Kafka that are not in the store yet.",
-        lambda facts: facts.metrics.source_lag,
-    ),
-    _Gauge(
-        "delay_epoch",
-        "Number of this node's ownership; absent while it has none.",
-        lambda facts: facts.metrics.epoch or None,
-    ),
-    _Gauge(
-        "delay_replica_lag_seconds",
-        "How far the copy is behind the owner's; absent while that is not known.",
-        lambda facts: lag_s if (lag_s := facts.metrics.lag_s) >= 0 else None,
-    ),
-)
+_OF_SLICES: Final = {
+    "delay_owned": "1 while this node delivers the slice.",
+    "delay_alarm": "1 while something stops or endangers delivery; see status.",
+    "delay_storing_stopped": "1 while the disk is too full to store more.",
+    "delay_copy_damaged": "Stretches of the copy that the last scan of the disk could not read.",
+    "delay_lost_offsets": "Offsets that retention deleted before they were settled, of the newest "
+    "ranges.",
+    "delay_pending": "Records that wait.",
+    "delay_store_bytes": "Size of the stores.",
+    "delay_oldest_due_timestamp_seconds": "Due time of the first pending record; absent when "
+    "nothing waits.",
+    "delay_cursor_age_seconds": "Time since the cursor was committed, or was seen with nothing to "
+    "commit.",
+    "delay_source_lag": "Source records in Kafka that are not in the store yet.",
+    "delay_epoch": "Number of this node's ownership; absent while it has none.",
+    "delay_replica_lag_seconds": "How far the copy is behind the owner's; absent while that is "
+    "not known.",
+}
+"""Gauges of each slice; ``_of_slice`` returns their values in the same order."""
 
 
-def _gauges(slices: Sequence[SliceFacts]) -> Iterator[Metric]:
-    for gauge in _OF_SLICES:
-        family = GaugeMetricFamily(gauge.name, gauge.help, labels=["slice"])
-        for facts in slices:
-            value = gauge.value(facts)
-            if value is not None:
-                family.add_metric([str(facts.metrics.slice)], value)
-        yield family
+def _of_slice(report: SliceReport) -> tuple[float | None, ...]:
+    metrics = report.metrics
+    return (
+        metrics.state == "owner",
+        bool(metrics.alarm),
+        metrics.storing_stopped,
+        metrics.damaged,
+        metrics.lost_offsets,
+        metrics.pending,
+        metrics.store_bytes,
+        None if metrics.oldest_due_ms is None else metrics.oldest_due_ms / _MS,
+        report.cursor_age_s,
+        metrics.source_lag,
+        metrics.epoch or None,
+        metrics.lag_s if metrics.lag_s >= 0 else None,
+    )
 
 
 def _of_topics(topics: Mapping[str, TopicCounts]) -> Iterator[Metric]:
@@ -257,58 +235,48 @@ def _of_topics(topics: Mapping[str, TopicCounts]) -> Iterator[Metric]:
         "Records that wait in the slices that the node owns, and are due within a time.",
         labels=["topic", "within"],
     )
-    pending = GaugeMetricFamily(
-        "delay_target_pending",
-        "Records that wait for a target, parked ones included.",
-        labels=["topic", "target"],
-    )
-    parked = GaugeMetricFamily(
-        "delay_target_parked",
-        "Records whose target failed, and which wait to be tried again.",
-        labels=["topic", "target"],
+    targets = _gauges(
+        ["topic", "target"],
+        {
+            "delay_target_pending": "Records that wait for a target, parked ones included.",
+            "delay_target_parked": "Records whose target failed, and which wait to be tried again.",
+        },
     )
     for topic, counts in sorted(topics.items()):
         for horizon_ms, count in zip(HORIZONS_MS, counts.within, strict=False):
             due.add_metric([topic, format_duration(horizon_ms)], count)
         due.add_metric([topic, "any"], counts.pending)
-        for target, waiting in sorted(counts.targets.items()):
-            pending.add_metric([topic, target], waiting.pending)
-            parked.add_metric([topic, target], waiting.parked)
-    yield from (due, pending, parked)
+        _filled(targets, [([topic, target], n) for target, n in sorted(counts.targets.items())])
+    yield from (due, *targets)
+
+
+_COUNTS: Final = {
+    "delay_ingested": "Source records read into the store.",
+    "delay_early": "Deliveries before their due time; never above 0.",
+    "delay_transaction_aborts": "Transactions aborted or of unknown outcome.",
+    "delay_slot_full": "Records due in a second that had as many as it takes already.",
+}
+"""Counters of each slice that have no other label."""
 
 
 def _counters(totals: dict[int, Counters]) -> Iterator[Metric]:
-    ingested = CounterMetricFamily(
-        "delay_ingested", "Source records read into the store.", labels=["slice"]
-    )
+    counts = [CounterMetricFamily(name, text, labels=["slice"]) for name, text in _COUNTS.items()]
     settled = CounterMetricFamily(
         "delay_settled", "Records that had their one outcome.", labels=["slice", "outcome"]
     )
     rejected = CounterMetricFamily(
         "delay_rejected", "Dead letters by delay-error code.", labels=["slice", "code"]
     )
-    early = CounterMetricFamily(
-        "delay_early", "Deliveries before their due time; never above 0.", labels=["slice"]
-    )
-    aborts = CounterMetricFamily(
-        "delay_transaction_aborts", "Transactions aborted or of unknown outcome.", labels=["slice"]
-    )
-    over_cap = CounterMetricFamily(
-        "delay_slot_full",
-        "Records due in a second that had as many as it takes already.",
-        labels=["slice"],
-    )
     for number, counters in sorted(totals.items()):
         at = str(number)
-        over_cap.add_metric([at], counters.over_cap)
-        ingested.add_metric([at], counters.ingested)
-        early.add_metric([at], counters.early)
-        aborts.add_metric([at], counters.aborts)
+        values = counters.ingested, counters.early, counters.aborts, counters.over_cap
+        for family, value in zip(counts, values, strict=True):
+            family.add_metric([at], value)
         for outcome in OUTCOME_NAMES:  # from 0 on: increase() does not see how a series begins
             settled.add_metric([at, outcome], counters.settled.get(outcome, 0))
         for code, count in sorted(counters.rejected.items()):
             rejected.add_metric([at, code], count)
-    yield from (ingested, settled, rejected, early, aborts, over_cap)
+    yield from (*counts, settled, rejected)
 
 
 def _histograms(totals: dict[int, Counters]) -> Iterator[Metric]:

@@ -10,10 +10,8 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Callable, Iterator
-from typing import NamedTuple
-
-import msgspec
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import NamedTuple, TypeVar
 
 from delayservice import __version__
 from delayservice.config.settings import Settings
@@ -25,17 +23,19 @@ from delayservice.metrics.counts import (
     SliceMetrics,
     WorkerMetrics,
 )
-from delayservice.metrics.facts import NodeFacts, ProcessFacts, SliceFacts, Unelectable
-from delayservice.metrics.snapshot import Snapshot, decode_snapshot
-from delayservice.metrics.status import (
-    NodeState,
-    Pause,
-    slice_status,
-    target_statuses,
+from delayservice.metrics.facts import (
+    NodeFacts,
+    SliceReport,
+    Unelectable,
+    slice_state,
+    target_states,
     topics_of,
     why_not_electable,
-    worker_status,
 )
+from delayservice.metrics.snapshot import Snapshot, decode_snapshot
+from delayservice.metrics.status import NodeState, WorkerState
+
+T = TypeVar("T")
 
 
 class _Worker:
@@ -69,17 +69,18 @@ class _Worker:
         between = turns if self.before is None else turns.since(self.before[0].turns)
         return between.quantile_ms(0.99, TRANSACTION_BOUNDS_MS)
 
-    def facts(self, index: int, restarts: int, now_s: float) -> ProcessFacts:
-        """Return what is exported of the process."""
-        return ProcessFacts(
-            index,
-            self.snapshot.pid,
-            restarts,
-            now_s - self.arrived_s,
-            self.snapshot.disk_used_percent,
-            self.cpu_ratio,
-            self.snapshot.worker.memory_bytes,
-            self.turn_ms_p99,
+    def state(self, index: int, restarts: int, now_s: float, totals: WorkerMetrics) -> WorkerState:
+        """Return the state of the process; ``totals`` of all its lives."""
+        cpu_ratio = self.cpu_ratio
+        return WorkerState(
+            worker=index,
+            pid=self.snapshot.pid,
+            restarts=restarts,
+            silent_s=round(now_s - self.arrived_s, 3),
+            cpu_ratio=None if cpu_ratio is None else round(cpu_ratio, 3),
+            memory_bytes=self.snapshot.worker.memory_bytes,
+            turn_ms_p99=self.turn_ms_p99,
+            transaction_ms_p99=totals.transactions.quantile_ms(0.99, TRANSACTION_BOUNDS_MS),
         )
 
 
@@ -191,54 +192,62 @@ class MetricsHub:
         """Everything that is exported, as of now."""
         with self._lock:
             now_s = self._now_s()
-            live = [
-                (index, metrics, now_s - worker.arrived_s + worker.snapshot.turn_s)
-                for index, worker in sorted(self._workers.items())
+            workers = sorted(self._workers.items())
+            # The age of the cursor goes on growing while a worker is silent or its loop hangs.
+            slices = [
+                SliceReport(
+                    index,
+                    metrics,
+                    metrics.cursor_age_s + now_s - worker.arrived_s + worker.snapshot.turn_s,
+                )
+                for index, worker in workers
                 for metrics in worker.snapshot.slices
             ]
-            totals: dict[int, Counters] = {}
-            for number, past in self._past.items():
-                totals.setdefault(number, Counters()).add(past)
-            for _, metrics, _ in live:
-                totals.setdefault(metrics.slice, Counters()).add(metrics.counters)
-            workers = [
-                worker.facts(index, self._restarts.get(index, 0), now_s)
-                for index, worker in sorted(self._workers.items())
-            ]
-            snapshots = [worker.snapshot for worker in self._workers.values()]
-            audit = next((one.audit for one in snapshots if one.audit is not None), None)
-            copies = next((one.copies for one in snapshots if one.copies is not None), None)
-            problems = dict.fromkeys(text for one in snapshots for text in one.problems)
-            slices_there = max((one.slices_there for one in snapshots), default=None)
-            pauses = self._newest_pauses()
-            topics_age_s = max((one.topics_age_s for one in snapshots), default=None)
-            unelectable = [
-                found for n in range(self._workers_wanted) for found in self._unelectable(n)
-            ]
             worker_totals = self._worker_totals()
-        # The age of the cursor goes on growing while a worker is silent or its loop hangs.
-        slices = [
-            SliceFacts(index, metrics, metrics.cursor_age_s + old_s)
-            for index, metrics, old_s in live
-        ]
-        return NodeFacts(
-            self._node_id,
-            __version__,
-            workers,
-            slices,
-            totals,
-            audit,
-            restarts={n: self._restarts.get(n, 0) for n in range(self._workers_wanted)},
-            workers_missing=self._workers_wanted - len(workers),
-            problems=list(problems),  # each once: every worker sees the same topics
-            slices_there=slices_there,
-            topics=topics_of(slices),
-            worker_totals=worker_totals,
-            pauses=pauses,
-            copies=copies,
-            topics_age_s=topics_age_s,
-            unelectable=unelectable,
-        )
+            restarts = {n: self._restarts.get(n, 0) for n in range(self._workers_wanted)}
+            snapshots = [worker.snapshot for worker in self._workers.values()]
+            newest_first = sorted(
+                self._workers.values(), key=lambda worker: worker.arrived_s, reverse=True
+            )
+            heard = [worker.snapshot for worker in newest_first]
+            return NodeFacts(
+                self._node_id,
+                __version__,
+                [
+                    worker.state(index, self._restarts.get(index, 0), now_s, worker_totals[index])
+                    for index, worker in workers
+                ],
+                slices,
+                self._slice_totals(slices),
+                audit=_first(one.audit for one in snapshots),
+                restarts=restarts,
+                workers_missing=self._workers_wanted - len(workers),
+                disk_used_percent={
+                    index: worker.snapshot.disk_used_percent for index, worker in workers
+                },
+                # Each once: every worker sees the same topics.
+                problems=list(dict.fromkeys(text for one in snapshots for text in one.problems)),
+                slices_there=max((one.slices_there for one in snapshots), default=None),
+                topics=topics_of(slices),
+                worker_totals=worker_totals,
+                # Of the worker that reported last: every worker hears of each pause and pin.
+                pauses=_first(one.pauses for one in heard),
+                copies=_first(one.copies for one in snapshots),
+                topics_age_s=max((one.topics_age_s for one in snapshots), default=None),
+                unelectable=[
+                    found for n in range(self._workers_wanted) for found in self._unelectable(n)
+                ],
+                pinned=heard[0].pinned if heard else "",
+            )
+
+    def _slice_totals(self, slices: Sequence[SliceReport]) -> dict[int, Counters]:
+        """Return the counts of each slice since the node started."""
+        totals: dict[int, Counters] = {}
+        for number, past in self._past.items():
+            totals.setdefault(number, Counters()).add(past)
+        for report in slices:
+            totals.setdefault(report.metrics.slice, Counters()).add(report.metrics.counters)
+        return totals
 
     def _unelectable(self, worker_index: int) -> Iterator[Unelectable]:
         """Return the slices that a worker may not own, and why: all of its slices, or some."""
@@ -265,18 +274,6 @@ class MetricsHub:
             totals.setdefault(number, WorkerMetrics()).add(worker.snapshot.worker)
         return dict(sorted(totals.items()))
 
-    def _newest_pauses(self) -> PauseFacts | None:
-        """Take it from the worker that reported last: every worker hears of every pause."""
-        workers = sorted(self._workers.values(), key=lambda worker: worker.arrived_s)
-        heard = [one.snapshot.pauses for one in workers if one.snapshot.pauses is not None]
-        return heard[-1] if heard else None
-
-    def _newest_pin(self) -> str:
-        """Take it from the worker that reported last: every worker hears of it."""
-        with self._lock:
-            newest = max(self._workers.values(), key=lambda one: one.arrived_s, default=None)
-        return "" if newest is None else newest.snapshot.pinned
-
     def status(self) -> NodeState:
         """Give what ``/status`` shows. Healthy: the node may own all that it has a copy of, and
         no slice has an alarm.
@@ -296,14 +293,18 @@ class MetricsHub:
             uptime_s=round(self._now_s() - self._started_s, 3),
             healthy=not problems,
             problems=problems,
-            workers=[worker_status(w, facts.worker_totals[w.worker]) for w in facts.workers],
-            slices=[slice_status(s, facts.totals[s.metrics.slice]) for s in facts.slices],
-            paused=[Pause.model_validate(msgspec.to_builtins(one)) for one in pauses.told],
+            workers=list(facts.workers),
+            slices=[slice_state(s, facts.totals[s.metrics.slice]) for s in facts.slices],
+            paused=pauses.told,
             paused_others=sum(pauses.counts.values()) - len(pauses.told),
-            targets=target_statuses(facts),
-            pinned=self._newest_pin(),
+            targets=target_states(facts),
+            pinned=facts.pinned,
         )
 
 
 def _life(snapshot: Snapshot) -> tuple[int, int]:
     return snapshot.pid, snapshot.started_ns
+
+
+def _first(found: Iterable[T | None]) -> T | None:
+    return next((one for one in found if one is not None), None)

@@ -6,8 +6,9 @@ import re
 from collections import Counter
 from typing import Final
 
-from delayservice.engine.pauses import KINDS, Pause, Paused, Pauses
-from delayservice.metrics.counts import PauseFact, PauseFacts
+from delayservice.engine.pauses import KINDS, Pauses
+from delayservice.metrics.counts import PauseFacts
+from delayservice.metrics.status import Pause
 
 PAUSES_TOLD_MAX: Final = 200
 """How many pauses are shown one by one: each is a series in Prometheus."""
@@ -24,17 +25,18 @@ def pause_facts(pauses: Pauses | None) -> PauseFacts | None:
     """
     if pauses is None:
         return None
-    facts = sorted(
-        (_fact(paused, pause) for paused, pause in pauses.all.items()),
-        key=lambda fact: (fact.at_ms, fact.kind, fact.name),
-    )
-    told = [fact for fact in facts if _NAME.fullmatch(fact.name)][:PAUSES_TOLD_MAX]
-    names = {(fact.kind, fact.name) for fact in told}
-    others = [fact.at_ms for fact in facts if (fact.kind, fact.name) not in names]
+    found = [
+        Pause(
+            paused.kind,
+            paused.name,
+            min(max(pause.at_ms, 0), _AT_MS_MAX),
+            pause.reason[:_REASON_CHARS_MAX],
+        )
+        for paused, pause in pauses.all.items()
+    ]
+    found.sort(key=lambda pause: (pause.at_ms, pause.kind, pause.name))
+    told = [pause for pause in found if _NAME.fullmatch(pause.name)][:PAUSES_TOLD_MAX]
+    names = {(pause.kind, pause.name) for pause in told}
+    others = [pause.at_ms for pause in found if (pause.kind, pause.name) not in names]
     counts = Counter(paused.kind for paused in pauses.all)
     return PauseFacts(told, {kind: counts[kind] for kind in KINDS}, min(others, default=None))
-
-
-def _fact(paused: Paused, pause: Pause) -> PauseFact:
-    at_ms = min(max(pause.at_ms, 0), _AT_MS_MAX)
-    return PauseFact(paused.kind, paused.name, at_ms, pause.reason[:_REASON_CHARS_MAX])

@@ -10,7 +10,6 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from fnmatch import fnmatchcase
 from functools import partial
 
 import structlog
@@ -20,13 +19,9 @@ from connectors.kafka.checkpoints import KafkaCheckpoints
 from connectors.kafka.clients import admin_client
 from connectors.kafka.control_topics import ControlReader, ControlTopic
 from connectors.kafka.log_ends import log_ends
-from connectors.kafka.pauses import PauseWatcher
-from connectors.kafka.reach import CONNECTION, KafkaReach
 from connectors.kafka.sink import KafkaSink
 from connectors.kafka.source import KafkaSource
-from connectors.kafka.targets import TargetTopics
 from connectors.kafka.topic_facts import DelayTopic, Layout
-from connectors.kafka.topic_terms import compresses
 from connectors.kafka.topics import TopicKeeper
 from delayservice.base.clock import ClockWatch, SystemClock
 from delayservice.base.errors import KafkaEdgeError
@@ -46,6 +41,7 @@ from delayservice.process.lanes import LaneMaker, flow_rules, routes_of
 from delayservice.process.observer import MetricsObserver
 from delayservice.process.slice_copies import SliceCopies
 from delayservice.process.stores import Stores
+from delayservice.process.target_watch import TargetWatch
 from delayservice.process.topic_watch import TopicWatcher
 from delayservice.process.turns import Turns
 from delayservice.process.worker_thread import Wanted, WorkerThread
@@ -99,27 +95,9 @@ class Worker:
         self._keeper = TopicKeeper(
             self._admin, settings, lambda: longest_waits_ms(self._checkpoints.newest_of_all())
         )
-        self._pauses = PauseWatcher(settings.topics.pauses, self._forget_fit)
-        asking = settings.kafka.client_config("admin") | CONNECTION
-        self._reach = KafkaReach(admin_client(asking), self._forget_fit)
-        self._targets = TargetTopics(
-            self._admin,
-            why_paused=self._why_paused,
-            compresses=compresses(settings.kafka.client_config("producer")),
-            own=(settings.topics.dead_letter, settings.topics.outcomes),
-            silent=lambda: self._reach.silent,
-            is_delay_topic=self._is_delay_topic,
-        )
+        self._targets = TargetWatch(settings, self._admin)
         self._name = f"{settings.node.node_id}-{index}"
-        self._checkpoints = KafkaCheckpoints(
-            settings.topics.checkpoint,
-            layout.checkpoint_partitions,
-            settings.topics.claims_topic,
-            settings.kafka.client_config("consumer"),
-            self._clock,
-            self._name,
-            settings.digests.interval_ms if settings.digests.enabled else 0,
-        )
+        self._checkpoints = self._make_checkpoints()
         self._copies = SliceCopies(settings, self._checkpoints, self._clock)
         self._routes = routes_of(settings, secrets)
         self._disk = DiskWatch(
@@ -144,7 +122,7 @@ class Worker:
         self._watch = WorkerWatch(
             settings,
             self._name,
-            self._reach,
+            self._targets.reach,
             ownership,
             self._clock,
             self._clock_watch,
@@ -160,7 +138,10 @@ class Worker:
         self._thread.start()
         self._repeat("topics", self._settings.topics.refresh_s, self._refresh)
         looking = threading.Thread(
-            target=self._targets.serve, args=(threading.Event(),), name="targets", daemon=True
+            target=self._targets.topics.serve,
+            args=(threading.Event(),),
+            name="targets",
+            daemon=True,
         )
         looking.start()
         self._asking.append(looking)
@@ -181,20 +162,6 @@ class Worker:
             stopping.wait(TURN_S)
         return self._stop()
 
-    def _forget_fit(self) -> None:
-        """Something else is paused, or other brokers answer: judge the targets anew."""
-        self._targets.changed()
-
-    def _why_paused(self, topic: str) -> str | None:
-        """Return why a target topic is paused; the service's own topics go on under any pattern."""
-        if topic in self._settings.topics.own or self._is_delay_topic(topic):
-            return None
-        return self._pauses.why(topic)
-
-    def _is_delay_topic(self, topic: str) -> bool:
-        topics = self._settings.topics
-        return fnmatchcase(topic, topics.pattern) or topic in topics.delay
-
     def answer(self, question: Question) -> Answer:
         """Answer queries about this worker's slices; on any thread.
 
@@ -204,11 +171,11 @@ class Worker:
         if isinstance(question, Standings):
             return self._ownership.survey()
         if isinstance(question, HeldTopics):
-            return self._pauses.keys()
+            return self._targets.pauses.keys()
         return answer(question, self._thread)
 
     def _control_topics(self) -> list[ControlTopic]:
-        topics: list[ControlTopic] = [self._pauses]
+        topics: list[ControlTopic] = [self._targets.pauses]
         if self._audits is not None:
             topics.append(self._audits)
         repairs = self._copies.watcher(self._attend)
@@ -241,7 +208,7 @@ class Worker:
         self._published_s = now_s
         with suppress(BrokenPipeError):  # the supervisor is gone; its watch ends this process
             told = self._problems(), self._disk.used, self._audit_facts, len(self._facts)
-            paused = pause_facts(self._pauses.newest)
+            paused = pause_facts(self._targets.pauses.newest)
             verdict, turn_s = self._watch.verdict, self._thread.turn_s
             rest = paused, self._topics.age_s, (verdict.cause.value, verdict.reason), turn_s
             copies = None if self._audits is None else self._audits.copies
@@ -254,8 +221,9 @@ class Worker:
         return None if news is None else AuditFacts(news.at_ms, news.records, news.findings)
 
     def _problems(self) -> list[str]:
-        unheard = [self._pauses.problem] if self._pauses.problem else []
-        return unheard + self._topics.problems() + self._targets.problems()
+        pauses = self._targets.pauses
+        unheard = [pauses.problem] if pauses.problem else []
+        return unheard + self._topics.problems() + self._targets.topics.problems()
 
     def _stop(self) -> bool:
         self._ownership.close()
@@ -349,6 +317,18 @@ class Worker:
             self._copies.retire(topic.name, slice_no)
         _log.info("slice_retired", slice=slice_no)
 
+    def _make_checkpoints(self) -> KafkaCheckpoints:
+        settings = self._settings
+        return KafkaCheckpoints(
+            settings.topics.checkpoint,
+            self._layout.checkpoint_partitions,
+            settings.topics.claims_topic,
+            settings.kafka.client_config("consumer"),
+            self._clock,
+            self._name,
+            settings.digests.interval_ms if settings.digests.enabled else 0,
+        )
+
     def _make_thread(self) -> WorkerThread:
         settings = self._settings
         kafka = settings.kafka
@@ -365,7 +345,7 @@ class Worker:
             edges = Edges(
                 node_id=settings.node.node_id,
                 source=source,
-                sink=KafkaSink(options, self._targets),
+                sink=KafkaSink(options, self._targets.topics),
                 checkpoints=self._checkpoints,
                 succession=succession,
                 background=ThreadPoolExecutor(HELPERS, "helper"),
@@ -380,7 +360,7 @@ class Worker:
                 disk_level=lambda: self._disk.level,
                 copies_of=self._copies.keeper_of,
                 pausing=turns.pausing,
-                is_held=self._pauses.holds,
+                is_held=self._targets.pauses.holds,
                 tended=tended,
             )
             return WorkerLoop(edges)
@@ -391,7 +371,7 @@ class Worker:
             gate,
             self._ownership,
             self._clock,
-            LaneMaker(settings, self._stores, source, self._routes, self._targets).make,
+            LaneMaker(settings, self._stores, source, self._routes, self._targets.topics).make,
             source.close,
             lambda: self._disk.alarm,
             self._checkpoints.alarm,

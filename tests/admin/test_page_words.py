@@ -148,8 +148,23 @@ def status(*problems: str) -> NodeState:
         uptime_s=5.0,
         healthy=not problems,
         problems=list(problems),
-        workers=[WorkerState(worker=0, pid=1, restarts=0, silent_s=0.1)],
+        workers=[
+            WorkerState(
+                worker=0,
+                pid=1,
+                restarts=0,
+                silent_s=0.1,
+                cpu_ratio=None,
+                memory_bytes=0,
+                turn_ms_p99=None,
+                transaction_ms_p99=None,
+            )
+        ],
         slices=[],
+        paused=[],
+        paused_others=0,
+        targets=[],
+        pinned="",
     )
 
 
@@ -176,7 +191,7 @@ def test_nothing_is_found_when_all_is_well() -> None:
 
 
 def test_what_is_wrong_is_told_the_worst_first() -> None:
-    pause = Pause(kind="target", name="orders", at_ms=0, reason="audit")
+    pause = Pause("target", "orders", 0, "audit")
     found = findings_of(status("disk full"), cluster("", caught_up=False), [pause], NOW_MS)
     assert [(one.level, one.text) for one in found] == [
         ("problem", "disk full"),
@@ -203,7 +218,14 @@ def drawn(templates: Environment, part: dict[str, object]) -> str:
 def test_parked_records_are_told_by_target_and_all_is_not_well() -> None:
     seen = status()
     seen.targets = [
-        TargetState(topic="delay_topic_any", target=f"missing-{n}", pending=9, parked=9 - n)
+        TargetState(
+            topic="delay_topic_any",
+            target=f"missing-{n}",
+            pending=9,
+            parked=9 - n,
+            delivered=0,
+            lateness_ms_p99=None,
+        )
         for n in range(5)
     ]
     found = findings_of(seen, None, [], NOW_MS)

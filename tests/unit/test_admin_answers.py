@@ -40,9 +40,9 @@ from delayservice.contract.partitioner import partition_for
 from delayservice.engine.pending import Lump
 from delayservice.inspection.query import Horizon, Pending
 from delayservice.metrics.counts import SliceMetrics
+from delayservice.metrics.facts import why_not_electable
 from delayservice.metrics.hub import MetricsHub
 from delayservice.metrics.snapshot import encode_slice, encode_snapshot
-from delayservice.metrics.status import why_not_electable
 from ha.members import Holding, Members
 
 TOKEN = "a token that only the tests know"  # noqa: S105

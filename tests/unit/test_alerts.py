@@ -16,7 +16,6 @@ from delayservice.engine.census import TopicCounts, Waiting
 from delayservice.engine.outcome import OUTCOME_NAMES
 from delayservice.metrics.counts import (
     AuditFacts,
-    PauseFact,
     PauseFacts,
     ReconcileFacts,
     SliceMetrics,
@@ -26,6 +25,7 @@ from delayservice.metrics.counts import (
 from delayservice.metrics.families import export
 from delayservice.metrics.hub import MetricsHub
 from delayservice.metrics.snapshot import encode_slice, encode_snapshot
+from delayservice.metrics.status import Pause
 from tests.alert_rules import (
     DASHBOARD,
     EXAMPLES,
@@ -66,7 +66,7 @@ def full_hub() -> MetricsHub:
     metrics.topics = {"delay_topic_any": TopicCounts(3, [1] * 12, {"orders": Waiting(3, 1)})}
     metrics.observe_lateness([1])
     hub = MetricsHub(load(None, ["node.workers=2"], {}))
-    pauses = PauseFacts([PauseFact("target", "orders*", 1, "")], {"target": 1}, None)
+    pauses = PauseFacts([Pause("target", "orders*", 1, "")], {"target": 1}, None)
     told = (["a topic is unfit"], 12.0, AuditFacts(1, 2, {"lost": 3}), 4, pauses, 1.0)
     copies = ReconcileFacts(1, {"missing": 3}, 4, 5)
     hub.update(

@@ -25,7 +25,6 @@ from delayservice.metrics.counts import (
     TARGETS_MAX,
     AuditFacts,
     Counters,
-    PauseFact,
     PauseFacts,
     ReconcileFacts,
     SliceMetrics,
@@ -36,6 +35,7 @@ from delayservice.metrics.counts import (
 from delayservice.metrics.families import export
 from delayservice.metrics.hub import MetricsHub
 from delayservice.metrics.snapshot import decode_snapshot, encode_slice, encode_snapshot
+from delayservice.metrics.status import Pause
 
 DOCS = Path(__file__).parents[2] / "docs" / "metrics.md"
 
@@ -289,7 +289,7 @@ def test_an_address_that_is_taken_is_told(served: tuple[MetricsHub, str]) -> Non
 def test_the_documentation_lists_exactly_what_is_exported() -> None:
     collecting = hub()
     audit, copies = AuditFacts(1, 2, {"lost": 3}), ReconcileFacts(1, {"missing": 3}, 4, 5)
-    pauses = PauseFacts([PauseFact("target", "orders*", 1, "")], {"target": 1}, None)
+    pauses = PauseFacts([Pause("target", "orders*", 1, "")], {"target": 1}, None)
     verdict = ("loop_hangs", "the loop's turn has lasted 9 s")
     worker = WorkerMetrics()
     worker.observe_target("delay_topic_any", "orders", histogram_of([1]))

@@ -58,8 +58,8 @@ def test_what_is_paused_is_told_since_when_and_why_and_the_node_stays_healthy() 
     status = hub.status()
     assert status.healthy
     assert status.paused == [
-        status_model.Pause(kind="topic", name="delay_topic_any", at_ms=1_000, reason=""),
-        status_model.Pause(kind="target", name="orders*", at_ms=2_000, reason="database move"),
+        status_model.Pause("topic", "delay_topic_any", 1_000, ""),
+        status_model.Pause("target", "orders*", 2_000, "database move"),
     ]
 
 
@@ -123,7 +123,7 @@ def test_nothing_that_somebody_wrote_steers_the_terminal(monkeypatch: pytest.Mon
     known = {"node_id": "n1", "version": "1", "uptime_s": 1.0, "healthy": True}
     nothing: dict[str, object] = {"problems": [], "workers": [], "slices": []}
     status = status_model.NodeState.model_validate(
-        {**known, **nothing, "paused": [pause], "paused_others": 7}
+        {**known, **nothing, "paused": [pause], "paused_others": 7, "targets": [], "pinned": ""}
     )
     with console.capture() as capture:
         showing.show(status)

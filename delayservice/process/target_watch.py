@@ -1,0 +1,54 @@
+"""What a worker knows of target topics: which can be written to, are paused, or led by brokers
+that do not answer.
+"""
+
+from __future__ import annotations
+
+from fnmatch import fnmatchcase
+
+from confluent_kafka.admin import AdminClient
+
+from connectors.kafka.clients import admin_client
+from connectors.kafka.pauses import PauseWatcher
+from connectors.kafka.reach import CONNECTION, KafkaReach
+from connectors.kafka.targets import TargetTopics
+from connectors.kafka.topic_terms import compresses
+from delayservice.config.settings import Settings
+
+
+class TargetWatch:
+    """Joins the pauses and the reach of brokers to the state of the topics.
+
+    Attributes:
+        pauses: reads the pauses topic.
+        reach: asks the brokers.
+        topics: judges the targets; anew when another is paused, or other brokers answer.
+    """
+
+    def __init__(self, settings: Settings, admin: AdminClient) -> None:
+        self._names = settings.topics
+        kafka = settings.kafka
+        self.pauses = PauseWatcher(settings.topics.pauses, self._changed)
+        self.reach = KafkaReach(
+            admin_client(kafka.client_config("admin") | CONNECTION), self._changed
+        )
+        self.topics = TargetTopics(
+            admin,
+            why_paused=self._why_paused,
+            compresses=compresses(kafka.client_config("producer")),
+            own=(settings.topics.dead_letter, settings.topics.outcomes),
+            silent=lambda: self.reach.silent,
+            is_delay_topic=self._is_delay_topic,
+        )
+
+    def _changed(self) -> None:
+        self.topics.changed()
+
+    def _why_paused(self, topic: str) -> str | None:
+        """Return why a target topic is paused; the service's own topics go on under any pattern."""
+        if topic in self._names.own or self._is_delay_topic(topic):
+            return None
+        return self.pauses.why(topic)
+
+    def _is_delay_topic(self, topic: str) -> bool:
+        return fnmatchcase(topic, self._names.pattern) or topic in self._names.delay
