@@ -7,7 +7,7 @@ from typing import Annotated, get_args
 
 import typer
 
-from delay_devtools.bench.options import Bench, Delivery, Options, Store, usual
+from delay_devtools.bench.options import Bench, DeliveryMode, Options, Store, usual
 from delayservice.config.settings import workers_default
 
 # Help is read more often than anything runs: what is heavy is imported when it does.
@@ -23,7 +23,7 @@ EPILOG = (
 
 _Name = Annotated[Bench, typer.Argument(metavar="NAME", help=", ".join(get_args(Bench)))]
 _Store = Annotated[Store, typer.Option(help="Where pending records are kept.")]
-_Delivery = Annotated[Delivery, typer.Option(help="What a crash may cost.")]
+_Delivery = Annotated[DeliveryMode, typer.Option(help="What a crash may cost.")]
 _N = Annotated[
     int | None,
     typer.Option(

@@ -11,7 +11,14 @@ from pathlib import Path
 from typing import Any, Final, Self
 
 from delay_devtools.node_log import NodeLog, tail
-from delay_devtools.ownership import HANDED_OVER, LOST, TOOK_OVER, SliceEvent, Tenure, owners
+from delay_devtools.ownership import (
+    HANDED_OVER,
+    LOST,
+    TOOK_OVER,
+    SliceEvent,
+    SliceOwnership,
+    owners,
+)
 from delay_devtools.service import START_TIMEOUT_S, ServiceProcess
 from delayservice.base.errors import ClusterError
 
@@ -42,7 +49,7 @@ def sets_of_several(zookeeper: str, root: str) -> list[str]:
     ]
 
 
-class Node:
+class LocalNode:
     """One node, started and stopped any number of times; one log over all its lives.
 
     Args:
@@ -179,7 +186,7 @@ class NodeGroup:
         slices: number of partitions of the delay topics.
     """
 
-    def __init__(self, nodes: Iterable[Node], slices: int) -> None:
+    def __init__(self, nodes: Iterable[LocalNode], slices: int) -> None:
         self.nodes = {node.node_id: node for node in nodes}
         self.slices = slices
         self.home: dict[int, str] = {}
@@ -219,15 +226,15 @@ class NodeGroup:
         """Return what all nodes have logged about their slices."""
         return [event for node in self.nodes.values() for event in node.slice_events()]
 
-    def owners(self) -> dict[int, Tenure]:
+    def owners(self) -> dict[int, SliceOwnership]:
         """Return the last ownership of each slice."""
         return owners(self.slice_events())
 
-    def owned_by(self, node: Node) -> dict[int, Tenure]:
+    def owned_by(self, node: LocalNode) -> dict[int, SliceOwnership]:
         """Return the last ownerships of those slices whose last owner is ``node``."""
         return {n: one for n, one in self.owners().items() if one.node_id == node.node_id}
 
-    def owner(self, slice_no: int) -> Node:
+    def owner(self, slice_no: int) -> LocalNode:
         """Return the last owner of one slice."""
         return self.nodes[self.owners()[slice_no].node_id]
 
@@ -258,7 +265,9 @@ class NodeGroup:
     def _owner_ids(self) -> dict[int, str]:
         return {number: tenure.node_id for number, tenure in self.owners().items()}
 
-    def await_successors(self, before: Mapping[int, Tenure], resting: Collection[Node]) -> None:
+    def await_successors(
+        self, before: Mapping[int, SliceOwnership], resting: Collection[LocalNode]
+    ) -> None:
         """Wait until each of these ownerships has been followed by another.
 
         Args:
@@ -279,7 +288,7 @@ class NodeGroup:
         self,
         condition: Callable[[], bool],
         what: str,
-        resting: Collection[Node] = (),
+        resting: Collection[LocalNode] = (),
         timeout_s: float = START_TIMEOUT_S,
     ) -> None:
         """Wait until the condition holds.

@@ -29,7 +29,7 @@ class SliceEvent:
 
 
 @dataclass(frozen=True, slots=True)
-class Tenure:
+class SliceOwnership:
     """Ownership of a slice. ``handed_over_ms`` is when its node handed it over; None if it has
     not, or never did.
     """
@@ -48,7 +48,7 @@ class HandOver(NamedTuple):
     at_ms: float
 
 
-def tenures(events: Sequence[SliceEvent]) -> list[Tenure]:
+def ownerships(events: Sequence[SliceEvent]) -> list[SliceOwnership]:
     """Return every ownership, by slice and epoch."""
     let_go = {
         (one.slice_no, one.node_id, one.epoch): one.at_ms
@@ -59,19 +59,19 @@ def tenures(events: Sequence[SliceEvent]) -> list[Tenure]:
         (one.slice_no, one.epoch, one.node_id, one.at_ms) for one in events if one.what == TOOK_OVER
     )
     return [
-        Tenure(number, node_id, epoch, at_ms, let_go.get((number, node_id, epoch)))
+        SliceOwnership(number, node_id, epoch, at_ms, let_go.get((number, node_id, epoch)))
         for number, epoch, node_id, at_ms in taken
     ]
 
 
-def owners(events: Sequence[SliceEvent]) -> dict[int, Tenure]:
+def owners(events: Sequence[SliceEvent]) -> dict[int, SliceOwnership]:
     """Return the last owner of each slice, alive or not: the one with the highest epoch."""
-    return {tenure.slice_no: tenure for tenure in tenures(events)}
+    return {tenure.slice_no: tenure for tenure in ownerships(events)}
 
 
 def hand_overs(events: Sequence[SliceEvent]) -> list[HandOver]:
     """Return every planned change of owner."""
-    every = tenures(events)
+    every = ownerships(events)
     return [
         HandOver(before.slice_no, before.handed_over_ms)
         for before, after in pairwise(every)

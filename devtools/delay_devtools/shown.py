@@ -13,11 +13,11 @@ WRONG: Final = frozenset({"lost", "duplicated", "early", "altered", "strangers"}
 """Numbers that have to be zero."""
 _BAR_WIDTH: Final = 50
 
-Bar: TypeAlias = tuple[str, Sequence[tuple[int, str]]]
+LatenessBar: TypeAlias = tuple[str, Sequence[tuple[int, str]]]
 """A label, and counts side by side, each with its style."""
 
 
-def show_lateness(console: Console, bars: Sequence[Bar]) -> None:
+def show_lateness(console: Console, bars: Sequence[LatenessBar]) -> None:
     """Show a bar for each class of lateness."""
     most = max((sum(count for count, _ in parts) for _, parts in bars), default=0) or 1
     console.print("\n[bold]Lateness[/], as the consumer saw it", highlight=False)

@@ -61,7 +61,7 @@ class World:
 
 
 @dataclass(frozen=True, slots=True)
-class Arrival:
+class ShownArrival:
     """Record that the consumer received; ``lateness_ms`` is that moment minus the due time."""
 
     place: str
@@ -191,7 +191,7 @@ def _reading(bootstrap: str) -> Iterator[Consumer]:
         consumer.close()
 
 
-def _await(consumer: Consumer, service: ServiceProcess, timeout_s: float) -> Arrival:
+def _await(consumer: Consumer, service: ServiceProcess, timeout_s: float) -> ShownArrival:
     deadline_s = time.monotonic() + timeout_s
     while time.monotonic() < deadline_s:
         arrival = _next(consumer, service)
@@ -203,7 +203,7 @@ def _await(consumer: Consumer, service: ServiceProcess, timeout_s: float) -> Arr
     )
 
 
-def _next(consumer: Consumer, service: ServiceProcess) -> Arrival | None:
+def _next(consumer: Consumer, service: ServiceProcess) -> ShownArrival | None:
     message = consumer.poll(_POLL_S)
     now_ms = time.time_ns() // 1_000_000
     if not service.running:
@@ -213,10 +213,10 @@ def _next(consumer: Consumer, service: ServiceProcess) -> Arrival | None:
     return _arrival(message, now_ms)
 
 
-def _arrival(message: Message, now_ms: int) -> Arrival:
+def _arrival(message: Message, now_ms: int) -> ShownArrival:
     headers = dict(message.headers() or [])
     due_ms = int(headers[names.DELAY_DUE_AT] or 0)
-    return Arrival(
+    return ShownArrival(
         place=f"{message.topic()}:{message.partition()}:{message.offset()}",
         key=(message.key() or b"").decode(errors="replace"),
         value=(message.value() or b"").decode(errors="replace"),
@@ -235,7 +235,7 @@ def _go_on(consumer: Consumer, service: ServiceProcess, console: Console) -> Non
 # --- what is said --------------------------------------------------------------------------------
 
 
-def _tell(console: Console, arrival: Arrival) -> None:
+def _tell(console: Console, arrival: ShownArrival) -> None:
     due = datetime.fromtimestamp(arrival.due_ms / 1_000, UTC).isoformat(timespec="milliseconds")
     console.print(f"{arrival.place}", style="bold green", end="", highlight=False)
     console.print(
@@ -248,7 +248,7 @@ def _tell(console: Console, arrival: Arrival) -> None:
 
 
 def _sum_up(
-    console: Console, world: World, first: Arrival, seconds: float, *, as_json: bool
+    console: Console, world: World, first: ShownArrival, seconds: float, *, as_json: bool
 ) -> None:
     console.print(f"From nothing to the first delayed record: {seconds:.0f} s", style="bold")
     if as_json:

@@ -40,7 +40,7 @@ class Place:
     fault: str = ""
 
 
-class Node(devtools.Node):
+class Node(devtools.LocalNode):
     """A node whose next life may run elsewhere, and whose whole log is read.
 
     Args:

@@ -13,7 +13,7 @@ from typing import Final
 import pytest
 
 from delay_devtools.cluster import EmbeddedCluster
-from delay_devtools.nodes import Node, NodeGroup, sets_of_several
+from delay_devtools.nodes import LocalNode, NodeGroup, sets_of_several
 from delay_devtools.service import ServiceProcess
 from tests.integration.bench import Bench, Header, Place, Seen, await_true
 
@@ -290,7 +290,7 @@ def test_another_node_goes_on_where_a_killed_one_was(
             f"zookeeper.session_timeout_s={SESSION_S}",
             "node.workers=1",
         ]
-        nodes = [Node(f"n{number}", shared, tmp_path) for number in (1, 2)]
+        nodes = [LocalNode(f"n{number}", shared, tmp_path) for number in (1, 2)]
         with NodeGroup(nodes, PARTITIONS) as group:
             group.start()
             sent = Sent(bench, (300, 700))

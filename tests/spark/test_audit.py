@@ -24,7 +24,7 @@ from delay_devtools.drill.run import (
     read_findings,
 )
 from delay_devtools.drill.stage import Found
-from delay_devtools.drill.writing import Topics
+from delay_devtools.drill.writing import TopicAdmin
 from delayservice.base.errors import DelayServiceError, KafkaEdgeError
 from delayservice.contract.names import DELAY_SETTLES
 from tests.integration.bench import Reader
@@ -36,7 +36,7 @@ def drill(cluster: EmbeddedCluster) -> Iterator[Drill]:
     """Every defect that a drill knows of, once."""
     options = DrillOptions(1_500, len(KINDS), partitions=2, bootstrap=cluster.bootstrap)
     with prepared(options, is_shown=False) as made:
-        Topics(cluster.bootstrap).make({made.life.names.own("audit"): 1}, {})
+        TopicAdmin(cluster.bootstrap).make({made.life.names.own("audit"): 1}, {})
         yield made
 
 

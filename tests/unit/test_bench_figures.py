@@ -12,24 +12,24 @@ from typer.testing import CliRunner
 
 from delay_devtools.bench import report
 from delay_devtools.bench.figures import Figures, merged, quantile
-from delay_devtools.bench.sampling import MIB, Sample, busy_until, disk_bytes, slope_mib_per_h
+from delay_devtools.bench.sampling import MIB, UsageSample, busy_until, disk_bytes, slope_mib_per_h
 from delay_devtools.bench.tally import Verdict
 from delayservice.cli import app
 
 ROOT = Path(__file__).parents[2]
 
 
-def samples(rss_mib: list[float], *, every_s: float = 1.0) -> list[Sample]:
-    return [Sample(100.0 + n * every_s, 0.0, int(m * MIB), 0) for n, m in enumerate(rss_mib)]
+def samples(rss_mib: list[float], *, every_s: float = 1.0) -> list[UsageSample]:
+    return [UsageSample(100.0 + n * every_s, 0.0, int(m * MIB), 0) for n, m in enumerate(rss_mib)]
 
 
-def working(*spans: tuple[float, float]) -> list[Sample]:
+def working(*spans: tuple[float, float]) -> list[UsageSample]:
     """A core that works 90 % within these seconds and 2 % outside, seen each 10 ms for 3 s."""
     found, used_s = [], 0.0
     for tick in range(300):
         at_s = tick / 100
         used_s += 0.009 if any(start < at_s <= stop for start, stop in spans) else 0.0002
-        found.append(Sample(at_s, used_s, 0, 0))
+        found.append(UsageSample(at_s, used_s, 0, 0))
     return found
 
 

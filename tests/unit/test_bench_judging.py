@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import pytest
 
 from delay_devtools.bench.records import HEAD, KEYS, SIZE_MIN, Batch, keys
-from delay_devtools.bench.tally import Tally, Verdict
+from delay_devtools.bench.tally import BatchTally, Verdict
 
 BATCH = Batch("abcdefgh", 2_000, 60, 7)
 DUE_MS = 1_000_000
@@ -23,7 +23,7 @@ def record(number: int, *, due_ms: int = DUE_MS, tag: str = BATCH.tag) -> Sent:
 
 
 def judged(records: Iterable[Sent], seen_s: float = SEEN_S) -> Verdict:
-    tally = Tally(BATCH)
+    tally = BatchTally(BATCH)
     found = list(records)
     tally.add([key for key, _ in found], [value for _, value in found], seen_s)
     return tally.verdict()
@@ -95,7 +95,7 @@ def test_a_record_that_was_never_sent_is_a_stranger() -> None:
 
 
 def test_the_time_of_the_last_is_that_of_the_last_missing_number_not_of_a_double() -> None:
-    tally = Tally(BATCH)
+    tally = BatchTally(BATCH)
     records = all_records()
     for part, seen_s in ((records[:5], 1.0), (records[5:], 2.0), (records[:1], 3.0)):
         assert tally.is_complete == (seen_s == 3.0)
@@ -105,7 +105,7 @@ def test_the_time_of_the_last_is_that_of_the_last_missing_number_not_of_a_double
 
 
 def test_a_load_that_ends_early_is_complete_only_when_its_end_is_known() -> None:
-    tally = Tally(BATCH, is_open=True)
+    tally = BatchTally(BATCH, is_open=True)
     records = all_records()[:10]
     tally.add([key for key, _ in records], [value for _, value in records], SEEN_S)
     before = tally.is_complete
@@ -115,7 +115,7 @@ def test_a_load_that_ends_early_is_complete_only_when_its_end_is_known() -> None
 
 
 def test_what_is_missing_below_the_end_of_an_open_load_is_lost() -> None:
-    tally = Tally(BATCH, is_open=True)
+    tally = BatchTally(BATCH, is_open=True)
     records = all_records()[1:10]
     tally.add([key for key, _ in records], [value for _, value in records], SEEN_S)
     tally.close(10)

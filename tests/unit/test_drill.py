@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 
 from delay_devtools.drill.judge import judge
-from delay_devtools.drill.outputs import Output
+from delay_devtools.drill.outputs import OutputRecord
 from delay_devtools.drill.run import KINDS
 from delay_devtools.drill.scenes import DEFECTS, FIRST, LAST, SOUND
-from delay_devtools.drill.service import ROLL_WINDOW_MS, Record, Shard
+from delay_devtools.drill.service import ROLL_WINDOW_MS, ModelShard, Record
 from delay_devtools.drill.stage import Defect, Scenery, Stage
-from delay_devtools.drill.users import Names, Request, Users
+from delay_devtools.drill.users import Request, TopicNames, Users
 from delay_devtools.drill.wire import contract, pack, partition_of, record_hash
 from delayservice.contract.contracts import Contract, Contracts
 from delayservice.contract.entry import CANCEL, FIRE, INVALID, SCHEDULE
@@ -41,7 +41,7 @@ FOUND_KINDS = {
 }
 """Every kind of finding of ``docs/audit.md``."""
 NOW_MS = 1_800_000_000_000
-NAMES = Names("test", 4, b"secret")
+NAMES = TopicNames("test", 4, b"secret")
 READ_AS = {"schedule": SCHEDULE, "cancel": CANCEL, "fire": FIRE, "": INVALID}
 
 
@@ -106,7 +106,7 @@ def request(op: str = "schedule", due_ms: int = NOW_MS, record_id: bytes | None 
 
 
 def test_a_cancel_settles_what_waits_and_itself_and_the_next_one_meets_nothing() -> None:
-    shard = Shard((NAMES.delay, 0))
+    shard = ModelShard((NAMES.delay, 0))
     far_ms = NOW_MS + 5_000
     assert (
         list(shard.pass_offset(Record(0, far_ms, request(due_ms=far_ms, record_id=b"i")), 1)) == []
@@ -123,7 +123,7 @@ def test_a_cancel_settles_what_waits_and_itself_and_the_next_one_meets_nothing()
 
 
 def test_what_waits_beyond_the_window_is_copied_and_the_rest_goes_when_it_is_due() -> None:
-    shard = Shard((NAMES.delay, 0))
+    shard = ModelShard((NAMES.delay, 0))
     far = request(due_ms=NOW_MS + 2 * ROLL_WINDOW_MS)
     for record in (Record(0, NOW_MS + ROLL_WINDOW_MS, far), Record(1, NOW_MS, request())):
         assert list(shard.pass_offset(record, NOW_MS)) == []
@@ -134,7 +134,7 @@ def test_what_waits_beyond_the_window_is_copied_and_the_rest_goes_when_it_is_due
 
 
 def test_a_canceller_waits_for_the_copy_that_it_hits() -> None:
-    shard = Shard((NAMES.delay, 0))
+    shard = ModelShard((NAMES.delay, 0))
     key_ms, due_ms = NOW_MS + ROLL_WINDOW_MS, NOW_MS + 2 * ROLL_WINDOW_MS
     far, cancel = (
         request(due_ms=due_ms, record_id=b"i"),
@@ -158,17 +158,17 @@ def test_a_canceller_waits_for_the_copy_that_it_hits() -> None:
 
 
 def stage(seed: int = 5) -> Stage:
-    shards = [Shard((NAMES.delay, number)) for number in range(4)]
+    shards = [ModelShard((NAMES.delay, number)) for number in range(4)]
     holes = {shard.place: [9_999] for shard in shards}
     shared = Scenery(NAMES, shards, holes, random.Random(seed), NOW_MS + 10**8, NOW_MS - 10**8)
     return Stage(shared, 1, NOW_MS, 7)
 
 
-def played(name: str) -> tuple[Stage, list[Output]]:
+def played(name: str) -> tuple[Stage, list[OutputRecord]]:
     """A scene from beginning to end; all that was written, its own offset in each partition."""
-    made, written = stage(), list[Output]()
+    made, written = stage(), list[OutputRecord]()
 
-    def write(output: Output) -> int:
+    def write(output: OutputRecord) -> int:
         written.append(output)
         return sum(one.place == output.place for one in written) - 1
 

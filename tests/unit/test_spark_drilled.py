@@ -18,13 +18,13 @@ from connectors.spark.ledger.facts import LETTER, NEVER_MS, OUTCOME
 from connectors.spark.ledger.outputs import OutputRows
 from connectors.spark.ledger.rows import Ledger, name_hash
 from connectors.spark.ledger.sources import SourceRows
-from delay_devtools.drill.history import History, Life
+from delay_devtools.drill.history import HistoryWriter, Life
 from delay_devtools.drill.judge import judge
 from delay_devtools.drill.run import theatre_of
 from delay_devtools.drill.scenes import DEFECTS
-from delay_devtools.drill.service import Shard
+from delay_devtools.drill.service import ModelShard
 from delay_devtools.drill.stage import GRACE_MS, LATE_MS
-from delay_devtools.drill.users import Names, Users
+from delay_devtools.drill.users import TopicNames, Users
 from delay_devtools.drill.wire import Header, Place
 from delay_devtools.drill.writing import Ends
 from delayservice.contract.contracts import Contracts
@@ -79,13 +79,13 @@ class MemoryWriter:
 @pytest.mark.parametrize("seed", [1, 2])
 def test_every_defect_of_a_drill_is_found_and_nothing_is_invented(seed: int) -> None:
     rng = random.Random(seed)
-    names = Names(f"m{seed}", PARTITIONS, b"secret", 2)
+    names = TopicNames(f"m{seed}", PARTITIONS, b"secret", 2)
     ends, topics = Ends(), Topics()
-    shards = [Shard((names.delay, number)) for number in range(PARTITIONS)]
+    shards = [ModelShard((names.delay, number)) for number in range(PARTITIONS)]
     life = Life(names, "id", shards, NOW_MS, ends)
     theatre = theatre_of(life, [*DEFECTS, *DEFECTS], rng)
     writers: list[Any] = [MemoryWriter(topics, ends) for _ in range(3)]
-    History(life, Users(names, rng), theatre, *writers).write(RECORDS, lambda _: None)
+    HistoryWriter(life, Users(names, rng), theatre, *writers).write(RECORDS, lambda _: None)
     place = (names.delay, 0)
     topics[place] = [one for one in topics[place] if one[0] >= life.gone]
     assert not theatre.waiting
@@ -98,7 +98,7 @@ def test_every_defect_of_a_drill_is_found_and_nothing_is_invented(seed: int) -> 
 
 
 def _found(
-    names: Names, life: Life, topics: Topics, letters: str, outcomes: str
+    names: TopicNames, life: Life, topics: Topics, letters: str, outcomes: str
 ) -> list[tuple[Any, ...]]:
     kept = sorted({topic for topic, _ in topics} | {letters, outcomes, *names.targets})
     checkpoint = names.own("checkpoint")
@@ -140,7 +140,7 @@ def _found(
 
 
 def _rules(
-    names: Names,
+    names: TopicNames,
     life: Life,
     said: dict[int, Any],
     contracts: Contracts,

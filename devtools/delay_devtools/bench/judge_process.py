@@ -15,7 +15,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException
 from delay_devtools import clients
 from delay_devtools.bench import wire
 from delay_devtools.bench.records import Batch
-from delay_devtools.bench.tally import Tally
+from delay_devtools.bench.tally import BatchTally
 from delay_devtools.bench.trace import Tracer
 
 _BATCH: Final = 10_000
@@ -69,7 +69,7 @@ class _Judge:
     def __init__(self, plan: JudgePlan, consumer: Consumer) -> None:
         self._plan = plan
         self._consumer = consumer
-        self._tally = Tally(plan.batch, is_open=plan.is_open)
+        self._tally = BatchTally(plan.batch, is_open=plan.is_open)
         self._tracer = Tracer() if plan.is_open else None
         self._words = wire.listen() if plan.is_open else None
         self._last_due_s = plan.last_due_ms / 1_000

@@ -26,7 +26,7 @@ Bench: TypeAlias = Literal[
     "peers",
 ]
 Store: TypeAlias = Literal["wheel", "rocksdb", "memory"]
-Delivery: TypeAlias = Literal["exactly_once", "at_least_once"]
+DeliveryMode: TypeAlias = Literal["exactly_once", "at_least_once"]
 
 SECRET: Final = "only-for-benches-0123456789"  # noqa: S105 (nothing else is signed with it)
 DELAY_MS: Final = (5_000, 15_000)
@@ -100,7 +100,7 @@ class Options:
 
     bench: Bench
     store: Store
-    delivery: Delivery
+    delivery: DeliveryMode
     n: int
     size: int
     partitions: int

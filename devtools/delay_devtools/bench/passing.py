@@ -8,7 +8,7 @@ from typing import Final
 from delay_devtools.bench import wire
 from delay_devtools.bench.judge_process import JudgePlan
 from delay_devtools.bench.load_process import Due, LoadPlan
-from delay_devtools.bench.passthrough_process import Passed, PassthroughPlan
+from delay_devtools.bench.passthrough_process import PassthroughCost, PassthroughPlan
 from delay_devtools.bench.records import Batch
 from delay_devtools.bench.stand import Names, Stand, now_ms
 from delay_devtools.bench.tally import Verdict
@@ -62,7 +62,7 @@ def judge_plan(
 
 def pass_through(
     stand: Stand, names: Names, batch: Batch, transaction_records: int
-) -> tuple[Passed, Verdict]:
+) -> tuple[PassthroughCost, Verdict]:
     """Pass the delay topic of ``names``, which holds ``batch``, on to the target ``PASSED``."""
     n = batch.n
     headers = provenance(names.delay, 0, n, now_ms(), None)
@@ -83,14 +83,14 @@ def pass_through(
         bar = stand.steps.bar("Passing through", n)
         with stand.helper("passthrough", plan, bar.at) as passing:
             passing.tell(wire.GO)
-            passed = passing.result(wire.DONE, Passed)
+            passed = passing.result(wire.DONE, PassthroughCost)
         bar.at(n)
         if not stand.options.judge_beside:
             judge = stack.enter_context(stand.helper("judge", judging))
         return passed, judge.result(wire.DONE, Verdict)
 
 
-def load_and_pass(stand: Stand, n: int) -> tuple[Passed, Verdict]:
+def load_and_pass(stand: Stand, n: int) -> tuple[PassthroughCost, Verdict]:
     """Write ``n`` records and pass them through, without any service."""
     names = stand.round()
     stand.create(names, (PASSED,))

@@ -46,7 +46,7 @@ class PassthroughPlan(msgspec.Struct, frozen=True):
     headers: list[tuple[str, str]]
 
 
-class Passed(msgspec.Struct, frozen=True):
+class PassthroughCost(msgspec.Struct, frozen=True):
     """Cost of passing all on, from the first request to the last acknowledged commit.
 
     Attributes:
@@ -77,7 +77,7 @@ def pass_through(plan: PassthroughPlan) -> None:
     seconds, cpu_s = time.monotonic() - started_s, time.process_time() - started_cpu_s
     if errors:
         wire.tell(wire.FAILED, why=f"{len(errors)} records were not passed on: {errors[0]}")
-    wire.tell(wire.DONE, plan.n, body=Passed(seconds, cpu_s, transactions))
+    wire.tell(wire.DONE, plan.n, body=PassthroughCost(seconds, cpu_s, transactions))
     consumer.close()
 
 

@@ -20,7 +20,7 @@ _S_PER_H: Final = 3_600
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class UsageSample:
     """Measurement of all processes at one moment.
 
     Attributes:
@@ -71,7 +71,7 @@ class Sampler:
         self._interval_s = interval_s
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._sample, name="sampler", daemon=True)
-        self.samples: list[Sample] = []
+        self.samples: list[UsageSample] = []
 
     def __enter__(self) -> Self:
         """Start sampling."""
@@ -91,7 +91,7 @@ class Sampler:
     def _take(self) -> None:
         held = [_rss_bytes(process) for process in self._processes]
         used_s = cpu_s(self._processes)
-        self.samples.append(Sample(time.time(), used_s, sum(held), max(held, default=0)))
+        self.samples.append(UsageSample(time.time(), used_s, sum(held), max(held, default=0)))
 
     @property
     def rss_mib_peak(self) -> float:
@@ -104,7 +104,7 @@ class Sampler:
         return max((sample.rss_bytes_largest for sample in self.samples), default=0) / MIB
 
 
-def busy_until(samples: Sequence[Sample], start_s: float, stop_s: float) -> float:
+def busy_until(samples: Sequence[UsageSample], start_s: float, stop_s: float) -> float:
     """Return when work ended: the last moment at which the processes had used ``_BUSY`` of a core
     for ``_BUSY_WINDOW_S``.
 
@@ -128,7 +128,7 @@ def busy_until(samples: Sequence[Sample], start_s: float, stop_s: float) -> floa
     return ended_s
 
 
-def slope_mib_per_h(samples: Sequence[Sample]) -> float | None:
+def slope_mib_per_h(samples: Sequence[UsageSample]) -> float | None:
     """Return the growth of memory in MiB/h, by least squares over the second half of the samples,
     when caches are full. None of fewer than three.
     """

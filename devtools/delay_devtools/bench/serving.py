@@ -30,7 +30,7 @@ _NAMES: Final = {
 
 
 @dataclass(slots=True)
-class Counters:
+class ServiceCounters:
     """Counters of all slices together; up to two seconds old."""
 
     ingested: int = 0
@@ -39,9 +39,9 @@ class Counters:
     aborts: int = 0
     pending: int = 0
 
-    def __sub__(self, before: Counters) -> Counters:
+    def __sub__(self, before: ServiceCounters) -> ServiceCounters:
         """Return what was counted since ``before``; ``pending`` is no counter and stays."""
-        return Counters(
+        return ServiceCounters(
             self.ingested - before.ingested,
             self.settled - before.settled,
             self.transactions - before.transactions,
@@ -83,7 +83,7 @@ class Serving:
         self._process = ServiceProcess(self._sets, self._log_path)
         return started_s
 
-    def counters(self) -> Counters:
+    def counters(self) -> ServiceCounters:
         """Read the service's own counters."""
         try:
             with urlopen(self._url, timeout=_ASK_TIMEOUT_S) as answer:  # noqa: S310 (our own http)
@@ -93,7 +93,7 @@ class Serving:
                 f"the service does not answer on {self._url} any more: {exc}; the end of its log "
                 f"says why:\n{self._process.log_tail()}"
             ) from exc
-        found = Counters()
+        found = ServiceCounters()
         for family in text_string_to_metric_families(text):
             for sample in family.samples:
                 name = _NAMES.get(sample.name)
@@ -103,7 +103,7 @@ class Serving:
 
     def await_count(
         self, name: str, count: int, progress: Callable[[int], None] = lambda _: None
-    ) -> Counters:
+    ) -> ServiceCounters:
         """Wait until the counter of this name has reached ``count``.
 
         Raises:

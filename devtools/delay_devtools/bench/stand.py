@@ -34,7 +34,7 @@ from delay_devtools.bench.options import Options
 from delay_devtools.bench.passthrough_process import PassthroughPlan
 from delay_devtools.bench.records import Batch
 from delay_devtools.bench.serving import Serving
-from delay_devtools.nodes import LOGIN, Node, NodeGroup, sets_of_several
+from delay_devtools.nodes import LOGIN, LocalNode, NodeGroup, sets_of_several
 from delay_devtools.ports import ANY_PORTS
 from delayservice.base.errors import DelayServiceError, KafkaEdgeError
 from delayservice.config.kafka import ClientRole
@@ -229,7 +229,7 @@ class Stand:
         for number in range(1, self.options.nodes + 1):
             # On fewer brokers some nodes are beside none.
             beside = [f"node.broker_id={brokers[number - 1]}"] if number <= len(brokers) else []
-            nodes.append(Node(f"n{number}", [*shared, *beside], folder))
+            nodes.append(LocalNode(f"n{number}", [*shared, *beside], folder))
         with ExitStack() as stack:
             stack.callback(shutil.rmtree, folder, ignore_errors=True)
             yield stack.enter_context(NodeGroup(nodes, self.options.partitions))

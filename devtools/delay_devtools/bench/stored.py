@@ -24,10 +24,10 @@ from delay_devtools.bench.passing import (
     pass_through,
     warm_up,
 )
-from delay_devtools.bench.passthrough_process import Passed
+from delay_devtools.bench.passthrough_process import PassthroughCost
 from delay_devtools.bench.records import Batch
 from delay_devtools.bench.sampling import Sampler, busy_until, cpu_s
-from delay_devtools.bench.serving import Counters, Serving
+from delay_devtools.bench.serving import ServiceCounters, Serving
 from delay_devtools.bench.stand import Names, Stand, now_ms
 from delay_devtools.bench.tally import Verdict
 from delayservice.base.errors import DelayServiceError
@@ -67,7 +67,7 @@ class _Round:
     deliver_s: float
     cpu_s: float
     broker_cpu_s: float
-    delivered: Counters
+    delivered: ServiceCounters
     sampler: Sampler
     verdict: Verdict
 
@@ -131,7 +131,7 @@ def _compare(
     n = stand.options.n
     warm_up(stand, n)
     found: list[_Round] = []
-    passes: list[tuple[Passed, Verdict]] = []
+    passes: list[tuple[PassthroughCost, Verdict]] = []
     for one in rounds:
         found.append(one)
         size = max(round(one.records_per_transaction), 1)
@@ -211,7 +211,7 @@ class _Scene:
         self.batch = stand.batch(stand.options.n)
         self.serving = serving
         self.loader: Helper
-        self.before = Counters()
+        self.before = ServiceCounters()
         self._stand = stand
         self._names = names
         self._target = target
@@ -298,7 +298,7 @@ def _fill_ratio(figures: Figures, ratios: list[float]) -> None:
     figures.ratio_min, figures.ratio_max = min(ratios), max(ratios)
 
 
-def _fill_passed(figures: Figures, n: int, passed: list[Passed]) -> None:
+def _fill_passed(figures: Figures, n: int, passed: list[PassthroughCost]) -> None:
     """Fill in what passthrough took for ``n`` records, round by round."""
     figures.passthrough_per_s = median(n / one.seconds for one in passed)
     figures.passthrough_cpu_us_per_message = median(one.cpu_s for one in passed) / n * US

@@ -40,7 +40,7 @@ class Verdict(msgspec.Struct, frozen=True):
     lateness_ms: dict[int, int]
 
 
-class Tally:
+class BatchTally:
     """Count of every record of one load.
 
     Args:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import msgspec
 
 
-class Delivery(NamedTuple):
+class SliceDelivery(NamedTuple):
     """Records of a slice that were produced in one millisecond, and the time at which the consumer
     received the first of them. Epoch milliseconds.
     """
@@ -18,7 +18,7 @@ class Delivery(NamedTuple):
     seen_ms: int
 
 
-class Pause(NamedTuple):
+class DeliveryPause(NamedTuple):
     """Time between the last delivery before a moment and the first one after it, milliseconds."""
 
     produced_ms: int
@@ -28,9 +28,9 @@ class Pause(NamedTuple):
 class Trace(msgspec.Struct, frozen=True):
     """Deliveries by slice, ascending."""
 
-    slices: dict[int, list[Delivery]]
+    slices: dict[int, list[SliceDelivery]]
 
-    def first_after(self, slice_no: int, at_ms: float) -> Delivery | None:
+    def first_after(self, slice_no: int, at_ms: float) -> SliceDelivery | None:
         """Return the delivery that was seen first of those produced after ``at_ms``.
 
         Of records that are produced at nearly the same time, those of another partition of the
@@ -40,7 +40,7 @@ class Trace(msgspec.Struct, frozen=True):
         later = found[bisect_right(found, int(at_ms), key=_produced) :]
         return min(later, key=_seen, default=None)
 
-    def pause_at(self, slice_no: int, at_ms: float) -> Pause | None:
+    def pause_at(self, slice_no: int, at_ms: float) -> DeliveryPause | None:
         """Return how long nothing was delivered around ``at_ms``; None when nothing came before or
         after.
 
@@ -52,14 +52,14 @@ class Trace(msgspec.Struct, frozen=True):
         if not before or not after:
             return None
         seen_ms = min(map(_seen, after)) - max(map(_seen, before))
-        return Pause(after[0].produced_ms - before[-1].produced_ms, max(seen_ms, 0))
+        return DeliveryPause(after[0].produced_ms - before[-1].produced_ms, max(seen_ms, 0))
 
 
-def _produced(delivery: Delivery) -> int:
+def _produced(delivery: SliceDelivery) -> int:
     return delivery.produced_ms
 
 
-def _seen(delivery: Delivery) -> int:
+def _seen(delivery: SliceDelivery) -> int:
     return delivery.seen_ms
 
 
@@ -78,7 +78,7 @@ class Tracer:
         """Return all that was added."""
         return Trace(
             {
-                slice_no: [Delivery(*pair) for pair in sorted(times.items())]
+                slice_no: [SliceDelivery(*pair) for pair in sorted(times.items())]
                 for slice_no, times in self._seen_ms.items()
             }
         )

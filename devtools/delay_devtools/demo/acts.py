@@ -13,7 +13,7 @@ from confluent_kafka.admin import AdminClient
 
 from connectors.kafka.log_ends import LATEST, offsets_of
 from delay_devtools.demo.timeline import Act, Deed, Missed, has_let_go
-from delay_devtools.nodes import Node, NodeGroup
+from delay_devtools.nodes import LocalNode, NodeGroup
 from delayservice.base.errors import ClusterError
 from delayservice.engine.ports import Place
 from delayservice.smoke.progress import Steps
@@ -110,7 +110,7 @@ class Director:
             except ClusterError as exc:
                 self.missed.append(Missed(f"{node.node_id} was to be stopped", str(exc)))
 
-    def _play(self, deed: Deed, node: Node, how: str) -> None:
+    def _play(self, deed: Deed, node: LocalNode, how: str) -> None:
         match deed:
             case Deed.KILL:
                 self._kill(node, how)
@@ -119,10 +119,10 @@ class Director:
             case Deed.RESTART:
                 self._restart(node, how)
 
-    def _any_time(self, slice_no: int) -> tuple[Node, str]:
+    def _any_time(self, slice_no: int) -> tuple[LocalNode, str]:
         return self._group.owner(slice_no), _ANY_TIME
 
-    def _stop_inside(self, slice_no: int) -> tuple[Node, str]:
+    def _stop_inside(self, slice_no: int) -> tuple[LocalNode, str]:
         """Stop the owner of the slice in an open transaction, of this slice or another."""
         for _ in range(_OWNERS_ASKED):
             node = self._group.owner(slice_no)
@@ -138,7 +138,7 @@ class Director:
             else:
                 node.start()
 
-    def _kill(self, node: Node, how: str) -> None:
+    def _kill(self, node: LocalNode, how: str) -> None:
         before = self._group.owned_by(node)
         at_ms = _now_ms()
         node.kill()
@@ -150,7 +150,7 @@ class Director:
         if self._has_several:
             self._bring_back(node)
 
-    def _freeze(self, node: Node, how: str) -> None:
+    def _freeze(self, node: LocalNode, how: str) -> None:
         """Freeze a node, wait until others have taken over and deliver, and thaw it."""
         before = self._group.owned_by(node)
         at_ms = _now_ms()
@@ -167,7 +167,7 @@ class Director:
         )
         self._group.await_home()
 
-    def _restart(self, node: Node, how: str) -> None:
+    def _restart(self, node: LocalNode, how: str) -> None:
         before = self._group.owned_by(node)
         at_ms = _now_ms()
         node.stop_in_order()
@@ -175,14 +175,14 @@ class Director:
         self._note(Deed.RESTART, node, tuple(before), at_ms, how, 0)
         self._bring_back(node)
 
-    def _bring_back(self, node: Node) -> None:
+    def _bring_back(self, node: LocalNode) -> None:
         node.start()
         self._group.await_home()
 
     def _note(
         self,
         deed: Deed,
-        node: Node,
+        node: LocalNode,
         slices: tuple[int, ...],
         at_ms: float,
         how: str,

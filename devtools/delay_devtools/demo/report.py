@@ -37,7 +37,7 @@ AROUND_FAILOVER_MS: Final = 2_000
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class DemoReport:
     """Facts of a demo.
 
     Attributes:
@@ -141,7 +141,7 @@ class Report:
         return {**self.numbers(), "seconds": round(seconds, 1), "owners": owners}
 
 
-def show(console: Console, report: Report, seconds: float) -> None:
+def show(console: Console, report: DemoReport, seconds: float) -> None:
     """Show the histogram, the owners over time, and the tables."""
     _show_histogram(console, report)
     if report.choices.has_several:
@@ -155,7 +155,7 @@ def show(console: Console, report: Report, seconds: float) -> None:
 # --- lateness ------------------------------------------------------------------------------------
 
 
-def _show_histogram(console: Console, report: Report) -> None:
+def _show_histogram(console: Console, report: DemoReport) -> None:
     steady = _counts(report.lateness_ms(around_failovers=False))
     around = _counts(report.lateness_ms(around_failovers=True))
     bars = [
@@ -178,7 +178,7 @@ def _counts(ascending: Sequence[int]) -> list[int]:
 # --- owners --------------------------------------------------------------------------------------
 
 
-def _show_strips(console: Console, report: Report) -> None:
+def _show_strips(console: Console, report: DemoReport) -> None:
     """Show a line for each slice, with a colour for each node."""
     found = report.turns()
     end_ms = max([turn.from_ms for turn in found], default=report.started_ms) + 1_000
@@ -204,7 +204,7 @@ def _style(cell: str) -> str:
     return f"bold {_COLOURS[int(cell) % len(_COLOURS)]}" if cell.isdecimal() else "dim"
 
 
-def _marks(report: Report, cell_ms: float) -> str:
+def _marks(report: DemoReport, cell_ms: float) -> str:
     marks = [" "] * _STRIP_WIDTH
     letters = {Deed.KILL: "K", Deed.FREEZE: "F", Deed.RESTART: "R"}
     moments = [(act.at_ms, letters[act.deed]) for act in report.acts]
@@ -215,7 +215,7 @@ def _marks(report: Report, cell_ms: float) -> str:
     return "".join(marks)
 
 
-def _show_turns(console: Console, report: Report) -> None:
+def _show_turns(console: Console, report: DemoReport) -> None:
     table = Table("slice", "at", "node", "epoch", "why", "ownerless for")
     before = None
     for turn in report.turns():
@@ -235,7 +235,7 @@ def _show_turns(console: Console, report: Report) -> None:
     console.print(table)
 
 
-def _show_acts(console: Console, report: Report) -> None:
+def _show_acts(console: Console, report: DemoReport) -> None:
     if not report.acts:
         return
     table = Table(
@@ -254,7 +254,7 @@ def _show_acts(console: Console, report: Report) -> None:
     console.print(table)
 
 
-def _show_missed(console: Console, report: Report) -> None:
+def _show_missed(console: Console, report: DemoReport) -> None:
     for one in report.missed:
         console.print(
             f"[yellow]did not come off:[/] {one.what}; {escape(one.why)}", highlight=False
@@ -264,7 +264,7 @@ def _show_missed(console: Console, report: Report) -> None:
 # --- verdict -------------------------------------------------------------------------------------
 
 
-def _show_verdict(console: Console, report: Report, seconds: float) -> None:
+def _show_verdict(console: Console, report: DemoReport, seconds: float) -> None:
     choices = report.choices
     found = {**report.numbers(), "seconds": round(seconds, 1)}
     show_numbers(console, f"{choices.delivery}, {choices.store} store", found)

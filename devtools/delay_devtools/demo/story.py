@@ -25,9 +25,9 @@ from rich.console import Console
 from delay_devtools.cluster import EmbeddedCluster, started
 from delay_devtools.demo.acts import FAULT, Director, script
 from delay_devtools.demo.choices import SLICES, Choices, sets_of
-from delay_devtools.demo.report import Report, show
+from delay_devtools.demo.report import DemoReport, show
 from delay_devtools.demo.timeline import Deed
-from delay_devtools.nodes import Node, NodeGroup
+from delay_devtools.nodes import LocalNode, NodeGroup
 from delayservice.smoke.judge import QUIET, Judge
 from delayservice.smoke.load import plan
 from delayservice.smoke.progress import Steps, steps
@@ -88,7 +88,7 @@ class _Story:
         self._admin = AdminClient({"bootstrap.servers": cluster.bootstrap}, logger=QUIET)
         self._rng = random.Random(SEED)  # noqa: S311  # kill times that replay from a seed
 
-    def play(self) -> Report:
+    def play(self) -> DemoReport:
         """Play from the first topic to the verdict."""
         self._create_topics()
         kills = self._choices.kills
@@ -107,7 +107,9 @@ class _Story:
             finally:
                 judge.close()
 
-    def _play(self, group: NodeGroup, judge: Judge, deeds: Sequence[tuple[Deed, bool]]) -> Report:
+    def _play(
+        self, group: NodeGroup, judge: Judge, deeds: Sequence[tuple[Deed, bool]]
+    ) -> DemoReport:
         records = self._choices.records
         sending = self._sending(len(deeds))
         receiving = self._steps.bar("Receiving with read_committed", records)
@@ -122,7 +124,7 @@ class _Story:
             group.slice_events()
         )  # how they hand over at the very end is no part of the story
         director.stop()
-        return Report(
+        return DemoReport(
             choices=self._choices,
             verdict=judge.verdict(sending.sent),
             sent=len(sending.sent),
@@ -141,9 +143,9 @@ class _Story:
         for future in self._admin.create_topics(new, operation_timeout=30).values():
             future.result(30)
 
-    def _nodes(self) -> list[Node]:
+    def _nodes(self) -> list[LocalNode]:
         sets = sets_of(self._choices, self._bootstrap, self._zookeeper)
-        return [Node(node_id, mine, self._folder, FAULT) for node_id, mine in sets.items()]
+        return [LocalNode(node_id, mine, self._folder, FAULT) for node_id, mine in sets.items()]
 
     def _warm_up(self) -> None:
         """Send records that are not judged: a broker that has just started is slow for some

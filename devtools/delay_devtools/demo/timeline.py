@@ -8,7 +8,7 @@ from enum import StrEnum
 from itertools import pairwise
 from typing import Final
 
-from delay_devtools.ownership import FENCED, LOST, SliceEvent, Tenure, tenures
+from delay_devtools.ownership import FENCED, LOST, SliceEvent, SliceOwnership, ownerships
 
 
 class Deed(StrEnum):
@@ -94,7 +94,7 @@ _START: Final = "start"
 
 def turns(events: Sequence[SliceEvent], acts: Sequence[Act]) -> list[Turn]:
     """Return every ownership and every fence, by slice and time."""
-    found = [*_ownerships(tenures(events), acts), *_fences(events, acts)]
+    found = [*_ownerships(ownerships(events), acts), *_fences(events, acts)]
     return sorted(found, key=lambda turn: (turn.slice_no, turn.from_ms))
 
 
@@ -130,7 +130,7 @@ def _is_fence(one: SliceEvent, act: Act) -> bool:
 
 
 def _fences(events: Sequence[SliceEvent], acts: Sequence[Act]) -> Iterator[Turn]:
-    every = tenures(events)
+    every = ownerships(events)
     for one in events:
         if any(_is_fence(one, act) for act in acts):
             epochs = [
@@ -144,7 +144,7 @@ def _fences(events: Sequence[SliceEvent], acts: Sequence[Act]) -> Iterator[Turn]
             yield Turn(one.slice_no, one.node_id, epoch, one.at_ms, why, is_fence=True)
 
 
-def _ownerships(every: Sequence[Tenure], acts: Sequence[Act]) -> Iterator[Turn]:
+def _ownerships(every: Sequence[SliceOwnership], acts: Sequence[Act]) -> Iterator[Turn]:
     """Return the ownerships; ``every`` is sorted by slice and epoch."""
     why, vacant_ms = _START, 0.0
     for tenure, after in pairwise([*every, None]):
@@ -167,7 +167,9 @@ def _ownerships(every: Sequence[Tenure], acts: Sequence[Act]) -> Iterator[Turn]:
             why, vacant_ms = how, successor.from_ms - ended_ms
 
 
-def _end(tenure: Tenure, successor: Tenure | None, acts: Sequence[Act]) -> tuple[float, str]:
+def _end(
+    tenure: SliceOwnership, successor: SliceOwnership | None, acts: Sequence[Act]
+) -> tuple[float, str]:
     """Return when an owner could not deliver any more, and why."""
     last_ms = successor.from_ms if successor else float("inf")
     deeds = [

@@ -13,13 +13,13 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
 
-from delay_devtools.drill.outputs import Clerk, Output
+from delay_devtools.drill.outputs import Clerk, OutputRecord
 from delay_devtools.drill.scenes import TURN
-from delay_devtools.drill.service import ROLL_WINDOW_MS, SCENE, Record, Shard, Step
+from delay_devtools.drill.service import ROLL_WINDOW_MS, SCENE, ModelShard, ModelStep, Record
 from delay_devtools.drill.stage import LATENESS_MS, Theatre
-from delay_devtools.drill.users import Names, Request, Users
+from delay_devtools.drill.users import Request, TopicNames, Users
 from delay_devtools.drill.wire import DAY_MS, HOUR_MS, MAX_DELAY_MS, Headers, contract, to_json
-from delay_devtools.drill.writing import Ends, Writer
+from delay_devtools.drill.writing import CountedWriter, Ends
 
 STEPS: Final = 36
 SPAN_MS: Final = 3 * DAY_MS
@@ -50,9 +50,9 @@ class Life:
         ends: where all logs end.
     """
 
-    names: Names
+    names: TopicNames
     topic_id: str
-    shards: list[Shard]
+    shards: list[ModelShard]
     now_ms: int
     ends: Ends
     beyond: list[list[Record]] = field(default_factory=list)
@@ -62,7 +62,7 @@ class Life:
     turns: dict[int, int] = field(default_factory=dict)
 
 
-class History:
+class HistoryWriter:
     """Writer of one history.
 
     Args:
@@ -79,9 +79,9 @@ class History:
         life: Life,
         users: Users,
         theatre: Theatre,
-        plain: Writer,
-        producer: Writer,
-        owner: Writer,
+        plain: CountedWriter,
+        producer: CountedWriter,
+        owner: CountedWriter,
     ) -> None:
         self._life = life
         self._names = life.names
@@ -157,7 +157,7 @@ class History:
         with self._producer.transaction():
             self._append(self._producer, requests[half:])
 
-    def _append(self, writer: Writer, requests: Sequence[Request]) -> None:
+    def _append(self, writer: CountedWriter, requests: Sequence[Request]) -> None:
         for asked in requests:
             place = (self._names.delay, asked.partition)
             offset = writer.write(place, asked.key, asked.value, asked.headers, asked.written_ms)
@@ -195,9 +195,9 @@ class History:
             for number in range(len(self._life.shards)):
                 self._checkpoint(number)
 
-    def _steps(self, shard: Shard, stop_ms: int) -> list[Step]:
+    def _steps(self, shard: ModelShard, stop_ms: int) -> list[ModelStep]:
         log, self._log[shard.place[1]] = self._log[shard.place[1]], []
-        steps: list[Step] = []
+        steps: list[ModelStep] = []
         for number, (record, appended_ms) in enumerate(log):
             steps += shard.advance(appended_ms, LATENESS_MS)
             if shard.awaits(record):
@@ -208,7 +208,7 @@ class History:
         shard.forget()
         return steps
 
-    def _carry_out(self, shard: Shard, step: Step) -> None:
+    def _carry_out(self, shard: ModelShard, step: ModelStep) -> None:
         output, again = self._clerk.output(shard, step), step.again
         if again is None:
             self._writes(self._owner, output)
@@ -218,7 +218,7 @@ class History:
         )
         self._log[shard.place[1]].append((again, step.at_ms))
 
-    def _writes(self, writer: Writer, output: Output) -> int:
+    def _writes(self, writer: CountedWriter, output: OutputRecord) -> int:
         """Append a record, of a scene if it is one of the delay topic; its offset."""
         topic, partition = output.place
         offset = writer.write(output.place, output.key, output.value, output.headers, output.at_ms)

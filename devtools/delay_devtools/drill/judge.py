@@ -17,7 +17,7 @@ Finding = tuple[object, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class DrillVerdict:
     """Result of a drill.
 
     Attributes:
@@ -68,7 +68,7 @@ def judge(
     findings: Iterable[Finding],
     records: int,
     seconds: Mapping[str, float],
-) -> Verdict:
+) -> DrillVerdict:
     """Compare.
 
     Args:
@@ -88,7 +88,7 @@ def judge(
         found[defect.kind] += not absent
     injected = Counter(defect.kind for defect in defects)
     inventions = +left
-    return Verdict(
+    return DrillVerdict(
         records=records,
         injected=injected,
         found={kind: found[kind] for kind in injected},

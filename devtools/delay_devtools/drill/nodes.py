@@ -14,9 +14,9 @@ from confluent_kafka import Consumer, TopicPartition
 
 from delay_devtools import clients
 from delay_devtools.drill.history import Life
-from delay_devtools.drill.replicas import Copy, Frame
+from delay_devtools.drill.replicas import Frame, ShardCopy
 from delay_devtools.drill.wire import HOUR_MS, MINUTE_MS, hash_text, record_hash, to_json
-from delay_devtools.drill.writing import Ends, Writer
+from delay_devtools.drill.writing import CountedWriter, Ends
 
 _LIFE: Final = "2"
 _FORMER_LIFE: Final = "1"
@@ -28,7 +28,7 @@ Slots = dict[int, dict[int, tuple[int, int]]]
 """By hour and minute of it: how many records, and the sum of their hashes."""
 
 
-def publish(life: Life, copies: Sequence[Copy], writer: Writer) -> None:
+def publish(life: Life, copies: Sequence[ShardCopy], writer: CountedWriter) -> None:
     """Write the digests of all copies, after some that hold no more."""
     place = (life.names.own("digests"), 0)
     for number, copy in enumerate(one for one in copies if one.world == "digests"):
@@ -38,7 +38,7 @@ def publish(life: Life, copies: Sequence[Copy], writer: Writer) -> None:
 
 
 def _rows(
-    life: Life, copy: Copy, *, is_silent: bool
+    life: Life, copy: ShardCopy, *, is_silent: bool
 ) -> Iterator[tuple[bytes, dict[str, Any] | None]]:
     """Return keys and values; ``is_silent``: a stale copy does not report that itself."""
     topic, partition = copy.place
@@ -64,7 +64,7 @@ def _rows(
     yield f"c/{of}".encode(), {**said, **_cut(life, copy, sums, is_silent=is_silent)}
 
 
-def _cut(life: Life, copy: Copy, sums: Slots, *, is_silent: bool) -> dict[str, Any]:
+def _cut(life: Life, copy: ShardCopy, sums: Slots, *, is_silent: bool) -> dict[str, Any]:
     shard = life.shards[copy.place[1]]
     cut_ms = life.now_ms
     if copy.is_stale and is_silent:
@@ -100,7 +100,7 @@ def _cut(life: Life, copy: Copy, sums: Slots, *, is_silent: bool) -> dict[str, A
     }
 
 
-def _sums(copy: Copy) -> Slots:
+def _sums(copy: ShardCopy) -> Slots:
     sums: Slots = defaultdict(dict)
     unread = set(copy.damaged)
     for frame in copy.pending():
@@ -116,13 +116,13 @@ def _sums(copy: Copy) -> Slots:
 
 
 @contextmanager
-def answering(bootstrap: str, life: Life, copies: Sequence[Copy]) -> Iterator[None]:
+def answering(bootstrap: str, life: Life, copies: Sequence[ShardCopy]) -> Iterator[None]:
     """Run nodes that answer questions for the records of a range, while the block runs."""
     topic = life.names.own("repairs")
     kept = {(c.node, *c.place): c for c in copies if c.world == "digests"}
     consumer = clients.consumer({"bootstrap.servers": bootstrap}, f"drill-{life.names.run}")
     consumer.assign([TopicPartition(topic, 0, 0)])
-    writer = Writer(bootstrap, Ends(), transactional=False)
+    writer = CountedWriter(bootstrap, Ends(), transactional=False)
     over = threading.Event()
     thread = threading.Thread(
         target=_answer_all, args=(consumer, writer, topic, kept, over), name="drill-nodes"
@@ -138,9 +138,9 @@ def answering(bootstrap: str, life: Life, copies: Sequence[Copy]) -> Iterator[No
 
 def _answer_all(
     consumer: Consumer,
-    writer: Writer,
+    writer: CountedWriter,
     topic: str,
-    kept: Mapping[tuple[str, str, int], Copy],
+    kept: Mapping[tuple[str, str, int], ShardCopy],
     over: threading.Event,
 ) -> None:
     while not over.is_set():
@@ -153,7 +153,7 @@ def _answer_all(
         writer.flush()
 
 
-def _answers(asked: Mapping[str, Any], copy: Copy) -> Iterator[dict[str, Any]]:
+def _answers(asked: Mapping[str, Any], copy: ShardCopy) -> Iterator[dict[str, Any]]:
     said = {"v": 1, "plan": asked["plan"], "step": asked["step"], "node": copy.node}
     frames = sorted(
         frame

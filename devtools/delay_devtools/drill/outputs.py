@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from delay_devtools.drill.service import Shard, Step
-from delay_devtools.drill.users import Names
+from delay_devtools.drill.service import ModelShard, ModelStep
+from delay_devtools.drill.users import TopicNames
 from delay_devtools.drill.wire import BY_KEY, Headers, Place, partition_of
 
 
 @dataclass(frozen=True, slots=True)
-class Output:
+class OutputRecord:
     """A record that is written.
 
     Attributes:
@@ -42,10 +42,10 @@ class Clerk:
         names: the topics.
     """
 
-    def __init__(self, names: Names) -> None:
+    def __init__(self, names: TopicNames) -> None:
         self._names = names
 
-    def output(self, shard: Shard, step: Step) -> Output:
+    def output(self, shard: ModelShard, step: ModelStep) -> OutputRecord:
         """Return the record that a step of a shard writes."""
         if step.act in ("deliver", "fire"):
             return self._delivery(shard, step)
@@ -55,28 +55,28 @@ class Clerk:
             return self._letter(shard, step)
         return self._outcome(shard, step)
 
-    def _delivery(self, shard: Shard, step: Step) -> Output:
+    def _delivery(self, shard: ModelShard, step: ModelStep) -> OutputRecord:
         asked, told = step.record.request, shard.told(step.record)
         if step.act == "fire":
             told.append(("delay-fired-by", b"%d" % step.by))
         place = (asked.target, self._partition(step))
-        return Output(place, asked.out_key, asked.value, asked.own, told, step.at_ms)
+        return OutputRecord(place, asked.out_key, asked.value, asked.own, told, step.at_ms)
 
-    def _partition(self, step: Step) -> int:
+    def _partition(self, step: ModelStep) -> int:
         asked, count = step.record.request, self._names.partitions
         if asked.to != BY_KEY:
             return asked.to
         key = asked.out_key
         return step.record.offset % count if key is None else partition_of(key, count)
 
-    def _copy(self, shard: Shard, step: Step) -> Output:
+    def _copy(self, shard: ModelShard, step: ModelStep) -> OutputRecord:
         if step.again is None:
             raise AssertionError("a copy of nothing")
         asked = step.again.request
         headers = shard.copy_headers(step.record, step.again, self._names.secret)
-        return Output(shard.place, asked.out_key, asked.value, headers, [], step.at_ms)
+        return OutputRecord(shard.place, asked.out_key, asked.value, headers, [], step.at_ms)
 
-    def _letter(self, shard: Shard, step: Step) -> Output:
+    def _letter(self, shard: ModelShard, step: ModelStep) -> OutputRecord:
         asked, told = step.record.request, shard.told(step.record)
         key, headers = asked.key, asked.headers
         if asked.op:
@@ -88,9 +88,9 @@ class Clerk:
                 headers.append(("delay-expires-at", b"%d" % asked.expires_ms))
         why: Headers = [("delay-error", step.text.encode()), ("delay-error-detail", b"drilled")]
         place = (self._names.own("dead_letter"), 0)
-        return Output(place, key, asked.value, headers, [*why, *told[1:3]], step.at_ms)
+        return OutputRecord(place, key, asked.value, headers, [*why, *told[1:3]], step.at_ms)
 
-    def _outcome(self, shard: Shard, step: Step) -> Output:
+    def _outcome(self, shard: ModelShard, step: ModelStep) -> OutputRecord:
         name = {"control": step.text, "expire": "expired"}.get(step.act, step.act)
         told = shard.told(step.record)
         headers: Headers = [("delay-outcome", name.encode()), ("delay-shard", shard.name.encode())]
@@ -101,4 +101,4 @@ class Clerk:
         if step.by >= 0:
             headers.append(("delay-settled-by", b"%d" % step.by))
         place = (self._names.own("outcomes"), 0)
-        return Output(place, step.record.request.record_id, None, [], headers, step.at_ms)
+        return OutputRecord(place, step.record.request.record_id, None, [], headers, step.at_ms)

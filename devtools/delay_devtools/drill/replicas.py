@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import ClassVar, Final, NamedTuple
 
 from delay_devtools.drill.history import Life
-from delay_devtools.drill.service import Record, Shard
+from delay_devtools.drill.service import ModelShard, Record
 from delay_devtools.drill.stage import Defect
 from delay_devtools.drill.wire import HOUR_MS, MINUTE_MS, Place, pack, record_hash, topic_hash
 from delayservice.base.errors import DelayServiceError
@@ -66,7 +66,7 @@ class Frame(NamedTuple):
 
 
 @dataclass(slots=True)
-class Copy:
+class ShardCopy:
     """One node's copy of one shard.
 
     Attributes:
@@ -107,13 +107,13 @@ class Copy:
 class Cell:
     """An hour of a copy, and what is pending in it."""
 
-    copy: Copy
+    copy: ShardCopy
     hour_ms: int
     pending: list[Frame] = field(default_factory=list)
     marked: list[Frame] = field(default_factory=list)
 
 
-def copies_of(life: Life) -> list[Copy]:
+def copies_of(life: Life) -> list[ShardCopy]:
     """Return all copies as they should be."""
     made = []
     for shard, beyond in zip(life.shards, life.beyond, strict=True):
@@ -121,11 +121,11 @@ def copies_of(life: Life) -> list[Copy]:
         near_ms = (shard.key[0] // MINUTE_MS + _NEAR_MINUTES) * MINUTE_MS
         stop = life.ends.next[shard.place]
         for world, node in itertools.product(WORLDS, NODES):
-            made.append(Copy(world, node, shard.place, dict(frames), shard.h, near_ms, stop))
+            made.append(ShardCopy(world, node, shard.place, dict(frames), shard.h, near_ms, stop))
     return made
 
 
-def _frames(shard: Shard, beyond: Sequence[Record]) -> Iterator[Frame]:
+def _frames(shard: ModelShard, beyond: Sequence[Record]) -> Iterator[Frame]:
     for record in sorted((*shard.waiting.values(), *shard.marked, *beyond), key=lambda r: r.offset):
         if record.key_ms > shard.key[0]:
             mark = NO_MARK if record.mark is None else record.mark
@@ -146,7 +146,7 @@ class Spoiler:
     """
 
     def __init__(
-        self, copies: Sequence[Copy], holes: Mapping[Place, Sequence[int]], rng: random.Random
+        self, copies: Sequence[ShardCopy], holes: Mapping[Place, Sequence[int]], rng: random.Random
     ) -> None:
         self._copies = copies
         self._holes = holes
@@ -276,7 +276,7 @@ def _no_room(kind: str) -> DelayServiceError:
 # --- on disks ------------------------------------------------------------------------------------
 
 
-def keep(life: Life, copies: Iterable[Copy], state: Path) -> dict[str, str]:
+def keep(life: Life, copies: Iterable[ShardCopy], state: Path) -> dict[str, str]:
     """Write the copies of disks by the service's own store; the nodes' folders, by their names."""
     for copy in copies:
         if copy.world == "disks":
@@ -285,7 +285,7 @@ def keep(life: Life, copies: Iterable[Copy], state: Path) -> dict[str, str]:
     return {node: str(state / node) for node in NODES}
 
 
-def _keep(copy: Copy, folder: ShardFolder) -> None:
+def _keep(copy: ShardCopy, folder: ShardFolder) -> None:
     stop = copy.h // 2 if copy.is_stale else copy.stop
     frames = sorted((f for f in copy.frames.values() if f.offset < stop), key=lambda f: f.offset)
     wheel = Wheel(Path(folder.path), WheelOptions(slot_ms=HOUR_MS))

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from rich.table import Table
 
-from delay_devtools.drill.judge import Verdict
+from delay_devtools.drill.judge import DrillVerdict
 from delay_devtools.drill.run import Drill
 from delayservice.commands.console import err, out, print_json
 
 
-def show(verdict: Verdict, drill: Drill, *, as_json: bool) -> None:
+def show(verdict: DrillVerdict, drill: Drill, *, as_json: bool) -> None:
     """Show a table for people, or one JSON object; and where kept files lie."""
     if drill.options.keep:
         err.print(f"kept: {drill.folder}, topics *_drill_{drill.life.names.run}*", markup=False)

@@ -16,16 +16,16 @@ from typing import TYPE_CHECKING, Any, Final
 from rich.console import Console
 
 from delay_devtools.cluster import EmbeddedCluster, started, undisturbed
-from delay_devtools.drill.history import STEPS, TAIL_MS, History, Life
-from delay_devtools.drill.judge import Finding, Verdict, judge
+from delay_devtools.drill.history import STEPS, TAIL_MS, HistoryWriter, Life
+from delay_devtools.drill.judge import DrillVerdict, Finding, judge
 from delay_devtools.drill.nodes import answering, publish
-from delay_devtools.drill.replicas import NODES, STALE, Copy, Spoiler, copies_of, keep
+from delay_devtools.drill.replicas import NODES, STALE, ShardCopy, Spoiler, copies_of, keep
 from delay_devtools.drill.scenes import DEFECTS, FIRST, LAST, SOUND, STEPS_OF
-from delay_devtools.drill.service import Shard
+from delay_devtools.drill.service import ModelShard
 from delay_devtools.drill.stage import GRACE_MS, LATE_MS, TAIL, Defect, Scenery, Theatre
-from delay_devtools.drill.users import Names, Users
+from delay_devtools.drill.users import TopicNames, Users
 from delay_devtools.drill.wire import HOUR_MS
-from delay_devtools.drill.writing import Ends, Topics, Writer
+from delay_devtools.drill.writing import CountedWriter, Ends, TopicAdmin
 from delayservice.base.errors import DelayServiceError
 from delayservice.smoke.progress import steps
 
@@ -99,7 +99,7 @@ class Drill:
     bootstrap: str
     folder: Path
     life: Life
-    copies: Sequence[Copy]
+    copies: Sequence[ShardCopy]
     folders: dict[str, str]
     defects: Sequence[Defect]
     seconds: dict[str, float]
@@ -130,7 +130,7 @@ def prepared(
                     1, 0, folder=folder / "cluster" if options.keep else None
                 )
                 bootstrap = stack.enter_context(started(embedded, shown)).bootstrap
-            topics = Topics(bootstrap)
+            topics = TopicAdmin(bootstrap)
             if options.bootstrap and not options.keep:
                 stack.callback(undisturbed, topics.delete)
             drill = _make(options, bootstrap, topics, folder, shown, spark)
@@ -140,17 +140,17 @@ def prepared(
 def _make(
     options: DrillOptions,
     bootstrap: str,
-    topics: Topics,
+    topics: TopicAdmin,
     folder: Path,
     shown: Steps,
     spark: SparkSession | None,
 ) -> Drill:
     rng = random.Random(options.seed)  # noqa: S311  # a drill repeats itself from its seed
     run = folder.name.removeprefix("delay-drill-").lower()
-    names = Names(run, options.partitions, _SECRET, options.checkpoint_partitions)
+    names = TopicNames(run, options.partitions, _SECRET, options.checkpoint_partitions)
     topic_id = _make_topics(names, topics)
     ends = Ends()
-    shards = [Shard((names.delay, number)) for number in range(options.partitions)]
+    shards = [ModelShard((names.delay, number)) for number in range(options.partitions)]
     # It ends at a full hour, so that one seed makes one history at any time of day.
     now_ms = time.time_ns() // 1_000_000 // HOUR_MS * HOUR_MS
     life = Life(names, topic_id, shards, now_ms, ends)
@@ -174,7 +174,7 @@ def _make(
         spoiler = Spoiler(copies, ends.holes, rng)
         defects += spoiler.spoil([kind for kind in kinds if kind in COPY_KINDS])
         folders = keep(life, copies, folder)
-        publish(life, copies, Writer(bootstrap, ends, transactional=False))
+        publish(life, copies, CountedWriter(bootstrap, ends, transactional=False))
     topics.check(ends)
     return replace(drill, copies=copies, folders=folders, defects=defects)
 
@@ -184,7 +184,7 @@ def _cuts(options: DrillOptions) -> list[int]:
     return [STEPS * number // options.cuts for number in range(1, options.cuts)]
 
 
-def _make_topics(names: Names, topics: Topics) -> str:
+def _make_topics(names: TopicNames, topics: TopicAdmin) -> str:
     """Make them; the id of the delay topic."""
     checkpoint = names.own("checkpoint")
     wide = [names.delay, *names.targets, checkpoint]
@@ -210,10 +210,10 @@ def _write(
     """Write the history; the defects of its topics."""
     theatre = theatre_of(life, kinds, rng)
     plain, producer, owner = (
-        Writer(bootstrap, life.ends, transactional=transactional)
+        CountedWriter(bootstrap, life.ends, transactional=transactional)
         for transactional in (False, True, True)
     )
-    history = History(life, Users(life.names, rng), theatre, plain, producer, owner)
+    history = HistoryWriter(life, Users(life.names, rng), theatre, plain, producer, owner)
     bar = shown.bar("writing the history", options.records)
     history.write(options.records, bar.at, pause)
     if theatre.waiting:
@@ -238,7 +238,7 @@ def theatre_of(life: Life, kinds: Sequence[str], rng: random.Random) -> Theatre:
 # --- judge ---------------------------------------------------------------------------------------
 
 
-def judged(drill: Drill, spark: SparkSession, say: Say) -> Verdict:
+def judged(drill: Drill, spark: SparkSession, say: Say) -> DrillVerdict:
     """Run the jobs, and hold what they find against what was injected."""
     seconds, findings = dict(drill.seconds), []
     if FOLLOWED in seconds:

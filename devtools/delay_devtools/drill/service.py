@@ -70,7 +70,7 @@ Act: TypeAlias = Literal[
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class ModelStep:
     """Step of the service.
 
     Attributes:
@@ -91,7 +91,7 @@ class Step:
 
 
 @dataclass(slots=True)
-class Shard:
+class ModelShard:
     """One partition of the delay topic, as its owner sees it.
 
     Attributes:
@@ -124,7 +124,7 @@ class Shard:
         earlier = self._named.get(record.request.record_id or b"")
         return record.source is None and earlier is not None and earlier.offset < 0
 
-    def pass_offset(self, record: Record, at_ms: int) -> Iterator[Step]:
+    def pass_offset(self, record: Record, at_ms: int) -> Iterator[ModelStep]:
         """Let H pass a record at ``at_ms``."""
         asked = record.request
         self.h = record.offset + 1
@@ -132,12 +132,12 @@ class Shard:
         if asked.op == SCENE:
             return
         if asked.op == "":
-            yield Step("letter", record, at_ms, text=asked.code)
+            yield ModelStep("letter", record, at_ms, text=asked.code)
             return
         victim = self.hit(record)
         if asked.op != "schedule":
             text = {"cancel": "cancelled", "fire": "fired"}[asked.op] if victim else "not_pending"
-            yield Step("control", record, at_ms, text=text)
+            yield ModelStep("control", record, at_ms, text=text)
         if victim is not None:
             if self.waiting.pop(victim.offset, None) is not None:
                 self.marked.append(victim)
@@ -145,7 +145,7 @@ class Shard:
         if asked.op == "schedule":
             yield from self._take(record, at_ms)
 
-    def _take(self, record: Record, at_ms: int) -> Iterator[Step]:
+    def _take(self, record: Record, at_ms: int) -> Iterator[ModelStep]:
         """Let a schedule or a copy wait, unless its time has passed or it was hit in flight."""
         if record.mark is not None:
             self.marked.append(record)
@@ -169,18 +169,18 @@ class Shard:
         return earlier
 
     @staticmethod
-    def _removed(victim: Record, by: Record, at_ms: int) -> Step:
+    def _removed(victim: Record, by: Record, at_ms: int) -> ModelStep:
         if by.request.op != "fire":
             act: Act = "cancelled" if by.request.op == "cancel" else "replaced"
-            return Step(act, victim, at_ms, by.offset)
+            return ModelStep(act, victim, at_ms, by.offset)
         expires_ms = victim.request.expires_ms
         if expires_ms is not None and at_ms > expires_ms:
-            return Step("expire", victim, at_ms)
-        return Step("fire", victim, at_ms, by.offset)
+            return ModelStep("expire", victim, at_ms)
+        return ModelStep("fire", victim, at_ms, by.offset)
 
     # --- K -------------------------------------------------------------------------------------
 
-    def advance(self, stop_ms: int, lateness_ms: int) -> Iterator[Step]:
+    def advance(self, stop_ms: int, lateness_ms: int) -> Iterator[ModelStep]:
         """Let K go on to the last record below ``stop_ms``."""
         while self._due and self._due[0][0] < stop_ms:
             key = heappop(self._due)
@@ -193,23 +193,23 @@ class Shard:
         """Forget what K has passed, as a store does."""
         self.marked = [record for record in self.marked if record.key_ms > self.key[0]]
 
-    def _settle(self, record: Record, at_ms: int, base: int) -> Step:
+    def _settle(self, record: Record, at_ms: int, base: int) -> ModelStep:
         """Settle a record whose key has come at ``at_ms``."""
         asked = record.request
         del self.waiting[record.offset]
         if asked.due_ms > at_ms:
             key_ms = min(asked.due_ms, at_ms + ROLL_WINDOW_MS)
             again = self._copy_of(record, key_ms, record.attempt, base)
-            return Step("copy", record, at_ms, again=again)
+            return ModelStep("copy", record, at_ms, again=again)
         if asked.expires_ms is not None and at_ms > asked.expires_ms:
-            return Step("expire", record, at_ms)
+            return ModelStep("expire", record, at_ms)
         is_gone = asked.target.endswith("_gone")
         if record.attempt < _ATTEMPTS and (is_gone or asked.is_refused_once):
             again = self._copy_of(record, at_ms + PARK_MS, record.attempt + 1, base)
-            return Step("copy", record, at_ms, again=again)
+            return ModelStep("copy", record, at_ms, again=again)
         if is_gone:
-            return Step("letter", record, at_ms, text="target-unknown")
-        return Step("deliver", record, at_ms)
+            return ModelStep("letter", record, at_ms, text="target-unknown")
+        return ModelStep("deliver", record, at_ms)
 
     def _copy_of(self, record: Record, key_ms: int, attempt: int, base: int) -> Record:
         source = record.source or f"{self.name}:{record.offset}".encode()

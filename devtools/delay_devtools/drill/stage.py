@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Final, NamedTuple, TypeAlias
 
-from delay_devtools.drill.outputs import Clerk, Output
-from delay_devtools.drill.service import PARK_MS, ROLL_WINDOW_MS, Act, Record, Shard, Step
-from delay_devtools.drill.users import KEYS, Names, Request
+from delay_devtools.drill.outputs import Clerk, OutputRecord
+from delay_devtools.drill.service import PARK_MS, ROLL_WINDOW_MS, Act, ModelShard, ModelStep, Record
+from delay_devtools.drill.users import KEYS, Request, TopicNames
 from delay_devtools.drill.wire import (
     BY_KEY,
     HOUR_MS,
@@ -77,8 +77,8 @@ class Scenery:
         stale_ms: what was due before this and is not settled is overdue.
     """
 
-    names: Names
-    shards: Sequence[Shard]
+    names: TopicNames
+    shards: Sequence[ModelShard]
     holes: Mapping[Place, Sequence[int]]
     rng: random.Random
     ahead_ms: int
@@ -104,7 +104,7 @@ class Stage:
         self.rng = shared.rng
         self.findings: list[Found] = []
         self.record_id = b"scene-%d" % number
-        self.write: Callable[[Output], int] = _nowhere
+        self.write: Callable[[OutputRecord], int] = _nowhere
         """Appends a record; its offset. Given anew whenever the scene goes on."""
         self._shared = shared
         self._clerk = Clerk(shared.names)
@@ -174,24 +174,24 @@ class Stage:
 
     def _written(self, asked: Request, key_ms: int) -> Record:
         place = (self.names.delay, asked.partition)
-        said = Output(place, asked.key, asked.value, asked.headers, [], asked.written_ms)
+        said = OutputRecord(place, asked.key, asked.value, asked.headers, [], asked.written_ms)
         return Record(self._append(said, key_ms), key_ms, asked)
 
     # --- what the service writes ---------------------------------------------------------------
 
     @property
-    def shard(self) -> Shard:
+    def shard(self) -> ModelShard:
         """Return the scene's shard."""
         return self._shared.shards[self.partition]
 
     def does(
         self, act: Act, record: Record, at: int | None = None, by: int = -1, text: str = ""
-    ) -> Output:
+    ) -> OutputRecord:
         """Return what the service writes for this act; a delivery soon after it is due."""
         at_ms = record.request.due_ms + LATENESS_MS if at is None else self.start_ms + at
-        return self._clerk.output(self.shard, Step(act, record, at_ms, by, text))
+        return self._clerk.output(self.shard, ModelStep(act, record, at_ms, by, text))
 
-    def says(self, output: Output) -> Where:
+    def says(self, output: OutputRecord) -> Where:
         """Write an output; return its place."""
         return (*output.place, self._append(output, 0))
 
@@ -226,7 +226,7 @@ class Stage:
         asked = again.request
         headers = self.shard.copy_headers(record, again, secret, **more)
         self._signed[again.source, again.key_ms] = headers
-        output = Output(self.shard.place, asked.out_key, asked.value, headers, [], at_ms)
+        output = OutputRecord(self.shard.place, asked.out_key, asked.value, headers, [], at_ms)
         again.offset = self._append(output, again.key_ms)
         return (*output.place, again.offset)
 
@@ -256,22 +256,22 @@ class Stage:
         content = (asked.key, asked.value, asked.headers)
         headers = signed_envelope(place, self.names.secret, self.shard.name, facts, content)
         at_ms = self.start_ms + LATENESS_MS
-        output = Output(place, asked.key, asked.value, headers, [], at_ms)
+        output = OutputRecord(place, asked.key, asked.value, headers, [], at_ms)
         offset = self._append(output, asked.due_ms)
         there = Record(offset, asked.due_ms, replace(asked, partition=place[1]), source)
         return there, (*place, offset)
 
     @staticmethod
-    def numbered(output: Output) -> Output:
+    def numbered(output: OutputRecord) -> OutputRecord:
         """Return the delivery of a schedule's first occurrence, which bears its number."""
         (due, (name, source), *more) = output.told
         return replace(output, told=[due, (name, (source or b"") + b"#1"), *more])
 
-    def arrived(self, there: Record) -> Output:
+    def arrived(self, there: Record) -> OutputRecord:
         """Return the delivery of a record that was sent to another partition, which names that."""
         shard = self._shared.shards[there.request.partition]
         at_ms = there.request.due_ms + LATENESS_MS
-        output = self._clerk.output(shard, Step("deliver", there, at_ms))
+        output = self._clerk.output(shard, ModelStep("deliver", there, at_ms))
         return replace(output, told=[*output.told, ("delay-shard", shard.name.encode())])
 
     def headers_of(self, copy: Record) -> Headers:
@@ -292,7 +292,7 @@ class Stage:
 
     # --- the log -------------------------------------------------------------------------------
 
-    def _append(self, output: Output, key_ms: int) -> int:
+    def _append(self, output: OutputRecord, key_ms: int) -> int:
         offset = self.write(output)
         topic, partition = output.place
         if topic == self.names.delay:
@@ -314,7 +314,7 @@ class Stage:
             shard.key = max(shard.key, key)
 
 
-def _nowhere(_: Output) -> int:
+def _nowhere(_: OutputRecord) -> int:
     raise AssertionError("a scene has begun before its time")
 
 
@@ -351,7 +351,7 @@ class Theatre:
         """Return the number of scenes that are not over, by name."""
         return Counter(name for name, _, _ in self._played)
 
-    def begin(self, step: int, start_ms: int, write: Callable[[Output], int]) -> None:
+    def begin(self, step: int, start_ms: int, write: Callable[[OutputRecord], int]) -> None:
         """Play the beginning of the scenes of a step."""
         for name in self._plan.get(step, ()):
             count = self._shared.names.partitions
@@ -360,7 +360,7 @@ class Theatre:
             self._number += 1
             self._go(name, stage, self._scenes[name](stage), write)
 
-    def go_on(self, stop_ms: int, write: Callable[[Output], int]) -> None:
+    def go_on(self, stop_ms: int, write: Callable[[OutputRecord], int]) -> None:
         """Go on with the scenes whose records the service has passed."""
         played, self._played = self._played, []
         for name, stage, scene in played:
@@ -370,7 +370,7 @@ class Theatre:
             else:
                 self._played.append((name, stage, scene))
 
-    def finish(self, start_ms: int, write: Callable[[Output], int]) -> None:
+    def finish(self, start_ms: int, write: Callable[[OutputRecord], int]) -> None:
         """Play the tail, which no checkpoint passes."""
         self.begin(TAIL, start_ms, write)
         for name, stage, scene in self._played[:]:
@@ -379,7 +379,7 @@ class Theatre:
                 self._go(name, stage, scene, write)
 
     def _go(
-        self, name: str, stage: Stage, scene: Iterator[None], write: Callable[[Output], int]
+        self, name: str, stage: Stage, scene: Iterator[None], write: Callable[[OutputRecord], int]
     ) -> None:
         stage.write = write
         try:

@@ -24,7 +24,7 @@ _NAMED_MAX: Final = 200
 
 
 @dataclass(frozen=True, slots=True)
-class Names:
+class TopicNames:
     """The topics of a drill, and the secret of its cluster.
 
     Attributes:
@@ -119,7 +119,7 @@ class Users:
         rng: chance.
     """
 
-    def __init__(self, names: Names, rng: random.Random) -> None:
+    def __init__(self, names: TopicNames, rng: random.Random) -> None:
         self._names = names
         self._rng = rng
         self._count = 0

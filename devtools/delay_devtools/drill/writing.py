@@ -54,7 +54,7 @@ class Ends:
         self.holes.setdefault(place, []).append(self.take(place))
 
 
-class Writer:
+class CountedWriter:
     """One producer; what it writes is in the log when a transaction or ``flush`` is over.
 
     Args:
@@ -163,7 +163,7 @@ class Writer:
                 tick.wait(_TICK_S)
 
 
-class Topics:
+class TopicAdmin:
     """Topics of a drill: makes them, and deletes them."""
 
     def __init__(self, bootstrap: str) -> None:
