@@ -90,10 +90,10 @@ COPY --from=build /opt/delayservice /opt/delayservice
 RUN /opt/delayservice/bin/pip install --no-cache-dir --no-index --no-deps /opt/spark-wheels/*.whl \
     && /opt/delayservice/bin/python -m connectors.spark.common.jars
 # Left out, about 240 MB: examples and tests; parts that no job uses (Spark Connect, its shell, state
-# stores in RocksDB, Arrow's Flight and Substrait). `make containers` runs every job with what is left.
+# stores in RocksDB, Arrow's Flight). `make containers` runs every job with what is left.
 RUN cd /opt/delayservice/lib/python3*/site-packages \
     && rm -rf pyspark/examples pyspark/data pyspark/jars/connect-repl pyspark/jars/spark-connect_* \
-        pyspark/jars/rocksdbjni-* pyarrow/include pyarrow/*flight* pyarrow/*substrait* \
+        pyspark/jars/rocksdbjni-* pyarrow/include pyarrow/*flight* \
     && find pandas numpy pyarrow pyspark matplotlib -type d -name tests -prune -exec rm -rf {} +
 
 FROM java AS spark

@@ -146,8 +146,8 @@ helm-tools: $(STAMP)  ## build Helm, which the tests of the chart need, if Go is
 		|| echo "Some tests will be skipped: go 1.24 or later is needed to build $(HELM)" >&2
 
 container-tools:  ## install what `make containers` needs of Debian, if root and missing
-	$(call install,mmdebstrap podman docker-compose runc iptables ip,mmdebstrap podman buildah runc netavark \
-		aardvark-dns iptables docker-compose iproute2)
+	$(call install,mmdebstrap podman catatonit docker-compose runc iptables ip,mmdebstrap podman catatonit \
+		buildah runc netavark aardvark-dns iptables docker-compose iproute2)
 
 browser-tools:  ## install what the tests of the page need of Debian, if root and missing
 	$(call install,chromium chromedriver,chromium chromium-driver)

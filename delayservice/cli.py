@@ -8,26 +8,20 @@ nothing is pending there; 5 written to the log, and nothing heard of it yet.
 from __future__ import annotations
 
 import sys
-import time
-from dataclasses import asdict
 from importlib.metadata import entry_points
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from delayservice import __version__
 from delayservice.base.errors import DelayServiceError
-from delayservice.commands import admin, dlq, offline, smoke, spark, zookeeper
-from delayservice.commands.api import EXIT_NOTHING
-from delayservice.commands.change import EXIT_NOT_KNOWN
-from delayservice.commands.console import err, out, print_error, print_json, say
+from delayservice.commands import admin, dlq, offline, send_command, smoke, spark, zookeeper
+from delayservice.commands.console import err, out, print_error, print_json
 from delayservice.commands.extras import add_placeholders
 from delayservice.commands.options import (
     CommonOptions,
     ConfigOption,
     JsonOption,
-    KafkaOptions,
     SetOption,
     load,
     with_options,
@@ -78,132 +72,13 @@ def run(
     raise typer.Exit(run_node(settings))
 
 
-@app.command(
-    epilog="Examples: [bold]delayservice send delay_topic_any hello --after 30s --target orders[/]"
-    "\n\n[bold]echo hello | delayservice send --at 2030-01-31T08:00:00Z -t orders -k order-7[/]"
-    "\n\n[bold]delayservice send --id reminder-17 --cancel --wait 5s[/]"
-    "\n\nExit status with --wait: 4 nothing was pending under --id, 5 nothing was heard in time."
-)
-@with_options(KafkaOptions)
-def send(
-    topic: Annotated[str, typer.Argument(help="Delay topic.")] = "delay_topic_any",
-    value: Annotated[
-        str | None, typer.Argument(help="Value; '-' or nothing reads standard input.")
-    ] = None,
-    *,
-    value_file: Annotated[Path | None, typer.Option(help="Read the value, as it is.")] = None,
-    null: Annotated[bool, typer.Option("--null", help="A null value.")] = False,
-    key: Annotated[str | None, typer.Option("--key", "-k", help="Key.")] = None,
-    at: Annotated[
-        str | None, typer.Option(help="Due time: RFC 3339 or epoch milliseconds.")
-    ] = None,
-    after: Annotated[
-        str | None, typer.Option(help="Delay: 500ms, 30s, 2h, PT30S or milliseconds.")
-    ] = None,
-    target: Annotated[str | None, typer.Option("--target", "-t", help="Target topic.")] = None,
-    target_partition: Annotated[
-        int | None, typer.Option(min=0, help="Partition of the target.")
-    ] = None,
-    record_id: Annotated[
-        str | None, typer.Option("--id", help="Name for cancel and look-up (delay-id).")
-    ] = None,
-    cancel: Annotated[
-        bool, typer.Option("--cancel", help="Cancel what is pending under --id.")
-    ] = False,
-    fire: Annotated[
-        bool, typer.Option("--fire", help="Deliver what is pending under --id now.")
-    ] = False,
-    window: Annotated[
-        str | None, typer.Option(help="Spread the due time over so long: 10s, 5m.")
-    ] = None,
-    every: Annotated[str | None, typer.Option(help="Recurring: a period, as 1h or PT1H.")] = None,
-    cron: Annotated[
-        str | None, typer.Option(help="Recurring: a cron expression, as '0 9 * * MON-FRI'.")
-    ] = None,
-    timezone: Annotated[
-        str | None, typer.Option(help="Time zone of --cron, as Europe/Berlin.")
-    ] = None,
-    times: Annotated[int | None, typer.Option(min=1, help="Recurring: so often at most.")] = None,
-    header: Annotated[
-        list[str] | None,
-        typer.Option("--header", "-H", metavar="NAME=VALUE", help="Own header; repeatable."),
-    ] = None,
-    partition: Annotated[
-        int | None, typer.Option("--partition", "-p", min=0, help="Partition of the delay topic.")
-    ] = None,
-    wait: Annotated[
-        str | None,
-        typer.Option(help="With --cancel and --fire: how long to wait for what it did: 5s."),
-    ] = None,
-    common: KafkaOptions,
-) -> None:
-    """Write one record into a delay topic and show where it went.
-
-    It is partitioned as a Java producer would: by key, or by its id when it has one.
-    """
-    from delayservice.commands import send as sending
-    from delayservice.contract import names
-
-    settings = common.settings()
-    named = {
-        names.DELAY_TARGET_TOPIC: target,
-        names.DELAY_TARGET_PARTITION: None if target_partition is None else str(target_partition),
-        names.DELAY_ID: record_id,
-        names.DELAY_OP: sending.operation(record_id, cancel=cancel, fire=fire),
-        names.DELAY_WINDOW_MS: sending.milliseconds("--window", window),
-        names.DELAY_EVERY: sending.milliseconds("--every", every),
-        names.DELAY_CRON: cron,
-        names.DELAY_TIMEZONE: timezone,
-        names.DELAY_TIMES: None if times is None else str(times),
-    }
-    headers = [
-        *sending.time_header(at, after),
-        *((name, text.encode()) for name, text in named.items() if text is not None),
-        *sending.own_headers(header or []),
-    ]
-    record = sending.Outgoing(
-        topic=topic,
-        key=None if key is None else key.encode(),
-        value=sending.read_value(value, value_file, null=null or cancel or fire),
-        headers=headers,
-        partition=partition,
-        record_id=None if record_id is None else record_id.encode(),
-    )
-    is_control = cancel or fire
-    if wait is not None and not is_control:
-        raise DelayServiceError("--wait is for --cancel and --fire: nothing else is answered")
-
-    def warn() -> None:
-        if (why := sending.doubt(settings, record, round(time.time() * 1_000))) is not None:
-            say(err, f"warning: {why}", "yellow")
-
-    wait_s = None if wait is None else sending.delay_ms("--wait", wait) / 1_000
-    with sending.hearing(settings, wait_s) as outcome_of:
-        report = sending.send(settings.kafka.client_config("producer"), record, warn)
-        outcome = outcome_of(report)
-    due = sending.due_text(headers, report.timestamp_ms)
-    if common.as_json:
-        said = {"outcome": outcome} if is_control else {}
-        print_json({**asdict(report), "due_at": due, **said})
-    else:
-        place = f"{report.topic}:{report.partition}:{report.offset}"
-        out.print(place, style="bold green", end="")
-        out.print(f"  {_said(due, outcome, is_control=is_control)}")
-    if wait is not None and outcome in (None, "not_pending"):
-        raise typer.Exit(EXIT_NOT_KNOWN if outcome is None else EXIT_NOTHING)
-
-
-def _said(due: str | None, outcome: str | None, *, is_control: bool) -> str:
-    """Return what has become of a record that was sent."""
-    if not is_control:
-        return f"due {due}" if due else "written"
-    return outcome or "asked for; what it does is not known yet (--wait 5s waits for it)"
+app.command(epilog=send_command.EPILOG)(send_command.send)
 
 
 @app.command(
     epilog="Exit status: 0 healthy, 1 no node answers, 2 wrong usage, 3 the node is not healthy."
 )
-@with_options(CommonOptions)
+@with_options
 def status(
     address: Annotated[
         str | None, typer.Argument(help="host:port; metrics.listen by default.")
@@ -219,16 +94,14 @@ def status(
         raise DelayServiceError("metrics.listen is empty: this node serves no status")
     found = showing.fetch(where)
     if common.as_json:
-        import msgspec
-
-        print_json(msgspec.to_builtins(found))
+        print_json(found.model_dump())
     else:
         showing.show(found)
     raise typer.Exit(0 if found.healthy else EXIT_UNHEALTHY)
 
 
 @app.command("config", epilog="Example: [bold]delayservice config --set log.level=debug[/]")
-@with_options(CommonOptions)
+@with_options
 def show_config(
     *,
     common: CommonOptions,
@@ -255,10 +128,7 @@ def show_config(
     for row in rows:
         changed = row.origin != "default"
         table.add_row(
-            row.name,
-            settings_report.as_text(row),
-            row.origin,
-            style="bold" if changed else "dim",
+            row.name, settings_report.as_text(row), row.origin, style="bold" if changed else "dim"
         )
     out.print(table)
 

@@ -133,7 +133,9 @@ class ElectedOwnership(ElectionPort):
 
     def _session_lost(self) -> None:
         if self._is_registered:
-            _log.warning("session_lost", hint="ZooKeeper ended it; its slices go to other nodes")
+            _log.warning(
+                "session_lost", hint="ZooKeeper ended the session; its slices go to other nodes"
+            )
         self._lease.end()
         self._is_registered = self._is_prepared = False
         self._changed(EVERYTHING)

@@ -189,7 +189,11 @@ class Ensemble(Session):
         foreign = {n for n, found in held.items() if found is not None and found.is_nobodys}
         for slice_no in foreign:
             path = self._owner_path(slice_no)
-            _log.warning("owner_node_foreign", node=path, hint="no session holds it: made by hand?")
+            _log.warning(
+                "owner_node_foreign",
+                node=path,
+                hint="deleted, as no session holds it; was it made by hand?",
+            )
         self._change_owners(batch, foreign, lambda found: found.is_nobodys, self._delete_owner)
         return held | self._held(batch, created | foreign)
 
@@ -253,7 +257,7 @@ class Ensemble(Session):
             return int(data or b"0")
         if path not in self._unreadable:
             self._unreadable.add(path)
-            _log.warning("epoch_not_readable", node=path, hint="counted from 0 again")
+            _log.warning("epoch_not_readable", node=path, hint="the epoch is counted from 0 again")
         return 0
 
     def announce_all(self, owners: Mapping[int, OwnerNote]) -> None:

@@ -98,6 +98,6 @@ class PauseWatcher:
             _log.error("pauses_not_read", topic=self.topic, why=why)
         self.problem = problem
         if self.newest is None and now_s - self._failing_s >= _WAIT_AT_START_S:
-            _log.error("pauses_given_up", topic=self.topic, hint="nothing counts as paused now")
+            _log.error("pauses_given_up", topic=self.topic, hint="delivery starts without pauses")
             self.newest = Pauses()
             self._on_change()

@@ -8,10 +8,11 @@ import msgspec
 from fastapi import APIRouter, Query
 
 from delayservice.admin import cluster_models
+from delayservice.admin.history import Sample
 from delayservice.admin.panel import Panel
 from delayservice.admin.problems import Refusal, described
 from delayservice.engine.electability import SILENT_S_MAX
-from delayservice.metrics.status import why_not_electable
+from delayservice.metrics.status import NodeState, why_not_electable
 
 
 def health_routes(panel: Panel) -> APIRouter:
@@ -47,9 +48,9 @@ def add_cluster_routes(routes: APIRouter, panel: Panel) -> None:
     """Add the routes about the node and the cluster."""
 
     @routes.get("/node", tags=["cluster"])
-    def node() -> cluster_models.NodeState:
+    def node() -> NodeState:
         """This node, its workers and slices."""
-        return cluster_models.NodeState.model_validate(msgspec.to_builtins(panel.hub.status()))
+        return panel.hub.status()
 
     @routes.get("/cluster", tags=["cluster"])
     def cluster() -> cluster_models.Cluster:
@@ -59,12 +60,9 @@ def add_cluster_routes(routes: APIRouter, panel: Panel) -> None:
     @routes.get("/history", tags=["cluster"])
     def history(
         last: Annotated[int, Query(ge=1, le=900, description="Samples, about one a second.")] = 300,
-    ) -> list[cluster_models.Sample]:
+    ) -> list[Sample]:
         """Throughput and lateness of this node in the last minutes."""
-        samples = panel.history.last(last)
-        return [
-            cluster_models.Sample.model_validate(msgspec.to_builtins(sample)) for sample in samples
-        ]
+        return panel.history.last(last)
 
 
 def cluster_of(panel: Panel) -> cluster_models.Cluster:

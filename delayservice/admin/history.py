@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final
 
-import msgspec
+from pydantic import BaseModel
 
 from delayservice.metrics.counts import LATENESS_BOUNDS_MS, Counters
 from delayservice.metrics.hub import NodeTotals
@@ -17,19 +17,8 @@ EVERY_S: Final = 1.0
 KEPT: Final = 900
 
 
-class Sample(msgspec.Struct, frozen=True):
-    """Counts and gauges of one interval.
-
-    Attributes:
-        at_ms: its end, epoch milliseconds.
-        seconds: how long it was.
-        ingested: source records stored.
-        delivered: records delivered or fired.
-        settled: records that had any outcome.
-        pending: records that wait at its end.
-        lateness_ms_p50: median of its deliveries; None: there was none.
-        lateness_ms_p99: 99th percentile.
-    """
+class Sample(BaseModel):
+    """Counts of about one second."""
 
     at_ms: int
     seconds: float

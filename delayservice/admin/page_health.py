@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from delayservice.admin import cluster_models
-from delayservice.metrics.status import NodeStatus, TargetStatus
+from delayservice.metrics.status import NodeState, Pause, TargetState
 
 BEHIND_MS: Final = 2_000
 """A record that waits so long after it was due shows that something is slow."""
@@ -32,9 +32,9 @@ class Finding:
 
 
 def findings_of(
-    status: NodeStatus,
+    status: NodeState,
     cluster: cluster_models.Cluster | None,
-    pauses: Sequence[cluster_models.Pause],
+    pauses: Sequence[Pause],
     now_ms: int,
 ) -> list[Finding]:
     """Return everything that a person should know, the worst first.
@@ -52,7 +52,7 @@ def findings_of(
     return sorted(found, key=lambda finding: finding.level)
 
 
-def _of_node(status: NodeStatus) -> Iterator[Finding]:
+def _of_node(status: NodeState) -> Iterator[Finding]:
     if status.pinned:
         yield Finding(
             "warning",
@@ -64,7 +64,7 @@ def _of_node(status: NodeStatus) -> Iterator[Finding]:
         yield Finding("problem", text, "The run-book in docs/operations.md explains it.")
 
 
-def _of_parked(parked: Sequence[TargetStatus]) -> Iterator[Finding]:
+def _of_parked(parked: Sequence[TargetState]) -> Iterator[Finding]:
     """Records whose target failed; of many targets, the ones with the most."""
     for one in parked[:_PARKED_SHOWN]:
         yield Finding(
@@ -82,7 +82,7 @@ def _of_parked(parked: Sequence[TargetStatus]) -> Iterator[Finding]:
         )
 
 
-def _of_pause(pause: cluster_models.Pause) -> Finding:
+def _of_pause(pause: Pause) -> Finding:
     what = "Deliveries to" if pause.kind == "target" else "All of delay topic"
     why = f": {pause.reason}" if pause.reason else ", without a reason"
     return Finding(

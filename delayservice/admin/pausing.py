@@ -15,13 +15,13 @@ from tenacity import (
 )
 
 from delayservice.admin.changing import Waiting
-from delayservice.admin.cluster_models import Pause
 from delayservice.admin.models import Reason
 from delayservice.admin.panel import Panel
 from delayservice.admin.problems import Refusal, described
 from delayservice.base.errors import DelayServiceError
 from delayservice.engine.pauses import Kind, Paused, encode_key, encode_pause
 from delayservice.engine.pauses import Pause as PauseRow
+from delayservice.metrics.status import Pause
 
 _PausedName = Annotated[
     str,

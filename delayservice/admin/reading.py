@@ -11,7 +11,7 @@ import msgspec
 from fastapi import APIRouter, Path, Query
 from msgspec import Meta
 
-from delayservice.admin import cluster_models, models
+from delayservice.admin import models
 from delayservice.admin.cluster import add_cluster_routes
 from delayservice.admin.models import ID_CHARS_MAX
 from delayservice.admin.panel import Panel
@@ -31,6 +31,7 @@ from delayservice.inspection.query import (
     Search,
     count_within,
 )
+from delayservice.metrics.status import Pause
 
 UNITS_MS: Final = {"second": SECOND_MS, "minute": MINUTE_MS, "hour": HOUR_MS}
 SCAN_MAX: Final = 20_000
@@ -55,6 +56,7 @@ def reading_routes(panel: Panel) -> APIRouter:
     routes = APIRouter(prefix="/v1", responses=described())
     add_cluster_routes(routes, panel)
     _add_pending(routes, panel)
+    _add_search(routes, panel)
     _add_records(routes, panel)
     _add_rest(routes, panel)
     return routes
@@ -74,6 +76,8 @@ def _add_pending(routes: APIRouter, panel: Panel) -> None:
         """Return the number of records due in each second, minute or hour from now on."""
         return timeline_of(panel, unit, buckets)
 
+
+def _add_search(routes: APIRouter, panel: Panel) -> None:
     @routes.get("/pending", tags=["pending"], responses=described(400))
     def pending(
         from_: Annotated[
@@ -283,7 +287,7 @@ def _add_rest(routes: APIRouter, panel: Panel) -> None:
         )
 
     @routes.get("/pauses", tags=["pauses"])
-    def pauses() -> list[cluster_models.Pause]:
+    def pauses() -> list[Pause]:
         """Return the pauses."""
         return pauses_of(panel)
 
@@ -293,7 +297,7 @@ def _add_rest(routes: APIRouter, panel: Panel) -> None:
         return redacted(panel.settings)
 
 
-def pauses_of(panel: Panel) -> list[cluster_models.Pause]:
+def pauses_of(panel: Panel) -> list[Pause]:
     """Return the pauses that this node has heard of.
 
     Raises:
@@ -303,9 +307,7 @@ def pauses_of(panel: Panel) -> list[cluster_models.Pause]:
     if newest is None:
         raise Refusal(503, "the pauses topic has not been read yet; try again in a moment")
     return [
-        cluster_models.Pause(
-            kind=paused.kind, name=paused.name, at_ms=pause.at_ms, reason=pause.reason
-        )
+        Pause(kind=paused.kind, name=paused.name, at_ms=pause.at_ms, reason=pause.reason)
         for paused, pause in sorted(newest.all.items())
     ]
 

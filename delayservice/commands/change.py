@@ -6,17 +6,9 @@ from typing import Annotated, Final
 
 import typer
 
-from delayservice.commands.api import (
-    EXIT_NOTHING,
-    Api,
-    ApiOptions,
-    NothingThereError,
-    tell_nothing,
-)
+from delayservice.commands.api import EXIT_NOTHING, ApiOptions, NothingThereError, tell_nothing
 from delayservice.commands.console import err, out, print_json, say
-from delayservice.commands.options import (
-    with_options,
-)
+from delayservice.commands.options import with_options
 
 # Help is read more often than anything runs: what is heavy is imported when it does.
 # ruff: noqa: PLC0415
@@ -33,31 +25,19 @@ WaitOption = Annotated[
 Id = Annotated[str, typer.Argument(help="The record's delay-id.")]
 
 
-@with_options(ApiOptions)
-def cancel(
-    record_id: Id,
-    *,
-    wait: WaitOption = "5s",
-    common: ApiOptions,
-) -> None:
+@with_options
+def cancel(record_id: Id, *, wait: WaitOption = "5s", common: ApiOptions) -> None:
     """Cancel the pending record of an id, and say what that did."""
-    asked = common.connect()
-    _change(asked, "cancel", {"id": record_id}, wait, as_json=common.as_json)
+    _change(common, "cancel", {"id": record_id}, wait)
 
 
-@with_options(ApiOptions)
-def fire(
-    record_id: Id,
-    *,
-    wait: WaitOption = "5s",
-    common: ApiOptions,
-) -> None:
+@with_options
+def fire(record_id: Id, *, wait: WaitOption = "5s", common: ApiOptions) -> None:
     """Deliver the pending record of an id now, and say whether there was one."""
-    asked = common.connect()
-    _change(asked, "fire", {"id": record_id}, wait, as_json=common.as_json)
+    _change(common, "fire", {"id": record_id}, wait)
 
 
-@with_options(ApiOptions)
+@with_options
 def reschedule(
     record_id: Id,
     *,
@@ -76,21 +56,21 @@ def reschedule(
         "at_ms": None if at is None else instant_ms("--at", at),
         "after_ms": None if after is None else delay_ms("--after", after),
     }
-    asked = common.connect()
-    _change(asked, "reschedule", body, wait, as_json=common.as_json)
+    _change(common, "reschedule", body, wait)
 
 
-def _change(api: Api, verb: str, body: dict[str, object], wait: str, *, as_json: bool) -> None:
+def _change(common: ApiOptions, verb: str, body: dict[str, object], wait: str) -> None:
     from delayservice.commands.send import delay_ms
 
+    api = common.connect()
     try:
         with err.status("waiting for what the log says"):
             done = api.send(
                 "POST", f"/v1/records/{verb}", {**body, "wait_ms": delay_ms("--wait", wait)}
             )
     except NothingThereError as exc:
-        tell_nothing(str(exc), as_json=as_json)
-    if as_json:
+        tell_nothing(str(exc), as_json=common.as_json)
+    if common.as_json:
         print_json(done)
     else:
         style = "green" if done["outcome"] not in (None, "not_pending") else "yellow"

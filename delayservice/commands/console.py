@@ -18,9 +18,7 @@ err = Console(stderr=True, highlight=False, soft_wrap=True)
 
 
 def plain(text: str) -> str:
-    """Text of others as it may be shown: nothing in it steers the terminal, or turns the order of
-    what is read (ECMA-48 sequences, bidirectional controls, line ends).
-    """
+    """Replace characters that steer a terminal or turn the order of what is read."""
     if text.isprintable():
         return text
     return "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in text)

@@ -15,7 +15,7 @@ import typer
 
 from delayservice.base.errors import DelayServiceError
 from delayservice.commands.console import err, print_json
-from delayservice.commands.dlq_view import Tally, described, show, tell
+from delayservice.commands.dlq_view import ReplayTally, described, show, tell
 from delayservice.commands.options import (
     BootstrapOption,
     ConfigOption,
@@ -58,8 +58,7 @@ _Source = Annotated[
 
 
 @app.command(
-    "list",
-    epilog="Example: [bold]delayservice dlq list --code target-unknown --since 2h[/]",
+    "list", epilog="Example: [bold]delayservice dlq list --code target-unknown --since 2h[/]"
 )
 def list_letters(
     *,
@@ -100,7 +99,7 @@ def list_letters(
     epilog="Examples: [bold]delayservice dlq replay --code target-unknown --dry-run[/]"
     "\n\n[bold]delayservice dlq replay --source delay_topic_any:3:1707 --delay 0 --yes[/]"
 )
-@with_options(KafkaOptions)
+@with_options
 def replay(
     *,
     code: _Code = None,
@@ -148,7 +147,7 @@ def replay(
             tell(survey, "to be replayed", as_json=False)
             if not survey.replayed or not typer.confirm("Replay them?", err=True):
                 return
-        done = Tally()
+        done = ReplayTally()
         try:
             with _progress(topic.length) as advance:
                 for batch in _batches(sieve.sift(topic.letters(advance), done)):
@@ -180,11 +179,11 @@ class _Sieve:
         with _progress(topic.length) as advance:
             self._replayed = topic.replayed(advance)
 
-    def sift(self, letters: Iterable[DeadLetter], tally: Tally) -> Iterator[Replay]:
+    def sift(self, letters: Iterable[DeadLetter], tally: ReplayTally) -> Iterator[Replay]:
         """Yield the records to replay, as they will be written."""
         return islice(self._sift(letters, tally), self._choice.limit)
 
-    def _sift(self, letters: Iterable[DeadLetter], tally: Tally) -> Iterator[Replay]:
+    def _sift(self, letters: Iterable[DeadLetter], tally: ReplayTally) -> Iterator[Replay]:
         choice = self._choice
         for letter in filter(choice.wanted.matches, letters):
             reason = self._reason(letter)
@@ -269,9 +268,9 @@ def _open(settings: Settings) -> tuple[DeadLetterTopic, dict[str, int]]:
     return DeadLetterTopic(name, counts[name], kafka.client_config("consumer"), admin), counts
 
 
-def _survey(topic: DeadLetterTopic, sieve: _Sieve) -> Tally:
+def _survey(topic: DeadLetterTopic, sieve: _Sieve) -> ReplayTally:
     """Count what a replay would do, without doing it."""
-    survey = Tally()
+    survey = ReplayTally()
     with _progress(topic.length) as advance:
         survey.count(sieve.sift(topic.letters(advance), survey))
     return survey

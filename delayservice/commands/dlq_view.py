@@ -16,25 +16,18 @@ from delayservice.contract.dead_letters import DeadLetter
 if TYPE_CHECKING:
     from connectors.kafka.dead_letters import Place, Replay
 
-
 # Help is read more often than anything runs: what is heavy is imported when it does.
 # ruff: noqa: PLC0415
 
 _VALUE_CHARS_MAX: Final = 200
-
-
 _FACTS: Final = ("time", "code", "source", "target", "id", "key", "value", "replays")
-
-
 _NUMBERS: Final = {"key", "value", "replays"}
-
-
 _FOLDED_WIDTH_MIN: Final = 30
 """Columns of text that may be folded are at least this wide, or there is no table."""
 
 
 @dataclass(slots=True)
-class Tally:
+class ReplayTally:
     """Counts of replayed records by code and target, and of others by reason."""
 
     replayed: Counter[tuple[str, str]] = field(default_factory=Counter)
@@ -50,8 +43,6 @@ class Tally:
 
 
 REFUSED: Final = "refused"
-
-
 _REASONS: Final = {
     **dead_letters.REASONS,
     REFUSED: "the broker refuses the record, which is larger than it was; see max.message.bytes",
@@ -143,7 +134,7 @@ def _show_blocks(names: list[str], rows: list[list[str]]) -> None:
         out.print(f"  {row[-1]}", markup=False)
 
 
-def tell(tally: Tally, what: str, *, as_json: bool) -> None:
+def tell(tally: ReplayTally, what: str, *, as_json: bool) -> None:
     """Print the counts of a replay."""
     if as_json:
         replayed = [

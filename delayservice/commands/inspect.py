@@ -31,7 +31,7 @@ _YEAR_MS_MAX: Final = 253_402_300_800_000
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class RecordFilter:
     """Which records are asked for; None: any."""
 
     bounds: Bounds
@@ -49,7 +49,7 @@ class Wanted:
 
 def wanted(
     since: str | None, until: str | None, record_id: str | None, target: str | None
-) -> Wanted:
+) -> RecordFilter:
     """Return what the options ask for.
 
     Raises:
@@ -57,7 +57,7 @@ def wanted(
     """
     to_ms = min(_instant_ms("--to", until, DUE_STOP_MS), DUE_STOP_MS)
     bounds = Bounds(_instant_ms("--from", since, 0), to_ms)
-    return Wanted(bounds, None if record_id is None else record_id.encode(), target)
+    return RecordFilter(bounds, None if record_id is None else record_id.encode(), target)
 
 
 def _instant_ms(option: str, text: str | None, default: int) -> int:
@@ -90,7 +90,7 @@ def show_facts(path: Path, *, as_json: bool) -> bool:
             facts = look(shard)
         except StoreError as exc:
             is_whole = False
-            seen.append({**_shard_names(shard), "error": str(exc)})
+            seen.append({**shard_names(shard), "error": str(exc)})
             if not as_json:
                 print_error(str(exc))
             continue
@@ -105,7 +105,7 @@ def show_facts(path: Path, *, as_json: bool) -> bool:
 
 def _as_json(shard: ShardFolder, facts: StoreFacts, user: int | None) -> dict[str, object]:
     return {
-        **_shard_names(shard),
+        **shard_names(shard),
         "store": facts.kind,
         "format": facts.version,
         "in_use_by": user,
@@ -119,7 +119,8 @@ def _as_json(shard: ShardFolder, facts: StoreFacts, user: int | None) -> dict[st
     }
 
 
-def _shard_names(shard: ShardFolder) -> dict[str, object]:
+def shard_names(shard: ShardFolder) -> dict[str, object]:
+    """Return folder, shard and partition, for programs."""
     partition = None if shard.partition < 0 else shard.partition
     return {"path": shard.path, "shard": shard.shard, "partition": partition}
 
@@ -184,7 +185,9 @@ class _Row:
     payload: Payload
 
 
-def show_records(path: Path, wanted: Wanted, limit: int, *, values: bool, as_json: bool) -> bool:
+def show_records(
+    path: Path, wanted: RecordFilter, limit: int, *, values: bool, as_json: bool
+) -> bool:
     """Records of each shard, in due order.
 
     Returns:
@@ -219,7 +222,7 @@ def _print_json_record(row: _Row, values: bool) -> None:  # noqa: FBT001 - priva
     target, partition, key, value, headers, due_ms, meta = row.payload
     record_id, source, attempt, expires_ms = (None, None, 1, None) if meta is None else meta[:4]
     shown: dict[str, object] = {
-        **_shard_names(row.shard),
+        **shard_names(row.shard),
         "offset": offset,
         "due_ms": due_ms,
         "due_at": time_text(due_ms),

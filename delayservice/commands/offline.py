@@ -41,8 +41,7 @@ def inspect(
         bool, typer.Option("--records", help="List records; any option below does so as well.")
     ] = False,
     since: Annotated[
-        str | None,
-        typer.Option("--from", help="Due from then on: RFC 3339 or epoch milliseconds."),
+        str | None, typer.Option("--from", help="Due from then on: RFC 3339 or epoch milliseconds.")
     ] = None,
     until: Annotated[str | None, typer.Option("--to", help="Due before then.")] = None,
     record_id: Annotated[str | None, typer.Option("--id", help="With this delay-id.")] = None,

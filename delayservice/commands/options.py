@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, is_dataclass
 from functools import wraps
 from inspect import Parameter, Signature, signature
 from pathlib import Path
@@ -109,28 +109,33 @@ class KafkaOptions:
         return load_settings(self.config, self.sets, self.bootstrap)
 
 
-def with_options(kind: type[Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a command the options that are the fields of ``kind``, in place of its parameter
-    ``common``, which takes them as one object.
-    """
+def with_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Expand a command's dataclass parameters into options, one for each field."""
+    shown: list[Parameter] = []
+    groups: dict[str, type[Any]] = {}
+    for parameter in signature(command, eval_str=True).parameters.values():
+        kind = parameter.annotation
+        if isinstance(kind, type) and is_dataclass(kind):
+            groups[parameter.name] = kind
+            shown += _parameters(kind)
+        else:
+            shown.append(parameter)
+
+    @wraps(command)
+    def call(*args: object, **given: object) -> None:
+        for name, kind in groups.items():
+            given[name] = kind(**{one.name: given.pop(one.name) for one in fields(kind)})
+        command(*args, **given)
+
+    # Typer reads both, and evaluates no strings in them.
+    call.__signature__ = Signature(shown)  # type: ignore[attr-defined]
+    call.__annotations__ = {one.name: one.annotation for one in shown}
+    return call
+
+
+def _parameters(kind: type[Any]) -> list[Parameter]:
     hints = get_type_hints(kind, include_extras=True)
-    options = [
+    return [
         Parameter(one.name, Parameter.KEYWORD_ONLY, default=one.default, annotation=hints[one.name])
         for one in fields(kind)
     ]
-
-    def decorate(command: Callable[..., None]) -> Callable[..., None]:
-        @wraps(command)
-        def call(*args: object, **given: object) -> None:
-            common = kind(**{option.name: given.pop(option.name) for option in options})
-            command(*args, common=common, **given)
-
-        shown: list[Parameter] = []
-        for parameter in signature(command, eval_str=True).parameters.values():
-            shown += options if parameter.name == "common" else [parameter]
-        # Typer reads both, and evaluates no strings in them.
-        call.__signature__ = Signature(shown)  # type: ignore[attr-defined]
-        call.__annotations__ = {one.name: one.annotation for one in shown}
-        return call
-
-    return decorate

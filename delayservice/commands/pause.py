@@ -7,17 +7,9 @@ from typing import Annotated, Literal
 import typer
 from rich.table import Table
 
-from delayservice.commands.api import (
-    ApiOptions,
-    NothingThereError,
-    add_row,
-    instant,
-    tell_nothing,
-)
+from delayservice.commands.api import ApiOptions, NothingThereError, add_row, instant, tell_nothing
 from delayservice.commands.console import out, print_json, say
-from delayservice.commands.options import (
-    with_options,
-)
+from delayservice.commands.options import with_options
 
 _Kind = Annotated[
     Literal["target", "topic"],
@@ -26,7 +18,7 @@ _Kind = Annotated[
 _Name = Annotated[str, typer.Argument(help="The topic; of targets, * and ? stand for any.")]
 
 
-@with_options(ApiOptions)
+@with_options
 def pause(
     kind: _Kind,
     name: _Name,
@@ -43,13 +35,8 @@ def pause(
         say(out, f"{kind} {name} is paused", "yellow")
 
 
-@with_options(ApiOptions)
-def resume(
-    kind: _Kind,
-    name: _Name,
-    *,
-    common: ApiOptions,
-) -> None:
+@with_options
+def resume(kind: _Kind, name: _Name, *, common: ApiOptions) -> None:
     """Go on with what was paused."""
     asked = common.connect()
     try:
@@ -62,11 +49,8 @@ def resume(
         say(out, f"{kind} {name} goes on", "green")
 
 
-@with_options(ApiOptions)
-def pauses(
-    *,
-    common: ApiOptions,
-) -> None:
+@with_options
+def pauses(*, common: ApiOptions) -> None:
     """Show what is paused."""
     found = common.connect().get("/v1/pauses")
     if common.as_json:

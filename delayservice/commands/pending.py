@@ -22,12 +22,7 @@ from delayservice.commands.api import (
     tell_nothing,
 )
 from delayservice.commands.console import err, out, print_json
-from delayservice.commands.options import (
-    ConfigOption,
-    SetOption,
-    load_settings,
-    with_options,
-)
+from delayservice.commands.options import ConfigOption, SetOption, load_settings, with_options
 
 # Help is read more often than anything runs: what is heavy is imported when it does.
 # ruff: noqa: PLC0415
@@ -49,8 +44,7 @@ def pending(
     topic: Annotated[str | None, typer.Option(help="Delay topic.")] = None,
     limit: Annotated[int, typer.Option(min=1, help="As many at most, next looked at first.")] = 50,
     beyond_window: Annotated[
-        bool,
-        typer.Option("--beyond-window", help="Also what is rolled before it is due; slower."),
+        bool, typer.Option("--beyond-window", help="Also what is rolled before it is due; slower.")
     ] = False,
     counts: Annotated[
         bool, typer.Option("--counts", help="Only how many are due, and how soon.")
@@ -160,7 +154,7 @@ def _show_backlog(backlog: dict[str, Any]) -> None:
     out.print(table)
 
 
-@with_options(ApiOptions)
+@with_options
 def show(
     record: Annotated[
         str, typer.Argument(metavar="ID|TOPIC:PARTITION:OFFSET", help="Which record.")

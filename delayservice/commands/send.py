@@ -50,7 +50,7 @@ class Outgoing:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class DeliveryReport:
     """Confirmation of the broker; ``timestamp_ms`` is the broker's append time on a delay topic."""
 
     topic: str
@@ -203,9 +203,7 @@ def doubt(settings: Settings, record: Outgoing, now_ms: int) -> str | None:
 
 
 def _allowlist(settings: Settings, topic: str) -> Allowlist:
-    """Return the allowlist of the settings; settings without targets belong to a client and allow
-    all.
-    """
+    """Return the allowlist of the settings; those of a client, without targets, allow all."""
     if settings.targets:
         return allowlist_for(settings, topic)
     return Allowlist(topic, ["*"], reserved_topics(settings))
@@ -220,7 +218,9 @@ def _missing_target(settings: Settings, target: str) -> str | None:
 
 
 @contextmanager
-def hearing(settings: Settings, wait_s: float | None) -> Iterator[Callable[[Report], str | None]]:
+def hearing(
+    settings: Settings, wait_s: float | None
+) -> Iterator[Callable[[DeliveryReport], str | None]]:
     """Listen to the outcomes topic, from before a control is written.
 
     Args:
@@ -241,7 +241,7 @@ def hearing(settings: Settings, wait_s: float | None) -> Iterator[Callable[[Repo
     desk = ControlDesk(options("producer"), options("consumer"), admin, settings.topics.outcomes)
     with desk.listen() as outcomes:
 
-        def outcome_of(report: Report) -> str | None:
+        def outcome_of(report: DeliveryReport) -> str | None:
             place = Place(report.topic, report.partition, report.offset)
             return outcomes.of([place], wait_s, replaces=False).get(place)
 
@@ -250,7 +250,7 @@ def hearing(settings: Settings, wait_s: float | None) -> Iterator[Callable[[Repo
 
 def send(
     config: dict[str, str], record: Outgoing, on_ready: Callable[[], object] = lambda: None
-) -> Report:
+) -> DeliveryReport:
     """Write the record and wait for the broker to confirm it.
 
     Args:
@@ -317,14 +317,14 @@ def _choose_partition(
     return None if record.record_id is None else partition_for(record.record_id, count)
 
 
-def _report(topic: str, done: list[tuple[KafkaError | None, Message]]) -> Report:
+def _report(topic: str, done: list[tuple[KafkaError | None, Message]]) -> DeliveryReport:
     if not done:
         raise KafkaEdgeError(f"{topic}: the broker has not answered; the record may be there")
     error, message = done[0]
     if error is not None:
         raise KafkaEdgeError(f"{topic}: the broker refused the record: {_words(error)}")
     partition, offset = message.partition(), message.offset()
-    return Report(topic, partition or 0, offset or 0, message.timestamp()[1])
+    return DeliveryReport(topic, partition or 0, offset or 0, message.timestamp()[1])
 
 
 def _words(error: object) -> str:

@@ -6,17 +6,14 @@ from typing import Annotated
 
 import typer
 
-from delayservice.commands.options import (
-    KafkaOptions,
-    with_options,
-)
+from delayservice.commands.options import KafkaOptions, with_options
 
 EPILOG = "Exit status 0 only when nothing was lost, doubled, early or altered."
 
 dev = typer.Typer(help="Real Kafka and ZooKeeper on this machine, for development.")
 
 
-@with_options(KafkaOptions)
+@with_options
 def smoke(
     topic: Annotated[str, typer.Argument(help="Delay topic.")] = "delay_topic_any",
     *,

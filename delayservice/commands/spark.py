@@ -3,34 +3,31 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
 from delayservice.base.errors import DelayServiceError
 from delayservice.commands import spark_audit, spark_schedule
 from delayservice.commands.console import err, out, print_error, print_json
-from delayservice.commands.options import (
-    JsonOption,
-    KafkaOptions,
-    moment_ms,
-    with_options,
-)
-from delayservice.commands.spark_audit import secrets_of, show_findings
+from delayservice.commands.options import JsonOption, KafkaOptions, moment_ms, with_options
+from delayservice.commands.spark_audit import read_options, secrets_of, show_findings
 from delayservice.commands.spark_session import (
     EXIT_FINDINGS,
     STATUS,
-    ConfOption,
-    MasterOption,
     OutOption,
     PublishOption,
+    SessionOptions,
     TargetsOption,
     pairs,
     require_extra,
-    running,
 )
-from delayservice.config.contract import allowed_patterns
+
+if TYPE_CHECKING:
+    from connectors.spark.reconcile.options import ReconcileOptions
+    from delayservice.config.settings import Settings
 
 # Help is read more often than anything runs: what is heavy is imported by the command.
 # ruff: noqa: PLC0415
@@ -51,6 +48,43 @@ _Since = Annotated[
 _Until = Annotated[str | None, typer.Option(help="Written before; as --since.")]
 
 
+@dataclass(frozen=True, slots=True)
+class ComparedOptions:
+    """Options of a comparison: which copies there should be, and how they are compared."""
+
+    folders: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--folder",
+            metavar="NODE=FOLDER",
+            help="Compare state folders on disk instead of running nodes; repeatable.",
+        ),
+    ] = None
+    nodes: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--node",
+            metavar="NODE",
+            help="A node that should report, repeatable; others are not looked at. None: all.",
+        ),
+    ] = None
+    replicas: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            help="Copies that each shard should have; 0: one on every --node, and without any "
+            "--node one at all.",
+        ),
+    ] = 0
+    deep: Annotated[
+        bool, typer.Option("--deep", help="Hold every slot against the delay topics.")
+    ] = False
+    details: Annotated[
+        bool, typer.Option("--details/--no-details", help="Ask nodes for records that differ.")
+    ] = True
+    behind: Annotated[str, typer.Option(help="Age from which a copy is behind.")] = "10m"
+
+
 app.command(epilog=spark_audit.AUDIT_EPILOG)(spark_audit.audit)
 app.command(epilog=spark_audit.ARCHIVE_EPILOG)(spark_audit.archive)
 app.command(epilog=spark_schedule.EPILOG)(spark_schedule.schedule)
@@ -62,41 +96,11 @@ app.command(epilog=spark_schedule.EPILOG)(spark_schedule.schedule)
     "\n\n[bold]delayservice spark reconcile --folder n1=/backup/n1 --folder n2=/backup/n2 -b B[/]"
     f"\n\n{STATUS}"
 )
-@with_options(KafkaOptions)
+@with_options
 def reconcile(
     *,
     output: OutOption = "delay-reconcile",
-    folders: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--folder",
-            metavar="NODE=FOLDER",
-            help="Compare state folders on disk instead of running nodes; repeatable.",
-        ),
-    ] = None,
-    nodes: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--node",
-            metavar="NODE",
-            help="A node that should report, repeatable; others are not looked at. None: all.",
-        ),
-    ] = None,
-    replicas: Annotated[
-        int,
-        typer.Option(
-            min=0,
-            help="Copies that each shard should have; 0: one on every --node, and without any "
-            "--node one at all.",
-        ),
-    ] = 0,
-    deep: Annotated[
-        bool, typer.Option("--deep", help="Hold every slot against the delay topics.")
-    ] = False,
-    details: Annotated[
-        bool, typer.Option("--details/--no-details", help="Ask nodes for records that differ.")
-    ] = True,
-    behind: Annotated[str, typer.Option(help="Age from which a copy is behind.")] = "10m",
+    compared: ComparedOptions,
     publish: PublishOption = False,
     follow: Annotated[
         bool, typer.Option("--follow", help="Compare and publish again and again, until Ctrl-C.")
@@ -113,35 +117,21 @@ def reconcile(
             help="With --follow: rebuild wrong copies of replicas, N times at most; 0: only plan.",
         ),
     ] = 0,
-    master: MasterOption = None,
-    conf: ConfOption = None,
+    session: SessionOptions,
     common: KafkaOptions,
 ) -> None:
     """Compare the copies that nodes hold, and write what differs, a page and a repair plan."""
     require_extra()
-    from connectors.spark.reconcile.digests import Expected
-    from connectors.spark.reconcile.options import ReconcileOptions
     from connectors.spark.reconcile.run import reconcile as run
     from delayservice.commands import spark_follow
     from delayservice.commands.send import delay_ms
 
-    if repairs and (folders or not follow):
+    if repairs and (compared.folders or not follow):
         raise typer.BadParameter("it needs --follow, and no --folder", param_hint="--repair")
     settings = common.settings()
-    options = ReconcileOptions(
-        client=settings.kafka.client_config("consumer"),
-        out=output,
-        checkpoint=settings.topics.checkpoint,
-        digests=settings.topics.digests,
-        repairs=settings.topics.repairs,
-        folders=dict(pairs("--folder", folders)),
-        expected=Expected(tuple(nodes or ()), replicas, delay_ms("--behind", behind)),
-        deep=deep,
-        details=details,
-        secrets=secrets_of(settings),
-        topic=settings.topics.audit if publish or follow else None,
-    )
-    with running("reconcile", master, conf, as_json=common.as_json) as job:
+    topic = settings.topics.audit if publish or follow else None
+    options = _reconcile_options(settings, output, compared, topic)
+    with session.running("reconcile", as_json=common.as_json) as job:
         if follow:
             interval_s = delay_ms("--interval", interval) / 1_000
             status = spark_follow.run(job, options, interval_s, repairs, as_json=common.as_json)
@@ -158,12 +148,40 @@ def reconcile(
     raise typer.Exit(0 if found.is_clean else EXIT_FINDINGS)
 
 
+def _reconcile_options(
+    settings: Settings, output: str, compared: ComparedOptions, topic: str | None
+) -> ReconcileOptions:
+    """Return the options of a comparison.
+
+    Raises:
+        DelayServiceError: an option can't be read.
+    """
+    from connectors.spark.reconcile.digests import Expected
+    from connectors.spark.reconcile.options import ReconcileOptions
+    from delayservice.commands.send import delay_ms
+
+    behind_ms = delay_ms("--behind", compared.behind)
+    return ReconcileOptions(
+        client=settings.kafka.client_config("consumer"),
+        out=output,
+        checkpoint=settings.topics.checkpoint,
+        digests=settings.topics.digests,
+        repairs=settings.topics.repairs,
+        folders=dict(pairs("--folder", compared.folders)),
+        expected=Expected(tuple(compared.nodes or ()), compared.replicas, behind_ms),
+        deep=compared.deep,
+        details=compared.details,
+        secrets=secrets_of(settings),
+        topic=topic,
+    )
+
+
 @app.command(
     epilog="Examples: [bold]delayservice spark repair delay-reconcile/plan.json[/]"
     "\n\n[bold]delayservice spark repair delay-reconcile/plan.json --yes[/]"
     f"\n\n{STATUS}"
 )
-@with_options(KafkaOptions)
+@with_options
 def repair(
     plan: Annotated[Path, typer.Argument(help="The plan.json that reconcile wrote.")],
     *,
@@ -190,7 +208,7 @@ def repair(
     epilog="Examples: [bold]delayservice spark report -b localhost:9092 --since 1d[/]"
     "\n\n[bold]delayservice spark report -c delayservice.toml --horizon 7d --out s3a://ops/delay[/]"
 )
-@with_options(KafkaOptions)
+@with_options
 def report(
     *,
     output: OutOption = "delay-report",
@@ -199,8 +217,7 @@ def report(
     until: _Until = None,
     horizon: Annotated[str, typer.Option(help="How far ahead load is foretold: 6h, 7d.")] = "1d",
     top: Annotated[int, typer.Option(min=1, max=200, help="Targets that are shown.")] = 20,
-    master: MasterOption = None,
-    conf: ConfOption = None,
+    session: SessionOptions,
     common: KafkaOptions,
 ) -> None:
     """Show how late records were, what load is to come, and what became of the others.
@@ -214,29 +231,23 @@ def report(
 
     settings = common.settings()
     options = ReportOptions(
-        client=settings.kafka.client_config("consumer"),
-        out=output,
-        checkpoint=settings.topics.checkpoint,
-        dead_letter=settings.topics.dead_letter,
-        outcomes=settings.topics.outcomes,
-        targets=tuple(targets or ()),
-        allow=allowed_patterns(settings),
-        secrets=secrets_of(settings),
+        audit=read_options(settings, output, targets),
         since_ms=moment_ms("--since", since),
         until_ms=moment_ms("--until", until),
         horizon_ms=delay_ms("--horizon", horizon),
         top=top,
     )
-    with running("report", master, conf, as_json=common.as_json) as job:
+    path = options.audit.path("report.html")
+    with session.running("report", as_json=common.as_json) as job:
         found = run(job.spark, options, job.say)
     if common.as_json:
-        print_json({**found.to_json(), "path": options.path("report.html")})
+        print_json({**found.to_json(), "path": path})
         return
     whole, waiting = found.whole, found.waiting
     out.print(f"{whole.records:,} delivered, lateness ", end="")
     out.print(f"p50 {whole.p50_ms} ms, p99 {whole.p99_ms} ms, max {whole.max_ms} ms")
     out.print(f"{waiting.records:,} pending, {waiting.overdue:,} of them overdue")
-    out.print(options.path("report.html"), style="bold green", markup=False)
+    out.print(path, style="bold green", markup=False)
 
 
 @app.command(epilog="Example: [bold]delayservice spark export delayservice-state --out exported[/]")

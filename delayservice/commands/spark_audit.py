@@ -3,35 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
 from delayservice.base.errors import KafkaEdgeError
 from delayservice.commands.console import err, out, print_error, print_json
-from delayservice.commands.options import (
-    KafkaOptions,
-    with_options,
-)
+from delayservice.commands.options import KafkaOptions, with_options
 from delayservice.commands.spark_session import (
     STATUS,
-    ConfOption,
-    MasterOption,
     OutOption,
     PublishOption,
     Running,
+    SessionOptions,
     TargetsOption,
     await_query,
     require_extra,
-    running,
     told_to_stop,
 )
 from delayservice.config.contract import allowed_patterns
 
 if TYPE_CHECKING:
     from connectors.spark.audit import AuditOptions, AuditResult
-    from connectors.spark.audit.state import Manifest
+    from connectors.spark.audit.state import AuditManifest
     from delayservice.config.settings import Settings
 
 # Help is read more often than anything runs: what is heavy is imported by the command.
@@ -50,24 +45,20 @@ ARCHIVE_EPILOG: Final = (
 )
 
 
-@with_options(KafkaOptions)
-def audit(
-    *,
-    output: OutOption = "delay-audit",
-    targets: TargetsOption = None,
-    all_topics: Annotated[
-        bool, typer.Option("--all-topics", help="Read every topic, whatever is allowed.")
-    ] = False,
+@dataclass(frozen=True, slots=True)
+class LimitOptions:
+    """Options of an audit: from which time on something is a finding."""
+
     late: Annotated[
         str | None, typer.Option(help="What is later than this is a finding: 500ms, 5s.")
-    ] = None,
-    early: Annotated[str, typer.Option(help="Tolerance for early delivery.")] = "0",
+    ] = None
+    early: Annotated[str, typer.Option(help="Tolerance for early delivery.")] = "0"
     overdue: Annotated[
         str, typer.Option(help="What is not settled so long after its time is a finding.")
-    ] = "10m",
+    ] = "10m"
     lag: Annotated[
         str, typer.Option(help="A cancel that was written longer before the due time wins.")
-    ] = "30s",
+    ] = "30s"
     grace: Annotated[
         str | None,
         typer.Option(
@@ -75,7 +66,37 @@ def audit(
             "may come again within this time.",
             show_default="1m under at_least_once, else 0",
         ),
-    ] = None,
+    ] = None
+
+    def applied(self, options: AuditOptions, settings: Settings) -> AuditOptions:
+        """Return the options with these limits.
+
+        Raises:
+            DelayServiceError: a limit can't be read.
+        """
+        from delayservice.commands.send import delay_ms
+
+        # At least once, outputs may be ahead of their checkpoint.
+        usual_grace = "1m" if settings.delivery.mode == "at_least_once" else "0"
+        return replace(
+            options,
+            late_ms=None if self.late is None else delay_ms("--late", self.late),
+            early_ms=delay_ms("--early", self.early),
+            grace_ms=delay_ms("--grace", self.grace or usual_grace),
+            overdue_ms=delay_ms("--overdue", self.overdue),
+            lag_ms=delay_ms("--lag", self.lag),
+        )
+
+
+@with_options
+def audit(
+    *,
+    output: OutOption = "delay-audit",
+    targets: TargetsOption = None,
+    all_topics: Annotated[
+        bool, typer.Option("--all-topics", help="Read every topic, whatever is allowed.")
+    ] = False,
+    limits: LimitOptions,
     publish: PublishOption = False,
     follow: Annotated[
         bool, typer.Option("--follow", help="Go on with what is written from now on, until Ctrl-C.")
@@ -88,8 +109,7 @@ def audit(
         str | None,
         typer.Option("--archive", help="Audit an archive, by its folder or URL, and no cluster."),
     ] = None,
-    master: MasterOption = None,
-    conf: ConfOption = None,
+    session: SessionOptions,
     common: KafkaOptions,
 ) -> None:
     """Prove from the topics that every settled record has exactly one settlement, and a right one.
@@ -103,16 +123,11 @@ def audit(
 
     settings = common.settings()
     options = replace(
-        _audit_options(settings, output, targets),
+        limits.applied(_audit_options(settings, output, targets), settings),
         all_topics=all_topics,
-        late_ms=None if late is None else delay_ms("--late", late),
-        early_ms=delay_ms("--early", early),
-        grace_ms=delay_ms("--grace", grace or _usual_grace(settings)),
-        overdue_ms=delay_ms("--overdue", overdue),
-        lag_ms=delay_ms("--lag", lag),
         topic=settings.topics.audit if publish else None,
     )
-    with running("audit", master, conf, as_json=common.as_json) as job:
+    with session.running("audit", as_json=common.as_json) as job:
         if follow:
             interval_s = delay_ms("--interval", interval) / 1_000
             status = _follow(
@@ -135,7 +150,7 @@ def audit(
     raise typer.Exit(found.status)
 
 
-@with_options(KafkaOptions)
+@with_options
 def archive(
     *,
     output: Annotated[str, typer.Option("--out", help="Folder or URL of the archive.")] = (
@@ -149,8 +164,7 @@ def archive(
     values: Annotated[
         bool, typer.Option("--values", help="Keep values; otherwise only their hashes.")
     ] = False,
-    master: MasterOption = None,
-    conf: ConfOption = None,
+    session: SessionOptions,
     common: KafkaOptions,
 ) -> None:
     """Keep sources, deliveries, outcomes and dead letters as Parquet, to audit them later.
@@ -164,7 +178,7 @@ def archive(
     settings = common.settings()
     interval_ms = 0 if once else delay_ms("--interval", interval)
     options = ArchiveOptions(_audit_options(settings, output, targets), interval_ms, values)
-    with running("archive", master, conf, as_json=common.as_json) as job:
+    with session.running("archive", as_json=common.as_json) as job:
         query = start_archive(job.spark, options)
         job.say(f"writing to {output}")
         batches = await_query(query)
@@ -211,9 +225,7 @@ def show_findings(
 def _follow(
     job: Running, options: AuditOptions, interval_s: float, *, from_start: bool, as_json: bool
 ) -> int:
-    """Judge what comes, each interval, until the process is told to stop; return the exit status.
-    The next run with the same ``--out`` goes on where this one ends.
-    """
+    """Judge what comes, each interval, until told to stop; return the exit status."""
     from connectors.spark.audit import Following
     from connectors.spark.audit.result import exit_status
     from connectors.spark.common.progress import each_interval
@@ -232,7 +244,7 @@ def _follow(
     return exit_status(len(manifest.findings), len(manifest.unjudged))
 
 
-def _show_interval(manifest: Manifest, found: AuditResult, *, as_json: bool) -> None:
+def _show_interval(manifest: AuditManifest, found: AuditResult, *, as_json: bool) -> None:
     if as_json:
         print_json(found.to_json())
         return
@@ -248,6 +260,14 @@ def _show_interval(manifest: Manifest, found: AuditResult, *, as_json: bool) -> 
 
 def _audit_options(settings: Settings, output: str, targets: Sequence[str] | None) -> AuditOptions:
     """Return the options of an audit that settings give."""
+    topics = settings.topics
+    delayed = (*topics.delay, *settings.levels.by_topic)
+    read = read_options(settings, output, targets)
+    return replace(read, never=topics.own, delay_topics=delayed)
+
+
+def read_options(settings: Settings, output: str, targets: Sequence[str] | None) -> AuditOptions:
+    """Return the options of a job that reads the topics of the settings as an audit does."""
     from connectors.spark.audit import AuditOptions
 
     topics = settings.topics
@@ -259,15 +279,8 @@ def _audit_options(settings: Settings, output: str, targets: Sequence[str] | Non
         outcomes=topics.outcomes,
         targets=tuple(targets or ()),
         allow=allowed_patterns(settings),
-        never=topics.own,
         secrets=secrets_of(settings),
-        delay_topics=(*topics.delay, *settings.levels.by_topic),
     )
-
-
-def _usual_grace(settings: Settings) -> str:
-    """Return how far outputs may be ahead of their checkpoint by default."""
-    return "1m" if settings.delivery.mode == "at_least_once" else "0"
 
 
 def secrets_of(settings: Settings) -> tuple[bytes, ...]:

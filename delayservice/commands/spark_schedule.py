@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
@@ -12,24 +13,21 @@ from xxhash import xxh3_64_hexdigest
 
 from delayservice.base.errors import InvalidRequestError
 from delayservice.commands.console import err, out, print_json
-from delayservice.commands.options import (
-    KafkaOptions,
-    with_options,
-)
+from delayservice.commands.options import KafkaOptions, with_options
 from delayservice.commands.spark_session import (
     EXIT_FINDINGS,
     STATUS,
-    ConfOption,
-    MasterOption,
+    Running,
+    SessionOptions,
     pairs,
     require_extra,
-    running,
     told_to_stop,
 )
 
 if TYPE_CHECKING:
-    from connectors.spark.schedule.run import Scheduled
-    from connectors.spark.schedule.stream import Stream
+    from connectors.spark.schedule.mapping import Fields
+    from connectors.spark.schedule.run import Scheduled, ScheduleOptions
+    from connectors.spark.schedule.stream import Stream, StreamOptions
     from delayservice.config.settings import Settings
     from delayservice.contract.contracts import Contract
 
@@ -48,18 +46,19 @@ EPILOG: Final = (
 )
 
 
-@with_options(KafkaOptions)
-def schedule(
+@dataclass(frozen=True, slots=True)
+class InputOptions:
+    """Options of what is read."""
+
     source: Annotated[
         str | None,
         typer.Argument(
             metavar="INPUT", help="A file, folder, pattern, URL or table.", show_default=False
         ),
-    ] = None,
-    *,
+    ] = None
     from_topic: Annotated[
         str | None, typer.Option(metavar="TOPIC", help="Instead of INPUT: the records of a topic.")
-    ] = None,
+    ] = None
     from_config: Annotated[
         Path | None,
         typer.Option(
@@ -68,68 +67,138 @@ def schedule(
             help="Configuration file whose \\[kafka] names the cluster of that topic.",
             show_default="the cluster of the delay topic",
         ),
-    ] = None,
+    ] = None
     schema: Annotated[
         str | None,
         typer.Option(
             metavar="DDL", help="Columns of JSON values, as 'user string, n int'; infer: look."
         ),
-    ] = None,
+    ] = None
     checkpoint: Annotated[
         str | None,
         typer.Option(metavar="FOLDER", help="Folder or URL with the state of --from-topic."),
-    ] = None,
+    ] = None
     stream: Annotated[
         bool, typer.Option("--stream", help="Go on with what is written from now on, until Ctrl-C.")
-    ] = False,
-    every: Annotated[str, typer.Option(help="With --stream: how often records are read.")] = "5s",
-    max_records: Annotated[
-        int, typer.Option(min=1, help="Records of a batch of --from-topic.")
-    ] = 100_000,
+    ] = False
+    every: Annotated[str, typer.Option(help="With --stream: how often records are read.")] = "5s"
+    max_records: Annotated[int, typer.Option(min=1, help="Records of a batch of --from-topic.")] = (
+        100_000
+    )
     kind: Annotated[
         str | None,
         typer.Option("--format", help="parquet, csv, json, orc or table. Default: by its name."),
-    ] = None,
-    topic: Annotated[
-        str | None, typer.Option(help="Delay topic.", show_default="the first configured one")
-    ] = None,
+    ] = None
+
+    def check(self, *, is_dry: bool) -> None:
+        """Check that options fit together.
+
+        Raises:
+            BadParameter: they don't.
+        """
+        if (self.source is None) == (self.from_topic is None):
+            raise typer.BadParameter("give one input: INPUT, or --from-topic")
+        for_topic = self.stream or any((self.checkpoint, self.schema, self.from_config))
+        if self.source is not None and for_topic:
+            raise typer.BadParameter(
+                "--stream, --schema, --checkpoint and --from-config are for --from-topic"
+            )
+        if self.from_topic is not None and (is_dry or self.kind is not None):
+            raise typer.BadParameter("--dry-run and --format are for INPUT, not for --from-topic")
+        if self.from_topic is not None and self.checkpoint is None:
+            raise typer.BadParameter("--from-topic needs --checkpoint, where its state is kept")
+
+    def streamed(self, settings: Settings) -> StreamOptions:
+        """Return the options of a stream.
+
+        Raises:
+            DelayServiceError: an option can't be read.
+        """
+        from connectors.spark.schedule.stream import StreamOptions
+        from delayservice.commands.send import delay_ms
+        from delayservice.config.settings import load
+
+        origin = load(self.from_config, [], {}) if self.from_config else settings
+        return StreamOptions(
+            source=origin.kafka.client_config("consumer"),
+            from_topic=self.from_topic or "",
+            checkpoint=self.checkpoint or "",
+            schema=self.schema,
+            every_ms=delay_ms("--every", self.every) if self.stream else None,
+            records_max=self.max_records,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class FieldOptions:
+    """Options of what a row becomes."""
+
     target: Annotated[
         str | None,
         typer.Option(
             "--target", "-t", help="Target topic: a column, or else fixed; =NAME is always fixed."
         ),
-    ] = None,
+    ] = None
     at: Annotated[
         str | None, typer.Option(help="Due time: a column, or fixed: RFC 3339, epoch milliseconds.")
-    ] = None,
+    ] = None
     after: Annotated[
         str | None, typer.Option(help="Delay: a column (milliseconds, PT30S), or fixed, as 2h.")
-    ] = None,
+    ] = None
     value: Annotated[
         str | None,
         typer.Option(metavar="COLUMN", help="Value. Default: the row as JSON, or the record's."),
-    ] = None,
+    ] = None
     key: Annotated[
         str | None,
         typer.Option(
             "--key", "-k", metavar="COLUMN", help="Key. Default: no key, or the record's."
         ),
-    ] = None,
+    ] = None
     record_id: Annotated[
         str | None,
         typer.Option(
             "--id", metavar="COLUMN", help="Id. Default: job and a hash of the row, or its place."
         ),
-    ] = None,
+    ] = None
     headers: Annotated[
         list[str] | None,
         typer.Option(
             "--header", "-H", metavar="NAME=COLUMN", help="Header, NAME==TEXT fixed; repeatable."
         ),
-    ] = None,
+    ] = None
     job_name: Annotated[
         str | None, typer.Option("--job", help="Begins ids that are made.", show_default="INPUT")
+    ] = None
+
+    def fields(self, given: InputOptions) -> Fields:
+        """Return columns of a row by the part of a record that they become.
+
+        Raises:
+            DelayServiceError: a header can't be read.
+        """
+        from connectors.spark.schedule.mapping import Fields
+
+        return Fields(
+            target=self.target,
+            at=self.at,
+            after=self.after,
+            value=self.value,
+            key=self.key,
+            id=self.record_id,
+            headers=pairs("--header", self.headers),
+            job=self.job_name or given.from_topic or Path((given.source or "").rstrip("/*")).name,
+        )
+
+
+@with_options
+def schedule(
+    *,
+    given: InputOptions,
+    topic: Annotated[
+        str | None, typer.Option(help="Delay topic.", show_default="the first configured one")
     ] = None,
+    row: FieldOptions,
     rejected: Annotated[
         str, typer.Option(help="Folder or URL for rejected rows.")
     ] = "delay-rejected",
@@ -140,8 +209,7 @@ def schedule(
         ),
     ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Check, count and show only.")] = False,
-    master: MasterOption = None,
-    conf: ConfOption = None,
+    session: SessionOptions,
     common: KafkaOptions,
 ) -> None:
     """Write a delayed record for each row; all rows are checked before any is written.
@@ -152,92 +220,54 @@ def schedule(
     """
     require_extra()
     from connectors.spark.schedule import run
-    from connectors.spark.schedule.mapping import Fields
-    from connectors.spark.schedule.stream import StreamOptions, start_stream
-    from delayservice.commands.send import delay_ms
     from delayservice.config.contract import allowlist_for
-    from delayservice.config.settings import load
 
-    for_topic = stream or any((checkpoint, schema, from_config))
-    _check_usage(
-        source, from_topic, checkpoint, for_rows=dry_run or kind is not None, for_topic=for_topic
-    )
+    given.check(is_dry=dry_run)
     settings = common.settings()
     client = settings.kafka.client_config("consumer")
     delay_topic = topic or settings.topics.delay[0]
-    contracts = partial(_contracts, settings, client, delay_topic)
     options = run.ScheduleOptions(
         client=client,
         writer=settings.kafka.client_config("producer"),
         topic=delay_topic,
-        name=_name(settings, source, delay_topic, job_name),
-        fields=Fields(
-            target=target,
-            at=at,
-            after=after,
-            value=value,
-            key=key,
-            id=record_id,
-            headers=pairs("--header", headers),
-            job=job_name or from_topic or Path((source or "").rstrip("/*")).name,
-        ),
+        name=_name(settings, given.source, delay_topic, row.job_name),
+        fields=row.fields(given),
         rejected_path=rejected,
         allowlist=allowlist_for(settings, delay_topic) if settings.targets else None,
         skip_rejected=skip_rejected,
         dry_run=dry_run,
     )
-    origin = load(from_config, [], {}) if from_config else settings
-    streamed = StreamOptions(
-        source=origin.kafka.client_config("consumer"),
-        from_topic=from_topic or "",
-        checkpoint=checkpoint or "",
-        schema=schema,
-        every_ms=delay_ms("--every", every) if stream else None,
-        records_max=max_records,
-    )
-    with running("schedule", master, conf, as_json=common.as_json, usual=run.CONF) as job:
+    streamed = given.streamed(settings)
+    with session.running("schedule", as_json=common.as_json, usual=run.CONF) as job:
         try:
-            done: run.Scheduled | Stream
-            if source is not None:
-                rows = run.read_rows(job.spark, source, kind)
-                done = run.schedule(rows, contracts(), options, job.say)
+            contracts = partial(_contracts, settings, client, delay_topic)
+            done: Scheduled | Stream
+            if given.source is None:
+                done = _follow(job, contracts, options, streamed)
             else:
-                done = begun = start_stream(job.spark, contracts, options, streamed, _progress)
-                with told_to_stop() as stop:
-                    while begun.is_active and not stop.wait(_LOOK_EVERY_S):
-                        pass
-                    begun.stop()
+                rows = run.read_rows(job.spark, given.source, given.kind)
+                done = run.schedule(rows, contracts(), options, job.say)
         except InvalidRequestError as exc:
             raise typer.BadParameter(str(exc)) from exc
-    if common.as_json:
-        print_json(done.to_json())
-    else:
-        _tell_rejected(done.rejected, done.rejected_path)
-        if isinstance(done, run.Scheduled):
-            _tell_rows(done, delay_topic, is_dry=dry_run)
-        else:
-            out.print(f"{done.written:,} written in {done.batches:,} batches", style="bold green")
+    _tell(done, delay_topic, is_dry=dry_run, as_json=common.as_json)
     raise typer.Exit(EXIT_FINDINGS if done.rejected else 0)
 
 
-def _check_usage(
-    source: str | None,
-    from_topic: str | None,
-    checkpoint: str | None,
-    *,
-    for_rows: bool,
-    for_topic: bool,
-) -> None:
-    if (source is None) == (from_topic is None):
-        raise typer.BadParameter("give one input: INPUT, or --from-topic")
-    if source is not None and for_topic:
-        raise typer.BadParameter(
-            "--stream, --schema, --checkpoint and --from-config are for --from-topic"
-        )
-    if from_topic is not None and for_rows:
-        raise typer.BadParameter("--dry-run and --format are for INPUT, not for --from-topic")
-    if from_topic is not None and checkpoint is None:
-        raise typer.BadParameter("--from-topic needs --checkpoint, where its state is kept")
+def _follow(
+    job: Running,
+    contracts: Callable[[], Sequence[Contract]],
+    options: ScheduleOptions,
+    streamed: StreamOptions,
+) -> Stream:
+    """Schedule the records of a topic until the stream ends or the process is told to stop."""
+    from connectors.spark.schedule.stream import start_stream
+
+    begun = start_stream(job.spark, contracts, options, streamed, _progress)
+    with told_to_stop() as stop:
+        while begun.is_active and not stop.wait(_LOOK_EVERY_S):
+            pass
+        begun.stop()
+    return begun
 
 
 def _name(settings: Settings, source: str | None, topic: str, job: str | None) -> str:
@@ -261,14 +291,19 @@ def _progress(text: str) -> None:
     err.print(text, markup=False)
 
 
-def _tell_rejected(rejected: Mapping[str, int], path: str | None) -> None:
-    for code, count in sorted(rejected.items()):
+def _tell(done: Scheduled | Stream, topic: str, *, is_dry: bool, as_json: bool) -> None:
+    from connectors.spark.schedule.run import Scheduled
+
+    if as_json:
+        print_json(done.to_json())
+        return
+    for code, count in sorted(done.rejected.items()):
         err.print(f"{count:,} rows rejected: {code}", style="red", markup=False)
-    if rejected:
-        err.print(f"they are in {path}", style="red", markup=False)
-
-
-def _tell_rows(done: Scheduled, topic: str, *, is_dry: bool) -> None:
+    if done.rejected:
+        err.print(f"they are in {done.rejected_path}", style="red", markup=False)
+    if not isinstance(done, Scheduled):
+        out.print(f"{done.written:,} written in {done.batches:,} batches", style="bold green")
+        return
     out.print(f"{done.rows:,} rows, {done.there:,} of them in {topic} already", markup=False)
     if done.replacing:
         out.print(

@@ -8,7 +8,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -75,6 +75,20 @@ class Running:
 
     spark: SparkSession
     say: Say
+
+
+@dataclass(frozen=True, slots=True)
+class SessionOptions:
+    """Options of a command that has a session of Spark."""
+
+    master: MasterOption = None
+    conf: ConfOption = None
+
+    def running(
+        self, command: str, *, as_json: bool, usual: Mapping[str, str] = MappingProxyType({})
+    ) -> AbstractContextManager[Running]:
+        """Return a session for one command; see ``running``."""
+        return running(command, self.master, self.conf, as_json=as_json, usual=usual)
 
 
 @contextmanager

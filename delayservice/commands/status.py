@@ -6,19 +6,18 @@ import http.client
 import time
 from datetime import UTC, datetime
 
-import msgspec
+import pydantic
 from rich.table import Table
 
 from delayservice.base.errors import DelayServiceError
 from delayservice.commands.console import out
 from delayservice.contract.codes import printable
-from delayservice.metrics.counts import PauseFact
-from delayservice.metrics.status import NodeStatus, SliceStatus, TargetStatus
+from delayservice.metrics.status import NodeState, Pause, SliceState, TargetState
 
 TIMEOUT_S = 5.0
 
 
-def fetch(address: str) -> NodeStatus:
+def fetch(address: str) -> NodeState:
     """Ask the node that listens on ``host:port``.
 
     Raises:
@@ -40,12 +39,12 @@ def fetch(address: str) -> NodeStatus:
     finally:
         connection.close()
     try:
-        return msgspec.json.decode(body, type=NodeStatus)
-    except msgspec.DecodeError as exc:
+        return NodeState.model_validate_json(body)
+    except pydantic.ValidationError as exc:
         raise DelayServiceError(f"what answers on {address} is no node of this version") from exc
 
 
-def show(status: NodeStatus) -> None:
+def show(status: NodeState) -> None:
     """Print the node, its problems, what is paused and a table of its slices."""
     health = "[green]healthy[/]" if status.healthy else "[bold red]not healthy[/]"
     out.print(
@@ -68,18 +67,18 @@ def show(status: NodeStatus) -> None:
         out.print(_table(status.slices))
 
 
-def _paused(pause: PauseFact) -> str:
+def _paused(pause: Pause) -> str:
     """Name and reason were typed by a person: control characters are stripped."""
     reason = f": {pause.reason}" if pause.reason else ""
     return printable(f"{pause.kind} {pause.name} is paused since {_instant(pause.at_ms)}{reason}")
 
 
-def _parked(target: TargetStatus) -> str:
+def _parked(target: TargetState) -> str:
     """Say what is parked: the target is missing, or can't be written to."""
     return f"{target.parked:,} records of {target.topic} for target {target.target} are parked"
 
 
-def _table(slices: list[SliceStatus]) -> Table:
+def _table(slices: list[SliceState]) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name in ("slice", "worker"):
         table.add_column(name, justify="right")

@@ -15,7 +15,7 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 
 from delayservice.base.errors import StoreError
 from delayservice.commands.console import err, out, print_json
-from delayservice.commands.inspect import shard_text, time_text
+from delayservice.commands.inspect import shard_names, shard_text, time_text
 from delayservice.store.findings import Finding, Verdict
 from delayservice.store.offline import verify as check
 from delayservice.store.offline import wheel_reader
@@ -101,12 +101,7 @@ def _now_ms() -> int:
 
 
 def _as_json(found: _Checked) -> dict[str, object]:
-    names: dict[str, object] = {
-        "path": found.shard.path,
-        "shard": found.shard.shard,
-        "partition": None if found.shard.partition < 0 else found.shard.partition,
-        "state": found.state,
-    }
+    names = {**shard_names(found.shard), "state": found.state}
     if found.verdict is None:
         return {**names, "error": found.error}
     verdict = found.verdict

@@ -11,10 +11,7 @@ import typer
 
 from delayservice.base.errors import DelayServiceError
 from delayservice.commands.console import err, out, print_json
-from delayservice.commands.options import (
-    CommonOptions,
-    with_options,
-)
+from delayservice.commands.options import CommonOptions, with_options
 from delayservice.config.cluster import ZooKeeper
 
 if TYPE_CHECKING:
@@ -39,7 +36,7 @@ def _group() -> None:
 
 
 @app.command(epilog=_EPILOG)
-@with_options(CommonOptions)
+@with_options
 def rights(*, common: CommonOptions) -> None:
     """Let those write what nodes keep in ZooKeeper whom the settings name, and no others.
 
@@ -59,11 +56,9 @@ def rights(*, common: CommonOptions) -> None:
 
 
 @app.command(epilog=_PIN_EPILOG)
-@with_options(CommonOptions)
+@with_options
 def pin(
-    *,
-    why: Annotated[str, typer.Option(help="The reason, shown in status.")],
-    common: CommonOptions,
+    *, why: Annotated[str, typer.Option(help="The reason, shown in status.")], common: CommonOptions
 ) -> None:
     """Let every slice stay with its owner, until unpin.
 
@@ -77,7 +72,7 @@ def pin(
 
 
 @app.command(epilog=_PIN_EPILOG)
-@with_options(CommonOptions)
+@with_options
 def unpin(*, common: CommonOptions) -> None:
     """Let slices go to the nodes that are preferred again."""
     _say(common, None, "owners are not pinned")

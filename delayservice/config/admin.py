@@ -24,31 +24,28 @@ HostName = Annotated[str, Field(pattern=r"^\*$|^[A-Za-z0-9._:\[\]-]{1,253}$")]
 
 
 class Admin(Section):
-    """The HTTP server of the admin API and the page."""
+    """HTTP server of the admin API and the web page."""
 
     listen: Listen = Field(
         default="127.0.0.1:9465",
-        description="`host:port` of the API and the page; port 0 is any, empty is off.",
+        description="`host:port` of the API and the page. Port 0: any free port. Empty: off.",
     )
     token: SecretStr | None = Field(
         default=None,
-        description="Required for every change. Default: one is made and kept in the "
-        "state folder, file `admin_token`; 16 characters at least.",
+        description="Password for every change; 16 characters at least. Default: a random one in "
+        "the file `admin_token` of the state folder.",
     )
-    token_file: Path | None = Field(
-        default=None, description="File with the token, instead of the token itself."
-    )
+    token_file: Path | None = Field(default=None, description="File that holds `token`.")
     reads: Literal["auto", "open", "token"] = Field(
         default="auto",
-        description="Who may read: every client that reaches the server, or one that shows the "
-        "token, as the password of any user. auto: open if `listen` is a loopback address, "
-        "else token.",
+        description="Who may read. `open`: everyone who reaches the server. `token`: who sends "
+        "the token as password of any user. `auto`: open on a loopback address, else token.",
     )
     hosts: Annotated[tuple[HostName, ...], ListText] = Field(
         default=(),
         max_length=100,
-        description="Host names by which browsers may ask for it, besides `localhost`, loopback "
-        "addresses and the one in `listen`; `*` allows any.",
+        description="Host names under which browsers may open the page, besides `localhost`, "
+        "loopback and the one in `listen`. `*`: any.",
     )
 
     @model_validator(mode="after")

@@ -16,45 +16,51 @@ _HOSTS = r"^$|^[^\s,/@]+:\d{1,5}(,[^\s,/@]+:\d{1,5})*$"
 
 
 class ZooKeeper(Section):
-    """The ensemble that elects the owner of each slice. Without one, this node owns every slice."""
+    """The ZooKeeper ensemble in which nodes elect the owner of each slice."""
 
     hosts: Annotated[str, Field(pattern=_HOSTS)] = Field(
         default="",
-        description="`host:port,host:port,…` of the ensemble. Empty: one node, which owns all.",
+        description="Servers: `host:port`, separated by commas. Empty: this node runs alone and "
+        "owns every slice.",
     )
     root: Annotated[str, Field(pattern=r"^(/[A-Za-z0-9._-]+)+$")] = Field(
         default="/delayservice",
-        description="Where the nodes of one cluster meet; the same on each of them.",
+        description="ZooKeeper path of this cluster; the same on every node.",
     )
     session_timeout_s: DurationS = Field(
         default=6,
         ge=1,
         le=_SESSION_S_MAX,
-        description="A node that ZooKeeper has not heard of for so long has lost its slices. "
-        "The ensemble may bound it: 2 to 20 of its ticks.",
+        description="Seconds without contact after which a node loses its slices. Smaller: faster "
+        "take-over, more false alarms. ZooKeeper bounds it to 2 to 20 ticks.",
     )
     auth: Literal["none", "digest", "sasl"] = Field(
         default="none",
-        description="With digest and sasl, only this user may write what the nodes write.",
+        description="Login. With `digest` or `sasl`, only `username` may change the cluster's "
+        "data; with `none`, everyone.",
     )
-    username: str = Field(default="", description="For digest and sasl.")
-    password: SecretStr | None = Field(default=None, description="For digest and sasl.")
-    password_file: Path | None = Field(
-        default=None, description="File with the password, instead of the password itself."
-    )
+    username: str = Field(default="", description="User of the login.")
+    password: SecretStr | None = Field(default=None, description="Password of `username`.")
+    password_file: Path | None = Field(default=None, description="File that holds `password`.")
     accepted: Annotated[tuple[Annotated[str, Field(pattern=_ACL_ID)], ...], ListText] = Field(
         default=(),
-        description="Others who may write what the nodes write, while the user or the password is "
-        "replaced: names of users for sasl, `user:digest` for digest.",
+        description="Further users with write access while user or password are replaced: names "
+        "for `sasl`, `user:digest` for `digest`.",
     )
     tls: bool = Field(
-        default=False, description="Encrypt, and check the server's certificate and host name."
+        default=False,
+        description="Encrypt the connection, and verify the server's certificate and host name.",
     )
     tls_ca_file: Path | None = Field(
-        default=None, description="Whom to trust besides the system's authorities, PEM."
+        default=None, description="PEM file of authorities to trust. Unset: those of the system."
     )
-    tls_cert_file: Path | None = Field(default=None, description="This node's certificate, PEM.")
-    tls_key_file: Path | None = Field(default=None, description="Its private key, PEM.")
+    tls_cert_file: Path | None = Field(
+        default=None,
+        description="PEM file of this node's certificate. Unset: the node shows no certificate.",
+    )
+    tls_key_file: Path | None = Field(
+        default=None, description="PEM file of the private key of that certificate."
+    )
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -89,34 +95,37 @@ class ZooKeeper(Section):
 
 
 class Placement(Section):
-    """Which nodes keep a copy of a slice, and which of them is to own it."""
+    """Choice of the nodes that keep a copy of a slice, and of its owner."""
 
     replicas: Annotated[int, Field(ge=1, le=1000)] | Literal["all"] = Field(
-        default="all", description="Nodes that keep a copy of each slice: `all`, or how many."
+        default="all",
+        description="Number of nodes that keep a copy of each slice. `all`: every node.",
     )
     leader_stable_s: DurationS = Field(
         default=60,
         ge=0,
         le=3600,
-        description="A slice follows its partition's leader once that has not moved for so long.",
+        description="Seconds for which a partition must keep its leader before the slice moves to "
+        "that broker's node. Larger: fewer moves.",
     )
     claim_stagger_ms: DurationMs = Field(
         default=150,
         ge=0,
         le=10_000,
-        description="A vacant slice is claimed by its preferred node at once, by the next one "
-        "after this time, by the third after twice this time, and so on.",
+        description="Head start among nodes for a slice without an owner: the first choice claims "
+        "at once, the second after this time, the third after twice it. 0: all at once.",
     )
     lag_s_max: DurationS = Field(
         default=10,
         ge=1,
         le=3600,
-        description="A replica that is this far behind the owner may not own the slice.",
+        description="Seconds that a replica may be behind the owner; above, it may not become "
+        "owner.",
     )
     away_ms: DurationMs = Field(
         default=600_000,
         ge=0,
         le=366 * DAY_MS,
-        description="A node that is gone keeps its copies assigned for so long; then others build "
-        "them. Only of interest when `replicas` is a number.",
+        description="Time after which the copies of a node that is gone are built on other nodes. "
+        "Has no effect if `replicas` is `all`.",
     )

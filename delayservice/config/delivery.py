@@ -26,22 +26,25 @@ from delayservice.config.units import (
 
 
 class TargetRules(Section):
-    """Where records of one delay topic may go. Nothing is allowed unless it is listed."""
+    """Targets of one delay topic; a target that is not listed is refused."""
 
     allow: Annotated[tuple[TopicPattern, ...], ListText] = Field(
         default=(), max_length=1000, description="Patterns of allowed target topics (`*` and `?`)."
     )
     default_target: Topic | None = Field(
-        default=None, description="Target of records without `delay-target-topic`. Default: none."
+        default=None,
+        description="Target of records without `delay-target-topic`; it needs no pattern. Unset: "
+        "such records become dead letters.",
     )
 
 
 class Delivery(Section):
-    """What a due record meets."""
+    """Rules and limits for delayed records and their delivery."""
 
     mode: Literal["exactly_once", "at_least_once"] = Field(
         default="exactly_once",
-        description="At least once is faster and may double a record in a crash.",
+        description="`exactly_once`: records and cursor in one transaction. `at_least_once`: "
+        "faster, but a crash may deliver records twice.",
     )
     partitioner: Literal[
         "murmur2_random",
@@ -51,65 +54,77 @@ class Delivery(Section):
         "fnv1a_random",
         "fnv1a",
         "random",
-    ] = Field(default="murmur2_random", description="As Java producers do, unless set otherwise.")
+    ] = Field(
+        default="murmur2_random",
+        description="librdkafka partitioner that chooses the target partition. The default agrees "
+        "with Java producers.",
+    )
     transaction_interval_ms_min: DurationMs = Field(
         default=10,
         ge=0,
         le=MINUTE_MS,
-        description="Shortest time between two transactions of a worker: under exactly_once it "
-        "bounds the median lateness from below. A transaction takes 2 to 4 ms of a broker's core.",
+        description="Shortest time between two transactions of a worker. Larger: less broker load "
+        "(2 to 4 ms of a core each), but more lateness under exactly_once.",
     )
     transaction_interval_ms_max: DurationMs = Field(
         default=100,
         ge=1,
         le=MINUTE_MS,
-        description="Longest time; it is adapted to load in between. Under at_least_once, where a "
-        "transaction carries cursors only, always this.",
+        description="Longest time between two transactions; load decides between the two. Under "
+        "at_least_once it is always this.",
     )
     transactions_per_s_max: int = Field(
         default=200,
         ge=1,
         le=100_000,
-        description="Transactions of the whole node per second; its workers share them.",
+        description="Transactions per second of the node, shared by its workers.",
     )
     batch_records_max: int = Field(
         default=20_000,
         ge=1,
         le=1_000_000,
-        description="Records of one transaction; the shards that have some due share it.",
+        description="Records in one transaction, shared by the shards with due records. Larger: "
+        "more throughput, longer transactions.",
     )
     batch_bytes_max: Bytes = Field(
-        default=ByteSize(32 * MIB), description="Bytes of one transaction, about."
+        default=ByteSize(32 * MIB), description="Approximate bytes in one transaction."
     )
     max_delay_ms: DurationMs = Field(
         default=10 * YEAR_MS,
         ge=1_000,
         le=100 * YEAR_MS,
-        description="The longest delay that is accepted.",
+        description="Longest accepted delay; a longer one is a dead letter, unless `clamp` is set.",
     )
     clamp: bool = Field(
-        default=False, description="Shorten a longer delay to `max_delay_ms` instead of refusing."
+        default=False,
+        description="Shorten a delay above `max_delay_ms` to it, instead of refusing the record.",
     )
     past_due: Literal["deliver", "dead-letter"] = Field(
-        default="deliver", description="A record that was due before it was written."
+        default="deliver",
+        description="Action for a record that was due before it was written.",
     )
     header_bytes_max: HeaderBytes = Field(
-        default=ByteSize(4_096), description="Longest value of one header of the contract."
+        default=ByteSize(4_096),
+        description="Longest value of a `delay-*` header; a record with a longer one is a dead "
+        "letter.",
     )
-    id_bytes_max: HeaderBytes = Field(default=ByteSize(512), description="Longest `delay-id`.")
+    id_bytes_max: HeaderBytes = Field(
+        default=ByteSize(512),
+        description="Longest `delay-id`; a record with a longer one is a dead letter.",
+    )
     id_partitions: int = Field(
         default=0,
         ge=0,
-        description="Records with a `delay-id` are sent to partition murmur2(id) modulo this of "
-        "their delay topic, so that a cancel by any client finds its record; 0: they stay where "
-        "they lie. Set it to the partitions of the delay topics; it can't be changed afterwards.",
+        description="Partitions over which records are spread by a hash of `delay-id`, so that a "
+        "cancel from any client finds its record. Set it once, to the partitions of the delay "
+        "topics. 0: a record and its cancel must be sent to the same partition.",
     )
     roll_window_ms: DurationMs = Field(
         default=0,
         ge=0,
         le=366 * DAY_MS,
-        description="A record due later than this is rolled forward in its delay topic. "
-        "0: as wide as the wheel.",
+        description="Records due later than this are appended to their delay topic again before "
+        "retention deletes them. 0: the span of the wheel (`slots` times `slot_ms`).",
     )
     park_delays_ms: Annotated[
         tuple[Annotated[DurationMs, Field(ge=1, le=YEAR_MS)], ...], ListText
@@ -117,32 +132,39 @@ class Delivery(Section):
         default=(1_000, 5_000, 30_000, 2 * MINUTE_MS, 10 * MINUTE_MS),
         min_length=1,
         max_length=100,
-        description="Waits between attempts at a target that fails; after the last: dead letter.",
+        description="Waits before each new attempt at a target that fails. After the last one: "
+        "dead letter.",
     )
     missing_target: Literal["park", "dead-letter"] = Field(
         default="park",
-        description="A record whose target does not exist: tried again after `park_delays_ms`, or "
-        "a dead letter at once.",
+        description="Action for a record whose target does not exist. `park`: try again after "
+        "`park_delays_ms`.",
     )
     held_ms: DurationMs = Field(
         default=MINUTE_MS,
         ge=1_000,
         le=60 * MINUTE_MS,
-        description="A record whose target is paused is put off for so long, and looked at again; "
-        "as the pause lasts, for up to ten times as long.",
+        description="Wait before a record for a paused target is tried again; it grows up to "
+        "tenfold in a long pause. Smaller: faster after the pause, more requeued records.",
     )
     slot_records_max: int = Field(
         default=0,
         ge=0,
         le=100_000_000,
-        description="Records of a shard due in one second that are delivered in it; 0: any number.",
+        description="Records of one shard that are delivered in the second in which they are due. "
+        "`slot_policy` decides about more. 0: no limit.",
     )
     slot_policy: Literal["accept", "spread", "dead-letter"] = Field(
         default="accept",
-        description="What becomes of more: counted, moved to later seconds, or dead letters.",
+        description="Action for records above `slot_records_max`: deliver and count them, spread "
+        "them over later seconds, or dead letter.",
     )
     clock_tolerance_ms: DurationMs = Field(
-        default=500, ge=10, le=MINUTE_MS, description="A clock that is off by more stops delivery."
+        default=500,
+        ge=10,
+        le=MINUTE_MS,
+        description="Allowed difference between this machine's clock and the brokers'. Above, the "
+        "node stops delivery and may own no slice.",
     )
 
     @model_validator(mode="after")

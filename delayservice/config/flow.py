@@ -13,31 +13,40 @@ RatePerS = Annotated[int, Field(ge=0, le=10_000_000)]
 
 
 class Rates(Section):
-    """How many records a target topic may get each second, from the whole cluster."""
+    """Limits of the rate at which target topics get records, for the whole cluster."""
 
     per_s: dict[TopicPattern, RatePerS] = Field(
         default_factory=dict,
         max_length=1_000,
-        description="Records per second by pattern of target topics (`*` and `?`); the first that "
-        "matches counts, 0 is no limit. Each slice has an equal share.",
+        description="Records per second by pattern of target topics (`*` and `?`). The first "
+        "pattern that matches counts; each slice has an equal share. 0: no limit.",
     )
 
 
 class Disk(Section):
-    """What is still done while the disk of `node.state_dir` fills up; delivery goes on."""
+    """Reactions to a full disk under `node.state_dir`. Delivery never stops."""
 
-    warn_percent: float = Field(default=75, ge=1, le=100, description="Say so.")
+    warn_percent: float = Field(
+        default=75, ge=1, le=100, description="Percent used from which a warning is logged."
+    )
     stop_percent: float = Field(
         default=85,
         ge=1,
         le=100,
-        description="Store nothing more, and raise an alarm; Kafka keeps what is not stored.",
+        description="Percent used from which new records are left in Kafka instead of stored, "
+        "with an alarm.",
     )
     full_percent: float = Field(
-        default=90, ge=1, le=100, description="Write nothing that can wait: no periodic syncs."
+        default=90,
+        ge=1,
+        le=100,
+        description="Percent used from which periodic syncs stop too.",
     )
     resume_below_percent: float = Field(
-        default=2, ge=0, le=50, description="How far below a mark its end is."
+        default=2,
+        ge=0,
+        le=50,
+        description="Percentage points below one of these limits at which its reaction ends.",
     )
 
     @model_validator(mode="after")

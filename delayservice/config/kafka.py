@@ -104,22 +104,29 @@ Options: TypeAlias = Annotated[
 
 
 class Kafka(Section):
-    """How to reach Kafka. Tables of librdkafka options pass through, except reserved ones."""
+    """Connection to Kafka."""
 
     bootstrap: str = Field(
-        default="", description="`host:port`, several with commas. Needed by `run` and `send`."
+        default="",
+        description="Brokers to connect to first: `host:port`, separated by commas. Required.",
     )
     transactional_id_prefix: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,128}$")] = Field(
         default="delayservice",
-        description="First part of each slice's `transactional.id`. Never change it while a slice "
-        "has an owner: it is what fences.",
+        description="Prefix of each worker's `transactional.id`, which fences former owners. "
+        "Change it only while all nodes are stopped.",
     )
     client: Options = Field(
-        default={}, description="librdkafka options of every client (SASL, TLS, ...)."
+        default={}, description="librdkafka options of every client, such as SASL and TLS."
     )
-    consumer: Options = Field(default={}, description="librdkafka options of consumers only.")
-    producer: Options = Field(default={}, description="librdkafka options of producers only.")
-    admin: Options = Field(default={}, description="librdkafka options of admin clients only.")
+    consumer: Options = Field(
+        default={}, description="librdkafka options of consumers; they override `client`."
+    )
+    producer: Options = Field(
+        default={}, description="librdkafka options of producers; they override `client`."
+    )
+    admin: Options = Field(
+        default={}, description="librdkafka options of admin clients; they override `client`."
+    )
 
     def client_config(self, role: ClientRole) -> dict[str, str]:
         """Give the user's options for one kind of client, secrets in clear.

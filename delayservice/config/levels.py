@@ -14,30 +14,37 @@ _LEVEL_MS_MIN = 100
 
 
 class Levels(Section):
-    """Level topics, each with one delay: the prefix and a number from 1. None unless asked for."""
+    """Level topics: each delays all its records by one fixed time. Its name is the prefix and a
+    number from 1.
+    """
 
     preset: Literal["none", "default", "rocketmq"] = Field(
         default="none",
-        description="default: 5s 10s 30s 1m 2m 5m 10m 20m 30m 45m 1h 2h; rocketmq: its eighteen.",
+        description="List of delays. `default`: 5s 10s 30s 1m 2m 5m 10m 20m 30m 45m 1h 2h. "
+        "`rocketmq`: the 18 of RocketMQ. `none`: `delays_ms`.",
     )
     delays_ms: Annotated[
         tuple[Annotated[DurationMs, Field(ge=_LEVEL_MS_MIN, le=YEAR_MS)], ...], ListText
     ] = Field(
         default=(),
         max_length=100,
-        description="Delays of your own instead of a preset, ascending; new ones go to the end.",
+        description="Delays of the levels, ascending, instead of a preset. Add new ones at the "
+        "end. Empty: no levels.",
     )
     prefix: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,240}$")] = Field(
-        default="delay_topic_", description="Level 3 is the topic of this name and a 3."
+        default="delay_topic_",
+        description="Prefix of level topics; level 3 of the default is `delay_topic_3`.",
     )
     fetch_ahead_records: int = Field(
         default=5_000,
         ge=10,
         le=1_000_000,
-        description="Records of a partition that are held in memory until they are due.",
+        description="Records of a partition that are held in memory before they are due. Larger: "
+        "more memory, faster bursts.",
     )
     fetch_ahead_bytes: Bytes = Field(
-        default=ByteSize(8 * MIB), description="The same in bytes of keys, values and headers."
+        default=ByteSize(8 * MIB),
+        description="The same limit in bytes of keys, values and headers.",
     )
 
     @model_validator(mode="after")

@@ -15,12 +15,7 @@ from delayservice.config.units import format_duration
 
 HIDDEN = "(hidden)"
 _DURATION_MS = "_ms"
-_TYPE_WORDS: dict[str, str] = {
-    "array": "list",
-    "object": "table",
-    "string": "text",
-    "boolean": "true, false",
-}
+_TYPE_WORDS = {"array": "list", "object": "table"}
 
 
 class Row(NamedTuple):
@@ -119,33 +114,28 @@ def _section(title: str, definition: dict[str, Any]) -> str:
         "",
         definition["description"].partition("\n\n")[0].replace("\n", " "),
         "",
-        "| key | default | bounds | meaning |",
-        "|---|---|---|---|",
     ]
     for key, field in definition["properties"].items():
-        default = _default(key, field)
-        meaning = field["description"].replace("|", "\\|")
-        lines.append(f"| `{key}` | {default} | {_bounds(key, field)} | {meaning} |")
+        default, bounds = _default(key, field), _bounds(key, field)
+        shown = (f" = `{default}`" if default else "") + (f" ({bounds})" if bounds else "")
+        lines.append(f"- `{key}`{shown}: {field['description']}")
     return "\n".join(lines) + "\n"
 
 
 def _default(key: str, field: dict[str, Any]) -> str:
     default = field.get("default")
-    if default is None or default == {}:
-        return "" if default is None else "`{}`"
+    if default in (None, {}, [], ""):
+        return ""
     if isinstance(default, list):
-        return "`[" + ", ".join(f'"{_quantity(key, item)}"' for item in default) + "]`"
-    if isinstance(default, bool):
-        return f"`{str(default).lower()}`"
-    shown = _quantity(key, default)
-    return f"`{shown}`" if shown == str(default) and shown.isdecimal() else f'`"{shown}"`'
+        return ", ".join(_quantity(key, item) for item in default)
+    return str(default).lower() if isinstance(default, bool) else _quantity(key, default)
 
 
 def _bounds(key: str, field: dict[str, Any]) -> str:
     options = [field, *field.get("anyOf", []), field.get("items", {})]
     for option in options:
         if "enum" in option:
-            return ", ".join(f"`{choice}`" for choice in option["enum"])
+            return ", ".join(option["enum"])
         if "minimum" in option and "maximum" in option:
             return f"{_quantity(key, option['minimum'])} to {_quantity(key, option['maximum'])}"
         if "minimum" in option:
@@ -153,7 +143,7 @@ def _bounds(key: str, field: dict[str, Any]) -> str:
     names: list[str] = [
         option["type"] for option in options if option.get("type") not in {None, "null"}
     ]
-    return _TYPE_WORDS.get(names[0], names[0])
+    return _TYPE_WORDS.get(names[0], "")
 
 
 def _quantity(key: str, value: object) -> str:

@@ -66,44 +66,51 @@ def _secret(path: Path, text: bytes) -> bytes:
 
 
 class Node(Section):
-    """One process tree and what it keeps on disk."""
+    """One node: its name, its worker processes and its folder on disk."""
 
     node_id: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,128}$")] = Field(
         default_factory=socket.gethostname,
-        description="Name of this node, stable over restarts. Default: the host name.",
+        description="Name of this node; unique, and the same after a restart. Default: the host "
+        "name.",
     )
     broker_id: int | None = Field(
-        default=None, ge=0, description="The broker that this node sits beside. Default: none."
+        default=None,
+        ge=0,
+        description="Id of the Kafka broker beside this node. The node is preferred for slices "
+        "whose partitions it holds or leads. Unset: no preference.",
     )
     workers: int = Field(
         default_factory=workers_default,
         ge=1,
         le=64,
-        description="Worker processes; each owns whole slices, and keeps one core busy at most. "
-        "Default: one per core, 4 at most.",
+        description="Worker processes, each for whole slices on one core at most. Default: one "
+        "per core, 4 at most.",
     )
     state_dir: Path = Field(
         default=Path("./delayservice-state"),
-        description="Folder of the stores. It can always be rebuilt from Kafka.",
+        description="Folder of the stores. If it is lost, the node rebuilds them from Kafka.",
     )
     store: Literal["wheel", "rocksdb", "memory"] = Field(
-        default="wheel", description="Where pending records are indexed."
+        default="wheel",
+        description="Store of pending records. `memory` is rebuilt from Kafka at each start.",
     )
     cluster_secret: SecretStr | None = Field(
         default=None,
-        description="Signs the copies that the service writes into its own delay topics. The same "
-        "on every node; 16 characters at least.",
+        description="Secret that signs requeued records: at least 16 characters, the same on "
+        "every node. Required with ZooKeeper; a single node makes its own.",
     )
     cluster_secret_file: Path | None = Field(
-        default=None, description="File with the cluster secret, instead of the secret itself."
+        default=None, description="File that holds `cluster_secret`."
     )
     accepted_secrets_file: Path | None = Field(
         default=None,
-        description="File with further secrets, one a line, that copies may be signed with as "
-        "well: while the cluster secret is replaced.",
+        description="File of further accepted secrets, one per line, for the time while "
+        "`cluster_secret` is replaced.",
     )
     rack: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{0,128}$")] = Field(
-        default="", description="Where the node stands: copies of a slice go to different racks."
+        default="",
+        description="Rack or zone; copies of a slice go to different ones where possible. Empty: "
+        "a rack of its own.",
     )
 
     @field_validator("cluster_secret")
@@ -148,58 +155,74 @@ class Node(Section):
 
 
 class Topics(Section):
-    """The topics of the service and how missing ones are created."""
+    """Topics of the service, and how missing ones are created."""
 
     delay: Annotated[tuple[Topic, ...], ListText] = Field(
-        default=("delay_topic_any",), max_length=256, description="Delay topics by name."
+        default=("delay_topic_any",), max_length=256, description="Names of delay topics."
     )
     discover: bool = Field(
-        default=True, description="Serve every topic that matches `pattern` as well."
+        default=True, description="Also serve every topic that matches `pattern`."
     )
-    pattern: TopicPattern = Field(default="delay_topic_*", description="Names of delay topics.")
-    checkpoint: Topic = Field(default="delay_checkpoint", description="Holds the cursors.")
+    pattern: TopicPattern = Field(
+        default="delay_topic_*", description="Pattern of the names of delay topics (`*` and `?`)."
+    )
+    checkpoint: Topic = Field(default="delay_checkpoint", description="Topic of the cursors.")
     checkpoint_partitions: int = Field(
         default=4,
         ge=1,
         le=1000,
         description="Partitions of the checkpoint topic when it is created; slices share them. "
-        "They can't be changed later.",
+        "Fixed afterwards.",
     )
     claims: Topic | None = Field(
         default=None,
-        description="Holds which worker may write for which slice; one partition. Default: the "
-        "checkpoint topic's name and `_claims`.",
+        description="Topic of the claims (which worker may write for a slice). Default: name of "
+        "the checkpoint topic and `_claims`.",
     )
     dead_letter: Topic = Field(
-        default="delay_dead_letter", description="Holds what can't be delivered."
+        default="delay_dead_letter", description="Topic of records that can't be delivered."
     )
     outcomes: Topic = Field(
-        default="delay_outcomes", description="Holds cancelled, expired and the like."
+        default="delay_outcomes",
+        description="Topic of the other outcomes: cancelled, replaced, expired and fired records.",
     )
     digests: Topic = Field(
-        default="delay_digests", description="Holds what each node's copies have pending, in sums."
+        default="delay_digests", description="Topic of the digests: counts and hashes of each copy."
     )
     repairs: Topic = Field(
-        default="delay_repairs", description="Holds what copies are asked to do, and the answers."
+        default="delay_repairs",
+        description="Topic of repair orders for copies, and of the replies.",
     )
     audit: Topic = Field(
-        default="delay_audit", description="Holds what audits and comparisons of copies found."
+        default="delay_audit",
+        description="Topic of the results of audits and comparisons of copies.",
     )
     pauses: Topic = Field(
-        default="delay_pauses", description="Holds which targets and delay topics are paused."
+        default="delay_pauses", description="Topic of paused targets and delay topics."
     )
     create: bool = Field(
         default=True,
-        description="Create what is missing at start; later, topics of dead letters and outcomes.",
+        description="Create missing topics at start, and topics of dead letters or outcomes that "
+        "are deleted later. `false`: a missing topic is an error.",
     )
     partitions: int = Field(
-        default=4, ge=1, le=1000, description="Partitions of created topics: slices."
+        default=4,
+        ge=1,
+        le=1000,
+        description="Partitions of delay topics that the service creates. Each partition number "
+        "is a slice.",
     )
     replication_factor: int = Field(
-        default=-1, ge=-1, le=15, description="Of created topics; -1 is the broker's default."
+        default=-1,
+        ge=-1,
+        le=15,
+        description="Replicas of created topics. -1: the broker's default.",
     )
     refresh_s: DurationS = Field(
-        default=5, ge=1, le=3600, description="How often new topics and partitions are looked for."
+        default=5,
+        ge=1,
+        le=3600,
+        description="Seconds between two looks for new topics and partitions.",
     )
 
     @model_validator(mode="after")
@@ -233,34 +256,37 @@ class Topics(Section):
 
 
 class Outage(Section):
-    """How long everything may stand still without loss."""
+    """Planned length of an outage."""
 
     allowance_ms: DurationMs = Field(
         default=DAY_MS,
         ge=0,
         le=366 * DAY_MS,
-        description="Delay topics must retain records for the roll window and this much longer.",
+        description="Longest outage without loss. Delay topics must retain records for the roll "
+        "window plus this time, else a problem is reported.",
     )
 
 
 class Metrics(Section):
-    """The HTTP server of metrics and status."""
+    """HTTP server of metrics and status."""
 
     listen: Listen = Field(
         default="127.0.0.1:9464",
-        description="`host:port` of /metrics and /status; port 0 is any, empty is off. "
-        "It has no password: open it to trusted networks only.",
+        description="`host:port` of /metrics and /status, without a password: trusted networks "
+        "only. Port 0: any free port. Empty: off.",
     )
 
 
 class Log(Section):
-    """Log lines go to standard error."""
+    """Log lines on standard error."""
 
     level: Literal["debug", "info", "warning", "error"] = Field(
-        default="info", description="The least level that is written."
+        default="info", description="Lowest level that is written."
     )
     format: Literal["auto", "console", "json"] = Field(
-        default="auto", description="auto: colours on a terminal, JSON lines elsewhere."
+        default="auto",
+        description="`console`: text with colours. `json`: one object per line. `auto`: console "
+        "on a terminal, else JSON.",
     )
 
 

@@ -19,37 +19,37 @@ from delayservice.config.units import (
 
 
 class Wheel(Section):
-    """The file time wheel: an append-only file for each slot of due times, for all shards of a
-    worker. Its bounds are those of a worker, whatever the number of its shards.
-    """
+    """The store `wheel`: one append-only file per slot of due times. Limits are per worker."""
 
     slots: int = Field(
         default=720,
         ge=60,
         le=100_000,
-        description="Slots of the wheel; times `slot_ms`, this is how far it reaches.",
+        description="Number of slots. The wheel spans `slots` times `slot_ms`.",
     )
     slot_ms: DurationMs = Field(
         default=10_000,
         ge=1_000,
         le=DAY_MS,
-        description="Width of a slot; delivery is exact to the millisecond at any width. For a "
-        "wheel of days, use wider slots (14 d: 2,016 of 10 min). A change rebuilds the wheel "
-        "from Kafka.",
+        description="Span of due times in one file; it does not affect precision. Use wider slots "
+        "for wheels of days (14 d: 2,016 of 10 min). A change rebuilds the store from Kafka.",
     )
     buffer_bytes_max: Bytes = Field(
         default=ByteSize(32 * MIB),
-        description="Appended bytes a worker may hold before it writes files.",
+        description="Memory for appended records before they are written to files. Larger: fewer, "
+        "larger writes.",
     )
     near_bytes_max: Bytes = Field(
         default=ByteSize(64 * MIB),
-        description="Bytes of the next slots that a worker keeps in memory.",
+        description="Memory for records of the next slots. Larger: fewer reads at the due time.",
     )
     sync_bytes: Bytes = Field(
-        default=ByteSize(32 * MIB), description="Bytes of log to read again after a crash, about."
+        default=ByteSize(32 * MIB),
+        description="Appended bytes between two syncs: about what is read again from Kafka after "
+        "a crash.",
     )
     open_files_max: int = Field(
-        default=128, ge=4, le=65_536, description="Open slot files of a worker."
+        default=128, ge=4, le=65_536, description="Slot files that are open at a time."
     )
 
     @property
@@ -59,17 +59,20 @@ class Wheel(Section):
 
 
 class RocksDb(Section):
-    """The RocksDB store."""
+    """The store `rocksdb`. Limits are per worker."""
 
     write_buffer_bytes: Bytes = Field(
-        default=ByteSize(32 * MIB), description="Memory table of a worker; two may exist."
+        default=ByteSize(32 * MIB),
+        description="Size of a memory table; two may exist. Larger: fewer flushes.",
     )
     block_cache_bytes: Bytes = Field(
-        default=ByteSize(32 * MIB), description="Read cache of a worker."
+        default=ByteSize(32 * MIB), description="Memory of the read cache."
     )
     sync_bytes: Bytes = Field(
-        default=ByteSize(64 * MIB), description="Bytes of log to read again after a crash, at most."
+        default=ByteSize(64 * MIB),
+        description="Appended bytes between two syncs: the most that is read again from Kafka "
+        "after a crash.",
     )
     compression: Literal["none", "snappy", "lz4", "zstd"] = Field(
-        default="lz4", description="Of data on disk."
+        default="lz4", description="Compression of data on disk."
     )

@@ -5,7 +5,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Final, NamedTuple
 
 from prometheus_client.core import (
     CounterMetricFamily,
@@ -176,67 +177,78 @@ def _of_verdicts(unelectable: Sequence[Unelectable]) -> Metric:
     return found
 
 
-def _gauges(slices: Sequence[SliceFacts]) -> Iterator[Metric]:
-    labels = ["slice"]
-    owned = GaugeMetricFamily("delay_owned", "1 while this node delivers the slice.", labels=labels)
-    alarm = GaugeMetricFamily(
-        "delay_alarm", "1 while something stops or endangers delivery; see status.", labels=labels
-    )
-    stopped = GaugeMetricFamily(
-        "delay_storing_stopped", "1 while the disk is too full to store more.", labels=labels
-    )
-    damaged = GaugeMetricFamily(
+class _Gauge(NamedTuple):
+    """A gauge of each slice; ``value`` returns None where it is absent."""
+
+    name: str
+    help: str
+    value: Callable[[SliceFacts], float | None]
+
+
+_OF_SLICES: Final = (
+    _Gauge(
+        "delay_owned",
+        "1 while this node delivers the slice.",
+        lambda facts: facts.metrics.state == "owner",
+    ),
+    _Gauge(
+        "delay_alarm",
+        "1 while something stops or endangers delivery; see status.",
+        lambda facts: bool(facts.metrics.alarm),
+    ),
+    _Gauge(
+        "delay_storing_stopped",
+        "1 while the disk is too full to store more.",
+        lambda facts: facts.metrics.storing_stopped,
+    ),
+    _Gauge(
         "delay_copy_damaged",
         "Stretches of the copy that the last scan of the disk could not read.",
-        labels=labels,
-    )
-    lost = GaugeMetricFamily(
+        lambda facts: facts.metrics.damaged,
+    ),
+    _Gauge(
         "delay_lost_offsets",
         "Offsets that retention deleted before they were settled, of the newest ranges.",
-        labels=labels,
-    )
-    pending = GaugeMetricFamily("delay_pending", "Records that wait.", labels=labels)
-    size = GaugeMetricFamily("delay_store_bytes", "Size of the stores.", labels=labels)
-    oldest = GaugeMetricFamily(
+        lambda facts: facts.metrics.lost_offsets,
+    ),
+    _Gauge("delay_pending", "Records that wait.", lambda facts: facts.metrics.pending),
+    _Gauge("delay_store_bytes", "Size of the stores.", lambda facts: facts.metrics.store_bytes),
+    _Gauge(
         "delay_oldest_due_timestamp_seconds",
         "Due time of the first pending record; absent when nothing waits.",
-        labels=labels,
-    )
-    age = GaugeMetricFamily(
+        lambda facts: None if (due := facts.metrics.oldest_due_ms) is None else due / _MS,
+    ),
+    _Gauge(
         "delay_cursor_age_seconds",
         "Time since the cursor was committed, or was seen with nothing to commit.",
-        labels=labels,
-    )
-    lag = GaugeMetricFamily(
-        "delay_source_lag", "Source records in Kafka that are not in the store yet.", labels=labels
-    )
-    epoch = GaugeMetricFamily(
-        "delay_epoch", "Number of this node's ownership; absent while it has none.", labels=labels
-    )
-    behind = GaugeMetricFamily(
+        lambda facts: facts.cursor_age_s,
+    ),
+    _Gauge(
+        "delay_source_lag",
+        "Source records in Kafka that are not in the store yet.",
+        lambda facts: facts.metrics.source_lag,
+    ),
+    _Gauge(
+        "delay_epoch",
+        "Number of this node's ownership; absent while it has none.",
+        lambda facts: facts.metrics.epoch or None,
+    ),
+    _Gauge(
         "delay_replica_lag_seconds",
         "How far the copy is behind the owner's; absent while that is not known.",
-        labels=labels,
-    )
-    for facts in slices:
-        metrics, at = facts.metrics, [str(facts.metrics.slice)]
-        owned.add_metric(at, int(metrics.state == "owner"))
-        alarm.add_metric(at, int(bool(metrics.alarm)))
-        stopped.add_metric(at, int(metrics.storing_stopped))
-        damaged.add_metric(at, metrics.damaged)
-        lost.add_metric(at, metrics.lost_offsets)
-        pending.add_metric(at, metrics.pending)
-        size.add_metric(at, metrics.store_bytes)
-        age.add_metric(at, facts.cursor_age_s)
-        lag.add_metric(at, metrics.source_lag)
-        if metrics.epoch:
-            epoch.add_metric(at, metrics.epoch)
-        if metrics.lag_s >= 0:
-            behind.add_metric(at, metrics.lag_s)
-        if metrics.oldest_due_ms is not None:
-            oldest.add_metric(at, metrics.oldest_due_ms / _MS)
-    yield from (owned, alarm, stopped, damaged, lost, pending, size, oldest, age, lag, epoch)
-    yield behind
+        lambda facts: lag_s if (lag_s := facts.metrics.lag_s) >= 0 else None,
+    ),
+)
+
+
+def _gauges(slices: Sequence[SliceFacts]) -> Iterator[Metric]:
+    for gauge in _OF_SLICES:
+        family = GaugeMetricFamily(gauge.name, gauge.help, labels=["slice"])
+        for facts in slices:
+            value = gauge.value(facts)
+            if value is not None:
+                family.add_metric([str(facts.metrics.slice)], value)
+        yield family
 
 
 def _of_topics(topics: Mapping[str, TopicCounts]) -> Iterator[Metric]:

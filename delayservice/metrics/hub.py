@@ -1,8 +1,8 @@
-"""The supervisor's side of metrics: all workers together, over HTTP.
+"""The supervisor's side of metrics: all workers together.
 
-``/metrics`` is for Prometheus and ``/status`` for people and health checks. Counters belong to the
-node and never go back while it runs: what a worker had counted when it died is kept, per slice.
-A restart of the whole node starts at zero, which Prometheus understands as a counter reset.
+Counters belong to the node and never go back while it runs: what a worker had counted when it died
+is kept, per slice. A restart of the whole node starts at zero, which Prometheus understands as a
+counter reset.
 """
 
 from __future__ import annotations
@@ -10,19 +10,12 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
-from socket import AF_INET6
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
-from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
-from wsgiref.types import StartResponse, WSGIEnvironment
 
 import msgspec
-import prometheus_client
-from prometheus_client.exposition import ThreadingWSGIServer
-from prometheus_client.registry import CollectorRegistry
 
 from delayservice import __version__
-from delayservice.base.errors import DelayServiceError
 from delayservice.config.settings import Settings
 from delayservice.engine.electability import WorkerFacts, electability
 from delayservice.metrics.counts import (
@@ -33,10 +26,10 @@ from delayservice.metrics.counts import (
     WorkerMetrics,
 )
 from delayservice.metrics.facts import NodeFacts, ProcessFacts, SliceFacts, Unelectable
-from delayservice.metrics.families import export
 from delayservice.metrics.snapshot import Snapshot, decode_snapshot
 from delayservice.metrics.status import (
-    NodeStatus,
+    NodeState,
+    Pause,
     slice_status,
     target_statuses,
     topics_of,
@@ -76,6 +69,19 @@ class _Worker:
         between = turns if self.before is None else turns.since(self.before[0].turns)
         return between.quantile_ms(0.99, TRANSACTION_BOUNDS_MS)
 
+    def facts(self, index: int, restarts: int, now_s: float) -> ProcessFacts:
+        """Return what is exported of the process."""
+        return ProcessFacts(
+            index,
+            self.snapshot.pid,
+            restarts,
+            now_s - self.arrived_s,
+            self.snapshot.disk_used_percent,
+            self.cpu_ratio,
+            self.snapshot.worker.memory_bytes,
+            self.turn_ms_p99,
+        )
+
 
 class NodeTotals(NamedTuple):
     """Counts of all slices of a node while it ran, and the records that wait now."""
@@ -84,26 +90,14 @@ class NodeTotals(NamedTuple):
     pending: int
 
 
-class _QuietHandler(WSGIRequestHandler):
-    """A scrape every few seconds is no news."""
-
-    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 (the base's name)
-        """Log nothing."""
-
-
-class _Server6(ThreadingWSGIServer):
-    address_family = AF_INET6
-
-
 class MetricsHub:
-    """Collects the workers' snapshots and serves them. Every method may be called by any thread."""
+    """Collects the workers' snapshots. Every method may be called by any thread."""
 
     def __init__(
         self, settings: Settings, monotonic_s: Callable[[], float] = time.monotonic
     ) -> None:
-        """Collect for the node of ``settings``; nothing listens until ``serve``."""
+        """Collect for the node of ``settings``."""
         self._node_id = settings.node.node_id
-        self._listen = settings.metrics.listen
         self._workers_wanted = settings.node.workers
         self._now_s = monotonic_s
         self._started_s = monotonic_s()
@@ -116,11 +110,6 @@ class MetricsHub:
         self._total = Counters()
         """Of all slices, dropped ones included; what changed is added, so that it never costs a
         walk over all of them."""
-        self._server: WSGIServer | None = None
-        self._thread: threading.Thread | None = None
-        registry = CollectorRegistry()
-        registry.register(_Collector(self))
-        self._metrics_app = prometheus_client.make_wsgi_app(registry)
 
     def update(self, worker_index: int, snapshot_bytes: bytes) -> None:
         """Take what ``metrics.encode_snapshot`` packed.
@@ -213,16 +202,7 @@ class MetricsHub:
             for _, metrics, _ in live:
                 totals.setdefault(metrics.slice, Counters()).add(metrics.counters)
             workers = [
-                ProcessFacts(
-                    index,
-                    worker.snapshot.pid,
-                    self._restarts.get(index, 0),
-                    now_s - worker.arrived_s,
-                    worker.snapshot.disk_used_percent,
-                    worker.cpu_ratio,
-                    worker.snapshot.worker.memory_bytes,
-                    worker.turn_ms_p99,
-                )
+                worker.facts(index, self._restarts.get(index, 0), now_s)
                 for index, worker in sorted(self._workers.items())
             ]
             snapshots = [worker.snapshot for worker in self._workers.values()]
@@ -297,7 +277,7 @@ class MetricsHub:
             newest = max(self._workers.values(), key=lambda one: one.arrived_s, default=None)
         return "" if newest is None else newest.snapshot.pinned
 
-    def status(self) -> NodeStatus:
+    def status(self) -> NodeState:
         """Give what ``/status`` shows. Healthy: the node may own all that it has a copy of, and
         no slice has an alarm.
         """
@@ -310,7 +290,7 @@ class MetricsHub:
         ]
         problems += facts.problems
         pauses = facts.pauses or PauseFacts([], {}, None)
-        return NodeStatus(
+        return NodeState(
             node_id=facts.node_id,
             version=facts.version,
             uptime_s=round(self._now_s() - self._started_s, 3),
@@ -318,73 +298,12 @@ class MetricsHub:
             problems=problems,
             workers=[worker_status(w, facts.worker_totals[w.worker]) for w in facts.workers],
             slices=[slice_status(s, facts.totals[s.metrics.slice]) for s in facts.slices],
-            paused=pauses.told,
+            paused=[Pause.model_validate(msgspec.to_builtins(one)) for one in pauses.told],
             paused_others=sum(pauses.counts.values()) - len(pauses.told),
             targets=target_statuses(facts),
             pinned=self._newest_pin(),
         )
 
-    def serve(self) -> str | None:
-        """Listen in a thread of its own.
-
-        Returns:
-            ``host:port`` that it listens on, or None when ``metrics.listen`` is empty.
-
-        Raises:
-            DelayServiceError: the address can't be had.
-        """
-        if not self._listen:
-            return None
-        host, _, port = self._listen.rpartition(":")
-        host = host.strip("[]")
-        server_class = _Server6 if ":" in host else ThreadingWSGIServer
-        try:
-            self._server = make_server(host, int(port), self._app, server_class, _QuietHandler)
-        except OSError as exc:
-            raise DelayServiceError(
-                f"metrics can't listen on {self._listen}: {exc.strerror or exc}; set "
-                "metrics.listen to a free address, port 0 for any, or nothing for none"
-            ) from exc
-        self._thread = threading.Thread(
-            target=self._server.serve_forever, name="metrics", daemon=True
-        )
-        self._thread.start()
-        shown = f"[{host}]" if ":" in host else host
-        return f"{shown}:{self._server.server_port}"
-
-    def close(self) -> None:
-        """Stop listening. May be called twice, and without ``serve``."""
-        if self._server is not None and self._thread is not None:
-            self._server.shutdown()
-            self._server.server_close()
-            self._thread.join()
-            self._server = self._thread = None
-
-    def _app(self, environ: WSGIEnvironment, start: StartResponse) -> Iterable[bytes]:
-        path = environ.get("PATH_INFO", "/")
-        if environ.get("REQUEST_METHOD") not in {"GET", "HEAD"}:
-            return _answer(start, "405 Method Not Allowed", "text/plain", b"only GET\n")
-        if path == "/metrics":
-            body: Iterable[bytes] = self._metrics_app(environ, start)
-            return body
-        if path == "/status":
-            return _answer(start, "200 OK", "application/json", msgspec.json.encode(self.status()))
-        return _answer(start, "404 Not Found", "text/plain", b"there are /metrics and /status\n")
-
 
 def _life(snapshot: Snapshot) -> tuple[int, int]:
     return snapshot.pid, snapshot.started_ns
-
-
-def _answer(start: StartResponse, status: str, kind: str, body: bytes) -> list[bytes]:
-    start(status, [("Content-Type", kind), ("Content-Length", str(len(body)))])
-    return [body]
-
-
-class _Collector(prometheus_client.registry.Collector):
-    def __init__(self, hub: MetricsHub) -> None:
-        self._hub = hub
-
-    def collect(self) -> Iterable[prometheus_client.Metric]:
-        """Give all metrics of this moment."""
-        return export(self._hub.facts())

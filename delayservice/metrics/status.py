@@ -1,10 +1,11 @@
-"""Status of a node: what `/status` shows as JSON."""
+"""State of a node: what `/status`, the API and `delayservice status` show."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Literal
 
-import msgspec
+from pydantic import BaseModel, Field
 
 from delayservice.engine.census import TopicCounts, largest, with_others
 from delayservice.metrics.counts import (
@@ -12,7 +13,6 @@ from delayservice.metrics.counts import (
     TARGETS_MAX,
     TRANSACTION_BOUNDS_MS,
     Counters,
-    PauseFact,
     WorkerMetrics,
 )
 from delayservice.metrics.facts import NodeFacts, ProcessFacts, SliceFacts, Unelectable
@@ -21,8 +21,8 @@ SLICES_NAMED_MAX = 10
 """Slices that one problem names; the others are counted."""
 
 
-class SliceStatus(msgspec.Struct, omit_defaults=False):
-    """One slice in ``/status``."""
+class SliceState(BaseModel):
+    """A slice of this node; as in `/status`."""
 
     slice: int
     worker: int
@@ -42,57 +42,65 @@ class SliceStatus(msgspec.Struct, omit_defaults=False):
     early: int
 
 
-class WorkerStatus(msgspec.Struct):
-    """One worker process in ``/status``.
-
-    Attributes:
-        cpu_ratio: part of a core that it took between its last two reports; None: it had one.
-        turn_ms_p99: 99th percentile of its loop's turns between them, an upper bound, without the
-            wait for records.
-        transaction_ms_p99: of its transactions since the node started.
-    """
+class WorkerState(BaseModel):
+    """A worker process of this node."""
 
     worker: int
     pid: int
     restarts: int
     silent_s: float
-    cpu_ratio: float | None = None
+    cpu_ratio: float | None = Field(
+        default=None, description="Part of a core in about the last second."
+    )
     memory_bytes: int = 0
-    turn_ms_p99: int | None = None
-    transaction_ms_p99: int | None = None
+    turn_ms_p99: int | None = Field(
+        default=None, description="Turns of its loop in about the last second."
+    )
+    transaction_ms_p99: int | None = Field(default=None, description="Since the node started.")
 
 
-class TargetStatus(msgspec.Struct):
-    """One target in ``/status``: what waits for it in the slices that the node owns, and what was
-    delivered since the node started, but for what was past due or put off.
-    """
+class Pause(BaseModel):
+    """A pause of deliveries."""
 
-    topic: str
-    target: str
+    kind: Literal["target", "topic"] = Field(
+        description="target: deliveries to a target topic; topic: all of a delay topic."
+    )
+    name: str = Field(description="The topic; of targets, `*` and `?` stand for any.")
+    at_ms: int
+    reason: str
+
+
+class TargetState(BaseModel):
+    """Records that wait for one target in the slices that this node owns."""
+
+    topic: str = Field(description="Delay topic.")
+    target: str = Field(description="Target topic; `(other)`: all without a row of their own.")
     pending: int = 0
-    parked: int = 0
-    delivered: int = 0
-    lateness_ms_p99: int | None = None
+    parked: int = Field(
+        default=0, description="Those of them whose target failed: they are tried again."
+    )
+    delivered: int = Field(default=0, description="Since the node started, on time or late.")
+    lateness_ms_p99: int | None = Field(default=None, description="Of these, an upper bound.")
 
 
-class NodeStatus(msgspec.Struct):
-    """``/status``."""
+class NodeState(BaseModel):
+    """This node; as `/status`."""
 
     node_id: str
     version: str
     uptime_s: float
     healthy: bool
     problems: list[str]
-    workers: list[WorkerStatus]
-    slices: list[SliceStatus]
-    paused: list[PauseFact] = []
-    """Pauses that a person asked for: the node is still healthy."""
-    paused_others: int = 0
-    """How many more pauses there are."""
-    targets: list[TargetStatus] = []
-    """Those with the most records by name, the most parked ones first."""
-    pinned: str = ""
-    """Why owners stay where they are; empty: they don't have to."""
+    workers: list[WorkerState]
+    slices: list[SliceState]
+    paused: list[Pause] = Field(default=[], description="What is paused, as far as it fits.")
+    paused_others: int = Field(default=0, description="How many more pauses there are.")
+    targets: list[TargetState] = Field(
+        default=[], description="The largest ones, most parked first."
+    )
+    pinned: str = Field(
+        default="", description="Why owners stay where they are; empty: they need not."
+    )
 
 
 def why_not_electable(facts: NodeFacts) -> list[str]:
@@ -129,18 +137,20 @@ def topics_of(slices: Iterable[SliceFacts]) -> dict[str, TopicCounts]:
     return topics
 
 
-def target_statuses(facts: NodeFacts) -> list[TargetStatus]:
+def target_statuses(facts: NodeFacts) -> list[TargetState]:
     """Return the status of each delay topic and target, those with most parked records first."""
-    found: dict[tuple[str, str], TargetStatus] = {}
+    found: dict[tuple[str, str], TargetState] = {}
     for topic, counts in facts.topics.items():
         for target, (pending, parked) in counts.targets.items():
-            found[topic, target] = TargetStatus(topic, target, pending, parked)
+            found[topic, target] = TargetState(
+                topic=topic, target=target, pending=pending, parked=parked
+            )
     together = WorkerMetrics()
     for metrics in facts.worker_totals.values():
         together.add(metrics)
     for topic, targets in together.targets.items():
         for target, lateness in targets.items():
-            one = found.setdefault((topic, target), TargetStatus(topic, target))
+            one = found.setdefault((topic, target), TargetState(topic=topic, target=target))
             one.delivered = sum(lateness.counts)
             one.lateness_ms_p99 = lateness.quantile_ms(0.99, LATENESS_BOUNDS_MS)
     return sorted(
@@ -148,24 +158,24 @@ def target_statuses(facts: NodeFacts) -> list[TargetStatus]:
     )
 
 
-def worker_status(facts: ProcessFacts, totals: WorkerMetrics) -> WorkerStatus:
+def worker_status(facts: ProcessFacts, totals: WorkerMetrics) -> WorkerState:
     """Return the status of a worker."""
-    return WorkerStatus(
-        facts.worker,
-        facts.pid,
-        facts.restarts,
-        round(facts.silent_s, 3),
-        None if facts.cpu_ratio is None else round(facts.cpu_ratio, 3),
-        facts.memory_bytes,
-        facts.turn_ms_p99,
-        totals.transactions.quantile_ms(0.99, TRANSACTION_BOUNDS_MS),
+    return WorkerState(
+        worker=facts.worker,
+        pid=facts.pid,
+        restarts=facts.restarts,
+        silent_s=round(facts.silent_s, 3),
+        cpu_ratio=None if facts.cpu_ratio is None else round(facts.cpu_ratio, 3),
+        memory_bytes=facts.memory_bytes,
+        turn_ms_p99=facts.turn_ms_p99,
+        transaction_ms_p99=totals.transactions.quantile_ms(0.99, TRANSACTION_BOUNDS_MS),
     )
 
 
-def slice_status(facts: SliceFacts, totals: Counters) -> SliceStatus:
+def slice_status(facts: SliceFacts, totals: Counters) -> SliceState:
     """Return the status of a slice."""
     metrics = facts.metrics
-    return SliceStatus(
+    return SliceState(
         slice=metrics.slice,
         worker=facts.worker,
         state=metrics.state,

@@ -18,6 +18,7 @@ import structlog
 from structlog.types import EventDict, Processor, WrappedLogger
 
 from delayservice.config.settings import Log
+from delayservice.process.log_hints import HINTS
 
 HIDDEN = "(hidden)"
 
@@ -77,6 +78,7 @@ def configure(
         processors=[
             structlog.stdlib.filter_by_level,
             *shared,
+            _explain,
             structlog.stdlib.ProcessorFormatter.wrap_for_formatter,
         ],
         wrapper_class=structlog.stdlib.BoundLogger,
@@ -118,6 +120,12 @@ def _bind(bound: Mapping[str, object]) -> Processor:
         return {**bound, **event}
 
     return add
+
+
+def _explain(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
+    """Add the event's hint, unless the line has one."""
+    hint = HINTS.get(event["event"])
+    return event if hint is None or "hint" in event else {**event, "hint": hint}
 
 
 def _formatter(

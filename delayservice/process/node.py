@@ -25,6 +25,8 @@ import structlog
 
 from connectors.kafka.clients import admin_client
 from connectors.kafka.topics import TopicKeeper
+from delayservice.admin.http_server import HttpServer
+from delayservice.admin.metrics_app import make_metrics_app
 from delayservice.admin.server import AdminServer
 from delayservice.base.errors import SettingsError
 from delayservice.config.reference import secret_values
@@ -68,9 +70,10 @@ def run(settings: Settings) -> int:
     hub = MetricsHub(settings)
     supervisor = Supervisor(settings, known, instance, hub)
     admin = AdminServer(settings, hub, lambda: supervisor.askers)
+    metrics = HttpServer(make_metrics_app(hub), "metrics", settings.metrics.listen)
     try:
         # Before Kafka is reached: a node that waits for it has to say so.
-        if listening := hub.serve():
+        if listening := metrics.serve():
             _log.info("metrics_served", url=listening)
         if asked_at := admin.serve():
             _log.info("admin_served", url=asked_at)
@@ -82,7 +85,7 @@ def run(settings: Settings) -> int:
         return supervisor.stop()
     finally:
         admin.close()
-        hub.close()
+        metrics.close()
         lock.close()
         _log.info("stopped")
 

@@ -92,8 +92,8 @@ def remove_strangers(settings: Settings) -> None:
                 f"{kind}_removed",
                 path=str(folder),
                 formats=sorted({str(read_format(str(store)) or "none") for store in stores}),
-                hint="of an older format, or of a worker that this node has no longer; what it "
-                "held is rebuilt from Kafka",
+                hint="the store has an older format, or belongs to a worker that is gone; "
+                "its records are rebuilt from Kafka",
             )
             shutil.rmtree(folder) if folder.is_dir() else folder.unlink()
 

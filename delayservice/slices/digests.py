@@ -288,7 +288,7 @@ def _report(copy: _Copy, *, differs: bool) -> None:
             "copy_differs_from_what_was_stored",
             topic=place.topic,
             partition=place.partition,
-            hint="compare it with the other copies: delayservice spark reconcile",
+            hint="compare this copy with the others: delayservice spark reconcile",
         )
     for damage in copy.store.damaged:
         _log.error(
@@ -296,5 +296,5 @@ def _report(copy: _Copy, *, differs: bool) -> None:
             topic=place.topic,
             partition=place.partition,
             why=damage.why,
-            hint="it is read again from Kafka when it is due, or by a repair",
+            hint="the damaged part is read again from Kafka when it is due, or by a repair",
         )

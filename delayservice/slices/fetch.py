@@ -16,28 +16,29 @@ class Fetch:
     Attributes:
         position: the offset of the next record; ``NOWHERE``: what comes next is read after a seek.
         is_paused: whether nothing is fetched.
+        source: the slice's logs.
     """
 
     def __init__(self, source: Source, place: Place) -> None:
         self.position = NOWHERE
         self.is_paused = False
-        self._source = source
+        self.source = source
         self._place = place
 
     def go_to(self, offset: int, last_read: LastRead = NOTHING_READ) -> None:
         """Read on from ``offset``. ``last_read``: the last record below it, where it was read."""
-        self._source.seek(self._place, offset, last_read)
+        self.source.seek(self._place, offset, last_read)
         self.position = offset
 
     def pause(self, *, is_paused: bool) -> None:
         """Fetch nothing, or go on."""
         if is_paused != self.is_paused:
-            (self._source.pause if is_paused else self._source.resume)(self._place)
+            (self.source.pause if is_paused else self.source.resume)(self._place)
             self.is_paused = is_paused
 
     def let_go(self) -> None:
         """Read this log no more. A pause ends first: the client would remember it."""
         self.pause(is_paused=False)
         if self.position != NOWHERE:
-            self._source.drop(self._place)
+            self.source.drop(self._place)
             self.position = NOWHERE

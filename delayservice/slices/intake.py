@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import structlog
 
@@ -10,12 +10,10 @@ from delayservice.base import faults
 from delayservice.base.errors import KafkaEdgeError, LogTruncatedError
 from delayservice.engine.disk import DiskLevel
 from delayservice.engine.ports import Run, Trouble
-from delayservice.slices.agenda import Agenda
 from delayservice.slices.any_lane import AnyLane
-from delayservice.slices.edges import Edges
 from delayservice.slices.owning import Owning
+from delayservice.slices.parts import LoopParts
 from delayservice.slices.slice import Slice
-from delayservice.slices.transaction import Transaction
 
 _log = structlog.get_logger(__name__)
 
@@ -24,11 +22,8 @@ class Intake:
     """Single-threaded, as the loop that owns it.
 
     Args:
-        slices: those of the loop, by number.
-        owning: what they are owned by.
-        transaction: of the loop.
-        agenda: notes shards that have something to settle.
-        edges: source, clock, gate, disk and metrics.
+        parts: of the loop.
+        owning: lets go of slices whose logs fail.
         is_active: takes the number of a slice that something was stored of.
         drop_lane: serves a shard no longer.
         settle_down: has nothing in flight.
@@ -36,27 +31,17 @@ class Intake:
 
     def __init__(
         self,
-        slices: Mapping[int, Slice],
+        parts: LoopParts,
         owning: Owning,
-        transaction: Transaction,
-        agenda: Agenda,
-        edges: Edges,
         *,
         is_active: Callable[[int], None],
         drop_lane: Callable[[int, str], None],
         settle_down: Callable[[], None],
     ) -> None:
-        self._slices = slices
+        self._parts = parts
+        self._edges = parts.edges
+        self._source = parts.edges.source
         self._owning = owning
-        self._transaction = transaction
-        self._agenda = agenda
-        self._source = edges.source
-        self._clock = edges.clock
-        self._gate = edges.gate
-        self._observer = edges.observer
-        self._poll_records = edges.limits.poll_records
-        self._pausing = edges.pausing
-        self._disk_level = edges.disk_level
         self._is_active = is_active
         self._drop_lane = drop_lane
         self._settle_down = settle_down
@@ -65,17 +50,19 @@ class Intake:
     def poll(self, wait_ms: float, gather_ms: float) -> float:
         """Poll and store; return how long the wait for records was, seconds."""
         self._mind_the_disk()
-        began_s = self._clock.monotonic_s()
-        with self._pausing():
-            runs = self._source.poll(wait_ms / 1000, self._poll_records, gather_ms / 1000)
-        waited_s = self._clock.monotonic_s() - began_s
+        edges = self._edges
+        began_s = edges.clock.monotonic_s()
+        with edges.pausing():
+            records_max = edges.limits.poll_records
+            runs = self._source.poll(wait_ms / 1000, records_max, gather_ms / 1000)
+        waited_s = edges.clock.monotonic_s() - began_s
         faults.point("after_poll")
         heard_ms = 0
         for run in runs:
             if self.store(run) and run.rows:
                 heard_ms = max(heard_ms, run.rows[-1][1])
         if heard_ms:
-            self._gate.heard_broker(heard_ms, None, 0.0)
+            edges.gate.heard_broker(heard_ms, None, 0.0)
         for trouble in self._source.take_troubles():
             self._hear_trouble(trouble)
         faults.point("after_append")
@@ -84,10 +71,10 @@ class Intake:
     def store(self, run: Run) -> bool:
         """Store what was read of a shard; return whether it could be stored."""
         topic, number = run.place
-        slice_ = self._slices.get(number)
-        lane = None if slice_ is None else slice_.lanes.get(topic)
-        if slice_ is None or lane is None or slice_.follower.refusal:  # since a moment ago
+        found = self._parts.find(number, topic)
+        if found is None or found[0].follower.refusal:  # since a moment ago
             return False
+        slice_, lane = found
         try:
             records = lane.ingest(run)
         except LogTruncatedError as exc:
@@ -100,20 +87,20 @@ class Intake:
             if not lane.shard.owned:
                 lane.step_down()  # what was taken with the failure is read again
             return False
-        self._observer.ingested(number, records)
+        self._edges.observer.ingested(number, records)
         self._is_active(number)
         if lane.shard.owned:
-            self._transaction.touched.add(number)
-            self._agenda.walk(lane)
+            self._parts.transaction.touched.add(number)
+            self._parts.agenda.walk(lane)
         return True
 
     def _hear_trouble(self, trouble: Trouble) -> None:
         """Go on with a log that has expired or was truncated; a new topic gets a new lane."""
         topic, number = trouble.place
-        slice_ = self._slices.get(number)
-        lane = None if slice_ is None else slice_.lanes.get(topic)
-        if slice_ is None or lane is None:  # dropped a moment ago
+        found = self._parts.find(number, topic)
+        if found is None:  # dropped a moment ago
             return
+        slice_, lane = found
         if not trouble.has_moved:
             self._owning.interrupted_safely(slice_, trouble.why)
             return
@@ -138,13 +125,13 @@ class Intake:
             self._owning.await_end(lane)
         except KafkaEdgeError as exc:
             self._owning.interrupted_safely(slice_, str(exc))
-        self._agenda.look_again(lane)
+        self._parts.agenda.look_again(lane)
 
     def _mind_the_disk(self) -> None:
-        may_store = self._disk_level() < DiskLevel.STOP
+        may_store = self._edges.disk_level() < DiskLevel.STOP
         if may_store != self._may_store:
             self._may_store = may_store
-            for slice_ in self._slices.values():
+            for slice_ in self._parts.slices.values():
                 self.let_store(slice_)
 
     def let_store(self, slice_: Slice) -> None:

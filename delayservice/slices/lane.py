@@ -12,23 +12,22 @@ from collections.abc import Iterator
 from delayservice.base.errors import KafkaEdgeError, LogTruncatedError
 from delayservice.contract.contracts import Contracts
 from delayservice.contract.record import RecordReader
-from delayservice.engine.checkpoint import NOTHING_READ, LastRead, ShardCheckpoint, fingerprint
+from delayservice.engine.checkpoint import NOTHING_READ, LastRead, fingerprint
 from delayservice.engine.cursor import Cursor
 from delayservice.engine.flow import Flow
 from delayservice.engine.growth import Growth
-from delayservice.engine.losses import Gap, Lost, doubtful, skipped, stored_without_gap, with_gap
+from delayservice.engine.losses import Gap, Lost, doubtful, stored_without_gap, with_gap
 from delayservice.engine.outcome import Output
 from delayservice.engine.past_due import PastDue
 from delayservice.engine.ports import Bounds, Run, Source, Targets
 from delayservice.engine.routes import Routes
-from delayservice.engine.settle import Settler
 from delayservice.engine.shard import MayRead, Shard, at_will
-from delayservice.engine.verdicts import Verdicts
+from delayservice.slices.base_lane import BaseLane
 from delayservice.slices.cancellers import Cancellers
-from delayservice.slices.fetch import NOWHERE, Fetch
+from delayservice.slices.fetch import NOWHERE
 from delayservice.slices.foresight import Foresight
 from delayservice.slices.log_proof import LogProof
-from delayservice.slices.lost import report_expired, report_lost, report_truncated
+from delayservice.slices.lost import report_expired, report_truncated
 from delayservice.slices.mended import MendedStore
 from delayservice.slices.repair import Log
 from delayservice.slices.store_label import StoreLabel
@@ -40,8 +39,11 @@ _CHUNK_RECORDS = 1_000
 """Outputs that are made and handed over at once: as many as the processor's cache holds."""
 
 
-class Lane:
+class Lane(BaseLane):
     """One delay topic's partition on one node."""
+
+    shard: Shard
+    _proof: LogProof
 
     def __init__(
         self,
@@ -54,16 +56,9 @@ class Lane:
         flow: Flow | None = None,
         targets: Targets | None = None,
     ) -> None:
-        self.topic = topic
-        self.partition = partition
-        self.place = (topic, partition)
-        self.topic_id = topic_id
+        super().__init__(topic, partition, topic_id, source, routes, flow, targets)
         self.store = store
-        self.verdicts = Verdicts()
         self.past_due = PastDue()
-        self._source = source
-        self._secrets = routes.secrets
-        self._settler = Settler(topic, partition, routes, self.verdicts, flow, targets)
         self._foresight = Foresight(self._settler, flow, targets)
         self._read_runs: deque[tuple[int, int]] = deque()
         """Runs that H may not have passed: end, and append time of the first record, epoch ms."""
@@ -74,10 +69,8 @@ class Lane:
         fingerprints = frozenset(map(fingerprint, self._secrets))
         self._label = StoreLabel(store, self.place, fingerprints, self._proof)
         self.contracts = self._label.contracts
-        self._lost: tuple[Lost, ...] = ()  # offsets that H skipped, as checkpoints say
         self._is_adopted = False
         self.reader = RecordReader(topic, partition, self.contracts, self._secrets)
-        self._fetch = Fetch(source, self.place)
         self._growth = Growth()
         self.mended = MendedStore(store, self.shard, self._own_log)
         self._cancellers = Cancellers(self.shard, self._own_log, self.mended.scan, self._note_gap)
@@ -143,9 +136,7 @@ class Lane:
             last_read = LastRead(last_read.leader_epoch)  # which tells what H had passed
         cursor = self._fit_to_log(cursor, bounds)
         read_to = stored_without_gap(self._label.gaps, cursor.offset, self.shard.stored)
-        self._lost = skipped(lost, cursor.offset, read_to, bounds.start)
-        if self._lost != lost:
-            report_lost(self.place, self._lost[-1])
+        self._skip_lost(lost, cursor.offset, read_to, bounds.start)
         proof.take_over(last_read, bounds)
         marked = self.store.marked_from(cursor.offset)
         self.shard.take_over(cursor, marked, bounds.end, bounds.start)
@@ -229,7 +220,6 @@ class Lane:
             self._label.write(self.contracts, has_refused=False, gaps=())
 
     def _read_on(self) -> None:
-        """Read from where the shard wants to, unless it takes nothing now."""
         wanted = self._proof.doubted_from(self.shard.wanted)
         if self._is_adopted and wanted != self._fetch.position:
             self._fetch.go_to(wanted, self.last_below(wanted))
@@ -344,7 +334,7 @@ class Lane:
         """Read a replica's whole store again from the log, in steps, or raise ``KafkaEdgeError``:
         it may hold the last copy of a record, or this node has become the owner.
         """
-        bounds = self._source.bounds(self.place)
+        bounds = self._fetch.source.bounds(self.place)
         yield from self.mended.check_is_in_log(bounds.start)
         if self.shard.owned:
             raise KafkaEdgeError(f"this node delivers {self.topic}:{self.partition} by now")
@@ -353,7 +343,7 @@ class Lane:
         self.follow(self._fit_to_log(self.shard.committed, bounds))
 
     def _own_log(self) -> Log:
-        return Log(self._source, self.reader, self.place, self._cancellers.find_one)
+        return Log(self._fetch.source, self.reader, self.place, self._cancellers.find_one)
 
     def next_due_ms(self) -> int | None:
         """Return when to look again, if nothing else happens before."""
@@ -361,24 +351,10 @@ class Lane:
 
     # --- commit → prune ------------------------------------------------------------------------
 
-    def checkpoint(self) -> ShardCheckpoint:
-        """Return the state of this shard that a commit would write now."""
-        return ShardCheckpoint(
-            self.topic_id, self.shard.staged, self.contracts, self._proof.committed_last, self._lost
-        )
-
     def committed(self) -> None:
         """Note that the staged cursor is committed."""
-        self.shard.commit()
-        self.verdicts.committed()
+        super().committed()
         self.past_due.forget(self.shard.committed)
-        self._read_on()
-
-    def aborted(self) -> None:
-        """Note that the transaction was aborted for certain."""
-        self.shard.abort()
-        self.verdicts.aborted()
-        self._read_on()
 
     def sync_soon(self) -> None:
         """Make durable what there is, and what tells the log that it was read from."""

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 
 import structlog
 
 from delayservice.contract.contracts import HOMES_VERSION, Contract
 from delayservice.engine.ports import Bounds
-from delayservice.slices.agenda import Agenda
 from delayservice.slices.any_lane import AnyLane
-from delayservice.slices.edges import Edges
+from delayservice.slices.parts import LoopParts
 from delayservice.slices.slice import Slice
 from delayservice.slices.take_over import take_over_lane
-from delayservice.slices.transaction import Transaction
 
 _log = structlog.get_logger(__name__)
 
@@ -23,27 +21,13 @@ class LaneTaker:
     """Takes over single shards of slices that are claimed.
 
     Args:
-        slices: those of the loop, by number.
-        transaction: carries the first checkpoint.
-        agenda: notes shards that are owned.
-        edges: clock, gate and settings.
+        parts: of the loop.
         await_end: asks for the end of a log that a shard waits for.
     """
 
-    def __init__(
-        self,
-        slices: Mapping[int, Slice],
-        transaction: Transaction,
-        agenda: Agenda,
-        edges: Edges,
-        await_end: Callable[[AnyLane], None],
-    ) -> None:
-        self._slices = slices
-        self._transaction = transaction
-        self._agenda = agenda
-        self._clock = edges.clock
-        self._gate = edges.gate
-        self._contract_of = edges.contract_of
+    def __init__(self, parts: LoopParts, await_end: Callable[[AnyLane], None]) -> None:
+        self._parts = parts
+        self._edges = parts.edges
         self._await_end = await_end
 
     def take(self, slice_: Slice, lane: AnyLane, bounds: Bounds, stored_before: int) -> None:
@@ -52,25 +36,26 @@ class LaneTaker:
         """
         if stored_before <= bounds.end:
             bounds = bounds._replace(end=max(bounds.end, lane.shard.stored))
-        known, now_ms = slice_.known_of(lane.topic), self._clock.wall_ms()
+        known, now_ms = slice_.known_of(lane.topic), self._edges.clock.wall_ms()
         if lane.shard.owned:  # and the log has lost what it waits for
             known = replace(lane.checkpoint(), cursor=lane.shard.committed)
         if known is not None and known.topic_id == lane.topic_id:
             slice_.stated.setdefault(lane.topic, known.contracts)
-        version_max = self._gate.contract_version()
+        version_max = self._edges.gate.contract_version()
         if known is not None:  # nodes that do not know it can't follow the slice in any case
             version_max = max(version_max, known.contracts.newest_version)
-        wanted = self._with_homes(lane, self._contract_of(lane.topic, version_max))
+        wanted = self._with_homes(lane, self._edges.contract_of(lane.topic, version_max))
         take_over_lane(lane, known, bounds, wanted, now_ms)
         self._await_end(lane)
-        self._transaction.touched.add(slice_.number)
-        self._agenda.look_again(lane)
+        self._parts.transaction.touched.add(slice_.number)
+        self._parts.agenda.look_again(lane)
 
     def _with_homes(self, lane: AnyLane, wanted: Contract) -> Contract:
         """Return what settings ask for, with ids at home where they are by the contracts that are
         in force of the topic's partitions, whatever the settings say now.
         """
-        lanes = [s.lanes[lane.topic] for s in self._slices.values() if lane.topic in s.lanes]
+        slices = self._parts.slices.values()
+        lanes = [s.lanes[lane.topic] for s in slices if lane.topic in s.lanes]
         count = max(one.contracts.id_partitions for one in [lane, *lanes])
         if count in (0, wanted.id_partitions) or wanted.version < HOMES_VERSION:
             return wanted
@@ -80,7 +65,7 @@ class LaneTaker:
             partition=lane.partition,
             in_force=count,
             asked_for=wanted.id_partitions,
-            hint="ids stay at home where they are, or what is pending there would not be found: "
-            "set delivery.id_partitions back",
+            hint="delivery.id_partitions was changed, which is ignored: pending ids would not be "
+            "found any more. Set it back to the value in_force",
         )
         return replace(wanted, id_partitions=count)

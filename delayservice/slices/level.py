@@ -14,20 +14,18 @@ import structlog
 
 from delayservice.contract.contracts import Contract, Contracts
 from delayservice.contract.record import RecordReader
-from delayservice.engine.checkpoint import NOTHING_READ, LastRead, ShardCheckpoint
+from delayservice.engine.checkpoint import NOTHING_READ, LastRead
 from delayservice.engine.cursor import Cursor
 from delayservice.engine.flow import Flow
 from delayservice.engine.level import LevelRecords, LevelShard
-from delayservice.engine.losses import Lost, skipped
+from delayservice.engine.losses import Lost
 from delayservice.engine.outcome import Output
 from delayservice.engine.ports import Bounds, Run, Source, Targets
 from delayservice.engine.routes import Routes
-from delayservice.engine.settle import Settler
 from delayservice.engine.shard import MayRead, at_will
-from delayservice.engine.verdicts import Verdicts
-from delayservice.slices.fetch import Fetch
+from delayservice.slices.base_lane import BaseLane
 from delayservice.slices.level_proof import LevelProof
-from delayservice.slices.lost import report_lost, report_truncated
+from delayservice.slices.lost import report_truncated
 from delayservice.store.base import StoreStats
 
 _CHUNK_RECORDS = 1_000
@@ -60,21 +58,17 @@ class LogAsStore:
         """Retention does it."""
 
 
-class LevelLane:
-    """One level topic's partition on one node; see ``AnyLane``.
+class LevelLane(BaseLane):
+    """One level topic's partition on one node; see ``BaseLane`` for the other arguments.
 
     Args:
-        topic: the level topic.
-        partition: its partition.
-        topic_id: of this topic, not of an earlier one of the name.
-        source: the slice's logs.
-        routes: where outcomes go.
         ahead: how much is fetched ahead.
         park_topic: the delay topic that records whose target fails are parked in, in the same
             partition; None: there is none now, and they are dead-lettered.
-        flow: the limits of the slice; None: there are none.
-        targets: what is known of them; None: all can be written to.
     """
+
+    shard: LevelShard
+    _proof: LevelProof
 
     def __init__(
         self,
@@ -88,22 +82,14 @@ class LevelLane:
         flow: Flow | None = None,
         targets: Targets | None = None,
     ) -> None:
-        self.topic = topic
-        self.partition = partition
-        self.place = (topic, partition)
-        self.topic_id = topic_id
-        self.verdicts = Verdicts()
+        super().__init__(topic, partition, topic_id, source, routes, flow, targets)
         self.past_due: dict[int, int] = {}  # the delay counts from the time of writing
         self.shard = LevelShard(ahead.records, ahead.bytes)
         self.store = LogAsStore(self.shard)
         self.contracts = Contracts([(0, Contract())])
-        self._secrets = routes.secrets
-        self._settler = Settler(topic, partition, routes, self.verdicts, flow, targets)
         self._park_topic = park_topic
-        self._lost: tuple[Lost, ...] = ()
         self._proof = LevelProof()
         self._is_fit = False
-        self._fetch = Fetch(source, self.place)
 
     precise = None
     """Nothing is kept but the log."""
@@ -161,18 +147,16 @@ class LevelLane:
         """Own the shard from ``cursor`` on, or from what the log holds below it in place of records
         that it has lost; see ``AnyLane``.
         """
-        self._lost = skipped(lost, cursor.offset, cursor.offset, bounds.start)
-        if self._lost != lost:
-            report_lost(self.place, self._lost[-1])
+        self._skip_lost(lost, cursor.offset, cursor.offset, bounds.start)
         cursor = self._fit_to_log(cursor, bounds)
         if not self._is_fit:
             _log.error(
                 "level_topic_was_precise",
                 topic=self.topic,
                 partition=self.partition,
-                hint="it was served as a precise topic, and what it held then may still be "
-                "pending; take it out of [levels] to go on with it, and give the level another "
-                "topic (levels.prefix), or delete this one and have it made anew",
+                hint="this level topic was a normal delay topic before, whose records may still be "
+                "pending. Take it out of [levels] and give the level another topic "
+                "(levels.prefix), or delete and create the topic again",
             )
             self.follow(cursor)
             return
@@ -180,13 +164,13 @@ class LevelLane:
         records = LevelRecords(reader, self.contracts, self._settler, self.verdicts)
         self.shard.take_over(cursor, bounds.end, records)
         self._fetch.go_to(self._proof.begin(cursor.offset, last_read, bounds))
-        self._hold_back()
+        self._read_on()
 
     def refit(self, bounds: Bounds, *, is_truncated: bool = False) -> None:  # noqa: ARG002  # no store
         """Go on with what the log holds, in the same role; see ``AnyLane``."""
         cursor = self.shard.committed
         if self.shard.owned:
-            self.take_over(cursor, bounds, self._proof.last_read, self._lost)
+            self.take_over(cursor, bounds, self._proof.committed_last, self._lost)
         else:
             self.follow(cursor)
 
@@ -220,13 +204,12 @@ class LevelLane:
             self._proof.note(run)
         if run.stop > unread:
             self.shard.ingest(rows, run.stop)
-        self._hold_back()
+        self._read_on()
         return len(rows)
 
-    def _hold_back(self) -> None:
-        """Fetch no more while enough waits. The client throws away what it fetched when it is
-        paused, so it goes on for half of the threshold at least before it is paused again.
-        """
+    def _read_on(self) -> None:
+        # Enough may wait. The client throws away what it fetched when it is paused, so it goes on
+        # for half of the threshold at least before it is paused again.
         if self._fetch.is_paused and self.shard.has_room:
             self._fetch.pause(is_paused=False)
         elif self.shard.is_full:
@@ -256,31 +239,11 @@ class LevelLane:
             if len(outputs) < asked:
                 break
             left -= asked
-        self._hold_back()
+        self._read_on()
 
     def next_due_ms(self) -> int | None:
         """Return when the head is due."""
         return self.shard.next_due_ms()
-
-    # --- commit --------------------------------------------------------------------------------
-
-    def checkpoint(self) -> ShardCheckpoint:
-        """Return the state of this shard that a commit would write now."""
-        return ShardCheckpoint(
-            self.topic_id, self.shard.staged, self.contracts, self._proof.last_read, self._lost
-        )
-
-    def committed(self) -> None:
-        """Note that the staged cursor is committed."""
-        self.shard.commit()
-        self.verdicts.committed()
-        self._hold_back()
-
-    def aborted(self) -> None:
-        """Note that the transaction was aborted for certain."""
-        self.shard.abort()
-        self.verdicts.aborted()
-        self._hold_back()
 
     def close(self) -> None:
         """Let go."""

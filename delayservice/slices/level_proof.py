@@ -22,12 +22,12 @@ class LevelProof:
     """The facts that an owner knows about one level topic's log. Single-threaded, as the lane is.
 
     Attributes:
-        last_read: the newest record that was read, as the next checkpoint says.
+        committed_last: the newest record that was read, as the next checkpoint says.
         offset: H, or the first offset below it that H has not passed after all.
     """
 
     def __init__(self) -> None:
-        self.last_read = NOTHING_READ
+        self.committed_last = NOTHING_READ
         self.offset = 0
         self._is_over = True
         self._is_known = False
@@ -42,7 +42,9 @@ class LevelProof:
     def begin(self, offset: int, last_read: LastRead, bounds: Bounds) -> int:
         """Return where to read from: H, or below it if another leader has the log."""
         epoch = last_read.leader_epoch
-        self.last_read = LastRead(epoch)  # the record may be lost, and is read again if it is not
+        self.committed_last = LastRead(
+            epoch
+        )  # the record may be lost, and is read again if it is not
         self.offset, self._log_start = offset, bounds.start
         self._is_over, self._is_known, self._back = epoch < 0, False, 1
         is_same = epoch in (-1, bounds.leader_epoch)
@@ -55,7 +57,7 @@ class LevelProof:
         """
         if self._is_over:
             return None
-        is_newer = bool(run.rows) and run.leader_epoch > self.last_read.leader_epoch
+        is_newer = bool(run.rows) and run.leader_epoch > self.committed_last.leader_epoch
         self._is_known |= bool(run.rows) and not is_newer
         if not is_newer and run.stop < self.offset:
             return None
@@ -71,5 +73,7 @@ class LevelProof:
     def note(self, run: Run) -> None:
         """Note what was read at H or above."""
         epoch, last = run.leader_epoch, run.rows[-1][0]
-        if epoch >= 0 and (last > self.last_read.offset or epoch > self.last_read.leader_epoch):
-            self.last_read = LastRead(epoch, last)
+        if epoch >= 0 and (
+            last > self.committed_last.offset or epoch > self.committed_last.leader_epoch
+        ):
+            self.committed_last = LastRead(epoch, last)

@@ -38,8 +38,8 @@ def report_truncated(place: Place, consequence: str, **facts: int) -> None:
         topic=place[0],
         partition=place[1],
         **facts,
-        hint="the log has lost records that were read of it (unclean election, or records "
-        f"deleted); {consequence}",
+        hint="the log has lost records that were read before (unclean leader election, or "
+        f"deleted records); {consequence}",
     )
 
 

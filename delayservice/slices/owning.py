@@ -14,16 +14,15 @@ import structlog
 from delayservice.base.errors import KafkaEdgeError, OwnershipLostError, WriterGivenUpError
 from delayservice.engine.ports import Bounds, Place
 from delayservice.engine.role import Role
-from delayservice.slices.agenda import Agenda
 from delayservice.slices.any_lane import AnyLane
-from delayservice.slices.edges import Edges
 from delayservice.slices.joining import Joining
 from delayservice.slices.lane_taker import LaneTaker
+from delayservice.slices.parts import LoopParts
 from delayservice.slices.phase import ON_THE_WAY, SERVED, Phase, Step
 from delayservice.slices.slice import Slice
 from delayservice.slices.take_over import Taken
 from delayservice.slices.take_overs import TakeOver, TakeOvers
-from delayservice.slices.transaction import Ended, Transaction
+from delayservice.slices.transaction import Ended
 from delayservice.slices.writer import LOSSES_MAX, WriterOpener
 
 _FAILURES_MAX: Final = 4
@@ -35,33 +34,21 @@ _log = structlog.get_logger(__name__)
 
 
 class Owning:
-    """Single-threaded, as the loop that owns it.
+    """Single-threaded, as the loop that owns it."""
 
-    Args:
-        slices: those of the loop, by number.
-        transaction: carries claims, first checkpoints and releases.
-        agenda: notes shards that begin or cease to be owned.
-        edges: the writer, threads, clock, gate and succession.
-    """
-
-    def __init__(
-        self,
-        slices: Mapping[int, Slice],
-        transaction: Transaction,
-        agenda: Agenda,
-        edges: Edges,
-    ) -> None:
-        self._slices = slices
-        self._transaction = transaction
-        self._agenda = agenda
+    def __init__(self, parts: LoopParts) -> None:
+        edges = parts.edges
+        self._slices = parts.slices
+        self._transaction = parts.transaction
+        self._agenda = parts.agenda
         self._succession = edges.succession
         self._clock = edges.clock
         self._gate = edges.gate
         self._rest_s = edges.limits.rest_s
         self._opener = WriterOpener(edges)
-        self._joining = Joining(slices, edges, self._join_lane)
+        self._joining = Joining(parts.slices, edges, self._join_lane)
         self.await_end = self._joining.await_end
-        self._taker = LaneTaker(slices, transaction, agenda, edges, self.await_end)
+        self._taker = LaneTaker(parts, self.await_end)
         self._roles: Mapping[int, Role] | None = None
         self._role_of: Mapping[int, Role] = {}
         self._has_heirs = False

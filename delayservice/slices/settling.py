@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from typing import Final
 
 from delayservice.base.errors import KafkaEdgeError, OwnershipLostError, RefusedError
 from delayservice.engine.role import Role
-from delayservice.slices.agenda import Agenda
 from delayservice.slices.any_lane import AnyLane
-from delayservice.slices.edges import Edges
 from delayservice.slices.owning import Owning
+from delayservice.slices.parts import LoopParts
 from delayservice.slices.slice import Slice
-from delayservice.slices.transaction import Transaction
 
 _SHARE_MIN: Final = 200
 """Least number of outputs that a shard gets of a transaction."""
@@ -28,22 +25,11 @@ class Settling:
         is_hungry: whether more is due than the last turn could settle.
     """
 
-    def __init__(
-        self,
-        slices: Mapping[int, Slice],
-        owning: Owning,
-        transaction: Transaction,
-        agenda: Agenda,
-        edges: Edges,
-    ) -> None:
+    def __init__(self, parts: LoopParts, owning: Owning) -> None:
         self.is_hungry = False
-        self._slices = slices
+        self._parts = parts
+        self._clock = parts.edges.clock
         self._owning = owning
-        self._transaction = transaction
-        self._agenda = agenda
-        self._clock = edges.clock
-        self._limits = edges.limits
-        self._is_held = edges.is_held
         self._read_until_s = -math.inf
 
     def settle(self) -> None:
@@ -53,7 +39,7 @@ class Settling:
         self.is_hungry = False
         if not lanes:
             return
-        limits, transaction = self._limits, self._transaction
+        limits, transaction = self._parts.edges.limits, self._parts.transaction
         room = max(limits.transaction_records - transaction.records, _SHARE_MIN)
         share = max(room // len(lanes), min(_SHARE_MIN, room))
         byte_share = max(limits.transaction_bytes // len(lanes), 1)
@@ -77,29 +63,30 @@ class Settling:
         finally:
             for _, lane in lanes:
                 if lane.place in waiting and (lane.next_due_ms() or now_ms + 1) <= now_ms:
-                    self._agenda.wait(lane)
+                    self._parts.agenda.wait(lane)
                 else:
-                    self._agenda.look_when_due(lane)
+                    self._parts.agenda.look_when_due(lane)
 
     def _lanes_to_settle(self, now_ms: int) -> list[tuple[Slice, AnyLane]]:
         """Return those that H has to walk and those with something due, earliest first."""
-        found = []
-        for place in self._agenda.take(now_ms):
-            slice_ = self._slices.get(place[1])
-            lane = None if slice_ is None else slice_.lanes.get(place[0])
-            if slice_ is None or lane is None or not slice_.is_owner or not lane.shard.owned:
-                self._agenda.forget(place)
-            elif self._owning.role(slice_.number) is Role.OWNER and not self._is_held(place[0]):
-                found.append((slice_, lane))
+        agenda, is_held = self._parts.agenda, self._parts.edges.is_held
+        lanes = []
+        for place in agenda.take(now_ms):
+            topic, number = place
+            found = self._parts.find(number, topic)
+            if found is None or not found[0].is_owner or not found[1].shard.owned:
+                agenda.forget(place)
+            elif self._owning.role(number) is Role.OWNER and not is_held(topic):
+                lanes.append(found)
             else:  # looked at again with the next turn
-                self._agenda.walking[place] = None
-        return found
+                agenda.walking[place] = None
+        return lanes
 
     def _settle_lane(
         self, slice_: Slice, lane: AnyLane, now_ms: int, limit: int, bytes_max: int
     ) -> int:
         """Settle what is late and what is due of one shard; return how many outputs that made."""
-        transaction, before = self._transaction, slice_.uncommitted.records
+        transaction, before = self._parts.transaction, slice_.uncommitted.records
         transaction.touched.add(slice_.number)  # first: what is staged may have to be put back
         try:
             transaction.send(slice_, lane, lane.settle_late(now_ms, limit, self._may_read))
@@ -111,7 +98,7 @@ class Settling:
             self._owning.interrupted(slice_, str(exc))
             return 0
         if lane.shard.is_walked:
-            self._agenda.walking.pop(lane.place, None)
+            self._parts.agenda.walking.pop(lane.place, None)
         return slice_.uncommitted.records - before
 
     def _may_read(self) -> bool:

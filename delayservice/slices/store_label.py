@@ -81,7 +81,7 @@ class StoreLabel:
             partition=partition,
             stored=stored,
             why=why,
-            hint="the store is rebuilt from the log",
+            hint="the stored records were read by other settings; the store is rebuilt from Kafka",
         )
         return True
 

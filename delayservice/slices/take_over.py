@@ -126,7 +126,7 @@ def take_over_lane(
             "topic_recreated",
             topic=lane.topic,
             partition=lane.partition,
-            hint="the topic was deleted and made anew; what was pending in the old one is gone",
+            hint="the topic was deleted and created again; its pending records are lost",
         )
         known = None
     lane.adopt(_agreed(lane, known, bounds, wanted, now_ms))
@@ -168,7 +168,7 @@ def _agreed(
         topic=lane.topic,
         partition=lane.partition,
         contracts=len(needed.entries()),
-        hint="the settings were changed too often for records that the log still holds; until "
-        "retention deletes the oldest of them, new records are read by the last contract",
+        hint="settings changed too often within the retention of this topic. The newest change "
+        "applies to new records only after the oldest ones are deleted",
     )
     return needed

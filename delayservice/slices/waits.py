@@ -5,11 +5,9 @@ from __future__ import annotations
 import math
 from typing import Final
 
-from delayservice.slices.agenda import Agenda
-from delayservice.slices.edges import Edges
 from delayservice.slices.owning import Owning
+from delayservice.slices.parts import LoopParts
 from delayservice.slices.settling import Settling
-from delayservice.slices.transaction import Transaction
 from delayservice.slices.upkeep import Upkeep
 
 _NOT_SETTLING_WAIT_MS: Final = 50.0
@@ -27,22 +25,15 @@ class Waits:
     """Answers from the state of the parts of one loop."""
 
     def __init__(
-        self,
-        owning: Owning,
-        transaction: Transaction,
-        agenda: Agenda,
-        settling: Settling,
-        upkeep: Upkeep,
-        edges: Edges,
+        self, parts: LoopParts, owning: Owning, settling: Settling, upkeep: Upkeep
     ) -> None:
         self._owning = owning
-        self._transaction = transaction
-        self._agenda = agenda
         self._settling = settling
         self._upkeep = upkeep
-        self._clock = edges.clock
-        self._gate = edges.gate
-        self._limits = edges.limits
+        self._transaction = parts.transaction
+        self._agenda = parts.agenda
+        self._edges = parts.edges
+        self._limits = parts.edges.limits
 
     def wait_ms(self) -> float:
         """Return how long nothing is to be done unless a record comes."""
@@ -58,7 +49,7 @@ class Waits:
         wait_ms = float(limits.idle_wait_ms)
         if self._upkeep.is_busy:
             wait_ms = _BUSY_WAIT_MS
-        if self._owning.lacks_writer or self._gate.frozen() is not None:
+        if self._owning.lacks_writer or self._edges.gate.frozen() is not None:
             return min(wait_ms, _NOT_SETTLING_WAIT_MS)
         if self._settling.is_hungry:
             return _LEAST_WAIT_MS
@@ -81,7 +72,7 @@ class Waits:
     def _due_in_ms(self) -> float:
         """Return the time until the next record is due and may be settled."""
         due_ms = self._agenda.next_due_ms()
-        due_in_ms = math.inf if due_ms is None else due_ms - self._clock.wall_ms()
+        due_in_ms = math.inf if due_ms is None else due_ms - self._edges.clock.wall_ms()
         if not self._limits.visible_at_commit:
             return due_in_ms
         return max(due_in_ms, self._transaction.may_commit_in_ms)

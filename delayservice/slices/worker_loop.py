@@ -22,6 +22,7 @@ from delayservice.slices.edges import Edges
 from delayservice.slices.follower import Follower
 from delayservice.slices.intake import Intake
 from delayservice.slices.owning import Owning
+from delayservice.slices.parts import LoopParts
 from delayservice.slices.phase import Phase
 from delayservice.slices.settling import Settling
 from delayservice.slices.slice import Slice
@@ -44,7 +45,8 @@ class WorkerLoop:
         self._restated: set[int] = set()
         agenda = self._agenda = Agenda()
         transaction = self._transaction = Transaction(self.slices, agenda, edges)
-        owning = self._owning = Owning(self.slices, transaction, agenda, edges)
+        parts = LoopParts(self.slices, transaction, agenda, edges)
+        owning = self._owning = Owning(parts)
         self.release_all = owning.release_all
         self._upkeep = Upkeep(
             self.slices,
@@ -57,17 +59,14 @@ class WorkerLoop:
             interrupted=self._not_followed,
         )
         self._intake = Intake(
-            self.slices,
+            parts,
             owning,
-            transaction,
-            agenda,
-            edges,
             is_active=self._upkeep.active_now,
             drop_lane=self.drop_lane,
             settle_down=self._settle_down,
         )
-        self._settling = Settling(self.slices, owning, transaction, agenda, edges)
-        self._waits = Waits(owning, transaction, agenda, self._settling, self._upkeep, edges)
+        self._settling = Settling(parts, owning)
+        self._waits = Waits(parts, owning, self._settling, self._upkeep)
 
     @property
     def is_settling(self) -> bool:

@@ -65,7 +65,6 @@ class Judge:
     """Reads until everything expected has come, then a little further for duplicates.
 
     Args:
-        bootstrap: brokers.
         targets: topics to read.
         isolation: ``read_committed``, or ``read_uncommitted`` to see what aborts left behind.
         from_end: what is in the topics already is not read.

@@ -26,10 +26,6 @@ class Sending:
     """Sends on a thread of its own.
 
     Args:
-        bootstrap: brokers.
-        topic: delay topic.
-        planned: the records.
-        per_s: their rate.
         part_records: after so many it waits for ``go_on``.
         bar: shows how many are acknowledged.
     """

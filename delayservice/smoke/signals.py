@@ -1,36 +1,32 @@
 """Ending in good order on any signal that asks for it."""
 
 import signal
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from types import FrameType
 from typing import NoReturn
 
+_NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+def _interrupt(_number: int, _frame: FrameType | None) -> NoReturn:
+    raise KeyboardInterrupt
+
 
 @contextmanager
-def stop_signals() -> Iterator[None]:
+def stop_signals(
+    handler: Callable[[int, FrameType | None], object] | signal.Handlers = _interrupt,
+) -> Iterator[None]:
     """Let SIGTERM and a closed terminal stop what runs inside as Ctrl-C does."""
-
-    def interrupt(_number: int, _frame: FrameType | None) -> NoReturn:
-        raise KeyboardInterrupt
-
     # SIGINT as well: a shell starts background commands with it ignored.
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    before = [signal.signal(number, interrupt) for number in numbers]
+    before = [signal.signal(number, handler) for number in _NUMBERS]
     try:
         yield
     finally:
-        for number, handler in zip(numbers, before, strict=True):
-            signal.signal(number, handler)
+        for number, former in zip(_NUMBERS, before, strict=True):
+            signal.signal(number, former)
 
 
-@contextmanager
-def ignored_signals() -> Iterator[None]:
+def ignored_signals() -> AbstractContextManager[None]:
     """Let nothing interrupt what runs inside: the end itself."""
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    before = [signal.signal(number, signal.SIG_IGN) for number in numbers]
-    try:
-        yield
-    finally:
-        for number, handler in zip(numbers, before, strict=True):
-            signal.signal(number, handler)
+    return stop_signals(signal.SIG_IGN)

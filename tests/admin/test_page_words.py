@@ -20,7 +20,7 @@ from delayservice.admin.page_words import (
     utc,
     visible,
 )
-from delayservice.metrics.status import NodeStatus, TargetStatus, WorkerStatus
+from delayservice.metrics.status import NodeState, Pause, TargetState, WorkerState
 
 NOW_MS = 1_763_750_262_123
 
@@ -141,9 +141,16 @@ def test_lines_are_broken_where_nothing_was_delivered() -> None:
     assert (empty.p50, empty.rows, empty.last_minute) == ([], [], None)
 
 
-def status(*problems: str) -> NodeStatus:
-    workers = [WorkerStatus(0, 1, 0, 0.1)]
-    return NodeStatus("n1", "1", 5.0, not problems, list(problems), workers, [])
+def status(*problems: str) -> NodeState:
+    return NodeState(
+        node_id="n1",
+        version="1",
+        uptime_s=5.0,
+        healthy=not problems,
+        problems=list(problems),
+        workers=[WorkerState(worker=0, pid=1, restarts=0, silent_s=0.1)],
+        slices=[],
+    )
 
 
 def cluster(owner: str, *, caught_up: bool = True) -> cluster_models.Cluster:
@@ -169,7 +176,7 @@ def test_nothing_is_found_when_all_is_well() -> None:
 
 
 def test_what_is_wrong_is_told_the_worst_first() -> None:
-    pause = cluster_models.Pause(kind="target", name="orders", at_ms=0, reason="audit")
+    pause = Pause(kind="target", name="orders", at_ms=0, reason="audit")
     found = findings_of(status("disk full"), cluster("", caught_up=False), [pause], NOW_MS)
     assert [(one.level, one.text) for one in found] == [
         ("problem", "disk full"),
@@ -195,7 +202,10 @@ def drawn(templates: Environment, part: dict[str, object]) -> str:
 
 def test_parked_records_are_told_by_target_and_all_is_not_well() -> None:
     seen = status()
-    seen.targets = [TargetStatus("delay_topic_any", f"missing-{n}", 9, 9 - n) for n in range(5)]
+    seen.targets = [
+        TargetState(topic="delay_topic_any", target=f"missing-{n}", pending=9, parked=9 - n)
+        for n in range(5)
+    ]
     found = findings_of(seen, None, [], NOW_MS)
     assert [one.level for one in found] == ["warning"] * 4
     assert "9 records of delay_topic_any for target missing-0 are parked" in found[0].text

@@ -17,7 +17,17 @@ from tests.containers import compose, images, pods, single, standins
 from tests.containers.engine import Engine, EngineError, removed, unpacked
 from tests.containers.report import Report
 
-_PROGRAMS = ("mmdebstrap", "docker-compose", "runc", "iptables", "unshare", "nsenter", "dpkg")
+_PROGRAMS = [
+    "mmdebstrap",
+    "podman",
+    "catatonit",
+    "docker-compose",
+    "runc",
+    "iptables",
+    "unshare",
+    "nsenter",
+    "dpkg",
+]
 
 
 def main() -> int:

@@ -25,7 +25,7 @@ from connectors.kafka.dead_letters import partition_counts
 from connectors.kafka.log_ends import EARLIEST, LATEST, offsets_of
 from connectors.spark.audit import AuditOptions, audit
 from connectors.spark.common.session import open_session
-from connectors.spark.common.topics import read_topic
+from connectors.spark.common.topics import Span, read_topic
 from delay_devtools.cluster import EmbeddedCluster
 from tests.spark.made_history import MadeHistory
 
@@ -46,8 +46,9 @@ def raw_seconds(spark: SparkSession, history: MadeHistory) -> float:
     places = [(topic, number) for topic in topics for number in range(counts[topic])]
     starts = offsets_of(admin, places, EARLIEST)
     ends = offsets_of(admin, places, LATEST)
+    spans = {place: Span(starts[place], ends[place]) for place in places}
     began_s = time.monotonic()
-    read = read_topic(spark, history.client, topics, starts, ends, 8)
+    read = read_topic(spark, history.client, spans, 8)
     read.write.format("noop").mode("overwrite").save()
     return time.monotonic() - began_s
 

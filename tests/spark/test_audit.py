@@ -12,8 +12,8 @@ from confluent_kafka.admin import AdminClient
 from pyspark.sql import SparkSession
 
 from connectors.spark.audit import AuditOptions, AuditResult, OffsetRange, audit, verdicts
-from connectors.spark.common.cut import Span
 from connectors.spark.common.log_times import first_times
+from connectors.spark.common.topics import Span
 from delay_devtools.cluster import EmbeddedCluster
 from delay_devtools.drill.run import (
     KINDS,

@@ -10,7 +10,7 @@ from pyspark.sql import SparkSession
 
 from connectors.spark.reconcile.digests import Expected
 from connectors.spark.reconcile.options import ReconcileOptions
-from connectors.spark.reconcile.plan import Step, decode_plan
+from connectors.spark.reconcile.plan import RepairStep, decode_plan
 from connectors.spark.reconcile.result import ReconcileResult
 from connectors.spark.reconcile.run import reconcile
 from delay_devtools.cluster import EmbeddedCluster
@@ -222,7 +222,7 @@ def test_running_nodes_are_compared_by_digests_and_asked_for_details(
         ("silent", "n4", 1, None),
     }
     assert {(command.node, command.partition) for command in heard} == set(copies)
-    broken_step = Step(
+    broken_step = RepairStep(
         node="n3",
         topic=world.delay,
         partition=1,

@@ -10,7 +10,7 @@ from pyspark.sql import DataFrame, SparkSession
 from connectors.spark.reconcile import slots as reconcile_slots
 from connectors.spark.reconcile.compare import COPIES, FINDING, HELD, LOGGED, compare
 from connectors.spark.reconcile.details import UNREADABLE, Details, Range
-from connectors.spark.reconcile.plan import Step
+from connectors.spark.reconcile.plan import RepairStep
 from connectors.spark.reconcile.slots import WRONG, plan_steps, ranges_of, slot_findings
 from delayservice.replicas.digest import HOUR_MS, SLOT_MS
 
@@ -37,7 +37,7 @@ def steps_of(
     spark: SparkSession,
     found: Sequence[tuple[object, ...]],
     damaged: Sequence[tuple[object, ...]] = (),
-) -> list[Step]:
+) -> list[RepairStep]:
     return plan_steps(
         spark.createDataFrame(found, FINDING),
         spark.createDataFrame([], SLOTTED),

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from connectors.spark.report.facts import Report
+from connectors.spark.audit import AuditOptions
+from connectors.spark.report.facts import ReportFacts
 from connectors.spark.report.run import ReportOptions, report
 from delay_devtools.cluster import EmbeddedCluster
 from tests.integration.bench import SECRET, Bench, now_ms
@@ -30,19 +31,19 @@ class Past:
     orders: str
     mails: str
 
-    def report(self, out: Path, **more: Any) -> Report:
+    def report(self, out: Path, **more: Any) -> ReportFacts:
         bench = self.bench
         said: list[str] = []
-        more.setdefault("allow", (bench.target_name("*"),))
-        options = ReportOptions(
+        audit = AuditOptions(
             client={"bootstrap.servers": bench.bootstrap},
             out=str(out),
             checkpoint=bench.checkpoint,
             dead_letter=bench.dead_letter,
             outcomes=bench.outcomes,
             secrets=(SECRET.encode(),),
-            **more,
+            allow=more.pop("allow", (bench.target_name("*"),)),
         )
+        options = ReportOptions(audit, **more)
         found = report(self.spark, options, said.append)
         assert said
         return found
@@ -97,13 +98,13 @@ def past(
 
 
 @pytest.fixture(scope="module")
-def whole(past: Past, tmp_path_factory: pytest.TempPathFactory) -> tuple[Report, Path]:
+def whole(past: Past, tmp_path_factory: pytest.TempPathFactory) -> tuple[ReportFacts, Path]:
     out = tmp_path_factory.mktemp("report")
     return past.report(out), out
 
 
 def test_every_delivery_is_counted_once_in_every_view(
-    past: Past, whole: tuple[Report, Path]
+    past: Past, whole: tuple[ReportFacts, Path]
 ) -> None:
     found, _ = whole
     assert found.whole.records == 70
@@ -124,7 +125,7 @@ def test_deliveries_of_other_services_are_left_out(past: Past, tmp_path: Path) -
 
 
 def test_lateness_is_what_a_consumer_of_the_targets_computes(
-    past: Past, whole: tuple[Report, Path]
+    past: Past, whole: tuple[ReportFacts, Path]
 ) -> None:
     found, _ = whole
     late_ms = sorted(
@@ -137,7 +138,9 @@ def test_lateness_is_what_a_consumer_of_the_targets_computes(
     assert sum(mails.histogram) == len(late_ms)
 
 
-def test_what_is_pending_is_foretold_by_the_minute(past: Past, whole: tuple[Report, Path]) -> None:
+def test_what_is_pending_is_foretold_by_the_minute(
+    past: Past, whole: tuple[ReportFacts, Path]
+) -> None:
     found, out = whole
     # One was replaced by a record that is due earlier.
     assert (found.waiting.records, found.waiting.overdue, found.waiting.beyond) == (90, 0, 0)
@@ -151,14 +154,14 @@ def test_what_is_pending_is_foretold_by_the_minute(past: Past, whole: tuple[Repo
     assert sum(row["records"] for row in seconds.collect()) == 90
 
 
-def test_outcomes_and_dead_letters_are_counted_by_kind(whole: tuple[Report, Path]) -> None:
+def test_outcomes_and_dead_letters_are_counted_by_kind(whole: tuple[ReportFacts, Path]) -> None:
     found, _ = whole
     assert {c.name: c.records for c in found.letters} == {"time-missing": 3}
     outcomes = Counter({c.name: c.records for c in found.outcomes})
     assert outcomes == {"cancelled": 12, "fired": 2, "replaced": 1}
 
 
-def test_the_files_say_what_the_page_says(past: Past, whole: tuple[Report, Path]) -> None:
+def test_the_files_say_what_the_page_says(past: Past, whole: tuple[ReportFacts, Path]) -> None:
     found, out = whole
     told = json.loads((out / "report.json").read_text("utf-8"))
     assert told["whole"]["records"] == found.whole.records

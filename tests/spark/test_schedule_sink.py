@@ -9,7 +9,7 @@ from confluent_kafka import IsolationLevel
 
 from connectors.kafka.clients import admin_client
 from connectors.kafka.log_ends import log_bounds
-from connectors.spark.common.sink import Record, Sink, _Part, mark_of, records_written
+from connectors.spark.common.sink import Record, TopicSink, _Part, mark_of, records_written
 from delay_devtools.cluster import EmbeddedCluster
 from delayservice.base import faults
 from delayservice.base.errors import KafkaEdgeError
@@ -18,22 +18,22 @@ from tests.integration.bench import Reader, await_true
 
 
 @pytest.fixture
-def sink(cluster: EmbeddedCluster, make_topic: MakeTopic) -> Sink:
+def sink(cluster: EmbeddedCluster, make_topic: MakeTopic) -> TopicSink:
     topic = make_topic("delay_topic", partitions=3)
     client = {"bootstrap.servers": cluster.bootstrap}
-    return Sink(client=client, topic=topic, name=topic, parts=2, record_bytes_max=1_000_000)
+    return TopicSink(client=client, topic=topic, name=topic, parts=2, record_bytes_max=1_000_000)
 
 
 def records(*ids: bytes, size: int = 1) -> list[Record]:
     return [(one, b"x" * size, [("delay-after", b"1000"), ("none", None)]) for one in ids]
 
 
-def written(sink: Sink) -> list[bytes | None]:
+def written(sink: TopicSink) -> list[bytes | None]:
     with Reader(sink.client["bootstrap.servers"], [sink.topic]) as reader:
         return sorted((seen.key for seen in reader.to_end()), key=str)
 
 
-def test_a_part_finds_the_mark_that_was_committed_with_its_records(sink: Sink) -> None:
+def test_a_part_finds_the_mark_that_was_committed_with_its_records(sink: TopicSink) -> None:
     sink.begin()
     assert sink.fence() == [0, 0]
     part = _Part(sink, 1)
@@ -46,11 +46,11 @@ def test_a_part_finds_the_mark_that_was_committed_with_its_records(sink: Sink) -
         assert reader.to_end()[0].headers == [("delay-after", b"1000"), ("none", None)]
 
 
-def test_a_name_that_was_never_used_and_one_that_expired_have_no_marks(sink: Sink) -> None:
+def test_a_name_that_was_never_used_and_one_that_expired_have_no_marks(sink: TopicSink) -> None:
     assert sink.fence() == [None, None]
 
 
-def test_who_was_fenced_writes_nothing_more_and_says_so(sink: Sink) -> None:
+def test_who_was_fenced_writes_nothing_more_and_says_so(sink: TopicSink) -> None:
     old, new = _Part(sink, 0), _Part(sink, 0)
     assert old.mark is None
     old.write(records(b"a"), mark_of(0, 1))
@@ -61,7 +61,7 @@ def test_who_was_fenced_writes_nothing_more_and_says_so(sink: Sink) -> None:
     assert written(sink) == [b"a", b"c"]
 
 
-def test_a_task_of_an_earlier_run_that_begins_late_writes_nothing(sink: Sink) -> None:
+def test_a_task_of_an_earlier_run_that_begins_late_writes_nothing(sink: TopicSink) -> None:
     first = sink.claim()
     part = _Part(sink, 0)
     assert records_written(part.mark or 0, first) == 0
@@ -75,7 +75,7 @@ def test_a_task_of_an_earlier_run_that_begins_late_writes_nothing(sink: Sink) ->
 
 
 def test_a_transaction_that_fails_is_ended_at_once(
-    sink: Sink, monkeypatch: pytest.MonkeyPatch
+    sink: TopicSink, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What is open would keep the service, and all other consumers, waiting."""
 
@@ -103,7 +103,7 @@ def test_a_transaction_that_fails_is_ended_at_once(
     assert sink.fence()[0] is None
 
 
-def test_a_record_that_the_topic_does_not_take_is_named_by_its_error(sink: Sink) -> None:
+def test_a_record_that_the_topic_does_not_take_is_named_by_its_error(sink: TopicSink) -> None:
     part = _Part(replace(sink, record_bytes_max=3_000_000), 0)
     assert part.mark is None
     with pytest.raises(KafkaEdgeError, match=r"(?i)size.*large"):

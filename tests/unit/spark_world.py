@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import msgspec
 import pyarrow as pa
 
-from connectors.spark.audit.court import COUNT, LINE, Court, IdCourt, Passed
+from connectors.spark.audit.court import COUNT, LINE, Court, IdCourt, PassedTimes
 from connectors.spark.audit.result import exit_status
 from connectors.spark.audit.rules import Rules, ShardRules
 from connectors.spark.audit.verdicts import CERTAIN, FOUND, SETTLED, UNJUDGED
@@ -295,7 +295,9 @@ def verdicts(
         [("shard", "ascending"), ("offset", "ascending"), ("role", "ascending")]
     )
     judged = _dicts(Court(rules).judge(table.combine_chunks().to_batches()))
-    passed = Passed(8, [(r["shard"], r["offset"] >> 8, _at_ms(r)) for r in judged if _at_ms(r)])
+    passed = PassedTimes(
+        8, [(r["shard"], r["offset"] >> 8, _at_ms(r)) for r in judged if _at_ms(r)]
+    )
     certain = [r for r in judged if r["verdict"] <= SETTLED and r["when"] == CERTAIN]
     by_id = [r for r in judged if r["verdict"] == LINE or r["when"]]
     by_id.sort(key=lambda r: (r["shard"], r["record_id"], r["offset"]))

@@ -10,7 +10,9 @@ import pytest
 from pydantic import BaseModel, TypeAdapter
 
 from delayservice.admin import cluster_models, models
+from delayservice.admin.history import Sample
 from delayservice.admin.problems import Problem
+from delayservice.metrics.status import NodeState, Pause
 from tests.admin.described import openapi
 from tests.docs.pages import ROOT
 
@@ -27,12 +29,12 @@ SHOWN: Final = [
 MODELS: Final[dict[str, list[Any]]] = {
     "/v1/records/cancel": [models.ById, models.Done],
     "/v1/records/reschedule": [models.Reschedule],
-    "/v1/pauses/KIND/NAME": [models.Reason, cluster_models.Pause],
-    "/v1/pauses`": [list[cluster_models.Pause]],
+    "/v1/pauses/KIND/NAME": [models.Reason, Pause],
+    "/v1/pauses`": [list[Pause]],
     "/healthz": [cluster_models.Health],
-    "/v1/node": [cluster_models.NodeState],
+    "/v1/node": [NodeState],
     "/v1/cluster": [cluster_models.Cluster],
-    "/v1/history": [list[cluster_models.Sample]],
+    "/v1/history": [list[Sample]],
     "/v1/pending/horizon": [models.Backlog],
     "/v1/pending/timeline": [models.Timeline],
     "/v1/pending`": [models.PendingPage],

@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from delayservice.admin.http_server import HttpServer
+from delayservice.admin.metrics_app import make_metrics_app
 from delayservice.base.errors import DelayServiceError
 from delayservice.cli import app
 from delayservice.commands import send
@@ -93,8 +95,9 @@ def test_send_to_nobody_says_so_without_waiting_for_ever() -> None:
 
 
 def test_status_tells_health_by_its_exit_status() -> None:
-    hub = MetricsHub(load(None, ["metrics.listen=127.0.0.1:0", "node.workers=1"], {}))
-    address = hub.serve()
+    hub = MetricsHub(load(None, ["node.workers=1"], {}))
+    server = HttpServer(make_metrics_app(hub), "metrics", "127.0.0.1:0")
+    address = server.serve()
     assert address is not None
     try:
         assert run("status", address).returncode == 3
@@ -106,7 +109,7 @@ def test_status_tells_health_by_its_exit_status() -> None:
         assert b"1,234" in done.stdout
         assert json.loads(run("status", address, "--json").stdout)["healthy"] is True
     finally:
-        hub.close()
+        server.close()
     done = run("status", address)
     assert done.returncode == 1
     assert b"no node answers" in done.stderr
@@ -125,14 +128,15 @@ def test_a_demo_of_an_unknown_store_ends_before_anything_starts() -> None:
 
 
 def test_a_table_that_is_piped_is_not_cut() -> None:
-    hub = MetricsHub(load(None, ["metrics.listen=127.0.0.1:0", "node.workers=1"], {}))
-    address = hub.serve()
+    hub = MetricsHub(load(None, ["node.workers=1"], {}))
+    server = HttpServer(make_metrics_app(hub), "metrics", "127.0.0.1:0")
+    address = server.serve()
     assert address is not None
     try:
         hub.update(0, encode_snapshot(1, [encode_slice(SliceMetrics(0, state="owner"))]))
         assert b"delivered" in run("status", address, COLUMNS="").stdout
     finally:
-        hub.close()
+        server.close()
 
 
 @pytest.mark.parametrize(
@@ -220,9 +224,9 @@ def test_send_says_every_kind_of_schedule(
 ) -> None:
     sent: list[send.Outgoing] = []
 
-    def keep(_config: object, record: send.Outgoing, _on_ready: object) -> send.Report:
+    def keep(_config: object, record: send.Outgoing, _on_ready: object) -> send.DeliveryReport:
         sent.append(record)
-        return send.Report(record.topic, 0, 0, 0)
+        return send.DeliveryReport(record.topic, 0, 0, 0)
 
     monkeypatch.setattr(send, "send", keep)
     done = CliRunner().invoke(app, ["send", "-b", "nobody:1", "delay_topic_any", *options])

@@ -8,7 +8,7 @@ from typing import Any, cast
 import pytest
 from msgspec.structs import replace
 
-from connectors.spark.schedule.check import Judge, Rules
+from connectors.spark.schedule.check import RowRules, ScheduleCheck
 from delayservice.admin.changing import refuse_what_would_fail
 from delayservice.admin.models import Reschedule
 from delayservice.admin.problems import Refusal
@@ -100,7 +100,7 @@ def test_what_goes_home_is_judged_before_it_is_sent() -> None:
 
 
 def test_a_job_schedules_what_goes_home() -> None:
-    judge = Judge(Rules(TOPIC, (CONTRACT,), NOW_MS, {"orders": 1}, 1 << 20))
+    judge = ScheduleCheck(RowRules(TOPIC, (CONTRACT,), NOW_MS, {"orders": 1}, 1 << 20))
     assert judge.refusal((0, NOW_MS, FAR, b"x", [*HEADERS])) is None
-    missing = Judge(Rules(TOPIC, (CONTRACT,), NOW_MS, {}, 1 << 20))
+    missing = ScheduleCheck(RowRules(TOPIC, (CONTRACT,), NOW_MS, {}, 1 << 20))
     assert (missing.refusal((0, NOW_MS, FAR, b"x", [*HEADERS])) or ("",))[0] == "target-unknown"

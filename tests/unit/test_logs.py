@@ -7,13 +7,16 @@ import json
 import logging
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import structlog
 
 from delayservice.config.settings import Log
 from delayservice.process import logs
+from delayservice.process.log_hints import HINTS
 
+NAMES = Path(__file__).with_name("names.json")
 SECRET = "hunter22"  # noqa: S105 (an example)
 
 
@@ -43,6 +46,17 @@ def test_elsewhere_than_on_a_terminal_lines_are_json_with_node_and_worker() -> N
     assert line["message"] == "batch settled"
     assert (line["node"], line["worker"], line["records"]) == ("n1", 2, 5)
     assert (line["level"], line["logger"]) == ("info", "lane")
+
+
+def test_an_event_is_explained_unless_its_line_is() -> None:
+    stream = configured()
+    structlog.get_logger("lane").info("caught_up", slice=1)
+    structlog.get_logger("lane").info("caught_up", hint="at last")
+    assert [line["hint"] for line in lines(stream)] == [HINTS["caught_up"], "at last"]
+
+
+def test_every_explained_event_exists() -> None:
+    assert set(HINTS) <= set(json.loads(NAMES.read_text("utf-8"))["log events"])
 
 
 def test_librdkafka_and_kazoo_go_the_same_way_from_any_thread() -> None:

@@ -14,6 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
+from delayservice.admin.http_server import HttpServer
+from delayservice.admin.metrics_app import make_metrics_app
 from delayservice.base.errors import DelayServiceError
 from delayservice.config.settings import load
 from delayservice.engine.census import TopicCounts, Waiting
@@ -61,10 +63,12 @@ def packed(pid: int, slices: list[SliceMetrics]) -> bytes:
     return encode_snapshot(pid, [encode_slice(metrics) for metrics in slices])
 
 
-def hub(time: Time | None = None, listen: str = "127.0.0.1:0") -> MetricsHub:
-    return MetricsHub(
-        load(None, [f"metrics.listen={listen}", "node.workers=1"], {}), time or Time()
-    )
+def hub(time: Time | None = None) -> MetricsHub:
+    return MetricsHub(load(None, ["node.workers=1"], {}), time or Time())
+
+
+def server(of: MetricsHub, listen: str = "127.0.0.1:0") -> HttpServer:
+    return HttpServer(make_metrics_app(of), "metrics", listen)
 
 
 def samples(of: MetricsHub) -> dict[str, float]:
@@ -77,10 +81,11 @@ def samples(of: MetricsHub) -> dict[str, float]:
 
 @pytest.fixture
 def served() -> Iterator[tuple[MetricsHub, str]]:
-    serving = hub()
+    shown = hub()
+    serving = server(shown)
     address = serving.serve()
     assert address is not None
-    yield serving, f"http://{address}"
+    yield shown, f"http://{address}"
     serving.close()
     serving.close()
 
@@ -273,12 +278,12 @@ def test_what_was_last_found_of_copies_is_told_by_the_worker_that_hears_it() -> 
 
 
 def test_nothing_listens_when_the_address_is_empty() -> None:
-    assert hub(listen="").serve() is None
+    assert server(hub(), "").serve() is None
 
 
 def test_an_address_that_is_taken_is_told(served: tuple[MetricsHub, str]) -> None:
     with pytest.raises(DelayServiceError, match=r"metrics\.listen"):
-        hub(listen=served[1].removeprefix("http://")).serve()
+        server(hub(), served[1].removeprefix("http://")).serve()
 
 
 def test_the_documentation_lists_exactly_what_is_exported() -> None:

@@ -10,12 +10,11 @@ from rich.console import Console
 from delayservice.commands import status as showing
 from delayservice.config.settings import load
 from delayservice.engine.pauses import Pause, Paused, Pauses, decode_pause
-from delayservice.metrics.counts import PauseFact
+from delayservice.metrics import status as status_model
 from delayservice.metrics.families import export
 from delayservice.metrics.hub import MetricsHub
 from delayservice.metrics.paused import PAUSES_TOLD_MAX, pause_facts
 from delayservice.metrics.snapshot import encode_snapshot
-from delayservice.metrics.status import NodeStatus
 
 ORDERS = Paused("target", "orders*")
 TOPIC = Paused("topic", "delay_topic_any")
@@ -59,8 +58,8 @@ def test_what_is_paused_is_told_since_when_and_why_and_the_node_stays_healthy() 
     status = hub.status()
     assert status.healthy
     assert status.paused == [
-        PauseFact("topic", "delay_topic_any", 1_000, ""),
-        PauseFact("target", "orders*", 2_000, "database move"),
+        status_model.Pause(kind="topic", name="delay_topic_any", at_ms=1_000, reason=""),
+        status_model.Pause(kind="target", name="orders*", at_ms=2_000, reason="database move"),
     ]
 
 
@@ -120,8 +119,12 @@ def test_nothing_that_somebody_wrote_steers_the_terminal(monkeypatch: pytest.Mon
     console = Console(width=400, force_terminal=True, color_system=None, record=True)
     monkeypatch.setattr(showing, "out", console)
     reason = "\x1b]0;owned\x07 [bold]moved[/] \N{RIGHT-TO-LEFT OVERRIDE}"
-    pause = PauseFact("target", "orders*", 1_790_000_000_000, reason)
-    status = NodeStatus("n1", "1", 1.0, True, [], [], [], [pause], 7)  # noqa: FBT003
+    pause = {"kind": "target", "name": "orders*", "at_ms": 1_790_000_000_000, "reason": reason}
+    known = {"node_id": "n1", "version": "1", "uptime_s": 1.0, "healthy": True}
+    nothing: dict[str, object] = {"problems": [], "workers": [], "slices": []}
+    status = status_model.NodeState.model_validate(
+        {**known, **nothing, "paused": [pause], "paused_others": 7}
+    )
     with console.capture() as capture:
         showing.show(status)
     shown = capture.get()

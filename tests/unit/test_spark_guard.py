@@ -13,22 +13,22 @@ from connectors.spark.reconcile.guard import (
     IS_OWNERS,
     IS_SECOND,
     Chosen,
-    Standing,
+    CopyStanding,
     choose,
     confirmed,
     is_fresh,
     standings,
 )
-from connectors.spark.reconcile.plan import Copy, Step
+from connectors.spark.reconcile.plan import Copy, RepairStep
 
-OWNER = Standing(is_owner=True, is_equal=True)
-WRONG_OWNER = Standing(is_owner=True, is_equal=False)
-RIGHT = Standing(is_owner=False, is_equal=True)
-WRONG = Standing(is_owner=False, is_equal=False)
+OWNER = CopyStanding(is_owner=True, is_equal=True)
+WRONG_OWNER = CopyStanding(is_owner=True, is_equal=False)
+RIGHT = CopyStanding(is_owner=False, is_equal=True)
+WRONG = CopyStanding(is_owner=False, is_equal=False)
 
 
-def step(node: str, partition: int = 0, topic: str = "any") -> Step:
-    return Step(
+def step(node: str, partition: int = 0, topic: str = "any") -> RepairStep:
+    return RepairStep(
         node=node,
         topic=topic,
         topic_id="id",

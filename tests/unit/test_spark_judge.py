@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 from msgspec import structs
 
-from connectors.spark.audit.court import COUNT, LINE, Court, IdCourt, Passed
+from connectors.spark.audit.court import COUNT, LINE, Court, IdCourt, PassedTimes
 from connectors.spark.audit.group import grouped
 from connectors.spark.audit.judge import judge
 from connectors.spark.audit.rules import Rules, ShardRules
@@ -24,7 +24,7 @@ from connectors.spark.audit.verdicts import (
     SETTLED,
     UNJUDGED,
     UNLESS_MARKED,
-    Finding,
+    RecordVerdict,
 )
 from connectors.spark.ledger.facts import (
     COPIED,
@@ -34,10 +34,10 @@ from connectors.spark.ledger.facts import (
     OUTCOME,
     PLAIN_SOURCE,
     SOURCE,
-    Output,
     OutputFacts,
-    Source,
+    OutputRow,
     SourceFacts,
+    SourceRow,
 )
 from connectors.spark.ledger.rows import LedgerRow, batch_of, pack
 from delayservice.contract.contracts import CONTRACT_VERSION, Contract, Contracts
@@ -61,18 +61,18 @@ RULES = Rules(
     seen_ms={2: (0, 0, 0, 0)},
 )
 TARGET = 2
-RECORD = Source(0, 50, 900, 900, 400, 77, TARGET, -1)
-DELIVERY = Output(DELIVERED, 900, 900, 77, TARGET, 3, 0, -1)
+RECORD = SourceRow(0, 50, 900, 900, 400, 77, TARGET, -1)
+DELIVERY = OutputRow(DELIVERED, 900, 900, 77, TARGET, 3, 0, -1)
 PENDING = RECORD._replace(key_ms=1_500, due_ms=1_500)
 LETTERED = DELIVERY._replace(role=LETTER, due_ms=900, topic=0, partition=0)
 
 
 def found(
-    source: Source | None,
-    *outputs: Output,
+    source: SourceRow | None,
+    *outputs: OutputRow,
     rules: Rules = RULES,
     counts: Counter[str] | None = None,
-) -> list[Finding]:
+) -> list[RecordVerdict]:
     offset = 50 if source is None else source.offset
     group = grouped(0, offset, source, outputs)
     verdicts = judge(group, rules, Counter() if counts is None else counts)
@@ -84,7 +84,7 @@ def since(topic: int, at_ms: int) -> dict[int, tuple[int, ...]]:
     return {topic: (at_ms,) * RULES.partitions[topic]}
 
 
-def kinds(source: Source | None, *outputs: Output, rules: Rules = RULES) -> list[str]:
+def kinds(source: SourceRow | None, *outputs: OutputRow, rules: Rules = RULES) -> list[str]:
     return [one.kind for one in found(source, *outputs, rules=rules) if one.verdict == FOUND]
 
 
@@ -92,7 +92,7 @@ def of(**facts: object) -> SourceFacts:
     return SourceFacts(**facts)  # type: ignore[arg-type]  # a test's own
 
 
-def told(output: Output, **facts: object) -> Output:
+def told(output: OutputRow, **facts: object) -> OutputRow:
     return output._replace(facts=OutputFacts(**facts))  # type: ignore[arg-type]  # as above
 
 
@@ -308,7 +308,7 @@ LATER_REFUSED = REFUSED._replace(offset=60)
         ),
     ],
 )
-def test_dead_letters(source: Source, output: Output, kind: str | None) -> None:
+def test_dead_letters(source: SourceRow, output: OutputRow, kind: str | None) -> None:
     assert kinds(source, output) == ([] if kind is None else [kind])
 
 
@@ -353,7 +353,9 @@ def test_a_believed_copy_is_forged_if_the_service_says_so() -> None:
 # --- what becomes of a record --------------------------------------------------------------------
 
 
-def fates(source: Source | None, *outputs: Output, rules: Rules = RULES) -> list[tuple[int, int]]:
+def fates(
+    source: SourceRow | None, *outputs: OutputRow, rules: Rules = RULES
+) -> list[tuple[int, int]]:
     """Verdict and condition of what is kept for the next cut."""
     group = grouped(0, 50 if source is None else source.offset, source, outputs)
     verdicts = judge(replace(group, rows=[LedgerRow(0, 50, SOURCE)]), rules, Counter())
@@ -388,14 +390,14 @@ def test_what_is_ahead_of_its_checkpoint_or_its_source_is_carried() -> None:
 # --- by id ---------------------------------------------------------------------------------------
 
 
-def decided(source: Source, *outputs: Output, rules: Rules = RULES) -> set[tuple[str, int]]:
+def decided(source: SourceRow, *outputs: OutputRow, rules: Rules = RULES) -> set[tuple[str, int]]:
     """Findings of one record that bears an id, once its canceller was looked for."""
     lines = [row(source), *[delivered(source.offset, one) for one in outputs]]
     rows = [one for batch in Court(rules).judge([batch_of(lines)]) for one in batch.to_pylist()]
     certain = [one for one in rows if one["verdict"] in (FOUND, UNJUDGED) and not one["when"]]
     open_rows = [one for one in rows if one["verdict"] == LINE or one["when"]]
     batch = pa.RecordBatch.from_pylist(open_rows)
-    for made in IdCourt(rules, Passed()).judge([batch]):
+    for made in IdCourt(rules, PassedTimes()).judge([batch]):
         certain += [one for one in made.to_pylist() if one["verdict"] in (FOUND, UNJUDGED)]
     return {(one["kind"], one["verdict"]) for one in certain}
 
@@ -403,7 +405,7 @@ def decided(source: Source, *outputs: Output, rules: Rules = RULES) -> set[tuple
 # --- many at once --------------------------------------------------------------------------------
 
 
-def row(source: Source) -> LedgerRow:
+def row(source: SourceRow) -> LedgerRow:
     s = source
     return LedgerRow(
         0,
@@ -418,7 +420,7 @@ def row(source: Source) -> LedgerRow:
     )
 
 
-def delivered(offset: int, output: Output) -> LedgerRow:
+def delivered(offset: int, output: OutputRow) -> LedgerRow:
     o = output
     return LedgerRow(
         0,

@@ -5,17 +5,18 @@ from html.parser import HTMLParser
 
 import pytest
 
-from connectors.spark.common.cut import Cut, ShardCut, Span
-from connectors.spark.common.page import Page, Section, bars, number, write_page
+from connectors.spark.common.cut import Cut, ShardCut
+from connectors.spark.common.page import HtmlPage, PageSection, bars, number, write_page
+from connectors.spark.common.topics import Span
 from connectors.spark.report.facts import (
     DELAYS,
     LATENESS_BOUNDS_MS,
     NOTHING_LATE,
     Count,
     Lateness,
-    Load,
-    Report,
-    Waiting,
+    LoadStep,
+    PendingTotals,
+    ReportFacts,
 )
 from connectors.spark.report.page import class_names, continuous, page
 from delayservice.contract.contracts import Contract, Contracts
@@ -44,7 +45,7 @@ def group(name: str | int, records: int = 1_000, p99_ms: int = 90) -> Lateness:
     )
 
 
-def made(**changed: object) -> Report:
+def made(**changed: object) -> ReportFacts:
     shard = ShardCut(
         "delay_topic_any",
         0,
@@ -62,11 +63,11 @@ def made(**changed: object) -> Report:
         "targets_total": 5,
         "hours": tuple(group(NOW_MS - n * HOUR_MS, 100, 50 + n) for n in range(24, 0, -1)),
         "delays": tuple(group(name, 100, 40 + 30 * n) for n, name in enumerate(DELAYS)),
-        "waiting": Waiting(12_345, 1_234_500, 3, 10, NOW_MS + 9 * HOUR_MS),
+        "waiting": PendingTotals(12_345, 1_234_500, 3, 10, NOW_MS + 9 * HOUR_MS),
         "horizon_ms": 24 * HOUR_MS,
         "step_ms": 60_000,
         "forecast": tuple(
-            Load(NOW_MS + n * 60_000, n % 70, n * 10, n % 9) for n in range(0, 900, 3)
+            LoadStep(NOW_MS + n * 60_000, n % 70, n * 10, n % 9) for n in range(0, 900, 3)
         ),
         "pending_targets": (Count("orders", 12_000), Count("mails", 345)),
         "outcomes": (Count("cancelled", 30), Count("expired", 2)),
@@ -74,7 +75,7 @@ def made(**changed: object) -> Report:
         "seconds": 12.3,
         "cut": Cut(NOW_MS, (shard,), {}, {"orders": 1}, notes=("x:1 was made anew",)),
     }
-    return Report(**{**facts, **changed})  # type: ignore[arg-type]
+    return ReportFacts(**{**facts, **changed})  # type: ignore[arg-type]
 
 
 class Tags(HTMLParser):
@@ -137,7 +138,7 @@ def test_a_cluster_that_has_done_nothing_yet_has_a_page_too() -> None:
     nothing: dict[str, object] = dict.fromkeys(
         ("targets", "hours", "delays", "forecast", "pending_targets", "outcomes", "letters"), ()
     )
-    waiting = Waiting(0, 0, 0, 0, None)
+    waiting = PendingTotals(0, 0, 0, 0, None)
     text = page(made(whole=NOTHING_LATE, waiting=waiting, targets_total=0, **nothing))
     assert "0 records with 0 bytes are pending" in Tags(text).text
     assert text.count(">nothing</text>") == 7  # all but the histogram, which has its classes
@@ -151,7 +152,7 @@ def test_early_records_are_said_aloud() -> None:
 
 def test_bars_without_a_value_and_names_that_are_too_long_are_drawn() -> None:
     chart = bars("Counts", ("name", "records"), [("a" * 99, 5_000_000), ("b", None)])
-    text = write_page(Page("t", "h", "l", [], [Section("s", charts=[chart])], "f"))
+    text = write_page(HtmlPage("t", "h", "l", [], [PageSection("s", charts=[chart])], "f"))
     assert "a" * 99 in Tags(text).text
     assert f">{'a' * 12}…{'a' * 13}<" in text
     assert ">3M<" in text
@@ -170,7 +171,7 @@ def test_classes_of_lateness_have_a_name_each() -> None:
 
 
 def test_empty_steps_are_part_of_the_line_and_it_ends_at_zero() -> None:
-    steps = continuous([Load(0, 5, 50, 5), Load(180, 1, 1, 1)], 60)
+    steps = continuous([LoadStep(0, 5, 50, 5), LoadStep(180, 1, 1, 1)], 60)
     assert [(s.start_ms, s.records) for s in steps] == [
         (0, 5),
         (60, 0),

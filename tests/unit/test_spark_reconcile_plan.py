@@ -13,14 +13,14 @@ from connectors.spark.reconcile.plan import (
     STEPS_MAX,
     Plan,
     PlanError,
-    Step,
+    RepairStep,
     carry_out,
     decode_plan,
     first_steps,
 )
 from delayservice.replicas.commands import Command, Report
 
-STEP = Step(
+STEP = RepairStep(
     node="n1",
     topic="any",
     topic_id="id",

@@ -17,9 +17,9 @@ from connectors.spark.audit.options import AuditOptions
 from connectors.spark.audit.result import AuditResult
 from connectors.spark.audit.rules import Rules
 from connectors.spark.audit.run import audited
-from connectors.spark.common.cut import Cut, Span
+from connectors.spark.common.cut import Cut
 from connectors.spark.common.files import names_in, read_text, write_text
-from connectors.spark.common.topics import ROW_SCHEMA, Place
+from connectors.spark.common.topics import ROW_SCHEMA, Place, Span
 from delayservice.base.errors import DelayServiceError
 
 ARCHIVE: Final = f"{ROW_SCHEMA}, value_hash long"
@@ -29,13 +29,12 @@ ARCHIVE: Final = f"{ROW_SCHEMA}, value_hash long"
 VERSION: Final = 1
 
 
-class Facts(msgspec.Struct, frozen=True):
+class BatchFacts(msgspec.Struct, frozen=True):
     """The facts that an archive keeps about one batch.
 
     Attributes:
         ends: topic, partition, and how far the batch reads.
         cut: a cut that was taken after that was decided, as ``snapshot`` encodes it.
-        v: version of the format.
     """
 
     ends: list[tuple[str, int, int]]
@@ -48,11 +47,7 @@ class Facts(msgspec.Struct, frozen=True):
 
 
 class Archive:
-    """A folder with batches.
-
-    Args:
-        path: folder or URL.
-    """
+    """A folder with batches."""
 
     def __init__(self, path: str) -> None:
         self._path = path.rstrip("/")
@@ -61,12 +56,12 @@ class Archive:
         """Return the folder of a batch."""
         return f"{self._path}/records/batch={number:08d}"
 
-    def commit(self, number: int, facts: Facts) -> None:
+    def commit(self, number: int, facts: BatchFacts) -> None:
         """Write down that a batch is there."""
         text = msgspec.json.encode(facts).decode()
         write_text(f"{self._path}/batches/{number:08d}.json", text)
 
-    def facts_before(self, number: int) -> Facts | None:
+    def facts_before(self, number: int) -> BatchFacts | None:
         """Return the facts of the batch before; None: it is the first one."""
         numbers = [one for one in self.numbers() if one < number]
         return self._facts(numbers[-1]) if numbers else None
@@ -75,10 +70,10 @@ class Archive:
         """Return the numbers of all batches."""
         return [int(name.partition(".")[0]) for name in names_in(f"{self._path}/batches")]
 
-    def _facts(self, number: int) -> Facts:
+    def _facts(self, number: int) -> BatchFacts:
         path = f"{self._path}/batches/{number:08d}.json"
         try:
-            found = msgspec.json.decode(read_text(path) or "", type=Facts)
+            found = msgspec.json.decode(read_text(path) or "", type=BatchFacts)
         except msgspec.MsgspecError as exc:
             raise DelayServiceError(f"{path} can't be read: {exc}") from exc
         if found.v != VERSION:
@@ -113,9 +108,7 @@ class Archive:
 def _joined(
     chosen: tuple[Cut, Evidence], cuts: list[tuple[Cut, Evidence]], ends: Mapping[Place, int]
 ) -> tuple[Cut, Evidence]:
-    """Return a cut of what an archive holds: with its ends, the cursors of ``chosen`` as the
-    earlier ones, and those of the newest cut as the later ones.
-    """
+    """Return a cut with the archive's ends, and the newest cut's cursors as the later ones."""
     cut, evidence = chosen
     newest, (_, first) = cuts[-1][0], cuts[0]
     later = {shard.place: shard for shard in newest.shards}

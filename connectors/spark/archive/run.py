@@ -16,9 +16,9 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as sf
 from pyspark.sql.streaming.query import StreamingQuery
 
-from connectors.spark.archive.reading import Archive, Facts
+from connectors.spark.archive.reading import Archive, BatchFacts
 from connectors.spark.audit import snapshot
-from connectors.spark.audit.evidence import NO_PAST, Past, gather
+from connectors.spark.audit.evidence import NO_PAST, EarlierCut, gather
 from connectors.spark.audit.options import AuditOptions
 from connectors.spark.audit.run import cut_of
 from connectors.spark.common.files import read_text
@@ -96,16 +96,16 @@ class _Batches:
         ).parquet(self._archive.folder(number))
         cut = cut_of(replace(self._options.audit, targets=()))
         evidence = gather(self._options.audit.client, cut, self._past(number, cut.topic_ids))
-        self._archive.commit(number, Facts(ends, snapshot.encode(cut, evidence)))
+        self._archive.commit(number, BatchFacts(ends, snapshot.encode(cut, evidence)))
 
-    def _past(self, number: int, topic_ids: Mapping[str, str]) -> Past:
+    def _past(self, number: int, topic_ids: Mapping[str, str]) -> EarlierCut:
         """Return the facts that the batch before left."""
         before = self._archive.facts_before(number)
         if before is None:
             return NO_PAST
         cut, evidence = snapshot.decode(before.cut)
         same = {topic for topic, known in cut.topic_ids.items() if topic_ids.get(topic) == known}
-        return Past(
+        return EarlierCut(
             ends={place: end for place, end in before.ends_by_place().items() if place[0] in same},
             starts={p: at for p, at in evidence.starts.items() if p[0] in same},
             judged={p: at for p, at in evidence.judged.items() if p[0] in same},

@@ -28,8 +28,9 @@ from connectors.spark.audit.verdicts import (
     UNKNOWN_SOURCE,
     UNLESS_MARKED,
     WRONG_OUTCOME,
-    Finding,
+    RecordVerdict,
 )
+from connectors.spark.common.arrow import arrow_schema
 from connectors.spark.common.decode import without_collector
 from connectors.spark.ledger.facts import (
     ARRIVED,
@@ -37,8 +38,8 @@ from connectors.spark.ledger.facts import (
     DELIVERED,
     FORWARDED,
     NEVER_MS,
-    Output,
-    Source,
+    OutputRow,
+    SourceRow,
 )
 from connectors.spark.ledger.ids import NONE, IdHistory, Line
 from connectors.spark.ledger.kinds import FOREIGN, settlement_name
@@ -59,29 +60,7 @@ LINE: Final = 4
 COUNT: Final = 5
 """Verdicts beside those of ``verdicts``."""
 
-_SCHEMA: Final = pa.schema(
-    [
-        ("kind", pa.string()),
-        ("shard", pa.int64()),
-        ("offset", pa.int64()),
-        ("source", pa.string()),
-        ("target", pa.int64()),
-        ("target_partition", pa.int32()),
-        ("target_offset", pa.int64()),
-        ("due_ms", pa.int64()),
-        ("at_ms", pa.int64()),
-        ("detail", pa.string()),
-        ("when", pa.int8()),
-        ("claim", pa.int64()),
-        ("record_id", pa.binary()),
-        ("base", pa.int64()),
-        ("since_ms", pa.int64()),
-        ("number", pa.int64()),
-        ("verdict", pa.int8()),
-        ("aim", pa.int64()),
-        ("packed", pa.binary()),
-    ]
-)
+_SCHEMA: Final = arrow_schema(JUDGED)
 _ROWS_MAX: Final = 10_000
 """Rows that are held as objects before they become a batch."""
 _BLOCK_BITS: Final = 13
@@ -108,14 +87,8 @@ def judge_records(rows: DataFrame, rules: Rules, *, keeps: bool) -> DataFrame:
     )
 
 
-def decide_by_ids(judged: DataFrame, passed: Passed, rules: Rules) -> DataFrame:
-    """Return the verdicts that depend on other records of the same id, as certain ones.
-
-    Args:
-        judged: what ``judge_records`` made of all records that bear an id.
-        passed: when H had passed which offsets.
-        rules: what to judge by.
-    """
+def decide_by_ids(judged: DataFrame, passed: PassedTimes, rules: Rules) -> DataFrame:
+    """Return the verdicts that depend on other records of the same id, as certain ones."""
     return (
         judged.where((sf.col("verdict") == LINE) | (sf.col("when") != CERTAIN))
         .repartition("shard", "record_id")
@@ -130,16 +103,8 @@ def ledger_rows(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         yield batch_of(map(_unpack, batch.column(0).to_pylist()))
 
 
-# --- by record -----------------------------------------------------------------------------------
-
-
 class Court:
-    """Judges the sorted ledger. Sent to the executors as it is.
-
-    Args:
-        rules: what to judge by.
-        keeps: whether rows of what is carried and settled are made.
-    """
+    """Judges the sorted ledger. Sent to the executors as it is."""
 
     def __init__(self, rules: Rules, *, keeps: bool = True) -> None:
         self._rules = rules
@@ -148,7 +113,8 @@ class Court:
 
     def judge(self, batches: Iterable[pa.RecordBatch]) -> Iterable[pa.RecordBatch]:
         """Yield rows of ``JUDGED``, and at last the counts."""
-        rows = (row for batch in batches for row in map(LedgerRow, *_lists(batch)))
+        lists = ([column.to_pylist() for column in batch.columns] for batch in batches)
+        rows = (row for columns in lists for row in map(LedgerRow, *columns))
         with without_collector():
             groups = groupby(rows, lambda row: row[:2])
             yield from _batches(
@@ -190,31 +156,14 @@ class Court:
             yield _line_row(group, *line)
 
 
-def _lists(batch: pa.RecordBatch) -> list[list[Any]]:
-    return [column.to_pylist() for column in batch.columns]
-
-
-def _finding_row(one: Finding) -> _Row:
-    row: _Row = {
-        "verdict": one.verdict,
-        "kind": one.kind,
-        "shard": one.shard,
-        "offset": one.offset,
-        "source": one.source,
-        "due_ms": one.due_ms if one.due_ms > 0 else None,
-        "detail": one.detail,
-        "when": one.when,
-        "claim": one.claim,
-        "record_id": one.record_id,
-        "base": one.base,
-        "since_ms": one.since_ms,
-        "aim": one.aim,
-        "packed": None if one.row is None else _pack(one.row),
-    }
+def _finding_row(one: RecordVerdict) -> _Row:
+    packed = None if one.row is None else _pack(one.row)
+    due_ms = one.due_ms if one.due_ms > 0 else None
+    row = one._asdict() | {"due_ms": due_ms, "packed": packed}  # a batch takes its columns only
     return row if one.output is None else row | _place_row(one.output)
 
 
-def _place_row(output: Output) -> _Row:
+def _place_row(output: OutputRow) -> _Row:
     return {
         "target": output.topic,
         "target_partition": output.partition,
@@ -229,10 +178,9 @@ def _batches(rows: Iterable[_Row]) -> Iterator[pa.RecordBatch]:
         yield pa.RecordBatch.from_pylist(some, schema=_SCHEMA)
 
 
-# --- lines of ids --------------------------------------------------------------------------------
-
-
-def _line_of(group: Group, found: Sequence[Finding], rules: Rules) -> tuple[bytes, Line] | None:
+def _line_of(
+    group: Group, found: Sequence[RecordVerdict], rules: Rules
+) -> tuple[bytes, Line] | None:
     """Return id and line of a record; None: it bears no id."""
     if group.named is not None:
         record_id, line = group.named
@@ -243,10 +191,8 @@ def _line_of(group: Group, found: Sequence[Finding], rules: Rules) -> tuple[byte
     return source.facts.record_id, _line(source, group, found, rules)
 
 
-def _line(source: Source, group: Group, found: Sequence[Finding], rules: Rules) -> Line:
-    """Return the record as a line of its id's history; with its settlement, if nothing is wrong
-    there.
-    """
+def _line(source: SourceRow, group: Group, found: Sequence[RecordVerdict], rules: Rules) -> Line:
+    """Return the record as a line of its id's history, with its settlement if that is sound."""
     facts = source.facts
     line = Line(
         *(source.offset, facts.kind, base_of(source), source.key_ms, source.written_ms),
@@ -288,7 +234,7 @@ def _line_row(group: Group, record_id: bytes, line: Line) -> _Row:
     return row | _place_row(group.settling[0]) if group.settling else row
 
 
-class Passed:
+class PassedTimes:
     """The latest times at which H passed offsets, from the settlements of what lies behind them.
 
     Args:
@@ -320,14 +266,9 @@ def _suffix_minima(held: Sequence[tuple[int, int]]) -> _Minima:
 
 
 class IdCourt:
-    """Judges what depends on other records of the same id. Sent to the executors as it is.
+    """Judges what depends on other records of the same id. Sent to the executors as it is."""
 
-    Args:
-        rules: what to judge by.
-        passed: when H had passed which offsets.
-    """
-
-    def __init__(self, rules: Rules, passed: Passed) -> None:
+    def __init__(self, rules: Rules, passed: PassedTimes) -> None:
         self._rules = rules
         self._passed = passed
 
@@ -385,9 +326,7 @@ class IdCourt:
 
 
 def _may_matter(line: Line, own: ShardRules) -> bool:
-    """Return whether a line that is judged says something at the next cut: as a canceller of what
-    comes, or as what has yet to come home.
-    """
+    """Return whether a judged line may cancel what comes, or has yet to come home."""
     if not line.settlement:
         return False
     waits = line.kind == HOMEBOUND and line.settlement == "requeued" and not line.is_home

@@ -17,20 +17,20 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
 
-from connectors.spark.audit.court import COUNT, LINE, Passed, judge_records
+from connectors.spark.audit.court import COUNT, LINE, PassedTimes, judge_records
 from connectors.spark.audit.evidence import Evidence
 from connectors.spark.audit.frames import apart, decide, named, passed
-from connectors.spark.audit.held import Held
+from connectors.spark.audit.held import CarriedState
 from connectors.spark.audit.logs import Logs
 from connectors.spark.audit.match import ODD, PENDING, SOUND, UNMATCHED, match, unpaired
 from connectors.spark.audit.rules import Rules
 from connectors.spark.audit.sieve import blocks_of, counted, in_blocks, is_plain, waiting
-from connectors.spark.audit.state import KEY, Run
+from connectors.spark.audit.state import KEY, StoredRun
 from connectors.spark.audit.verdicts import FOUND, UNJUDGED
 from connectors.spark.common.cut import Cut
 from connectors.spark.common.frames import kept
@@ -46,7 +46,7 @@ from connectors.spark.ledger.unread import read_in_python
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class StepResult:
     """The result of a step.
 
     Attributes:
@@ -59,78 +59,61 @@ class Step:
     found: DataFrame
     unjudged: DataFrame
     counts: Mapping[str, int]
-    runs: tuple[Run, ...] = ()
+    runs: tuple[StoredRun, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
 class Engine:
     """Makes one step.
 
-    Args:
-        spark: the session.
-        logs: what is read.
+    Attributes:
         work: a folder for what the parts of the step hand to each other.
-        cut: the cut to judge at.
-        evidence: what is known of the logs.
-        rules: what to judge by.
-        ledger: what to read by.
     """
 
-    def __init__(
-        self,
-        spark: SparkSession,
-        logs: Logs,
-        work: str,
-        cut: Cut,
-        evidence: Evidence,
-        rules: Rules,
-        ledger: Ledger,
-    ) -> None:
-        self._spark = spark
-        self._logs = logs
-        self._work = work
-        self._cut = cut
-        self._evidence = evidence
-        self._rules = rules
-        self._ledger = ledger
-        self._counts: Counter[str] = Counter()
+    spark: SparkSession
+    logs: Logs
+    work: str
+    cut: Cut
+    evidence: Evidence
+    rules: Rules
+    ledger: Ledger
+    counts: Counter[str] = field(default_factory=Counter)
 
-    def run(self, held: Held | None = None) -> Step:
+    def run(self, held: CarriedState | None = None) -> StepResult:
         """Make the step; without ``held`` it is the only one, and keeps nothing."""
         rows = self._read()
         if held is not None:
             rows = rows.unionByName(held.beside(rows))
         plain, rest = rows.where(is_plain()), rows.where(~is_plain())
-        blocks = self._kept("blocks", blocks_of(plain, self._rules), "is_even")
+        blocks = self._kept("blocks", blocks_of(plain, self.rules), "is_even")
         even, uneven = blocks.where("is_even"), blocks.where("not is_even")
         sifted = in_blocks(plain, even)
         if not uneven.isEmpty():
             rest = rest.unionByName(in_blocks(plain, uneven))
-        matched = self._kept("matched", match(rest, self._rules), "status")
+        matched = self._kept("matched", match(rest, self.rules), "status")
         odd, sifted = self._odd(matched, sifted, held)
         odd = odd.unionByName(apart(rest))
-        judged = judge_records(odd, self._rules, keeps=held is not None)
+        judged = judge_records(odd, self.rules, keeps=held is not None)
         judged = self._kept("judged", judged, "verdict")
         decided = self._kept("decided", self._decided(even, matched, judged), "verdict")
         self._count(even, matched, judged)
-        runs: tuple[Run, ...] = ()
+        runs: tuple[StoredRun, ...] = ()
         if held is not None:
             sound = sifted.where(sf.col("role") == DELIVERED)
-            runs = held.keep(matched, decided, waiting(sifted, self._rules), sound)
-        told = named(decided, self._cut, self._rules)
+            runs = held.keep(matched, decided, waiting(sifted, self.rules), sound)
+        told = named(decided, self.cut, self.rules)
         verdict = sf.col("verdict")
         found, unjudged = (told.where(verdict == one).drop("verdict") for one in (FOUND, UNJUDGED))
-        return Step(found, unjudged, dict(sorted(self._counts.items())), runs)
+        return StepResult(found, unjudged, dict(sorted(self.counts.items())), runs)
 
     def _kept(self, name: str, rows: DataFrame, *by: str) -> DataFrame:
-        return kept(rows, f"{self._work}/{name}", *by)
-
-    # --- read ----------------------------------------------------------------------------------
+        return kept(rows, f"{self.work}/{name}", *by)
 
     def _read(self) -> DataFrame:
         """Return the rows of the ledger that new records make."""
-        logs, ledger = self._logs, self._ledger
-        delayed = {shard.place for shard in self._cut.shards}
-        others = self._evidence.spans.keys() - delayed
+        logs, ledger = self.logs, self.ledger
+        delayed = {shard.place for shard in self.cut.shards}
+        others = self.evidence.spans.keys() - delayed
         outcomes = {place for place in others if ledger.roles.get(place[0]) == OUTCOME}
         classified = (
             (1, classified_sources(logs.records(delayed), ledger)),
@@ -142,7 +125,7 @@ class Engine:
         for rows in more:
             first = first.unionByName(rows)
         read = self._kept("records", first, "of_sources", "reading")
-        self._counts["ordinary"] = read.where(sf.col("reading") == ORDINARY).count()
+        self.counts["ordinary"] = read.where(sf.col("reading") == ORDINARY).count()
         rows = read.where(sf.col("reading") == COMPLETE).select(*COLUMNS)
         for number in (0, 1):
             rest = read.where((sf.col("of_sources") == number) & (sf.col("reading") != ORDINARY))
@@ -151,22 +134,18 @@ class Engine:
                 rows = rows.unionByName(self._kept(f"made-{number}", made))
         return rows
 
-    # --- judge ---------------------------------------------------------------------------------
-
     def _odd(
-        self, matched: DataFrame, sifted: DataFrame, held: Held | None
+        self, matched: DataFrame, sifted: DataFrame, held: CarriedState | None
     ) -> tuple[DataFrame, DataFrame]:
-        """Return the rows that have to be judged in Python, those of earlier records that outputs
-        name included; and the sifted rows without those.
-        """
+        """Return the rows for Python, earlier records that outputs name included; and the rest."""
         odd = unpaired(matched.where(sf.col("status").isin(ODD, UNMATCHED)))
         keys = matched.where(sf.col("status") == UNMATCHED).select(*KEY).distinct()
         if keys.isEmpty():
             return odd, sifted
         beside = self._kept("beside", sifted.join(sf.broadcast(keys), KEY, "left_semi"))
-        sound, pending = counted(blocks_of(beside, self._rules))
-        self._counts.update(sources=-sound - pending, delivered=-sound)
-        self._counts.update(outputs=-sound, pending=-pending)
+        sound, pending = counted(blocks_of(beside, self.rules))
+        self.counts.update(sources=-sound - pending, delivered=-sound)
+        self.counts.update(outputs=-sound, pending=-pending)
         odd = odd.unionByName(beside)
         if held is not None:
             odd = odd.unionByName(held.look_up(keys.join(beside, KEY, "left_anti")))
@@ -175,20 +154,18 @@ class Engine:
     def _decided(self, even: DataFrame, matched: DataFrame, judged: DataFrame) -> DataFrame:
         """Return the verdicts that are certain by now."""
         has_ids = not judged.where(sf.col("verdict") == LINE).isEmpty()
-        offsets = sum(span.end - span.start for span in self._evidence.spans.values())
-        known = passed(matched, offsets, even) if has_ids else Passed()
-        return self._logs.still_true(decide(judged, known, self._rules), self._rules)
-
-    # --- results -------------------------------------------------------------------------------
+        offsets = sum(span.end - span.start for span in self.evidence.spans.values())
+        known = passed(matched, offsets, even) if has_ids else PassedTimes()
+        return self.logs.still_true(decide(judged, known, self.rules), self.rules)
 
     def _count(self, even: DataFrame, matched: DataFrame, judged: DataFrame) -> None:
         """Count records by what became of them."""
         sums = judged.where(sf.col("verdict") == COUNT).groupBy("kind").agg(sf.sum("number"))
-        self._counts.update({row[0]: row[1] for row in sums.collect()})
+        self.counts.update({row[0]: row[1] for row in sums.collect()})
         usual = matched.where(sf.col("status").isin(SOUND, PENDING))
         by_role = {row[0]: row[1] for row in usual.groupBy("o_role").count().collect()}
         sound, pending = counted(even)
         delivered, told = sound + by_role.get(DELIVERED, 0), by_role.get(OUTCOME, 0)
         pending += by_role.get(None, 0)
-        self._counts.update(sources=delivered + told + pending, pending=pending)
-        self._counts.update(delivered=delivered, outputs=delivered + told, given_an_outcome=told)
+        self.counts.update(sources=delivered + told + pending, pending=pending)
+        self.counts.update(delivered=delivered, outputs=delivered + told, given_an_outcome=told)

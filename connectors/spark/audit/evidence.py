@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from connectors.spark.audit.rules import Rules, ShardRules
-from connectors.spark.common.cut import Cut, ShardCut, Span
+from connectors.spark.common.cut import Cut, ShardCut
 from connectors.spark.common.log_times import Policy, first_times, offsets_at, topic_policies
-from connectors.spark.common.topics import Place
+from connectors.spark.common.topics import Place, Span
 from connectors.spark.ledger.facts import NEVER_MS
 from connectors.spark.ledger.rows import name_hash
 from delayservice.contract import names
@@ -19,7 +19,7 @@ CLOCKS_DIFFER_MS: Final = 600_000
 
 
 @dataclass(frozen=True, slots=True)
-class Past:
+class EarlierCut:
     """Facts that an earlier cut left.
 
     Attributes:
@@ -37,7 +37,7 @@ class Past:
     overdue_ms: int = -NEVER_MS
 
 
-NO_PAST: Final = Past()
+NO_PAST: Final = EarlierCut()
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,15 +62,13 @@ class Evidence:
 
 
 def all_of(cut: Cut) -> Evidence:
-    """Return evidence by which every log of a cut is whole from its start on, and no target is
-    compacted.
-    """
+    """Return evidence by which all logs of a cut are whole and no target is compacted."""
     starts = {shard.place: shard.span.start for shard in cut.shards}
     policies = {topic: Policy(is_compacted=False, is_by_broker=False) for topic, _ in cut.others}
     return Evidence(cut.spans, starts, starts, dict.fromkeys(cut.spans, 0), {}, policies)
 
 
-def gather(client: Mapping[str, str], cut: Cut, past: Past = NO_PAST) -> Evidence:
+def gather(client: Mapping[str, str], cut: Cut, past: EarlierCut = NO_PAST) -> Evidence:
     """Return what is known of the logs at a cut, since an earlier one.
 
     Raises:
@@ -100,7 +98,7 @@ def gather(client: Mapping[str, str], cut: Cut, past: Past = NO_PAST) -> Evidenc
 def _judged(
     client: Mapping[str, str],
     cut: Cut,
-    past: Past,
+    past: EarlierCut,
     complete_ms: Mapping[Place, int],
     policies: Mapping[str, Policy],
 ) -> dict[Place, int]:
@@ -134,15 +132,10 @@ class Strictness:
     lag_ms: int = 30_000
 
 
-def rules_of(cut: Cut, evidence: Evidence, strictness: Strictness, past: Past = NO_PAST) -> Rules:
-    """Return the rules that records are judged by.
-
-    Args:
-        cut: cursors and ends.
-        evidence: what is known of the logs.
-        strictness: how strictly.
-        past: what the cut before left.
-    """
+def rules_of(
+    cut: Cut, evidence: Evidence, strictness: Strictness, past: EarlierCut = NO_PAST
+) -> Rules:
+    """Return the rules that records are judged by."""
     read = {topic for topic, _ in cut.others}
     own = {cut.dead_letter, cut.outcomes}
     grace_ms, policies = strictness.grace_ms, evidence.policies
@@ -175,7 +168,7 @@ def overdue_since_ms(cut: Cut, strictness: Strictness) -> int:
     return -NEVER_MS if overdue_ms is None else cut.taken_ms - overdue_ms
 
 
-def _shard_rules(shard: ShardCut, cut: Cut, evidence: Evidence, past: Past) -> ShardRules:
+def _shard_rules(shard: ShardCut, cut: Cut, evidence: Evidence, past: EarlierCut) -> ShardRules:
     # Delay topics have the broker's times: the service serves no other ones.
     first_ms = evidence.seen_ms.get(shard.place, cut.taken_ms)
     return ShardRules(

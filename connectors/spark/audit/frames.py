@@ -11,7 +11,7 @@ from typing import Final
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as sf
 
-from connectors.spark.audit.court import COUNT, LINE, Passed, decide_by_ids, judge_records
+from connectors.spark.audit.court import COUNT, LINE, PassedTimes, decide_by_ids, judge_records
 from connectors.spark.audit.evidence import Evidence, Strictness, all_of, rules_of
 from connectors.spark.audit.match import ODD, SOUND, UNMATCHED, match, unpaired
 from connectors.spark.audit.rules import Rules
@@ -27,10 +27,7 @@ _USUAL: Final = Strictness()
 
 
 def findings(
-    ledger: DataFrame,
-    cut: Cut,
-    evidence: Evidence | None = None,
-    strictness: Strictness = _USUAL,
+    ledger: DataFrame, cut: Cut, evidence: Evidence | None = None, strictness: Strictness = _USUAL
 ) -> DataFrame:
     """Return what is wrong with the records of a ledger, and what could not be judged.
 
@@ -60,7 +57,7 @@ def apart(ledger: DataFrame) -> DataFrame:
     return ledger.where((sf.col("shard") == NO_SHARD) | (sf.col("role") == NAMED))
 
 
-def passed(matched: DataFrame, offsets: int, even: DataFrame | None = None) -> Passed:
+def passed(matched: DataFrame, offsets: int, even: DataFrame | None = None) -> PassedTimes:
     """Return when H had passed the blocks of offsets that sound records are in.
 
     Args:
@@ -76,19 +73,17 @@ def passed(matched: DataFrame, offsets: int, even: DataFrame | None = None) -> P
         told = told.unionByName(even.where("at_ms is not null").select("shard", "block", "at_ms"))
     wide = sf.shiftright("block", bits - BLOCK_BITS).alias("block")
     blocks = told.groupBy("shard", wide).agg(sf.min("at_ms"))
-    return Passed(bits, ((row[0], row[1], row[2]) for row in blocks.collect()))
+    return PassedTimes(bits, ((row[0], row[1], row[2]) for row in blocks.collect()))
 
 
-def decide(judged: DataFrame, known: Passed, rules: Rules) -> DataFrame:
+def decide(judged: DataFrame, known: PassedTimes, rules: Rules) -> DataFrame:
     """Return the verdicts that are certain once all records of an id are known."""
     is_certain = ~sf.col("verdict").isin(LINE, COUNT) & (sf.col("when") == CERTAIN)
     return judged.where(is_certain).unionByName(decide_by_ids(judged, known, rules))
 
 
 def named(decided: DataFrame, cut: Cut, rules: Rules) -> DataFrame:
-    """Return findings, and what could not be judged, as ``FINDING`` and ``verdict``: with names in
-    place of hashes.
-    """
+    """Return ``FINDING`` and ``verdict`` of what was found or not judged: names, not hashes."""
     spark = decided.sparkSession
     topics = spark.createDataFrame(list(rules.topics.items()), "target long, target_topic string")
     places = [(name_hash(shard.name), *shard.place) for shard in cut.shards]

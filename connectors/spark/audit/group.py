@@ -8,7 +8,14 @@ from typing import Final
 
 import msgspec
 
-from connectors.spark.audit.verdicts import CARRIED, CERTAIN, SETTLED, Finding, Remembered, Settled
+from connectors.spark.audit.verdicts import (
+    CARRIED,
+    CERTAIN,
+    SETTLED,
+    RecordVerdict,
+    Remembered,
+    Settled,
+)
 from connectors.spark.ledger.facts import (
     ARRIVED,
     CONTINUED,
@@ -23,10 +30,10 @@ from connectors.spark.ledger.facts import (
     SETTLING,
     SOURCE,
     SOURCES,
-    Output,
     OutputFacts,
-    Source,
+    OutputRow,
     SourceFacts,
+    SourceRow,
 )
 from connectors.spark.ledger.ids import NONE, Line
 from connectors.spark.ledger.kinds import OUTCOME_NAMES
@@ -45,8 +52,6 @@ class Group:
     """One record and all that says that it settles, continues or brings home it.
 
     Attributes:
-        shard: its shard.
-        offset: its offset.
         source: the record; None: no such record is known, or it was judged before.
         settled: of a record that was judged before: what settled it then.
         details: of the same, where they were kept.
@@ -60,41 +65,37 @@ class Group:
 
     shard: int
     offset: int
-    source: Source | None = None
+    source: SourceRow | None = None
     settled: Settled | None = None
     details: Remembered | None = None
     named: tuple[bytes, Line] | None = None
-    settling: Sequence[Output] = ()
-    successors: Sequence[Output] = ()
-    arrivals: Sequence[Output] = ()
+    settling: Sequence[OutputRow] = ()
+    successors: Sequence[OutputRow] = ()
+    arrivals: Sequence[OutputRow] = ()
     mirrored: int = 0
-    undecided: Sequence[Output] = ()
+    undecided: Sequence[OutputRow] = ()
     rows: Sequence[LedgerRow] = field(default=(), repr=False)
 
-    def carried(self, when: int = CERTAIN) -> Iterator[Finding]:
+    def carried(self, when: int = CERTAIN) -> Iterator[RecordVerdict]:
         """Yield the rows as they are, for the next cut."""
         yield from self._carried(self.rows, when)
 
-    def carried_undecided(self) -> Iterator[Finding]:
+    def carried_undecided(self) -> Iterator[RecordVerdict]:
         """Yield the rows of what may still be refused, for the next cut."""
         places = {place_of(one) for one in self.undecided}
         rows = [row for row in self.rows if row.role not in SOURCES and row[8:11] in places]
         yield from self._carried(rows, CERTAIN)
 
-    def _carried(self, rows: Sequence[LedgerRow], when: int) -> Iterator[Finding]:
-        record_id = None if self.source is None else self.source.facts.record_id
-        base = 0 if self.source is None else base_of(self.source)
+    def _carried(self, rows: Sequence[LedgerRow], when: int) -> Iterator[RecordVerdict]:
         for row in rows:
-            yield Finding(
-                "",
-                self.shard,
-                self.offset,
-                when=when,
-                record_id=record_id,
-                base=base,
-                verdict=CARRIED,
-                row=row,
-            )
+            yield self.kept(CARRIED, row, when)
+
+    def kept(self, verdict: int, row: LedgerRow, when: int) -> RecordVerdict:
+        """Return the verdict by which a later cut gets a row."""
+        kept = RecordVerdict("", self.shard, self.offset, when=when, verdict=verdict, row=row)
+        if self.source is None:
+            return kept
+        return kept._replace(record_id=self.source.facts.record_id, base=base_of(self.source))
 
 
 def group_of(rows: Sequence[LedgerRow]) -> Group:
@@ -114,7 +115,9 @@ def group_of(rows: Sequence[LedgerRow]) -> Group:
     )
 
 
-def grouped(shard: int, offset: int, source: Source | None, outputs: Iterable[Output]) -> Group:
+def grouped(
+    shard: int, offset: int, source: SourceRow | None, outputs: Iterable[OutputRow]
+) -> Group:
     """Return the group of a record and what says that it settles it."""
     said = sorted(outputs, key=lambda one: (one.at_ms, one.place))
     forged = {place_of(one) for one in said if one.role == DISCLAIMED}
@@ -131,7 +134,7 @@ def grouped(shard: int, offset: int, source: Source | None, outputs: Iterable[Ou
     )
 
 
-def without_undecided(group: Group, is_undecided: Callable[[Output], bool]) -> Group:
+def without_undecided(group: Group, is_undecided: Callable[[OutputRow], bool]) -> Group:
     """Return the group without what copies and envelopes say that may still be refused."""
     said = (*group.settling, *group.successors, *group.arrivals)
     undecided = [one for one in said if not one.facts.is_verified and is_undecided(one)]
@@ -146,17 +149,17 @@ def without_undecided(group: Group, is_undecided: Callable[[Output], bool]) -> G
     )
 
 
-def place_of(output: Output) -> tuple[int, int, int]:
+def place_of(output: OutputRow) -> tuple[int, int, int]:
     """Return topic, partition and offset of an output."""
     return output.topic, output.partition, output.place
 
 
-def base_of(source: Source) -> int:
+def base_of(source: SourceRow) -> int:
     """Return the first offset at which the canceller of a record may be."""
     return source.facts.base or source.offset + 1
 
 
-def named_row(shard: int, line: Line, record_id: bytes) -> Finding:
+def named_row(shard: int, line: Line, record_id: bytes) -> RecordVerdict:
     """Return a record that was judged and may still cancel others, for the next cut."""
     row = LedgerRow(
         shard,
@@ -167,12 +170,12 @@ def named_row(shard: int, line: Line, record_id: bytes) -> Finding:
         id_hash=id_hash(record_id),
         more=pack((record_id, line)),
     )
-    return Finding("", shard, line.offset, verdict=CARRIED, row=row)
+    return RecordVerdict("", shard, line.offset, verdict=CARRIED, row=row)
 
 
 def settled_row(
     group: Group, settled: Settled, details: Remembered | None = None, when: int = CERTAIN
-) -> Finding:
+) -> RecordVerdict:
     """Return a record that was judged, to be remembered."""
     row = LedgerRow(
         group.shard,
@@ -185,23 +188,11 @@ def settled_row(
         place=settled.place,
         more=None if details is None else pack(details),
     )
-    source = group.source
-    return Finding(
-        "",
-        group.shard,
-        group.offset,
-        when=when,
-        record_id=None if source is None else source.facts.record_id,
-        base=0 if source is None else base_of(source),
-        verdict=SETTLED,
-        row=row,
-    )
+    return group.kept(SETTLED, row, when)
 
 
-def _as_refused(source: Source, outputs: Sequence[Output]) -> Source:
-    """Return a copy or envelope whose signature was not verified as the service saw it, which knows
-    the secret: forged, if it says so.
-    """
+def _as_refused(source: SourceRow, outputs: Sequence[OutputRow]) -> SourceRow:
+    """Return an unverified copy or envelope as the service, which knows the secret, saw it."""
     if source.facts.is_verified:
         return source
     for output in outputs:
@@ -211,15 +202,15 @@ def _as_refused(source: Source, outputs: Sequence[Output]) -> Source:
     return source
 
 
-def _source(row: LedgerRow) -> Source:
+def _source(row: LedgerRow) -> SourceRow:
     if row.more is not None:
         facts = _source_facts(row.more)
     else:
         facts = PLAIN_SOURCE if row.id is None else SourceFacts(row.kind, row.id)
-    return Source(*row[:2], *row[4:10], facts, row.key_hash)
+    return SourceRow(*row[:2], *row[4:10], facts, row.key_hash)
 
 
-def _output(row: LedgerRow) -> Output:
+def _output(row: LedgerRow) -> OutputRow:
     if row.more is not None:
         facts = _output_facts(row.more)
     elif row.role == OUTCOME:
@@ -227,7 +218,7 @@ def _output(row: LedgerRow) -> Output:
         facts = OutputFacts(origin, outcome=OUTCOME_NAMES[row.kind], by=row.by)
     else:
         facts = PLAIN_OUTPUT
-    return Output(row.role, *row[5:12], facts)
+    return OutputRow(row.role, *row[5:12], facts)
 
 
 def _settled(row: LedgerRow) -> Settled:

@@ -19,8 +19,8 @@ from connectors.spark.audit.state import (
     OPEN,
     RECENT,
     SPECIAL,
-    Run,
     State,
+    StoredRun,
     bucket_of,
 )
 from connectors.spark.audit.state import PENDING as PLAIN
@@ -34,22 +34,19 @@ _ID: Final = ["shard", "id_hash"]
 _FINEST: Final = "0-"
 
 
-class Held:
+class CarriedState:
     """The state that earlier steps left.
 
     Args:
-        state: the folders.
-        runs: what is in them.
         number: of this step's cut.
         taken_ms: when that was taken.
-        rules: what this step judges by.
         work: a folder for what is found.
     """
 
     def __init__(
         self,
         state: State,
-        runs: Sequence[Run],
+        runs: Sequence[StoredRun],
         number: int,
         taken_ms: int,
         rules: Rules,
@@ -67,7 +64,7 @@ class Held:
         self._later = {run.bucket for run in self._runs if run.bucket} - self._due
         self._found = state.live([], ())
 
-    def _split(self, runs: list[Run]) -> list[Run]:
+    def _split(self, runs: list[StoredRun]) -> list[StoredRun]:
         """Return runs with those of wide buckets that come due as runs of narrow ones."""
         due = {run.bucket for run in runs if run.bucket and run.start_ms <= self._due_ms}
         wide = {bucket for bucket in due if not bucket.startswith(_FINEST)}
@@ -76,7 +73,7 @@ class Held:
         rows = self._state.live(runs, wide)
         return [run for run in runs if run.bucket not in wide] + self._waiting(rows, "-split")
 
-    def _waiting(self, rows: DataFrame, part: str = "") -> list[Run]:
+    def _waiting(self, rows: DataFrame, part: str = "") -> list[StoredRun]:
         """Write records that nothing settles yet, and return their runs."""
         rows = self._in_buckets(rows)
         has_id = sf.col("id_hash") != NO_ID
@@ -87,10 +84,8 @@ class Held:
         bucket = bucket_of(sf.greatest("key_ms", sf.lit(self._due_ms)), self._due_ms)
         return rows.select(*COLUMNS, bucket.alias("bucket"))
 
-    def _written(self, rows: DataFrame, kind: str, part: str = "") -> list[Run]:
+    def _written(self, rows: DataFrame, kind: str, part: str = "") -> list[StoredRun]:
         return self._state.write(rows, self._number, kind, self._taken_ms, part)
-
-    # --- look up -------------------------------------------------------------------------------
 
     def beside(self, new: DataFrame) -> DataFrame:
         """Return the rows that have to be looked at beside new ones: what is open, records that may
@@ -105,9 +100,7 @@ class Held:
         return opened.unionByName(found)
 
     def look_up(self, keys: DataFrame) -> DataFrame:
-        """Return the rows of earlier records of some keys that outputs name: pending ones whose
-        time has not come, and those that were judged.
-        """
+        """Return earlier records of some keys that outputs name: pending ones and judged ones."""
         pending = self._state.live(self._runs, self._later).join(keys, KEY, "left_semi")
         early = kept(pending, f"{self._work}/early")
         self._found = self._found.unionByName(early)
@@ -119,11 +112,9 @@ class Held:
         older = self._state.judged(self._runs, late.join(newest, KEY, "left_anti"))
         return early.select(*COLUMNS).unionByName(newest).unionByName(older)
 
-    # --- keep ----------------------------------------------------------------------------------
-
     def keep(
         self, matched: DataFrame, decided: DataFrame, waiting: DataFrame, sound: DataFrame
-    ) -> tuple[Run, ...]:
+    ) -> tuple[StoredRun, ...]:
         """Write down what the next step needs, and return all runs that it reads.
 
         Args:
@@ -149,7 +140,7 @@ class Held:
         ]
         return tuple(self._state.merged(is_kept + new, self._number))
 
-    def _judged(self, settled: DataFrame, held: list[Run]) -> list[Run]:
+    def _judged(self, settled: DataFrame, held: list[StoredRun]) -> list[StoredRun]:
         """Write down what was judged. Under ``at_least_once`` it is kept in full for a while."""
         settled = settled.withColumn("due_ms", sf.lit(self._number).cast("long"))
         is_plain = sf.col("more").isNull()

@@ -14,13 +14,7 @@ from typing import Final
 
 from connectors.spark.audit.group import Group, settled_row
 from connectors.spark.audit.rules import OPEN, Rules, ShardRules
-from connectors.spark.audit.settlement import (
-    finding_of,
-    gone_home,
-    origin_of,
-    problems,
-    unseen,
-)
+from connectors.spark.audit.settlement import finding_of, gone_home, origin_of, problems, unseen
 from connectors.spark.audit.several import (
     is_again,
     is_forwarded,
@@ -46,7 +40,7 @@ from connectors.spark.audit.verdicts import (
     UNLESS_MARKED,
     WRONG_OUTCOME,
     WRONG_TARGET,
-    Finding,
+    RecordVerdict,
     Remembered,
     Settled,
 )
@@ -58,8 +52,8 @@ from connectors.spark.ledger.facts import (
     FORWARDED,
     LETTER,
     OUTCOME,
-    Output,
-    Source,
+    OutputRow,
+    SourceRow,
 )
 from connectors.spark.ledger.ids import NONE
 from connectors.spark.ledger.kinds import KIND_NAMES, PENDING
@@ -76,14 +70,8 @@ _COUNTED: Final = {
 _NOWHERE: Final = Settled(LOST_ROLE, 0, -1, -1, -1)
 
 
-def judge(group: Group, rules: Rules, counts: Counter[str]) -> Iterator[Finding]:
-    """Yield the findings of one record, and what becomes of it.
-
-    Args:
-        group: the record, and what says that it settles it.
-        rules: what to judge by.
-        counts: told what was seen.
-    """
+def judge(group: Group, rules: Rules, counts: Counter[str]) -> Iterator[RecordVerdict]:
+    """Yield the findings of one record, and what becomes of it."""
     own = rules.shards[group.shard]
     counts["mirrored"] += group.mirrored
     if group.undecided and group.source is not None and not group.settling:
@@ -104,8 +92,12 @@ def judge(group: Group, rules: Rules, counts: Counter[str]) -> Iterator[Finding]
 
 
 def _judge(
-    group: Group, source: Source, settling: Sequence[Output], rules: Rules, counts: Counter[str]
-) -> Iterator[Finding]:
+    group: Group,
+    source: SourceRow,
+    settling: Sequence[OutputRow],
+    rules: Rules,
+    counts: Counter[str],
+) -> Iterator[RecordVerdict]:
     counts["sources"] += 1
     yield from _forks(origin_of(source, rules), group)
     if source.facts.kind != HOMEBOUND:  # what it recurs by is judged at its home
@@ -133,7 +125,7 @@ def _judge(
     yield settled_row(group, settlement_of(first), _details(group, source))
 
 
-def _details(group: Group, source: Source) -> Remembered | None:
+def _details(group: Group, source: SourceRow) -> Remembered | None:
     """Return what is kept of a record to which more may come: occurrences, or its arrival."""
     facts = source.facts
     if facts.kind != HOMEBOUND and not (facts.recur and facts.kind == SCHEDULE):
@@ -144,21 +136,19 @@ def _details(group: Group, source: Source) -> Remembered | None:
 
 
 def _without_elder(
-    settling: Sequence[Output], shard: ShardRules, counts: Counter[str]
-) -> list[Output]:
-    """Return the outputs without what was written before the shard's first record: it names
-    others.
-    """
+    settling: Sequence[OutputRow], shard: ShardRules, counts: Counter[str]
+) -> list[OutputRow]:
+    """Return outputs without those that are older than the shard's first record."""
     found = [output for output in settling if output.at_ms >= shard.born_ms]
     counts["source_expired"] += len(settling) - len(found)
     return found
 
 
-def _of_expired(group: Group, rules: Rules, counts: Counter[str]) -> Iterator[Finding]:
+def _of_expired(group: Group, rules: Rules, counts: Counter[str]) -> Iterator[RecordVerdict]:
     """Yield outputs of a record that retention has deleted which can't both be right."""
     counts["source_expired"] += len(group.settling)
     name = f"{rules.shards[group.shard].name}:{group.offset}"
-    kept: list[Output] = []
+    kept: list[OutputRow] = []
     for output in group.settling:
         first = next((one for one in kept if _settle_twice(one, output)), None)
         if first is None:
@@ -171,7 +161,7 @@ def _of_expired(group: Group, rules: Rules, counts: Counter[str]) -> Iterator[Fi
     yield from _forks(name, group)
 
 
-def _settle_twice(first: Output, second: Output) -> bool:
+def _settle_twice(first: OutputRow, second: OutputRow) -> bool:
     """Return whether two outputs of one offset can't both be right, whatever the record was. In two
     target topics, one may be a consumer's copy of the other.
     """
@@ -181,8 +171,8 @@ def _settle_twice(first: Output, second: Output) -> bool:
 
 
 def _without_source(
-    group: Group, settling: Sequence[Output], rules: Rules, counts: Counter[str]
-) -> Iterator[Finding]:
+    group: Group, settling: Sequence[OutputRow], rules: Rules, counts: Counter[str]
+) -> Iterator[RecordVerdict]:
     """Yield outputs of a record that never was. One beyond the end of the log may be read later:
     the delay topics were read to their ends one after the other.
     """
@@ -201,25 +191,23 @@ def _without_source(
         yield _about(UNKNOWN_SOURCE, group, output, origin, detail)
 
 
-def _is_beside(group: Group, output: Output) -> bool:
-    """Return whether an output is a copy in a delay topic, and not one that its own shard has
-    before the record.
-    """
+def _is_beside(group: Group, output: OutputRow) -> bool:
+    """Return whether an output is a copy that may have been read before its record."""
     is_copy = output.role in (COPIED, CONTINUED, FORWARDED, ARRIVED)
     return is_copy and not (output.facts.base != NONE and output.place <= group.offset)
 
 
-def _about(kind: str, group: Group, output: Output, origin: str, detail: str) -> Finding:
-    return Finding(kind, group.shard, group.offset, origin, output, output.due_ms, detail)
+def _about(kind: str, group: Group, output: OutputRow, origin: str, detail: str) -> RecordVerdict:
+    return RecordVerdict(kind, group.shard, group.offset, origin, output, output.due_ms, detail)
 
 
 def _late(
     group: Group,
     settled: Settled,
-    settling: Sequence[Output],
+    settling: Sequence[OutputRow],
     rules: Rules,
     counts: Counter[str],
-) -> Iterator[Finding]:
+) -> Iterator[RecordVerdict]:
     """Yield the findings of what comes for a record that was judged at an earlier cut."""
     details = group.details
     origin = f"{rules.shards[group.shard].name}:{group.offset}"
@@ -250,7 +238,7 @@ def _late(
 
 def _late_arrivals(
     group: Group, settled: Settled, details: Remembered | None, rules: Rules
-) -> Iterator[Finding]:
+) -> Iterator[RecordVerdict]:
     if details is None:
         for output in group.arrivals:
             detail = "a record that was not to go there was sent home"
@@ -260,10 +248,8 @@ def _late_arrivals(
     yield from _arrived(details.source, group.arrivals, rules, waits=waits, settled=True)
 
 
-def _forks(origin: str, group: Group, since: int = 0) -> Iterator[Finding]:
-    """Yield occurrences of a schedule that were begun twice; ``since``: the last one that was begun
-    at an earlier cut.
-    """
+def _forks(origin: str, group: Group, since: int = 0) -> Iterator[RecordVerdict]:
+    """Yield occurrences that were begun twice; ``since``: the last one of an earlier cut."""
     seen: set[str] = set()
     for output in group.successors:
         name = output.facts.origin
@@ -273,13 +259,13 @@ def _forks(origin: str, group: Group, since: int = 0) -> Iterator[Finding]:
         seen.add(name)
 
 
-def _number(output: Output) -> int:
+def _number(output: OutputRow) -> int:
     """Return the number of an occurrence; 0: it has none."""
     number = output.facts.origin.rpartition("#")[2]
     return int(number) if number.isdecimal() else 0
 
 
-def _continued(source: Source, output: Output, rules: Rules) -> Iterator[Finding]:
+def _continued(source: SourceRow, output: OutputRow, rules: Rules) -> Iterator[RecordVerdict]:
     """Yield the findings against an occurrence that does not belong to the record that it names."""
     why = against_origin(source, output)
     if why is not None:
@@ -291,11 +277,9 @@ def _continued(source: Source, output: Output, rules: Rules) -> Iterator[Finding
 
 
 def _arrived(
-    source: Source, arrivals: Sequence[Output], rules: Rules, *, waits: bool, settled: bool
-) -> Iterator[Finding]:
-    """Yield what is wrong with envelopes that bring a record home without settling it: it has
-    waited for that.
-    """
+    source: SourceRow, arrivals: Sequence[OutputRow], rules: Rules, *, waits: bool, settled: bool
+) -> Iterator[RecordVerdict]:
+    """Yield wrong envelopes among those that bring a record home without settling it."""
     for number, output in enumerate(arrivals):
         if source.facts.kind != HOMEBOUND:
             detail = f"{KIND_NAMES[source.facts.kind]} was sent home"
@@ -308,8 +292,8 @@ def _arrived(
 
 
 def _without_output(
-    group: Group, source: Source, rules: Rules, counts: Counter[str]
-) -> Iterator[Finding]:
+    group: Group, source: SourceRow, rules: Rules, counts: Counter[str]
+) -> Iterator[RecordVerdict]:
     """Yield that a record which nothing settles is pending, lost, or not to be judged."""
     shard = rules.shards[source.shard]
     by_key = shard.earlier.has_settled((source.key_ms, source.offset), -1)
@@ -350,10 +334,8 @@ def _without_output(
     yield settled_row(group, _NOWHERE, when=when)
 
 
-def _overdue(source: Source, rules: Rules, *, is_named: bool) -> Iterator[Finding]:
-    """Yield that a record should have been settled long ago, by a service that makes no progress;
-    once, at the first cut at which it is so.
-    """
+def _overdue(source: SourceRow, rules: Rules, *, is_named: bool) -> Iterator[RecordVerdict]:
+    """Yield that a record should have been settled long ago, at the first cut that shows it."""
     shard = rules.shards[source.shard]
     since_ms = max(source.key_ms, source.written_ms)
     is_settled = shard.later.has_settled((source.key_ms, source.offset), -1)
@@ -364,18 +346,20 @@ def _overdue(source: Source, rules: Rules, *, is_named: bool) -> Iterator[Findin
     yield finding_of(OVERDUE, source, None, rules, detail, UNLESS_MARKED if is_named else CERTAIN)
 
 
-def _is_checkpointed(source: Source, rules: Rules) -> bool:
+def _is_checkpointed(source: SourceRow, rules: Rules) -> bool:
     later = rules.shards[source.shard].later
     return later.has_settled((source.key_ms, source.offset), -1)
 
 
-def _is_ahead(source: Source, output: Output, rules: Rules) -> bool:
+def _is_ahead(source: SourceRow, output: OutputRow, rules: Rules) -> bool:
     """Return whether an output may be ahead of its checkpoint: a later cut judges it."""
     is_young = output.at_ms > rules.unsettled_since_ms
     return is_young and source.facts.record_id is None and not _is_checkpointed(source, rules)
 
 
-def _unless_checkpointed(source: Source, output: Output, rules: Rules) -> Iterator[Finding]:
+def _unless_checkpointed(
+    source: SourceRow, output: OutputRow, rules: Rules
+) -> Iterator[RecordVerdict]:
     """Yield that no checkpoint says that the record of an output is settled."""
     if _is_checkpointed(source, rules) or output.at_ms > rules.unsettled_since_ms:
         return

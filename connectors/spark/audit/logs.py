@@ -12,14 +12,12 @@ from pyspark.sql import functions as sf
 from connectors.spark.audit.evidence import Evidence
 from connectors.spark.audit.rules import DELETED, Rules
 from connectors.spark.audit.verdicts import LOST, UNJUDGED, UNKNOWN_SOURCE
-from connectors.spark.common.cut import Span
-from connectors.spark.common.log_times import LogStarts, first_times
-from connectors.spark.common.topics import Place, read_topic
+from connectors.spark.common.log_times import first_times, starts_of
+from connectors.spark.common.topics import TASK_RECORDS, Place, Span, read_topic
 from connectors.spark.ledger.facts import NEVER_MS
 from connectors.spark.ledger.rows import name_hash
 from delayservice.contract import names
 
-_TASK_RECORDS: Final = 1_000_000
 _TASKS_MIN: Final = 8
 
 
@@ -37,13 +35,7 @@ class Logs(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class KafkaLogs:
-    """The logs of a cluster, in the spans of the evidence.
-
-    Attributes:
-        spark: the session.
-        client: options of librdkafka.
-        evidence: which offsets to read.
-    """
+    """The logs of a cluster, in the spans of the evidence."""
 
     spark: SparkSession
     client: Mapping[str, str]
@@ -53,19 +45,13 @@ class KafkaLogs:
         """See ``Logs``."""
         chosen = {place: self.evidence.spans[place] for place in places}
         count = sum(span.end - span.start for span in chosen.values())
-        return read_topic(
-            self.spark,
-            self.client,
-            {topic for topic, _ in chosen},
-            {place: span.start for place, span in chosen.items()},
-            {place: span.end for place, span in chosen.items()},
-            max(_TASKS_MIN, count // _TASK_RECORDS + 1),
-        )
+        tasks = max(_TASKS_MIN, count // TASK_RECORDS + 1)
+        return read_topic(self.spark, self.client, chosen, tasks)
 
     def still_true(self, decided: DataFrame, rules: Rules) -> DataFrame:
         """See ``Logs``."""
         spans = self.evidence.spans
-        starts = LogStarts(self.client).of(spans.keys())
+        starts = starts_of(self.client, spans.keys())
         moved = {p: starts[p] for p, span in spans.items() if starts[p] > span.start}
         for (topic, number), start in moved.items():
             is_gone = (sf.col("shard") == name_hash(f"{topic}:{number}")) & (
@@ -82,9 +68,7 @@ class KafkaLogs:
     def _unless_unseen(
         self, decided: DataFrame, gone: Mapping[Place, Span], rules: Rules
     ) -> DataFrame:
-        """Return verdicts with those of lost records as unjudged whose settlement may have been in
-        what is gone.
-        """
+        """Return lost records as unjudged if what settles them may have been in what is gone."""
         settled_ms = first_times(self.client, gone, names.DELAY_SETTLES)
         since_ms: dict[int, int] = {}
         for place in gone:

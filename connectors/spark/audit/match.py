@@ -110,9 +110,6 @@ def _is_outcome() -> Column:
     return (sf.col("o_role") == OUTCOME) & by_kind
 
 
-# --- records of one id ---------------------------------------------------------------------------
-
-
 def _with_ids_judged(pairs: DataFrame) -> DataFrame:
     """Return pairs with those as ``ODD`` whose id has a record that is not settled as the next one
     of the id demands, or that is not certain: Python judges all of such an id.
@@ -154,9 +151,6 @@ def _is_as_demanded() -> Column:
         .when(sf.col("o_role") == DELIVERED, is_in_time)
         .otherwise(is_cancelled)
     )
-
-
-# --- rows of the ledger again --------------------------------------------------------------------
 
 
 def unpaired(matched: DataFrame) -> DataFrame:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from connectors.spark.ledger.facts import NEVER_MS, Output, Source
+from connectors.spark.ledger.facts import NEVER_MS, OutputRow, SourceRow
 from connectors.spark.ledger.kinds import FOREIGN
 from connectors.spark.ledger.rows import name_hash
 from delayservice.contract.contracts import Contracts
@@ -63,13 +63,9 @@ class Rules:
     """The rules that records are judged by. Shards and topics are named as in the ledger.
 
     Attributes:
-        shards: the shards that are judged.
         topics: names of all topics of the cluster.
         partitions: how many partitions each of them has.
         read: the topics that are read beside the delay topics.
-        dead_letter: the dead-letter topic.
-        outcomes: the outcome topic.
-        delay_topics: the delay topics.
         complete_since_ms: by topic and partition: from when on it holds all that was written to it;
             missing: always.
         open_places: partitions of which a producer's open transaction hides the end.
@@ -112,15 +108,13 @@ class Rules:
             found.setdefault(self.partitions[topic], []).append(topic)
         return found
 
-    def may_be_refused(self, output: Output) -> bool:
-        """Return whether H has not passed a copy or an envelope, so that no dead letter can say yet
-        that it is forged.
-        """
+    def may_be_refused(self, output: OutputRow) -> bool:
+        """Return whether H has not passed a copy or envelope, so it may be called forged yet."""
         name = f"{self.topics.get(output.topic, '')}:{output.partition}"
         own = self.shards.get(name_hash(name))
         return own is not None and output.place >= own.earlier.offset
 
-    def topic(self, source: Source) -> str:
+    def topic(self, source: SourceRow) -> str:
         """Name of the record's target topic."""
         return self.topics.get(source.topic, source.facts.target)
 
@@ -132,7 +126,7 @@ class Rules:
         """Tolerance for early delivery to a topic, in ms."""
         return max(self.early_ms, self.clocks_ms(topic))
 
-    def unseen(self, source: Source, since_ms: int) -> str | None:
+    def unseen(self, source: SourceRow, since_ms: int) -> str | None:
         """Return why a settlement of this record that was written at ``since_ms`` or later may be
         where nothing can be read; None: all is read that could hold it.
         """
@@ -159,11 +153,11 @@ class Rules:
         found = [reason for reason in reasons if reason is not None]
         return OPEN if OPEN in found else next(iter(found), None)
 
-    def unseen_home(self, source: Source, since_ms: int) -> str | None:
+    def unseen_home(self, source: SourceRow, since_ms: int) -> str | None:
         """Return the same as ``unseen``, for the envelope of a record that goes home."""
         return self._hidden_in(source.topic, [source.partition], since_ms)
 
-    def unseen_target(self, source: Source, since_ms: int) -> str | None:
+    def unseen_target(self, source: SourceRow, since_ms: int) -> str | None:
         """Return the same as ``unseen``, for deliveries only."""
         if (
             source.topic not in self.topics
@@ -177,7 +171,7 @@ class Rules:
             return self._hidden_in(source.topic, [source.partition], since_ms)
         return self._hidden(source.topic, source, since_ms)
 
-    def _hidden(self, topic: int, source: Source, since_ms: int) -> str | None:
+    def _hidden(self, topic: int, source: SourceRow, since_ms: int) -> str | None:
         """Return why an output can't be seen yet in any partition that the key may be in."""
         count = self.partitions[topic]
         has_grown = any(first_ms > since_ms for first_ms in self.seen_ms.get(topic, ())[1:])

@@ -18,24 +18,24 @@ from typing import Final
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as sf
 
-from connectors.spark.audit.engine import Engine, Step
+from connectors.spark.audit.engine import Engine, StepResult
 from connectors.spark.audit.evidence import (
     NO_PAST,
+    EarlierCut,
     Evidence,
-    Past,
     gather,
     overdue_since_ms,
     rules_of,
 )
-from connectors.spark.audit.held import Held
+from connectors.spark.audit.held import CarriedState
 from connectors.spark.audit.logs import KafkaLogs, Logs
 from connectors.spark.audit.options import AuditOptions, OffsetRange
 from connectors.spark.audit.result import SAMPLE_ROWS, AuditResult
-from connectors.spark.audit.state import Log, Manifest, State
+from connectors.spark.audit.state import AuditManifest, LogPosition, State
 from connectors.spark.audit.verdicts import FINDING
 from connectors.spark.common.cut import Cut, take_cut
 from connectors.spark.common.files import delete, read_text, write_text
-from connectors.spark.common.frames import kept
+from connectors.spark.common.frames import counts_by, kept
 from connectors.spark.common.publish import name_for, publish
 from connectors.spark.ledger.rows import Ledger, name_hash
 from delayservice.base import faults
@@ -115,14 +115,10 @@ def cut_of(options: AuditOptions) -> Cut:
     return replace(cut, dead_letter=options.dead_letter, outcomes=options.outcomes)
 
 
-# --- follow --------------------------------------------------------------------------------------
-
-
 class Following:
     """An audit that goes on from cut to cut.
 
     Args:
-        spark: the session.
         options: what to audit; its ``out`` holds findings and the state.
         from_start: begin with the records that are in the logs; otherwise with those that are
             written from now on. It counts at the first cut only.
@@ -164,7 +160,7 @@ class Following:
         runs, dropped = list(before.runs), 0
         if gone := [name_hash(name) for name in before.deleted(cut)]:
             runs, dropped = self._state.without(runs, gone, number)
-        held = Held(self._state, runs, number, cut.taken_ms, rules, work)
+        held = CarriedState(self._state, runs, number, cut.taken_ms, rules, work)
         logs = KafkaLogs(self._spark, self._options.client, evidence)
         ledger = Ledger.of(cut, self._options.secrets)
         step = Engine(self._spark, logs, work, cut, evidence, rules, ledger).run(held)
@@ -205,22 +201,22 @@ def _text(result: AuditResult) -> str:
     return json.dumps(result.to_json(), indent=2) + "\n"
 
 
-def _from_now(cut: Cut) -> Past:
+def _from_now(cut: Cut) -> EarlierCut:
     ends = {place: span.end for place, span in cut.spans.items()}
     shards = {shard.place: shard.span.end for shard in cut.shards}
-    return Past(ends=ends, starts=shards, judged=shards)
+    return EarlierCut(ends=ends, starts=shards, judged=shards)
 
 
 def _manifest(
-    before: Manifest,
+    before: AuditManifest,
     cut: Cut,
     evidence: Evidence,
     options: AuditOptions,
-    step: Step,
+    step: StepResult,
     result: AuditResult,
-) -> Manifest:
+) -> AuditManifest:
     logs = tuple(
-        Log(
+        LogPosition(
             *place,
             cut.topic_ids.get(place[0], ""),
             span.end,
@@ -230,7 +226,7 @@ def _manifest(
         )
         for place, span in sorted(cut.spans.items())
     )
-    return Manifest(
+    return AuditManifest(
         number=before.number + 1,
         taken_ms=cut.taken_ms,
         overdue_ms=overdue_since_ms(cut, options.strictness),
@@ -240,9 +236,6 @@ def _manifest(
         unjudged=dict(Counter(before.unjudged) + Counter(result.unjudged)),
         audit=before.audit or uuid.uuid4().hex,
     )
-
-
-# --- results -------------------------------------------------------------------------------------
 
 
 def _check_ranges(cut: Cut, options: AuditOptions) -> None:
@@ -275,17 +268,17 @@ def _result(
     options: AuditOptions,
     cut: Cut,
     evidence: Evidence,
-    past: Past,
-    step: Step,
+    past: EarlierCut,
+    step: StepResult,
     found: DataFrame,
     unjudged: DataFrame,
     began_s: float,
     dropped: int = 0,
 ) -> AuditResult:
     judged = tuple(_judged_ranges(cut, evidence, past, options))
-    found_by_kind, unjudged_by_kind = _by_kind(found), _by_kind(unjudged)
+    found_by_kind, unjudged_by_kind = counts_by("kind", found), counts_by("kind", unjudged)
     unjudged_by_kind |= _unread(cut, evidence, past, judged, dropped)
-    samples = (_sample(found), _sample(unjudged))
+    sample, unjudged_sample = _sample(found), _sample(unjudged)
     seconds = time.monotonic() - began_s
     records = step.counts.get("sources", 0)
     return AuditResult(
@@ -300,15 +293,15 @@ def _result(
         findings_path=options.path("findings"),
         unjudged_path=options.path("unjudged"),
         summary_path=options.path("summary.json"),
-        sample=samples[0],
-        unjudged_sample=samples[1],
+        sample=sample,
+        unjudged_sample=unjudged_sample,
         cut=cut,
         ranges=tuple(options.ranges),
     )
 
 
 def _judged_ranges(
-    cut: Cut, evidence: Evidence, past: Past, options: AuditOptions
+    cut: Cut, evidence: Evidence, past: EarlierCut, options: AuditOptions
 ) -> Iterator[OffsetRange]:
     """Yield the offsets that the verdict is for: those of which all evidence still exists and that
     no earlier cut has seen, or those that were asked for.
@@ -324,11 +317,9 @@ def _judged_ranges(
 
 
 def _unread(
-    cut: Cut, evidence: Evidence, past: Past, judged: tuple[OffsetRange, ...], dropped: int
+    cut: Cut, evidence: Evidence, past: EarlierCut, judged: tuple[OffsetRange, ...], dropped: int
 ) -> dict[str, int]:
-    """Return the number of offsets that can't be judged at all, by reason; ``dropped``: records
-    that were pending in topics that were made anew.
-    """
+    """Return how many offsets can't be judged, by reason; ``dropped``: of topics made anew."""
     unserved = sum(cut.unserved.values())
     found = {NO_CHECKPOINT: unserved} if unserved or not cut.shards else {}
     gaps = [
@@ -342,11 +333,6 @@ def _unread(
     if held and not past.ends and not any(one.start < one.stop for one in judged):
         found[NO_EVIDENCE] = held
     return found
-
-
-def _by_kind(found: DataFrame) -> dict[str, int]:
-    rows = found.groupBy("kind").count().orderBy("kind").collect()
-    return {row["kind"]: row["count"] for row in rows}
 
 
 def _sample(found: DataFrame) -> tuple[Mapping[str, object], ...]:

@@ -21,7 +21,7 @@ from connectors.spark.audit.verdicts import (
     UNJUDGED,
     WRONG_OUTCOME,
     WRONG_TARGET,
-    Finding,
+    RecordVerdict,
 )
 from connectors.spark.ledger.facts import (
     COPIED,
@@ -29,8 +29,8 @@ from connectors.spark.ledger.facts import (
     FORWARDED,
     HERE,
     LETTER,
-    Output,
-    Source,
+    OutputRow,
+    SourceRow,
 )
 from connectors.spark.ledger.ids import NONE
 from connectors.spark.ledger.kinds import (
@@ -64,14 +64,7 @@ EXPIRY_MS: Final = 1_000
 """Allowed delivery after ``delay-expires-at``, in ms: the time that a transaction takes."""
 
 _AT_DELIVERY: Final = frozenset(
-    {
-        TARGET_UNKNOWN,
-        TARGET_UNAUTHORIZED,
-        TARGET_REFUSED,
-        TARGET_DOWN,
-        SLOT_FULL,
-        TOO_LARGE,
-    }
+    {TARGET_UNKNOWN, TARGET_UNAUTHORIZED, TARGET_REFUSED, TARGET_DOWN, SLOT_FULL, TOO_LARGE}
 )
 """Codes of dead letters that any record which keeps the contract may have."""
 _ON_THE_WAY: Final = frozenset({TOO_LARGE, TARGET_REFUSED, CONTROL_LOST})
@@ -81,8 +74,8 @@ _DEEDS: Final = {CANCEL: "cancelled", FIRE: "fired"}
 
 
 def problems(
-    source: Source, output: Output, rules: Rules, counts: Counter[str]
-) -> Iterator[Finding]:
+    source: SourceRow, output: OutputRow, rules: Rules, counts: Counter[str]
+) -> Iterator[RecordVerdict]:
     """Return the findings of the output by itself."""
     facts, told = source.facts, output.facts
     settlement = SETTLEMENTS.get(settlement_name(output.role, told.outcome))
@@ -109,7 +102,7 @@ def problems(
         yield from _told(source, output, rules)
 
 
-def _told(source: Source, output: Output, rules: Rules) -> Iterator[Finding]:
+def _told(source: SourceRow, output: OutputRow, rules: Rules) -> Iterator[RecordVerdict]:
     """Return whether an outcome that records of this kind may have is this one's."""
     facts, outcome = source.facts, output.facts.outcome
     if facts.kind == HOMEBOUND and outcome != _DEEDS.get(facts.acts):
@@ -124,8 +117,8 @@ def _told(source: Source, output: Output, rules: Rules) -> Iterator[Finding]:
 
 
 def _delivery(
-    source: Source, output: Output, rules: Rules, counts: Counter[str]
-) -> Iterator[Finding]:
+    source: SourceRow, output: OutputRow, rules: Rules, counts: Counter[str]
+) -> Iterator[RecordVerdict]:
     yield from _misplaced(source, output, rules, counts)
     yield from _changed(source, output, rules)
     if source.facts.is_armed:
@@ -134,7 +127,7 @@ def _delivery(
         yield _claimed(source, output, rules)
 
 
-def _changed(source: Source, output: Output, rules: Rules) -> Iterator[Finding]:
+def _changed(source: SourceRow, output: OutputRow, rules: Rules) -> Iterator[RecordVerdict]:
     if source.content != output.content:
         detail = "its key, value or own headers are not those that the record asks for"
         yield finding_of(ALTERED, source, output, rules, detail)
@@ -149,7 +142,7 @@ def _changed(source: Source, output: Output, rules: Rules) -> Iterator[Finding]:
         yield finding_of(ALTERED, source, output, rules, detail)
 
 
-def _sourced(source: Source, output: Output, rules: Rules) -> Iterator[Finding]:
+def _sourced(source: SourceRow, output: OutputRow, rules: Rules) -> Iterator[RecordVerdict]:
     """Return whether a dead letter or a control's outcome names where its record was written."""
     told, wanted = output.facts.origin, origin_of(source, rules)
     told = own_place(source, rules) if told == HERE else told
@@ -159,8 +152,8 @@ def _sourced(source: Source, output: Output, rules: Rules) -> Iterator[Finding]:
 
 
 def _misplaced(
-    source: Source, output: Output, rules: Rules, counts: Counter[str]
-) -> Iterator[Finding]:
+    source: SourceRow, output: OutputRow, rules: Rules, counts: Counter[str]
+) -> Iterator[RecordVerdict]:
     if output.topic != source.topic:
         since_ms = max(source.key_ms, source.written_ms)
         reason = rules.unseen_target(source, since_ms)
@@ -180,7 +173,7 @@ def _misplaced(
         yield finding_of(WRONG_TARGET, source, output, rules, detail)
 
 
-def _mistimed(source: Source, output: Output, rules: Rules) -> Iterator[Finding]:
+def _mistimed(source: SourceRow, output: OutputRow, rules: Rules) -> Iterator[RecordVerdict]:
     was_fired = output.facts.by >= 0 or _may_be_fired(source, rules)
     early_ms = source.due_ms - output.at_ms
     if early_ms > rules.early_allowed_ms(output.topic) and not was_fired:
@@ -198,7 +191,7 @@ def _mistimed(source: Source, output: Output, rules: Rules) -> Iterator[Finding]
         yield finding_of(WRONG_OUTCOME, source, output, rules, detail)
 
 
-def _may_be_fired(source: Source, rules: Rules) -> bool:
+def _may_be_fired(source: SourceRow, rules: Rules) -> bool:
     """Return whether a fire may have been parked as this copy, which does not say so. The canceller
     of such a copy comes after the fire; before that, it comes after the user's record.
     """
@@ -210,7 +203,7 @@ def _may_be_fired(source: Source, rules: Rules) -> bool:
     )
 
 
-def _letter(source: Source, output: Output, rules: Rules) -> Iterator[Finding]:
+def _letter(source: SourceRow, output: OutputRow, rules: Rules) -> Iterator[RecordVerdict]:
     facts, told = source.facts, output.facts
     expected = _codes(source, rules)
     if told.code not in expected:
@@ -233,7 +226,7 @@ def _letter(source: Source, output: Output, rules: Rules) -> Iterator[Finding]:
         yield from _asked_again(source, output, rules)
 
 
-def _asked_again(source: Source, output: Output, rules: Rules) -> Iterator[Finding]:
+def _asked_again(source: SourceRow, output: OutputRow, rules: Rules) -> Iterator[RecordVerdict]:
     """Return whether the dead letter of a valid record says again what that asked for."""
     facts, told = source.facts, output.facts
     asked = [
@@ -249,15 +242,14 @@ def _asked_again(source: Source, output: Output, rules: Rules) -> Iterator[Findi
         yield finding_of(ALTERED, source, output, rules, detail)
 
 
-def _codes(source: Source, rules: Rules) -> Collection[str]:
-    """Codes of dead letters that a record may have. Where its contract has an allowlist, a denied
-    target makes it invalid.
-    """
+def _codes(source: SourceRow, rules: Rules) -> Collection[str]:
+    """Return the codes of dead letters that a record may have."""
     if source.facts.kind == INVALID:
         return {source.facts.code}
     if source.facts.kind in FOREIGN:
         return _ON_THE_WAY
     codes = set(_AT_DELIVERY)
+    # By a contract's allowlist, a denied target makes the record invalid.
     if not rules.shards[source.shard].contracts.at(source.offset).has_allowlist:
         codes.add(TARGET_DENIED)
     if source.facts.recur:
@@ -267,14 +259,14 @@ def _codes(source: Source, rules: Rules) -> Collection[str]:
     return codes
 
 
-def _expired(source: Source, output: Output, rules: Rules) -> Iterator[Finding]:
+def _expired(source: SourceRow, output: OutputRow, rules: Rules) -> Iterator[RecordVerdict]:
     expires_ms = source.facts.expires_ms
     if expires_ms is None or output.at_ms < expires_ms - rules.clocks_ms(output.topic):
         detail = f"expired at {output.at_ms}, and its delay-expires-at is {expires_ms}"
         yield finding_of(WRONG_OUTCOME, source, output, rules, detail)
 
 
-def _copied(source: Source, output: Output, rules: Rules) -> Iterator[Finding]:
+def _copied(source: SourceRow, output: OutputRow, rules: Rules) -> Iterator[RecordVerdict]:
     facts, told = source.facts, output.facts
     yield from _changed(source, output, rules)
     lost = [
@@ -295,7 +287,7 @@ def _copied(source: Source, output: Output, rules: Rules) -> Iterator[Finding]:
     yield from _based(source, output, rules)
 
 
-def _based(source: Source, output: Output, rules: Rules) -> Iterator[Finding]:
+def _based(source: SourceRow, output: OutputRow, rules: Rules) -> Iterator[RecordVerdict]:
     """Return whether the search for a copy's canceller begins where it may."""
     told = output.facts
     if told.base != NONE and not base_of(source) <= told.base <= output.place:
@@ -303,7 +295,7 @@ def _based(source: Source, output: Output, rules: Rules) -> Iterator[Finding]:
         yield finding_of(ALTERED, source, output, rules, detail)
 
 
-def _claimed(source: Source, output: Output, rules: Rules) -> Finding:
+def _claimed(source: SourceRow, output: OutputRow, rules: Rules) -> RecordVerdict:
     """Return whether the canceller that an output names is the record's: to be looked up."""
     by = output.facts.by
     detail = f"it names offset {by} as what settled it, and that is not its canceller"
@@ -311,7 +303,7 @@ def _claimed(source: Source, output: Output, rules: Rules) -> Finding:
     return finding_of(WRONG_OUTCOME, source, output, rules, detail, when)
 
 
-def gone_home(source: Source, output: Output, rules: Rules) -> Iterator[Finding]:
+def gone_home(source: SourceRow, output: OutputRow, rules: Rules) -> Iterator[RecordVerdict]:
     """Return whether what went or waits to go home is what was written, and goes to its home."""
     facts, told = source.facts, output.facts
     asked = [
@@ -339,8 +331,8 @@ def gone_home(source: Source, output: Output, rules: Rules) -> Iterator[Finding]
 
 
 def unseen(
-    source: Source, reason: str, rules: Rules, counts: Counter[str], when: int
-) -> Iterator[Finding]:
+    source: SourceRow, reason: str, rules: Rules, counts: Counter[str], when: int
+) -> Iterator[RecordVerdict]:
     """Yield a record whose settlement may be where nothing can be read, as not judged."""
     if reason == OPEN:
         counts[OPEN] += when == CERTAIN
@@ -351,14 +343,14 @@ def unseen(
 
 def finding_of(
     kind: str,
-    source: Source,
-    output: Output | None,
+    source: SourceRow,
+    output: OutputRow | None,
     rules: Rules,
     detail: str,
     when: int = CERTAIN,
-) -> Finding:
+) -> RecordVerdict:
     """Return a finding about a record, and its output where one is meant."""
-    return Finding(
+    return RecordVerdict(
         kind,
         source.shard,
         source.offset,
@@ -373,17 +365,17 @@ def finding_of(
     )
 
 
-def own_place(source: Source, rules: Rules) -> str:
+def own_place(source: SourceRow, rules: Rules) -> str:
     """Return the place of a record in the form of ``delay-source``."""
     return place_at(source, source.offset, rules)
 
 
-def place_at(source: Source, offset: int, rules: Rules) -> str:
+def place_at(source: SourceRow, offset: int, rules: Rules) -> str:
     """Return an offset of the record's shard in the form of ``delay-source``."""
     return f"{rules.shards[source.shard].name}:{offset}"
 
 
-def origin_of(source: Source, rules: Rules) -> str:
+def origin_of(source: SourceRow, rules: Rules) -> str:
     """``delay-source`` of the record."""
     return source.facts.origin or own_place(source, rules)
 

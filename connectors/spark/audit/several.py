@@ -7,74 +7,60 @@ from collections.abc import Sequence
 
 from connectors.spark.audit.group import place_of
 from connectors.spark.audit.rules import Rules
-from connectors.spark.audit.settlement import (
-    finding_of,
-    problems,
-)
-from connectors.spark.audit.verdicts import (
-    DUPLICATED,
-    LOST_ROLE,
-    Finding,
-    Settled,
-)
-from connectors.spark.ledger.facts import (
-    DELIVERED,
-    Output,
-    Source,
-)
+from connectors.spark.audit.settlement import finding_of, problems
+from connectors.spark.audit.verdicts import DUPLICATED, LOST_ROLE, RecordVerdict, Settled
+from connectors.spark.ledger.facts import DELIVERED, OutputRow, SourceRow
 from connectors.spark.ledger.ids import ORDER_MS
 from connectors.spark.ledger.kinds import SETTLEMENTS, settlement_name
 
 
-def settlement_of(output: Output) -> Settled:
+def settlement_of(output: OutputRow) -> Settled:
     """Return what is remembered of an output that settled a record."""
     return Settled(output.role, output.at_ms, *place_of(output))
 
 
-def is_mirror_of(settled: Settled, output: Output) -> bool:
+def is_mirror_of(settled: Settled, output: OutputRow) -> bool:
     """Return whether a consumer may have copied a delivery with its headers to another topic."""
     are_deliveries = settled.role == output.role == DELIVERED
     return are_deliveries and output.topic != settled.topic and _is_after(settled, output)
 
 
-def _is_after(settled: Settled, output: Output) -> bool:
+def _is_after(settled: Settled, output: OutputRow) -> bool:
     return output.at_ms >= settled.at_ms - ORDER_MS
 
 
-def ranked(source: Source, settling: Sequence[Output], rules: Rules) -> list[Output]:
+def ranked(source: SourceRow, settling: Sequence[OutputRow], rules: Rules) -> list[OutputRow]:
     """Return the one that is taken for the settlement first: the soundest, then the oldest."""
     if len(settling) == 1:
         return list(settling)
 
-    def rank(output: Output) -> tuple[int, bool, int, int]:
+    def rank(output: OutputRow) -> tuple[int, bool, int, int]:
         wrong = len(list(problems(source, output, rules, Counter())))
         return wrong, output.topic != source.topic, output.at_ms, output.place
 
     return sorted(settling, key=rank)
 
 
-def is_forwarded(source: Source, first: Output, output: Output) -> bool:
-    """Return whether a consumer may have written it: what was delivered, with its headers, to
-    another topic than the record names.
-    """
+def is_forwarded(source: SourceRow, first: OutputRow, output: OutputRow) -> bool:
+    """Return whether a consumer may have copied the delivery to another topic than its target."""
     return first.topic == source.topic and is_mirror_of(settlement_of(first), output)
 
 
-def is_redelivered(first: Output, output: Output, rules: Rules) -> bool:
-    """Return whether a crash under ``at_least_once`` explains two settlements: one of them is a
-    delivery, and was ahead of its checkpoint.
-    """
+def is_redelivered(first: OutputRow, output: OutputRow, rules: Rules) -> bool:
+    """Return whether a crash under ``at_least_once`` explains that two outputs settle a record."""
     older, newer = sorted((first, output), key=lambda one: one.at_ms)
     return is_again(settlement_of(older), newer, rules)
 
 
-def is_again(settled: Settled, output: Output, rules: Rules) -> bool:
+def is_again(settled: Settled, output: OutputRow, rules: Rules) -> bool:
     """Return whether an output may be the same delivery again, as at-least-once delivery allows."""
     is_soon = output.at_ms - settled.at_ms <= rules.grace_ms != 0
     return settled.role == DELIVERED and is_soon
 
 
-def surplus_finding(source: Source, first: Output, output: Output, rules: Rules) -> Finding:
+def surplus_finding(
+    source: SourceRow, first: OutputRow, output: OutputRow, rules: Rules
+) -> RecordVerdict:
     """Return the finding for an output beside the first settlement of a record."""
     others = {found.kind for found in problems(source, output, rules, Counter())}
     also = f"; it is also {', '.join(sorted(others))}" if others else ""
@@ -82,7 +68,7 @@ def surplus_finding(source: Source, first: Output, output: Output, rules: Rules)
     return finding_of(DUPLICATED, source, output, rules, detail)
 
 
-def twice_text(settled: Settled, output: Output, rules: Rules) -> str:
+def twice_text(settled: Settled, output: OutputRow, rules: Rules) -> str:
     """Return the words for a second settlement: what the first one was, and this one."""
     if settled.role == LOST_ROLE:
         return f"nothing settled the record when its time had come, and it was {_verb(output)} here"
@@ -93,6 +79,6 @@ def twice_text(settled: Settled, output: Output, rules: Rules) -> str:
     return f"the record was {first} at {where}, and {_verb(output)} here again"
 
 
-def _verb(output: Output) -> str:
+def _verb(output: OutputRow) -> str:
     settlement = SETTLEMENTS.get(settlement_name(output.role, output.facts.outcome))
     return "given an outcome" if settlement is None else settlement.verb

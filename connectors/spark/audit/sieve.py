@@ -47,10 +47,6 @@ def is_plain() -> Column:
 def blocks_of(plain: DataFrame, rules: Rules) -> DataFrame:
     """Return what is known of each block of plain rows.
 
-    Args:
-        plain: rows of the ledger that ``is_plain`` holds for.
-        rules: what to judge by.
-
     Returns:
         ``shard``, ``block``; ``is_even``: all of it is sound or pending; how many records are
         ``sound`` and ``pending`` then; ``at_ms``: when the first delivery was written.

@@ -8,9 +8,9 @@ from typing import Any, Final
 import msgspec
 
 from connectors.spark.audit.evidence import Evidence
-from connectors.spark.common.cut import Cut, ShardCut, Span
+from connectors.spark.common.cut import Cut, ShardCut
 from connectors.spark.common.log_times import Policy
-from connectors.spark.common.topics import Place
+from connectors.spark.common.topics import Place, Span
 from delayservice.base.errors import DelayServiceError
 from delayservice.contract.contracts import Contracts
 from delayservice.engine.cursor import Cursor

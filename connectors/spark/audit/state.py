@@ -28,7 +28,7 @@ import msgspec
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as sf
 
-from connectors.spark.audit.evidence import Past
+from connectors.spark.audit.evidence import EarlierCut
 from connectors.spark.common.cut import Cut
 from connectors.spark.common.files import delete, names_in, read_text, write_text
 from connectors.spark.common.topics import Place
@@ -68,14 +68,12 @@ _TIER_BITS: Final = 4
 _BUCKET_IN_PATH: Final = r"/bucket=([0-9]+-[0-9]+)/"
 
 
-class Run(msgspec.Struct, frozen=True):
+class StoredRun(msgspec.Struct, frozen=True):
     """Rows that one cut wrote.
 
     Attributes:
-        number: of the cut.
         kind: one of those above.
         bucket: ``<width>-<number>``, as ``bucket_of`` names it; empty: it has none.
-        rows: how many.
         taken_ms: when the newest cut was taken whose rows are in it.
         part: tells apart runs of one cut, kind and bucket.
     """
@@ -105,10 +103,10 @@ class Run(msgspec.Struct, frozen=True):
         return self.kind, self.bucket, self.rows.bit_length() // _TIER_BITS
 
 
-class Log(msgspec.Struct, frozen=True):
+class LogPosition(msgspec.Struct, frozen=True):
     """Position in one partition: ``seen_ms``: when it got its first record; -1: it has none.
 
-    ``start`` and ``judged`` are of shards, as in ``evidence.Past``; else -1.
+    ``start`` and ``judged`` are of shards, as in ``evidence.EarlierCut``; else -1.
     """
 
     topic: str
@@ -125,27 +123,25 @@ class Log(msgspec.Struct, frozen=True):
         return self.topic, self.partition
 
 
-class Manifest(msgspec.Struct, frozen=True):
+class AuditManifest(msgspec.Struct, frozen=True):
     """One cut, and the runs that are to be read after it.
 
     Attributes:
         number: counts the cuts, from 1 on.
-        taken_ms: when it was taken.
-        overdue_ms: as ``evidence.Past`` has it.
+        overdue_ms: as ``evidence.EarlierCut`` has it.
         logs: how far each log was read.
         runs: what is carried.
         pending: records that are carried as pending.
         findings: how many there are, by kind, since the audit began.
         unjudged: the same of what could not be judged, by reason.
         audit: names the audit, for what it publishes.
-        v: version of the format.
     """
 
     number: int = 0
     taken_ms: int = 0
     overdue_ms: int = -NEVER_MS
-    logs: tuple[Log, ...] = ()
-    runs: tuple[Run, ...] = ()
+    logs: tuple[LogPosition, ...] = ()
+    runs: tuple[StoredRun, ...] = ()
     pending: int = 0
     findings: Mapping[str, int] = {}
     unjudged: Mapping[str, int] = {}
@@ -164,10 +160,10 @@ class Manifest(msgspec.Struct, frozen=True):
             )
         ]
 
-    def past(self, topic_ids: Mapping[str, str]) -> Past:
+    def past(self, topic_ids: Mapping[str, str]) -> EarlierCut:
         """Return the facts that hold at the next cut: those of topics that were not made anew."""
         logs = [log for log in self.logs if topic_ids.get(log.topic) == log.topic_id]
-        return Past(
+        return EarlierCut(
             ends={log.place: log.end for log in logs},
             starts={log.place: log.start for log in logs if log.start >= 0},
             judged={log.place: log.judged for log in logs if log.judged >= 0},
@@ -177,18 +173,13 @@ class Manifest(msgspec.Struct, frozen=True):
 
 
 class State:
-    """The folders and manifests of one audit.
-
-    Args:
-        spark: the session.
-        path: folder or URL.
-    """
+    """The folders and manifests of one audit."""
 
     def __init__(self, spark: SparkSession, path: str) -> None:
         self._spark = spark
         self._path = path.rstrip("/")
 
-    def newest(self) -> Manifest:
+    def newest(self) -> AuditManifest:
         """Return the manifest of the last cut; without any, an empty one.
 
         Raises:
@@ -196,10 +187,10 @@ class State:
         """
         names = [name for name in names_in(self._path) if name.startswith("manifest-")]
         if not names:
-            return Manifest()
+            return AuditManifest()
         path = f"{self._path}/{names[-1]}"
         try:
-            found = msgspec.json.decode(read_text(path) or "", type=Manifest)
+            found = msgspec.json.decode(read_text(path) or "", type=AuditManifest)
         except msgspec.MsgspecError as exc:
             raise DelayServiceError(
                 f"{path} is no manifest of an audit ({exc}): name another folder, or delete this "
@@ -212,7 +203,7 @@ class State:
             )
         return found
 
-    def commit(self, manifest: Manifest, before: Manifest) -> None:
+    def commit(self, manifest: AuditManifest, before: AuditManifest) -> None:
         """Make a cut the last one, and delete what neither it nor the one before needs."""
         text = msgspec.json.encode(manifest).decode()
         write_text(f"{self._path}/manifest-{manifest.number:08d}.json", text)
@@ -220,7 +211,7 @@ class State:
         last = {before.number, manifest.number}
         self._sweep(runs | last, last)
 
-    def recover(self, manifest: Manifest) -> None:
+    def recover(self, manifest: AuditManifest) -> None:
         """Delete what cuts left that were not finished."""
         last = {manifest.number}
         self._sweep({run.number for run in manifest.runs} | last, last)
@@ -236,7 +227,7 @@ class State:
             if number.isdecimal() and int(number) not in kept:
                 delete(f"{self._path}/{name}")
 
-    def read(self, runs: Iterable[Run], schema: str = LEDGER) -> DataFrame:
+    def read(self, runs: Iterable[StoredRun], schema: str = LEDGER) -> DataFrame:
         """Return the rows of some runs."""
         paths = [f"{self._path}/{run.folder}" for run in runs]
         if not paths:
@@ -245,17 +236,17 @@ class State:
 
     def write(
         self, rows: DataFrame, number: int, kind: str, taken_ms: int, part: str = ""
-    ) -> list[Run]:
+    ) -> list[StoredRun]:
         """Write rows as runs, and return those that have any.
 
         Args:
             rows: of the kind's columns, and ``bucket`` where it has buckets.
             number: of the cut.
             kind: of the runs.
-            taken_ms: as in ``Run``.
-            part: as in ``Run``.
+            taken_ms: as in ``StoredRun``.
+            part: as in ``StoredRun``.
         """
-        run = Run(number, kind, "", 0, taken_ms, part)
+        run = StoredRun(number, kind, "", 0, taken_ms, part)
         path = f"{self._path}/{run.folder}"
         buckets = ["bucket"] if kind in _BUCKETED else []
         schema = rows.schema
@@ -268,10 +259,8 @@ class State:
             if count
         ]
 
-    # --- pending -------------------------------------------------------------------------------
-
     def live(
-        self, runs: Sequence[Run], buckets: Iterable[str], kinds: Sequence[str] = WAITING
+        self, runs: Sequence[StoredRun], buckets: Iterable[str], kinds: Sequence[str] = WAITING
     ) -> DataFrame:
         """Return the pending rows of some buckets that are not gone, and the ``bucket`` of each."""
         chosen = set(buckets)
@@ -282,11 +271,9 @@ class State:
             return pending
         return pending.join(self.read(gone).select(*KEY), KEY, "left_anti")
 
-    def _with_bucket(self, runs: Iterable[Run]) -> DataFrame:
+    def _with_bucket(self, runs: Iterable[StoredRun]) -> DataFrame:
         bucket = sf.regexp_extract(sf.input_file_name(), _BUCKET_IN_PATH, 1)
         return self.read(runs).withColumn("bucket", bucket)
-
-    # --- judged --------------------------------------------------------------------------------
 
     def folded(self, judged: DataFrame) -> DataFrame:
         """Return ``REMEMBERED`` rows as ``JUDGED`` ones, which forget when they were settled."""
@@ -295,10 +282,8 @@ class State:
             "shard", "kind", "topic", sf.bitmap_bucket_number(after).alias("block")
         ).agg(sf.bitmap_construct_agg(sf.bitmap_bit_position(after)).alias("offsets"))
 
-    def judged(self, runs: Iterable[Run], keys: DataFrame) -> DataFrame:
-        """Return ``REMEMBERED`` rows of those keys that were judged: with what settled them, not
-        when and where in its topic.
-        """
+    def judged(self, runs: Iterable[StoredRun], keys: DataFrame) -> DataFrame:
+        """Return ``REMEMBERED`` rows of judged keys: what settled them, without time and place."""
         held = self.read((run for run in runs if run.kind == JUDGED), _JUDGED_ROWS)
         bit = sf.col("offset").bitwiseAND((1 << _BLOCK_BITS) - 1)
         byte = sf.substr("offsets", (sf.shiftright(bit, _BYTE_BITS) + 1).cast("int"), sf.lit(1))
@@ -309,11 +294,9 @@ class State:
         found = held.join(sf.broadcast(keys.select(*KEY, block)), ["shard", "block"]).where(is_set)
         return found.select(*row_with(*KEY, "kind", "topic", role=sf.lit(REMEMBERED)))
 
-    # --- fewer runs ----------------------------------------------------------------------------
-
     def without(
-        self, runs: Sequence[Run], shards: Sequence[int], number: int
-    ) -> tuple[list[Run], int]:
+        self, runs: Sequence[StoredRun], shards: Sequence[int], number: int
+    ) -> tuple[list[StoredRun], int]:
         """Return runs without the rows of some shards, and how many records are not pending for it.
 
         All is written anew: topics are deleted and made again so seldom that the rows need not bear
@@ -324,7 +307,7 @@ class State:
         pending = self.live(runs, buckets).where(is_theirs).count()
         opened = self.read(run for run in runs if run.kind == OPEN)
         pending += opened.where(is_theirs & (sf.col("role") == SOURCE)).count()
-        left: list[Run] = []
+        left: list[StoredRun] = []
         for kind in _KINDS:
             held = [run for run in runs if run.kind == kind]
             if held:
@@ -333,19 +316,19 @@ class State:
                 left += self.write(rows, number, kind, newest_ms, "-anew")
         return left, pending
 
-    def _of_kind(self, kind: str, runs: Sequence[Run]) -> DataFrame:
+    def _of_kind(self, kind: str, runs: Sequence[StoredRun]) -> DataFrame:
         if kind in _BUCKETED:
             return self._with_bucket(runs)
         return self.read(runs, _JUDGED_ROWS if kind == JUDGED else LEDGER)
 
-    def merged(self, runs: Sequence[Run], number: int) -> list[Run]:
+    def merged(self, runs: Sequence[StoredRun], number: int) -> list[StoredRun]:
         """Return the runs, after those were made one of which there are too many of a size."""
-        tiers: dict[tuple[str, str, int], list[Run]] = {}
+        tiers: dict[tuple[str, str, int], list[StoredRun]] = {}
         for run in runs:
             tiers.setdefault(run.tier, []).append(run)
         return [one for tier in tiers.values() for one in self._merged(tier, number)]
 
-    def _merged(self, runs: Sequence[Run], number: int) -> list[Run]:
+    def _merged(self, runs: Sequence[StoredRun], number: int) -> list[StoredRun]:
         first = runs[0]
         if len(runs) < RUNS_MAX or first.kind in (OPEN, RECENT):
             return list(runs)

@@ -7,7 +7,7 @@ from typing import Final, NamedTuple
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as sf
 
-from connectors.spark.ledger.facts import Output, Source
+from connectors.spark.ledger.facts import OutputRow, SourceRow
 from connectors.spark.ledger.rows import LedgerRow
 
 LOST: Final = "lost"
@@ -84,7 +84,7 @@ def with_ids(found: DataFrame) -> DataFrame:
     return found.select(sf.substring(sf.sha2(text, 256), 1, _ID_DIGITS).alias("id"), "*")
 
 
-class Finding(NamedTuple):
+class RecordVerdict(NamedTuple):
     """A verdict on one record: it is wrong, can't be judged, is carried on or is judged.
 
     Attributes:
@@ -108,7 +108,7 @@ class Finding(NamedTuple):
     shard: int
     offset: int
     source: str = ""
-    output: Output | None = None
+    output: OutputRow | None = None
     due_ms: int = 0
     detail: str = ""
     when: int = CERTAIN
@@ -135,11 +135,9 @@ class Remembered(NamedTuple):
     """Details that are kept of a judged record to which more may come.
 
     Attributes:
-        source: the record.
         begun: the last occurrence of its schedule that was begun.
-        is_home: whether it has come home.
     """
 
-    source: Source
+    source: SourceRow
     begun: int = 0
     is_home: bool = False

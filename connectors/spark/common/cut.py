@@ -19,18 +19,19 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from operator import methodcaller
 from typing import Final
 
-from confluent_kafka import IsolationLevel, KafkaException
+from confluent_kafka import IsolationLevel
 
 from connectors.kafka.clients import KafkaAdmin, admin_client
-from connectors.kafka.log_ends import ASK_TIMEOUT_S, EARLIEST, LATEST, offsets_of
+from connectors.kafka.dead_letters import partition_counts
+from connectors.kafka.log_ends import EARLIEST, LATEST, offsets_of
 from connectors.kafka.scan import consumer_config, topic_ids
 from connectors.spark.common.newest import CheckpointLog, newest_checkpoints
-from connectors.spark.common.topics import Place, native_options
+from connectors.spark.common.topics import Place, Span, native_options
 from delayservice.base.errors import KafkaEdgeError
 from delayservice.contract.contracts import Contracts
 from delayservice.engine.checkpoint import Checkpoint, ShardCheckpoint
@@ -43,14 +44,6 @@ OPEN_WAIT_S: Final = 15.0
 TICK_S: Final = 0.1
 headers_of: Final = methodcaller("headers")
 """``message.headers()``, called as ``connectors.kafka.source`` does, and says why."""
-
-
-@dataclass(frozen=True, slots=True)
-class Span:
-    """``[start, end)`` of one partition's log, as it is read."""
-
-    start: int
-    end: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,8 +99,6 @@ class Cut:
         open_places: logs that are read up to a transaction that stays open.
         unserved: offsets that partitions of delay topics hold and no checkpoint speaks of.
         topic_ids: of all topics that are read.
-        dead_letter: the dead-letter topic.
-        outcomes: the outcome topic.
     """
 
     taken_ms: int
@@ -125,23 +116,13 @@ class Cut:
     @property
     def spans(self) -> dict[Place, Span]:
         """Every log that is read."""
-        own = {(shard.topic, shard.partition): shard.span for shard in self.shards}
+        own = {shard.place: shard.span for shard in self.shards}
         return {**self.others, **own}
 
     @property
     def delay_topics(self) -> list[str]:
         """The topics of the shards, in order."""
         return sorted({shard.topic for shard in self.shards})
-
-    def starts(self, places: Iterable[Place] | None = None) -> dict[Place, int]:
-        """First offsets as ``read_topic`` takes them; of all, or of some places."""
-        spans = self.spans
-        return {place: spans[place].start for place in (spans if places is None else places)}
-
-    def ends(self, places: Iterable[Place] | None = None) -> dict[Place, int]:
-        """End offsets as ``read_topic`` takes them; of all, or of some places."""
-        spans = self.spans
-        return {place: spans[place].end for place in (spans if places is None else places)}
 
     def to_json(self) -> dict[str, object]:
         """For the summary of a job."""
@@ -185,7 +166,7 @@ def take_cut(
             in the checkpoint topic stays open.
     """
     desk = _Desk(client, timeout_s)
-    partitions = desk.partitions()
+    partitions = partition_counts(desk.admin)
     if checkpoint not in partitions:
         raise KafkaEdgeError(
             f"there is no topic {checkpoint}: name the service's checkpoint topic, as its setting "
@@ -226,10 +207,8 @@ def settled_spans(
         KafkaEdgeError: as ``take_cut``.
     """
     desk = _Desk(client, timeout_s)
-    counts = desk.partitions()
-    return desk.settled_spans(
-        [(topic, number) for topic in topics for number in range(counts.get(topic, 0))]
-    )
+    counts = partition_counts(desk.admin)
+    return desk.settled_spans(_places([topic for topic in topics if topic in counts], counts))
 
 
 def _with_shards(
@@ -264,15 +243,7 @@ def _with_shards(
             ]
             began = first.cursor if first.topic_id == last.topic_id else Cursor()
             shards.append(
-                ShardCut(
-                    topic,
-                    partition,
-                    last.topic_id,
-                    began,
-                    last.cursor,
-                    last.contracts,
-                    spans[place],
-                )
+                ShardCut(*place, last.topic_id, began, last.cursor, last.contracts, spans[place])
             )
     served = frozenset(f"{topic}:{partition}" for topic, partition in earlier.keys() | later.keys())
     return replace(cut, shards=tuple(shards), served=served, notes=tuple(notes), unserved=unserved)
@@ -294,20 +265,8 @@ class _Desk:
         self._timeout_s = timeout_s
         self.admin: KafkaAdmin = admin_client(self._client)
 
-    def partitions(self) -> dict[str, int]:
-        """Return the number of partitions of each topic."""
-        try:
-            found = self.admin.list_topics(timeout=ASK_TIMEOUT_S)
-        except KafkaException as exc:
-            raise KafkaEdgeError(
-                f"the cluster's topics can't be listed: {self.admin.explain(exc)}"
-            ) from exc
-        return {name: len(t.partitions) for name, t in found.topics.items() if t.error is None}
-
     def checkpoints(self, topic: str, partitions: Mapping[str, int]) -> dict[int, Checkpoint]:
-        """The newest committed checkpoint of every slice that has one; ``partitions``: of each
-        topic of the cluster.
-        """
+        """Return the newest committed checkpoint of every slice that has one."""
         config = consumer_config(self._client, "spark-cut")
         count = partitions[topic]
         spans = self.settled_spans([(topic, number) for number in range(count)])

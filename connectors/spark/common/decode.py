@@ -9,7 +9,7 @@ from __future__ import annotations
 import gc
 import re
 import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
 from typing import Final, NamedTuple
@@ -19,6 +19,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from connectors.spark.common.arrow import header_lists
 from delayservice.base.errors import StoreError
 from delayservice.contract.codec import Payload
 from delayservice.contract.codes import COPY_FORGED
@@ -59,7 +60,7 @@ class HashedValue(bytes):
     """Stands for a value of which only the hash was kept: eight bytes (``ledger.rows``)."""
 
 
-class Run(NamedTuple):
+class PartitionBatch(NamedTuple):
     """Part of a batch that comes from one partition."""
 
     topic: str
@@ -81,7 +82,7 @@ def without_collector() -> Iterator[None]:
             gc.enable()
 
 
-def runs(batch: pa.RecordBatch) -> Iterator[Run]:
+def runs(batch: pa.RecordBatch) -> Iterator[PartitionBatch]:
     """A batch by partition. Nearly always one, for a task reads one partition."""
     topics = batch.column("topic").dictionary_encode()
     place = topics.indices.to_numpy().astype(np.int64) << 32
@@ -91,13 +92,11 @@ def runs(batch: pa.RecordBatch) -> Iterator[Run]:
     for start, stop in pairwise(bounds):
         if start < stop:
             at = int(place[start])
-            yield Run(names[at >> 32], at & 0xFFFFFFFF, batch.slice(start, stop - start))
+            yield PartitionBatch(names[at >> 32], at & 0xFFFFFFFF, batch.slice(start, stop - start))
 
 
 def rows_of(batch: pa.RecordBatch) -> list[Row]:
-    """Return the records of a batch as ``RecordReader`` takes them, headers as the service reads
-    them.
-    """
+    """Return the records of a batch as ``RecordReader`` takes them."""
     return list(
         zip(
             batch.column("offset").to_pylist(),
@@ -128,14 +127,9 @@ def headers_of(batch: pa.RecordBatch) -> list[Headers]:
     Java shows the bytes of such a name as replacement characters, and the service's client can't
     read the record's headers. It cuts a name at a zero byte, which Java does not.
     """
-    column = batch.column("headers")
-    bounds = column.offsets.to_pylist()
-    first = bounds[0]
-    flat = column.values.slice(first, bounds[-1] - first)  # of a slice of a batch, its own only
-    names = flat.field("key")
-    odd = any("\0" in name or _REPLACEMENT in name for name in pc.unique(names).to_pylist())
-    pairs = list(zip(names.to_pylist(), flat.field("value").to_pylist(), strict=True))
-    found = [pairs[start - first : stop - first] for start, stop in pairwise(bounds)]
+    flat, found = header_lists(batch.column("headers"))
+    names = pc.unique(flat.field("key")).to_pylist()
+    odd = any("\0" in name or _REPLACEMENT in name for name in names)
     return [_as_service_reads(headers) for headers in found] if odd else found
 
 
@@ -152,8 +146,6 @@ class ShardReader:
     replaced since. What the service refused as forged, its dead letter says.
 
     Args:
-        topic: the delay topic.
-        partition: its partition.
         contracts: what its records are read by.
         secrets: the cluster's, or none.
     """
@@ -200,9 +192,7 @@ def claim_of(row: Row) -> Claim | None:
 
 
 def envelope_of(row: Row) -> Arrived | None:
-    """Return the row as a record that has come home; None: it is not one, or no service can have
-    written it.
-    """
+    """Return the row as a record that has come home; None: no service can have written it."""
     if not _is_enveloped(row):
         return None
     arrived = read_claimed_envelope((row[2], row[3], row[4] or []))
@@ -213,9 +203,7 @@ def envelope_of(row: Row) -> Arrived | None:
 
 
 def waiting(payload: Payload) -> Group | None:
-    """The records that wait for their home, of a payload whose target is its own delay topic; None:
-    no service can have written it.
-    """
+    """Return the group that waits for its home in a copy; None: no service can have written it."""
     try:
         group = group_of(payload)
     except StoreError:
@@ -241,9 +229,7 @@ def _came_from(entry: Entry, source: bytes) -> bool:
 
 
 def _sensible(claim: Claim | None) -> Claim | None:
-    """The claim, if its numbers and texts are such as the service writes; any producer may have
-    written it.
-    """
+    """Return the claim if a service can have written its numbers and texts; else None."""
     if claim is None:
         return None
     target, partition, _, _, _, due_ms, meta = claim.payload
@@ -264,17 +250,5 @@ def _sensible(claim: Claim | None) -> Claim | None:
 
 
 def key_hash(key: bytes | None) -> int:
-    """Return 31 bits of murmur2 of a key, which its partition is chosen by; ``NO_KEY``: it has
-    none.
-    """
+    """Return the 31 bits of murmur2 that choose a partition; ``NO_KEY``: it has no key."""
     return murmur2(key) & _MASK31 if key else NO_KEY
-
-
-def readers(
-    contracts: Mapping[tuple[str, int], Contracts], secrets: Sequence[bytes]
-) -> dict[tuple[str, int], ShardReader]:
-    """One reader for each shard, made where they are used."""
-    return {
-        place: ShardReader(*place, contracts=held, secrets=secrets)
-        for place, held in contracts.items()
-    }

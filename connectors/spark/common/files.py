@@ -45,9 +45,7 @@ def names_in(path: str) -> list[str]:
 
 
 def is_replaceable(path: str) -> bool:
-    """Return whether nothing is lost when Spark writes there anew: a folder that it wrote, or
-    nothing.
-    """
+    """Return whether there is nothing but what Spark wrote, which it may replace."""
     system, place = _located(path)
     if system.get_file_info(place).type == fs.FileType.File:
         return False

@@ -17,8 +17,8 @@ from connectors.kafka.clients import admin_client, consumer_client
 from connectors.kafka.errors import answer_of
 from connectors.kafka.log_ends import ASK_TIMEOUT_S, EARLIEST, offsets_of, offsets_since
 from connectors.kafka.scan import SCAN_STALL_S, consumer_config
-from connectors.spark.common.cut import TICK_S, Span, headers_of
-from connectors.spark.common.topics import Place, native_options
+from connectors.spark.common.cut import TICK_S, headers_of
+from connectors.spark.common.topics import Place, Span, native_options
 from delayservice.base.errors import KafkaEdgeError
 
 _FIRST_BATCH: Final = 1_000
@@ -27,27 +27,13 @@ _LOOK_AHEAD: Final = 1_000
 """Records of each log that are looked at for a header."""
 
 
-class LogStarts:
-    """Current starts of logs: asked again when a job has read them, for retention goes on."""
+def starts_of(client: Mapping[str, str], places: Collection[Place]) -> dict[Place, int]:
+    """Return the first retained offsets as they are now: retention goes on while logs are read.
 
-    def __init__(self, client: Mapping[str, str]) -> None:
-        self._admin = admin_client(native_options(client))
-
-    def of(self, places: Collection[Place]) -> dict[Place, int]:
-        """First retained offsets.
-
-        Raises:
-            KafkaEdgeError: the cluster does not answer.
-        """
-        return offsets_of(self._admin, places, EARLIEST)
-
-    def since(self, places: Collection[Place], time_ms: int) -> dict[Place, int]:
-        """Offsets of the first records of that time or later; places without one are left out.
-
-        Raises:
-            KafkaEdgeError: the cluster does not answer.
-        """
-        return offsets_since(self._admin, places, time_ms)
+    Raises:
+        KafkaEdgeError: the cluster does not answer.
+    """
+    return offsets_of(admin_client(native_options(client)), places, EARLIEST)
 
 
 def first_times(
@@ -64,10 +50,9 @@ def first_times(
     waiting = {place: span for place, span in spans.items() if span.start < span.end}
     if not waiting:
         return {}
-    options = {n: v for n, v in client.items() if not n.startswith("java.")}
     # One small fetch of each partition is all that is wanted.
-    config = consumer_config(options, "spark-first") | {"fetch.message.max.bytes": 1_024}
-    consumer = consumer_client(config)
+    config = consumer_config(native_options(client), "spark-first")
+    consumer = consumer_client(config | {"fetch.message.max.bytes": 1_024})
     found: dict[Place, int] = {}
     looked = Counter[Place]()
     try:

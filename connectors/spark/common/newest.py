@@ -9,6 +9,7 @@ that grow on the way to its start, until every slice is found that the delay top
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from connectors.kafka.scan import scan_partition
@@ -22,36 +23,26 @@ _GROWTH: Final = 4
 bounded multiple of what was needed. Where the log is compacted most offsets hold nothing."""
 
 
+@dataclass(slots=True)
 class CheckpointLog:
     """One partition of the checkpoint topic, read backwards.
 
-    Args:
+    Attributes:
         config: of a consumer, read committed.
-        topic: the checkpoint topic.
-        partition: the partition to read.
-        partitions: of the topic.
         start: first offset of the log.
-        end: where the search begins; no transaction below it is open.
+        read_from: offset from which on it was read; no transaction below it is open.
+        look: how many offsets are read next.
+        found: newest checkpoint by slice, of those that were reached.
     """
 
-    def __init__(
-        self,
-        config: Mapping[str, Any],
-        topic: str,
-        partition: int,
-        partitions: int,
-        start: int,
-        end: int,
-    ) -> None:
-        self.found: dict[int, bytes] = {}
-        """Newest checkpoint by slice, of those that were reached."""
-        self._config = config
-        self._topic = topic
-        self._partition = partition
-        self._partitions = partitions
-        self._start = start
-        self._read_from = end
-        self._look = _FIRST_LOOK
+    config: Mapping[str, Any]
+    topic: str
+    partition: int
+    partitions: int
+    start: int
+    read_from: int
+    look: int = _FIRST_LOOK
+    found: dict[int, bytes] = field(default_factory=dict)
 
     def lacks(self, slices: int) -> bool:
         """Return whether a newest checkpoint may lie further back.
@@ -59,9 +50,9 @@ class CheckpointLog:
         Args:
             slices: how many slices there are, as far as is known; 0: it is not known.
         """
-        if self._read_from <= self._start:
+        if self.read_from <= self.start:
             return False
-        mine = range(self._partition, slices, self._partitions)
+        mine = range(self.partition, slices, self.partitions)
         return not slices or any(slice_no not in self.found for slice_no in mine)
 
     def look_back(self) -> None:
@@ -70,25 +61,23 @@ class CheckpointLog:
         Raises:
             KafkaEdgeError: nothing came for a minute, or retention deleted the stretch.
         """
-        since, until = max(self._start, self._read_from - self._look), self._read_from
+        since, until = max(self.start, self.read_from - self.look), self.read_from
         stretch: dict[int, bytes] = {}
-        for run in scan_partition(self._config, self._topic, self._partition, since, until):
+        for run in scan_partition(self.config, self.topic, self.partition, since, until):
             for row in run.rows:
                 slice_no = self._slice_of(row[2])
                 if slice_no is not None and row[3] is not None:
                     stretch[slice_no] = row[3]
         self.found = stretch | self.found
-        self._read_from = since
-        self._look *= _GROWTH
+        self.read_from = since
+        self.look *= _GROWTH
 
     def _slice_of(self, key: bytes | None) -> int | None:
-        """Return the slice of a key; None for what is no checkpoint, or lies in a wrong partition:
-        the service does not follow it either.
-        """
+        """Return the slice of a key; None: it is no checkpoint's, or lies in a wrong partition."""
         if key is None or not key.isdigit():
             return None
         slice_no = int(key)
-        return slice_no if slice_no % self._partitions == self._partition else None
+        return slice_no if slice_no % self.partitions == self.partition else None
 
 
 def newest_checkpoints(
@@ -98,10 +87,6 @@ def newest_checkpoints(
 
     How many slices there are follows from the checkpoints: each names all delay topics that are
     served in its slice, so that of any slice names the topic with the most partitions.
-
-    Args:
-        logs: the partitions of the checkpoint topic.
-        partitions: how many each topic of the cluster has.
 
     Raises:
         KafkaEdgeError: a log can't be read, or a checkpoint can't be followed.

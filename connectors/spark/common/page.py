@@ -121,7 +121,7 @@ class Chart:
 
 
 @dataclass(frozen=True, slots=True)
-class Section:
+class PageSection:
     """A part of a page under a heading: a sentence, charts, and tables."""
 
     heading: str
@@ -131,36 +131,31 @@ class Section:
 
 
 @dataclass(frozen=True, slots=True)
-class Page:
+class HtmlPage:
     """A page.
 
     Attributes:
-        title: of the browser's window.
         heading: the result in some words.
         lead: of what the page is.
         facts: names and values that count most.
         sections: all else.
         footer: where there is more.
         warnings: sentences that must not be overlooked.
-        notes: other sentences.
     """
 
     title: str
     heading: str
     lead: str
     facts: Sequence[tuple[str, object]]
-    sections: Sequence[Section]
+    sections: Sequence[PageSection]
     footer: str
     warnings: Sequence[str] = ()
     notes: Sequence[str] = ()
 
 
-def write_page(page: Page) -> str:
+def write_page(page: HtmlPage) -> str:
     """The page as HTML; everything in it is escaped."""
     return _environment().get_template("page.html").render(page=page)
-
-
-# --- charts --------------------------------------------------------------------------------------
 
 
 def bars(
@@ -245,9 +240,6 @@ def _svg(figure: Figure, label: str) -> Markup:
     body = _ANCHOR.sub(rf"\g<1>f{crc32(label.encode()):x}-", body)
     head = Markup('<svg role="img" {} aria-label="{}">')
     return head.format(Markup(root[1]), label) + Markup(body)  # noqa: S704  # matplotlib escapes
-
-
-# --- text ----------------------------------------------------------------------------------------
 
 
 def number(value: object) -> str:

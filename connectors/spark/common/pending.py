@@ -7,7 +7,7 @@ the base of the record and below H (design rules 12 to 14). The last such record
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -16,8 +16,9 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
 from pyspark.sql.pandas.types import from_arrow_schema
 
+from connectors.spark.common.arrow import arrow_schema, batch_of
 from connectors.spark.common.decode import ShardReader, rows_of, runs
-from connectors.spark.common.topics import Place, read_topic
+from connectors.spark.common.topics import TASK_RECORDS, Place, Span, read_topic
 from delayservice.contract.contracts import Contracts
 from delayservice.contract.entry import COPY, SCHEDULE, Entry
 from delayservice.contract.times import DUE_STOP_MS
@@ -25,23 +26,14 @@ from delayservice.engine.cursor import Cursor
 from delayservice.engine.storing import is_user_record
 from delayservice.replicas.digest import HOUR_MS
 
-TASK_RECORDS: Final = 1_000_000
-"""Records of a task at most, about."""
 CLOCKS_MS: Final = HOUR_MS
 """Allowance for the clocks of nodes and brokers: they are held within half a second."""
 
 _NEVER_MARKED: Final = -1
 _SHARD: Final = ("topic", "partition")
-_SIFTED: Final = pa.schema(
-    [
-        ("topic", pa.string()),
-        ("partition", pa.int32()),
-        ("key_ms", pa.int64()),
-        ("offset", pa.int64()),
-        ("record_id", pa.binary()),
-        ("canceller", pa.int64()),
-        ("base", pa.int64()),
-    ]
+_SIFTED: Final = arrow_schema(
+    "topic string, partition int, key_ms bigint, offset bigint, record_id binary, "
+    "canceller bigint, base bigint"
 )
 """``canceller``: the offset of a user record with an id, which takes the place of earlier ones;
 ``base``: the first offset whose record may take the place of this one."""
@@ -69,7 +61,7 @@ class LogPart(NamedTuple):
     log_start: int = 0
 
 
-class Facts(NamedTuple):
+class PendingColumns(NamedTuple):
     """Columns of a pending record beside its key.
 
     Attributes:
@@ -90,41 +82,25 @@ def sift(
     spark: SparkSession,
     client: Mapping[str, str],
     parts: Mapping[Place, LogPart],
-    facts: Facts,
+    facts: PendingColumns,
     secrets: Iterable[bytes],
     min_partitions: int,
 ) -> DataFrame:
     """Read parts of logs, by many tasks at once.
-
-    Args:
-        spark: the session.
-        client: options of librdkafka.
-        parts: what is asked, by shard.
-        facts: columns of pending records.
-        secrets: the cluster's; none: copies are believed.
-        min_partitions: tasks at least.
 
     Returns:
         ``topic, partition, key_ms, offset, record_id, canceller, base`` and the facts. ``key_ms``
         null: not pending, and here for its id only.
     """
     tasks = sum(part.stop - part.start for part in parts.values()) // TASK_RECORDS + 1
-    records = read_topic(
-        spark,
-        client,
-        {topic for topic, _ in parts},
-        {place: part.start for place, part in parts.items()},
-        {place: part.stop for place, part in parts.items()},
-        max(min_partitions, tasks),
-    )
-    sieve = _Sieve(dict(parts), facts, tuple(secrets))
+    spans = {place: Span(part.start, part.stop) for place, part in parts.items()}
+    records = read_topic(spark, client, spans, max(min_partitions, tasks))
+    sieve = _PendingSieve(dict(parts), facts, tuple(secrets))
     return records.mapInArrow(sieve.sift, from_arrow_schema(facts.whole))
 
 
 def uncancelled(sifted: DataFrame) -> DataFrame:
-    """``topic, partition, key_ms, offset, record_id`` and the facts of records that are pending;
-    ``sifted``: as ``sift`` gives it.
-    """
+    """Return the columns up to ``record_id`` and the facts of those that are pending."""
     named = [*_SHARD, "record_id"]
     cancellers = (
         sifted.where("canceller is not null").groupBy(*named).agg(sf.max("canceller").alias("last"))
@@ -167,11 +143,11 @@ def before(sifted: DataFrame, parts: Mapping[Place, LogPart]) -> dict[Place, Log
 
 
 @dataclass(frozen=True, slots=True)
-class _Sieve:
+class _PendingSieve:
     """Sifts records of delay topics; sent to the executors as it is."""
 
     parts: Mapping[Place, LogPart]
-    facts: Facts
+    facts: PendingColumns
     secrets: tuple[bytes, ...]
 
     def sift(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -201,10 +177,3 @@ class _Sieve:
         if canceller is None:
             return None
         return None, offset, record_id, canceller, None, *(None for _ in self.facts.schema)
-
-
-def batch_of(rows: Sequence[tuple[object, ...]], schema: pa.Schema) -> pa.RecordBatch:
-    """Rows as a batch."""
-    columns = list(zip(*rows, strict=True)) or [()] * len(schema)
-    arrays = [pa.array(column, f.type) for column, f in zip(columns, schema, strict=True)]
-    return pa.RecordBatch.from_arrays(arrays, schema=schema)

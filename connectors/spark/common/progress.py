@@ -41,9 +41,7 @@ class Tasks:
 
 
 def each_interval(interval_s: float, stop: threading.Event, say: Say) -> Iterator[None]:
-    """Yield at the beginning of each interval until ``stop`` is set; one that takes longer is
-    followed at once.
-    """
+    """Yield at the beginning of each interval until ``stop`` is set; a long one delays the next."""
     while not stop.is_set():
         next_s = time.monotonic() + interval_s
         yield

@@ -10,7 +10,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as sf
 from xxhash import xxh3_64_hexdigest
 
-from connectors.spark.common.sink import Sink, sink_client
+from connectors.spark.common.sink import TopicSink, sink_client
 
 NAMES: Final = "delayservice-spark-"
 """How transactional ids and groups of what is published begin."""
@@ -57,7 +57,7 @@ def publish(
         sf.lit(None).cast("array<struct<key: string, value: binary>>").alias("headers"),
         "at",
     )
-    sink = Sink(
+    sink = TopicSink(
         client=sink_client(client),
         topic=topic,
         name=name,

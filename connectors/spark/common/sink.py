@@ -16,7 +16,6 @@ from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property, partial
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
@@ -42,6 +41,7 @@ from connectors.kafka.clients import (
 )
 from connectors.kafka.errors import FENCED, answer_of, error_of
 from connectors.kafka.scan import consumer_config
+from connectors.spark.common.arrow import header_lists
 from connectors.spark.common.topics import native_options
 from delayservice.base import faults
 from delayservice.base.errors import KafkaEdgeError
@@ -110,7 +110,7 @@ def next_batch(marks: Iterable[int]) -> int:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sink:
+class TopicSink:
     """Writer of records to one topic; it is sent to the executors.
 
     Attributes:
@@ -209,9 +209,7 @@ def sink_client(client: Mapping[str, str]) -> dict[str, str]:
 
 
 def portable(client: Mapping[str, str]) -> dict[str, str]:
-    """Return options of librdkafka with the content of certificates and keys in place of paths:
-    executors need no files.
-    """
+    """Return options of librdkafka with certificates and keys by content, for the executors."""
     return dict(
         (_INLINE[name], Path(value).read_text("ascii"))
         if name in _INLINE and Path(value).is_file()
@@ -227,22 +225,16 @@ def records_of(batch: pa.RecordBatch) -> Iterator[Record]:
     """
     keys = batch.column("id").to_pylist()
     values = batch.column("value").to_pylist()
-    return zip(keys, values, _headers(batch.column("headers")), strict=True)
+    column = batch.column("headers")
+    _, lists = header_lists(column)
+    are_set = column.is_valid().to_pylist()
+    headers = [one if is_set else None for one, is_set in zip(lists, are_set, strict=True)]
+    return zip(keys, values, headers, strict=True)
 
 
-def _headers(column: pa.ListArray) -> Iterator[Headers | None]:
-    """Return the headers of each row; whole columns at a time, for a dictionary per header would
-    cost the most.
-    """
-    bounds = column.offsets.to_pylist()
-    first = bounds[0]
-    flat = column.values.slice(first, bounds[-1] - first)
-    pairs = list(zip(flat.field("key").to_pylist(), flat.field("value").to_pylist(), strict=True))
-    for (start, stop), is_set in zip(pairwise(bounds), column.is_valid().to_pylist(), strict=True):
-        yield pairs[start - first : stop - first] if is_set else None
-
-
-def _task(sink: Sink, batch: int) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+def _task(
+    sink: TopicSink, batch: int
+) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     """Return what a task does: a transaction for each Arrow batch of its part."""
 
     def write(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -266,7 +258,7 @@ def _task(sink: Sink, batch: int) -> Callable[[Iterable[pa.RecordBatch]], Iterat
 class _Part:
     """The one writer of a part: it fences the others when it first asks for the mark."""
 
-    def __init__(self, sink: Sink, number: int) -> None:
+    def __init__(self, sink: TopicSink, number: int) -> None:
         self._sink = sink
         self._number = number
         self._id = f"{sink.name}-{number}"
@@ -339,7 +331,7 @@ class _Part:
 
 
 def _asked(
-    sink: Sink, ask: Callable[..., Mapping[Any, Future[Any]]], places: list[TopicPartition]
+    sink: TopicSink, ask: Callable[..., Mapping[Any, Future[Any]]], places: list[TopicPartition]
 ) -> list[TopicPartition]:
     """Ask the group's coordinator about marks, and again while there is another coordinator.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, TypeAlias
 
@@ -14,7 +15,8 @@ from delayservice.base.errors import DelayServiceError
 
 Place: TypeAlias = tuple[str, int]
 """Topic and partition."""
-Offsets: TypeAlias = Mapping[Place, int]
+TASK_RECORDS: Final = 1_000_000
+"""Records of a task at most, about."""
 
 _FETCH: Final = {
     "kafka.isolation.level": "read_committed",
@@ -32,39 +34,38 @@ _SHARED: Final = frozenset(
 of a client that is not used here."""
 
 
+@dataclass(frozen=True, slots=True)
+class Span:
+    """``[start, end)`` of one partition's log, as it is read."""
+
+    start: int
+    end: int
+
+
 def read_topic(
-    spark: SparkSession,
-    client: Mapping[str, str],
-    topics: Collection[str],
-    starts: Offsets,
-    ends: Offsets,
-    min_partitions: int,
+    spark: SparkSession, client: Mapping[str, str], spans: Mapping[Place, Span], min_partitions: int
 ) -> DataFrame:
-    """Records of ``topics`` in ``[start, end)`` of every partition that ``ends`` names.
+    """Return the records of some spans.
 
     Args:
         spark: the session.
         client: options of librdkafka, as the service's own ``[kafka]`` section has them.
-        topics: what to read; only places of these count.
-        starts: first offset by place; one that is missing is 0.
-        ends: end offset by place, exclusive; nothing is read of places that are missing here.
+        spans: what to read.
         min_partitions: tasks at least, where there are records enough.
 
     Returns:
         ``topic`` string, ``partition`` int, ``offset`` long, ``timestamp_ms`` long, ``key`` and
         ``value`` binary, ``headers`` array of ``{key: string, value: binary}``, null where none.
     """
-    wanted = {place for place in ends if place[0] in topics}
-    spans = {place: (starts.get(place, 0), ends[place]) for place in wanted}
-    filled = {place: span for place, span in spans.items() if span[0] < span[1]}
+    filled = {place: span for place, span in spans.items() if span.start < span.end}
     if not filled:
         return spark.createDataFrame([], ROW_SCHEMA)
     options = {
         **java_options(client),
         **_FETCH,
         "assign": _by_topic({place: place[1] for place in filled}, as_list=True),
-        "startingOffsets": _by_topic({place: span[0] for place, span in filled.items()}),
-        "endingOffsets": _by_topic({place: span[1] for place, span in filled.items()}),
+        "startingOffsets": _by_topic({place: span.start for place, span in filled.items()}),
+        "endingOffsets": _by_topic({place: span.end for place, span in filled.items()}),
         "minPartitions": str(min_partitions),
         "includeHeaders": "true",
         "failOnDataLoss": "false",  # retention may go on meanwhile: who reads asks again after

@@ -12,13 +12,7 @@ import msgspec
 
 from connectors.spark.common.decode import claim_of, envelope_of, waiting
 from connectors.spark.common.topics import Place
-from connectors.spark.ledger.facts import (
-    ARRIVED,
-    CONTINUED,
-    COPIED,
-    FORWARDED,
-    OutputFacts,
-)
+from connectors.spark.ledger.facts import ARRIVED, CONTINUED, COPIED, FORWARDED, OutputFacts
 from connectors.spark.ledger.rows import Ledger, LedgerRow, content_hash, group_hash, id_hash, pack
 from delayservice.contract.codec import packed_recurrence
 from delayservice.contract.entry import Original, Row

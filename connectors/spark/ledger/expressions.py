@@ -9,19 +9,11 @@ from pyspark.sql import functions as sf
 
 from connectors.spark.common.frames import or_false
 from connectors.spark.ledger.facts import SOURCE
-from connectors.spark.ledger.rows import (
-    COLUMNS,
-    NO_ID,
-    TYPES,
-    LedgerRow,
-)
+from connectors.spark.ledger.rows import COLUMNS, NO_ID, TYPES, LedgerRow
 
 COMPLETE: Final = 0
-
 HASHED: Final = 1
-
 DOUBTFUL: Final = 2
-
 ORDINARY: Final = 3
 """Values of ``reading``: the row is complete; it lacks the hash of its key, and where ids have
 homes it may be of a record that has to go home; the record has to be read in Python; it is an
@@ -32,15 +24,12 @@ RECORD: Final = ("topic", "partition", "offset", "timestamp_ms", "key", "value",
 values of which only the hash was kept."""
 
 _DIGITS_MAX: Final = 18
-
 _ODD_IN_NAMES: Final = ("\0", "\N{REPLACEMENT CHARACTER}")
 """Java shows what is not UTF-8 as the second, and the service's client cuts names at the first."""
 
 
 def exact_number(text: Column, digits_max: int = _DIGITS_MAX) -> Column:
-    """Return the number that digits give without leading zeros, which are read in Python; else
-    null.
-    """
+    """Return the number that digits without leading zeros give, else null."""
     number = text.try_cast("bigint")
     is_exact = number.between(0, 10**digits_max - 1) & (number.cast("string") == text)
     return sf.when(is_exact, number)

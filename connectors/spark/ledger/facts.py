@@ -79,8 +79,6 @@ class OutputFacts(msgspec.Struct, array_like=True, frozen=True):
 
     Attributes:
         origin: its ``delay-source``; empty: the place that it settles, and of an outcome: none.
-        outcome: its ``delay-outcome``.
-        code: its ``delay-error``.
         by: the canceller that it names; -1: none.
         is_bare: a dead letter without content.
         says_bare: whether that letter says that its content is left out.
@@ -88,8 +86,6 @@ class OutputFacts(msgspec.Struct, array_like=True, frozen=True):
         target: of a copy or letter: the target topic that it names.
         target_partition: of a copy: the target partition that it names.
         record_id: of a copy or letter: the id that it names.
-        expires_ms: of a copy: its expiry.
-        recur: of a copy: its recurrence.
         base: of a copy: the first offset whose record of its id cancels it.
         is_mirror: a dead letter or outcome in a topic that the service writes none to.
         by_source: where it says that the canceller was written, which came home.
@@ -122,7 +118,7 @@ PLAIN_SOURCE: Final = SourceFacts()
 PLAIN_OUTPUT: Final = OutputFacts()
 
 
-class Source(NamedTuple):
+class SourceRow(NamedTuple):
     """A source record: a row of the ledger."""
 
     shard: int
@@ -140,10 +136,8 @@ class Source(NamedTuple):
     """Hash of its output's key, which chooses a partition; -1: it has no key."""
 
 
-class Output(NamedTuple):
-    """A record that settles a source record: a row of the ledger. It lies at ``topic``,
-    ``partition`` and ``place``.
-    """
+class OutputRow(NamedTuple):
+    """A row of the ledger: a record at ``topic``, ``partition``, ``place`` that settles another."""
 
     role: int
     due_ms: int

@@ -8,6 +8,7 @@ read them. Both readers make the same rows (``tests/spark/test_readers.py``).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 from pyspark.sql import Column, DataFrame
@@ -27,10 +28,7 @@ from connectors.spark.ledger.expressions import (
 )
 from connectors.spark.ledger.facts import DELIVERED, OUTCOME, SOURCE
 from connectors.spark.ledger.kinds import OUTCOME_KINDS, OUTCOME_NAMES
-from connectors.spark.ledger.rows import (
-    NO_SHARD,
-    Ledger,
-)
+from connectors.spark.ledger.rows import NO_SHARD, Ledger
 from delayservice.contract import names
 from delayservice.contract.aliases import KNOWN
 from delayservice.contract.contracts import (
@@ -58,9 +56,6 @@ _TOLD: Final = (
 _ID_AND_OP: Final = 2
 
 
-# --- source records ------------------------------------------------------------------------------
-
-
 def classified_sources(records: DataFrame, ledger: Ledger) -> DataFrame:
     """Return rows of source records that column expressions can read, and the others as they are.
 
@@ -83,27 +78,7 @@ def classified_sources(records: DataFrame, ledger: Ledger) -> DataFrame:
         .withColumn("shard", sf.xxhash64(sf.concat_ws(":", "topic", "partition")))
         .join(sf.broadcast(shards), "shard", "left")
     )
-    has_id = sf.octet_length("id").between(1, sf.col("id_max"))
-    is_read = (sf.col("offset") >= sf.col("first")) & has_readable_names()
-    is_schedule = (
-        _has_no_special("own")
-        & (has_id | (sf.col("id_at") == 0))
-        & sf.col("told_ms").isNotNull()
-        & sf.col("target").isin(*_allowed(ledger))
-        & sf.col("timestamp_ms").between(0, MAX_DELAY_MS_MAX - 1)
-        & ((sf.col("due_ms") >= sf.col("surely_ms")) | (sf.col("since_ms") > 0))
-        & (sf.col("due_ms") - sf.col("timestamp_ms")).between(sf.col("min_ms"), sf.col("max_ms"))
-        & is_read
-    )
-    is_cancel = (
-        (sf.size("headers") == _ID_AND_OP)
-        & (sf.col("op") == CANCEL_OP)
-        & sf.col("has_controls")
-        & has_id
-        & is_read
-    )
-    kind = sf.when(or_false(is_schedule), SCHEDULE).when(or_false(is_cancel), CANCEL)
-    read = read.withColumn("kind", kind)
+    read = read.withColumn("kind", _kind_of_source(_allowed(ledger)))
     is_delayed = sf.col("kind") == SCHEDULE
     key = sf.when((sf.length("key") > 0) & is_delayed, sf.col("key"))
     may_be_away = sf.col("has_homes") & sf.col("id").isNotNull()
@@ -128,6 +103,30 @@ def classified_sources(records: DataFrame, ledger: Ledger) -> DataFrame:
         id_hash=id_hash(sf.col("id")),
         id=sf.col("id"),
     )
+
+
+def _kind_of_source(targets: Sequence[str]) -> Column:
+    """Return ``SCHEDULE`` or ``CANCEL`` where column expressions can read the record, else null."""
+    has_id = sf.octet_length("id").between(1, sf.col("id_max"))
+    is_read = (sf.col("offset") >= sf.col("first")) & has_readable_names()
+    is_schedule = (
+        _has_no_special("own")
+        & (has_id | (sf.col("id_at") == 0))
+        & sf.col("told_ms").isNotNull()
+        & sf.col("target").isin(*targets)
+        & sf.col("timestamp_ms").between(0, MAX_DELAY_MS_MAX - 1)
+        & ((sf.col("due_ms") >= sf.col("surely_ms")) | (sf.col("since_ms") > 0))
+        & (sf.col("due_ms") - sf.col("timestamp_ms")).between(sf.col("min_ms"), sf.col("max_ms"))
+        & is_read
+    )
+    is_cancel = (
+        (sf.size("headers") == _ID_AND_OP)
+        & (sf.col("op") == CANCEL_OP)
+        & sf.col("has_controls")
+        & has_id
+        & is_read
+    )
+    return sf.when(or_false(is_schedule), SCHEDULE).when(or_false(is_cancel), CANCEL)
 
 
 def _parted(records: DataFrame) -> DataFrame:
@@ -216,16 +215,8 @@ def _allowed(ledger: Ledger) -> list[str]:
     return [n for n in ledger.topics if all(one.denial(n) is None for one in lists)] or [""]
 
 
-# --- outputs -------------------------------------------------------------------------------------
-
-
 def classified_deliveries(records: DataFrame, ledger: Ledger) -> DataFrame:
-    """Return rows of plain deliveries, and the others as they are; as ``classified_sources``.
-
-    Args:
-        records: ``RECORD``, of all topics but delay topics and the outcome topic.
-        ledger: what to read by.
-    """
+    """Return rows of plain deliveries, and the others as they are; as ``classified_sources``."""
     has_id = sf.get("headers.key", sf.size("headers") - 1) == names.DELAY_ID
     read = records.withColumn("tail", sf.when(or_false(has_id), 4).otherwise(3))
     due, source, settles = (
@@ -269,12 +260,7 @@ def classified_deliveries(records: DataFrame, ledger: Ledger) -> DataFrame:
 
 
 def classified_outcomes(records: DataFrame, ledger: Ledger) -> DataFrame:
-    """Return rows of outcomes, and the others as they are; as ``classified_sources``.
-
-    Args:
-        records: ``RECORD``, of the outcome topic.
-        ledger: what to read by.
-    """
+    """Return rows of outcomes, and the others as they are; as ``classified_sources``."""
     told = {
         name: sf.get("headers", sf.array_position(sf.col("headers.key"), name).cast("int") - 1)
         for name in _OF_OUTCOME

@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from connectors.spark.common.decode import (
     NO_KEY,
-    Run,
+    PartitionBatch,
     key_hash,
     rows_of,
     runs,
@@ -68,9 +68,7 @@ class OutputRows:
     ledger: Ledger
 
     def of(self, batches: Iterable[pa.RecordBatch]) -> Iterable[pa.RecordBatch]:
-        """Yield rows of what settles records, and counts of the rest; batches as
-        ``topics.ROW_SCHEMA``.
-        """
+        """Yield rows of what settles records, and counts of the rest."""
         with without_collector():
             for batch in batches:
                 for run in runs(batch):
@@ -78,11 +76,9 @@ class OutputRows:
 
 
 class _Outputs:
-    """Rows of one partition's records that are not source records. What they say, any producer may
-    have written.
-    """
+    """Rows of one partition's outputs. Any producer may have written what they say."""
 
-    def __init__(self, ledger: Ledger, run: Run) -> None:
+    def __init__(self, ledger: Ledger, run: PartitionBatch) -> None:
         self._ledger = ledger
         self._batch = run.batch
         self._role = ledger.roles.get(run.topic, DELIVERED)

@@ -18,6 +18,7 @@ import msgspec
 import pyarrow as pa
 import xxhash
 
+from connectors.spark.common import arrow
 from connectors.spark.common.cut import Cut
 from connectors.spark.common.decode import NO_KEY, HashedValue
 from connectors.spark.common.topics import Place
@@ -44,7 +45,6 @@ TYPES: Final = {
     "id": "binary",
     "more": "binary",
 }
-_ARROW: Final = {"long": pa.int64(), "int": pa.int32(), "byte": pa.int8(), "binary": pa.binary()}
 
 LEDGER: Final = ", ".join(f"{name} {kind}" for name, kind in TYPES.items())
 """Columns of the ledger, for Spark.
@@ -79,7 +79,7 @@ Those of ``MALFORMED`` and ``NOWHERE`` say where the output lies, and in ``more`
 """
 
 COLUMNS: Final = tuple(TYPES)
-SCHEMA: Final = pa.schema([(name, _ARROW[kind]) for name, kind in TYPES.items()])
+SCHEMA: Final = arrow.arrow_schema(LEDGER)
 
 NO_SHARD: Final = -1
 NO_ID: Final = 0
@@ -212,6 +212,4 @@ def _signed(hashed: int) -> int:
 
 def batch_of(rows: Iterable[Sequence[Any]]) -> pa.RecordBatch:
     """Return rows of the ledger as a batch."""
-    columns: list[Sequence[Any]] = list(zip(*rows, strict=True)) or [()] * len(SCHEMA)
-    arrays = [pa.array(column, kind.type) for column, kind in zip(columns, SCHEMA, strict=True)]
-    return pa.RecordBatch.from_arrays(arrays, schema=SCHEMA)
+    return arrow.batch_of(rows, SCHEMA)

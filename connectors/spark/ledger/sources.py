@@ -13,11 +13,10 @@ import pyarrow as pa
 
 from connectors.spark.common.decode import (
     NO_KEY,
-    Run,
+    PartitionBatch,
     ShardReader,
     envelope_of,
     key_hash,
-    readers,
     rows_of,
     runs,
     waiting,
@@ -53,7 +52,10 @@ class SourceRows:
 
     def of(self, batches: Iterable[pa.RecordBatch]) -> Iterable[pa.RecordBatch]:
         """Yield rows of records and of what copies settle; batches as ``topics.ROW_SCHEMA``."""
-        reading = readers(self.ledger.contracts, self.ledger.secrets)
+        reading = {
+            place: ShardReader(*place, contracts, self.ledger.secrets)
+            for place, contracts in self.ledger.contracts.items()
+        }
         with without_collector():
             for batch in batches:
                 for run in runs(batch):
@@ -61,7 +63,7 @@ class SourceRows:
                     if reader is not None:
                         yield batch_of(self._of_run(run, reader))
 
-    def _of_run(self, run: Run, reader: ShardReader) -> Iterator[LedgerRow]:
+    def _of_run(self, run: PartitionBatch, reader: ShardReader) -> Iterator[LedgerRow]:
         place = (run.topic, run.partition)
         shard = self.ledger.shards.get(place)
         rows = rows_of(run.batch)
@@ -128,9 +130,7 @@ class SourceRows:
 
 
 def _is_simple(entry: Entry, topic: int) -> bool:
-    """Return whether the columns of a row say all of a record: a schedule of a topic that there is,
-    or a control, with nothing beside its id.
-    """
+    """Return whether the columns say all: a schedule of a known topic, or a control."""
     _, kind, _, record_id, payload, extra = entry
     if kind == SCHEDULE:
         return topic >= 0 and payload[6] in (None, (record_id, None, 1, None))
@@ -167,9 +167,7 @@ def _waiting(entry: Entry, topic: str) -> Group | None:
 
 
 def _described(entry: Entry, topic: str) -> Payload:
-    """Return what an entry asks for; if it asks for no delivery, its content only. A record that
-    goes home asks for that.
-    """
+    """Return what an entry asks for; if it asks for no delivery, its content only."""
     _, kind, _, record_id, payload, extra = entry
     if kind == HOMEBOUND:
         acts, first_ms, home = extra

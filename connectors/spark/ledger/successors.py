@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from connectors.spark.ledger.facts import Output, Source
+from connectors.spark.ledger.facts import OutputRow, SourceRow
 from delayservice.contract.recurrence import Recurrence, decode
 
 _FIRST = 1
@@ -24,7 +24,7 @@ def same_recurrence(held: bytes, copied: bytes) -> bool:
     return not before.number and decode(copied) == msgspec.structs.replace(before, number=_FIRST)
 
 
-def against_origin(source: Source, output: Output) -> str | None:
+def against_origin(source: SourceRow, output: OutputRow) -> str | None:
     """Return why an occurrence does not belong to the record that it names; None: it does.
 
     Args:
@@ -44,7 +44,7 @@ def against_origin(source: Source, output: Output) -> str | None:
 
 
 def _against(
-    first: Recurrence, first_due_ms: int, found: Recurrence, output: Output, number: int
+    first: Recurrence, first_due_ms: int, found: Recurrence, output: OutputRow, number: int
 ) -> str | None:
     name = output.facts.origin
     left = None if first.left is None else first.left - (number - _FIRST)

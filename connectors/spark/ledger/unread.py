@@ -14,12 +14,7 @@ from pyspark.sql import functions as sf
 from connectors.spark.common.decode import key_hash
 from connectors.spark.ledger.expressions import COMPLETE, DOUBTFUL, HASHED
 from connectors.spark.ledger.outputs import OutputRows
-from connectors.spark.ledger.rows import (
-    COLUMNS,
-    LEDGER,
-    SCHEMA,
-    Ledger,
-)
+from connectors.spark.ledger.rows import COLUMNS, LEDGER, SCHEMA, Ledger
 from connectors.spark.ledger.sources import SourceRows
 from delayservice.contract.partitioner import partition_for
 

@@ -77,12 +77,7 @@ def compare(held: DataFrame, logged: DataFrame, copies: DataFrame) -> DataFrame:
 
 def with_slot(records: DataFrame) -> DataFrame:
     """Add the slot of each record."""
-    return records.withColumn("slot_start_ms", slot_start(sf.col("key_ms")))
-
-
-def slot_start(key_ms: Column) -> Column:
-    """The start of the slot that a key is in."""
-    return key_ms - key_ms % SLOT_MS
+    return records.withColumn("slot_start_ms", sf.col("key_ms") - sf.col("key_ms") % SLOT_MS)
 
 
 def as_findings(slots: DataFrame) -> DataFrame:

@@ -18,7 +18,7 @@ from pyspark.sql import functions as sf
 from connectors.kafka.clients import admin_client
 from connectors.kafka.log_ends import LATEST, newest_time_ms, offsets_of
 from connectors.spark.common.cut import Cut, ShardCut
-from connectors.spark.common.topics import Place, native_options, read_topic
+from connectors.spark.common.topics import Place, Span, native_options, read_topic
 from connectors.spark.reconcile import digest_rows, digests
 from connectors.spark.reconcile.compare import COPY, SHARD, names_of, with_slot
 from connectors.spark.reconcile.details import UNREADABLE, Details
@@ -57,9 +57,7 @@ class Replicas(Protocol):
         """``UNREADABLE``: what nodes could not read of their copies."""
 
     def sums(self, *, every: bool) -> DataFrame:
-        """``digest_rows.SUMS`` of all copies that are compared: of every slot, or of those that may
-        differ from copy to copy.
-        """
+        """Return ``digest_rows.SUMS`` of every slot, or of those that may differ by copy."""
 
     def records(self, ranges: DataFrame) -> tuple[DataFrame, DataFrame]:
         """``compare.HELD`` of some slots, or of more; and ``UNREADABLE`` where there is no answer.
@@ -108,16 +106,11 @@ def copies_of(spark: SparkSession, compared: Iterable[Comparison]) -> DataFrame:
     return spark.createDataFrame(rows, "node string, topic string, partition int")
 
 
-# --- by digests ----------------------------------------------------------------------------------
-
-
 @dataclass
 class Live:
     """Copies of running nodes: digests tell where they differ, nodes give the details.
 
     Attributes:
-        spark: the session.
-        client: options of librdkafka.
         topic: the digest topic.
         checkpoint: the checkpoint topic, by which the time of the brokers is known.
         cut: the shards, and how far the digest topic is read.
@@ -141,9 +134,8 @@ class Live:
 
     def __post_init__(self) -> None:
         """Read the hours once, and leave out copies whose rows don't make up their cut."""
-        places = [(self.topic, number) for number in range(self.cut.partitions[self.topic])]
-        self._ends = self.cut.ends(places)
-        self._rows = self._read(self.cut.starts(places), self._ends).persist()
+        self._spans = {p: span for p, span in self.cut.spans.items() if p[0] == self.topic}
+        self._rows = self._read(self._spans).persist()
         shards = {p: Served(s.topic_id, s.earlier) for p, s in served(self.cut).items()}
         admin = admin_client(native_options(self.client))
         checkpoints = range(self.cut.partitions[self.checkpoint])
@@ -165,10 +157,8 @@ class Live:
                     )
             one.records = max((row.count for row in one.rows), default=0)
 
-    def _read(self, starts: Mapping[Place, int], ends: Mapping[Place, int]) -> DataFrame:
-        records = read_topic(
-            self.spark, self.client, [self.topic], starts, ends, self.min_partitions
-        )
+    def _read(self, spans: Mapping[Place, Span]) -> DataFrame:
+        records = read_topic(self.spark, self.client, spans, self.min_partitions)
         return digest_rows.parse_keys(records)
 
     def damaged(self) -> DataFrame:
@@ -195,8 +185,9 @@ class Live:
         stale = {(n, *one.place): cut for one in self.compared for n, cut in one.stale.items()}
         if not stale:
             return
-        ends = offsets_of(admin_client(native_options(self.client)), self._ends.keys(), LATEST)
-        newer = digest_rows.newest_cuts(self._read(self._ends, ends))
+        ends = offsets_of(admin_client(native_options(self.client)), self._spans.keys(), LATEST)
+        later = {place: Span(span.end, ends[place]) for place, span in self._spans.items()}
+        newer = digest_rows.newest_cuts(self._read(later))
         cuts = [row for row in newer if isinstance(row, CutRow)]
         reported = {row.copy for row in cuts if row.cut > stale.get(row.copy, row.cut)}
         for one in self.compared:
@@ -214,17 +205,12 @@ class Live:
         return pending_rows(self.spark, told, self.compared), unanswered
 
 
-# --- on their disks ------------------------------------------------------------------------------
-
-
 @dataclass
 class OnDisk:
     """Copies in folders: of nodes that are stopped, of backups, or beside running nodes.
 
     Attributes:
-        spark: the session.
         folders: a node's state folder, or a folder of stores in it, by the node's name.
-        cut: the cursors to compare at.
         expected: which copies should be there.
         behind_records: a copy that lacks more records than this, up to H, is behind.
         work: folder for what is read, so that it is read once.

@@ -17,7 +17,8 @@ from pyspark.sql import functions as sf
 from connectors.kafka.clients import KafkaAdmin, admin_client
 from connectors.kafka.log_ends import LATEST, offsets_of
 from connectors.kafka.repairs import RepairDesk
-from connectors.spark.common.topics import native_options, read_topic
+from connectors.spark.common.topics import Span, native_options, read_topic
+from connectors.spark.reconcile.compare import COPY
 from connectors.spark.reconcile.digest_rows import from_hex
 from delayservice.replicas.commands import Command
 
@@ -54,8 +55,6 @@ class Details:
     """Asks nodes, and finds their answers.
 
     Attributes:
-        spark: the session.
-        client: options of librdkafka.
         topic: the repair topic.
         timeout_s: how long to wait for another report.
         ranges_max: ranges to ask about at most; 0: nodes are not asked.
@@ -89,7 +88,7 @@ class Details:
         unknown = sf.lit(None).cast("bigint")
         why = sf.lit("the node was not asked for details")
         left = ranges.offset(self.ranges_max).select(
-            "node", "topic", "partition", "start_ms", "stop_ms", unknown, unknown, why
+            *COPY, "start_ms", "stop_ms", unknown, unknown, why
         )
         rows = [(*one, None, None, said) for one, said in untold]
         return told, self.spark.createDataFrame(rows, UNREADABLE).union(left)
@@ -135,11 +134,9 @@ class Details:
         return reports
 
     def _answers(self, plan: str, start: int, stop: int) -> DataFrame:
-        place = (self.topic, 0)
         tasks = (stop - start) // _TASK_ANSWERS + 1
-        records = read_topic(
-            self.spark, self.client, [self.topic], {place: start}, {place: stop}, tasks
-        )
+        spans = {(self.topic, 0): Span(start, stop)}
+        records = read_topic(self.spark, self.client, spans, tasks)
         said = records.where(sf.col("key").cast("string") == plan).select(
             sf.from_json(sf.col("value").cast("string"), _ANSWER).alias("said")
         )
@@ -150,11 +147,9 @@ class Details:
         row = sf.col("row")
         return (
             answers.where("kind = 'detail'")
-            .select("node", "topic", "partition", sf.explode("rows").alias("row"))
+            .select(*COPY, sf.explode("rows").alias("row"))
             .select(
-                "node",
-                "topic",
-                "partition",
+                *COPY,
                 row[0].cast("bigint").alias("key_ms"),
                 row[1].cast("bigint").alias("offset"),
                 row[2].cast("bigint").alias("mark"),

@@ -9,10 +9,10 @@ import msgspec
 import pyarrow as pa
 from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as sf
-from pyspark.sql.pandas.types import from_arrow_schema
 from xxhash import xxh3_64_intdigest
 
-from connectors.spark.common.pending import batch_of
+from connectors.spark.common.arrow import arrow_schema, batch_of
+from connectors.spark.reconcile.compare import COPY, SHARD
 from connectors.spark.reconcile.digests import CUTS_KEPT, Comparison, CutRow, Retired
 from connectors.spark.reconcile.plan import Copy
 from connectors.spark.reconcile.stored import signed
@@ -31,28 +31,14 @@ _CUT: Final = (
     "damaged array<struct<start_ms: bigint, stop_ms: bigint, first_offset: bigint, "
     "stop_offset: bigint, why: string>>"
 )
-
-_COPY: Final = ("node", "topic", "partition")
-
-_SHARD_FIELDS: Final = [("node", pa.string()), ("topic", pa.string()), ("partition", pa.int32())]
-
-_LONG: Final = pa.int64()
-
-_HOUR_SUMS: Final = pa.schema(
-    [
-        *_SHARD_FIELDS,
-        *((name, _LONG) for name in ("hour_ms", "slots", "records", "hash", "print")),
-    ]
+_HOUR_SUMS: Final = (
+    "node string, topic string, partition int, "
+    "hour_ms bigint, slots bigint, records bigint, hash bigint, print bigint"
 )
-
-_SLOT_SUMS: Final = pa.schema(
-    [*_SHARD_FIELDS, *((name, _LONG) for name in ("slot_start_ms", "count", "hash"))]
-)
-
+_HOUR_SCHEMA: Final = arrow_schema(_HOUR_SUMS)
+_SLOT_SCHEMA: Final = arrow_schema(SUMS)
 _LOW: Final = 0xFFFF_FFFF
-
 _MASK: Final = 2**64 - 1
-
 _HEX_HALF: Final = 8
 
 
@@ -77,19 +63,19 @@ def parse_keys(records: DataFrame) -> DataFrame:
 
 def newest_cuts(rows: DataFrame) -> list[CutRow | Retired]:
     """The newest cut rows of each copy, at most ``CUTS_KEPT``."""
-    order = Window.partitionBy(*_COPY).orderBy(sf.desc("row"))
+    order = Window.partitionBy(*COPY).orderBy(sf.desc("row"))
     newest = (
         rows.where("kind = 'c'")
         .withColumn("rank", sf.row_number().over(order))
         .where(sf.col("rank") <= CUTS_KEPT)
-        .select(*_COPY, "row", sf.from_json("value", _CUT).alias("said"))
+        .select(*COPY, "row", sf.from_json("value", _CUT).alias("said"))
         .withColumn("bits", from_hex(sf.col("said.hash")))
     )
     return [_cut_row(row.asDict(recursive=True)) for row in newest.toLocalIterator()]
 
 
 def _cut_row(row: Mapping[str, object]) -> CutRow | Retired:
-    place = {name: row[name] for name in (*_COPY, "row")}
+    place = {name: row[name] for name in (*COPY, "row")}
     said = row["said"]
     if not isinstance(said, dict):
         return Retired(**place)  # type: ignore[arg-type] # as the schema says
@@ -121,9 +107,9 @@ def hours_at(spark: SparkSession, rows: DataFrame, compared: Iterable[Comparison
             "at_cut bigint, from_ms bigint",
         )
     )
-    known = rows.where("kind = 'h'").join(at_cut, list(_COPY)).where("row < cut_row")
+    known = rows.where("kind = 'h'").join(at_cut, COPY).where("row < cut_row")
     # By their offsets, so that no text is moved.
-    last = known.groupBy(*_COPY, "hour_ms").agg(sf.max("row").alias("row")).select("row")
+    last = known.groupBy(*COPY, "hour_ms").agg(sf.max("row").alias("row")).select("row")
     # A tombstone has no life; whatever it ends is over in any.
     return known.join(sf.broadcast(last), "row", "left_semi").where("value is not null")
 
@@ -153,7 +139,7 @@ def hour_sums(hours: DataFrame) -> DataFrame:
         it, to be held against the cut row; ``print``, which is the same for the same slots, of
         those that are compared, null if none is.
     """
-    return hours.mapInArrow(_sum_hours, from_arrow_schema(_HOUR_SUMS))
+    return hours.mapInArrow(_sum_hours, _HOUR_SUMS)
 
 
 def _sum_hours(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -167,13 +153,11 @@ def _sum_hours(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             )
             for copy, hour_ms, from_ms, said, slots in _hours_in(batch)
         ]
-        yield batch_of(rows, _HOUR_SUMS)
+        yield batch_of(rows, _HOUR_SCHEMA)
 
 
 def slot_sums(hours: DataFrame) -> DataFrame:
-    """``SUMS`` of hours, a row for each slot that is compared; ``hours``: as ``hours_at`` gives
-    them.
-    """
+    """Return ``SUMS`` of the compared slots of hours, which are as ``hours_at`` gives them."""
     return hours.mapInArrow(_sum_slots, SUMS)
 
 
@@ -184,12 +168,12 @@ def _sum_slots(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             for copy, hour_ms, from_ms, said, slots in _hours_in(batch)
             for index, count, hashed in _compared(slots, said.slot_ms, from_ms - hour_ms)
         ]
-        yield batch_of(rows, _SLOT_SUMS)
+        yield batch_of(rows, _SLOT_SCHEMA)
 
 
 def _hours_in(batch: pa.RecordBatch) -> Iterator[tuple[Copy, int, int, _Hour, _Slots]]:
     """Hours that belong to the cut, with what they say; others are of another life, or later."""
-    columns = (*_COPY, "hour_ms", "from_ms", "value", "cut_life", "at_cut")
+    columns = (*COPY, "hour_ms", "from_ms", "value", "cut_life", "at_cut")
     for node, topic, partition, hour_ms, from_ms, value, life, cut in zip(
         *(batch.column(name).to_pylist() for name in columns), strict=True
     ):
@@ -219,7 +203,7 @@ def _print(said: _Hour, compared: _Slots, filled: int) -> int | None:
 
 def totals(hours: DataFrame) -> dict[Copy, tuple[int, int, int]]:
     """Slots, records and signed hash of each copy; ``hours``: as ``hour_sums`` gives them."""
-    summed = hours.groupBy(*_COPY).agg(
+    summed = hours.groupBy(*COPY).agg(
         sf.sum("slots").alias("slots"),
         sf.sum("records").alias("records"),
         sum64(sf.col("hash")).alias("hash"),
@@ -233,9 +217,7 @@ def totals(hours: DataFrame) -> dict[Copy, tuple[int, int, int]]:
 def differing_hours(
     spark: SparkSession, hours: DataFrame, compared: Iterable[Comparison]
 ) -> DataFrame:
-    """``topic, partition, hour_ms`` of the hours that are not the same in all copies; ``hours``: as
-    ``hour_sums`` gives them.
-    """
+    """Return ``topic, partition, hour_ms`` of hours that are not the same in all copies."""
     nodes = sf.broadcast(
         spark.createDataFrame(
             [(*one.place, node, len(one.nodes)) for one in compared for node in one.nodes],
@@ -244,8 +226,8 @@ def differing_hours(
     )
     return (
         hours.where("print is not null")
-        .join(nodes, list(_COPY))
-        .groupBy("topic", "partition", "hour_ms")
+        .join(nodes, COPY)
+        .groupBy(*SHARD, "hour_ms")
         .agg(
             sf.min("print").alias("least"),
             sf.max("print").alias("most"),
@@ -253,7 +235,7 @@ def differing_hours(
             sf.first("copies").alias("copies"),
         )
         .where("rows < copies or least != most")
-        .select("topic", "partition", "hour_ms")
+        .select(*SHARD, "hour_ms")
     )
 
 

@@ -96,8 +96,6 @@ class Comparison:
     """The parts of one shard that are compared.
 
     Attributes:
-        topic: the delay topic.
-        partition: its partition.
         cursor: K and H at which the copies are compared.
         from_ms: only slots from here on are.
         cut: offset of the checkpoint; None: not by digests.
@@ -156,9 +154,6 @@ class Comparison:
         self.nodes.remove(node)
         self.rows = [row for row in self.rows if row.node != node]
         self.behind[node] = why
-
-
-# --- choose --------------------------------------------------------------------------------------
 
 
 def choose(

@@ -104,13 +104,6 @@ def follow(
 ) -> Followed:
     """Compare until told to stop. A comparison that fails is reported, and tried again at the next
     interval.
-
-    Args:
-        spark: the session.
-        options: what and how.
-        stop: ends it, after the comparison that is under way.
-        heard: told of each.
-        say: told in a few words what is being done.
     """
     following = _Following(spark, options, stop, say)
     for _ in each_interval(options.interval_s, stop, say):
@@ -151,8 +144,6 @@ class _Following:
 
     def _compare(self) -> ReconcileResult:
         return compare_copies(self._spark, self._options.reconcile, self._say)
-
-    # --- repair --------------------------------------------------------------------------------
 
     def _repair(self, result: ReconcileResult) -> ReconcileResult:
         """Repair what may be; return the comparison that was done by."""

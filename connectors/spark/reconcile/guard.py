@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from connectors.spark.reconcile.digests import Comparison
-from connectors.spark.reconcile.plan import Copy, Step
+from connectors.spark.reconcile.plan import Copy, RepairStep
 
 FRESH_S: Final = 60.0
 """Age of a comparison after which nothing is repaired by it."""
@@ -23,7 +23,7 @@ IS_OVER_LIMIT: Final = "the number of repairs is used up"
 IS_STALE: Final = "the comparison took too long"
 
 
-class Standing(NamedTuple):
+class CopyStanding(NamedTuple):
     """Findings about one copy: whether its node delivers, and whether it is right."""
 
     is_owner: bool
@@ -34,15 +34,12 @@ class Repair(NamedTuple):
     """Steps for what one node holds of one slice.
 
     Attributes:
-        node: the node.
-        slice_no: the slice.
-        steps: of the plan.
         witnesses: for each shard of the steps, another node's copy that is right.
     """
 
     node: str
     slice_no: int
-    steps: tuple[Step, ...]
+    steps: tuple[RepairStep, ...]
     witnesses: tuple[Copy, ...]
 
 
@@ -53,11 +50,13 @@ class Chosen(NamedTuple):
     left: Mapping[str, int]
 
 
-def standings(compared: Collection[Comparison], wrong: Collection[Copy]) -> dict[Copy, Standing]:
+def standings(
+    compared: Collection[Comparison], wrong: Collection[Copy]
+) -> dict[Copy, CopyStanding]:
     """Return what a comparison says of every copy that was compared; ``wrong``: with findings."""
     owners = {(node, one.partition) for one in compared for node in one.owners}
     return {
-        (node, *one.place): Standing(
+        (node, *one.place): CopyStanding(
             (node, one.partition) in owners, (node, *one.place) not in wrong
         )
         for one in compared
@@ -65,15 +64,11 @@ def standings(compared: Collection[Comparison], wrong: Collection[Copy]) -> dict
     }
 
 
-def choose(steps: Sequence[Step], known: Mapping[Copy, Standing], repairs_left: int) -> Chosen:
-    """Return the repairs that may be made.
-
-    Args:
-        steps: of a plan.
-        known: every copy that was compared, as ``standings`` has them.
-        repairs_left: how many may still be made.
-    """
-    groups: dict[tuple[str, int], list[Step]] = {}
+def choose(
+    steps: Sequence[RepairStep], known: Mapping[Copy, CopyStanding], repairs_left: int
+) -> Chosen:
+    """Return the repairs that may be made."""
+    groups: dict[tuple[str, int], list[RepairStep]] = {}
     for step in steps:
         groups.setdefault((step.node, step.partition), []).append(step)
     chosen: dict[int, Repair] = {}
@@ -100,7 +95,9 @@ def is_fresh(age_s: float) -> bool:
     return age_s <= FRESH_S
 
 
-def confirmed(known: Mapping[Copy, Standing], answered: Collection[Copy]) -> dict[Copy, Standing]:
+def confirmed(
+    known: Mapping[Copy, CopyStanding], answered: Collection[Copy]
+) -> dict[Copy, CopyStanding]:
     """Return ``known`` with only those for right whose nodes have answered just before."""
     return {
         copy: one._replace(is_equal=one.is_equal and copy in answered)
@@ -108,18 +105,16 @@ def confirmed(known: Mapping[Copy, Standing], answered: Collection[Copy]) -> dic
     }
 
 
-def _is_owner(node: str, slice_no: int, known: Mapping[Copy, Standing]) -> bool:
+def _is_owner(node: str, slice_no: int, known: Mapping[Copy, CopyStanding]) -> bool:
     """A copy of which nothing is known may be the owner's."""
     mine = [one for copy, one in known.items() if (copy[0], copy[2]) == (node, slice_no)]
     return not mine or any(one.is_owner for one in mine)
 
 
 def _witnesses(
-    node: str, steps: Sequence[Step], known: Mapping[Copy, Standing]
+    node: str, steps: Sequence[RepairStep], known: Mapping[Copy, CopyStanding]
 ) -> tuple[Copy, ...] | None:
-    """Return one right copy of another node for each shard, a replica's where there is one; None:
-    a shard has none.
-    """
+    """Return a right copy of another node for each shard, replicas first; None: one has none."""
     found = []
     for place in dict.fromkeys((step.topic, step.partition) for step in steps):
         right = [

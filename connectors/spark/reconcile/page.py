@@ -13,15 +13,15 @@ from pyspark.sql import functions as sf
 from connectors.spark.common.page import (
     BAD,
     Chart,
-    Page,
-    Section,
+    HtmlPage,
+    PageSection,
     Table,
     bars,
     moment,
     write_page,
 )
 from connectors.spark.reconcile.compare import COPY
-from connectors.spark.reconcile.plan import Step
+from connectors.spark.reconcile.plan import RepairStep
 from connectors.spark.reconcile.result import ReconcileResult
 from delayservice.replicas.digest import SLOT_MS
 
@@ -84,7 +84,7 @@ def page(result: ReconcileResult, where: Heat | None) -> str:
     sections = [_findings(result, where)] if result.findings else []
     sections += [_repair(result)] if result.plan.steps else []
     return write_page(
-        Page(
+        HtmlPage(
             title="Copies compared",
             heading="All copies agree" if result.is_clean else "Copies differ",
             lead=f"Compared at {moment(result.plan.made_ms)} UTC. Cluster {result.plan.cluster}. "
@@ -114,11 +114,11 @@ def _facts(result: ReconcileResult) -> list[tuple[str, object]]:
     ]
 
 
-def _findings(result: ReconcileResult, where: Heat | None) -> Section:
+def _findings(result: ReconcileResult, where: Heat | None) -> PageSection:
     kinds = list(result.findings.items())
     charts = [bars("Findings by kind", ("kind", "findings"), kinds, colour=BAD)]
     charts += [] if where is None else [heat_map(where)]
-    return Section("Findings", charts=charts, tables=[_sample(result)])
+    return PageSection("Findings", charts=charts, tables=[_sample(result)])
 
 
 def heat_map(where: Heat) -> Chart:
@@ -183,32 +183,26 @@ def _when(key_ms: int | None, slot_ms: int | None) -> str | None:
     return moment(time_ms) if time_ms else None
 
 
-def _repair(result: ReconcileResult) -> Section:
+def _repair(result: ReconcileResult) -> PageSection:
     columns = ("node", "step", "shard", "from (UTC)", "to (UTC)", "offsets", "why")
     rows = [
-        (
-            step.node,
-            step.command,
-            f"{step.topic}:{step.partition}",
-            *_bounds(step),
-            step.why,
-        )
+        (step.node, step.command, f"{step.topic}:{step.partition}", *_bounds(step), step.why)
         for step in result.plan.steps[:STEPS_MAX]
     ]
     left = len(result.plan.steps) - len(rows)
     note = f"{left} more are in plan.json." if left else ""
     lead = _REPAIR.format(result.paths["plan"])
-    return Section("Repair", lead, tables=[Table("The repair plan", columns, rows, note)])
+    return PageSection("Repair", lead, tables=[Table("The repair plan", columns, rows, note)])
 
 
-def _bounds(step: Step) -> tuple[str | None, str | None, str]:
+def _bounds(step: RepairStep) -> tuple[str | None, str | None, str]:
     if step.command == "rebuild_copy":
         return None, None, "all"
     offsets = f"{step.first_offset} to {step.stop_offset}"
     return moment(step.start_ms), moment(step.stop_ms), offsets
 
 
-def _copies(result: ReconcileResult) -> Section:
+def _copies(result: ReconcileResult) -> PageSection:
     columns = ("shard", "cut", "cut written (UTC)", "H", "compared from (UTC)", "copies")
     rows = [
         (
@@ -231,4 +225,4 @@ def _copies(result: ReconcileResult) -> Section:
     if absent:
         names = ("shard", "node", "kind", "why")
         tables.insert(0, Table("Copies that could not be compared", names, absent))
-    return Section("Copies", tables=tables)
+    return PageSection("Copies", tables=tables)

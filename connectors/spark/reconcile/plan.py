@@ -38,20 +38,17 @@ class PlanError(DelayServiceError):
     """A plan can't be read, or must not be carried out."""
 
 
-class Step(msgspec.Struct, frozen=True, kw_only=True):
+class RepairStep(msgspec.Struct, frozen=True, kw_only=True):
     """One range of one copy that is to be read again, or all of it.
 
     Attributes:
         command: ``rebuild``, or ``rebuild_copy`` for all of it.
         node: whose copy.
-        topic: the delay topic.
         topic_id: its id; a node that serves another topic of this name refuses.
-        partition: its partition.
         start_ms: first key of the range.
         stop_ms: end of the range.
         first_offset: of the first record that belongs in it.
         stop_offset: end of these offsets; 0: not known, all of the log is read.
-        why: for people.
     """
 
     command: Literal["rebuild", "rebuild_copy"] = "rebuild"
@@ -79,13 +76,12 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         cluster: id of the Kafka cluster that it was made for.
         made_ms: when the copies were compared, epoch milliseconds.
         steps: in the order in which they are sent; none when there is nothing to repair.
-        v: version of the format.
     """
 
     id: str
     cluster: str
     made_ms: int
-    steps: tuple[Step, ...] = ()
+    steps: tuple[RepairStep, ...] = ()
     v: int = VERSION
 
     def age_hours(self, now_ms: int) -> int:
@@ -98,8 +94,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def first_steps(
-    steps: Sequence[Step], keep: Collection[Copy]
-) -> tuple[tuple[Step, ...], list[str]]:
+    steps: Sequence[RepairStep], keep: Collection[Copy]
+) -> tuple[tuple[RepairStep, ...], list[str]]:
     """Return the steps that a plan may have, and a note for people if there are more.
 
     Args:
@@ -107,7 +103,7 @@ def first_steps(
         keep: copies that must not be rebuilt as a whole.
     """
     more = f"the plan has the first {STEPS_MAX} steps only: carry it out, then compare again"
-    found: list[Step] = []
+    found: list[RepairStep] = []
     for copy, group in groupby(steps[:STEPS_MAX], lambda step: step.copy):
         ranges = list(group)
         whole = len(ranges) > RANGES_MAX and copy not in keep
@@ -115,7 +111,7 @@ def first_steps(
     return tuple(found), [more] if len(steps) > STEPS_MAX else []
 
 
-def _whole_copy(ranges: Sequence[Step]) -> Step:
+def _whole_copy(ranges: Sequence[RepairStep]) -> RepairStep:
     """Return one step instead of many for one copy."""
     return replace(
         ranges[0],
@@ -236,7 +232,11 @@ def carry_out(
 
 
 def commands(
-    plan_id: str, numbered: Iterable[tuple[int, Step]], timeout_s: float, *, replica_only: bool
+    plan_id: str,
+    numbered: Iterable[tuple[int, RepairStep]],
+    timeout_s: float,
+    *,
+    replica_only: bool,
 ) -> list[Command]:
     """Return steps as commands that expire when no report is waited for any more."""
     expires_ms = int((time.time() + timeout_s) * 1_000)

@@ -48,15 +48,11 @@ class ReconcileResult:
 
     Attributes:
         findings: how many of each kind; kinds without any are left out.
-        counts: the other numbers.
-        seconds: for all of it.
         read_s: when the copies were read, by the monotonic clock.
         paths: of ``findings``, ``summary``, ``plan`` and ``report``.
-        plan: the repair plan.
         sample: the first findings, for people.
         compared: every shard, with what was compared.
         wrong: copies with any finding.
-        notes: what people should know.
     """
 
     findings: Mapping[str, int]

@@ -24,19 +24,12 @@ from connectors.kafka.log_ends import offsets_since
 from connectors.kafka.repairs import cluster_id
 from connectors.spark.common.cut import Cut, ShardCut, take_cut
 from connectors.spark.common.files import delete, write_text
+from connectors.spark.common.frames import counts_by, kept
 from connectors.spark.common.pending import LogPart, before, sift, uncancelled, written_since_ms
 from connectors.spark.common.progress import Say
 from connectors.spark.common.publish import name_for, publish
 from connectors.spark.common.topics import Place, native_options
-from connectors.spark.reconcile.compare import (
-    COPY,
-    FINDING,
-    PLACE,
-    SHARD,
-    SLOT,
-    compare,
-    with_slot,
-)
+from connectors.spark.reconcile.compare import COPY, FINDING, PLACE, SHARD, SLOT, compare, with_slot
 from connectors.spark.reconcile.copies import Live, OnDisk, Replicas, copies_of, served
 from connectors.spark.reconcile.details import Details
 from connectors.spark.reconcile.options import ReconcileOptions
@@ -69,11 +62,6 @@ def reconcile(
     spark: SparkSession, options: ReconcileOptions, say: Say = lambda _: None
 ) -> ReconcileResult:
     """Compare the copies of a cluster, and write findings, a summary, a page and a repair plan.
-
-    Args:
-        spark: the session.
-        options: what and how.
-        say: told in a few words what is being done.
 
     Raises:
         KafkaEdgeError: the cluster can't be read, or a topic that is named does not exist.
@@ -149,8 +137,6 @@ class _Reconciling:
         self._write(result, found)
         return result
 
-    # --- what there is -------------------------------------------------------------------------
-
     def _take_cut(self) -> Cut:
         wanted = set() if self._options.folders else {self._options.digests}
         cut = take_cut(self._options.client, self._options.checkpoint, lambda *_: wanted)
@@ -191,17 +177,12 @@ class _Reconciling:
         )
 
     def _kept(self, name: str, rows: DataFrame) -> DataFrame:
-        """Written down, for it is used several times."""
-        path = self._options.path(f"work/{name}")
-        rows.write.mode("overwrite").parquet(path)
-        return self._spark.read.schema(rows.schema).parquet(path)
+        return kept(rows, self._options.path(f"work/{name}"))
 
     def _of_shards(self, columns: str, facts: Mapping[Place, tuple[object, ...]]) -> DataFrame:
         """A small data frame with a row for each shard."""
         rows = [(*place, *fact) for place, fact in facts.items()]
         return self._spark.createDataFrame(rows, f"topic string, partition int, {columns}")
-
-    # --- the log -------------------------------------------------------------------------------
 
     def _logged(self, cut: Cut, replicas: Replicas, suspected: DataFrame) -> DataFrame:
         """Return what the log says is pending in the suspected slots."""
@@ -260,8 +241,6 @@ class _Reconciling:
             sf.min("slot_start_ms"), sf.max("slot_start_ms") + SLOT_MS
         )
         return {(topic, number): (first, stop) for topic, number, first, stop in found.collect()}
-
-    # --- findings ------------------------------------------------------------------------------
 
     def _findings(self, replicas: Replicas, wrong: DataFrame, logged: DataFrame) -> DataFrame:
         """Return all findings but those of slots that K has passed meanwhile."""
@@ -332,8 +311,6 @@ class _Reconciling:
         )
         return plan, more
 
-    # --- result --------------------------------------------------------------------------------
-
     def _result(
         self, notes: tuple[str, ...], replicas: Replicas, found: DataFrame, plan: Plan
     ) -> ReconcileResult:
@@ -343,7 +320,7 @@ class _Reconciling:
         counts.records = sum(
             one.records for one in replicas.compared if options.deep or len(one.nodes) > 1
         )
-        kinds = {row["kind"]: row["count"] for row in found.groupBy("kind").count().collect()}
+        kinds = counts_by("kind", found)
         return ReconcileResult(
             findings={kind: kinds[kind] for kind in KINDS if kind in kinds},
             counts=counts,

@@ -11,16 +11,9 @@ from typing import Final
 from pyspark.sql import Column, DataFrame, Row, Window
 from pyspark.sql import functions as sf
 
-from connectors.spark.reconcile.compare import (
-    COPY,
-    OF_RECORDS,
-    PLACE,
-    SHARD,
-    SLOT,
-    as_findings,
-)
+from connectors.spark.reconcile.compare import COPY, OF_RECORDS, PLACE, SHARD, SLOT, as_findings
 from connectors.spark.reconcile.digest_rows import sum64
-from connectors.spark.reconcile.plan import STEPS_MAX, Step
+from connectors.spark.reconcile.plan import STEPS_MAX, RepairStep
 from delayservice.replicas.digest import HOUR_MS, SLOT_MS
 
 KINDS: Final = (*OF_RECORDS, "damaged", "behind", "silent")
@@ -142,9 +135,6 @@ def damage_findings(unreadable: DataFrame) -> DataFrame:
     return as_findings(found)
 
 
-# --- ranges --------------------------------------------------------------------------------------
-
-
 def ranges_of(slots: DataFrame) -> DataFrame:
     """Stretches of a copy with slots to ask for, from the first to the last one of an hour; those
     that are known to be wrong come first.
@@ -162,7 +152,7 @@ def ranges_of(slots: DataFrame) -> DataFrame:
 
 def plan_steps(
     found: DataFrame, logged: DataFrame, damaged: DataFrame, shards: DataFrame
-) -> list[Step]:
+) -> list[RepairStep]:
     """Return what is to be read again: each copy's adjoining slots with findings as one range,
     which is never longer than an hour, for a node reads it in one go.
 
@@ -241,8 +231,8 @@ def _islands(slots: DataFrame, gap_ms: int, summed: list[Column]) -> DataFrame:
     )
 
 
-def _step(row: Row) -> Step:
+def _step(row: Row) -> RepairStep:
     found = row.asDict()
     counts = [(kind, found.pop(kind)) for kind in (*OF_RECORDS, "damaged")]
     why = ", ".join(f"{count} {kind}" for kind, count in counts if count)
-    return Step(why=why, **found)
+    return RepairStep(why=why, **found)

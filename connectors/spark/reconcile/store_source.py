@@ -124,9 +124,7 @@ class StoreOptions:
         return options
 
     def name_of(self, folder: ShardFolder) -> ShardName | None:
-        """Return what to call a shard, or None if it is not asked for. A wheel that can't be
-        trusted may have held any shard.
-        """
+        """Return what to call a shard; None: it is not asked for."""
         if folder.partition < 0:
             return ShardName(folder.shard, folder.partition)
         if self.partitions is not None and folder.partition not in self.partitions:
@@ -219,17 +217,12 @@ class Untrusted(InputPartition):
     name: ShardName
 
 
+@dataclass
 class StoreReader(DataSourceReader):
-    """Plans input partitions on the driver and reads them on executors.
+    """Plans input partitions on the driver and reads them on executors."""
 
-    Args:
-        path: where the stores are.
-        options: what is asked for.
-    """
-
-    def __init__(self, path: str, options: StoreOptions) -> None:
-        self._path = path
-        self._options = options
+    path: str
+    options: StoreOptions
 
     def partitions(self) -> list[InputPartition]:
         """One for each hour of each shard of a wheel, or for each ``hours_per_task`` of them, and
@@ -239,8 +232,8 @@ class StoreReader(DataSourceReader):
             StoreError: the folder holds no store, or may not be read.
         """
         planned: list[InputPartition] = []
-        for path, group in groupby(find_shards(Path(self._path)), lambda folder: folder.path):
-            named = [(f, name) for f in group if (name := self._options.name_of(f)) is not None]
+        for path, group in groupby(find_shards(Path(self.path)), lambda folder: folder.path):
+            named = [(f, name) for f in group if (name := self.options.name_of(f)) is not None]
             if _is_rocks(path):
                 starts = range(0, len(named), _SHARDS_PER_TASK)
                 planned += [Databases(tuple(named[at : at + _SHARDS_PER_TASK])) for at in starts]
@@ -252,8 +245,8 @@ class StoreReader(DataSourceReader):
         state = load_state(folder)
         if state is None:
             return [Untrusted(name)]
-        hours = tuple(hours_of(state.parts, self._options.bounds).values())
-        step = self._options.hours_per_task
+        hours = tuple(hours_of(state.parts, self.options.bounds).values())
+        step = self.options.hours_per_task
         return [Hours(folder, name, hours[at : at + step]) for at in range(0, len(hours), step)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -277,23 +270,23 @@ class StoreReader(DataSourceReader):
             with viewed_database(Path(left[0][0].path)) as rocks:
                 while left:
                     folder, name = left[0]
-                    for frames in batches(view_of(rocks, folder), self._options.bounds):
-                        yield name.batch(None, frames, content=self._options.content)
+                    for frames in batches(view_of(rocks, folder), self.options.bounds):
+                        yield name.batch(None, frames, content=self.options.content)
                     left.pop(0)
         except StoreError as exc:
             for _, name in left:
                 yield self._damaged(name, _whole(str(exc)))
 
     def _read_hour(self, partition: Hours, parts: tuple[Part, ...]) -> Iterator[pa.RecordBatch]:
-        name, content = partition.name, self._options.content
-        for found in read_parts(partition.folder, parts, self._options.bounds):
+        name, content = partition.name, self.options.content
+        for found in read_parts(partition.folder, parts, self.options.bounds):
             if isinstance(found, Damage):
                 yield self._damaged(name, found)
             else:
                 yield name.batch(found.slot_ms, found.frames, content=content)
 
     def _damaged(self, name: ShardName, damage: Damage) -> pa.RecordBatch:
-        if self._options.failfast:
+        if self.options.failfast:
             raise StoreError(
                 f"shard {name.shard}/{name.partition} is damaged: {damage.why}; read it in mode "
                 "permissive to see the rest, and repair it"

@@ -8,14 +8,15 @@ A row is a pending record, or says in ``damage`` what could not be read; then al
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, TypeAlias
+from typing import Final
 
 import pyarrow as pa
 
-from connectors.spark.common.pending import Facts
-from delayservice.contract.codec import Payload, decode_payload, encode_payload
+from connectors.spark.common.arrow import arrow_schema, batch_of
+from connectors.spark.common.pending import PendingColumns
+from delayservice.contract.codec import decode_payload, encode_payload
 from delayservice.contract.entry import Entry
 from delayservice.engine.pending import NO_MARK, Frame
 from delayservice.replicas.digest import SLOT_MS, frame_hash
@@ -37,37 +38,11 @@ replaces the record. ``payload_hash``: of key, offset and payload; ``frame_hash`
 the id instead of the payload where there is one; both 64 bits, as signed numbers.
 """
 
-_HEADERS: Final = pa.list_(pa.struct([("name", pa.string()), ("value", pa.binary())]))
-SCHEMA: Final = pa.schema(
-    [
-        ("shard", pa.string()),
-        ("topic", pa.string()),
-        ("partition", pa.int32()),
-        ("slot_start_ms", pa.int64()),
-        ("slot_stop_ms", pa.int64()),
-        ("key_ms", pa.int64()),
-        ("offset", pa.int64()),
-        ("mark", pa.int64()),
-        ("record_id", pa.binary()),
-        ("target", pa.string()),
-        ("target_partition", pa.int32()),
-        ("key", pa.binary()),
-        ("value", pa.binary()),
-        ("headers", _HEADERS),
-        ("due_ms", pa.int64()),
-        ("attempt", pa.int32()),
-        ("source", pa.string()),
-        ("expires_ms", pa.int64()),
-        ("payload_hash", pa.int64()),
-        ("frame_hash", pa.int64()),
-        ("damage", pa.string()),
-        ("first_offset", pa.int64()),
-        ("stop_offset", pa.int64()),
-    ]
-)
+SCHEMA: Final = arrow_schema(DDL)
 
+_DAMAGE_COLUMNS: Final = 8
+"""Columns that a row has which says in ``damage`` what could not be read."""
 _PLAIN: Final = (None, None, 1, None)
-_Decoded: TypeAlias = tuple[Frame, Payload]
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,45 +67,37 @@ class ShardName:
         Raises:
             StoreError: a payload is of no version that this code knows.
         """
-        decoded = [(frame, decode_payload(frame[3])) for frame in frames]
-        count = len(frames)
-        columns: dict[str, list[object]] = {
-            **_slot_columns(slot_ms, frames),
-            **_key_columns(decoded),
-            **_payload_columns(decoded, self._prefix()),
-        }
-        if content:
-            columns |= _content_columns(decoded)
-        return self._filled(count, columns)
+        return batch_of([self._row(slot_ms, frame, content=content) for frame in frames], SCHEMA)
 
     def damage_batch(self, damage: Damage) -> pa.RecordBatch:
-        """One row that says what could not be read."""
-        columns: dict[str, list[object]] = {
-            "slot_start_ms": [damage.start_ms],
-            "slot_stop_ms": [damage.stop_ms],
-            "damage": [damage.why],
-            "first_offset": [damage.first_offset],
-            "stop_offset": [damage.stop_offset],
-        }
-        return self._filled(1, columns)
+        """Return one row that says what could not be read."""
+        slot_ms = (damage.start_ms, damage.stop_ms)
+        offsets = (damage.first_offset, damage.stop_offset)
+        unknown = (None,) * (len(SCHEMA) - _DAMAGE_COLUMNS)
+        row = (self.shard, self.topic, self.partition, *slot_ms, *unknown, damage.why, *offsets)
+        return batch_of([row], SCHEMA)
 
-    def _prefix(self) -> str | None:
-        return None if self.topic is None else f"{self.topic}:{self.partition}:"
-
-    def _filled(self, count: int, columns: dict[str, list[object]]) -> pa.RecordBatch:
-        """The columns that are given, those that name the shard, and nulls."""
-        columns |= {
-            "shard": [self.shard] * count,
-            "topic": [self.topic] * count,
-            "partition": [self.partition] * count,
-        }
-        arrays = [
-            pa.array(columns[column.name], column.type)
-            if column.name in columns
-            else pa.nulls(count, column.type)
-            for column in SCHEMA
-        ]
-        return pa.RecordBatch.from_arrays(arrays, schema=SCHEMA)
+    def _row(
+        self, slot_ms: tuple[int, int] | None, frame: Frame, *, content: bool
+    ) -> tuple[object, ...]:
+        """Return the columns of ``DDL``, in its order."""
+        key_ms, offset, mark, data = frame
+        target, partition, key, value, headers, due_ms, meta = decode_payload(data)
+        record_id, source, attempt, expires_ms = _PLAIN if meta is None else meta[:4]
+        minute_ms = key_ms - key_ms % SLOT_MS
+        place = None if self.topic is None else f"{self.topic}:{self.partition}:{offset}"
+        named = [{"name": name, "value": text} for name, text in headers] if content else None
+        return (
+            *(self.shard, self.topic, self.partition),
+            *(slot_ms or (minute_ms, minute_ms + SLOT_MS)),
+            *(key_ms, offset, None if mark == NO_MARK else mark),
+            *(record_id, target, None if partition < 0 else partition),
+            *((key, value, named) if content else (None, None, None)),
+            *(due_ms, attempt),
+            *(place if source is None else source.decode("utf-8", "replace"), expires_ms),
+            *_hashes(key_ms, offset, record_id, data),
+            *(None, None, None),
+        )
 
 
 def signed(hashed: int) -> int:
@@ -150,56 +117,5 @@ def _hashes_of(entry: Entry) -> tuple[int, int]:
     return _hashes(key_ms, offset, record_id, encode_payload(payload))
 
 
-HASHES: Final = Facts(
-    pa.schema([("payload_hash", pa.int64()), ("frame_hash", pa.int64())]), _hashes_of
-)
+HASHES: Final = PendingColumns(arrow_schema("payload_hash bigint, frame_hash bigint"), _hashes_of)
 """The hashes of a record of a delay topic that is pending."""
-
-
-def _slot_columns(
-    slot_ms: tuple[int, int] | None, frames: Sequence[Frame]
-) -> dict[str, list[object]]:
-    names = ("slot_start_ms", "slot_stop_ms")
-    if slot_ms is not None:
-        return _columns(names, [slot_ms] * len(frames))
-    starts = [frame[0] - frame[0] % SLOT_MS for frame in frames]
-    return _columns(names, [(start, start + SLOT_MS) for start in starts])
-
-
-def _key_columns(decoded: Iterable[_Decoded]) -> dict[str, list[object]]:
-    rows: list[tuple[object, ...]] = []
-    for (key_ms, offset, mark, data), payload in decoded:
-        meta = payload[6]
-        record_id = None if meta is None else meta[0]
-        hashes = _hashes(key_ms, offset, record_id, data)
-        rows.append((key_ms, offset, None if mark == NO_MARK else mark, record_id, *hashes))
-    names = ("key_ms", "offset", "mark", "record_id", "payload_hash", "frame_hash")
-    return _columns(names, rows)
-
-
-def _payload_columns(decoded: Iterable[_Decoded], prefix: str | None) -> dict[str, list[object]]:
-    rows: list[tuple[object, ...]] = []
-    for (_, offset, _, _), (target, partition, _, _, _, due_ms, meta) in decoded:
-        _, source, attempt, expires_ms = _PLAIN if meta is None else meta[:4]
-        named = f"{prefix}{offset}" if prefix is not None else None
-        origin = source.decode("utf-8", "replace") if source is not None else named
-        rows.append((target, _or_none(partition), due_ms, attempt, origin, expires_ms))
-    names = ("target", "target_partition", "due_ms", "attempt", "source", "expires_ms")
-    return _columns(names, rows)
-
-
-def _content_columns(decoded: Iterable[_Decoded]) -> dict[str, list[object]]:
-    rows = [
-        (key, value, [{"name": name, "value": text} for name, text in headers])
-        for _, (_, _, key, value, headers, _, _) in decoded
-    ]
-    return _columns(("key", "value", "headers"), rows)
-
-
-def _or_none(partition: int) -> int | None:
-    return None if partition < 0 else partition
-
-
-def _columns(names: Sequence[str], rows: Sequence[tuple[object, ...]]) -> dict[str, list[object]]:
-    turned = zip(*rows, strict=True) if rows else [()] * len(names)
-    return {name: list(column) for name, column in zip(names, turned, strict=True)}

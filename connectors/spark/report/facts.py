@@ -71,10 +71,8 @@ NOTHING_LATE: Final = Lateness(
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
-    """Pending records to be sent from ``start_ms`` until the next step; ``peak_per_s``: in the
-    fullest second of it.
-    """
+class LoadStep:
+    """Pending records of one step of time; ``peak_per_s``: in its fullest second."""
 
     start_ms: int
     records: int
@@ -83,7 +81,7 @@ class Load:
 
 
 @dataclass(frozen=True, slots=True)
-class Waiting:
+class PendingTotals:
     """Pending records in all."""
 
     records: int
@@ -102,7 +100,7 @@ class Count:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class ReportFacts:
     """Everything that the page shows.
 
     Attributes:
@@ -110,12 +108,10 @@ class Report:
         targets: the largest ones; ``targets_total`` says how many there are.
         hours: the last ``HOURS_MAX`` hours in which records were due, ascending.
         delays: classes that hold any, in the order of ``DELAYS``.
-        waiting: what is pending.
         forecast: steps of ``step_ms`` that hold any, ascending.
         pending_targets: where most of it goes.
         outcomes: of records that were not delivered, by kind.
         letters: dead letters by code.
-        cut: what was read.
     """
 
     since_ms: int | None
@@ -125,10 +121,10 @@ class Report:
     targets_total: int
     hours: tuple[Lateness, ...]
     delays: tuple[Lateness, ...]
-    waiting: Waiting
+    waiting: PendingTotals
     horizon_ms: int
     step_ms: int
-    forecast: tuple[Load, ...]
+    forecast: tuple[LoadStep, ...]
     pending_targets: tuple[Count, ...]
     outcomes: tuple[Count, ...]
     letters: tuple[Count, ...]

@@ -10,8 +10,8 @@ from connectors.spark.common.page import (
     FIRST,
     SECOND,
     Chart,
-    Page,
-    Section,
+    HtmlPage,
+    PageSection,
     Table,
     bars,
     lines,
@@ -24,8 +24,8 @@ from connectors.spark.report.facts import (
     LATENESS_BOUNDS_MS,
     Count,
     Lateness,
-    Load,
-    Report,
+    LoadStep,
+    ReportFacts,
 )
 from delayservice.config.units import format_duration
 
@@ -33,13 +33,13 @@ _LATENESS_COLUMNS: Final = ("records", "early", "p50 ms", "p90 ms", "p99 ms", "m
 _P99: Final = 5
 
 
-def page(report: Report) -> str:
+def page(report: ReportFacts) -> str:
     """The report as one HTML file."""
     as_of = moment(report.cut.taken_ms)
     early = f"{number(report.whole.early)} records were delivered before their due time"
     warnings = [f"{early}. An audit names each of them."] if report.whole.early else []
     return write_page(
-        Page(
+        HtmlPage(
             title=f"Delay report, {as_of}",
             heading="Delay report",
             lead=f"As of {as_of} UTC. Deliveries, outcomes and dead letters: {_period(report)}.",
@@ -52,7 +52,7 @@ def page(report: Report) -> str:
     )
 
 
-def _period(report: Report) -> str:
+def _period(report: ReportFacts) -> str:
     if report.since_ms is None and report.until_ms is None:
         return "all that the topics hold"
     since = "the beginning" if report.since_ms is None else moment(report.since_ms)
@@ -60,7 +60,7 @@ def _period(report: Report) -> str:
     return f"{since} to {until} (UTC)"
 
 
-def _glance(report: Report) -> list[tuple[str, object]]:
+def _glance(report: ReportFacts) -> list[tuple[str, object]]:
     whole, waiting = report.whole, report.waiting
     return [
         ("delivered", whole.records),
@@ -74,15 +74,12 @@ def _glance(report: Report) -> list[tuple[str, object]]:
     ]
 
 
-# --- lateness ------------------------------------------------------------------------------------
-
-
-def _lateness(report: Report) -> Section:
+def _lateness(report: ReportFacts) -> PageSection:
     targets = report.targets
     sizes = [(target.name, target.records, target.bytes) for target in targets]
     left_out = report.targets_total - len(targets)
     note = f"{left_out:,} targets with fewer records are in the data set." if left_out > 0 else ""
-    return Section(
+    return PageSection(
         "Lateness",
         "From the due time to the timestamp of the delivered record; of a record that was due when "
         f"it was written, from its writing. {number(report.whole.fired)} fired records have none.",
@@ -137,13 +134,10 @@ def class_names() -> list[str]:
     return ["early", *bounds, "later"]
 
 
-# --- load ----------------------------------------------------------------------------------------
-
-
-def _load(report: Report) -> Section:
+def _load(report: ReportFacts) -> PageSection:
     waiting, horizon = report.waiting, format_duration(report.horizon_ms)
     last = "" if waiting.last_ms is None else f", the last at {moment(waiting.last_ms)} UTC"
-    return Section(
+    return PageSection(
         "Load to come",
         f"{number(waiting.records)} records with {number(waiting.bytes)} bytes are pending: "
         f"{number(waiting.overdue)} overdue, {number(waiting.beyond)} due after the next {horizon}"
@@ -155,7 +149,7 @@ def _load(report: Report) -> Section:
     )
 
 
-def _forecast(report: Report) -> Chart:
+def _forecast(report: ReportFacts) -> Chart:
     steps, seconds = continuous(report.forecast, report.step_ms), report.step_ms / 1_000
     table = Table(
         f"Records per second that will be due, in steps of {format_duration(report.step_ms)}",
@@ -170,25 +164,22 @@ def _forecast(report: Report) -> Chart:
     return lines(table, [load.start_ms for load in steps], series, "records/s")
 
 
-def continuous(forecast: Sequence[Load], step_ms: int) -> list[Load]:
+def continuous(forecast: Sequence[LoadStep], step_ms: int) -> list[LoadStep]:
     """The steps with empty ones between them, so that a line goes to zero there."""
     if not forecast:
         return []
     by_start = {load.start_ms: load for load in forecast}
     starts = range(forecast[0].start_ms, forecast[-1].start_ms + 2 * step_ms, step_ms)
-    return [by_start.get(start, Load(start, 0, 0, 0)) for start in starts]
+    return [by_start.get(start, LoadStep(start, 0, 0, 0)) for start in starts]
 
 
-# --- others --------------------------------------------------------------------------------------
-
-
-def _others(report: Report) -> Section:
+def _others(report: ReportFacts) -> PageSection:
     not_delivered = "Outcomes of records that were not delivered"
     charts = [
         _counts(not_delivered, "outcome", report.outcomes),
         _counts("Dead letters", "code", report.letters, BAD),
     ]
-    return Section("Outcomes and dead letters", charts=charts)
+    return PageSection("Outcomes and dead letters", charts=charts)
 
 
 def _counts(caption: str, what: str, counts: Sequence[Count], colour: str = FIRST) -> Chart:
@@ -196,10 +187,10 @@ def _counts(caption: str, what: str, counts: Sequence[Count], colour: str = FIRS
     return bars(caption, (what, "records"), rows, colour=colour)
 
 
-def _cursors(report: Report) -> Section:
+def _cursors(report: ReportFacts) -> PageSection:
     rows = [
         (s.name, moment(s.later.key[0]), s.later.offset, s.span.start, s.span.end)
         for s in report.cut.shards
     ]
     columns = ("shard", "K (UTC)", "H", "log start", "log end")
-    return Section("What was read", tables=[Table("Cursors of the shards", columns, rows)])
+    return PageSection("What was read", tables=[Table("Cursors of the shards", columns, rows)])

@@ -8,22 +8,23 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Final
 
-import pyarrow as pa
 from pyspark.sql import Column, DataFrame, Row, SparkSession
 from pyspark.sql import functions as sf
 
 from connectors.spark.audit import AuditOptions
+from connectors.spark.common.arrow import arrow_schema
 from connectors.spark.common.cut import Cut, take_cut
 from connectors.spark.common.files import write_text
-from connectors.spark.common.log_times import LogStarts
-from connectors.spark.common.pending import TASK_RECORDS, Facts, LogPart, sift, uncancelled
+from connectors.spark.common.frames import last_header
+from connectors.spark.common.log_times import offsets_at
+from connectors.spark.common.pending import LogPart, PendingColumns, sift, uncancelled
 from connectors.spark.common.progress import Say
-from connectors.spark.common.topics import read_topic
+from connectors.spark.common.topics import TASK_RECORDS, Span, read_topic
 from connectors.spark.report.facts import (
     DELAY_BOUNDS,
     DELAY_LONGER,
@@ -36,14 +37,13 @@ from connectors.spark.report.facts import (
     NOTHING_LATE,
     Count,
     Lateness,
-    Load,
-    Report,
-    Waiting,
+    LoadStep,
+    PendingTotals,
+    ReportFacts,
 )
 from connectors.spark.report.page import page
 from delayservice.config.units import DAY_MS, MINUTE_MS
 from delayservice.contract import names
-from delayservice.contract.contracts import Contracts
 from delayservice.contract.entry import Entry
 
 QUANTILES: Final = (0.5, 0.9, 0.99)
@@ -64,63 +64,31 @@ def _load_of(entry: Entry) -> tuple[int, str, int]:
     return max(due_ms, key_ms), target, len(key or b"") + len(value or b"")
 
 
-LOAD: Final = Facts(
-    pa.schema([("send_ms", pa.int64()), ("target", pa.string()), ("bytes", pa.int64())]), _load_of
-)
+LOAD: Final = PendingColumns(arrow_schema("send_ms bigint, target string, bytes bigint"), _load_of)
 """When a pending record is due, or tried again; where it goes; bytes of its key and value."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class ReportOptions:
     """Options of a report.
 
     Attributes:
-        client: options of librdkafka, ``bootstrap.servers`` at least.
-        out: folder or URL for the results; what a former report wrote there is replaced.
-        checkpoint: the service's checkpoint topic.
-        dead_letter: its dead-letter topic.
-        outcomes: its outcome topic.
-        targets: target topics to read; none: every topic that a contract or ``allow`` allows.
-        allow: as in ``AuditOptions``.
-        secrets: the cluster's secrets, to tell forged copies; none: copies are believed.
+        audit: which topics are read, as an audit reads them; its ``out`` is for the report, and
+            what a former report wrote there is replaced.
         since_ms: count what was written to its topic at or after this, epoch milliseconds.
         until_ms: and before this.
         horizon_ms: how far ahead the load is foretold.
         top: how many targets are shown.
     """
 
-    client: Mapping[str, str]
-    out: str
-    checkpoint: str = "delay_checkpoint"
-    dead_letter: str = "delay_dead_letter"
-    outcomes: str = "delay_outcomes"
-    targets: tuple[str, ...] = ()
-    allow: tuple[str, ...] | None = None
-    secrets: tuple[bytes, ...] = field(default=(), repr=False)
+    audit: AuditOptions
     since_ms: int | None = None
     until_ms: int | None = None
     horizon_ms: int = DAY_MS
     top: int = 20
 
-    def choose(self, contracts: Collection[Contracts], topics: Collection[str]) -> set[str]:
-        """The topics that an audit would read beside the delay topics."""
-        audit = AuditOptions(
-            client=self.client,
-            out=self.out,
-            checkpoint=self.checkpoint,
-            dead_letter=self.dead_letter,
-            outcomes=self.outcomes,
-            targets=self.targets,
-            allow=self.allow,
-        )
-        return audit.choose(contracts, topics)
 
-    def path(self, name: str) -> str:
-        """Something in ``out``."""
-        return f"{self.out.rstrip('/')}/{name}"
-
-
-def report(spark: SparkSession, options: ReportOptions, say: Say) -> Report:
+def report(spark: SparkSession, options: ReportOptions, say: Say) -> ReportFacts:
     """Count, and write ``report.html``, ``report.json`` and the Parquet data sets ``lateness`` and
     ``forecast``.
 
@@ -129,14 +97,15 @@ def report(spark: SparkSession, options: ReportOptions, say: Say) -> Report:
     """
     began_s = time.monotonic()
     say("taking a cut of all logs")
-    cut = take_cut(options.client, options.checkpoint, options.choose)
+    audit = options.audit
+    cut = take_cut(audit.client, audit.checkpoint, audit.choose)
     work = _Work(spark, options, cut)
     say("lateness of what was delivered")
     lateness = work.lateness()
     say("what is pending")
     waiting, forecast, pending_targets = work.load()
     say("outcomes and dead letters")
-    found = Report(
+    found = ReportFacts(
         since_ms=options.since_ms,
         until_ms=options.until_ms,
         **lateness,
@@ -145,13 +114,13 @@ def report(spark: SparkSession, options: ReportOptions, say: Say) -> Report:
         step_ms=work.step_ms,
         forecast=forecast,
         pending_targets=pending_targets,
-        outcomes=work.named(options.outcomes, "delay-outcome"),
-        letters=work.named(options.dead_letter, names.DELAY_ERROR),
+        outcomes=work.named(audit.outcomes, "delay-outcome"),
+        letters=work.named(audit.dead_letter, names.DELAY_ERROR),
         seconds=round(time.monotonic() - began_s, 3),
         cut=cut,
     )
-    write_text(options.path("report.json"), json.dumps(found.to_json(), ensure_ascii=False))
-    write_text(options.path("report.html"), page(found))
+    write_text(audit.path("report.json"), json.dumps(found.to_json(), ensure_ascii=False))
+    write_text(audit.path("report.html"), page(found))
     return found
 
 
@@ -161,21 +130,19 @@ class _Work:
     def __init__(self, spark: SparkSession, options: ReportOptions, cut: Cut) -> None:
         self._spark = spark
         self._options = options
+        self._audit = options.audit
         self._cut = cut
         steps = (step for step in _STEPS_MS if options.horizon_ms <= step * FORECAST_STEPS_MAX)
         self.step_ms = next(steps, _STEPS_MS[-1])
 
-    # --- read ------------------------------------------------------------------------------------
-
     def _read(self, topics: Collection[str], *, since_ms: int | None = None) -> DataFrame:
         """Records of whole topics, from an instant on where one is given."""
-        places = [place for place in self._cut.spans if place[0] in topics]
-        starts, ends = self._cut.starts(places), self._cut.ends(places)
-        if since_ms is not None and places:
-            later = LogStarts(self._options.client).since(places, since_ms)
-            starts = {place: max(starts[place], later.get(place, ends[place])) for place in places}
-        tasks = self._tasks(sum(ends[place] - starts[place] for place in places))
-        return read_topic(self._spark, self._options.client, topics, starts, ends, tasks)
+        spans = {place: span for place, span in self._cut.spans.items() if place[0] in topics}
+        if since_ms is not None and spans:
+            later = offsets_at(self._audit.client, spans.keys(), since_ms)
+            spans = {p: Span(max(s.start, later.get(p, s.end)), s.end) for p, s in spans.items()}
+        tasks = self._tasks(sum(span.end - span.start for span in spans.values()))
+        return read_topic(self._spark, self._audit.client, spans, tasks)
 
     def _tasks(self, records: int) -> int:
         return max(2 * self._spark.sparkContext.defaultParallelism, records // TASK_RECORDS + 1)
@@ -190,16 +157,14 @@ class _Work:
             records = records.where(sf.col("timestamp_ms") < options.until_ms)
         return records
 
-    # --- lateness --------------------------------------------------------------------------------
-
     def lateness(self) -> dict[str, Any]:
-        """Facts of ``Report`` about deliveries; all of them are in the data set ``lateness``."""
+        """Return the facts about deliveries; all of them are in the data set ``lateness``."""
         delivered = self._delivered()
         groups = delivered.groupingSets(
             [["target"], ["hour_ms"], ["delay"], []], "target", "hour_ms", "delay"
         ).agg(sf.grouping_id().alias("group"), *_figures())
-        groups.write.mode("overwrite").parquet(self._options.path("lateness"))
-        found = self._spark.read.parquet(self._options.path("lateness"))
+        groups.write.mode("overwrite").parquet(self._audit.path("lateness"))
+        found = self._spark.read.parquet(self._audit.path("lateness"))
         top, total = self._largest(found.where(f"group = {_BY_TARGET}"))
         hours = found.where(f"group = {_BY_HOUR}").orderBy(sf.desc("hour_ms")).limit(HOURS_MAX)
         delays = {row["delay"]: row for row in found.where(f"group = {_BY_DELAY}").collect()}
@@ -213,16 +178,12 @@ class _Work:
         }
 
     def _largest(self, targets: DataFrame) -> tuple[list[Row], int]:
-        return targets.orderBy(sf.desc("records")).limit(
-            self._options.top
-        ).collect(), targets.count()
+        top = targets.orderBy(sf.desc("records")).limit(self._options.top)
+        return top.collect(), targets.count()
 
     def _delivered(self) -> DataFrame:
-        """A row for each delivery of this service: ``target``, ``hour_ms``, ``delay``, ``late_ms``,
-        ``fired``.
-        """
-        options = self._options
-        beside = {options.dead_letter, options.outcomes, *self._cut.delay_topics}
+        """Return target, hour, class of delays, lateness and ``fired`` of each own delivery."""
+        beside = {self._audit.dead_letter, self._audit.outcomes, *self._cut.delay_topics}
         targets = {topic for topic, _ in self._cut.spans if topic not in beside}
         outputs = self._outputs(targets).withColumn("source", _text(names.DELAY_SOURCE))
         place = sf.split("source", ":")
@@ -258,27 +219,26 @@ class _Work:
             sf.when(~sf.col("fired"), sf.col("at_ms") - armed_ms).alias("late_ms"),
         )
 
-    # --- load ------------------------------------------------------------------------------------
-
-    def load(self) -> tuple[Waiting, tuple[Load, ...], tuple[Count, ...]]:
+    def load(self) -> tuple[PendingTotals, tuple[LoadStep, ...], tuple[Count, ...]]:
         """Return what is pending; the data set ``forecast`` has it by second and target."""
         options, now_ms = self._options, self._cut.taken_ms
         parts = {
-            (s.topic, s.partition): LogPart(s.contracts, s.span.start, s.span.end, s.later)
+            s.place: LogPart(s.contracts, s.span.start, s.span.end, s.later)
             for s in self._cut.shards
         }
-        sifted = sift(self._spark, options.client, parts, LOAD, options.secrets, self._tasks(0))
+        sifted = sift(
+            self._spark, self._audit.client, parts, LOAD, self._audit.secrets, self._tasks(0)
+        )
         waiting = uncancelled(sifted)
         second_ms = (sf.floor(sf.col("send_ms") / _SECOND_MS) * _SECOND_MS).alias("second_ms")
-        path = options.path("forecast")
+        path = self._audit.path("forecast")
         waiting.groupBy(second_ms, "target").agg(
             sf.count("*").alias("records"), sf.sum("bytes").alias("bytes")
         ).write.mode("overwrite").parquet(path)
         seconds = self._spark.read.parquet(path)
         end_ms = now_ms + options.horizon_ms
         (row,) = seconds.agg(
-            sf.sum("records").alias("records"),
-            sf.sum("bytes").alias("bytes"),
+            *_sums(),
             sf.sum(sf.when(sf.col("second_ms") + _SECOND_MS <= now_ms, sf.col("records"))).alias(
                 "overdue"
             ),
@@ -288,7 +248,7 @@ class _Work:
         targets = seconds.groupBy("target").agg(sf.sum("records").alias("records"))
         largest = targets.orderBy(sf.desc("records")).limit(options.top).collect()
         return (
-            Waiting(
+            PendingTotals(
                 records=row["records"] or 0,
                 bytes=row["bytes"] or 0,
                 overdue=row["overdue"] or 0,
@@ -299,22 +259,19 @@ class _Work:
             tuple(Count(one["target"], one["records"]) for one in largest),
         )
 
-    def _forecast(self, seconds: DataFrame, end_ms: int) -> tuple[Load, ...]:
+    def _forecast(self, seconds: DataFrame, end_ms: int) -> tuple[LoadStep, ...]:
         """Count by steps from now to the horizon; what is overdue is in the first of them."""
         now_ms, step_ms = self._cut.taken_ms, self.step_ms
         each = seconds.where(sf.col("second_ms") < end_ms).groupBy("second_ms")
-        sums = each.agg(sf.sum("records").alias("records"), sf.sum("bytes").alias("bytes"))
+        sums = each.agg(*_sums())
         at_ms = sf.greatest(sf.col("second_ms"), sf.lit(now_ms))
         start_ms = (sf.floor(at_ms / step_ms) * step_ms).alias("start_ms")
         steps = sums.groupBy(start_ms).agg(
-            sf.sum("records").alias("records"),
-            sf.sum("bytes").alias("bytes"),
+            *_sums(),
             sf.max("records").alias("peak"),
         )
         rows = steps.orderBy("start_ms").limit(FORECAST_STEPS_MAX + 1).collect()
-        return tuple(Load(r["start_ms"], r["records"], r["bytes"], r["peak"]) for r in rows)
-
-    # --- others ----------------------------------------------------------------------------------
+        return tuple(LoadStep(r["start_ms"], r["records"], r["bytes"], r["peak"]) for r in rows)
 
     def named(self, topic: str, header: str) -> tuple[Count, ...]:
         """Records of a topic by what a header says; those without it don't count."""
@@ -323,13 +280,12 @@ class _Work:
         return tuple(Count(row["name"], row["count"]) for row in rows)
 
 
-# --- expressions of Spark ------------------------------------------------------------------------
-
-
 def _text(header: str) -> Column:
-    """Return the last header of a name as text, or null if it is missing."""
-    found = sf.filter("headers", lambda one: one["key"] == header)
-    return sf.try_element_at(found, sf.lit(-1))["value"].cast("string")
+    return last_header(header).cast("string")
+
+
+def _sums() -> list[Column]:
+    return [sf.sum(name).alias(name) for name in ("records", "bytes")]
 
 
 def _bytes(column: str) -> Column:

@@ -38,11 +38,10 @@ _BEYOND_ALL_OFFSETS: Final = 0
 
 
 @dataclass(frozen=True, slots=True)
-class Rules:
+class RowRules:
     """Contract and limits that rows are judged by.
 
     Attributes:
-        topic: the delay topic.
         contracts: what holds at the end of its partitions now; several while nodes change it: a
             record has to be good by each of them.
         now_ms: stands for the moment at which the record will be appended, epoch milliseconds.
@@ -60,7 +59,7 @@ class Rules:
     allowlist: Allowlist | None = None
 
 
-def check(rules: Rules) -> Check:
+def check(rules: RowRules) -> Check:
     """Return a function for ``DataFrame.mapInArrow`` from ``mapping.DRAFT_COLUMNS`` to ``JUDGED``.
 
     It appends ``code`` and ``reason``, both null of a good row, and empties ``row`` of those: only
@@ -68,7 +67,7 @@ def check(rules: Rules) -> Check:
     """
 
     def judged(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        judge = Judge(rules)
+        judge = ScheduleCheck(rules)
         for batch in batches:
             refusals = [
                 judge.refusal((_BEYOND_ALL_OFFSETS, rules.now_ms, *record))
@@ -79,10 +78,10 @@ def check(rules: Rules) -> Check:
     return judged
 
 
-class Judge:
+class ScheduleCheck:
     """Finds out why a record would not be delivered."""
 
-    def __init__(self, rules: Rules) -> None:
+    def __init__(self, rules: RowRules) -> None:
         self._rules = rules
         self._readers = [
             RecordReader(rules.topic, 0, Contracts([(0, replace(contract, id_partitions=0))]), ())

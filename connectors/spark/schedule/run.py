@@ -29,10 +29,11 @@ from connectors.kafka.targets import TargetTopics
 from connectors.spark.common.cut import settled_spans, take_cut
 from connectors.spark.common.failures import FAILURES, reason
 from connectors.spark.common.files import is_replaceable
+from connectors.spark.common.frames import counts_by, last_header
 from connectors.spark.common.progress import Say
-from connectors.spark.common.sink import PARTS_MAX, Sink, sink_client
+from connectors.spark.common.sink import PARTS_MAX, TopicSink, sink_client
 from connectors.spark.common.topics import native_options, read_topic
-from connectors.spark.schedule.check import JUDGED, Rules, check
+from connectors.spark.schedule.check import JUDGED, RowRules, check
 from connectors.spark.schedule.mapping import Fields, drafts
 from delayservice.base.errors import DelayServiceError, InvalidRequestError
 from delayservice.contract import names
@@ -168,11 +169,7 @@ def schedule(
         DelayServiceError: the delay topic is missing, a row can't be read or a record not written.
     """
     started_s = time.monotonic()
-    if not is_replaceable(options.rejected_path):
-        raise InvalidRequestError(
-            f"{options.rejected_path} holds what no former run wrote, and rejected rows would take "
-            "its place: name another folder"
-        )
+    _check_replaceable(options.rejected_path)
     rules = rules_for(contracts, options)
     judged = _judged(rows, options.fields, rules).persist(_KEPT)
     fresh: DataFrame | None = None
@@ -212,6 +209,14 @@ def schedule(
     return replace(report, seconds=round(time.monotonic() - started_s, 3))
 
 
+def _check_replaceable(path: str) -> None:
+    if not is_replaceable(path):
+        raise InvalidRequestError(
+            f"{path} holds what no former run wrote, and rejected rows would take its place: name "
+            "another folder"
+        )
+
+
 def served_contracts(
     client: Mapping[str, str], checkpoint: str, topic: str
 ) -> tuple[Contract, ...]:
@@ -229,10 +234,7 @@ def served_contracts(
     return tuple({one: None for s in shards for one in s.contracts.since(s.span.end)})
 
 
-# --- check ---------------------------------------------------------------------------------------
-
-
-def rules_for(contracts: Sequence[Contract], options: ScheduleOptions) -> Rules:
+def rules_for(contracts: Sequence[Contract], options: ScheduleOptions) -> RowRules:
     """Return the rules that rows are judged by.
 
     Raises:
@@ -253,10 +255,10 @@ def rules_for(contracts: Sequence[Contract], options: ScheduleOptions) -> Rules:
         )
     bytes_max = TargetTopics(admin).record_bytes_max(topic) or _RECORD_BYTES_DEFAULT
     now_ms = time.time_ns() // 1_000_000
-    return Rules(topic, tuple(contracts), now_ms, partitions, bytes_max, options.allowlist)
+    return RowRules(topic, tuple(contracts), now_ms, partitions, bytes_max, options.allowlist)
 
 
-def _judged(rows: DataFrame, fields: Fields, rules: Rules) -> DataFrame:
+def _judged(rows: DataFrame, fields: Fields, rules: RowRules) -> DataFrame:
     """Every row with its verdict: the reader's, or that its id is not its own."""
     asked = drafts(rows, fields)
     checked = asked.mapInArrow(check(rules), JUDGED)
@@ -278,7 +280,7 @@ def _judged(rows: DataFrame, fields: Fields, rules: Rules) -> DataFrame:
 def _counts(judged: DataFrame) -> dict[str | None, int]:
     """Rows by code; None: good ones."""
     try:
-        return {row["code"]: row["count"] for row in judged.groupBy("code").count().collect()}
+        return counts_by("code", judged)
     except FAILURES as exc:
         raise DelayServiceError(f"the rows can't be read: {reason(exc)}") from exc
 
@@ -290,24 +292,11 @@ def write_rejected(judged: DataFrame, path: str) -> None:
     bad.select("file", text, "code", "reason", "row").write.mode("overwrite").parquet(path)
 
 
-# --- sieve ---------------------------------------------------------------------------------------
-
-
 def _held(spark: SparkSession, options: ScheduleOptions) -> DataFrame:
-    """``id`` and ``digest`` of every record with an id that the delay topic holds now; the
-    service's own copies have their ids elsewhere.
-    """
+    """Return ``id`` and ``digest`` of every record with an id that the delay topic holds now."""
     spans = settled_spans(options.client, [options.topic])
-    records = read_topic(
-        spark,
-        options.client,
-        [options.topic],
-        {place: span.start for place, span in spans.items()},
-        {place: span.end for place, span in spans.items()},
-        options.min_partitions,
-    )
-    ids = sf.filter("headers", lambda header: header["key"] == names.DELAY_ID)
-    named = records.withColumn("id", sf.try_element_at(ids, sf.lit(-1))["value"])
+    records = read_topic(spark, options.client, spans, options.min_partitions)
+    named = records.withColumn("id", last_header(names.DELAY_ID))
     return named.where("id IS NOT NULL").select("id", _digest().alias("digest"))
 
 
@@ -319,9 +308,7 @@ def _digest() -> Column:
 
 
 def _missing(good: DataFrame, held: DataFrame) -> DataFrame:
-    """Records that were never written with this id and content; ``is_replacing`` says whether the
-    id is there with another one.
-    """
+    """Return records never written as they are; ``is_replacing``: their id is there."""
     contents = held.groupBy("id").agg(sf.collect_set("digest").alias("digests"))
     is_there = sf.array_contains("digests", _digest())
     return (
@@ -348,12 +335,9 @@ def _sample(fresh: DataFrame, rows: int) -> list[dict[str, object]]:
     ]
 
 
-# --- write ---------------------------------------------------------------------------------------
-
-
-def sink_for(options: ScheduleOptions, rules: Rules) -> Sink:
+def sink_for(options: ScheduleOptions, rules: RowRules) -> TopicSink:
     """Return the sink of a job."""
-    return Sink(
+    return TopicSink(
         client=sink_client(options.writer or options.client),
         topic=options.topic,
         name=options.name,
@@ -362,7 +346,7 @@ def sink_for(options: ScheduleOptions, rules: Rules) -> Sink:
     )
 
 
-def _write(fresh: DataFrame, sink: Sink, batch: int) -> None:
+def _write(fresh: DataFrame, sink: TopicSink, batch: int) -> None:
     """Write what is fresh.
 
     Raises:

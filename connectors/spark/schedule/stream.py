@@ -27,10 +27,11 @@ from connectors.kafka.clients import admin_client
 from connectors.kafka.dead_letters import partition_counts
 from connectors.spark.common.failures import reason
 from connectors.spark.common.files import delete, is_there, read_text, write_text
+from connectors.spark.common.frames import counts_by
 from connectors.spark.common.progress import Say
-from connectors.spark.common.sink import Sink
+from connectors.spark.common.sink import TopicSink
 from connectors.spark.common.topics import java_options, native_options
-from connectors.spark.schedule.check import JUDGED, Rules, check
+from connectors.spark.schedule.check import JUDGED, RowRules, check
 from connectors.spark.schedule.mapping import IS_VALID, KEY, PLACE, VALUE, drafts
 from connectors.spark.schedule.run import (
     REJECTED,
@@ -58,7 +59,6 @@ class StreamOptions:
 
     Attributes:
         source: options of librdkafka for the cluster of the input.
-        from_topic: the input.
         checkpoint: folder of the stream's state, for Spark and for this.
         schema: columns of JSON values, as DDL, or ``INFER``; None: values are not parsed.
         every_ms: how often records are read; None: once, what is there now.
@@ -104,7 +104,7 @@ def start_stream(
     if stream.from_topic not in partition_counts(admin_client(native_options(stream.source))):
         raise InvalidRequestError(f"there is no topic {stream.from_topic} to read")
 
-    def rules() -> Rules:
+    def rules() -> RowRules:
         return rules_for(contracts(), options)
 
     sink = sink_for(options, rules())
@@ -146,8 +146,8 @@ class Stream:
 
     def __init__(
         self,
-        sink: Sink,
-        rules: Callable[[], Rules],
+        sink: TopicSink,
+        rules: Callable[[], RowRules],
         rejected_path: str,
         say: Say,
         *,
@@ -244,11 +244,7 @@ class Stream:
                 "for longer than the brokers' offsets.retention.minutes. To write all of it, which "
                 f"may double records, delete {path}"
             )
-        counted = spark.read.schema(REJECTED).parquet(path).groupBy("code").count().collect()
-        return Counter({row["code"]: row["count"] for row in counted})
-
-
-# --- state ---------------------------------------------------------------------------------------
+        return Counter(counts_by("code", spark.read.schema(REJECTED).parquet(path)))
 
 
 class _State(msgspec.Struct):
@@ -277,9 +273,6 @@ def _kept(path: str, stream: StreamOptions, options: ScheduleOptions) -> _State 
             "another folder"
         )
     return state
-
-
-# --- input ---------------------------------------------------------------------------------------
 
 
 def _records(reader: Any, stream: StreamOptions) -> DataFrame:  # noqa: ANN401  # of either kind

@@ -1,0 +1,51 @@
+"""Arrow schemas and batches of the rows that functions make on the executors."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+from typing import Any, Final
+
+import pyarrow as pa
+
+from delayservice.contract.entry import Headers
+
+_TYPES: Final = {
+    "bigint": pa.int64(),
+    "long": pa.int64(),
+    "int": pa.int32(),
+    "byte": pa.int8(),
+    "string": pa.string(),
+    "binary": pa.binary(),
+    "array<struct<name: string, value: binary>>": pa.list_(
+        pa.struct([("name", pa.string()), ("value", pa.binary())])
+    ),
+}
+_COMMA: Final = re.compile(r",\s*(?![^<]*>)")
+"""A comma between columns, and not within the type of one."""
+
+
+def arrow_schema(ddl: str) -> pa.Schema:
+    """Return the schema that DDL of Spark gives, for the types that are used here."""
+    columns = (column.split(maxsplit=1) for column in _COMMA.split(ddl.strip()))
+    return pa.schema([(name, _TYPES[kind]) for name, kind in columns])
+
+
+def batch_of(rows: Iterable[Sequence[Any]], schema: pa.Schema) -> pa.RecordBatch:
+    """Return rows as a batch."""
+    columns: list[Sequence[Any]] = list(zip(*rows, strict=True)) or [()] * len(schema)
+    arrays = [pa.array(column, kind.type) for column, kind in zip(columns, schema, strict=True)]
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def header_lists(column: pa.ListArray) -> tuple[pa.StructArray, list[Headers]]:
+    """Return all headers of a column, and those of each row, in order; none where it is null.
+
+    Whole columns at a time: a dictionary for each header would cost the most.
+    """
+    bounds = column.offsets.to_pylist()
+    first = bounds[0]
+    flat = column.values.slice(first, bounds[-1] - first)  # of a slice of a batch, its own only
+    pairs = list(zip(flat.field("key").to_pylist(), flat.field("value").to_pylist(), strict=True))
+    return flat, [pairs[start - first : stop - first] for start, stop in pairwise(bounds)]

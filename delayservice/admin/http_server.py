@@ -1,0 +1,108 @@
+"""The HTTP server of the node: uvicorn on a thread of the supervisor, away from what delivers."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import threading
+from typing import Final
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from delayservice.base.errors import DelayServiceError
+
+_CONCURRENCY_MAX: Final = 256
+_CLOSE_S: Final = 3
+_LOOK_S: Final = 0.5
+
+
+class HttpServer:
+    """Serves one application on one address until it is closed.
+
+    Args:
+        app: answers the requests.
+        section: section of the settings whose ``listen`` is the address; the thread's name, too.
+        listen: ``host:port``; port 0: any free one; empty: nothing is served.
+    """
+
+    def __init__(self, app: ASGIApp, section: str, listen: str) -> None:
+        self._section = section
+        self._listen = listen
+        self._server = _Server(
+            uvicorn.Config(
+                app,
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                limit_concurrency=_CONCURRENCY_MAX,
+                timeout_graceful_shutdown=_CLOSE_S,
+                lifespan="off",
+                ws="none",
+            )
+        )
+        # uvicorn logs its own start and end, which the node's log has already.
+        logging.getLogger("uvicorn").setLevel(logging.WARNING)
+        self._thread: threading.Thread | None = None
+
+    def serve(self) -> str | None:
+        """Listen, on a thread of its own.
+
+        Returns:
+            ``host:port`` that it listens on, or None when the setting is empty.
+
+        Raises:
+            DelayServiceError: another program uses the address, or this machine does not have it.
+        """
+        if not self._listen:
+            return None
+        listener = self._bound()
+        self._thread = threading.Thread(
+            target=self._server.run, args=([listener],), name=self._section, daemon=True
+        )
+        self._thread.start()
+        host, port = listener.getsockname()[:2]
+        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+    def stop(self) -> None:
+        """Accept no more requests."""
+        self._server.should_exit = True
+
+    def close(self) -> None:
+        """Stop, and finish the requests that were accepted. May be called without ``serve``."""
+        self.stop()
+        if self._thread is not None:
+            self._thread.join(_CLOSE_S + 1)
+
+    def _bound(self) -> socket.socket:
+        host, _, port = self._listen.rpartition(":")
+        host = host.strip("[]")
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        listener = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind((host, int(port)))
+            listener.listen()
+        except OSError as exc:
+            listener.close()
+            setting = f"{self._section}.listen"
+            raise DelayServiceError(
+                f"{setting} is {self._listen}, which can't be listened on: {exc.strerror or exc}; "
+                f"set {setting} to a free address, port 0 for any, or nothing for none"
+            ) from exc
+        return listener
+
+
+class _Server(uvicorn.Server):
+    """Looks for its end less often than the original: ten times a second was a tenth of what an
+    idle node takes.
+    """
+
+    async def main_loop(self) -> None:
+        """Run until ``should_exit``; every look also sets the date that answers bear."""
+        await self.on_tick(0)
+        is_over = False
+        while not is_over:
+            await asyncio.sleep(_LOOK_S)
+            is_over = await self.on_tick(0)

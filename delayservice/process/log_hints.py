@@ -1,0 +1,121 @@
+"""Sentences that explain log events: what an event means, or what to do about it.
+
+``logs.configure`` adds them as ``hint`` to lines that carry no hint of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+HINTS: Final[Mapping[str, str]] = {
+    "answer_not_written": "a repair waits for this report, and asks again",
+    "audit_topic_not_read": "metrics lack the newest audit until the topic can be read",
+    "broker_not_asked_for_the_time": "the clocks are compared again at the next attempt",
+    "brokers_answer": "these brokers answer again",
+    "catching_up": "left is the number of source records that are not stored yet",
+    "caught_up": "all source records of the slice are stored",
+    "checkpoint_misplaced": (
+        "were partitions added to that topic, or does another program write to it?"
+    ),
+    "checkpoint_tail_failed": "the worker process ends and is replaced",
+    "checkpoints_not_read": "reading starts again; take-overs wait meanwhile",
+    "claim_not_readable": "the record is ignored; let only the delay service write to that topic",
+    "claimed": "slices are those won in ZooKeeper, lost those that another worker claimed first",
+    "clock_in_doubt": "delivery stops until this machine's clock is right",
+    "command_done": "a repair order for this copy is done; frames is the number of records",
+    "command_failed": "a repair order for this copy failed; the copy is as before",
+    "contract_extended": "new settings apply to records from from_offset on",
+    "control_record_not_taken": "a record of this topic can't be read; the topic counts as failed",
+    "control_topics_event": "a message of the Kafka client while reading the service's own topics",
+    "digest_not_written": "comparisons of copies lack this digest until the next one",
+    "disk_fills_up": "free or add disk space; from stop_percent on, nothing more is stored",
+    "disk_full": "periodic syncs stop as well; free or add disk space",
+    "disk_not_seen": "the fill level of the disk can't be read; the last one stays in force",
+    "ensemble_not_reached": "ZooKeeper did not answer; tried again",
+    "fetch_error": "a read from Kafka failed; tried again",
+    "foreign_checkpoint": "the record is ignored; let only the delay service write to that topic",
+    "handed_over": "this worker delivers the slice no more; its cursor is committed",
+    "handing_over": "the owner entry names the next owner (to), which prepares to take over",
+    "ids_damaged": "the store of this shard is rebuilt from Kafka",
+    "kafka_found": "Kafka answers again",
+    "leaders_not_seen": "the leaders of partitions are not known; asked again",
+    "log_end_not_known": "the end of this partition is not known; asked again",
+    "log_ends_not_known": "lag, and how far to catch up, are not known; asked again",
+    "log_moved": (
+        "the log was truncated, or lost records to retention; the shard is fitted to it again"
+    ),
+    "loop_did_not_stop": "the process ends without a hand-over; other nodes take over its slices",
+    "loop_failed": "the worker process ends and is replaced",
+    "node_forgotten": "the node was away longer than placement.away_ms; others build its copies",
+    "owner_node_gone": (
+        "the owner entry in ZooKeeper was deleted by another client; the slice is given up"
+    ),
+    "ownership_failed": "the worker process ends and is replaced",
+    "ownership_lost": "another writer took over; what this worker is to own is claimed again",
+    "ownership_not_confirmed": "claims of these slices wait until ZooKeeper answers",
+    "ownership_unpinned": "slices move between nodes as usual again",
+    "pauses_not_read": "new pauses have no effect until the topic can be read",
+    "predecessor_evicted": (
+        "owner entries of this worker's former process were deleted from ZooKeeper"
+    ),
+    "question_failed": "a query of the admin API to this worker failed; the service goes on",
+    "records_refused": (
+        "the refused records become dead letters; the others are delivered again at once"
+    ),
+    "registration_gone": "this node's entry in ZooKeeper was deleted; it is written again",
+    "repair_topic_not_read": "this node takes no repair orders until the topic can be read",
+    "request_failed": "the admin API answered with status 500; the traceback says why",
+    "resigned": "this worker gave the slices up; why says for what reason",
+    "shard_dropped": "the topic was deleted, created again, or is no longer served",
+    "slice_interrupted": (
+        "the slice is given up; delivery goes on once the cause is gone, or on another node"
+    ),
+    "slice_retired": "other nodes keep its copies now; its stores here are removed",
+    "slot_condemned": "the file is put aside; its records are read again from Kafka",
+    "slot_damaged": "a part of the store can't be read; its records are read again from Kafka",
+    "slot_rebuilt": "frames is the number of records that were read again from Kafka",
+    "space_not_reclaimed": "the disk space of a removed shard is freed at a later compaction",
+    "storing_resumed": "the disk has room again; records that were left in Kafka are stored now",
+    "storing_stopped": "new records stay in Kafka, delivery goes on; free or add disk space",
+    "supervisor_failed": "the node ends; start it again and report the traceback",
+    "take_over_failed": "the slices are released, and claimed again later",
+    "target_blocked": (
+        "records for this target are parked and tried again; others_before counts unlogged ones"
+    ),
+    "targets_given_up": (
+        "these targets did not acknowledge in time; their records are parked meanwhile"
+    ),
+    "targets_not_seen": "the state of target topics is not known; asked again",
+    "took_over": "this worker delivers the slice now; shards holds the cursor of each delay topic",
+    "topic_config_not_read": (
+        "give the service DescribeConfigs on it; limits of the topic are not known"
+    ),
+    "topic_not_described": "the topic was deleted a moment ago, or rights are missing on it",
+    "topic_not_looked_up": "the leader may have moved; asked again",
+    "topic_served_again": "the problems of this delay topic are solved",
+    "topics_not_refreshed": (
+        "known topics are served on; changes are not seen until a look succeeds"
+    ),
+    "topics_small": "records on these topics may be lost with a broker",
+    "transaction_aborted": (
+        "the transaction has no effect; its records are delivered by the next one"
+    ),
+    "transaction_dropped": "the transaction has no effect; its records are delivered later",
+    "unused_shard_removed": "this store held a slice that the worker serves no more",
+    "waiting_for_kafka": "the worker starts when Kafka answers",
+    "worker_died": "status is the exit status; a new process starts in next_in_s seconds",
+    "worker_electable": "this worker may own slices again",
+    "worker_failed": "the worker process ends and is replaced",
+    "worker_hung": (
+        "the worker's loop has not moved for hung_s seconds; the process is killed and replaced"
+    ),
+    "worker_not_electable": "this worker owns no slice until the cause is gone",
+    "worker_silent": (
+        "the worker has not reported for silent_s seconds; the process is killed and replaced"
+    ),
+    "writer_blocks": "an open transaction of this writer holds up readers; the writer is fenced",
+    "writer_fenced": "open transactions of a former owner were ended; it can't write any more",
+    "writer_not_opened": "no transactions are possible; slices are given up until it succeeds",
+    "zookeeper_client": "a message of the ZooKeeper client",
+}

@@ -1,0 +1,35 @@
+"""The parts of a worker's loop that its steps share."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from delayservice.slices.agenda import Agenda
+from delayservice.slices.any_lane import AnyLane
+from delayservice.slices.edges import Edges
+from delayservice.slices.slice import Slice
+from delayservice.slices.transaction import Transaction
+
+
+@dataclass(frozen=True, slots=True)
+class LoopParts:
+    """Parts of one loop.
+
+    Attributes:
+        slices: those of the loop, by number.
+        transaction: carries outputs, claims, checkpoints and releases.
+        agenda: notes shards that have something to settle.
+        edges: clients, clocks, threads and settings.
+    """
+
+    slices: Mapping[int, Slice]
+    transaction: Transaction
+    agenda: Agenda
+    edges: Edges
+
+    def find(self, number: int, topic: str) -> tuple[Slice, AnyLane] | None:
+        """Return a shard with its slice; None: it is not served here."""
+        slice_ = self.slices.get(number)
+        lane = None if slice_ is None else slice_.lanes.get(topic)
+        return None if slice_ is None or lane is None else (slice_, lane)
