@@ -36,7 +36,8 @@ def commands(alert: str, part: str) -> list[str]:
 def functions() -> str:
     """The shell functions that the page defines before the first run-book."""
     text = OPERATIONS.read_text("utf-8").partition("\n## Alerts\n")[2]
-    return _BLOCK.findall(text)[0]
+    blocks: list[str] = _BLOCK.findall(text)
+    return blocks[0]
 
 
 def _unfolded(block: str) -> list[str]:
