@@ -9,10 +9,10 @@ from fastapi.responses import JSONResponse
 
 from delayservice import __version__
 from delayservice.admin import problems
-from delayservice.admin.changing import Waiting, changing_routes
+from delayservice.admin.changing import WaitingRoom, changing_routes
 from delayservice.admin.cluster import health_routes
 from delayservice.admin.exactness import knows_query, takes_json
-from delayservice.admin.guards import Gate, NeedsToken, reader, writer
+from delayservice.admin.guards import NeedsToken, RequestGate, reader, writer
 from delayservice.admin.page import page_routes, static_files
 from delayservice.admin.panel import Panel
 from delayservice.admin.pausing import pause_routes
@@ -54,11 +54,13 @@ def make_app(panel: Panel, token: str) -> FastAPI:
     is_exact = [Depends(knows_query), Depends(takes_json)]
     app.include_router(reading_routes(panel), dependencies=[*may_read, *is_exact])
     may_write = [Depends(writer(token)), *is_exact]
-    waiting = Waiting()
+    waiting = WaitingRoom()
     app.include_router(changing_routes(panel, waiting), dependencies=may_write)
     app.include_router(pause_routes(panel, waiting), dependencies=may_write)
     app.include_router(page_routes(panel), dependencies=may_read)
     app.mount("/static", static_files())
     own_host = admin.listen.rpartition(":")[0].lower()
-    app.add_middleware(Gate, hosts=frozenset({own_host, *(host.lower() for host in admin.hosts)}))
+    app.add_middleware(
+        RequestGate, hosts=frozenset({own_host, *(host.lower() for host in admin.hosts)})
+    )
     return app

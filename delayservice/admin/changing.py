@@ -45,7 +45,7 @@ _NOTHING_REPLACED: Final = (
 )
 
 
-class Waiting:
+class WaitingRoom:
     """Room for those who wait: who finds none is refused, and takes no thread from the others."""
 
     def __init__(self, size: int = WAITING_MAX) -> None:
@@ -87,7 +87,7 @@ class Aim:
     elsewhere: Sequence[int] = ()
 
 
-def changing_routes(panel: Panel, waiting: Waiting) -> APIRouter:
+def changing_routes(panel: Panel, waiting: WaitingRoom) -> APIRouter:
     """Cancel, fire and reschedule."""
     routes = APIRouter(prefix="/v1/records", tags=["records"], responses=described(400, 404, 409))
 

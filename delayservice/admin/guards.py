@@ -77,7 +77,7 @@ def _check(shown: str | None, token: str, needed: str, scheme: str) -> None:
         raise NeedsToken(f"the token that was sent is not this node's; {where}", scheme)
 
 
-class Gate:
+class RequestGate:
     """Turns away strange hosts, large bodies, and sets the headers that keep a browser in bounds.
 
     A page of another site that has its name point here (DNS rebinding) asks with that name.

@@ -14,10 +14,10 @@ from delayservice.base.errors import DelayServiceError
 from delayservice.inspection.asking import Asker
 from delayservice.inspection.query import (
     Ahead,
+    BacklogCounts,
     Fate,
     Find,
     HeldTopics,
-    Horizon,
     Locate,
     Page,
     Pending,
@@ -46,7 +46,7 @@ class Inquiry(Protocol):
     def locate(self, asked: Locate) -> Fate | None:
         """Return the fate of a source record; None: this node keeps no copy of its shard."""
 
-    def horizon(self) -> Horizon:
+    def horizon(self) -> BacklogCounts:
         """Return the number of records by due time."""
 
     def members(self) -> Members:
@@ -108,9 +108,9 @@ class Workers:
         answers: list[Fate | None] = self._all(asked, Fate | None)  # type: ignore[arg-type]
         return next((fate for fate in answers if fate is not None), None)
 
-    def horizon(self) -> Horizon:
+    def horizon(self) -> BacklogCounts:
         """See ``Inquiry.horizon``."""
-        kept: Horizon = self._horizon.get()
+        kept: BacklogCounts = self._horizon.get()
         return kept
 
     def members(self) -> Members:
@@ -122,9 +122,9 @@ class Workers:
         """See ``Inquiry.held``."""
         return self._all(HeldTopics(), list[bytes])
 
-    def _ask_horizon(self) -> Horizon:
-        horizon = Horizon()
-        for part in self._all(Ahead(now_ms=time.time_ns() // 1_000_000), Horizon):
+    def _ask_horizon(self) -> BacklogCounts:
+        horizon = BacklogCounts()
+        for part in self._all(Ahead(now_ms=time.time_ns() // 1_000_000), BacklogCounts):
             horizon.add(part)
         return horizon
 

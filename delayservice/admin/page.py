@@ -58,18 +58,18 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Part(Generic[T]):
+class PagePart(Generic[T]):
     """A part of a page; the others are shown when it can't be had."""
 
     value: T | None = None
     problem: str = ""
 
 
-def _part(ask: Callable[[], T]) -> Part[T]:
+def _part(ask: Callable[[], T]) -> PagePart[T]:
     try:
-        return Part(ask())
+        return PagePart(ask())
     except (DelayServiceError, Refusal) as exc:
-        return Part(problem=str(exc))
+        return PagePart(problem=str(exc))
 
 
 def environment() -> Environment:
@@ -156,7 +156,7 @@ class Pages:
         found = models.RecordFate.of(topic, partition, row, fate)
         return self.draw("record", record=found, pending=found.pending)
 
-    def pending(self, asked: Asked) -> Response:
+    def pending(self, asked: TypedSearch) -> Response:
         """Search, by id or by what else is known."""
         asked.read(self._panel.wall_ms())
         if asked.errors:
@@ -166,7 +166,7 @@ class Pages:
         page = _part(lambda: self._search(asked))
         return self.draw("pending", **self._searched(asked, page))
 
-    def _by_id(self, asked: Asked) -> Response:
+    def _by_id(self, asked: TypedSearch) -> Response:
         rows = self._panel.inquiry.find(id_bytes(asked.id, asked.encoding))
         source = _SOURCE.fullmatch(asked.id.strip())
         if not rows and source is not None:
@@ -182,9 +182,9 @@ class Pages:
             scanned=len(rows),
             slices_elsewhere=self._panel.slices_elsewhere(),
         )
-        return self.draw("pending", **self._searched(asked, Part(page)))
+        return self.draw("pending", **self._searched(asked, PagePart(page)))
 
-    def _search(self, asked: Asked) -> models.PendingPage:
+    def _search(self, asked: TypedSearch) -> models.PendingPage:
         wanted = Search(
             from_ms=asked.from_ms,
             to_ms=asked.to_ms,
@@ -197,7 +197,9 @@ class Pages:
         )
         return pending_page(self._panel, wanted)
 
-    def _searched(self, asked: Asked, page: Part[models.PendingPage] | None) -> dict[str, Any]:
+    def _searched(
+        self, asked: TypedSearch, page: PagePart[models.PendingPage] | None
+    ) -> dict[str, Any]:
         levels = self._panel.settings.levels.by_topic
         topics = _part(lambda: [one for one in self._panel.delay_topics if one not in levels])
         more = page.value.next if page is not None and page.value is not None else None
@@ -241,7 +243,7 @@ def _flat(path: tuple[str, ...], value: object) -> list[tuple[str, str]]:
 
 
 @dataclass(slots=True)
-class Asked:
+class TypedSearch:
     """A search as it was typed, and its meaning.
 
     Attributes:
@@ -332,7 +334,7 @@ def page_routes(panel: Panel) -> APIRouter:
         to: Annotated[str, Query(max_length=100)] = "",
         after: Annotated[str, Query(max_length=1_000)] = "",
     ) -> Response:
-        return pages.pending(Asked(id, encoding, target.strip(), topic, from_, to, after))
+        return pages.pending(TypedSearch(id, encoding, target.strip(), topic, from_, to, after))
 
     @routes.get("/records/{topic}/{partition}/{offset}")
     def record(topic: _Name, partition: _Partition, offset: _Offset) -> HTMLResponse:

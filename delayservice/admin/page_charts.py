@@ -23,7 +23,7 @@ _STEPS: Final = (10, 12, 16, 20, 24, 30, 40, 50, 60, 80, 100)
 
 
 @dataclass(frozen=True, slots=True)
-class Bar:
+class ChartBar:
     """One interval of the timeline; lengths in units of the drawing."""
 
     start_ms: int
@@ -46,11 +46,11 @@ class Bars:
         peak: the fullest; None when all are empty.
     """
 
-    bars: list[Bar]
+    bars: list[ChartBar]
     top: int
     ticks_ms: list[int]
     total: int
-    peak: Bar | None
+    peak: ChartBar | None
 
     @property
     def width(self) -> int:
@@ -68,7 +68,9 @@ def bars_of(timeline: Timeline) -> Bars:
         height = max(bucket.count / top * HEIGHT, 1.5) if bucket.count else 0.0
         stop_ms = bucket.start_ms + timeline.unit_ms
         y = round(HEIGHT - height, 2)
-        bars.append(Bar(bucket.start_ms, stop_ms, bucket.count, 10 * number, y, round(height, 2)))
+        bars.append(
+            ChartBar(bucket.start_ms, stop_ms, bucket.count, 10 * number, y, round(height, 2))
+        )
     first_ms, wide_ms = bars[0].start_ms, timeline.unit_ms * len(bars)
     ticks_ms = [first_ms + wide_ms * number // (_TICKS - 1) for number in range(_TICKS)]
     peak = max(bars, key=lambda bar: bar.count)

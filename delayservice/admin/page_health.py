@@ -17,7 +17,7 @@ _PARKED_SHOWN: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class HealthFinding:
     """Something that is not as it should be.
 
     Attributes:
@@ -36,7 +36,7 @@ def findings_of(
     cluster: cluster_models.Cluster | None,
     pauses: Sequence[Pause],
     now_ms: int,
-) -> list[Finding]:
+) -> list[HealthFinding]:
     """Return everything that a person should know, the worst first.
 
     Args:
@@ -52,22 +52,22 @@ def findings_of(
     return sorted(found, key=lambda finding: finding.level)
 
 
-def _of_node(status: NodeState) -> Iterator[Finding]:
+def _of_node(status: NodeState) -> Iterator[HealthFinding]:
     if status.pinned:
-        yield Finding(
+        yield HealthFinding(
             "warning",
             f"Owners are pinned {status.pinned}.",
             "Slices stay where they are, though other nodes are preferred. "
             "`delayservice zookeeper unpin` ends it.",
         )
     for text in status.problems:
-        yield Finding("problem", text, "The run-book in docs/operations.md explains it.")
+        yield HealthFinding("problem", text, "The run-book in docs/operations.md explains it.")
 
 
-def _of_parked(parked: Sequence[TargetState]) -> Iterator[Finding]:
+def _of_parked(parked: Sequence[TargetState]) -> Iterator[HealthFinding]:
     """Records whose target failed; of many targets, the ones with the most."""
     for one in parked[:_PARKED_SHOWN]:
-        yield Finding(
+        yield HealthFinding(
             "warning",
             f"{one.parked:,} records of {one.topic} for target {one.target} are parked.",
             "The target is missing or can't be written to. They are tried again, and are "
@@ -75,26 +75,26 @@ def _of_parked(parked: Sequence[TargetState]) -> Iterator[Finding]:
         )
     others = sum(one.parked for one in parked[_PARKED_SHOWN:])
     if others:
-        yield Finding(
+        yield HealthFinding(
             "warning",
             f"{others:,} records for other targets are parked.",
             "The table of targets below names them.",
         )
 
 
-def _of_pause(pause: Pause) -> Finding:
+def _of_pause(pause: Pause) -> HealthFinding:
     what = "Deliveries to" if pause.kind == "target" else "All of delay topic"
     why = f": {pause.reason}" if pause.reason else ", without a reason"
-    return Finding(
+    return HealthFinding(
         "warning",
         f"{what} {pause.name} {'are' if pause.kind == 'target' else 'is'} paused{why}.",
         f"A person did that on purpose. `delayservice resume {pause.kind} {pause.name}` ends it.",
     )
 
 
-def _of_cluster(cluster: cluster_models.Cluster, now_ms: int) -> Iterator[Finding]:
+def _of_cluster(cluster: cluster_models.Cluster, now_ms: int) -> Iterator[HealthFinding]:
     if cluster.ownerless:
-        yield Finding(
+        yield HealthFinding(
             "problem",
             f"No node owns {_slices(cluster.ownerless)}: records there are stored, not delivered.",
             "A node takes over by itself within seconds. If none does, see whether nodes and "
@@ -102,7 +102,7 @@ def _of_cluster(cluster: cluster_models.Cluster, now_ms: int) -> Iterator[Findin
         )
     for node in cluster.nodes:
         if len(node.alive) < node.workers:
-            yield Finding(
+            yield HealthFinding(
                 "problem",
                 f"Node {node.node_id}: {len(node.alive)} of {node.workers} workers live.",
                 "Look into the log of that node.",
@@ -111,10 +111,10 @@ def _of_cluster(cluster: cluster_models.Cluster, now_ms: int) -> Iterator[Findin
         yield from _of_slice(held, now_ms)
 
 
-def _of_slice(held: cluster_models.Slice, now_ms: int) -> Iterator[Finding]:
+def _of_slice(held: cluster_models.Slice, now_ms: int) -> Iterator[HealthFinding]:
     behind = [copy.node for copy in held.copies if not copy.caught_up]
     if behind:
-        yield Finding(
+        yield HealthFinding(
             "warning",
             f"{', '.join(behind)} may not take over slice {held.slice}.",
             "`delayservice status` says why on that node. A copy catches up by itself.",
@@ -122,7 +122,7 @@ def _of_slice(held: cluster_models.Slice, now_ms: int) -> Iterator[Finding]:
     due_ms = held.here.oldest_due_ms if held.here is not None else None
     owned = held.here is not None and held.here.state == "owner"
     if owned and due_ms is not None and now_ms - due_ms > BEHIND_MS:
-        yield Finding(
+        yield HealthFinding(
             "warning",
             f"Slice {held.slice} delivers {(now_ms - due_ms) / 1_000:,.0f} s late.",
             "See whether a target is throttled, rate-limited or paused, and whether the node has "

@@ -14,7 +14,7 @@ from tenacity import (
     wait_fixed,
 )
 
-from delayservice.admin.changing import Waiting
+from delayservice.admin.changing import WaitingRoom
 from delayservice.admin.models import Reason
 from delayservice.admin.panel import Panel
 from delayservice.admin.problems import Refusal, described
@@ -36,7 +36,7 @@ _HEARD_S: Final = 10
 _LOOK_S: Final = 0.02
 
 
-def pause_routes(panel: Panel, waiting: Waiting) -> APIRouter:
+def pause_routes(panel: Panel, waiting: WaitingRoom) -> APIRouter:
     """Pause and resume deliveries to a target, or a delay topic, on every node."""
     routes = APIRouter(prefix="/v1/pauses", tags=["pauses"], responses=described(404))
 

@@ -22,7 +22,7 @@ from delayservice.contract.times import DUE_STOP_MS
 from delayservice.engine.pending import NO_MARK, Frame
 from delayservice.store.offline import StoreFacts, look, read_records
 from delayservice.store.shards import ShardFolder, find_shards, user_of
-from delayservice.store.wheel.reading import Bounds, Damage
+from delayservice.store.wheel.reading import Damage, ReadBounds
 
 _HOURS_SHOWN: Final = 24
 _TEXT_SHOWN: Final = 60
@@ -34,7 +34,7 @@ _YEAR_MS_MAX: Final = 253_402_300_800_000
 class RecordFilter:
     """Which records are asked for; None: any."""
 
-    bounds: Bounds
+    bounds: ReadBounds
     record_id: bytes | None
     target: str | None
 
@@ -56,7 +56,7 @@ def wanted(
         DelayServiceError: a point in time can't be read.
     """
     to_ms = min(_instant_ms("--to", until, DUE_STOP_MS), DUE_STOP_MS)
-    bounds = Bounds(_instant_ms("--from", since, 0), to_ms)
+    bounds = ReadBounds(_instant_ms("--from", since, 0), to_ms)
     return RecordFilter(bounds, None if record_id is None else record_id.encode(), target)
 
 

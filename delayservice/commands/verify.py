@@ -16,7 +16,7 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 from delayservice.base.errors import StoreError
 from delayservice.commands.console import err, out, print_json
 from delayservice.commands.inspect import shard_names, shard_text, time_text
-from delayservice.store.findings import Finding, Verdict
+from delayservice.store.findings import CheckVerdict, Finding
 from delayservice.store.offline import verify as check
 from delayservice.store.offline import wheel_reader
 from delayservice.store.shards import ShardFolder, find_shards
@@ -34,7 +34,7 @@ class _Checked:
     """A shard's folder and what was found; ``error``: why it could not be checked."""
 
     shard: ShardFolder
-    verdict: Verdict | None
+    verdict: CheckVerdict | None
     error: str = ""
 
     @property

@@ -19,10 +19,10 @@ import msgspec
 import structlog
 
 from delayservice.base.errors import DelayServiceError
-from delayservice.inspection.query import Fate, Horizon, Page, Pending, Question
+from delayservice.inspection.query import BacklogCounts, Fate, Page, Pending, Question
 from ha.members import Members
 
-Answer: TypeAlias = Page | Fate | Horizon | Members | list[Pending] | list[bytes] | None
+Answer: TypeAlias = Page | Fate | BacklogCounts | Members | list[Pending] | list[bytes] | None
 
 _THREADS: Final = 4
 WAITING_MAX: Final = 64

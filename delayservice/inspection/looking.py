@@ -20,9 +20,9 @@ from delayservice.engine.cursor import Key
 from delayservice.engine.pending import NO_MARK, Frame, Lump
 from delayservice.inspection.query import (
     SECOND_MS,
+    BacklogCounts,
     Fate,
     Find,
-    Horizon,
     Locate,
     Page,
     Pending,
@@ -221,9 +221,9 @@ def _waits(row: Pending) -> str:
     return "it waits for its due time"
 
 
-def ahead(lanes: Mapping[str, AnyLane], now_ms: int) -> Horizon:
+def ahead(lanes: Mapping[str, AnyLane], now_ms: int) -> BacklogCounts:
     """Return the number of records by due time."""
-    horizon = Horizon()
+    horizon = BacklogCounts()
     lumps: list[Lump] = []
     for lane in lanes.values():
         if lane.precise is not None:

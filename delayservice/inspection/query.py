@@ -171,7 +171,7 @@ class Fate(msgspec.Struct, frozen=True, kw_only=True):
     pending: Pending | None = None
 
 
-class Horizon(msgspec.Struct, kw_only=True):
+class BacklogCounts(msgspec.Struct, kw_only=True):
     """Counts of records by due time.
 
     Attributes:
@@ -184,7 +184,7 @@ class Horizon(msgspec.Struct, kw_only=True):
     levels: int = 0
     lumps: list[Lump] = []
 
-    def add(self, other: Horizon) -> None:
+    def add(self, other: BacklogCounts) -> None:
         """Count another node's or shard's records in."""
         self.total += other.total
         self.levels += other.levels

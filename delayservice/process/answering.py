@@ -10,7 +10,16 @@ from typing import Final
 
 from delayservice.base.errors import DelayServiceError
 from delayservice.inspection import looking
-from delayservice.inspection.query import Ahead, Fate, Find, Horizon, Locate, Page, Pending, Search
+from delayservice.inspection.query import (
+    Ahead,
+    BacklogCounts,
+    Fate,
+    Find,
+    Locate,
+    Page,
+    Pending,
+    Search,
+)
 from delayservice.inspection.query import merged as merged_pages
 from delayservice.process.worker_thread import WorkerThread
 from delayservice.slices.any_lane import AnyLane, PreciseLane
@@ -25,7 +34,7 @@ SEARCH_PAUSE_S: Final = 0.001
 _searching = threading.Lock()
 """One search at a time: what it unpacks, delivery can't."""
 
-_Answer = Page | Fate | Horizon | list[Pending] | None
+_Answer = Page | Fate | BacklogCounts | list[Pending] | None
 
 
 def answer(question: Search | Find | Locate | Ahead, thread: WorkerThread) -> _Answer:
@@ -41,7 +50,7 @@ def answer(question: Search | Find | Locate | Ahead, thread: WorkerThread) -> _A
     if isinstance(question, Locate):
         is_here = question.partition in thread.slices
         return _locate(question, thread) if is_here else None
-    horizon = Horizon()
+    horizon = BacklogCounts()
     for number in thread.slices:
         with _lanes(thread, number) as lanes:
             horizon.add(looking.ahead(lanes, question.now_ms))

@@ -104,7 +104,7 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class CheckVerdict:
     """The findings of a check of one shard's folder, and how much it read.
 
     Attributes:

@@ -19,7 +19,7 @@ from typing import Final
 from delayservice.base.errors import StoreError
 from delayservice.store import findings
 from delayservice.store.base import Frame
-from delayservice.store.findings import Finding, Verdict
+from delayservice.store.findings import CheckVerdict, Finding
 from delayservice.store.folder import read_format
 from delayservice.store.rocks_check import verify_rocks
 from delayservice.store.rocks_database import FORMAT as ROCKS_FORMAT
@@ -29,9 +29,9 @@ from delayservice.store.wheel import FORMAT as WHEEL_FORMAT
 from delayservice.store.wheel.reading import (
     EVERYTHING,
     HOUR_MS,
-    Bounds,
     Damage,
     Part,
+    ReadBounds,
     hours_of,
     load_state,
     open_reader,
@@ -207,7 +207,7 @@ def _look_at_rocks(store: RocksView, on_progress: Callable[[int, int], None]) ->
 
 
 def read_records(
-    shard: ShardFolder, bounds: Bounds, wanted: Callable[[Frame], bool], limit: int
+    shard: ShardFolder, bounds: ReadBounds, wanted: Callable[[Frame], bool], limit: int
 ) -> Iterator[Frame | Damage]:
     """Records in key order, and what could not be read.
 
@@ -235,7 +235,7 @@ def read_records(
 
 
 def _wheel_records(
-    shard: ShardFolder, bounds: Bounds, wanted: Callable[[Frame], bool], limit: int
+    shard: ShardFolder, bounds: ReadBounds, wanted: Callable[[Frame], bool], limit: int
 ) -> Iterator[Frame | Damage]:
     state = load_state(shard)
     if state is None:
@@ -255,7 +255,7 @@ def _wheel_records(
 def _wanted(
     shard: ShardFolder,
     part: Part,
-    bounds: Bounds,
+    bounds: ReadBounds,
     wanted: Callable[[Frame], bool],
     damages: list[Damage],
 ) -> Iterator[Frame]:
@@ -287,7 +287,7 @@ def verify(
     now_ms: Callable[[], int],
     on_progress: Callable[[int, int], None] = _nothing,
     reader: RunReader | None = None,
-) -> Verdict:
+) -> CheckVerdict:
     """Check everything in a shard's folder.
 
     Args:
@@ -309,4 +309,4 @@ def verify(
     what = "VERSION is missing or says nothing"
     held = [name for name in ("horizon", "db") if Path(shard.path, name).exists()]
     found = (Finding(findings.START_OVER, what, "VERSION"),) if held else ()
-    return Verdict(0, 0, 0, found)
+    return CheckVerdict(0, 0, 0, found)

@@ -15,7 +15,7 @@ from delayservice.contract.codec import decode_payload
 from delayservice.contract.times import DUE_STOP_MS
 from delayservice.engine.pending import NO_MARK
 from delayservice.store import findings
-from delayservice.store.findings import Finding, Verdict
+from delayservice.store.findings import CheckVerdict, Finding
 from delayservice.store.ids_check import NamedRecord, check_ids
 from delayservice.store.rocks import CONDEMNED, guarded_read
 from delayservice.store.rocks_database import DATABASE, Place
@@ -34,7 +34,7 @@ _RECORD_BYTES: Final = _KEY.size
 
 def verify_rocks(
     shard: ShardFolder, now_ms: Callable[[], int], on_progress: Callable[[int, int], None]
-) -> Verdict:
+) -> CheckVerdict:
     """Check what a database holds of one shard; with the first shard also the folder's names.
 
     Args:
@@ -65,7 +65,7 @@ def verify_rocks(
     is_first = places[:1] in ([], [(shard.shard, shard.partition)])
     found = [*check.found, *(_check_names(path) if is_first else ())]
     found.sort(key=lambda finding: not finding.case.is_damage)
-    return Verdict(check.stop_offset, check.records, check.bytes, tuple(found))
+    return CheckVerdict(check.stop_offset, check.records, check.bytes, tuple(found))
 
 
 def _check_rights(database: Path) -> None:

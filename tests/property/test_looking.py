@@ -18,8 +18,8 @@ from delayservice.engine.ports import Run, Source
 from delayservice.engine.routes import Routes
 from delayservice.inspection import looking
 from delayservice.inspection.query import (
+    BacklogCounts,
     Find,
-    Horizon,
     Locate,
     Page,
     Position,
@@ -191,7 +191,7 @@ def test_what_is_ahead_is_counted_where_it_is_due(
     with ExitStack() as stack:
         # A cancel does not say when its victim was due, so no id is both near and far here.
         world = World(stack, kind, shards, far_ids=False)
-        horizon = Horizon()
+        horizon = BacklogCounts()
         for lane in world.lanes:
             lanes: dict[str, AnyLane] = {lane.topic: lane}
             horizon.add(looking.ahead(lanes, NOW_MS))

@@ -27,7 +27,7 @@ from delayservice.store.rocks_database import RocksDatabase
 from delayservice.store.rocksdb import RocksStore
 from delayservice.store.shards import ShardFolder
 from delayservice.store.wheel import Wheel, WheelOptions, WheelStore
-from delayservice.store.wheel.reading import Bounds, load_state
+from delayservice.store.wheel.reading import ReadBounds, load_state
 
 START_MS = 1_795_226_400_000  # an hour
 HOUR_MS = 3_600_000
@@ -107,7 +107,7 @@ def test_every_column_says_what_the_store_holds(spark: SparkSession, node: Path)
 
 
 def test_a_time_range_and_shards_are_chosen_by_options(spark: SparkSession, node: Path) -> None:
-    bounds = Bounds(START_MS + HOUR_MS + 5, START_MS + 2 * HOUR_MS)
+    bounds = ReadBounds(START_MS + HOUR_MS + 5, START_MS + 2 * HOUR_MS)
     rows = read_store(spark, str(node), StoreOptions(bounds, content=False))
     expected = [f for f in map(a_frame, range(1_000)) if bounds.from_ms <= f[0] < bounds.to_ms]
     assert rows.rdd.getNumPartitions() == 2
@@ -179,7 +179,7 @@ def rocks(tmp_path: Path) -> Path:
 
 
 def test_rocksdb_is_read_as_the_wheel_is(spark: SparkSession, node: Path, rocks: Path) -> None:
-    bounds = Bounds(START_MS + HOUR_MS + 5, START_MS + 2 * HOUR_MS)
+    bounds = ReadBounds(START_MS + HOUR_MS + 5, START_MS + 2 * HOUR_MS)
     asked = StoreOptions(bounds, topics=TOPICS)
     columns = [name for name in SCHEMA.names if name not in ("slot_start_ms", "slot_stop_ms")]
     found, expected = (

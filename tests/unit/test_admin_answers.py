@@ -22,7 +22,7 @@ from delayservice.admin.app import make_app
 from delayservice.admin.changing import (
     WAITING_MAX,
     Aim,
-    Waiting,
+    WaitingRoom,
     aim_of,
     refuse_what_would_fail,
     said,
@@ -38,7 +38,7 @@ from delayservice.base.errors import DelayServiceError, SettingsError
 from delayservice.config.settings import Settings, load
 from delayservice.contract.partitioner import partition_for
 from delayservice.engine.pending import Lump
-from delayservice.inspection.query import Horizon, Pending
+from delayservice.inspection.query import BacklogCounts, Pending
 from delayservice.metrics.counts import SliceMetrics
 from delayservice.metrics.facts import why_not_electable
 from delayservice.metrics.hub import MetricsHub
@@ -232,7 +232,7 @@ def test_a_failure_is_told_to_all_who_wait_and_found_out_once_a_second() -> None
 
 
 def test_only_so_many_changes_wait_and_the_others_are_told_to_come_again() -> None:
-    waiting = Waiting()
+    waiting = WaitingRoom()
     with _nested(waiting.place, WAITING_MAX):
         with pytest.raises(Refusal) as caught, waiting.place():
             pytest.fail("there was room")
@@ -427,7 +427,7 @@ def test_a_node_does_not_start_with_a_token_that_anybody_could_guess(
 def test_a_timeline_says_from_when_on_its_buckets_are_not_exact(
     lumps: list[Lump], unit: str, coarse_from_ms: int | None
 ) -> None:
-    horizon = Horizon(lumps=lumps)
+    horizon = BacklogCounts(lumps=lumps)
     panel = SimpleNamespace(
         wall_ms=lambda: NOW_MS,
         inquiry=SimpleNamespace(horizon=lambda: horizon),

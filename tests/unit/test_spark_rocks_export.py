@@ -15,7 +15,7 @@ from delayservice.contract.codec import encode_payload
 from delayservice.replicas.digest import frame_hash
 from delayservice.store.base import NO_MARK, Frame
 from delayservice.store.shards import ShardFolder
-from delayservice.store.wheel.reading import Bounds
+from delayservice.store.wheel.reading import ReadBounds
 from tests.rocks import LoneRocks
 
 START_MS = 1_795_226_400_000
@@ -87,7 +87,7 @@ def test_an_export_of_a_range_without_content(
     store: LoneRocks, shard: ShardFolder, tmp_path: Path
 ) -> None:
     del store
-    bounds = Bounds(a_frame(5)[0], a_frame(8)[0])
+    bounds = ReadBounds(a_frame(5)[0], a_frame(8)[0])
     done = export_rocks(shard, tmp_path / "out.parquet", bounds=bounds, content=False)
     rows = pq.read_table(done.path).to_pylist()
     assert [row["offset"] for row in rows] == [5, 6, 7]

@@ -17,8 +17,8 @@ from delayservice.store.shards import ShardFolder, find_shards
 from delayservice.store.wheel import WheelOptions
 from delayservice.store.wheel.reading import (
     EVERYTHING,
-    Bounds,
     Damage,
+    ReadBounds,
     hours_of,
     load_state,
     read_parts,
@@ -39,7 +39,7 @@ def the_shard(folder: Path) -> ShardFolder:
     return ShardFolder(str(folder), *SHARD)
 
 
-def read_all(folder: Path, bounds: Bounds = EVERYTHING) -> tuple[list[Frame], list[Damage]]:
+def read_all(folder: Path, bounds: ReadBounds = EVERYTHING) -> tuple[list[Frame], list[Damage]]:
     """Everything that a reader finds, in key order."""
     state = load_state(the_shard(folder))
     assert state is not None
@@ -127,7 +127,7 @@ def test_what_is_not_synced_is_not_read(store: LoneStore, folder: Path) -> None:
 
 def test_only_what_is_asked_for_is_read(store: LoneStore, folder: Path) -> None:
     given = three_hours(store)
-    bounds = Bounds(START_MS + HOUR_MS + 7, START_MS + 2 * HOUR_MS - 7)
+    bounds = ReadBounds(START_MS + HOUR_MS + 7, START_MS + 2 * HOUR_MS - 7)
     expected = [frame for frame in given if bounds.from_ms <= frame[0] < bounds.to_ms]
     first = slot_files(folder)[0]
     first.write_bytes(b"rubbish")

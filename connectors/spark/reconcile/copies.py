@@ -26,7 +26,7 @@ from connectors.spark.reconcile.digests import Comparison, CutRow, Expected, Ser
 from connectors.spark.reconcile.store_source import StoreOptions, reach_of, read_store, shard_name
 from delayservice.engine.cursor import Cursor
 from delayservice.replicas.digest import SLOT_MS
-from delayservice.store.wheel.reading import Bounds
+from delayservice.store.wheel.reading import ReadBounds
 
 _FOUND: Final = (
     "node string, topic string, partition int, key_ms bigint, offset bigint, mark bigint, "
@@ -268,7 +268,7 @@ class OnDisk:
         topics = {shard.topic_id: shard.topic for shard in self._shards.values()}
         from_ms = min([one.cursor.key[0] for one in self.compared], default=0)
         asked = StoreOptions(
-            bounds=Bounds(from_ms), topics=topics, content=False, hours_per_task=_HOURS_PER_TASK
+            bounds=ReadBounds(from_ms), topics=topics, content=False, hours_per_task=_HOURS_PER_TASK
         )
         read = [
             read_store(self.spark, path, asked).withColumn("node", sf.lit(node))

@@ -19,7 +19,7 @@ from connectors.spark.reconcile.stored import SCHEMA, ShardName
 from delayservice.store.base import Frame
 from delayservice.store.rocks_view import RocksView, viewed_store
 from delayservice.store.shards import ShardFolder
-from delayservice.store.wheel.reading import EVERYTHING, Bounds
+from delayservice.store.wheel.reading import EVERYTHING, ReadBounds
 
 _BATCH_ROWS: Final = 65_536
 _BATCH_BYTES: Final = 32 << 20
@@ -38,7 +38,7 @@ def export_rocks(
     shard: ShardFolder,
     target: Path,
     *,
-    bounds: Bounds = EVERYTHING,
+    bounds: ReadBounds = EVERYTHING,
     topic: str | None = None,
     content: bool = True,
     on_progress: Callable[[int], None] = lambda _: None,
@@ -75,7 +75,7 @@ def export_rocks(
     return Exported(target, rows, stop_offset)
 
 
-def batches(store: RocksView, bounds: Bounds) -> Iterator[list[Frame]]:
+def batches(store: RocksView, bounds: ReadBounds) -> Iterator[list[Frame]]:
     """Frames in key order, a row group of the file at a time."""
     batch: list[Frame] = []
     size = 0

@@ -46,9 +46,9 @@ from delayservice.store.rocks_view import view_of, viewed_database
 from delayservice.store.shards import ShardFolder, find_shards
 from delayservice.store.wheel.reading import (
     EVERYTHING,
-    Bounds,
     Damage,
     Part,
+    ReadBounds,
     hours_of,
     load_state,
     read_parts,
@@ -75,7 +75,7 @@ def shard_name(topic_id: str) -> str:
 class StoreOptions:
     """Holds what a read of a store asks for; the module describes each option."""
 
-    bounds: Bounds = EVERYTHING
+    bounds: ReadBounds = EVERYTHING
     topics: Mapping[str, str] | None = None
     """Names of topics by their ids."""
     partitions: tuple[int, ...] | None = None
@@ -97,7 +97,7 @@ class StoreOptions:
             )
         try:
             return cls(
-                bounds=Bounds(
+                bounds=ReadBounds(
                     int(options.get("from_ms", "0")), int(options.get("to_ms", f"{DUE_STOP_MS}"))
                 ),
                 topics=_json(options.get("topics"), dict[str, str]),

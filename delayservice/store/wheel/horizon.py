@@ -5,7 +5,7 @@
     horizon    magic      8 bytes   "DLYWHEEL"
                version    u32       6
                crc        u32       CRC32C of the rest
-               content    msgpack, an array: the fields of ``Horizon`` in order
+               content    msgpack, an array: the fields of ``WheelHorizon`` in order
 
 It is written only after all that it speaks of is durable, into a temporary file that is renamed.
 Bytes of slot files beyond the sizes that it states are cut off after a crash. A wheel whose horizon
@@ -55,7 +55,7 @@ class ShardRow(msgspec.Struct, array_like=True, frozen=True):
     label: bytes
 
 
-class Lost(msgspec.Struct, array_like=True, frozen=True):
+class LostRows(msgspec.Struct, array_like=True, frozen=True):
     """Rows of a shard in a slot that are to be read again: those of source offsets
     ``[first_offset, stop_offset)``, of which ``count`` were records. Those of keys below
     ``from_ms`` have been read again already.
@@ -87,10 +87,10 @@ class SlotRow(msgspec.Struct, array_like=True, frozen=True):
     firsts: bytes
     stops: bytes
     floors: dict[int, int]
-    lost: list[Lost]
+    lost: list[LostRows]
 
 
-class Horizon(msgspec.Struct, array_like=True, frozen=True):
+class WheelHorizon(msgspec.Struct, array_like=True, frozen=True):
     """The durable content of a wheel.
 
     Attributes:
@@ -106,16 +106,16 @@ class Horizon(msgspec.Struct, array_like=True, frozen=True):
     slots: list[SlotRow]
 
 
-_decoder = msgspec.msgpack.Decoder(Horizon)
+_decoder = msgspec.msgpack.Decoder(WheelHorizon)
 
 
-def encode_horizon(horizon: Horizon) -> bytes:
+def encode_horizon(horizon: WheelHorizon) -> bytes:
     """Return the bytes of the file."""
     content = msgspec.msgpack.encode(horizon)
     return _HEAD.pack(_MAGIC, _VERSION, google_crc32c.value(content)) + content
 
 
-def read_horizon(path: str, files: Files) -> Horizon:
+def read_horizon(path: str, files: Files) -> WheelHorizon:
     """Read the horizon of the wheel in folder ``path``.
 
     Raises:

@@ -21,7 +21,12 @@ from delayservice.store.files import Files
 from delayservice.store.folder import read_format
 from delayservice.store.shards import ShardFolder
 from delayservice.store.wheel.block import MARK_ONLY, Block, BlockDamagedError
-from delayservice.store.wheel.horizon import Horizon, HorizonDamagedError, Lost, read_horizon
+from delayservice.store.wheel.horizon import (
+    HorizonDamagedError,
+    LostRows,
+    WheelHorizon,
+    read_horizon,
+)
 from delayservice.store.wheel.runs import FOLDER, RunReader, file_name
 from delayservice.store.wheel.slots import Slot
 from delayservice.store.wheel.wheel import FORMAT
@@ -47,7 +52,7 @@ class Damage(NamedTuple):
     """The file is gone: if its time has passed, a node has pruned it and not said so yet."""
 
 
-class Bounds(NamedTuple):
+class ReadBounds(NamedTuple):
     """Keys that are asked for: ``from_ms <= key_ms < to_ms``."""
 
     from_ms: int = 0
@@ -58,7 +63,7 @@ class Bounds(NamedTuple):
         return first_ms < self.to_ms and stop_ms > self.from_ms
 
 
-EVERYTHING: Final = Bounds()
+EVERYTHING: Final = ReadBounds()
 
 
 class Rows(NamedTuple):
@@ -91,7 +96,7 @@ class Part(NamedTuple):
     records: int
     first_offset: int
     stop_offset: int
-    lost: Lost | None
+    lost: LostRows | None
 
     @property
     def name(self) -> str:
@@ -131,7 +136,7 @@ class WheelState(NamedTuple):
         return next((part for part in self.parts if part.start_ms == start_ms), None)
 
 
-def load_horizon(path: str) -> Horizon | None:
+def load_horizon(path: str) -> WheelHorizon | None:
     """Read the horizon of a wheel; None: it can't be trusted, and a node starts over from the log.
 
     Raises:
@@ -176,7 +181,7 @@ def load_state(folder: ShardFolder) -> WheelState | None:
     return None
 
 
-def _parts_of(horizon: Horizon, number: int, generation: int) -> Iterator[Part]:
+def _parts_of(horizon: WheelHorizon, number: int, generation: int) -> Iterator[Part]:
     for row in sorted(horizon.slots, key=lambda row: row.start_ms):
         slot = Slot.of_row(row, horizon.slot_ms)
         if slot.held_by(number):
@@ -193,7 +198,7 @@ def _parts_of(horizon: Horizon, number: int, generation: int) -> Iterator[Part]:
             )
 
 
-def hours_of(parts: Iterable[Part], bounds: Bounds) -> dict[int, tuple[Part, ...]]:
+def hours_of(parts: Iterable[Part], bounds: ReadBounds) -> dict[int, tuple[Part, ...]]:
     """Return the slots that have keys which are asked for, by the hour in which they begin."""
     hours: dict[int, list[Part]] = {}
     for part in parts:
@@ -203,7 +208,7 @@ def hours_of(parts: Iterable[Part], bounds: Bounds) -> dict[int, tuple[Part, ...
 
 
 def read_parts(
-    folder: ShardFolder, parts: Sequence[Part], bounds: Bounds
+    folder: ShardFolder, parts: Sequence[Part], bounds: ReadBounds
 ) -> Iterator[Rows | Damage]:
     """Yield what slots hold of a shard: each record once, with its mark, in no order.
 
@@ -265,7 +270,7 @@ def read_newest(
 
 
 def _read_part(
-    folder: ShardFolder, reader: RunReader, part: Part, bounds: Bounds
+    folder: ShardFolder, reader: RunReader, part: Part, bounds: ReadBounds
 ) -> Iterator[Rows | Damage]:
     newest = read_newest(
         folder, reader, part, partial(_blocks, reader), lambda found: found[1] is not None
@@ -329,7 +334,7 @@ def _medium(part: Part, exc: OSError) -> Damage:
 
 
 def _records(
-    rows: Iterable[Frame], marks: dict[int, int], seen: set[int], bounds: Bounds
+    rows: Iterable[Frame], marks: dict[int, int], seen: set[int], bounds: ReadBounds
 ) -> list[Frame]:
     found = []
     for key_ms, offset, _, payload in rows:

@@ -23,7 +23,7 @@ from delayservice.store.wheel.block import (
     sort_rows,
     unpack,
 )
-from delayservice.store.wheel.horizon import Lost, ShardRow, SlotRow
+from delayservice.store.wheel.horizon import LostRows, ShardRow, SlotRow
 from delayservice.store.wheel.near import read_stretch
 from delayservice.store.wheel.runs import RunReader, file_name
 from delayservice.store.wheel.window import cost_of
@@ -42,7 +42,7 @@ _log = structlog.get_logger(__name__)
 
 
 @dataclass(eq=False, slots=True)
-class Shard:
+class SlotShard:
     """The state of one shard in a wheel.
 
     Attributes:
@@ -116,7 +116,7 @@ class Slot:
     firsts: array[int] = field(default_factory=lambda: array("q"))
     stops: array[int] = field(default_factory=lambda: array("q"))
     floors: dict[int, int] = field(default_factory=dict)
-    lost: dict[int, Lost] = field(default_factory=dict)
+    lost: dict[int, LostRows] = field(default_factory=dict)
     users: int = 0
     waiting: set[int] = field(default_factory=set)
     dirty: bool = False
@@ -167,7 +167,7 @@ class Slot:
     def lose(self, number: int) -> None:
         """Note that what a shard had in the file is to be read again."""
         first, stop, count = self.firsts[number], self.stops[number], self.counts[number]
-        self.lost[number] = Lost(number, self.start_ms, first, stop, count)
+        self.lost[number] = LostRows(number, self.start_ms, first, stop, count)
 
 
 class Slots:
@@ -198,7 +198,7 @@ class Slots:
         self.path_of: Final = self._reader.path_of
         self.fill([], [])
 
-    def fill(self, shards: Iterable[Shard], rows: Iterable[SlotRow]) -> None:
+    def fill(self, shards: Iterable[SlotShard], rows: Iterable[SlotRow]) -> None:
         """Begin with what a horizon has."""
         self.by_start: dict[int, Slot] = {}
         self.shards = {shard.number: shard for shard in shards}
@@ -223,7 +223,7 @@ class Slots:
 
     # --- rows ----------------------------------------------------------------------------------
 
-    def take(self, shard: Shard, rows: Sequence[Frame]) -> None:
+    def take(self, shard: SlotShard, rows: Sequence[Frame]) -> None:
         """Put rows into their slots; ``pending`` is the caller's to count."""
         waiting, slot_ms = shard.waiting, self.slot_ms
         last = -1
@@ -241,7 +241,7 @@ class Slots:
         self.unsynced_bytes += cost
         self.has_changed = True
 
-    def _begin(self, shard: Shard, start_ms: int) -> list[Frame]:
+    def _begin(self, shard: SlotShard, start_ms: int) -> list[Frame]:
         slot = self.by_start.get(start_ms)
         if slot is None:
             slot = self.by_start[start_ms] = Slot(start_ms, start_ms + self.slot_ms)
@@ -252,31 +252,31 @@ class Slots:
         run = shard.waiting[start_ms] = []
         return run
 
-    def count(self, shard: Shard, records: int) -> None:
+    def count(self, shard: SlotShard, records: int) -> None:
         """Count more records of a shard, or fewer."""
         shard.pending += records
         self._records += records
 
-    def records_in(self, shard: Shard, slot: Slot) -> int:
+    def records_in(self, shard: SlotShard, slot: Slot) -> int:
         """Return how many records a shard has in a slot, in the file and in memory."""
         found = slot.counts[shard.number] if slot.held_by(shard.number) else 0
         return found + count_records(shard.waiting.get(slot.start_ms, []))
 
-    def bytes_of(self, shard: Shard) -> int:
+    def bytes_of(self, shard: SlotShard) -> int:
         """Return the bytes that a shard takes on the disk and in memory, by its part of the
         records.
         """
         stored = self._file_bytes + self.buffer_bytes
         return stored * shard.pending // max(self._records, 1)
 
-    def drop(self, shard: Shard, start_ms: int) -> None:
+    def drop(self, shard: SlotShard, start_ms: int) -> None:
         """Forget what a shard has in a slot; the file goes with the last shard of it."""
         slot = self.by_start[start_ms]
         self._clear(shard, slot)
         if not slot.users:
             self._remove(slot)
 
-    def replace(self, shard: Shard, start_ms: int, rows: Sequence[Frame]) -> None:
+    def replace(self, shard: SlotShard, start_ms: int, rows: Sequence[Frame]) -> None:
         """Have ``rows`` and no others in a slot of a shard."""
         slot = self.by_start[start_ms]
         self._clear(shard, slot)
@@ -287,7 +287,7 @@ class Slots:
         if not slot.users:
             self._remove(slot)
 
-    def _clear(self, shard: Shard, slot: Slot) -> None:
+    def _clear(self, shard: SlotShard, slot: Slot) -> None:
         for hand in shard.hands():
             hand.forget(slot.start_ms)
         self.count(shard, -self.records_in(shard, slot))
@@ -297,7 +297,7 @@ class Slots:
         slot.users -= 1
         self.has_changed = True
 
-    def _unqueue(self, shard: Shard, slot: Slot) -> None:
+    def _unqueue(self, shard: SlotShard, slot: Slot) -> None:
         self.buffer_bytes -= cost_of(shard.waiting.pop(slot.start_ms, []))
         slot.waiting.discard(shard.number)
 
@@ -310,7 +310,7 @@ class Slots:
 
     # --- files ---------------------------------------------------------------------------------
 
-    def load(self, shard: Shard, slot: Slot, window: Window) -> None:
+    def load(self, shard: SlotShard, slot: Slot, window: Window) -> None:
         """Fill an empty window from a slot's file, if the shard has rows there.
 
         Raises:

@@ -19,8 +19,8 @@ from delayservice.store.wheel.window import Window
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from delayservice.store.wheel.horizon import Lost
-    from delayservice.store.wheel.slots import Shard, Slot
+    from delayservice.store.wheel.horizon import LostRows
+    from delayservice.store.wheel.slots import Slot, SlotShard
     from delayservice.store.wheel.wheel import Wheel
 
 _SCAN_ROWS: Final = 1000
@@ -52,7 +52,7 @@ class WheelStore(Store):
         self._wheel = wheel
         self._slots = wheel.slots
         self._place = topic, partition
-        self._attached: Shard | None = None
+        self._attached: SlotShard | None = None
         self._scanning: WeakSet[Hand] = WeakSet()
 
     # --- life ----------------------------------------------------------------------------------
@@ -66,7 +66,7 @@ class WheelStore(Store):
         return shard.stop_offset
 
     @property
-    def _shard(self) -> Shard:
+    def _shard(self) -> SlotShard:
         if self._attached is None:
             raise StoreError(f"the store of shard {self._place} is not open; open it first")
         return self._attached
@@ -146,7 +146,7 @@ class WheelStore(Store):
         self._scanning.add(hand)
         return WheelScanner(hand)
 
-    def _make_hand(self, shard: Shard, chunk: int) -> Hand:
+    def _make_hand(self, shard: SlotShard, chunk: int) -> Hand:
         load = partial(self._load, chunk)
         return Hand(shard.starts, self._slots.slot_ms, shard.waiting, load, self._wheel.near)
 
@@ -172,7 +172,7 @@ class WheelStore(Store):
 
     # --- damage --------------------------------------------------------------------------------
 
-    def _damage(self, slot: Slot, lost: Lost, chunk: int) -> SlotDamagedError:
+    def _damage(self, slot: Slot, lost: LostRows, chunk: int) -> SlotDamagedError:
         """Say what to read again: what is lost of a slot, or a part of it if that is much; with it
         what is lost of the slots right behind, if that is little.
         """
@@ -220,7 +220,7 @@ class WheelStore(Store):
         self._slots.take(shard, inside)
         self._slots.count(shard, len(inside))
 
-    def _found_again(self, slot: Slot, lost: Lost, stop_ms: int) -> None:
+    def _found_again(self, slot: Slot, lost: LostRows, stop_ms: int) -> None:
         number = self._shard.number
         self._slots.has_changed = True
         for hand in self._shard.hands():
@@ -296,7 +296,7 @@ class WheelStore(Store):
         return StoreStats(pending, stored, oldest_ms, shard.durable_offset)
 
 
-def _damaged(slot: Slot, stop_ms: int, lost: Sequence[Lost]) -> SlotDamagedError:
+def _damaged(slot: Slot, stop_ms: int, lost: Sequence[LostRows]) -> SlotDamagedError:
     return SlotDamagedError(
         f"the slot of {slot.start_ms} ms waits to be read again",
         start_ms=lost[0].from_ms,

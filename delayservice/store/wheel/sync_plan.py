@@ -13,7 +13,7 @@ from delayservice.store.wheel.horizon import (
     write_horizon,
 )
 from delayservice.store.wheel.runs import FOLDER
-from delayservice.store.wheel.slots import Shard
+from delayservice.store.wheel.slots import SlotShard
 
 _FSYNC_THREADS: Final = 16
 """Fsyncs in flight share the journal's commits: 2,000 small files took 3.1 s one by one and 0.22 s
@@ -32,7 +32,7 @@ class SyncPlan:
     ids: IdDatabase
     ids_offsets: list[tuple[int, int]]
     horizon: bytes
-    shards: list[tuple[Shard, ShardRow]]
+    shards: list[tuple[SlotShard, ShardRow]]
 
     def run(self) -> None:
         """Make it durable: (1) slot files, (2) their names, (3) ids and marks, (4) the horizon. A

@@ -19,7 +19,7 @@ from delayservice.contract.codec import decode_payload
 from delayservice.engine.pending import NO_MARK
 from delayservice.store import findings
 from delayservice.store.files import Files
-from delayservice.store.findings import Case, Finding, Verdict
+from delayservice.store.findings import Case, CheckVerdict, Finding
 from delayservice.store.id_rows import IdRows, synced_offset
 from delayservice.store.ids_check import NamedRecord, check_ids
 from delayservice.store.rocks import guarded_read, prefix_of
@@ -60,7 +60,7 @@ def verify_wheel(
     now_ms: Callable[[], int],
     on_progress: Callable[[int, int], None],
     reader: RunReader,
-) -> Verdict:
+) -> CheckVerdict:
     """Check what a wheel holds of one shard; with the first shard also the folder's names.
 
     Args:
@@ -79,7 +79,7 @@ def verify_wheel(
         else []
     )
     if state is None:
-        return Verdict(0, 0, 0, (*_check_horizon(shard.path), *names))
+        return CheckVerdict(0, 0, 0, (*_check_horizon(shard.path), *names))
     check = _Check(shard, state, now_ms, reader)
     for done, part in enumerate(state.parts):
         check.check_part(part)
@@ -87,7 +87,7 @@ def verify_wheel(
     check.check_ids()
     found = [*check.found, *names]
     found.sort(key=lambda finding: not finding.case.is_damage)
-    return Verdict(state.stop_offset, check.records, check.bytes, tuple(found))
+    return CheckVerdict(state.stop_offset, check.records, check.bytes, tuple(found))
 
 
 def _check_horizon(path: str) -> Iterator[Finding]:

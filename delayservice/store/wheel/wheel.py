@@ -21,15 +21,15 @@ from delayservice.store.folder import StoreFolder
 from delayservice.store.ids import IdDatabase
 from delayservice.store.wheel.horizon import (
     NAME,
-    Horizon,
     HorizonDamagedError,
+    WheelHorizon,
     encode_horizon,
     read_horizon,
     write_horizon,
 )
 from delayservice.store.wheel.near import Near
 from delayservice.store.wheel.runs import FOLDER, file_name
-from delayservice.store.wheel.slots import Shard, Slots
+from delayservice.store.wheel.slots import Slots, SlotShard
 from delayservice.store.wheel.sync_plan import SyncPlan
 
 if TYPE_CHECKING:
@@ -100,10 +100,10 @@ class Wheel:
         self._is_open = False
         self._executor: Executor | None = None
         self._running: tuple[SyncPlan, Future[None]] | None = None
-        self._fill(Horizon(self.options.slot_ms, 1, [], []))
+        self._fill(WheelHorizon(self.options.slot_ms, 1, [], []))
 
-    def _fill(self, horizon: Horizon) -> None:
-        self.shards: dict[tuple[str, int], Shard] = {}
+    def _fill(self, horizon: WheelHorizon) -> None:
+        self.shards: dict[tuple[str, int], SlotShard] = {}
         self._next_generation = horizon.next_generation
         self._horizon_bytes = 0
         self._sync_wanted = False
@@ -113,9 +113,9 @@ class Wheel:
             shard.has_ids, shard.label = row.has_ids, row.label
         self.slots.fill(self.shards.values(), horizon.slots)
 
-    def _add(self, topic: str, partition: int, number: int, generation: int) -> Shard:
+    def _add(self, topic: str, partition: int, number: int, generation: int) -> SlotShard:
         ids = self._ids.shard(generation)
-        shard = Shard(topic, partition, number, generation, ids, idle_s=time.monotonic())
+        shard = SlotShard(topic, partition, number, generation, ids, idle_s=time.monotonic())
         self.shards[topic, partition] = shard
         return shard
 
@@ -146,7 +146,7 @@ class Wheel:
         self._is_open = True
         self._executor = self._given_executor or ThreadPoolExecutor(1, "store-sync")
 
-    def _read(self) -> Horizon | None:
+    def _read(self) -> WheelHorizon | None:
         try:
             horizon = read_horizon(self._path, self._horizon_files)
         except FileNotFoundError:
@@ -171,7 +171,7 @@ class Wheel:
         self._files.sync_dir(self._path)
         for name in (FOLDER, IDS_FOLDER):
             self._files.remove_tree(f"{self._path}/{name}")
-        empty = Horizon(self.options.slot_ms, 1, [], [])
+        empty = WheelHorizon(self.options.slot_ms, 1, [], [])
         self._fill(empty)
         self._folder.stamp()
         self._files.make_dir(f"{self._path}/{FOLDER}")
@@ -213,7 +213,7 @@ class Wheel:
 
     # --- shards --------------------------------------------------------------------------------
 
-    def attach(self, topic: str, partition: int) -> Shard:
+    def attach(self, topic: str, partition: int) -> SlotShard:
         """Return a shard for a lane to use, opened.
 
         Raises:
@@ -236,7 +236,7 @@ class Wheel:
             self.start_over(shard)
         return shard
 
-    def detach(self, shard: Shard) -> None:
+    def detach(self, shard: SlotShard) -> None:
         """Let go of a shard; the last one closes the wheel."""
         shard.is_open = False
         shard.idle_s = time.monotonic()
@@ -250,7 +250,7 @@ class Wheel:
         shard.hands = list
         self.sync_soon()
 
-    def start_over(self, shard: Shard) -> None:
+    def start_over(self, shard: SlotShard) -> None:
         """Forget all of a shard, durably: what it stored must not come back."""
         self._finish_running()
         self._empty(shard)
@@ -270,11 +270,11 @@ class Wheel:
         if not was_open:
             self.close()
 
-    def _remove(self, shard: Shard) -> None:
+    def _remove(self, shard: SlotShard) -> None:
         self._empty(shard)
         del self.shards[shard.topic, shard.partition], self.slots.shards[shard.number]
 
-    def _empty(self, shard: Shard) -> None:
+    def _empty(self, shard: SlotShard) -> None:
         for start_ms in list(shard.starts):
             self.slots.drop(shard, start_ms)
         shard.ids.discard()
@@ -361,7 +361,9 @@ class Wheel:
             slot.dirty = False
         shards = [(shard, shard.row()) for shard in self.shards.values()]
         rows = [slot.row() for slot in slots.by_start.values()]
-        horizon = Horizon(self.options.slot_ms, self._next_generation, [r for _, r in shards], rows)
+        horizon = WheelHorizon(
+            self.options.slot_ms, self._next_generation, [r for _, r in shards], rows
+        )
         data = encode_horizon(horizon)
         plan = SyncPlan(
             path=self._path,
