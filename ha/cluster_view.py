@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ha.notes import UNADVERTISED_VERSION, LifeNote, NodeNote
-from ha.placement import Member, SliceFacts, place, rank_owners
+from ha.placement import PlacedMember, SliceFacts, place, rank_owners
 
 
 class ClusterView:
@@ -51,7 +51,9 @@ class ClusterView:
 
     def _rank(self, *, without_me: bool) -> None:
         """Place the copies of each slice, and rank its candidates."""
-        members = [Member(note.node_id, note.broker_id, note.rack) for note in self._nodes.values()]
+        members = [
+            PlacedMember(note.node_id, note.broker_id, note.rack) for note in self._nodes.values()
+        ]
         gone = {self._me.node_id} if without_me else set()
         present = self._live - gone
         live = [member for member in members if member.node_id in present]

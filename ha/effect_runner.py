@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 import msgspec
 import structlog
 
-from ha.election_state import Announce, Claim, Effect, Evict, Resign, Seat
+from ha.election_state import Announce, ClaimSlice, Effect, Evict, Resign, Seat
 from ha.ensemble import Ensemble
 from ha.notes import OwnerNote
 
@@ -44,7 +44,7 @@ class EffectRunner:
         reasons: dict[int, str] = {}
         for effect in effects:
             match effect:
-                case Claim(slice_no):
+                case ClaimSlice(slice_no):
                     claims.append(slice_no)
                 case Announce(slice_no, heir):
                     heirs[slice_no] = heir

@@ -24,20 +24,20 @@ from delayservice.engine.role import Role
 from ha.cluster_view import ClusterView
 from ha.election_state import (
     Announce,
-    Claim,
+    ClaimSlice,
     Effect,
+    ElectionPace,
     Evict,
-    Pace,
     Resign,
     Seat,
-    SliceState,
+    SliceElection,
     epoch_of,
 )
 from ha.notes import LifeNote, NodeNote
-from ha.ownership import Standing
+from ha.ownership import SliceStanding
 from ha.placement import SliceFacts
 
-_UNKNOWN_SLICE = SliceState()
+_UNKNOWN_SLICE = SliceElection()
 
 
 class Election(ClusterView):
@@ -61,13 +61,13 @@ class Election(ClusterView):
         me: NodeNote,
         worker: int,
         replicas: int | None,
-        pace: Pace,
+        pace: ElectionPace,
         kept: frozenset[int] = frozenset(),
     ) -> None:
         super().__init__(me, replicas)
         self._worker = worker
         self._pace = pace
-        self._slices: dict[int, SliceState] = {}
+        self._slices: dict[int, SliceElection] = {}
         self._kept: frozenset[int] = frozenset()
         self._copies = kept
         """Slices of which there is something on the disk, among them those not heard of yet."""
@@ -111,7 +111,7 @@ class Election(ClusterView):
         mine = [n for n in known if n % self._me.workers == self._worker]
         kept = frozenset(n for n in mine if (self._keeps(n) if n in told else n in self._kept))
         for slice_no in kept:
-            self._slices.setdefault(slice_no, SliceState())
+            self._slices.setdefault(slice_no, SliceElection())
         for slice_no in self._slices.keys() - kept:
             del self._slices[slice_no]
         self._kept = kept
@@ -134,7 +134,7 @@ class Election(ClusterView):
             state.trouble = ""
             state.is_giving_up = False
 
-    def _inherit(self, state: SliceState, before: Seat | None, seat: Seat) -> None:
+    def _inherit(self, state: SliceElection, before: Seat | None, seat: Seat) -> None:
         """Take over successor and giver of a slice from the last note of an owner that has left."""
         last = before.owner if before and not seat.owner else None
         if last is not None:
@@ -144,7 +144,7 @@ class Election(ClusterView):
             state.heir, state.giver = "", state.giver if is_handed else None
         self._drop_gone_giver(state)
 
-    def _drop_gone_giver(self, state: SliceState) -> None:
+    def _drop_gone_giver(self, state: SliceElection) -> None:
         """Forget a giver that left the cluster: it did not let go for the sake of another owner."""
         giver = state.giver
         if giver is not None:
@@ -172,7 +172,7 @@ class Election(ClusterView):
         if state is not None and state.seat is not None and state.seat.is_mine:
             state.trouble = why
 
-    def standing(self, slice_no: int, standing: Standing) -> None:
+    def standing(self, slice_no: int, standing: SliceStanding) -> None:
         """Take how far this node's copy is."""
         state = self._slices.get(slice_no)
         if state is not None:
@@ -251,7 +251,7 @@ class Election(ClusterView):
         """Return what this worker may do with each slice, as far as the others are concerned."""
         return {n: self._role(n, state, now_s) for n, state in self._slices.items()}
 
-    def _role(self, slice_no: int, state: SliceState, now_s: float) -> Role:
+    def _role(self, slice_no: int, state: SliceElection, now_s: float) -> Role:
         seat = state.seat
         if seat is None:
             return Role.REPLICA
@@ -299,7 +299,7 @@ class Election(ClusterView):
         effects = (self._decide(n, state, now_s) for n, state in self._slices.items())
         return [effect for effect in effects if effect is not None]
 
-    def _decide(self, slice_no: int, state: SliceState, now_s: float) -> Effect | None:
+    def _decide(self, slice_no: int, state: SliceElection, now_s: float) -> Effect | None:
         seat = state.seat
         if seat is None:
             return None
@@ -313,7 +313,7 @@ class Election(ClusterView):
             return Evict(slice_no)
         return None
 
-    def _as_owner(self, slice_no: int, state: SliceState, now_s: float) -> Effect | None:
+    def _as_owner(self, slice_no: int, state: SliceElection, now_s: float) -> Effect | None:
         why = state.trouble or self._why_to_leave(slice_no)
         if why:
             self._give_up(state, why, now_s)
@@ -349,7 +349,7 @@ class Election(ClusterView):
             return self._candidates(slice_no)
         return tuple(n for n in self._ranked.get(slice_no, ()) if n != self._me.node_id)
 
-    def _give_up(self, state: SliceState, why: str, now_s: float) -> None:
+    def _give_up(self, state: SliceElection, why: str, now_s: float) -> None:
         """Leave the slice alone for a while, once for each time that it could not be served."""
         if not state.is_giving_up:
             state.is_giving_up = True
@@ -357,7 +357,7 @@ class Election(ClusterView):
             state.trouble = state.failure = why  # also if resigning fails and the reason passes
             state.rest_until_s = now_s + rest_s(state.failures)
 
-    def _heir(self, slice_no: int, state: SliceState, now_s: float) -> str:
+    def _heir(self, slice_no: int, state: SliceElection, now_s: float) -> str:
         """Return the node to hand over to; none when empty."""
         candidates = self._candidates(slice_no)
         has_to_go = self._me.node_id not in self._ranked.get(slice_no, ())
@@ -372,7 +372,7 @@ class Election(ClusterView):
         ready = (node_id for node_id in candidates if self._is_ready(node_id, slice_no))
         return next(ready, "")
 
-    def _as_candidate(self, slice_no: int, state: SliceState, now_s: float) -> Effect | None:
+    def _as_candidate(self, slice_no: int, state: SliceElection, now_s: float) -> Effect | None:
         ranked = self._ranked.get(slice_no, ())
         me = self._me.node_id
         rested_s = max(now_s, state.rest_until_s)
@@ -388,7 +388,7 @@ class Election(ClusterView):
             wait_s += self._pace.last_s
         claim_s = state.since_s + wait_s if wait_s else now_s
         if self._is_over(max(claim_s, rested_s), now_s):
-            return Claim(slice_no)
+            return ClaimSlice(slice_no)
         return None
 
     def _is_over(self, end_s: float, now_s: float) -> bool:

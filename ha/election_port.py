@@ -18,7 +18,7 @@ from ha.ensemble import Ensemble, EnsembleError
 from ha.lease import Lease
 from ha.members import Members
 from ha.notes import NodeNote, PinNote
-from ha.ownership import Standing
+from ha.ownership import SliceStanding
 from ha.placement import SliceFacts
 from ha.role_views import RoleViews
 
@@ -130,7 +130,7 @@ class ElectionPort:
             self._election.gave_up(slice_no, why)
         self._wake.set()
 
-    def standing(self, slice_no: int, standing: Standing) -> None:
+    def standing(self, slice_no: int, standing: SliceStanding) -> None:
         """Take how far this node's copy is."""
         now_s = self._lease.now_s()
         with self._lock:

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
 from ha.notes import OwnerNote
-from ha.ownership import Standing
+from ha.ownership import SliceStanding
 
-_UNKNOWN = Standing({}, math.inf)
+_UNKNOWN = SliceStanding({}, math.inf)
 
 
-class Claim(NamedTuple):
+class ClaimSlice(NamedTuple):
     """Become the owner of a vacant slice."""
 
     slice_no: int
@@ -38,11 +38,11 @@ class Evict(NamedTuple):
     slice_no: int
 
 
-Effect: TypeAlias = Claim | Announce | Resign | Evict
+Effect: TypeAlias = ClaimSlice | Announce | Resign | Evict
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
+class ElectionPace:
     """Intervals between decisions, in seconds.
 
     Attributes:
@@ -76,13 +76,13 @@ class Seat(NamedTuple):
 
 
 @dataclass(slots=True)
-class SliceState:
+class SliceElection:
     """The state of one slice, as this worker sees it."""
 
     seat: Seat | None = None
     since_s: float = 0.0
     """Since when the seat is as it is."""
-    standing: Standing = _UNKNOWN
+    standing: SliceStanding = _UNKNOWN
     is_settling: bool = False
     is_handing_over: bool = False
     announced_s: float = math.inf

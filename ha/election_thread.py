@@ -17,8 +17,8 @@ from delayservice.config.cluster import Placement, ZooKeeper
 from ha.effect_runner import EffectRunner
 from ha.election import Election
 from ha.election_port import ElectionPort
-from ha.election_state import Pace, Seat
-from ha.ensemble import EVERYTHING, MEMBERS, EnsembleError, RefusedError
+from ha.election_state import ElectionPace, Seat
+from ha.ensemble import EVERYTHING, MEMBERS, EnsembleError, EnsembleRefusedError
 from ha.lease import Lease
 from ha.notes import LifeNote, NodeNote, OwnerNote, worker_of
 from ha.pipeline import REQUESTS_MAX
@@ -61,7 +61,7 @@ class ElectedOwnership(ElectionPort):
         alert_s: float,
         kept: frozenset[int] = frozenset(),
     ) -> None:
-        pace = Pace(
+        pace = ElectionPace(
             placement.claim_stagger_ms / 1000,
             placement.lag_s_max,
             alert_s,
@@ -122,7 +122,7 @@ class ElectedOwnership(ElectionPort):
             self._is_prepared = False
             self._beat_due_s = self._lease.now_s() + _RETRY_S
             self._unusable = str(exc)
-            if isinstance(exc, RefusedError):
+            if isinstance(exc, EnsembleRefusedError):
                 self._unusable += f"; {_LOGIN_HINT}"
                 self._beat_due_s += _REFUSED_S
                 self._complain("zookeeper_refuses", str(exc), _LOGIN_HINT)

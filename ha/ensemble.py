@@ -25,10 +25,10 @@ from ha.notes import (
     worker_name,
     worker_of,
 )
-from ha.pipeline import EnsembleError, Pipeline, RefusedError
+from ha.pipeline import EnsembleError, EnsembleRefusedError, Pipeline
 from ha.session import EVERYTHING, MEMBERS, Session, each, still_there
 
-__all__ = ["EVERYTHING", "MEMBERS", "Ensemble", "EnsembleError", "Held", "RefusedError"]
+__all__ = ["EVERYTHING", "MEMBERS", "Ensemble", "EnsembleError", "EnsembleRefusedError", "Held"]
 
 _EPOCH_DIGITS_MAX: Final = 18
 """Decimal digits that always fit into 64 bits."""

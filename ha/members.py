@@ -47,7 +47,7 @@ class Holding(msgspec.Struct, frozen=True, kw_only=True):
     heir: str
 
 
-class CopyFacts(msgspec.Struct, frozen=True, kw_only=True):
+class MemberCopies(msgspec.Struct, frozen=True, kw_only=True):
     """A copy of a slice.
 
     Attributes:
@@ -74,7 +74,7 @@ class Members(msgspec.Struct, frozen=True, kw_only=True):
 
     nodes: list[Member]
     slices: list[Holding]
-    copies: list[CopyFacts]
+    copies: list[MemberCopies]
 
 
 def survey_of(
@@ -106,7 +106,7 @@ def survey_of(
         for number, o in sorted(owners.items())
     ]
     copies = [
-        CopyFacts(
+        MemberCopies(
             slice=number, node=life.node_id, stored=stored, caught_up=number in life.caught_up
         )
         for life in lives

@@ -13,7 +13,7 @@ from ha.notes import LifeNote, NodeNote, OwnerNote
 from ha.placement import SliceFacts
 
 
-class Standing(NamedTuple):
+class SliceStanding(NamedTuple):
     """Progress of a node's copy of a slice: ``stored`` by delay topic is S, ``lag_s`` how long ago
     the owner was where this copy is now (infinite: not known); ``refusal`` why nothing of the
     slice may be stored (empty: it may).
@@ -68,7 +68,7 @@ class Ownership(Protocol):
     def gave_up(self, slice_no: int, why: str) -> None:
         """The slice can't be served here now: another node may have more luck."""
 
-    def standing(self, slice_no: int, standing: Standing) -> None:
+    def standing(self, slice_no: int, standing: SliceStanding) -> None:
         """Take how far this node's copy is; called about once a second."""
 
     def serve(self, slices: Collection[SliceFacts]) -> frozenset[int]:
@@ -103,7 +103,7 @@ class Standalone:
         self._roles: Mapping[int, Role] = {}
         self._on_change: Callable[[], None] = lambda: None
         self._facts = WorkerFacts()
-        self._standings: dict[int, Standing] = {}
+        self._standings: dict[int, SliceStanding] = {}
 
     def roles(self) -> Mapping[int, Role]:
         """Return the role of owner for every slice of this worker's share."""
@@ -143,7 +143,7 @@ class Standalone:
     def gave_up(self, slice_no: int, why: str) -> None:
         """Ignore it: there is no other node."""
 
-    def standing(self, slice_no: int, standing: Standing) -> None:
+    def standing(self, slice_no: int, standing: SliceStanding) -> None:
         """Note it, for people."""
         self._standings[slice_no] = standing
 
@@ -172,7 +172,7 @@ class Standalone:
 
     def verdict(self, slice_no: int) -> Verdict:
         """Return what is to be said of the slice."""
-        standing = self._standings.get(slice_no, Standing({}, math.inf))
+        standing = self._standings.get(slice_no, SliceStanding({}, math.inf))
         return electability(self._facts, CopyFacts(standing.lag_s, refusal=standing.refusal))
 
     def close(self) -> None:

@@ -42,7 +42,7 @@ class EnsembleError(Exception):
     """ZooKeeper did not answer, or not in time; the same may be asked again."""
 
 
-class RefusedError(EnsembleError):
+class EnsembleRefusedError(EnsembleError):
     """ZooKeeper does not allow that to this user, or to a client without a login."""
 
 
@@ -134,7 +134,7 @@ class Pipeline:
         except _ANSWERS:
             raise
         except NoAuthError as exc:
-            raise RefusedError(f"ZooKeeper does not allow it: {exc!r}") from exc
+            raise EnsembleRefusedError(f"ZooKeeper does not allow it: {exc!r}") from exc
         except KazooException as exc:
             raise EnsembleError(f"ZooKeeper gave no answer: {exc!r}") from exc
         except self._client.handler.timeout_exception as exc:
@@ -149,5 +149,5 @@ def _is_carried_out(results: list[Any]) -> bool:
     if all(isinstance(cause, _OVERTAKEN) for cause in causes):
         return not failed
     if any(isinstance(cause, NoAuthError) for cause in causes):
-        raise RefusedError(f"ZooKeeper does not allow it: {causes[0]!r}") from causes[0]
+        raise EnsembleRefusedError(f"ZooKeeper does not allow it: {causes[0]!r}") from causes[0]
     raise EnsembleError(f"ZooKeeper did not carry it out: {causes[0]!r}") from causes[0]

@@ -24,7 +24,7 @@ _NOT_BESIDE: Final = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
-class Member:
+class PlacedMember:
     """A node as every node knows it.
 
     ``broker_id`` is the broker it sits beside, if any; an empty ``rack`` is unknown and not shared
@@ -50,7 +50,7 @@ class SliceFacts:
 
 
 def place(
-    members: Collection[Member], slices: Collection[SliceFacts], replicas: int | None
+    members: Collection[PlacedMember], slices: Collection[SliceFacts], replicas: int | None
 ) -> dict[int, frozenset[str]]:
     """Which nodes keep a copy of each slice: ``replicas`` of them, or all when None or too many.
 
@@ -86,7 +86,9 @@ def place(
 
 
 def rank_owners(
-    placed: Mapping[int, frozenset[str]], live: Collection[Member], slices: Collection[SliceFacts]
+    placed: Mapping[int, frozenset[str]],
+    live: Collection[PlacedMember],
+    slices: Collection[SliceFacts],
 ) -> dict[int, tuple[str, ...]]:
     """The live nodes that keep a copy of each slice, in the order in which they should own it.
 
@@ -217,7 +219,7 @@ class _Draft:
         return self._rack_load[slice_no, self._racks[node]]
 
 
-def _by_id(members: Iterable[Member]) -> dict[str, Member]:
+def _by_id(members: Iterable[PlacedMember]) -> dict[str, PlacedMember]:
     """Members by id, in an order that does not depend on theirs."""
     known = sorted(members, key=lambda m: (m.node_id, _or_below(m.broker_id), m.rack))
     return {member.node_id: member for member in known}
@@ -234,7 +236,7 @@ def _or_below(broker_id: int | None) -> int:
     return -1 if broker_id is None else broker_id
 
 
-def _racks(nodes: Mapping[str, Member]) -> dict[str, str]:
+def _racks(nodes: Mapping[str, PlacedMember]) -> dict[str, str]:
     """A name for each node's rack; one of its own where the rack is unknown."""
     return {node: f"rack {m.rack}" if m.rack else f"node {node}" for node, m in nodes.items()}
 

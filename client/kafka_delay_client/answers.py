@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
-from connectors.kafka.outcomes import Outcomes, Place, together
+from connectors.kafka.outcomes import Outcomes, RecordPlace, together
 from delayservice.base.errors import KafkaEdgeError
 from delayservice.contract.request import Text
 from kafka_delay_client.base import DeliveryCallback
@@ -87,5 +87,5 @@ class OutcomeReader:
         return Outcomes(consumer, self._topic, ends, self._stopping)
 
 
-def _place(message: Message) -> Place:
-    return Place(message.topic() or "", message.partition() or 0, message.offset() or 0)
+def _place(message: Message) -> RecordPlace:
+    return RecordPlace(message.topic() or "", message.partition() or 0, message.offset() or 0)

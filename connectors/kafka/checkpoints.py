@@ -24,7 +24,7 @@ from connectors.kafka.clients import KAFKA, NO_GROUP, Clients
 from connectors.kafka.cuts import Cuts
 from connectors.kafka.log_ends import watermarks
 from connectors.kafka.scan import READ_HINT, consumer_config, scan_partition
-from delayservice.base.clock import Clock
+from delayservice.base.clock import NodeClock
 from delayservice.base.errors import KafkaEdgeError
 from delayservice.engine.checkpoint import ForeignRecordError, Standing, standing_of
 from delayservice.engine.claims import Claimed, ClaimLog
@@ -60,7 +60,7 @@ class KafkaCheckpoints:
         partitions: int,
         claims: str,
         client: Mapping[str, str],
-        clock: Clock,
+        clock: NodeClock,
         name: str,
         cut_interval_ms: int = 0,
         clients: Clients = KAFKA,

@@ -13,7 +13,7 @@ from confluent_kafka.admin import AdminClient
 from connectors.kafka.clients import consumer_client, producer_client
 from connectors.kafka.errors import error_of
 from connectors.kafka.log_ends import ASK_TIMEOUT_S, log_bounds
-from connectors.kafka.outcomes import Outcomes, Place
+from connectors.kafka.outcomes import Outcomes, RecordPlace
 from connectors.kafka.scan import consumer_config
 from delayservice.base.errors import KafkaEdgeError
 from delayservice.contract.names import Header
@@ -86,7 +86,7 @@ class ControlDesk:
         key: bytes | None,
         value: bytes | None,
         headers: Sequence[Header],
-    ) -> Place:
+    ) -> RecordPlace:
         """Write one record, and wait until the broker has it.
 
         Raises:
@@ -113,7 +113,7 @@ class ControlDesk:
             raise self._refused(producer, f"{topic}:{partition}", error_of(exc)) from exc
         error, message = reports[0] if reports else (_NO_REPORT, None)
         if error is None and message is not None:
-            return Place(topic, partition, int(message.offset() or 0))
+            return RecordPlace(topic, partition, int(message.offset() or 0))
         raise self._refused(producer, f"{topic}:{partition}", error or _NO_REPORT)
 
     def _refused(self, producer: Producer, where: str, error: KafkaError) -> KafkaEdgeError:

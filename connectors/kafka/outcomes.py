@@ -25,7 +25,7 @@ _POLL_S: Final = 0.2
 _NOT_PENDING: Final = "not_pending"
 
 
-class Place(NamedTuple):
+class RecordPlace(NamedTuple):
     """Topic, partition and offset of a record."""
 
     topic: str
@@ -60,8 +60,8 @@ class Outcomes:
         self._consumer.close()
 
     def of(
-        self, controls: Collection[Place], timeout_s: float, *, replaces: bool
-    ) -> dict[Place, str]:
+        self, controls: Collection[RecordPlace], timeout_s: float, *, replaces: bool
+    ) -> dict[RecordPlace, str]:
         """Return what controls did: the names of those outcomes that are known in time.
 
         Args:
@@ -76,7 +76,7 @@ class Outcomes:
         wanted = {f"{one.topic}:{one.partition}:{one.offset}".encode(): one for one in controls}
         told_by = DELAY_SETTLED_BY if replaces else DELAY_SETTLES
         sent_by = DELAY_SETTLED_BY_SOURCE if replaces else DELAY_SOURCE
-        found: dict[Place, str] = {}
+        found: dict[RecordPlace, str] = {}
         deadline_s = time.monotonic() + timeout_s
         while (
             len(found) < len(wanted)
@@ -103,7 +103,7 @@ class Outcomes:
             raise KafkaEdgeError(f"{self._topic} can't be read: {error.str()}")
 
 
-def together(written: Sequence[Place], told: Mapping[Place, str]) -> str | None:
+def together(written: Sequence[RecordPlace], told: Mapping[RecordPlace, str]) -> str | None:
     """One outcome of controls for one id; nothing was pending only if every place says so."""
     done = next((one for one in told.values() if one != _NOT_PENDING), None)
     if done is not None or len(told) < len(written):

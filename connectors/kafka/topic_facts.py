@@ -15,7 +15,7 @@ Brokers: TypeAlias = tuple[tuple[int | None, tuple[int, ...]], ...]
 
 
 @dataclass(frozen=True, slots=True)
-class DelayTopic:
+class ServedTopic:
     """A delay topic as the cluster has it now.
 
     Attributes:
@@ -31,7 +31,7 @@ class DelayTopic:
     brokers: Brokers = ()
     risks: tuple[str, ...] = ()
 
-    def at_risk_refused(self) -> DelayTopic:
+    def at_risk_refused(self) -> ServedTopic:
         """Return this topic, its risks counted as problems."""
         return replace(self, problems=self.problems + self.risks, risks=())
 
@@ -59,7 +59,7 @@ class Look:
         outlet_problems: what keeps dead letters and outcomes from being written, one sentence each.
     """
 
-    topics: Sequence[DelayTopic]
+    topics: Sequence[ServedTopic]
     own_problems: tuple[str, ...] = ()
     outlet_problems: tuple[str, ...] = ()
 

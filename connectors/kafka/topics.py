@@ -37,7 +37,7 @@ from connectors.kafka.topic_configs import (
     delay_topic_problems,
     outlet_problems,
 )
-from connectors.kafka.topic_facts import Brokers, DelayTopic, Layout, Look, brokers_of, copies_of
+from connectors.kafka.topic_facts import Brokers, Layout, Look, ServedTopic, brokers_of, copies_of
 from connectors.kafka.topic_size import too_small
 from delayservice.base.errors import KafkaEdgeError
 from delayservice.config.settings import Settings
@@ -272,7 +272,7 @@ class TopicKeeper:
 
     def _delay_topics(
         self, existing: Mapping[str, Brokers], access: Mapping[str, Access], configs: _Configs
-    ) -> list[DelayTopic]:
+    ) -> list[ServedTopic]:
         topics = self._settings.topics
         missing = [n for n in (*topics.delay, *self._levels) if n not in existing]
         letters = configs[topics.dead_letter]
@@ -292,8 +292,8 @@ class TopicKeeper:
                 risks = tuple(self._risks(name, config, letter_bytes, waits_ms.get(name, 0)))
             risks += tuple(self._home_risks(name, len(existing[name])))
             brokers = existing[name]
-            found.append(DelayTopic(name, topic_id, len(brokers), problems, brokers, risks))
-        return found + [DelayTopic(name, "", 0, (_GONE,)) for name in missing]
+            found.append(ServedTopic(name, topic_id, len(brokers), problems, brokers, risks))
+        return found + [ServedTopic(name, "", 0, (_GONE,)) for name in missing]
 
     def _risks(
         self, name: str, config: Mapping[str, str], letter_bytes: int | None, waits_ms: int

@@ -13,7 +13,7 @@ from typing import Final
 
 from fastapi import APIRouter
 
-from connectors.kafka.outcomes import Place, together
+from connectors.kafka.outcomes import RecordPlace, together
 from delayservice.admin.models import ById, Done, Reschedule
 from delayservice.admin.panel import Panel
 from delayservice.admin.problems import Refusal, described
@@ -308,7 +308,7 @@ def _again(row: Pending, asked: Reschedule) -> list[Header]:
     return headers
 
 
-def _done(written: Sequence[Place], outcome: str | None, detail: str) -> Done:
+def _done(written: Sequence[RecordPlace], outcome: str | None, detail: str) -> Done:
     places = [f"{topic}:{partition}:{offset}" for topic, partition, offset in written]
     return Done(written=places, outcome=outcome, detail=detail)
 

@@ -23,7 +23,7 @@ _GRANULE_MS = 1
 """Both clocks are read as whole milliseconds, so a deviation of one is none."""
 
 
-class Clock(Protocol):
+class NodeClock(Protocol):
     """The wall, boot and monotonic clocks. Injected wherever time is read."""
 
     def wall_ms(self) -> int:
@@ -203,7 +203,7 @@ class ClockWatch:
         tolerance_ms: how far clocks may be apart.
     """
 
-    def __init__(self, clock: Clock, tolerance_ms: int) -> None:
+    def __init__(self, clock: NodeClock, tolerance_ms: int) -> None:
         self._clock = clock
         self._guard = ClockGuard(tolerance_ms)
         self._lock = threading.Lock()

@@ -14,7 +14,7 @@ from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from connectors.kafka.clients import UNREACHABLE, admin_client
 from connectors.kafka.controls import ControlDesk
-from connectors.kafka.outcomes import Place
+from connectors.kafka.outcomes import RecordPlace
 from connectors.kafka.scan import topic_ids
 from delayservice.base.errors import DelayServiceError, KafkaEdgeError
 from delayservice.config.contract import allowlist_for, contract_for, reserved_topics
@@ -242,7 +242,7 @@ def hearing(
     with desk.listen() as outcomes:
 
         def outcome_of(report: DeliveryReport) -> str | None:
-            place = Place(report.topic, report.partition, report.offset)
+            place = RecordPlace(report.topic, report.partition, report.offset)
             return outcomes.of([place], wait_s, replaces=False).get(place)
 
         yield outcome_of

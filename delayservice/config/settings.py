@@ -31,7 +31,7 @@ from delayservice.config.kafka import Kafka
 from delayservice.config.layers import Layers, Origins, explain, read_layers
 from delayservice.config.levels import Levels
 from delayservice.config.secret_files import read_secret_bytes
-from delayservice.config.stores import RocksDb, Wheel
+from delayservice.config.stores import RocksDb, WheelSettings
 from delayservice.config.units import (
     DAY_MS,
     DurationMs,
@@ -65,7 +65,7 @@ def _secret(path: Path, text: bytes) -> bytes:
     return secret
 
 
-class Node(Section):
+class NodeSettings(Section):
     """One node: its name, its worker processes and its folder on disk."""
 
     node_id: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,128}$")] = Field(
@@ -277,7 +277,7 @@ class Metrics(Section):
     )
 
 
-class Log(Section):
+class LogSettings(Section):
     """Log lines on standard error."""
 
     level: Literal["debug", "info", "warning", "error"] = Field(
@@ -293,7 +293,7 @@ class Log(Section):
 class Settings(Section):
     """The whole configuration."""
 
-    node: Node = Node()
+    node: NodeSettings = NodeSettings()
     kafka: Kafka = Kafka()
     zookeeper: ZooKeeper = ZooKeeper()
     placement: Placement = Placement()
@@ -304,12 +304,12 @@ class Settings(Section):
     rates: Rates = Rates()
     disk: Disk = Disk()
     digests: Digests = Digests()
-    wheel: Wheel = Wheel()
+    wheel: WheelSettings = WheelSettings()
     rocksdb: RocksDb = RocksDb()
     outage: Outage = Outage()
     metrics: Metrics = Metrics()
     admin: Admin = Admin()
-    log: Log = Log()
+    log: LogSettings = LogSettings()
 
     @model_validator(mode="after")
     def _wheel_holds_the_window(self) -> Self:

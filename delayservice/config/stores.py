@@ -18,7 +18,7 @@ from delayservice.config.units import (
 )
 
 
-class Wheel(Section):
+class WheelSettings(Section):
     """The store `wheel`: one append-only file per slot of due times. Limits are per worker."""
 
     slots: int = Field(

@@ -70,7 +70,7 @@ _KEY_IS_ID: Final[Header] = ("schedule_source_type", b"schedule")
 """Says that the record's key is its id, and nothing else (see ``aliases``)."""
 
 
-class Source(NamedTuple):
+class DeadLetterSource(NamedTuple):
     """Place where a record was written: ``delay-source``."""
 
     topic: str
@@ -93,7 +93,7 @@ class DeadLetter:
     """When it was dead-lettered, epoch milliseconds."""
     code: str
     detail: str
-    source: Source | None
+    source: DeadLetterSource | None
     key: bytes | None
     value: bytes | None
     headers: Headers
@@ -140,7 +140,7 @@ class Heading:
     """When it was dead-lettered, epoch milliseconds."""
     code: str
     detail: str
-    source: Source | None
+    source: DeadLetterSource | None
     target: str | None
     key: bytes | None
     value_bytes: int | None
@@ -199,7 +199,7 @@ class Filter:
             and self._is_from(letter.source)
         )
 
-    def _is_from(self, source: Source | None) -> bool:
+    def _is_from(self, source: DeadLetterSource | None) -> bool:
         if self.topic is None:
             return True
         asked = (self.topic, self.partition, self.offset)
@@ -238,12 +238,12 @@ def bytes_of(row: Row) -> int:
     return len(key or b"") + len(value or b"") + own
 
 
-def read_source(text: bytes | None) -> Source | None:
+def read_source(text: bytes | None) -> DeadLetterSource | None:
     """``topic:partition:offset``, perhaps of an occurrence (``#n``); None when it is not that."""
     found = _PLACE.fullmatch(text or b"")
     if found is None:
         return None
-    return Source(found[1].decode("ascii"), int(found[2]), int(found[3]))
+    return DeadLetterSource(found[1].decode("ascii"), int(found[2]), int(found[3]))
 
 
 def replayed_offsets(row: Row) -> list[int]:
@@ -293,7 +293,11 @@ def refusal(
 
 
 def rewritten(
-    letter: DeadLetter, source: Source, time: Header | None = None, *, is_level: bool = False
+    letter: DeadLetter,
+    source: DeadLetterSource,
+    time: Header | None = None,
+    *,
+    is_level: bool = False,
 ) -> Rewritten:
     """Return the record as it is written again to where it came from.
 

@@ -77,7 +77,7 @@ class _Carried(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     headers: list[tuple[str, bytes | None]]
 
 
-class _Fields(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+class _HomeFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """The ``delay-home`` header: of an envelope, or of a record that waits (then ``settles`` is the
     waiting record that it took along).
     """
@@ -92,7 +92,7 @@ class _Fields(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
 
 
 _encode = msgspec.json.Encoder().encode
-_decode = msgspec.json.Decoder(_Fields).decode
+_decode = msgspec.json.Decoder(_HomeFields).decode
 
 
 def homebound(
@@ -117,7 +117,7 @@ def write_envelope(
         settles: the offset of ``shard`` that it settles, or ``SETTLES_NOTHING``.
         shard: ``topic:partition`` that it comes from.
     """
-    fields = _Fields(
+    fields = _HomeFields(
         ENVELOPE_VERSION, _OPS[sent.kind], sent.source, sent.written_ms, settles, shard
     )
     return _SIGNER.signed(f"{topic}:{home}", secret, _encode(fields), sent.original)
@@ -161,7 +161,7 @@ def waiting_payload(
     """
     *before, last = group
     carried = tuple([_carried(one) for one in before])
-    fields = _Fields(
+    fields = _HomeFields(
         ENVELOPE_VERSION, _OPS[last.kind], last.source, last.written_ms, took, carried=carried
     )
     key, value, own = last.original
@@ -205,7 +205,7 @@ def _carried(sent: Sent) -> _Carried:
     return _Carried(_OPS[sent.kind], sent.source, sent.written_ms, key, value, headers)
 
 
-def _fields(text: bytes) -> _Fields | None:
+def _fields(text: bytes) -> _HomeFields | None:
     try:
         fields = _decode(text)
     except (msgspec.DecodeError, ValueError):

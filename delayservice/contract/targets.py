@@ -72,7 +72,7 @@ class Allowlist:
         return None
 
 
-class Targets:
+class TargetReader:
     """Reads the target headers of one contract for one delay topic, and keeps its last answers."""
 
     def __init__(self, contract: Contract, delay_topic: str) -> None:

@@ -51,7 +51,7 @@ from delayservice.contract.provenance import Provenance
 from delayservice.contract.recurrence import Recurrence, encode, numbered
 from delayservice.contract.recurring import check_every, check_times, parse_cron, parse_zone
 from delayservice.contract.spread import spread_ms
-from delayservice.contract.targets import Targets
+from delayservice.contract.targets import TargetReader
 from delayservice.contract.times import DUE_STOP_MS, FIRST_READINGS, UNIT_READINGS, parse_count
 
 PARTITION_BY_KEY: Final = -1
@@ -97,7 +97,7 @@ class UserRecords:
         self._topic = topic
         self._contract = contract
         self._provenance = provenance
-        self.targets = Targets(contract, topic)
+        self.targets = TargetReader(contract, topic)
         has_units = contract.version >= UNITS_VERSION
         self.readings = UNIT_READINGS if has_units else FIRST_READINGS
         self.delay_ms_min = _ANY_PAST_MS if contract.past_due == PAST_DUE_DELIVER else 0

@@ -24,7 +24,7 @@ from delayservice.engine import outcome
 from delayservice.engine.outcome import Output
 from delayservice.engine.routes import Routes
 from delayservice.engine.verdicts import Verdicts
-from delayservice.engine.writable import Targets
+from delayservice.engine.writable import WritableTargets
 
 BY_KEY: Final = -1
 """Partition of an output that its key decides."""
@@ -39,7 +39,7 @@ class Endings:
         shard_name: str,
         routes: Routes,
         verdicts: Verdicts,
-        targets: Targets,
+        targets: WritableTargets,
     ) -> None:
         self._provenance = provenance
         self._shard_name = shard_name

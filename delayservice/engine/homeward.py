@@ -27,7 +27,7 @@ _AGAIN_MS: Final = 1_000
 """First wait of a record whose home can't be written to."""
 
 
-class Waiting(NamedTuple):
+class WaitingForHome(NamedTuple):
     """A pending record that waits for its home."""
 
     offset: int
@@ -62,7 +62,7 @@ class Homeward:
         waiting = partial(waiting_payload, target, record_id, group, now_ms, 2, took)
         return self._send(target, group, settles, waiting, offset, now_ms, offset + 1)
 
-    def go_on(self, one: Waiting, now_ms: int, base: int) -> list[Output] | None:
+    def go_on(self, one: WaitingForHome, now_ms: int, base: int) -> list[Output] | None:
         """Return the outputs of a waiting record; None: it has to wait."""
         group = waiting_group(one.payload)
         refusal = self._settler.verdicts.refusal(one.offset)
@@ -125,7 +125,7 @@ class Homeward:
         found = self._settler.targets.refusal(self._topic, key, value, headers)
         return None if found is None or found[0] == TARGET_LATER else found  # its size is right
 
-    def refused(self, one: Waiting, code: str, detail: str) -> list[Output] | None:
+    def refused(self, one: WaitingForHome, code: str, detail: str) -> list[Output] | None:
         """Return the dead letters of a waiting record; None: they can't be written now."""
         endings = self._settler.endings
         *before, last = waiting_group(one.payload)

@@ -80,7 +80,7 @@ class Label:
         return cls(contracts, secrets, facts.refused, facts.gaps, facts.last, facts.read_to)
 
 
-class _Facts(msgspec.Struct):
+class _LabelFacts(msgspec.Struct):
     contracts: list[object]
     secrets: list[str]
     refused: bool
@@ -89,4 +89,4 @@ class _Facts(msgspec.Struct):
     read_to: int = 0
 
 
-_decode = msgspec.json.Decoder(_Facts).decode
+_decode = msgspec.json.Decoder(_LabelFacts).decode

@@ -12,7 +12,7 @@ from delayservice.contract.spread import spread_ms
 from delayservice.engine import outcome
 from delayservice.engine.outcome import Output
 from delayservice.engine.routes import Routes
-from delayservice.engine.writable import Targets
+from delayservice.engine.writable import WritableTargets
 
 _HELD_PARTS: Final = 8
 _HELD_TIMES_MAX: Final = 10
@@ -31,7 +31,11 @@ class Requeuer:
     """
 
     def __init__(
-        self, shard: tuple[str, int], provenance: Provenance, routes: Routes, targets: Targets
+        self,
+        shard: tuple[str, int],
+        provenance: Provenance,
+        routes: Routes,
+        targets: WritableTargets,
     ) -> None:
         """``shard``: the delay topic and partition that the records come from."""
         self.topic: str | None = shard[0]

@@ -44,7 +44,7 @@ from delayservice.engine.outcome import Output
 from delayservice.engine.requeuer import Requeuer, was_tried
 from delayservice.engine.routes import Routes
 from delayservice.engine.verdicts import Verdicts
-from delayservice.engine.writable import AnyTarget, Targets
+from delayservice.engine.writable import AnyTarget, WritableTargets
 
 _SERVICE_TOPIC_MS: Final = 2_000
 """First wait of a record whose dead letter or outcome can't be written."""
@@ -61,7 +61,7 @@ class Settler:
         routes: Routes,
         verdicts: Verdicts,
         flow: Flow | None = None,
-        targets: Targets | None = None,
+        targets: WritableTargets | None = None,
     ) -> None:
         """``flow``: the limits of the slice; None: there are none. ``targets``: what is known of
         them; None: all can be written to.
@@ -70,7 +70,7 @@ class Settler:
         self.partition = partition
         self._routes = routes
         self.verdicts = verdicts
-        self.targets: Targets = targets or AnyTarget()
+        self.targets: WritableTargets = targets or AnyTarget()
         self._provenance = provenance = Provenance(topic, partition)
         self.endings = Endings(provenance, f"{topic}:{partition}", routes, verdicts, self.targets)
         self.requeuer = Requeuer((topic, partition), provenance, routes, self.targets)

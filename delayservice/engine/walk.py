@@ -23,7 +23,7 @@ from delayservice.contract.recurrence import recurs
 from delayservice.engine import outcome
 from delayservice.engine.cursor import Key
 from delayservice.engine.endings import doubt
-from delayservice.engine.homeward import Homeward, Waiting
+from delayservice.engine.homeward import Homeward, WaitingForHome
 from delayservice.engine.losses import Gap
 from delayservice.engine.outcome import Output
 from delayservice.engine.pending import NO_MARK
@@ -158,11 +158,11 @@ class Walk:
         """
         offset, _, _, _, original, (kind, _, _) = entry
         here: list[Key] = []
-        waiting: list[Waiting] = []
+        waiting: list[WaitingForHome] = []
         for victim in self._pending_victims(offset, k):
             payload = self._content(victim)
             if self._homeward.is_waiting(payload):
-                waiting.append(Waiting(victim[1], payload))
+                waiting.append(WaitingForHome(victim[1], payload))
             else:
                 here.append(victim)
         carried, took, replaced = _taken_along(kind, waiting)
@@ -200,7 +200,7 @@ class Walk:
         if self._is_doubtful(offset, payload):
             return self._undecided(offset, payload, None)
         if self._homeward.is_waiting(payload):
-            sent = self._homeward.go_on(Waiting(offset, payload), now_ms, base)
+            sent = self._homeward.go_on(WaitingForHome(offset, payload), now_ms, base)
             record_id = None if payload[6] is None else payload[6][0]
             return None if sent is None else self._flying(sent, record_id, base)
         output = self._settler.settle(offset, key_ms, payload, now_ms, base)
@@ -230,7 +230,7 @@ class Walk:
 
     def _undecided(self, offset: int, payload: Payload, by: int | None) -> list[Output] | None:
         if self._homeward.is_waiting(payload):
-            return self._homeward.refused(Waiting(offset, payload), *doubt(by))
+            return self._homeward.refused(WaitingForHome(offset, payload), *doubt(by))
         return _one(self._settler.endings.undecided(offset, payload, by))
 
     def _awaits_copy(self, record_id: bytes, offset: int) -> bool:
@@ -344,7 +344,7 @@ def _unread(_: Key) -> Payload:
     raise AssertionError("begin was not called")
 
 
-def _taken_along(kind: int, waiting: Sequence[Waiting]) -> tuple[Group, int, list[int]]:
+def _taken_along(kind: int, waiting: Sequence[WaitingForHome]) -> tuple[Group, int, list[int]]:
     """Return what goes home before a record of this kind, where that waited, and which of those
     that wait it replaces: a schedule replaces the one just before it at once.
     """

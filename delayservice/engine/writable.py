@@ -9,7 +9,7 @@ from delayservice.contract.entry import Headers
 from delayservice.engine.outcome import Target
 
 
-class Targets(Protocol):
+class WritableTargets(Protocol):
     """The known facts about target topics; answers at once."""
 
     @property

@@ -6,7 +6,7 @@ from functools import partial
 
 from connectors.kafka.source import KafkaSource
 from connectors.kafka.targets import TargetTopics
-from connectors.kafka.topic_facts import DelayTopic
+from connectors.kafka.topic_facts import ServedTopic
 from delayservice.config.contract import allowlist_for
 from delayservice.config.settings import Settings
 from delayservice.engine.flow import FlowRules
@@ -45,7 +45,7 @@ class LaneMaker:
         self._routes = routes
         self._targets = targets
 
-    def make(self, topic: DelayTopic, partition: int, loop: WorkerLoop) -> AnyLane:
+    def make(self, topic: ServedTopic, partition: int, loop: WorkerLoop) -> AnyLane:
         """Return the lane of partition ``partition`` of a delay topic; its slice is added to the
         loop where it is missing.
         """

@@ -17,7 +17,7 @@ from typing import Any, TextIO
 import structlog
 from structlog.types import EventDict, Processor, WrappedLogger
 
-from delayservice.config.settings import Log
+from delayservice.config.settings import LogSettings
 from delayservice.process.log_hints import HINTS
 
 HIDDEN = "(hidden)"
@@ -38,7 +38,7 @@ _SECRET_CHARS_MIN = 4
 
 
 def configure(
-    log: Log,
+    log: LogSettings,
     node_id: str,
     worker: int | None = None,
     *,
@@ -129,7 +129,7 @@ def _explain(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDic
 
 
 def _formatter(
-    log: Log, shared: list[Processor], secrets: Sequence[str], *, colours: bool
+    log: LogSettings, shared: list[Processor], secrets: Sequence[str], *, colours: bool
 ) -> logging.Formatter:
     console = log.format == "console" or (log.format == "auto" and colours)
     ending: list[Processor] = (

@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import Final
 
 from connectors.kafka.copies import CopyLog, RepairWatcher
-from delayservice.base.clock import Clock
+from delayservice.base.clock import NodeClock
 from delayservice.config.settings import Settings
 from delayservice.engine.ports import Checkpoints
 from delayservice.replicas.commands import Command
@@ -28,7 +28,7 @@ class SliceCopies:
         clock: for cuts, and for what has expired.
     """
 
-    def __init__(self, settings: Settings, checkpoints: Checkpoints, clock: Clock) -> None:
+    def __init__(self, settings: Settings, checkpoints: Checkpoints, clock: NodeClock) -> None:
         self._settings = settings
         self._checkpoints = checkpoints
         self._clock = clock

@@ -10,7 +10,7 @@ from typing import Final
 
 import structlog
 
-from connectors.kafka.topic_facts import DelayTopic, Look
+from connectors.kafka.topic_facts import Look, ServedTopic
 from delayservice.base.errors import KafkaEdgeError
 
 _LOOKS_MISSED: Final = 3
@@ -34,7 +34,7 @@ class TopicWatcher:
     def __init__(
         self,
         look: Callable[[], Look],
-        is_pending: Callable[[DelayTopic], bool],
+        is_pending: Callable[[ServedTopic], bool],
         monotonic_s: Callable[[], float],
         every_s: float,
     ) -> None:
@@ -49,11 +49,11 @@ class TopicWatcher:
         self._failure = ""
         self._begun: set[str] = set()
         """Ids of topics that were served once, here or by the writers of the checkpoints."""
-        self.topics: Sequence[DelayTopic] = ()
+        self.topics: Sequence[ServedTopic] = ()
         """Every delay topic, as of the last good look."""
 
     @property
-    def fit(self) -> list[DelayTopic]:
+    def fit(self) -> list[ServedTopic]:
         """The topics that are served."""
         return [topic for topic in self.topics if not topic.problems]
 
@@ -103,13 +103,13 @@ class TopicWatcher:
         self._begun |= {topic.topic_id for topic in self.fit}
         return True
 
-    def _judged(self, topic: DelayTopic) -> DelayTopic:
+    def _judged(self, topic: ServedTopic) -> ServedTopic:
         if not topic.risks or topic.topic_id in self._begun or self._is_pending(topic):
             return topic
         return topic.at_risk_refused()
 
 
-def _tell_changes(before: Sequence[DelayTopic], found: Sequence[DelayTopic]) -> None:
+def _tell_changes(before: Sequence[ServedTopic], found: Sequence[ServedTopic]) -> None:
     known = {topic.name: (topic.problems, topic.risks) for topic in before}
     for topic in found:
         if (topic.problems, topic.risks) == known.get(topic.name, ((), ())):

@@ -66,7 +66,7 @@ def wait_for_kafka(
         raise
 
 
-class Report:
+class StandInReport:
     """Reports for a worker until its loop does: that it lives, and what it waits for."""
 
     def __init__(self) -> None:
@@ -83,11 +83,11 @@ class Report:
 
 
 @contextmanager
-def reporting(publish: Callable[[bytes], None]) -> Iterator[Report]:
+def reporting(publish: Callable[[bytes], None]) -> Iterator[StandInReport]:
     """Report every second, on a thread of its own: the thread that waits for Kafka may be in a
     call.
     """
-    report, over = Report(), threading.Event()
+    report, over = StandInReport(), threading.Event()
 
     def run() -> None:
         with suppress(OSError):  # the supervisor is gone; its watch ends this process

@@ -21,7 +21,7 @@ from connectors.kafka.control_topics import ControlReader, ControlTopic
 from connectors.kafka.log_ends import log_ends
 from connectors.kafka.sink import KafkaSink
 from connectors.kafka.source import KafkaSource
-from connectors.kafka.topic_facts import DelayTopic, Layout
+from connectors.kafka.topic_facts import Layout, ServedTopic
 from connectors.kafka.topics import TopicKeeper
 from delayservice.base.clock import ClockWatch, SystemClock
 from delayservice.base.errors import KafkaEdgeError
@@ -255,7 +255,7 @@ class Worker:
         except KafkaEdgeError as exc:  # asked again with the next look
             _log.warning("log_ends_not_known", why=str(exc))
 
-    def _has_checkpoint(self, topic: DelayTopic) -> bool:
+    def _has_checkpoint(self, topic: ServedTopic) -> bool:
         for number in range(topic.partitions):
             read_back = self._checkpoints.read_back(number)
             if read_back is None:
@@ -282,7 +282,7 @@ class Worker:
             self._checkpoints.follow(number)
         self._thread.want(Wanted(wanted))
 
-    def _measure(self, fit: list[DelayTopic]) -> None:
+    def _measure(self, fit: list[ServedTopic]) -> None:
         """Find out how far the logs go: what is to be stored yet."""
         slices = self._thread.to_measure(QUIET_MEASURED)
         places = [(t.name, n) for t in fit for n in slices if t.partitions > n]
@@ -292,7 +292,7 @@ class Worker:
             mine[slice_no][topic] = end
         self._thread.measured(asked_s, mine)
 
-    def _make_facts(self, found: Sequence[DelayTopic]) -> list[SliceFacts]:
+    def _make_facts(self, found: Sequence[ServedTopic]) -> list[SliceFacts]:
         """Return what decides where slices go: the first delay topic of the settings that has such
         a partition speaks for the slice, fit or not.
         """

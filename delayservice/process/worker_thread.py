@@ -11,8 +11,8 @@ from typing import Final, NamedTuple
 
 import structlog
 
-from connectors.kafka.topic_facts import DelayTopic
-from delayservice.base.clock import Clock
+from connectors.kafka.topic_facts import ServedTopic
+from delayservice.base.clock import NodeClock
 from delayservice.inspection.counting import count_slice, topic_counts
 from delayservice.metrics.counts import WorkerMetrics
 from delayservice.metrics.snapshot import encode_slice
@@ -23,7 +23,7 @@ from delayservice.process.turns import BusyError, Turns
 from delayservice.slices.any_lane import AnyLane
 from delayservice.slices.slice import Slice
 from delayservice.slices.worker_loop import WorkerLoop
-from ha.ownership import Ownership, Standing
+from ha.ownership import Ownership, SliceStanding
 
 CATCHING_UP_S = 5.0
 PROGRESS_S = 5.0
@@ -53,7 +53,7 @@ _NOT_ASKED: Final = _LogEnds(float("-inf"), {})
 class Wanted:
     """The shards that a worker is to keep: delay topics by name, of each slice."""
 
-    slices: Mapping[int, Mapping[str, DelayTopic]] = field(default_factory=dict)
+    slices: Mapping[int, Mapping[str, ServedTopic]] = field(default_factory=dict)
 
 
 class WorkerThread:
@@ -81,8 +81,8 @@ class WorkerThread:
         observer: MetricsObserver,
         gate: WorkerGate,
         ownership: Ownership,
-        clock: Clock,
-        make_lane: Callable[[DelayTopic, int, WorkerLoop], AnyLane],
+        clock: NodeClock,
+        make_lane: Callable[[ServedTopic, int, WorkerLoop], AnyLane],
         close_edges: Callable[[], None],
         disk_alarm: Callable[[], str],
         checkpoint_alarm: Callable[[int], str],
@@ -228,7 +228,7 @@ class WorkerThread:
         self._retired(number)
         return True
 
-    def _change_topics(self, number: int, topics: Mapping[str, DelayTopic]) -> None:
+    def _change_topics(self, number: int, topics: Mapping[str, ServedTopic]) -> None:
         slice_ = self.loop.slices.get(number)
         lanes = {} if slice_ is None else slice_.lanes
         for name, lane in list(lanes.items()):
@@ -256,7 +256,7 @@ class WorkerThread:
         self._observer.of(slice_.number)
         sampled = self._observer.sampled[slice_.number]
         sampled.lag_s = slice_.lag_s(self._recent_ends(slice_.number))
-        standing = Standing(slice_.stored, sampled.lag_s, slice_.follower.refusal)
+        standing = SliceStanding(slice_.stored, sampled.lag_s, slice_.follower.refusal)
         self._ownership.standing(slice_.number, standing)
         self._sample(slice_, sampled)
         seen = standing.stored, slice_.follower.newest

@@ -9,7 +9,7 @@ import structlog
 
 from connectors.kafka.broker_clock import BrokerClock
 from connectors.kafka.reach import KafkaReach
-from delayservice.base.clock import NOT_COMPARED, Clock, ClockWatch
+from delayservice.base.clock import NOT_COMPARED, ClockWatch, NodeClock
 from delayservice.config.settings import Settings
 from delayservice.engine.electability import ELECTABLE, Verdict, WorkerFacts
 from delayservice.process.disk import DiskWatch
@@ -46,7 +46,7 @@ class WorkerWatch:
         name: str,
         reach: KafkaReach,
         ownership: Ownership,
-        clock: Clock,
+        clock: NodeClock,
         clock_watch: ClockWatch,
         disk: DiskWatch,
         turn_s: Callable[[], float],

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from delayservice.config.settings import Settings
-from delayservice.slices.upkeep import Pace
+from delayservice.slices.upkeep import UpkeepPace
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class Limits:
     idle_wait_ms: int = 600
     """Longest wait for records when nothing is due. What other threads have for the loop, a role or
     the end, wakes it; what changes by itself, such as the disk, is seen after this time."""
-    pace: Pace = field(default_factory=Pace)
+    pace: UpkeepPace = field(default_factory=UpkeepPace)
     rest_s: float = 1.0
     """Time for which a slice that could not be served is left alone."""
 

@@ -23,7 +23,7 @@ _ROUND_S: Final = 4.0
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
+class UpkeepPace:
     """Intervals, seconds.
 
     Attributes:
@@ -57,7 +57,7 @@ class Upkeep:
         slices: dict[int, Slice],
         checkpoints: Checkpoints,
         clock: Clock,
-        pace: Pace,
+        pace: UpkeepPace,
         *,
         disk_level: Callable[[], DiskLevel],
         tended: Callable[[Slice], bool],

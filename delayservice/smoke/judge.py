@@ -44,7 +44,7 @@ class Arrival:
 
 
 @dataclass(slots=True)
-class Verdict:
+class SmokeVerdict:
     """Wrong arrivals by uid; all lists are empty when nothing is wrong."""
 
     arrivals: dict[bytes, Arrival] = field(default_factory=dict)
@@ -212,9 +212,9 @@ class Judge:
             place.offset = max(place.offset, self._starts[place.topic, place.partition])
         self._consumer.assign(positions)
 
-    def verdict(self, sent: Sequence[tuple[Planned, int]]) -> Verdict:
+    def verdict(self, sent: Sequence[tuple[Planned, int]]) -> SmokeVerdict:
         """Compare with ``sent``: records, each with its append time in epoch milliseconds."""
-        verdict = Verdict()
+        verdict = SmokeVerdict()
         expected = {planned.uid for planned, _ in sent}
         verdict.strangers = [uid for uid in self._arrivals if uid not in expected]
         for planned, appended_ms in sent:

@@ -18,7 +18,7 @@ from rich.console import Console
 
 from delayservice.base.errors import ClusterError
 from delayservice.smoke.figures import quantile
-from delayservice.smoke.judge import QUIET, Judge, Verdict
+from delayservice.smoke.judge import QUIET, Judge, SmokeVerdict
 from delayservice.smoke.load import plan
 from delayservice.smoke.progress import Steps, steps
 from delayservice.smoke.sending import Sending
@@ -95,7 +95,7 @@ def _await_topics(load: Load) -> None:
         tick.wait(_LOOK_S)
 
 
-def _send_and_judge(load: Load, shown: Steps) -> Verdict:
+def _send_and_judge(load: Load, shown: Steps) -> SmokeVerdict:
     # Other records in every run: none is to be taken for one of the run before.
     seed = random.SystemRandom().getrandbits(48)
     planned = plan(load.records, (load.target,), load.delay_ms_max, seed)
@@ -113,7 +113,7 @@ def _send_and_judge(load: Load, shown: Steps) -> Verdict:
         judge.close()
 
 
-def _report(load: Load, verdict: Verdict) -> dict[str, int]:
+def _report(load: Load, verdict: SmokeVerdict) -> dict[str, int]:
     late = sorted(one.seen_ms - one.due_ms for one in verdict.arrivals.values())
     return {
         "sent": load.records,

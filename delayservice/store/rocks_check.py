@@ -48,7 +48,7 @@ def verify_rocks(
     path = Path(shard.path)
     database = path / DATABASE
     _check_rights(database)
-    check = _Check(now_ms, on_progress)
+    check = _RocksCheck(now_ms, on_progress)
     if (database / CONDEMNED).exists():
         what = "a node met damage in it and left a note of that"
         check.found.append(Finding(findings.DATABASE, what, f"{DATABASE}/{CONDEMNED}"))
@@ -99,7 +99,7 @@ def _check_names(path: Path) -> Iterator[Finding]:
         yield Finding(findings.SET_ASIDE, what, "quarantine")
 
 
-class _Check:
+class _RocksCheck:
     """The rows of one shard."""
 
     def __init__(self, now_ms: Callable[[], int], on_progress: Callable[[int, int], None]) -> None:

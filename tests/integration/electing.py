@@ -16,7 +16,7 @@ from delayservice.config.cluster import Placement, ZooKeeper
 from delayservice.engine.role import Role
 from ha.election_thread import ElectedOwnership
 from ha.notes import UNADVERTISED_VERSION, NodeNote
-from ha.ownership import Standing
+from ha.ownership import SliceStanding
 from ha.placement import SliceFacts
 from tests.integration.bench import await_true
 
@@ -49,7 +49,7 @@ class Worker:
         me = NodeNote(node_id, instance or f"{node_id}1", 1, ord(node_id), contract_version=version)
         self.ownership = ElectedOwnership(zookeeper, Placement(), me, 0, boot_s=boot_s, alert_s=0.1)
         self.ownership.serve([SliceFacts(0, ord("a"))])
-        self.ownership.standing(0, Standing({}, 0))
+        self.ownership.standing(0, SliceStanding({}, 0))
 
     @property
     def role(self) -> Role:

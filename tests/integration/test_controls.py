@@ -10,17 +10,17 @@ from confluent_kafka import Producer
 from connectors.kafka.clients import admin_client
 from connectors.kafka.controls import ControlDesk
 from connectors.kafka.dead_letters import DeadLetterTopic
-from connectors.kafka.outcomes import Place
+from connectors.kafka.outcomes import RecordPlace
 from delay_devtools.cluster import EmbeddedCluster
 from delayservice.contract import dead_letters
 from tests.conftest import MakeTopic
 from tests.stopwatch import Stopwatch
 
-ONE, TWO = Place("delay_topic_any", 0, 5), Place("delay_topic_any", 1, 5)
+ONE, TWO = RecordPlace("delay_topic_any", 0, 5), RecordPlace("delay_topic_any", 1, 5)
 KB = 1_024
 
 
-def told(place: Place, outcome: str) -> list[tuple[str, str | bytes | None]]:
+def told(place: RecordPlace, outcome: str) -> list[tuple[str, str | bytes | None]]:
     """The headers of an outcome."""
     shard = f"{place.topic}:{place.partition}"
     return [
@@ -50,7 +50,7 @@ def test_the_outcomes_of_several_controls_are_heard_in_whatever_order_they_come(
     topic = outcomes_topic(cluster, make_topic)
     producer = Producer({"bootstrap.servers": cluster.bootstrap})
     with desk_of(cluster, topic).listen() as outcomes:
-        producer.produce(topic, headers=told(Place("delay_topic_any", 0, 4), "fired"))
+        producer.produce(topic, headers=told(RecordPlace("delay_topic_any", 0, 4), "fired"))
         producer.produce(topic, headers=told(TWO, "cancelled"))
         producer.produce(topic, headers=told(ONE, "not_pending"))
         assert producer.flush(30) == 0
@@ -67,7 +67,7 @@ def test_several_controls_share_one_deadline_and_what_is_known_by_then_is_told(
         producer.produce(topic, headers=told(TWO, "cancelled"))
         assert producer.flush(30) == 0
         with Stopwatch() as watch:
-            heard = outcomes.of([ONE, TWO, Place("delay_topic_any", 2, 5)], 4, replaces=False)
+            heard = outcomes.of([ONE, TWO, RecordPlace("delay_topic_any", 2, 5)], 4, replaces=False)
             assert watch.elapsed_s >= 4
             assert watch.fair_s(4) < 8
     assert heard == {TWO: "cancelled"}

@@ -17,9 +17,9 @@ from kazoo.security import make_acl
 from delay_devtools.cluster import EmbeddedCluster
 from delayservice.config.cluster import ZooKeeper
 from delayservice.engine.role import Role
-from ha.ensemble import Ensemble, EnsembleError, Held, RefusedError
+from ha.ensemble import Ensemble, EnsembleError, EnsembleRefusedError, Held
 from ha.notes import LifeNote, NodeNote, OwnerNote
-from ha.ownership import Standing
+from ha.ownership import SliceStanding
 from ha.pipeline import Pipeline
 from ha.placement import SliceFacts
 from tests.integration.bench import await_true
@@ -241,7 +241,7 @@ def test_a_slice_that_is_refused_keeps_no_other_from_being_claimed_read_and_conf
         operator.create(f"{zookeeper.root}/slices/1/epoch", b"", makepath=True)
         read_only = [make_acl("world", "anyone", read=True)]
         operator.set_acls(f"{zookeeper.root}/slices/1/epoch", read_only)
-        with pytest.raises(RefusedError):
+        with pytest.raises(EnsembleRefusedError):
             first.claim_all(range(3), OWNER["a"])
         assert set(first.confirm_all(range(3))) == {0, 2}
         unreadable = [make_acl("world", "anyone", write=True)]
@@ -257,7 +257,7 @@ def read_until_refused(answers: Iterator[Answer]) -> list[Answer]:
     try:
         for answer in answers:
             read.append(answer)  # noqa: PERF402  # what comes before an error counts
-    except RefusedError:
+    except EnsembleRefusedError:
         return read
     raise AssertionError("nothing was refused")
 
@@ -302,7 +302,7 @@ def test_a_worker_owns_a_thousand_slices_and_leaves_them(zookeeper: ZooKeeper) -
     worker = Worker(zookeeper)
     worker.ownership.serve([SliceFacts(n, ord("a")) for n in MANY])
     for slice_no in MANY:
-        worker.ownership.standing(slice_no, Standing({}, 0))
+        worker.ownership.standing(slice_no, SliceStanding({}, 0))
     changes: list[int] = []
     worker.ownership.on_change(lambda: changes.append(len(worker.ownership.roles())))
     worker.ownership.start()
@@ -367,7 +367,7 @@ def test_one_that_can_not_be_removed_keeps_no_other_slice_from_its_owner(
         worker = Worker(zookeeper)
         worker.ownership.serve([SliceFacts(n, ord("a")) for n in range(3)])
         for slice_no in range(3):
-            worker.ownership.standing(slice_no, Standing({}, 0))
+            worker.ownership.standing(slice_no, SliceStanding({}, 0))
         worker.ownership.start()
         await_true(lambda: worker.ownership.role(2) is Role.OWNER, "it owns the others")
         assert worker.ownership.role(1) is Role.REPLICA

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from confluent_kafka import Producer
 
 from delay_devtools.cluster import EmbeddedCluster
-from delayservice.smoke.judge import Judge, Verdict
+from delayservice.smoke.judge import Judge, SmokeVerdict
 from delayservice.smoke.load import UID_HEADER, Planned
 
 NOW_MS = time.time_ns() // 1_000_000
@@ -26,7 +26,9 @@ def write(
     producer.produce(record.target, value, record.key, headers=list(headers), timestamp=NOW_MS)
 
 
-def judge_all(cluster: EmbeddedCluster, topic: str, sent: list[tuple[Planned, int]]) -> Verdict:
+def judge_all(
+    cluster: EmbeddedCluster, topic: str, sent: list[tuple[Planned, int]]
+) -> SmokeVerdict:
     judge = Judge(cluster.bootstrap, [topic])
     try:
         judge.read_to_end(len({p.uid for p, _ in sent}) - 1, lambda _: None)

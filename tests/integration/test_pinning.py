@@ -14,11 +14,11 @@ from delay_devtools.cluster import EmbeddedCluster
 from delayservice.cli import app
 from delayservice.config.cluster import ZooKeeper
 from delayservice.engine.role import Role
-from ha.election_state import Pace
+from ha.election_state import ElectionPace
 from tests.integration.bench import await_true
 from tests.integration.electing import by_hand, captured, logged, options, working
 
-TENURE_S = Pace().tenure_s
+TENURE_S = ElectionPace().tenure_s
 
 
 @pytest.fixture(scope="module")

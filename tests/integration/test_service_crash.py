@@ -14,7 +14,7 @@ from confluent_kafka import Producer
 
 from delay_devtools.cluster import EmbeddedCluster
 from delay_devtools.service import ServiceProcess
-from delayservice.smoke.judge import Judge, Verdict
+from delayservice.smoke.judge import Judge, SmokeVerdict
 from delayservice.smoke.load import Planned, plan
 from tests.integration.bench import WAIT_S, Bench, await_true
 
@@ -83,7 +83,7 @@ class Load:
         assert not self._failed
         assert len(self.sent) == self._records
 
-    def judged(self, stop: Callable[[], int]) -> Verdict:
+    def judged(self, stop: Callable[[], int]) -> SmokeVerdict:
         """Everything that arrived, once all has and the service was stopped in good order."""
         judge = Judge(self._bench.bootstrap, self.targets)
         try:
@@ -96,7 +96,7 @@ class Load:
             judge.close()
 
 
-def assert_exactly_once(verdict: Verdict) -> None:
+def assert_exactly_once(verdict: SmokeVerdict) -> None:
     wrong = {
         "lost": len(verdict.lost),
         "duplicated": len(verdict.duplicated),

@@ -9,12 +9,12 @@ from itertools import combinations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ha.placement import Member, SliceFacts, place, rank_owners
+from ha.placement import PlacedMember, SliceFacts, place, rank_owners
 
 BROKERS = st.integers(0, 6)
 RACKS = st.sampled_from(["", "a", "a", "a", "b", "c"])
 MEMBERS = st.lists(
-    st.builds(Member, st.text(max_size=3), st.none() | BROKERS, RACKS),
+    st.builds(PlacedMember, st.text(max_size=3), st.none() | BROKERS, RACKS),
     max_size=9,
     unique_by=lambda member: member.node_id,
 )
@@ -32,12 +32,12 @@ REPLICAS = st.none() | st.integers(1, 10)
 
 
 @st.composite
-def skewed(draw: st.DrawFn) -> tuple[list[Member], list[SliceFacts], int]:
+def skewed(draw: st.DrawFn) -> tuple[list[PlacedMember], list[SliceFacts], int]:
     """As many copies as the brokers of all slices have nodes, and a few nodes more: those brokers'
     nodes are full when the last slices come, and the others cannot take all that is left.
     """
     busy, idle = draw(st.integers(3, 9)), draw(st.integers(1, 4))
-    members = [Member(f"n{i}", i, draw(RACKS)) for i in range(busy + idle)]
+    members = [PlacedMember(f"n{i}", i, draw(RACKS)) for i in range(busy + idle)]
     held = st.permutations(range(busy)).map(tuple)
     count = draw(st.integers(1, 40))
     slices = [SliceFacts(i, draw(st.none() | BROKERS), draw(held)) for i in range(count)]
@@ -56,7 +56,7 @@ def copies(draw: st.DrawFn) -> dict[int, frozenset[str]]:
 
 
 LIVE = st.sets(st.sampled_from("abcdefg")).flatmap(
-    lambda names: st.tuples(*(st.builds(Member, st.just(n), BROKERS) for n in sorted(names)))
+    lambda names: st.tuples(*(st.builds(PlacedMember, st.just(n), BROKERS) for n in sorted(names)))
 )
 
 
@@ -76,7 +76,7 @@ def owned(ranked: Mapping[int, tuple[str, ...]]) -> Counter[str]:
 @given(CLUSTERS)
 @settings(max_examples=500, deadline=None)
 def test_every_slice_has_its_copies_and_no_node_more_than_its_share(
-    cluster: tuple[list[Member], list[SliceFacts], int | None],
+    cluster: tuple[list[PlacedMember], list[SliceFacts], int | None],
 ) -> None:
     members, slices, replicas = cluster
     names = {member.node_id for member in members}
@@ -94,7 +94,7 @@ def test_every_slice_has_its_copies_and_no_node_more_than_its_share(
 @given(CLUSTERS)
 @settings(max_examples=500, deadline=None)
 def test_a_rack_has_one_copy_more_only_when_racks_with_fewer_are_full(
-    cluster: tuple[list[Member], list[SliceFacts], int | None],
+    cluster: tuple[list[PlacedMember], list[SliceFacts], int | None],
 ) -> None:
     members, slices, replicas = cluster
     racks = {m.node_id: m.rack or f"of {m.node_id}" for m in members}
@@ -111,10 +111,10 @@ def test_a_rack_has_one_copy_more_only_when_racks_with_fewer_are_full(
 @given(CLUSTERS)
 @settings(max_examples=500, deadline=None)
 def test_a_node_beside_an_earlier_replica_is_passed_over_only_when_it_is_full(
-    cluster: tuple[list[Member], list[SliceFacts], int | None],
+    cluster: tuple[list[PlacedMember], list[SliceFacts], int | None],
 ) -> None:
     members, slices, replicas = cluster
-    members = [Member(member.node_id, member.broker_id) for member in members]
+    members = [PlacedMember(member.node_id, member.broker_id) for member in members]
     placed = place(members, slices, replicas)
     most = share(sum(map(len, placed.values())), len(members) or 1)
     kept_by = loads(placed)
@@ -132,7 +132,7 @@ def test_a_node_beside_an_earlier_replica_is_passed_over_only_when_it_is_full(
 @given(CLUSTERS, st.data())
 @settings(deadline=None)
 def test_neither_the_order_of_the_facts_nor_the_leader_decides_who_keeps_a_copy(
-    cluster: tuple[list[Member], list[SliceFacts], int | None], data: st.DataObject
+    cluster: tuple[list[PlacedMember], list[SliceFacts], int | None], data: st.DataObject
 ) -> None:
     members, slices, replicas = cluster
     placed = place(members, slices, replicas)
@@ -150,7 +150,9 @@ def test_a_node_that_comes_or_goes_moves_little_besides_its_own_copies(
     racks: int, size: int, count: int, data: st.DataObject, prefix: str
 ) -> None:
     nodes = max(5, size * (racks or 2))
-    members = [Member(f"{prefix}{i}", rack=f"r{i % racks}" if racks else "") for i in range(nodes)]
+    members = [
+        PlacedMember(f"{prefix}{i}", rack=f"r{i % racks}" if racks else "") for i in range(nodes)
+    ]
     slices = [SliceFacts(i) for i in range(count)]
     replicas = data.draw(st.integers(1, nodes - 2))
     gone = data.draw(st.sampled_from(members))
@@ -165,7 +167,7 @@ def test_a_node_that_comes_or_goes_moves_little_besides_its_own_copies(
 @given(copies(), LIVE, st.lists(st.builds(SliceFacts, st.integers(0, 30), BROKERS), max_size=16))
 @settings(max_examples=500, deadline=None)
 def test_owners_are_the_live_keepers_and_their_loads_as_even_as_the_copies_allow(
-    placed: dict[int, frozenset[str]], live: tuple[Member, ...], slices: list[SliceFacts]
+    placed: dict[int, frozenset[str]], live: tuple[PlacedMember, ...], slices: list[SliceFacts]
 ) -> None:
     names = {member.node_id for member in live}
     ranked = rank_owners(placed, live, slices)
@@ -188,7 +190,7 @@ def test_owners_are_the_live_keepers_and_their_loads_as_even_as_the_copies_allow
 @given(CLUSTERS)
 @settings(max_examples=300, deadline=None)
 def test_with_all_copies_everywhere_no_owner_has_more_than_its_share(
-    cluster: tuple[list[Member], list[SliceFacts], int | None],
+    cluster: tuple[list[PlacedMember], list[SliceFacts], int | None],
 ) -> None:
     members, slices, _ = cluster
     counts = owned(rank_owners(place(members, slices, None), members, slices))
@@ -200,7 +202,7 @@ def test_with_all_copies_everywhere_no_owner_has_more_than_its_share(
 @given(CLUSTERS)
 @settings(max_examples=300, deadline=None)
 def test_the_node_beside_the_leader_is_passed_over_only_when_it_owns_its_share(
-    cluster: tuple[list[Member], list[SliceFacts], int | None],
+    cluster: tuple[list[PlacedMember], list[SliceFacts], int | None],
 ) -> None:
     members, slices, replicas = cluster
     brokers = {member.node_id: member.broker_id for member in members}
@@ -217,7 +219,7 @@ def test_the_node_beside_the_leader_is_passed_over_only_when_it_owns_its_share(
 @given(CLUSTERS, st.data())
 @settings(deadline=None)
 def test_neither_the_order_of_the_facts_nor_of_the_nodes_decides_who_owns(
-    cluster: tuple[list[Member], list[SliceFacts], int | None], data: st.DataObject
+    cluster: tuple[list[PlacedMember], list[SliceFacts], int | None], data: st.DataObject
 ) -> None:
     members, slices, replicas = cluster
     placed = place(members, slices, replicas)
@@ -229,7 +231,7 @@ def test_neither_the_order_of_the_facts_nor_of_the_nodes_decides_who_owns(
 @given(CLUSTERS, st.data())
 @settings(deadline=None)
 def test_those_after_the_preferred_owner_keep_their_order_whoever_dies_or_leads(
-    cluster: tuple[list[Member], list[SliceFacts], int | None], data: st.DataObject
+    cluster: tuple[list[PlacedMember], list[SliceFacts], int | None], data: st.DataObject
 ) -> None:
     members, slices, replicas = cluster
     placed = place(members, slices, replicas)
@@ -246,7 +248,7 @@ def test_those_after_the_preferred_owner_keep_their_order_whoever_dies_or_leads(
 def test_an_owner_that_lives_rarely_changes_when_another_dies(
     nodes: int, count: int, prefix: str, data: st.DataObject
 ) -> None:
-    members = [Member(f"{prefix}{i}") for i in range(nodes)]
+    members = [PlacedMember(f"{prefix}{i}") for i in range(nodes)]
     slices = [SliceFacts(i) for i in range(count)]
     replicas = data.draw(st.none() | st.integers(2, nodes))
     placed = place(members, slices, replicas)

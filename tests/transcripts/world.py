@@ -25,7 +25,7 @@ from ha import effect_runner, election_port, election_thread
 from ha.election_thread import ElectedOwnership
 from ha.ensemble import MEMBERS
 from ha.notes import NodeNote
-from ha.ownership import Standing
+from ha.ownership import SliceStanding
 from ha.placement import SliceFacts
 from tests.transcripts.events import Events
 from tests.transcripts.model_zookeeper import SESSION_S, Link, ModelZooKeeper
@@ -150,7 +150,7 @@ class Node:
             self._kept_since_s = {n: self._kept_since_s.get(n, now_s) for n in sorted(kept)}
             for slice_no, since_s in self._kept_since_s.items():
                 lag_s = self.behind_s if now_s - since_s >= CATCH_UP_S else math.inf
-                self.ownership.standing(slice_no, Standing({}, lag_s))
+                self.ownership.standing(slice_no, SliceStanding({}, lag_s))
         self.world.events.after(1.0, self._tell)
 
     def _look(self) -> None:

@@ -16,7 +16,7 @@ import pytest
 from fastapi import FastAPI
 from msgspec.structs import replace
 
-from connectors.kafka.outcomes import Place, together
+from connectors.kafka.outcomes import RecordPlace, together
 from delayservice.admin import panel as panel_module
 from delayservice.admin.app import make_app
 from delayservice.admin.changing import (
@@ -286,7 +286,7 @@ def test_an_id_that_is_found_nowhere_here_may_wait_where_this_node_keeps_no_copy
 
 
 def test_of_several_places_nothing_was_pending_only_if_all_of_them_say_so() -> None:
-    one, two = Place(TOPIC, 0, 5), Place(TOPIC, 1, 9)
+    one, two = RecordPlace(TOPIC, 0, 5), RecordPlace(TOPIC, 1, 9)
     assert together([one, two], {one: "not_pending"}) is None
     assert together([one, two], {two: "cancelled"}) == "cancelled"
     assert together([one, two], {one: "not_pending", two: "cancelled"}) == "cancelled"

@@ -10,7 +10,7 @@ from confluent_kafka import KafkaError, KafkaException
 
 from connectors.kafka import controls
 from connectors.kafka.controls import CONFIRM_S, ControlDesk
-from connectors.kafka.outcomes import Place
+from connectors.kafka.outcomes import RecordPlace
 from delayservice.base.errors import KafkaEdgeError
 
 FATAL = KafkaError(KafkaError._FATAL, "out of order", fatal=True)
@@ -58,7 +58,7 @@ class Desk:
         monkeypatch.setattr(controls, "producer_client", make)
         self._desk = ControlDesk({"message.timeout.ms": "300000"}, {}, cast("Any", None), "o")
 
-    def write(self) -> Place:
+    def write(self) -> RecordPlace:
         return self._desk.write("t", 1, b"k", None, [])
 
 
@@ -69,7 +69,7 @@ def test_after_a_fatal_error_the_next_request_makes_another_producer(
     desk = Desk(monkeypatch, FATAL, None, raises=raises)
     with pytest.raises(KafkaEdgeError, match="t:1 can't be written: out of order"):
         desk.write()
-    assert desk.write() == Place("t", 1, 7)
+    assert desk.write() == RecordPlace("t", 1, 7)
     assert len(desk.made) == 2
 
 

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from delay_devtools.bench import report
 from delay_devtools.bench.figures import Figures, merged, quantile
 from delay_devtools.bench.sampling import MIB, UsageSample, busy_until, disk_bytes, slope_mib_per_h
-from delay_devtools.bench.tally import Verdict
+from delay_devtools.bench.tally import BenchVerdict
 from delayservice.cli import app
 
 ROOT = Path(__file__).parents[2]
@@ -33,9 +33,9 @@ def working(*spans: tuple[float, float]) -> list[UsageSample]:
     return found
 
 
-def verdict(**changes: int) -> Verdict:
+def verdict(**changes: int) -> BenchVerdict:
     facts = {"lost": 0, "duplicated": 0, "early": 0, "altered": 0, "strangers": 0, **changes}
-    return Verdict(n=4, seen=4, first_seen_s=0.0, last_seen_s=0.0, lateness_ms={3: 4}, **facts)
+    return BenchVerdict(n=4, seen=4, first_seen_s=0.0, last_seen_s=0.0, lateness_ms={3: 4}, **facts)
 
 
 def test_a_quantile_is_the_smallest_value_that_so_many_are_at_or_below() -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import pytest
 
 from delay_devtools.bench.records import HEAD, KEYS, SIZE_MIN, Batch, keys
-from delay_devtools.bench.tally import BatchTally, Verdict
+from delay_devtools.bench.tally import BatchTally, BenchVerdict
 
 BATCH = Batch("abcdefgh", 2_000, 60, 7)
 DUE_MS = 1_000_000
@@ -22,7 +22,7 @@ def record(number: int, *, due_ms: int = DUE_MS, tag: str = BATCH.tag) -> Sent:
     )
 
 
-def judged(records: Iterable[Sent], seen_s: float = SEEN_S) -> Verdict:
+def judged(records: Iterable[Sent], seen_s: float = SEEN_S) -> BenchVerdict:
     tally = BatchTally(BATCH)
     found = list(records)
     tally.add([key for key, _ in found], [value for _, value in found], seen_s)
@@ -35,7 +35,7 @@ def all_records() -> list[Sent]:
     return [(known[n % KEYS], HEAD.pack(n, DUE_MS, b"abcdefgh") + filler) for n in range(BATCH.n)]
 
 
-def wrong(verdict: Verdict) -> dict[str, int]:
+def wrong(verdict: BenchVerdict) -> dict[str, int]:
     names = ("lost", "duplicated", "early", "altered", "strangers")
     return {name: count for name in names if (count := getattr(verdict, name))}
 

@@ -14,7 +14,7 @@ from delayservice.contract import dead_letters, names
 from delayservice.contract.aliases import ALIASES
 from delayservice.contract.codes import EXPLANATIONS
 from delayservice.contract.contracts import Contract, Contracts
-from delayservice.contract.dead_letters import DeadLetter, Filter, Source
+from delayservice.contract.dead_letters import DeadLetter, DeadLetterSource, Filter
 from delayservice.contract.draft import RULES, Draft
 from delayservice.contract.entry import INVALID, SCHEDULE, UNREADABLE, Entry, Headers, Original, Row
 from delayservice.contract.names import Header
@@ -115,7 +115,7 @@ def test_each_replay_is_counted_and_the_first_source_kept() -> None:
         assert letter.replays == count - 1
         headers, entry = again(letter)
         assert headers[-2:] == [PROVENANCE[0], ("delay-replays", b"%d" % count)]
-        letter = replace(refused(entry), source=Source(TOPIC, PARTITION, 100 + count))
+        letter = replace(refused(entry), source=DeadLetterSource(TOPIC, PARTITION, 100 + count))
     assert dead_letters.refusal(letter, 3, lambda *_: True, retimed=False) == dead_letters.LIMIT
 
 
@@ -163,7 +163,7 @@ def test_every_time_header_of_every_system_is_known() -> None:
 @pytest.mark.parametrize("time", [None, ("delay-after", b"0")])
 def test_what_goes_back_to_a_level_topic_says_no_time_of_its_own(time: Header | None) -> None:
     letter = refused(read(ASKED))
-    source = Source("delay_topic_5s", 0, 1)
+    source = DeadLetterSource("delay_topic_5s", 0, 1)
     headers = dead_letters.rewritten(letter, source, time, is_level=True).headers
     reader = RecordReader(source.topic, 0, Contracts([(0, LEVEL)]), ())
     entry = reader.read(9, NOW_MS, b"k", b"v", headers)
@@ -175,7 +175,7 @@ def test_an_occurrence_begins_its_schedule_again() -> None:
     every: Header = ("delay-every", b"5000")
     first = read([*ASKED, every, ("delay-times", b"4"), ("delay-id", b"id")])
     letter = refused(first)
-    assert letter.source == Source(TOPIC, PARTITION, 7)
+    assert letter.source == DeadLetterSource(TOPIC, PARTITION, 7)
     headers, second = again(letter)
     assert every in headers
     *asked, own, due_ms, meta = first[4]
@@ -231,7 +231,7 @@ def test_no_header_of_a_record_can_pose_as_what_the_service_adds() -> None:
         ("delay-replayed", b"1,2,3"),
     ]
     letter = refused(read([*posing, ("own", b"1")]))
-    assert (letter.code, letter.source) == ("time-missing", Source(TOPIC, PARTITION, 7))
+    assert (letter.code, letter.source) == ("time-missing", DeadLetterSource(TOPIC, PARTITION, 7))
     lettered = dead_letter_headers(posing, "time-missing", "", b"delay_topic_any:3:7")
     assert dead_letters.replayed_offsets((0, 0, None, None, lettered)) == []
 

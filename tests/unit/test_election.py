@@ -10,13 +10,13 @@ import pytest
 from delayservice.engine.electability import BROKER_S_MAX, Cause, WorkerFacts
 from delayservice.engine.role import Role
 from ha.election import Election
-from ha.election_state import Announce, Claim, Effect, Evict, Pace, Resign, Seat
+from ha.election_state import Announce, ClaimSlice, Effect, ElectionPace, Evict, Resign, Seat
 from ha.notes import LifeNote, NodeNote, OwnerNote, encode
-from ha.ownership import Standing
+from ha.ownership import SliceStanding
 from ha.placement import SliceFacts
 
-PACE = Pace(stagger_s=0.5, lag_s_max=10, alert_s=1, tenure_s=20, first_s=2, handed_s=60)
-UP_TO_DATE = Standing({}, 0)
+PACE = ElectionPace(stagger_s=0.5, lag_s_max=10, alert_s=1, tenure_s=20, first_s=2, handed_s=60)
+UP_TO_DATE = SliceStanding({}, 0)
 COOL_S = 5.0
 VACANT = Seat(None)
 CUT_OFF = WorkerFacts(kafka="no answer")
@@ -100,47 +100,47 @@ class TestClaims:
     def test_the_preferred_node_claims_a_vacant_slice_at_once(self) -> None:
         election = elected()
         vacated(election)
-        assert election.step(0) == [Claim(0)]
+        assert election.step(0) == [ClaimSlice(0)]
 
     def test_another_claims_one_stagger_later_and_asks_to_be_woken_then(self) -> None:
         election = elected(["other"])
         vacated(election)
         assert election.step(0.49) == []
         assert election.wake_s == 0.5
-        assert election.step(0.5) == [Claim(0)]
+        assert election.step(0.5) == [ClaimSlice(0)]
 
     def test_the_third_claims_two_staggers_later(self) -> None:
         election = elected(["other"] * 12, live=NODES)
         third = next(n for n, ranked in election._ranked.items() if ranked[2] == "me")
         vacated(election, slice_no=third)
         assert election.step(0.99) == []
-        assert election.step(1.0) == [Claim(third)]
+        assert election.step(1.0) == [ClaimSlice(third)]
 
     def test_at_first_sight_another_waits_longer_and_the_preferred_one_does_not(self) -> None:
         election = elected(["me", "other"])
         for slice_no in (0, 1):
             election.seat(slice_no, VACANT, 0)
-        assert election.step(2.49) == [Claim(0)]
-        assert election.step(2.5) == [Claim(0), Claim(1)]
+        assert election.step(2.49) == [ClaimSlice(0)]
+        assert election.step(2.5) == [ClaimSlice(0), ClaimSlice(1)]
 
     def test_the_heir_claims_at_once_though_it_is_not_preferred(self) -> None:
         election = elected(["other"])
         election.seat(0, others("third", heir="me"), 0)
         election.seat(0, VACANT, 1)
-        assert election.step(1) == [Claim(0)]
+        assert election.step(1) == [ClaimSlice(0)]
 
     def test_even_the_preferred_node_leaves_a_slice_to_a_living_heir_for_a_while(self) -> None:
         election = elected(live=NODES)
         election.seat(0, others("other", heir="third"), 0)
         election.seat(0, VACANT, 1)
-        assert election.step(1 + Pace().heir_s - 0.01) == []
-        assert election.step(1 + Pace().heir_s) == [Claim(0)]
+        assert election.step(1 + ElectionPace().heir_s - 0.01) == []
+        assert election.step(1 + ElectionPace().heir_s) == [ClaimSlice(0)]
 
     def test_nobody_waits_for_an_heir_that_is_dead(self) -> None:
         election = elected(live=["me", "other"])
         election.seat(0, others("other", heir="third"), 0)
         election.seat(0, VACANT, 1)
-        assert election.step(1) == [Claim(0)]
+        assert election.step(1) == [ClaimSlice(0)]
 
     def test_a_slice_that_another_owns_is_left_alone(self) -> None:
         election = elected()
@@ -159,10 +159,10 @@ class TestClaims:
     def test_a_copy_that_is_behind_never_claims(self, lag_s: float) -> None:
         election = elected()
         vacated(election)
-        election.standing(0, Standing({}, lag_s))
+        election.standing(0, SliceStanding({}, lag_s))
         assert election.step(1000) == []
-        election.standing(0, Standing({}, 10))
-        assert election.step(1000) == [Claim(0)]
+        election.standing(0, SliceStanding({}, 10))
+        assert election.step(1000) == [ClaimSlice(0)]
 
     def test_a_worker_that_is_not_registered_never_claims(self) -> None:
         election = elected()
@@ -210,8 +210,8 @@ class TestClaims:
         vacated(election)
         election.judge(facts)
         assert election.life(0).caught_up == ()
-        assert election.step(Pace().last_s - 0.01) == []
-        assert election.step(Pace().last_s) == [Claim(0)]
+        assert election.step(ElectionPace().last_s - 0.01) == []
+        assert election.step(ElectionPace().last_s) == [ClaimSlice(0)]
 
     def test_a_node_that_leaves_never_claims(self) -> None:
         election = elected(live=["me"])
@@ -291,7 +291,7 @@ class TestGivingUp:
         election = elected()
         vacated(election)
         election.gave_up(0, "too late")
-        assert election.step(0) == [Claim(0)]
+        assert election.step(0) == [ClaimSlice(0)]
 
     def test_the_cool_down_grows_with_each_failure_and_ends(self) -> None:
         election, now_s, waits_s = elected(), 0.0, []
@@ -303,7 +303,7 @@ class TestGivingUp:
             assert election.step(now_s) == []
             waits_s.append(election.wake_s - now_s)
             now_s = election.wake_s
-            assert election.step(now_s) == [Claim(0)]
+            assert election.step(now_s) == [ClaimSlice(0)]
         assert waits_s == [5, 10, 20, 40, 60, 60]
 
     def test_a_failure_counts_once_however_often_resigning_fails(self) -> None:
@@ -461,7 +461,7 @@ class TestHandOver:
         election.settling(0, is_settling=False)
         assert election.step(22) == [Resign(0, "handed over")]
         election.seat(0, VACANT, 22)
-        assert election.step(22) == [Claim(0)]
+        assert election.step(22) == [ClaimSlice(0)]
 
     def test_progress_is_asked_of_the_preferred_node_only_while_it_is_not_the_owner(self) -> None:
         assert owning(elected(["other"], live=NODES)).rivals == {"other:0"}
@@ -639,7 +639,7 @@ class TestRoles:
     def test_a_copy_that_is_behind_is_no_heir(self) -> None:
         election = elected()
         election.seat(0, VACANT, 0)
-        election.standing(0, Standing({}, 11))
+        election.standing(0, SliceStanding({}, 11))
         assert election.roles(0) == {0: Role.REPLICA}
 
     def test_a_node_that_does_not_reach_kafka_is_no_heir(self) -> None:
@@ -675,7 +675,7 @@ def test_a_worker_tells_one_position_for_each_slice_however_many_topics_there_ar
     election = elected(["me"] * 256)
     topics = {f"{'a long name of a delay topic':x<200}{n}": 10**9 for n in range(13)}
     for slice_no in range(256):
-        election.standing(slice_no, Standing(topics, 0))
+        election.standing(slice_no, SliceStanding(topics, 0))
     life = election.life(0)
     assert life.stored == dict.fromkeys(range(256), 13 * 10**9)
     assert len(encode(life)) < 8_000

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import structlog
 
-from delayservice.config.settings import Log
+from delayservice.config.settings import LogSettings
 from delayservice.process import logs
 from delayservice.process.log_hints import HINTS
 
@@ -31,7 +31,7 @@ def _put_back() -> Iterator[None]:
 
 def configured(**log: str) -> io.StringIO:
     stream = io.StringIO()
-    logs.configure(Log.model_validate(log), "n1", 2, secrets=[SECRET], stream=stream)
+    logs.configure(LogSettings.model_validate(log), "n1", 2, secrets=[SECRET], stream=stream)
     return stream
 
 

@@ -17,7 +17,7 @@ from kazoo.exceptions import (
     RuntimeInconsistency,
 )
 
-from ha.pipeline import REQUESTS_MAX, EnsembleError, Pipeline, RefusedError
+from ha.pipeline import REQUESTS_MAX, EnsembleError, EnsembleRefusedError, Pipeline
 
 
 class SilenceError(Exception):
@@ -89,7 +89,7 @@ def test_one_that_fails_is_left_out_and_raised_after_all_others(
     answers = [0, NoAuthError(), 2, ConnectionLoss(), 4]
     assert pipeline.ask_all(dict(enumerate(map(server.request, answers)))) == {0: 0, 2: 2, 4: 4}
     assert pipeline.ask_all({5: server.request(5)}) == {5: 5}
-    with pytest.raises(RefusedError, match="NoAuth"):
+    with pytest.raises(EnsembleRefusedError, match="NoAuth"):
         pipeline.raise_failure()
 
 
@@ -134,5 +134,5 @@ def test_a_transaction_that_is_refused_is_raised_after_all_others(
         1: server.transaction("stat", "path"),
     }
     assert pipeline.commit_all(transactions) == {1}
-    with pytest.raises(RefusedError):
+    with pytest.raises(EnsembleRefusedError):
         pipeline.raise_failure()

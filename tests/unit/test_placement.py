@@ -5,14 +5,14 @@ from collections.abc import Mapping
 
 import pytest
 
-from ha.placement import Member, SliceFacts, place, rank_owners
+from ha.placement import PlacedMember, SliceFacts, place, rank_owners
 
 SLICES = [SliceFacts(slice_no) for slice_no in range(64)]
 
 
-def nodes(count: int, racks: int = 0) -> list[Member]:
+def nodes(count: int, racks: int = 0) -> list[PlacedMember]:
     """node-0 beside broker 0, and so on, in turn in each rack."""
-    return [Member(f"node-{i}", i, f"r{i % racks}" if racks else "") for i in range(count)]
+    return [PlacedMember(f"node-{i}", i, f"r{i % racks}" if racks else "") for i in range(count)]
 
 
 def on(*numbers: int) -> frozenset[str]:
@@ -119,7 +119,7 @@ def test_a_slice_that_gives_way_to_another_keeps_its_racks_apart(first: int) -> 
     racks = dict(
         zip(["node-0", "node-1", "node-2", "node-3", "x", "y", "z"], "abcdabb", strict=True)
     )
-    members = [Member(node, i, rack) for i, (node, rack) in enumerate(racks.items())]
+    members = [PlacedMember(node, i, rack) for i, (node, rack) in enumerate(racks.items())]
     slices = [SliceFacts(first + i, replicas=(0, 1, 2, 3)) for i in range(5)]
     late = [SliceFacts(first + 5), SliceFacts(first + 6)]
     placed = place(members, slices + late, 4)
@@ -130,15 +130,18 @@ def test_a_slice_that_gives_way_to_another_keeps_its_racks_apart(first: int) -> 
 
 
 def test_a_rack_with_one_node_is_not_overloaded() -> None:
-    members = [Member("lonely", rack="a"), *(Member(f"node-{i}", rack="b") for i in range(9))]
+    members = [
+        PlacedMember("lonely", rack="a"),
+        *(PlacedMember(f"node-{i}", rack="b") for i in range(9)),
+    ]
     placed = place(members, SLICES, 2)
     assert loads(placed)["lonely"] == 16
     assert {len(kept) for kept in placed.values()} == {2}
 
 
 def test_unknown_racks_are_not_one_rack() -> None:
-    members = [*(Member(f"node-{i}") for i in range(6)), Member("known", rack="a")]
-    plain = [Member(member.node_id) for member in members]
+    members = [*(PlacedMember(f"node-{i}") for i in range(6)), PlacedMember("known", rack="a")]
+    plain = [PlacedMember(member.node_id) for member in members]
     assert place(members, SLICES, 2) == place(plain, SLICES, 2)
 
 
@@ -170,9 +173,9 @@ def test_a_leader_whose_node_is_dead_or_keeps_no_copy_is_passed_over() -> None:
 
 
 def test_a_node_beside_no_broker_is_not_beside_an_unknown_leader() -> None:
-    members = [Member("x"), *nodes(4)]
+    members = [PlacedMember("x"), *nodes(4)]
     placed = place(members, SLICES, None)
-    beside = [Member(member.node_id, 9) for member in members]
+    beside = [PlacedMember(member.node_id, 9) for member in members]
     assert rank_owners(placed, members, SLICES) == rank_owners(placed, beside, SLICES)
 
 
@@ -184,7 +187,7 @@ def test_when_one_broker_leads_all_its_node_owns_no_more_than_its_share() -> Non
 
 
 def test_nodes_that_claim_one_broker_share_its_slices() -> None:
-    members = [Member("x", 0), Member("y", 0), Member("z", 1)]
+    members = [PlacedMember("x", 0), PlacedMember("y", 0), PlacedMember("z", 1)]
     slices = [SliceFacts(i, leader=0) for i in range(12)]
     placed = place(members, slices, None)
     owned = Counter(preferred(rank_owners(placed, members, slices)).values())
@@ -194,7 +197,7 @@ def test_nodes_that_claim_one_broker_share_its_slices() -> None:
 
 
 def test_of_two_facts_about_one_node_or_slice_the_same_one_always_counts() -> None:
-    members = [*nodes(5), Member("node-0", 3)]
+    members = [*nodes(5), PlacedMember("node-0", 3)]
     slices = [*(SliceFacts(i, i % 5, (i % 5,)) for i in range(16)), SliceFacts(0, 1, (1, 2))]
     placed = place(members, slices, 2)
     assert place(members[::-1], slices[::-1], 2) == placed

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field, replace
 import pytest
 import structlog
 
-from connectors.kafka.topic_facts import DelayTopic, Look
+from connectors.kafka.topic_facts import Look, ServedTopic
 from delayservice.base.errors import KafkaEdgeError
 from delayservice.process.topic_watch import TopicWatcher
 
-GOOD = DelayTopic("delay_topic_any", "id-1", 2, ())
+GOOD = ServedTopic("delay_topic_any", "id-1", 2, ())
 RISKY = replace(GOOD, risks=("retention.ms is 1",))
 
 
@@ -21,7 +21,7 @@ class Cluster:
     """What the looks see, and when."""
 
     now_s: float = 100.0
-    answer: Sequence[DelayTopic] | Exception = (GOOD,)
+    answer: Sequence[ServedTopic] | Exception = (GOOD,)
     checkpointed: set[str] = field(default_factory=set)
     own: tuple[str, ...] = ()
     outlets: tuple[str, ...] = ()
@@ -80,7 +80,7 @@ def test_what_was_served_goes_on_when_a_look_fails_and_its_age_is_told(
 
 def test_a_topic_that_is_gone_is_a_problem(cluster: Cluster, watcher: TopicWatcher) -> None:
     watcher.refresh()
-    cluster.answer = (DelayTopic(GOOD.name, "", 0, ("it does not exist",)),)
+    cluster.answer = (ServedTopic(GOOD.name, "", 0, ("it does not exist",)),)
     watcher.refresh()
     assert watcher.fit == []
     assert watcher.problems() == ["delay_topic_any is not served: it does not exist"]

@@ -22,7 +22,7 @@ from delay_devtools.bench.helper import Helper
 from delay_devtools.bench.load_process import Due
 from delay_devtools.bench.passing import judge_plan, load_plan, warm_up
 from delay_devtools.bench.stand import Names, Stand, now_ms
-from delay_devtools.bench.tally import Verdict
+from delay_devtools.bench.tally import BenchVerdict
 from delay_devtools.bench.trace import Trace
 from delay_devtools.nodes import NodeGroup
 from delay_devtools.ownership import HandOver, hand_overs
@@ -55,7 +55,7 @@ class _Seen:
     kills: Sequence[_Kill]
     hand_overs: Sequence[HandOver]
     trace: Trace
-    verdict: Verdict
+    verdict: BenchVerdict
     load_s: float
 
 
@@ -91,7 +91,7 @@ def _try_often(stand: Stand) -> _Seen:
         sent = loader.expect(wire.DONE)
         judge.tell(f"{wire.STOP} {sent.count}")
         trace = judge.result(wire.TRACE, Trace)
-        verdict = judge.result(wire.DONE, Verdict)
+        verdict = judge.result(wire.DONE, BenchVerdict)
         return _Seen(kills, changes, trace, verdict, sent.at_s)
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from delay_devtools.bench.sampling import Sampler
-from delay_devtools.bench.tally import Verdict
+from delay_devtools.bench.tally import BenchVerdict
 
 US: Final = 1_000_000
 """Microseconds of a second."""
@@ -81,7 +81,9 @@ class Figures:
     cores: int | None = None
     version: str | None = None
 
-    def judge(self, verdicts: Sequence[Verdict], lateness_of: Iterable[Verdict]) -> dict[int, int]:
+    def judge(
+        self, verdicts: Sequence[BenchVerdict], lateness_of: Iterable[BenchVerdict]
+    ) -> dict[int, int]:
         """Take the findings of judges, and return the lateness histogram.
 
         Args:
@@ -92,7 +94,7 @@ class Figures:
             setattr(self, name, sum(getattr(verdict, name) for verdict in verdicts))
         return self.take_lateness(lateness_of)
 
-    def take_lateness(self, verdicts: Iterable[Verdict]) -> dict[int, int]:
+    def take_lateness(self, verdicts: Iterable[BenchVerdict]) -> dict[int, int]:
         """Take the lateness of these loads, and return its histogram."""
         late = merged(verdict.lateness_ms for verdict in verdicts)
         self.lateness_ms_p50 = quantile(late, 0.5)

@@ -21,7 +21,7 @@ from delay_devtools.bench.sampling import (
 )
 from delay_devtools.bench.serving import Serving
 from delay_devtools.bench.stand import Names, Stand, now_ms
-from delay_devtools.bench.tally import Verdict
+from delay_devtools.bench.tally import BenchVerdict
 
 _STEADY: Final = "steady"
 _WARM: Final = "warm"
@@ -60,7 +60,7 @@ def steady(stand: Stand, figures: Figures) -> dict[int, int]:
     return figures.judge([verdict], [verdict])
 
 
-def _measure(stand: Stand, figures: Figures, names: Names) -> Verdict:
+def _measure(stand: Stand, figures: Figures, names: Names) -> BenchVerdict:
     """Keep the rate of the options for their time."""
     options = stand.options
     verdict, load_s = _keep_rate(stand, names, _STEADY, options.seconds, options.delay_ms)
@@ -76,7 +76,7 @@ def _warm_up_service(stand: Stand, names: Names) -> None:
 
 def _keep_rate(
     stand: Stand, names: Names, target: str, seconds: float, delay_ms: tuple[int, int]
-) -> tuple[Verdict, float]:
+) -> tuple[BenchVerdict, float]:
     """Send at the rate of the options, and judge; return also the duration of sending, seconds."""
     options = stand.options
     batch = stand.batch(max(int(options.rate_per_s * seconds), 1))
@@ -93,7 +93,7 @@ def _keep_rate(
         ) as judge,
     ):
         load_s = loader.work(_LOAD_TIMEOUT_S + seconds).at_s
-        return judge.result(wire.DONE, Verdict), load_s
+        return judge.result(wire.DONE, BenchVerdict), load_s
 
 
 def pending(stand: Stand, figures: Figures) -> dict[int, int]:

@@ -11,7 +11,7 @@ from delay_devtools.bench.load_process import Due, LoadPlan
 from delay_devtools.bench.passthrough_process import PassthroughCost, PassthroughPlan
 from delay_devtools.bench.records import Batch
 from delay_devtools.bench.stand import Names, Stand, now_ms
-from delay_devtools.bench.tally import Verdict
+from delay_devtools.bench.tally import BenchVerdict
 from delayservice.contract.provenance import provenance
 
 PASSED: Final = "passed"
@@ -62,7 +62,7 @@ def judge_plan(
 
 def pass_through(
     stand: Stand, names: Names, batch: Batch, transaction_records: int
-) -> tuple[PassthroughCost, Verdict]:
+) -> tuple[PassthroughCost, BenchVerdict]:
     """Pass the delay topic of ``names``, which holds ``batch``, on to the target ``PASSED``."""
     n = batch.n
     headers = provenance(names.delay, 0, n, now_ms(), None)
@@ -87,10 +87,10 @@ def pass_through(
         bar.at(n)
         if not stand.options.judge_beside:
             judge = stack.enter_context(stand.helper("judge", judging))
-        return passed, judge.result(wire.DONE, Verdict)
+        return passed, judge.result(wire.DONE, BenchVerdict)
 
 
-def load_and_pass(stand: Stand, n: int) -> tuple[PassthroughCost, Verdict]:
+def load_and_pass(stand: Stand, n: int) -> tuple[PassthroughCost, BenchVerdict]:
     """Write ``n`` records and pass them through, without any service."""
     names = stand.round()
     stand.create(names, (PASSED,))

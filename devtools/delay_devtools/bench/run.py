@@ -20,7 +20,7 @@ from delay_devtools.bench.peers import run as peers
 from delay_devtools.bench.stand import Servers, Stand
 from delay_devtools.cluster import EmbeddedCluster, started, undisturbed
 from delayservice import __version__
-from delayservice.config.settings import Log
+from delayservice.config.settings import LogSettings
 from delayservice.process import logs
 from delayservice.smoke.progress import Steps, steps
 from delayservice.smoke.signals import stop_signals
@@ -55,7 +55,7 @@ def run(options: Options, *, as_json: bool, plot: Path | None = None) -> int:
     """
     check(options)
     # The service's own code makes the topics, and would log that to standard output.
-    logs.configure(Log(level="warning"), "bench")
+    logs.configure(LogSettings(level="warning"), "bench")
     is_shown = not as_json or sys.stderr.isatty()
     if options.bench == "peers":
         peers.check_plot(plot)

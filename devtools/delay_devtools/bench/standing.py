@@ -15,7 +15,7 @@ from delay_devtools.bench.passing import judge_plan, load_plan, warm_up
 from delay_devtools.bench.sampling import Sampler, cpu_s
 from delay_devtools.bench.serving import Serving
 from delay_devtools.bench.stand import Names, Stand, now_ms
-from delay_devtools.bench.tally import Verdict
+from delay_devtools.bench.tally import BenchVerdict
 from delay_devtools.nodes import NodeGroup
 
 _ALL: Final = "all"
@@ -118,12 +118,12 @@ def restart(stand: Stand, figures: Figures) -> dict[int, int]:
         probed = _kill_and_probe(stand, figures, names, serving)
         receiving = stand.steps.bar("Delivering", n)
         with stand.helper("judge", judging, receiving.at) as judge:
-            verdict = judge.result(wire.DONE, Verdict)
+            verdict = judge.result(wire.DONE, BenchVerdict)
     figures.n = n
     return figures.judge([verdict, probed], [verdict])
 
 
-def _kill_and_probe(stand: Stand, figures: Figures, names: Names, serving: Serving) -> Verdict:
+def _kill_and_probe(stand: Stand, figures: Figures, names: Names, serving: Serving) -> BenchVerdict:
     """Kill and start the service, and send it records meanwhile; return the verdict on those."""
     batch = stand.batch(_PROBES)
     plan = load_plan(stand, names, _PROBE, batch, Due(after_ms=_PROBE_DELAY_MS))
@@ -137,7 +137,7 @@ def _kill_and_probe(stand: Stand, figures: Figures, names: Names, serving: Servi
         loader.tell(wire.GO)
         serving.await_serving()
         figures.took_over_s = time.time() - started_s
-        verdict = judge.result(wire.DONE, Verdict)
+        verdict = judge.result(wire.DONE, BenchVerdict)
     figures.first_delivery_s = verdict.last_seen_s - started_s
     figures.serving_s = max(figures.took_over_s, figures.first_delivery_s)
     return verdict

@@ -29,7 +29,7 @@ from delay_devtools.bench.records import Batch
 from delay_devtools.bench.sampling import Sampler, busy_until, cpu_s
 from delay_devtools.bench.serving import ServiceCounters, Serving
 from delay_devtools.bench.stand import Names, Stand, now_ms
-from delay_devtools.bench.tally import Verdict
+from delay_devtools.bench.tally import BenchVerdict
 from delayservice.base.errors import DelayServiceError
 
 _ALL: Final = "all"
@@ -69,7 +69,7 @@ class _Round:
     broker_cpu_s: float
     delivered: ServiceCounters
     sampler: Sampler
-    verdict: Verdict
+    verdict: BenchVerdict
 
     @property
     def records_per_transaction(self) -> float:
@@ -131,7 +131,7 @@ def _compare(
     n = stand.options.n
     warm_up(stand, n)
     found: list[_Round] = []
-    passes: list[tuple[PassthroughCost, Verdict]] = []
+    passes: list[tuple[PassthroughCost, BenchVerdict]] = []
     for one in rounds:
         found.append(one)
         size = max(round(one.records_per_transaction), 1)
@@ -261,7 +261,7 @@ class _Scene:
         """
         self._judge.expect(wire.COMPLETE)
         used_s, broker_used_s = self._cpu_s()
-        verdict = self._judge.result(wire.DONE, Verdict)
+        verdict = self._judge.result(wire.DONE, BenchVerdict)
         # The counters are published late; of lost records there is nothing to wait for.
         counted = (
             self.serving.counters()

@@ -12,7 +12,7 @@ from delay_devtools.bench.records import HEAD, KEYS, Batch, keys
 _SEEN_MAX = 255
 
 
-class Verdict(msgspec.Struct, frozen=True):
+class BenchVerdict(msgspec.Struct, frozen=True):
     """Result of one ``Batch``.
 
     Attributes:
@@ -120,10 +120,10 @@ class BatchTally:
         if is_new:
             self._last_seen_s = seen_s
 
-    def verdict(self) -> Verdict:
+    def verdict(self) -> BenchVerdict:
         """Sum up."""
         lost = self._counts.count(0)
-        return Verdict(
+        return BenchVerdict(
             n=self._n,
             seen=self.seen,
             lost=lost,

@@ -37,7 +37,7 @@ _WORDS_OF_REPLY: Final = {b"MSG": 5, b"HMSG": 6}
 
 
 @dataclass(frozen=True, slots=True)
-class Message:
+class NatsMessage:
     """Message of the server, and the number of the subscription that it came for."""
 
     subject: str
@@ -59,7 +59,7 @@ def frame(subject: str, body: bytes, reply: str, headers: Mapping[str, str]) -> 
     return line.encode() + head + body + b"\r\n"
 
 
-def read_message(line: bytes, file: BinaryIO) -> Message | None:
+def read_message(line: bytes, file: BinaryIO) -> NatsMessage | None:
     """Return the message that a line of the server announces; None for another line."""
     words = line.split()
     if not words or words[0] not in _WORDS_OF_REPLY:
@@ -70,7 +70,7 @@ def read_message(line: bytes, file: BinaryIO) -> Message | None:
     lines = body[:head_bytes].decode().splitlines()[1:]
     headers = dict(line.split(": ", 1) for line in lines if ": " in line)
     reply = words[3].decode() if has_reply else ""
-    return Message(words[1].decode(), int(words[2]), reply, headers, body[head_bytes:])
+    return NatsMessage(words[1].decode(), int(words[2]), reply, headers, body[head_bytes:])
 
 
 class _Link:
@@ -83,7 +83,10 @@ class _Link:
     """
 
     def __init__(
-        self, port: int, take: Callable[[Message], None], made: Callable[[], None] = lambda: None
+        self,
+        port: int,
+        take: Callable[[NatsMessage], None],
+        made: Callable[[], None] = lambda: None,
     ) -> None:
         self._port, self._take, self._made = port, take, made
         self.inbox = f"inbox-{uuid.uuid4().hex}"
@@ -131,7 +134,7 @@ class NatsProducer:
         self.last_error = ""
         self._link = _Link(port, self._answered)
 
-    def _answered(self, answer: Message) -> None:
+    def _answered(self, answer: NatsMessage) -> None:
         if answer.is_error:
             self.last_error = answer.body.decode()
         else:
@@ -204,7 +207,7 @@ class NatsConsumer:
     def _lost(self) -> None:
         self._is_on = False
 
-    def _take(self, message: Message) -> None:
+    def _take(self, message: NatsMessage) -> None:
         if message.subject == f"{self._link.inbox}.{self._number}":
             self._is_on = not message.is_error
         elif message.subscription == _ANSWERS + self._number:

@@ -11,7 +11,7 @@ from typing import Final
 from rich.table import Table
 
 from delay_devtools.bench.figures import quantile
-from delay_devtools.bench.tally import Verdict
+from delay_devtools.bench.tally import BenchVerdict
 from delay_devtools.shown import WRONG
 from delayservice.base.errors import DelayServiceError
 from delayservice.commands.console import out
@@ -65,7 +65,7 @@ def result(
     system: str,
     setup: str,
     round_: str,
-    verdict: Verdict,
+    verdict: BenchVerdict,
     *,
     resent: int | None = None,
     restart_s: float | None = None,

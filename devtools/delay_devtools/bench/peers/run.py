@@ -22,7 +22,7 @@ from delay_devtools.bench.peers import report, servers
 from delay_devtools.bench.peers.report import Result
 from delay_devtools.bench.peers.servers import Peer
 from delay_devtools.bench.stand import Names, Servers, Stand, now_ms
-from delay_devtools.bench.tally import Verdict
+from delay_devtools.bench.tally import BenchVerdict
 from delay_devtools.cluster import EmbeddedCluster, started
 from delayservice import __version__
 from delayservice.base.errors import SettingsError
@@ -156,5 +156,5 @@ def _round(
             restart_s = round(time.monotonic() - killed_s, 1)
         loader.expect(wire.DONE)
         resent = loader.expect(wire.TRACE).count if peer.client else None
-        verdict = judge.result(wire.DONE, Verdict)
+        verdict = judge.result(wire.DONE, BenchVerdict)
     return report.result(peer.name, peer.setup, round_, verdict, resent=resent, restart_s=restart_s)
