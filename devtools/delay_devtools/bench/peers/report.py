@@ -143,7 +143,8 @@ def plot(results: Sequence[Result], path: Path) -> None:
         panel.set(title=name, xlabel="lateness in ms, negative: early", ylim=(0, 101))
         panel.grid(visible=True, alpha=0.3)
     panels[0].set_ylabel("messages delivered by then, %")
-    panels[0].legend(loc="lower right")
+    lines, labels = panels[0].get_legend_handles_labels()
+    figure.legend(lines, labels, loc="outside upper center", ncols=len(labels))
     try:
         figure.savefig(path)
     except (OSError, ValueError) as exc:

@@ -1,0 +1,37 @@
+"""``delayservice bench peers``: three systems, one load, one judge."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SYSTEMS = {"this service": True, "RocketMQ": False, "NATS": True}
+"""Whether a system must not double a message after a kill."""
+
+
+@pytest.mark.night
+@pytest.mark.skipif(shutil.which("go") is None, reason="NATS is built with Go")
+def test_all_systems_deliver_every_message_and_this_one_delivers_it_once(tmp_path: Path) -> None:
+    plot = tmp_path / "lateness.svg"
+    words = ("--n", "200", "--rate", "100", "--no-warm-up", "--plot", str(plot), "--json")
+    done = subprocess.run(
+        [sys.executable, "-m", "delayservice", "bench", "peers", *words],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=900,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    results = json.loads(done.stdout)["results"]
+    assert [found["round"] for found in results] == ["undisturbed", "killed"] * len(SYSTEMS)
+    for found in results:
+        is_once = next(once for name, once in SYSTEMS.items() if found["system"].startswith(name))
+        assert (found["n"], found["lost"], found["altered"]) == (200, 0, 0), found
+        if is_once or found["round"] == "undisturbed":
+            assert found["duplicated"] == 0, found
+    assert plot.stat().st_size
