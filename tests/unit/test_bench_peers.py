@@ -11,14 +11,14 @@ from rich.console import Console
 
 from delay_devtools.bench.peers import nats_client, report, servers
 from delay_devtools.bench.peers.nats_client import frame, read_message
-from delay_devtools.bench.tally import Verdict
+from delay_devtools.bench.tally import BenchVerdict
 from delay_devtools.jars import parse_lock
 
 LOCK = Path(servers.__file__).with_name("rocketmq.lock")
 
 
-def verdict(lateness_ms: dict[int, int], *, duplicated: int = 0) -> Verdict:
-    return Verdict(
+def verdict(lateness_ms: dict[int, int], *, duplicated: int = 0) -> BenchVerdict:
+    return BenchVerdict(
         n=sum(lateness_ms.values()),
         seen=sum(lateness_ms.values()),
         lost=0,
@@ -58,7 +58,7 @@ def test_a_message_is_read_whole_and_nothing_after_it(
 ) -> None:
     file = io.BytesIO(rest + b"PING\r\n")
     found = read_message(line, file)
-    assert found == nats_client.Message("a.b", 7, reply, headers, body)
+    assert found == nats_client.NatsMessage("a.b", 7, reply, headers, body)
     assert file.read() == b"PING\r\n"
 
 
@@ -68,9 +68,9 @@ def test_another_line_is_no_message() -> None:
 
 
 def test_an_answer_refuses_when_it_holds_an_error_or_nothing() -> None:
-    assert nats_client.Message("a", 1, "", {}, b"").is_error
-    assert nats_client.Message("a", 1, "", {}, b'{"error":{"code":503}}').is_error
-    assert not nats_client.Message("a", 1, "", {}, b'{"stream":"s","seq":1}').is_error
+    assert nats_client.NatsMessage("a", 1, "", {}, b"").is_error
+    assert nats_client.NatsMessage("a", 1, "", {}, b'{"error":{"code":503}}').is_error
+    assert not nats_client.NatsMessage("a", 1, "", {}, b'{"stream":"s","seq":1}').is_error
 
 
 def test_a_result_counts_what_is_wrong_and_how_late_it_was() -> None:
