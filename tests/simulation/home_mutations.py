@@ -198,13 +198,13 @@ def away_blocks() -> AbstractContextManager[Any]:
 def away_dead_letters() -> AbstractContextManager[Any]:
     """What can't go home is dead-lettered."""
     return _rewritten(
-        Homeward, "_send", _WAIT, "return self.refused(Waiting(offset, again), *obstacle)"
+        Homeward, "_send", _WAIT, "return self.refused(WaitingForHome(offset, again), *obstacle)"
     )
 
 
 def waiting_is_not_found() -> AbstractContextManager[Any]:
     """What waits is not taken along."""
-    right = "waiting.append(Waiting(victim[1], payload))"
+    right = "waiting.append(WaitingForHome(victim[1], payload))"
     return _rewritten(Walk, "_send_home", right, "pass")
 
 
