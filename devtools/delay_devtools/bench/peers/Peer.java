@@ -8,6 +8,7 @@ import java.util.concurrent.Executors;
 import java.util.concurrent.ScheduledExecutorService;
 import java.util.concurrent.TimeUnit;
 import org.apache.rocketmq.client.consumer.DefaultLitePullConsumer;
+import org.apache.rocketmq.client.exception.MQClientException;
 import org.apache.rocketmq.client.producer.DefaultMQProducer;
 import org.apache.rocketmq.client.producer.SendCallback;
 import org.apache.rocketmq.client.producer.SendResult;
@@ -27,6 +28,7 @@ import org.apache.rocketmq.common.message.MessageQueue;
 public final class Peer {
     private static final int QUEUES = 4;
     private static final int AGAIN_MS = 200;
+    private static final int TRIES = 100;
     private static final int ROUTES_MS = 1_000;
     private static final PrintStream OUT = System.out;
     private static final ScheduledExecutorService LATER = Executors.newScheduledThreadPool(1);
@@ -53,7 +55,7 @@ public final class Peer {
         producer.setRetryTimesWhenSendAsyncFailed(0); // They are counted here.
         producer.setPollNameServerInterval(ROUTES_MS);
         producer.start();
-        producer.createTopic(producer.getCreateTopicKey(), topic, QUEUES, Map.of());
+        create(producer, topic);
         say("ready");
         BufferedReader lines = new BufferedReader(new InputStreamReader(System.in));
         for (String line = lines.readLine(); line != null; line = lines.readLine()) {
@@ -63,6 +65,22 @@ public final class Peer {
             send(producer, message);
         }
         System.exit(0);
+    }
+
+    /** Makes the topic. A broker that has just started is not yet known to the name server. */
+    private static void create(DefaultMQProducer producer, String topic) throws Exception {
+        for (int left = TRIES; ; left--) {
+            try {
+                producer.createTopic(producer.getCreateTopicKey(), topic, QUEUES, Map.of());
+                return;
+            } catch (MQClientException failure) {
+                if (left == 0) {
+                    failure.printStackTrace();
+                    System.exit(1);
+                }
+                Thread.sleep(AGAIN_MS);
+            }
+        }
     }
 
     private static void send(DefaultMQProducer producer, Message message) {
