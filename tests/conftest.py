@@ -16,8 +16,12 @@ from typing import Protocol
 import pytest
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic  # its stubs export it here only
+from hypothesis import settings
 
 from delay_devtools.cluster import EmbeddedCluster
+
+settings.register_profile("tests", deadline=None)  # a machine under load breaks any deadline
+settings.load_profile("tests")
 
 _INTEGRATION = Path(__file__).parent / "integration"
 _TOLD = 30

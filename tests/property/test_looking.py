@@ -136,7 +136,7 @@ class World:
 
 
 @every_store
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(
     shards=worlds,
     bounds=st.tuples(st.integers(0, 40 * HOUR_MS), st.integers(1, 60 * HOUR_MS)),
@@ -183,7 +183,7 @@ def test_pages_together_are_all_that_is_pending_in_the_range(
 
 
 @every_store
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(shards=worlds, widths=st.lists(st.integers(1, 60), min_size=1, max_size=5))
 def test_what_is_ahead_is_counted_where_it_is_due(
     kind: str, shards: list[list[Record]], widths: list[int]
@@ -205,7 +205,7 @@ def test_what_is_ahead_is_counted_where_it_is_due(
 
 
 @every_store
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(shards=worlds)
 def test_an_id_and_an_offset_find_what_is_pending_and_nothing_else(
     kind: str, shards: list[list[Record]]

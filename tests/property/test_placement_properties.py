@@ -74,7 +74,7 @@ def owned(ranked: Mapping[int, tuple[str, ...]]) -> Counter[str]:
 
 
 @given(CLUSTERS)
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=500)
 def test_every_slice_has_its_copies_and_no_node_more_than_its_share(
     cluster: tuple[list[PlacedMember], list[SliceFacts], int | None],
 ) -> None:
@@ -92,7 +92,7 @@ def test_every_slice_has_its_copies_and_no_node_more_than_its_share(
 
 
 @given(CLUSTERS)
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=500)
 def test_a_rack_has_one_copy_more_only_when_racks_with_fewer_are_full(
     cluster: tuple[list[PlacedMember], list[SliceFacts], int | None],
 ) -> None:
@@ -109,7 +109,7 @@ def test_a_rack_has_one_copy_more_only_when_racks_with_fewer_are_full(
 
 
 @given(CLUSTERS)
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=500)
 def test_a_node_beside_an_earlier_replica_is_passed_over_only_when_it_is_full(
     cluster: tuple[list[PlacedMember], list[SliceFacts], int | None],
 ) -> None:
@@ -130,7 +130,6 @@ def test_a_node_beside_an_earlier_replica_is_passed_over_only_when_it_is_full(
 
 
 @given(CLUSTERS, st.data())
-@settings(deadline=None)
 def test_neither_the_order_of_the_facts_nor_the_leader_decides_who_keeps_a_copy(
     cluster: tuple[list[PlacedMember], list[SliceFacts], int | None], data: st.DataObject
 ) -> None:
@@ -145,7 +144,6 @@ def test_neither_the_order_of_the_facts_nor_the_leader_decides_who_keeps_a_copy(
 
 
 @given(st.sampled_from([0, 2, 3]), st.integers(2, 5), st.integers(32, 64), st.data(), st.text("ab"))
-@settings(deadline=None)
 def test_a_node_that_comes_or_goes_moves_little_besides_its_own_copies(
     racks: int, size: int, count: int, data: st.DataObject, prefix: str
 ) -> None:
@@ -165,7 +163,7 @@ def test_a_node_that_comes_or_goes_moves_little_besides_its_own_copies(
 
 
 @given(copies(), LIVE, st.lists(st.builds(SliceFacts, st.integers(0, 30), BROKERS), max_size=16))
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=500)
 def test_owners_are_the_live_keepers_and_their_loads_as_even_as_the_copies_allow(
     placed: dict[int, frozenset[str]], live: tuple[PlacedMember, ...], slices: list[SliceFacts]
 ) -> None:
@@ -188,7 +186,7 @@ def test_owners_are_the_live_keepers_and_their_loads_as_even_as_the_copies_allow
 
 
 @given(CLUSTERS)
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_with_all_copies_everywhere_no_owner_has_more_than_its_share(
     cluster: tuple[list[PlacedMember], list[SliceFacts], int | None],
 ) -> None:
@@ -200,7 +198,7 @@ def test_with_all_copies_everywhere_no_owner_has_more_than_its_share(
 
 
 @given(CLUSTERS)
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_the_node_beside_the_leader_is_passed_over_only_when_it_owns_its_share(
     cluster: tuple[list[PlacedMember], list[SliceFacts], int | None],
 ) -> None:
@@ -217,7 +215,6 @@ def test_the_node_beside_the_leader_is_passed_over_only_when_it_owns_its_share(
 
 
 @given(CLUSTERS, st.data())
-@settings(deadline=None)
 def test_neither_the_order_of_the_facts_nor_of_the_nodes_decides_who_owns(
     cluster: tuple[list[PlacedMember], list[SliceFacts], int | None], data: st.DataObject
 ) -> None:
@@ -229,7 +226,6 @@ def test_neither_the_order_of_the_facts_nor_of_the_nodes_decides_who_owns(
 
 
 @given(CLUSTERS, st.data())
-@settings(deadline=None)
 def test_those_after_the_preferred_owner_keep_their_order_whoever_dies_or_leads(
     cluster: tuple[list[PlacedMember], list[SliceFacts], int | None], data: st.DataObject
 ) -> None:
@@ -244,7 +240,6 @@ def test_those_after_the_preferred_owner_keep_their_order_whoever_dies_or_leads(
 
 
 @given(st.integers(5, 12), st.integers(32, 64), st.text("ab"), st.data())
-@settings(deadline=None)
 def test_an_owner_that_lives_rarely_changes_when_another_dies(
     nodes: int, count: int, prefix: str, data: st.DataObject
 ) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from dataclasses import dataclass
 
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from delayservice.engine.flow import AHEAD_MS, BURST_MS
@@ -65,7 +65,6 @@ def most_in_a_window(played: Played) -> int:
 @example(
     rate=55, dues=[0, 0, 0, 0, 65], steps=["abort"]
 )  # due when the turn of the one before comes
-@settings(deadline=None)
 def test_no_window_has_more_than_the_limit_and_all_arrive_in_order(
     rate: int, dues: list[int], steps: list[str]
 ) -> None:
@@ -78,7 +77,6 @@ def test_no_window_has_more_than_the_limit_and_all_arrive_in_order(
 
 
 @given(rate=rates, dues=dues, steps=st.lists(st.sampled_from((*STEPS, "outage")), max_size=30))
-@settings(deadline=None)
 def test_after_outages_all_arrive_once_with_a_burst_of_one_second_at_most(
     rate: int, dues: list[int], steps: list[str]
 ) -> None:

@@ -211,7 +211,7 @@ class RocksMachine(DurableMachine):
         return LoneRocks(self.folder)
 
 
-SETTINGS = settings(max_examples=40, stateful_step_count=25, deadline=None)
+SETTINGS = settings(max_examples=40, stateful_step_count=25)
 
 TestMemory = MemoryMachine.TestCase
 TestMemory.settings = SETTINGS
