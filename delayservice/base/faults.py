@@ -118,7 +118,7 @@ class _Trap:
         self._path = path
 
     def point(self, name: str, /) -> None:
-        """Pass a fault point."""
+        """Act if this is the trapped point and the file exists; remove the file."""
         _check_point(name)
         if name != self._name:
             return
@@ -141,7 +141,7 @@ class _Fault:
         self._left = nth
 
     def point(self, name: str, /) -> None:
-        """Pass a fault point."""
+        """Act if this is the nth pass of the chosen point."""
         _check_point(name)
         if name != self._name:
             return

@@ -100,7 +100,7 @@ class DeadLetter:
 
     @property
     def place(self) -> tuple[int, int]:
-        """Partition and offset in the dead-letter topic."""
+        """Return partition and offset in the dead-letter topic."""
         return self.partition, self.offset
 
     @property
@@ -163,7 +163,7 @@ class Heading:
 
     @property
     def place(self) -> tuple[int, int]:
-        """Partition and offset in the dead-letter topic."""
+        """Return partition and offset in the dead-letter topic."""
         return self.partition, self.offset
 
 

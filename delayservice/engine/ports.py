@@ -181,8 +181,8 @@ class Targets(Protocol):
 
     def obstacle(self, target: Target) -> tuple[str, str] | None:
         """Return why a target can't be written to, as code and detail; None: it can, and ``fit``
-        has it unless its size limit is lower than that of others. ``TARGET_ASKED``: the cluster is
-        being asked. ``TARGET_LATER``: the record is to be put off.
+        has it unless its topic takes only small batches or needs keys. ``TARGET_ASKED``: the
+        cluster is being asked. ``TARGET_LATER``: the record is to be put off.
         """
 
     def refusal(
@@ -236,7 +236,7 @@ class Succession(Protocol):
         """Return the newest committed checkpoint in the topic; None: the topic holds none."""
 
     def legacy_writer(self, slice_no: int) -> str | None:
-        """Return the transactional id by which nodes of version 1 served a slice, or None."""
+        """Return the transactional id of a slice's nodes of version 1; None: there were none."""
 
     def fence(self, writers: Collection[str]) -> None:
         """Fence these writers, without those that this process has fenced before."""

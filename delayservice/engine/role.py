@@ -11,7 +11,7 @@ class Role(Enum):
     REPLICA = "replica"
     """The node stores, and does not settle."""
     HEIR = "heir"
-    """The node is a replica that is about to become the owner, and catches up faster."""
+    """The node is a replica that is about to become the owner; it opens its writer ahead."""
     PAUSED = "paused"
     """The node is still the owner, but without the ensemble: it begins no new transaction."""
     OWNER = "owner"

@@ -233,7 +233,7 @@ class Judge:
         return verdict
 
     def close(self) -> None:
-        """Release the connections."""
+        """Close the consumer and its connections."""
         self._consumer.close()
 
 
