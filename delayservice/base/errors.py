@@ -9,7 +9,7 @@ class DelayServiceError(Exception):
 
 
 class SettingsError(DelayServiceError):
-    """A setting is unknown, out of bounds or contradicts another one."""
+    """A setting that is unknown, out of bounds, or contradicts another one."""
 
 
 class InvalidRequestError(DelayServiceError, ValueError):
@@ -21,7 +21,7 @@ class StoreError(DelayServiceError):
 
 
 class SlotDamagedError(StoreError):
-    """Stored frames are missing or damaged and were put in quarantine.
+    """Stored frames that are missing, or damaged and in quarantine.
 
     The caller reads the source offsets ``[first_offset, stop_offset)`` again and hands every
     record whose key falls in ``[start_ms, stop_ms)`` to ``Store.rebuild``.

@@ -24,7 +24,7 @@ TimeParser: TypeAlias = Callable[[str, bytes | None, int], int]
 
 
 class Draft:
-    """The content of one record's input headers, in the order of the headers."""
+    """Input headers of one record, grouped by meaning, each group in the order of the headers."""
 
     __slots__ = (
         "counts",

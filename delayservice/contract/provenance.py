@@ -42,7 +42,7 @@ class Provenance:
         return self._prefix + b"%d" % offset
 
     def is_copy(self, offset: int, meta: Meta | None) -> bool:
-        """Return whether the record at ``offset`` is a copy of one that lies elsewhere."""
+        """Return whether the record at ``offset`` has another record as its user's original."""
         return self.source(offset, meta).split(b"#", 1)[0] != self._prefix + b"%d" % offset
 
     def elsewhere(self, meta: Meta | None) -> bytes | None:

@@ -207,7 +207,7 @@ def plain_headers(headers: OwnHeaders) -> list[Header]:
 
 
 def id_bytes(record_id: Text, bytes_max: int) -> bytes:
-    """Return an id as bytes.
+    """Return an id as UTF-8 bytes.
 
     Raises:
         InvalidRequestError: it is empty, or longer than ``bytes_max``.

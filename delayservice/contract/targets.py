@@ -76,7 +76,7 @@ class TargetReader:
     """Reader of target headers by one contract of one delay topic, with a cache."""
 
     def __init__(self, contract: Contract, delay_topic: str) -> None:
-        """Read by ``contract``; ``delay_topic`` itself is never a target."""
+        """Prepare to read target headers by ``contract``; ``delay_topic`` is never a target."""
         self.allowed: dict[bytes | None, str] = {}
         """Cache of allowed topics by header value. Bounded; other topics may be allowed too."""
         self._allowlist = Allowlist.of_contract(contract, delay_topic)

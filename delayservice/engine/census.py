@@ -242,8 +242,8 @@ class Census:
         ]
 
     def is_plain(self, key_ms: int) -> bool:
-        """Return whether all records in the minute of this key are due at their keys, and none in
-        its second was cancelled.
+        """Return whether the minute of this key has no keys that are roll times, and its second has
+        no cancelled records.
         """
         return not self._far.get(key_ms // MINUTE_MS) and not self._cancelled[key_ms // SECOND_MS]
 

@@ -48,7 +48,7 @@ class Endings:
         self._targets = targets
 
     def takes(self, topic: str) -> bool:
-        """Return whether a topic of the service's own can be written to."""
+        """Return whether the dead-letter or outcomes topic ``topic`` can be written to."""
         own = (topic, BY_KEY)
         return own in self._targets.fit or self._targets.obstacle(own) is None
 

@@ -119,8 +119,8 @@ class LevelRecords:
         return outputs
 
     def _settle_any(self, row: Row, now_ms: int, plain_text: bytes | None) -> Output | None:
-        """Return the output of a record that is not plain, None: it has to wait; cache the topic of
-        a plain target header ``plain_text``, where ``b""`` means that it is not plain.
+        """Return the output of a record that needs the reader; None: it has to wait.
+        ``plain_text``: its plain target header, whose topic is cached; ``b""``: it is not plain.
         """
         offset, kind, key_ms, _, payload, extra = self._reader.read(*row)
         if kind == INVALID:

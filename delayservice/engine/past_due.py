@@ -1,4 +1,4 @@
-"""Records that were due before they were written: their lateness counts from then."""
+"""Append times of records due before they were written, from which their lateness counts."""
 
 from __future__ import annotations
 

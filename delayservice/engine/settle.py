@@ -91,7 +91,7 @@ class Settler:
         return self._flow is not None
 
     def is_copy(self, offset: int, meta: Meta | None) -> bool:
-        """Return whether the record at an offset is a copy of one that lies elsewhere."""
+        """Return whether the record at an offset has another record as its user's original."""
         return self._provenance.is_copy(offset, meta)
 
     def denial(self, offset: int, target: str) -> tuple[str, str] | None:
