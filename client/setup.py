@@ -1,9 +1,9 @@
 """Build the client's wheel: the package, and copies of the service's modules that it imports.
 
-The header contract has one source, which is the service's. In this repository the client imports
-it from there. The wheel carries exactly the modules that these imports reach, as the subpackage
-``kafka_delay_client._service``, their imports renamed. So the client needs nothing of the service,
-and in one environment each keeps the version of the contract that it was built with.
+The header contract has one source, the service, from which the client imports it in this
+repository. The wheel carries exactly the modules that these imports reach, as the subpackage
+``kafka_delay_client._service`` with renamed imports. So the client does not need the service, and
+if both are installed, each keeps the version of the contract that it was built with.
 """
 
 from __future__ import annotations
@@ -26,17 +26,21 @@ DOCSTRING: Final = (
 
 
 class BuildWithContract(build_py):  # type: ignore[misc]  # setuptools ships no types
-    """Add what is carried to a build; an editable install imports it from the repository."""
+    """Build step that adds the service's modules; an editable install imports them in place."""
 
     def run(self) -> None:
-        """Build."""
+        """Build the package, and add the service's modules unless the install is editable."""
         super().run()
         if not self.editable_mode:
             add_carried(Path(self.build_lib, PACKAGE))
 
 
 def add_carried(package: Path) -> None:
-    """Rewrite a built package so that it carries what it imports of the service."""
+    """Copy the service's modules that a built package imports into it, and rename the imports.
+
+    Raises:
+        ValueError: two modules have the same last name, or an import can't be renamed.
+    """
     own = {path: path.read_text("utf-8") for path in sorted(package.rglob("*.py"))}
     carried = carried_modules(own.values())
     folder = package / CARRIED.rpartition(".")[2]
@@ -50,7 +54,7 @@ def add_carried(package: Path) -> None:
 
 
 def carried_modules(texts: Iterable[str]) -> dict[str, str]:
-    """Return the service's modules that modules import, and those that these import, by name."""
+    """Return the texts of the service's modules that ``texts`` import, also indirectly, by name."""
     found: dict[str, str] = {}
     wanted = {name for text in texts for name in service_modules(text)}
     while wanted:
@@ -61,12 +65,12 @@ def carried_modules(texts: Iterable[str]) -> dict[str, str]:
 
 
 def service_modules(text: str) -> set[str]:
-    """Return the service's modules that a module imports, given its text."""
+    """Return the names of the service's modules that a module's text imports."""
     return {name for _, names in _imports(text) for name in names}
 
 
 def renamed(text: str) -> str:
-    """Return a module's text with its imports of the service pointing to what is carried."""
+    """Return a module's text with its imports of the service renamed to the carried modules."""
     lines = text.splitlines(keepends=True)
     for node, names in _imports(text):
         # `from package.module import name`, or `from package import module`.
@@ -80,7 +84,7 @@ def renamed(text: str) -> str:
 
 
 def _imports(text: str) -> Iterator[tuple[ast.ImportFrom, set[str]]]:
-    """Yield each import of the service, and the modules that it names."""
+    """Yield each import statement of the service's modules, and the names of these modules."""
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Import) and any(_is_service(one.name) for one in node.names):
             raise ValueError(f"line {node.lineno}: write `from … import …`, which can be renamed")

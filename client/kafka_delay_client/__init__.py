@@ -1,7 +1,7 @@
 """Client of the Kafka delay service: delayed records, and retries and idempotence for consumers.
 
-A record with headers is all that the service asks for (``docs/header-contract.md``); this package
-writes those headers, checks them before anything is sent, and knows where an id lives. It needs
+The service needs only a record with headers (``docs/header-contract.md``). This package writes
+those headers, checks them before anything is sent, and finds the partition of an id. It needs
 confluent-kafka. Its wheel carries the modules of the header contract that it needs (``setup.py``).
 """
 

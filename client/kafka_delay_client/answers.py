@@ -1,4 +1,4 @@
-"""``OutcomeReader``: a cancel or a fire that waits for what the log says it did."""
+"""``OutcomeReader``: sends a cancel or a fire, and waits for its outcome in the outcomes topic."""
 
 from __future__ import annotations
 
@@ -20,12 +20,13 @@ _ANSWER_S: Final = 15.0
 
 
 class OutcomeReader:
-    """Cancels and fires by a producer, and waits for the outcome; one consumer for each question.
+    """Sends cancels and fires by a producer, and waits for each outcome with a new consumer.
 
-    Any thread may use it.
+    Thread-safe.
 
     Args:
-        consumer: the configuration of a consumer; what the reader depends on is set by itself.
+        consumer: the configuration of a consumer. The reader replaces ``group.id``,
+            ``enable.auto.commit`` and ``isolation.level``.
         outcomes_topic: the service's setting ``topics.outcomes``.
     """
 
@@ -40,11 +41,11 @@ class OutcomeReader:
         self._stopping = threading.Event()
 
     def cancel(self, producer: DelayProducer, id: Text, timeout_s: float = 5.0) -> str | None:  # noqa: A002  # the contract's word
-        """Cancel what is pending under an id, and wait for what that did.
+        """Cancel the pending record of an id, and wait up to ``timeout_s`` for the outcome.
 
         Returns:
-            ``cancelled``; ``not_pending``: nothing was, for it was delivered before or never
-            written; None: nothing was heard in time, the cancel takes effect in its turn.
+            ``cancelled``; ``not_pending``: no record of the id was pending; None: no outcome was
+            read in time, and the cancel still takes effect when the service reads it.
 
         Raises:
             KafkaEdgeError: the cancel was not written in time, the outcomes topic can't be read,
@@ -53,7 +54,7 @@ class OutcomeReader:
         return self._hear(producer, lambda told: producer.cancel(id, on_delivery=told), timeout_s)
 
     def fire(self, producer: DelayProducer, id: Text, timeout_s: float = 5.0) -> str | None:  # noqa: A002  # as above
-        """Deliver now what is pending under an id: ``fired``, or as ``cancel``."""
+        """Deliver the pending record of an id now; return ``fired``, or as ``cancel`` does."""
         return self._hear(producer, lambda told: producer.fire(id, on_delivery=told), timeout_s)
 
     def _hear(

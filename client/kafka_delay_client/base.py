@@ -1,4 +1,4 @@
-"""The producer underneath: one of librdkafka's, handed over or made from a configuration."""
+"""Base class of the client's producers: a confluent-kafka producer, given or configured."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from delayservice.base.errors import KafkaEdgeError
 DeliveryCallback: TypeAlias = Callable[[KafkaError | None, Message], None]
 
 ANY_PARTITION: Final = -1
-"""librdkafka's word for: the partitioner decides."""
+"""Partition number by which librdkafka lets the partitioner choose."""
 
 DEFAULTS: Final[Mapping[str, Any]] = {
-    "partitioner": "murmur2_random",  # a Java producer's choice; librdkafka's own is another
+    "partitioner": "murmur2_random",  # that of Java producers; librdkafka's default differs
     "enable.idempotence": True,  # else a retry of the client may write a record twice
 }
-"""What a producer is made with, unless the configuration says otherwise."""
+"""Configuration of a new producer, unless the caller's configuration sets another value."""
 
 
 class ProducerClient:
-    """Batching, compression, transactions and delivery reports are the producer's own.
+    """Wrapper of a producer, whose batching, compression, transactions and delivery reports apply.
 
-    As safe to share between threads as the producer is.
+    As thread-safe as the producer is.
 
     Args:
         producer: a producer, used as it is, or the configuration of one, completed with
             ``DEFAULTS``.
-        close_timeout_s: how long the end of a ``with`` block waits for acknowledgements.
+        close_timeout_s: longest wait for acknowledgements at the end of a ``with`` block, seconds.
     """
 
     def __init__(
@@ -42,27 +42,27 @@ class ProducerClient:
         self._close_timeout_s = close_timeout_s
 
     def poll(self, timeout_s: float = 0.0) -> int:
-        """Serve delivery reports; call it now and then. Returns how many there were."""
+        """Serve delivery reports; call it regularly. Return the number of reports served."""
         return self.producer.poll(timeout_s)
 
     def flush(self, timeout_s: float = -1.0) -> int:
-        """Wait until everything is acknowledged or given up; -1: as long as that takes.
+        """Wait until every record is acknowledged or has failed; -1: without a time limit.
 
         Returns:
-            How many records are still on their way.
+            The number of records still in flight.
         """
         return self.producer.flush(timeout_s)
 
     def __len__(self) -> int:
-        """Records on their way, and delivery reports not served yet."""
+        """Return the number of records in flight, and of delivery reports not served yet."""
         return len(self.producer)
 
     def __bool__(self) -> bool:
-        """A client with nothing on its way is a client all the same."""
+        """Return True: an idle producer, whose length is 0, is not falsy."""
         return True
 
     def __enter__(self) -> Self:
-        """Use it as it is."""
+        """Return this producer."""
         return self
 
     def __exit__(
@@ -71,11 +71,11 @@ class ProducerClient:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Flush.
+        """Flush for at most ``close_timeout_s``.
 
         Raises:
-            KafkaEdgeError: records are left without an acknowledgement; when an error ends the
-                block, it gets a note instead.
+            KafkaEdgeError: some records were not acknowledged. If an error ends the block, that
+                error gets a note instead.
         """
         left = self.flush(self._close_timeout_s)
         if not left:

@@ -1,4 +1,4 @@
-"""Do the work of a record once, although the record may come twice."""
+"""Deduplication for consumers: the work of a record is done once, even if it arrives twice."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from kafka_delay_client.received import source_of
 
 
 class SeenStore(Protocol):
-    """Remembers identities. A store that outlives the process, such as a table, is the user's own.
+    """Store of identities of processed records. Users write their own persistent ones, as a table.
 
-    Each method may raise whatever the store raises; it goes to the caller.
+    Errors of a store reach the caller of ``Deduplicator``.
     """
 
     def has(self, source: str) -> bool:
-        """Return whether ``source`` was added, as far as is remembered."""
+        """Return whether ``source`` was added and is still stored."""
 
     def add(self, source: str) -> None:
-        """Remember ``source``; adding it again changes nothing."""
+        """Store ``source``; adding it again changes nothing."""
 
 
 class LruSeen:
-    """A ``SeenStore`` in memory: the identities used last. Thread-safe.
+    """``SeenStore`` in memory, of the most recently used identities. Thread-safe.
 
     Args:
-        capacity: how many; about 170 bytes each.
+        capacity: the largest number of identities; each takes about 170 bytes.
 
     Raises:
         InvalidRequestError: a capacity below 1.
@@ -43,7 +43,7 @@ class LruSeen:
         self._lock = threading.Lock()
 
     def has(self, source: str) -> bool:
-        """Return whether ``source`` is remembered; if so, it is among the newest again."""
+        """Return whether ``source`` is stored; if so, it becomes the most recently used."""
         with self._lock:
             if source not in self._sources:
                 return False
@@ -51,7 +51,7 @@ class LruSeen:
             return True
 
     def add(self, source: str) -> None:
-        """Remember ``source``, and forget the oldest where there are too many."""
+        """Store ``source``, and drop the least recently used identity beyond ``capacity``."""
         with self._lock:
             self._sources[source] = None
             self._sources.move_to_end(source)
@@ -60,23 +60,23 @@ class LruSeen:
 
 
 class Deduplicator:
-    """Record of which work is done, by the ``source_of`` of records.
+    """Register of the records whose work is done, by their ``source_of``.
 
-    Ask ``is_done`` before the work and call ``done`` after it. A crash between the work and
-    ``done`` leaves the work to be done again, unless the store takes part in the transaction of the
-    work itself; ``docs/client.md`` says what that means.
+    Ask ``is_done`` before the work and call ``done`` after it. After a crash between the two, the
+    work is done again, unless the store takes part in the transaction of the work itself
+    (``docs/client.md``).
 
     Args:
-        store: what remembers; None: the last 100,000 identities, in memory.
+        store: store of identities; None: the last 100,000 identities, in memory.
     """
 
     def __init__(self, store: SeenStore | None = None) -> None:
         self._store = LruSeen() if store is None else store
 
     def is_done(self, message: Message) -> bool:
-        """Return whether ``done`` was called for this record, or for another copy of it."""
+        """Return whether ``done`` was called for this record or a duplicate of it."""
         return self._store.has(source_of(message))
 
     def done(self, message: Message) -> None:
-        """The record's work is done: its copies are not to be worked on."""
+        """Note that the work of this record is done: ``is_done`` is True for duplicates of it."""
         self._store.add(source_of(message))

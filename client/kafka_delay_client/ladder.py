@@ -1,4 +1,4 @@
-"""``RetryLadder``: a record that a consumer could not handle comes back later, and later still."""
+"""``RetryLadder``: redelivers records that a consumer could not handle, with growing delays."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from kafka_delay_client.received import (
 )
 
 RETRY_DELAYS_MS: Final = ROCKETMQ_LEVELS_MS[2:]
-"""RocketMQ's sixteen steps for consumers: 10s 30s 1m…10m 20m 30m 1h 2h."""
+"""RocketMQ's sixteen retry delays of consumers, ms: 10s 30s 1m…10m 20m 30m 1h 2h."""
 
 RETRY_ATTEMPT: Final = "retry-attempt"
 RETRY_TOPIC: Final = "retry-original-topic"
@@ -32,10 +32,11 @@ _ADDED: Final = frozenset({RETRY_ATTEMPT, RETRY_SOURCE, RETRY_TOPIC, RETRY_ERROR
 
 
 class HandedOver(NamedTuple):
-    """Place of a failed record after its hand-over.
+    """Destination of a failed record.
 
-    ``attempt``: how often it has failed, this time included. ``delay_ms``: the step, after which it
-    comes back (a level may be longer); None: it went to the dead-letter ``topic`` and does not.
+    ``attempt``: the number of its failures, this one included. ``delay_ms``: milliseconds after
+    which ``topic`` delivers it again (a level may be longer); None: ``topic`` is the dead-letter
+    topic.
     """
 
     attempt: int
@@ -44,28 +45,27 @@ class HandedOver(NamedTuple):
 
 
 class RetryLadder:
-    """Hands records that failed back to the consumers of a group, step by step, and then to a
-    dead-letter topic.
+    """Sends failed records to the retry topic of a consumer group, after the delay of each step,
+    and after the last step to a dead-letter topic.
 
-    The consumers read ``retry_topic`` beside their own topics. Both topics of the ladder have to
-    exist, and the delay topic has to allow ``retry_topic`` as a target. Not for several threads at
-    once.
+    The consumers read ``retry_topic`` beside their own topics. Both topics must exist, and the
+    delay topic must allow ``retry_topic`` as a target. Not thread-safe.
 
-    Nothing is lost if the offset of a failed record is committed only after ``confirm``, or in the
-    same transaction: with a transactional producer underneath, the hand-over is a part of the
-    transaction that the caller has begun, and ``confirm`` is not needed.
+    To lose nothing, commit the offset of a failed record only after ``confirm``, or in the same
+    transaction: with a transactional producer, the record is sent in the transaction that the
+    caller has begun, and ``confirm`` is not needed.
 
     Args:
-        group: the consumers' group.
-        producer: what the records go back through. A ``LevelProducer`` takes its next level up for
-            each step; with RocketMQ's levels, they are the same.
-        delays: the steps, the first one first.
-        retry_topic: None: ``retry_<group>``.
-        dead_letter_topic: where records go after the last step; None: ``dead_letter_<group>``.
-            Names that begin with ``delay_`` are the service's.
+        group: the consumer group.
+        producer: the producer of the records. A ``LevelProducer`` uses its next longer level for
+            each step; RocketMQ's levels have exactly these steps.
+        delays: the delay of each step, in order.
+        retry_topic: the topic of redelivered records; None: ``retry_<group>``.
+        dead_letter_topic: the topic after the last step; None: ``dead_letter_<group>``. Names that
+            begin with ``delay_`` are reserved.
 
     Raises:
-        InvalidRequestError: no steps, a step that can't be read, or a topic that can't be.
+        InvalidRequestError: there are no steps, or a delay or topic name is invalid.
     """
 
     def __init__(
@@ -88,9 +88,9 @@ class RetryLadder:
         self._refused: KafkaError | None = None
 
     def attempts(self, message: Message) -> int:
-        """Return how often a record has failed before: 0, unless it comes from the retry topic.
+        """Return how often a record has failed before; 0 if it is not from the retry topic.
 
-        So a dead letter that is written back to its first topic starts from the first step.
+        A dead letter that is written back to its original topic thus starts at the first step.
         """
         if message.topic() != self.retry_topic:
             return 0
@@ -98,20 +98,20 @@ class RetryLadder:
         return int(text) if text is not None and text.isdigit() else 0
 
     def failed(self, message: Message, error: BaseException) -> HandedOver:
-        """Send a record on its way back, or to the dead-letter topic after the last step.
+        """Send a failed record to the retry topic, or after the last step to the dead-letter topic.
 
-        Key, value and own headers go along, and ``retry-attempt``, ``retry-source``,
-        ``retry-original-topic`` and ``retry-error`` say what happened.
+        It keeps its key, value and own headers. ``retry-attempt``, ``retry-source``,
+        ``retry-original-topic`` and ``retry-error`` are added.
 
         Args:
-            message: what could not be handled.
-            error: why.
+            message: the record that failed.
+            error: the reason.
 
         Returns:
-            Where it went; at the broker it is after ``confirm`` or the transaction's commit.
+            The destination. The record is at the broker after ``confirm`` or the commit.
 
         Raises:
-            BufferError, KafkaException: as by ``Producer.produce``; the record was not handed over.
+            BufferError, KafkaException: as by ``Producer.produce``; the record was not sent.
         """
         attempt = self.attempts(message) + 1
         headers = self._headers(message, attempt, error)
@@ -136,12 +136,12 @@ class RetryLadder:
         return HandedOver(attempt, self.retry_topic, step_ms)
 
     def confirm(self, timeout_s: float = 30.0) -> None:
-        """Wait until everything handed over is at the broker: then offsets may be committed.
+        """Wait until all failed records are at the broker, so that offsets may be committed.
 
         Raises:
-            KafkaEdgeError: something is not: commit no offsets. A record that was refused for good
-                is told of by every later call too, so that no later offset is committed by
-                mistake: end the consumer, and begin again at the committed offsets.
+            KafkaEdgeError: a record was not acknowledged: commit no offsets. If it was refused,
+                every later call raises too, so that no later offset is committed by mistake: end
+                the consumer, and begin again at the committed offsets.
         """
         left = self._producer.flush(timeout_s)
         if self._refused is None and left:

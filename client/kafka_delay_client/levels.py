@@ -1,4 +1,4 @@
-"""``LevelProducer``: delays of a few fixed lengths, through one topic for each."""
+"""``LevelProducer``: delays of a few fixed lengths, with one topic for each length."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ from kafka_delay_client.base import ANY_PARTITION, DeliveryCallback, ProducerCli
 
 
 class LevelProducer(ProducerClient):
-    """Writes records to the level topics, where a record waits as long as its level says.
+    """Writes records to level topics, in each of which all records wait equally long.
 
-    A level topic costs the service less than ``DelayProducer``'s topic does, and has no ids: what
-    is written there can't be cancelled.
+    A level topic costs the service less than the topic of ``DelayProducer``. It has no ids, so its
+    records can't be cancelled.
 
     Args:
-        producer: a producer, used as it is, or the configuration of one; ``base.DEFAULTS`` says
-            what is added to a configuration.
-        levels_ms: the levels that the service is configured with, ascending.
-        topic_prefix: what a level's number follows in the name of its topic.
-        close_timeout_s: how long the end of a ``with`` block waits for acknowledgements.
+        producer: a producer, used as it is, or the configuration of one, completed with
+            ``base.DEFAULTS``.
+        levels_ms: the levels of the service's configuration, milliseconds, ascending.
+        topic_prefix: name of a level topic without the level's number.
+        close_timeout_s: longest wait for acknowledgements at the end of a ``with`` block, seconds.
 
     Raises:
         InvalidRequestError: no levels, or they don't ascend.
@@ -65,24 +65,24 @@ class LevelProducer(ProducerClient):
         headers: OwnHeaders = (),
         on_delivery: DeliveryCallback | None = None,
     ) -> int:
-        """Write a record that is delivered to ``topic`` after the delay's level.
+        """Write a record that is delivered to ``topic`` after ``delay``, rounded up to a level.
 
         Args:
             topic: the target topic.
             value: delivered byte for byte, as key and own headers are.
-            delay: at least so long: it waits for the next level up, or the last one, which may be
-                shorter than a very long delay.
-            key: of the record here and of its output.
+            delay: shortest delay, rounded up to the next level. Beyond the last level, the record
+                waits only as long as that level.
+            key: key of the record and of its output.
             partition: the target partition; None: chosen by the output's key.
-            target_key: another key for the output, or ``NO_KEY``.
+            target_key: another key for the output, or ``NO_KEY``; None: ``key``.
             headers: own headers.
-            on_delivery: told what became of the write, as by ``Producer.produce``.
+            on_delivery: called with the result of the write, as by ``Producer.produce``.
 
         Returns:
-            The milliseconds that it will wait.
+            The delay of the level, milliseconds.
 
         Raises:
-            InvalidRequestError: the service could not do what is asked; nothing was written.
+            InvalidRequestError: the service can't fulfil the request; nothing was written.
             BufferError, KafkaException: as by ``Producer.produce``.
         """
         level = level_of(delay_ms("delay", delay), self._levels_ms)

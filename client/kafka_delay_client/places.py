@@ -1,4 +1,4 @@
-"""Partitions of an id: where it is at home, and where it was before partitions were added."""
+"""Partitions of an id: its home, and where it was written before partitions were added."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from delayservice.base.errors import InvalidRequestError, KafkaEdgeError
 from delayservice.contract.partitioner import partition_for
 
 REFRESH_S: Final = 60.0
-"""How long a partition count is believed."""
+"""Time for which a partition count is used before it is asked again, seconds."""
 
 _ANSWER_S: Final = 15.0
 
@@ -22,14 +22,14 @@ _LOGGER: Final = logging.getLogger(__name__)
 
 
 class Places:
-    """The partitions of ids, by the cluster's partition count. Thread-safe.
+    """The partitions of ids in one delay topic, by its partition count. Thread-safe.
 
     Args:
-        producer: asks the cluster.
+        producer: client that asks the cluster for the partition count.
         topic: the delay topic.
-        partitions_before: counts that the topic once had.
-        refresh_s: how long a count is believed.
-        monotonic_s: the clock.
+        partitions_before: partition counts that the topic had before.
+        refresh_s: time for which a count is used before it is asked again, seconds.
+        monotonic_s: monotonic clock, seconds.
 
     Raises:
         InvalidRequestError: a count below 1.
@@ -55,21 +55,21 @@ class Places:
         self._lock = threading.Lock()
 
     def now(self, record_id: bytes) -> int:
-        """The partition that a record of this id belongs in.
+        """Return the partition to which a new record of this id is written.
 
         Raises:
-            KafkaEdgeError: the cluster has not told yet how many there are, and does not now.
+            KafkaEdgeError: the partition count is not known yet, and the cluster does not answer.
         """
         return partition_for(record_id, self._current_count())
 
     def former(self, record_id: bytes) -> list[int]:
-        """The other partitions where records of this id may have been written before.
+        """Return the other partitions to which records of this id may have been written before.
 
         Raises:
-            KafkaEdgeError: as ``now``.
+            KafkaEdgeError: as by ``now``.
         """
         count = self._current_count()
-        # A topic that was made anew may have fewer than it once had.
+        # A topic that was created again may have fewer partitions than before.
         places = {partition_for(record_id, former) for former in self._former}
         return sorted(p for p in places if p < count and p != partition_for(record_id, count))
 
@@ -81,7 +81,7 @@ class Places:
         return self._count
 
     def _refresh(self) -> None:
-        """Ask; a count that is known stays in use while the cluster does not answer."""
+        """Ask for the partition count; keep the known one while the cluster does not answer."""
         try:
             count = self._ask()
         except KafkaEdgeError as exc:

@@ -1,4 +1,4 @@
-"""``DelayProducer``: any delay, cancel, fire and reschedule, through a precise delay topic."""
+"""``DelayProducer``: records with any delay; cancel, fire and reschedule by id."""
 
 from __future__ import annotations
 
@@ -24,24 +24,24 @@ from kafka_delay_client.base import ANY_PARTITION, DeliveryCallback, ProducerCli
 from kafka_delay_client.places import Places
 
 ID_BYTES_MAX: Final = 512
-"""The service's default limit of an id."""
+"""The service's default limit of an id's length, bytes."""
 
 
 class DelayProducer(ProducerClient):
-    """Writes records that are delivered later.
+    """Writes records to a delay topic, to be delivered later.
 
-    Nothing is written before everything asked for is found possible. A record with an id goes to
-    the partition that murmur2 of the id names, so that its cancel meets it; one without an id goes
-    where the producer's own partitioner sends its key.
+    A request is checked completely before anything is written. A record with an id goes to the
+    partition chosen by murmur2 of the id, where its cancel goes too. For a record without an id,
+    the producer's own partitioner chooses by the key.
 
     Args:
-        producer: a producer, used as it is, or the configuration of one; ``base.DEFAULTS`` says
-            what is added to a configuration.
+        producer: a producer, used as it is, or the configuration of one, completed with
+            ``base.DEFAULTS``.
         delay_topic: the delay topic to write to.
-        partitions_before: partition counts that the delay topic once had, for records that may
-            still be pending since. Counts that this client sees change it remembers by itself.
+        partitions_before: partition counts that the delay topic had before, if records written
+            then may still be pending. Changes that this client observes are added by itself.
         id_bytes_max: the service's setting ``delivery.id_bytes_max``.
-        close_timeout_s: how long the end of a ``with`` block waits for acknowledgements.
+        close_timeout_s: longest wait for acknowledgements at the end of a ``with`` block, seconds.
 
     Raises:
         InvalidRequestError: ``partitions_before`` holds a count below 1.
@@ -79,18 +79,18 @@ class DelayProducer(ProducerClient):
         Args:
             topic: the target topic.
             value: delivered byte for byte, as key and own headers are.
-            key: of the record here and of its output.
-            id: a name to cancel, fire or reschedule it by.
+            key: key of the record and of its output.
+            id: name by which the record can be cancelled, fired or rescheduled.
             partition: the target partition; None: chosen by the output's key.
-            target_key: another key for the output, or ``NO_KEY``.
+            target_key: another key for the output, or ``NO_KEY``; None: ``key``.
             headers: own headers.
-            on_delivery: told what became of the write, as by ``Producer.produce``.
+            on_delivery: called with the result of the write, as by ``Producer.produce``.
             **when: exactly one of ``delay`` and ``at``, or ``every`` or ``cron``; the rest is
                 explained at ``request.when_headers``.
 
         Raises:
-            InvalidRequestError: the service could not do what is asked; nothing was written.
-            KafkaEdgeError: where the id lives is not known, for the cluster does not answer.
+            InvalidRequestError: the service can't fulfil the request; nothing was written.
+            KafkaEdgeError: the partition count is not known, and the cluster does not answer.
             BufferError, KafkaException: as by ``Producer.produce``.
         """
         if topic == self.delay_topic:
@@ -115,9 +115,9 @@ class DelayProducer(ProducerClient):
         *,
         on_delivery: DeliveryCallback | None = None,
     ) -> None:
-        """Cancel what is pending under an id, in every partition where it may be.
+        """Cancel the pending record of an id, in every partition where it may be.
 
-        ``delay_outcomes`` tells what it did. ``on_delivery`` is called for each partition.
+        The outcomes topic holds the result. ``on_delivery`` is called for each partition.
 
         Raises:
             InvalidRequestError, KafkaEdgeError, BufferError, KafkaException: as by ``send``.
@@ -132,7 +132,7 @@ class DelayProducer(ProducerClient):
         *,
         on_delivery: DeliveryCallback | None = None,
     ) -> None:
-        """Deliver now what is pending under an id; otherwise as ``cancel``."""
+        """Deliver the pending record of an id now. Arguments and errors are those of ``cancel``."""
         record_id = id_bytes(id, self._id_bytes_max)
         places = [self._places.now(record_id), *self._places.former(record_id)]
         self._control(FIRE_OP, record_id, places, on_delivery)
@@ -150,11 +150,11 @@ class DelayProducer(ProducerClient):
         on_delivery: DeliveryCallback | None = None,
         **when: Unpack[When],
     ) -> None:
-        """Put another record in the place of what is pending under an id.
+        """Replace the pending record of an id by another record.
 
-        Arguments and errors are those of ``send``. A record that is pending in a partition of
-        former times is cancelled there, after the new one was written: should the client end
-        between the two, both are delivered, and neither is lost.
+        Arguments and errors are those of ``send``. In partitions by former partition counts, the
+        pending record is cancelled after the new one was written: if the client ends between the
+        two, both records are delivered.
         """
         self.send(
             topic,

@@ -1,9 +1,8 @@
-"""Clocks, and the guard that stops delivery when the wall clock can't be believed.
+"""Clocks, and the guard that stops delivery when the wall clock can't be trusted.
 
-Due times are wall-clock times, so a wall clock that jumps would deliver early. The guard compares
-it with the boot clock, which only ever counts, and with the broker's timestamps, which come from
-another machine ("Clock guard" in
-``docs/internals/design.md``).
+Due times are wall-clock times, so a wall clock that jumps ahead would deliver early. The guard
+compares it with the boot clock, which never jumps, and with the broker's timestamps, which come
+from another machine ("Clock guard" in ``docs/internals/design.md``).
 """
 
 from __future__ import annotations
@@ -14,28 +13,28 @@ import time
 from typing import NamedTuple, Protocol
 
 SLEW_PPM = 500
-"""Fastest pull of a clock by NTP without a step, parts per million (``adjtimex``)."""
+"""Fastest rate at which NTP slews a clock, parts per million (``adjtimex``)."""
 
 NOT_COMPARED = "the wall clock has not been compared with the broker's yet"
 
 _PPM = 1_000_000
 _GRANULE_MS = 1
-"""Both clocks are read as whole milliseconds, so a deviation of one is none."""
+"""Reading error of two clocks read as whole milliseconds, ms: such a deviation is ignored."""
 
 
 class NodeClock(Protocol):
     """The wall, boot and monotonic clocks. Injected wherever time is read."""
 
     def wall_ms(self) -> int:
-        """Epoch milliseconds; may jump. For due times."""
+        """Return the wall clock, epoch milliseconds; it may jump. For due times."""
         ...
 
     def monotonic_s(self) -> float:
-        """Seconds that never go back and may stand still in suspend. For elapsed time."""
+        """Return seconds that never go back and may stand still in suspend. For elapsed time."""
         ...
 
     def boot_s(self) -> float:
-        """Seconds since boot, suspend included. For the clock guard."""
+        """Return seconds since boot, suspend included. For the clock guard."""
         ...
 
 
@@ -45,11 +44,11 @@ class SystemClock:
     __slots__ = ()
 
     def wall_ms(self) -> int:
-        """Epoch milliseconds."""
+        """Return epoch milliseconds."""
         return time.time_ns() // 1_000_000
 
     def monotonic_s(self) -> float:
-        """Seconds of ``CLOCK_MONOTONIC``."""
+        """Return seconds of ``CLOCK_MONOTONIC``."""
         return time.monotonic()
 
     def boot_s(self) -> float:
@@ -66,31 +65,30 @@ class _Bracket(NamedTuple):
     boot_ms: int
 
     def at(self, boot_ms: int) -> _Bracket:
-        """Return the bounds as they hold at another moment: both clocks may have been slewed."""
+        """Return the bounds at a later moment, widened by the slewing of both clocks since."""
         drift_ms = max(boot_ms - self.boot_ms, 0) * 2 * SLEW_PPM / _PPM
         return _Bracket(self.low_ms - drift_ms, self.high_ms + drift_ms, boot_ms)
 
     def narrowed(self, newer: _Bracket) -> _Bracket:
-        """Return what both say; ``newer`` alone if they contradict each other."""
+        """Return the intersection of both brackets; ``newer`` alone if they don't overlap."""
         low_ms, high_ms = max(self.low_ms, newer.low_ms), min(self.high_ms, newer.high_ms)
         return newer if low_ms > high_ms else _Bracket(low_ms, high_ms, newer.boot_ms)
 
 
 class ClockGuard:
-    """Decides from readings whether the wall clock can be believed; reads no clock itself.
+    """Decides from readings whether the wall clock can be trusted; reads no clock itself.
 
-    While ``frozen`` is not None the caller must not advance K; storing goes on. The wall clock's
-    distance from the boot clock is the anchor. It follows the wall clock by at most ``SLEW_PPM``,
+    While ``frozen`` is not None the caller must not advance K; storing goes on. The anchor is the
+    wall clock's distance from the boot clock. It follows the wall clock by at most ``SLEW_PPM``,
     so that NTP's slewing is followed for years while many small steps still add up and are caught.
 
-    A broker stamped a request of ours between its sending and its answer, so each answer brackets
-    the distance of the broker's clock from the boot clock (Cristian's algorithm). Answers are put
-    together: several slow ones may say what none of them says alone.
+    A broker stamps a request between its sending and its answer, so each answer brackets the
+    distance of the broker's clock from the boot clock (Cristian's algorithm). Brackets are
+    intersected, so several slow answers together may give a narrow bracket.
 
     A frozen guard thaws when the wall clock returns to the anchor, or when the bracket shows that
-    it is not ahead of a broker's by more than the tolerance: then it was stepped for good reason,
-    and the anchor moves there. A bracket that is too wide to tell freezes nothing and thaws
-    nothing.
+    it is not ahead of a broker's by more than the tolerance: then the step was a correction, and
+    the anchor moves there. A bracket wider than the tolerance neither freezes nor thaws.
     """
 
     __slots__ = (
@@ -103,7 +101,7 @@ class ClockGuard:
     )
 
     def __init__(self, tolerance_ms: int = 500) -> None:
-        """``tolerance_ms``: how far clocks may be apart."""
+        """Start frozen, until the first answer. ``tolerance_ms``: allowed deviation of clocks."""
         self._tolerance_ms = tolerance_ms
         self._anchor_ms: float | None = None
         self._boot_ms = 0
@@ -113,13 +111,15 @@ class ClockGuard:
 
     @property
     def frozen(self) -> str | None:
-        """Return why delivery must stand still; None: the wall clock is right."""
+        """Return why delivery must stop; None: the wall clock can be trusted."""
         if self._broker_reason == NOT_COMPARED:
             return self._boot_reason or NOT_COMPARED
         return self._broker_reason or self._boot_reason
 
     def observe(self, wall_ms: int, boot_ms: int) -> str | None:
-        """Take one reading of both clocks, made together, before every tick; return ``frozen``."""
+        """Check one reading of both clocks, made together; call it before every tick. Return
+        ``frozen``.
+        """
         if self._anchor_ms is None:
             self._move_anchor(wall_ms, boot_ms)
             return self.frozen
@@ -137,8 +137,8 @@ class ClockGuard:
         return self.frozen
 
     def observe_record(self, broker_ms: int, wall_ms: int) -> str | None:
-        """Take a broker's timestamp of a consumed record, and the wall clock of its arrival; return
-        ``frozen``. The record may be old: it can only show that the wall clock is behind.
+        """Check a broker's timestamp of a consumed record against the wall clock at its arrival,
+        and return ``frozen``. A record may be old, so only a wall clock that is behind is detected.
         """
         behind_ms = broker_ms - wall_ms
         if behind_ms > self._tolerance_ms:
@@ -148,14 +148,14 @@ class ClockGuard:
     def observe_answer(
         self, broker_ms: int, sent_boot_ms: int, answered_boot_ms: int, wall_ms: int, boot_ms: int
     ) -> str | None:
-        """Take the timestamp that a broker put on a request of ours.
+        """Check the wall clock against the timestamp that a broker put on an own record.
 
         Args:
             broker_ms: the broker's timestamp (``LogAppendTime``), epoch milliseconds.
-            sent_boot_ms: the boot clock before the request left.
-            answered_boot_ms: the boot clock when the broker was known to have stamped it.
-            wall_ms: the wall clock now.
-            boot_ms: the boot clock now.
+            sent_boot_ms: the boot clock before the record was sent, milliseconds.
+            answered_boot_ms: the boot clock when the record was known to be stamped, milliseconds.
+            wall_ms: the wall clock now, epoch milliseconds.
+            boot_ms: the boot clock now, milliseconds.
 
         Returns:
             ``frozen`` after this reading.
@@ -195,12 +195,11 @@ class ClockGuard:
 
 
 class ClockWatch:
-    """The guard of one process: all its slices ask the same clock, and any of them may hear from a
-    broker. Any thread may call.
+    """The clock guard of one process, shared by all of its slices. Thread-safe.
 
     Args:
-        clock: this machine's.
-        tolerance_ms: how far clocks may be apart.
+        clock: the clocks of this machine.
+        tolerance_ms: allowed deviation of the wall clock, milliseconds.
     """
 
     def __init__(self, clock: NodeClock, tolerance_ms: int) -> None:
@@ -209,32 +208,32 @@ class ClockWatch:
         self._lock = threading.Lock()
 
     def doubt(self) -> str | None:
-        """Return why the wall clock is not believed, or None. A clock that was wrong already when
-        the process started is found out by the first own checkpoint that is read back.
+        """Read the clocks; return why the wall clock is not trusted, or None. A clock that was
+        wrong at the start of the process is detected by the first own checkpoint that is read back.
         """
         with self._lock:
             return self._guard.observe(self._clock.wall_ms(), self._boot_ms())
 
     def heard(self, broker_ms: int) -> None:
-        """Take a broker's timestamp of a consumed record."""
+        """Check the broker's timestamp of a consumed record, epoch milliseconds."""
         with self._lock:
             self._guard.observe_record(broker_ms, self._clock.wall_ms())
 
     def heard_answer(
         self, broker_ms: int, boot_ms: int, sent_s: float, acknowledged_s: float | None = None
     ) -> None:
-        """Take a timestamp that a broker put on a record of ours.
+        """Check the timestamp that a broker put on an own record.
 
         Args:
             broker_ms: the timestamp, epoch milliseconds.
-            boot_ms: the boot clock when the record was read back.
-            sent_s: the monotonic clock before it was sent.
-            acknowledged_s: the monotonic clock when the broker had acknowledged it, if known: the
-                commit and the way back may take long, and say nothing about the timestamp.
+            boot_ms: the boot clock when the record was read back, milliseconds.
+            sent_s: the monotonic clock before it was sent, seconds.
+            acknowledged_s: the monotonic clock when the broker had acknowledged it, seconds, which
+                narrows the bracket: commit and reading back take longer. None: not known.
         """
         with self._lock:
             now_boot_ms = self._boot_ms()
-            # A suspend since then makes both moments seem later: that can only freeze.
+            # A suspend since then makes both moments seem later, which can freeze but never thaw.
             since_boot_ms = now_boot_ms - self._clock.monotonic_s() * 1000
             answered_ms = float(boot_ms)
             if acknowledged_s is not None:

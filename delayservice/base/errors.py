@@ -5,23 +5,23 @@ Every message says what happened, to what, and what to do about it.
 
 
 class DelayServiceError(Exception):
-    """Root of everything this project raises on purpose."""
+    """Base class of all errors that this project raises on purpose."""
 
 
 class SettingsError(DelayServiceError):
-    """A setting is unknown, out of bounds or contradicts another one."""
+    """A setting that is unknown, out of bounds, or contradicts another one."""
 
 
 class InvalidRequestError(DelayServiceError, ValueError):
-    """A caller of the client library asks for what the service can't do; nothing was written."""
+    """A request of the client library that the service can't fulfil; nothing was written."""
 
 
 class StoreError(DelayServiceError):
-    """A store can't go on: a failed fsync, a folder in use, a format from the future."""
+    """A store that can't be used: a failed fsync, a folder in use, a format of a newer version."""
 
 
 class SlotDamagedError(StoreError):
-    """Stored frames are missing or damaged and were put in quarantine.
+    """Stored frames that are missing, or damaged and in quarantine.
 
     The caller reads the source offsets ``[first_offset, stop_offset)`` again and hands every
     record whose key falls in ``[start_ms, stop_ms)`` to ``Store.rebuild``.
@@ -41,13 +41,13 @@ class SlotDamagedError(StoreError):
 
 
 class KafkaEdgeError(DelayServiceError):
-    """Kafka refused or failed something; the text carries the broker's own words."""
+    """An operation that Kafka refused or failed; the message quotes the broker's text."""
 
 
 class LogTruncatedError(KafkaEdgeError):
-    """A log no longer holds what was read of it: its end was lost, and it has grown again.
+    """A log that lost its end after it was read, and has grown again.
 
-    ``is_stored``: what is gone from the log may be in the store, which has to start over.
+    ``is_stored``: the store may hold records that the log has lost, and must be rebuilt.
     """
 
     def __init__(self, why: str, *, is_stored: bool) -> None:
@@ -56,7 +56,7 @@ class LogTruncatedError(KafkaEdgeError):
 
 
 class TransactionAbortedError(KafkaEdgeError):
-    """The transaction was aborted for certain; nothing of it is visible. Settle the batch again.
+    """A transaction that was certainly aborted: no output is visible. Settle the batch again.
 
     ``stuck``: slices whose checkpoints were not acknowledged in time, while others were.
     """
@@ -67,10 +67,10 @@ class TransactionAbortedError(KafkaEdgeError):
 
 
 class RefusedError(KafkaEdgeError):
-    """Some outputs can't be written; the transaction that held them is aborted, or has to be.
+    """Outputs that can't be written; their transaction was aborted, or must be aborted now.
 
-    ``refusals`` maps ``((delay topic, partition), source offset)`` to ``(code, detail)``: settle
-    those their own way, and the rest again.
+    ``refusals`` maps ``((delay topic, partition), source offset)`` to ``(code, detail)``. Settle
+    these records by their code, and all others of the transaction again.
     """
 
     def __init__(self, refusals: dict[tuple[tuple[str, int], int], tuple[str, str]]) -> None:
@@ -83,12 +83,12 @@ class RefusedError(KafkaEdgeError):
 
 
 class OwnershipLostError(KafkaEdgeError):
-    """Fenced, or the outcome of a commit is unknown: give the writer up and claim anew."""
+    """A writer that is fenced, or a commit with an unknown outcome: open a new writer and claim."""
 
 
 class WriterGivenUpError(OwnershipLostError):
-    """The sink gave its writer up by itself, with every commit answered: open another at once."""
+    """A writer that its sink gave up, with all commit outcomes known: open another at once."""
 
 
 class ClusterError(DelayServiceError):
-    """The embedded cluster could not be resolved, started or stopped."""
+    """An embedded or tested cluster that could not be resolved, started, read or stopped."""

@@ -1,8 +1,8 @@
 """Named points where a demo or a test makes a process stop, hang, die or exit.
 
-``DELAYSERVICE_FAULT=NAME:ACTION:N`` acts on the Nth time that the point is passed in a process, and
-``NAME:ACTION:/FILE`` whenever that file is there, which it removes: another process says when.
-Unset, which is how the service runs, ``point`` is an empty function bound at import.
+``DELAYSERVICE_FAULT=NAME:ACTION:N`` acts on the Nth time that the point is passed in a process.
+``NAME:ACTION:/FILE`` acts whenever that file exists, and removes it, so that another process can
+choose the moment. Without the variable, as in production, ``point`` is an empty function.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ POINTS: Mapping[str, str] = MappingProxyType(
         "audit_published": "they are published, the process has not noted it",
     }
 )
-"""Every point there is, and what has happened when it is passed."""
+"""All fault points by name, with the state of the process when each is passed."""
 
 EXIT_STATUS = 70
 HANG_S = 25.0
-"""Time that a thread hangs, seconds."""
+"""Duration of the action ``hang``, seconds."""
 
 
 def _exit() -> None:
@@ -54,13 +54,13 @@ def _exit() -> None:
 
 
 def _stop() -> None:
-    # To this thread: of a signal to the process another thread may hear first, and on a busy
-    # machine this one would go on until that is scheduled.
+    # Signal this thread: a signal to the process may be delivered to another thread first, and on
+    # a busy machine this one would go on until that one is scheduled.
     signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)
 
 
 def _hang(seconds: float | None) -> None:
-    """Let this thread stand still while the others of the process go on; None: for ever."""
+    """Block this thread for ``seconds`` while the other threads go on; None: for ever."""
     threading.Event().wait(seconds)
 
 
@@ -74,15 +74,15 @@ _ACTIONS: Mapping[str, Callable[[], None]] = {
 
 
 def _no_fault(name: str, /) -> None:
-    """Pass a fault point: nothing happens."""
+    """Do nothing: the function of all fault points while no fault is set."""
 
 
 def bind(setting: str) -> Callable[[str], None]:
-    """Make the function that every fault point calls.
+    """Return the function that every fault point calls.
 
     Args:
-        setting: ``NAME:ACTION:N`` or ``NAME:ACTION:/FILE``, or nothing for no fault. ``:N`` may be
-            left out and is 1 then.
+        setting: ``NAME:ACTION:N`` or ``NAME:ACTION:/FILE``; empty: no fault. Without ``:N``, N is
+            1.
 
     Raises:
         SettingsError: an unknown name or action, or N is neither a positive number nor a path.
@@ -108,7 +108,7 @@ def _check_point(name: str) -> None:
 
 
 class _Trap:
-    """Acts once for each time that a file was put there."""
+    """Fault that acts once whenever its trigger file was created."""
 
     __slots__ = ("_act", "_name", "_path")
 
@@ -118,7 +118,7 @@ class _Trap:
         self._path = path
 
     def point(self, name: str, /) -> None:
-        """Pass a fault point."""
+        """Act if this is the trapped point and the file exists; remove the file."""
         _check_point(name)
         if name != self._name:
             return
@@ -131,7 +131,7 @@ class _Trap:
 
 
 class _Fault:
-    """Counts down to one act."""
+    """Fault that acts once, when its point is passed for the nth time."""
 
     __slots__ = ("_act", "_left", "_name")
 
@@ -141,7 +141,7 @@ class _Fault:
         self._left = nth
 
     def point(self, name: str, /) -> None:
-        """Pass a fault point."""
+        """Act if this is the nth pass of the chosen point."""
         _check_point(name)
         if name != self._name:
             return
@@ -151,4 +151,4 @@ class _Fault:
 
 
 point = bind(os.environ.get(VARIABLE, ""))
-"""Call it as ``faults.point("before_commit")``; the name is one of ``POINTS``."""
+"""Function of all fault points: ``faults.point("before_commit")``, with a name of ``POINTS``."""

@@ -1,20 +1,19 @@
-"""The headers of other delay systems, so that their producers work unchanged. One table.
+"""Table of the headers of other delay systems, so that their producers work unchanged.
 
 Semantics are those of the systems' own sources:
 
-RocketMQ (``MessageConst``, ``HookUtils``, ``TimerMessageStore``): its properties as headers. The
-    topic a message is sent to is its target there (``REAL_TOPIC`` is the broker's own backup, no
-    producer sets it), so here ``delay-target-topic`` or a default target says where to. Levels
-    above 18 mean 18, level 0 means no delay. ``TIMER_DEL_UNIQKEY`` names the ``UNIQ_KEY`` of the
-    message to recall, in newer clients as ``topic+key``. Where RocketMQ lets one property win over
-    another one, two that disagree are refused here.
+RocketMQ (``MessageConst``, ``HookUtils``, ``TimerMessageStore``): its properties as headers. In
+    RocketMQ a message is sent to its target topic (``REAL_TOPIC`` is set by the broker only), so
+    here the target comes from ``delay-target-topic`` or the default target. Levels above 18 mean
+    18, level 0 means no delay. ``TIMER_DEL_UNIQKEY`` names the ``UNIQ_KEY`` of the message to
+    recall, in newer clients as ``topic+key``. Where RocketMQ gives one property precedence over
+    another one, a record with two that disagree is refused here.
 etf1 kafka-message-scheduler (``schedule/kafka``, ``clientlib``): epoch in seconds; the record key
     is the schedule's id, a null value cancels it (its ``DeleteSchedule`` sends no header at all,
     see ``record``), and the output's key is ``scheduler-target-key`` or null.
 Karafka scheduled messages (``Proxy``, ``Dispatcher``): epoch in seconds (``epoch.to_i``); key as
     with etf1; ``schedule_source_type: cancel`` cancels. A separate partition key depends on the
-    target's partition count and the producer's own partitioner, so it is refused instead of
-    half-served.
+    target's partition count and the producer's own partitioner, so it is refused.
 """
 
 from __future__ import annotations
@@ -42,12 +41,12 @@ ETF1: Final = "etf1"
 KARAFKA: Final = "Karafka"
 
 ROCKETMQ_UNIQ_KEY: Final = "UNIQ_KEY"
-"""RocketMQ's message id: read beside its other headers, and delivered, as RocketMQ does."""
+"""Header of RocketMQ's message id: read as the id, and delivered unlike its other headers."""
 
 
 @dataclass(frozen=True, slots=True)
 class Alias:
-    """One header of another system, and how it is read."""
+    """One header of another system: its meaning, and the rule that reads it."""
 
     header: str
     system: str
@@ -128,7 +127,7 @@ def _etf1_target_key(draft: Draft, name: str, value: bytes | None) -> None:
 
 
 def _keyed_by_record(draft: Draft) -> None:
-    """etf1: the record key is the id, and a null value is a cancel whatever the headers say."""
+    """Take an etf1 record's key for its id, and a null value for a cancel."""
     if draft.value is None and not draft.key_is_id:
         draft.ops.append(CANCEL_OP)
     draft.key_is_id = True
@@ -169,10 +168,10 @@ ALIASES: Final = (
     Alias("schedule_source_type", KARAFKA, "cancel, or schedule", _karafka_source_type),
     Alias("schedule_schema_version", KARAFKA, "not used", drop),
 )
-"""Every alias there is. A record may mix them with our own headers; what they say must agree."""
+"""All aliases. A record may mix them with the service's own headers, but they must agree."""
 
 KNOWN: Final = names.COPY_NAMES.union(RULES, (alias.header for alias in ALIASES))
-"""Every header that the service reads or writes."""
+"""Names of all headers with a rule, other systems' included, and of those of requeued records."""
 
 STRIPPED: Final = KNOWN - {ROCKETMQ_UNIQ_KEY}
-"""Names of headers that are never delivered as they were written."""
+"""Names of headers that are removed from a user's record before delivery."""

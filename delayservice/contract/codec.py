@@ -1,6 +1,6 @@
-"""The payload of a pending record as bytes, the one shape that every store keeps.
+"""Encoding of a pending record's payload, the same in every store.
 
-A payload is a msgpack array (msgspec, not our own packing: encode 0.25 µs, decode 0.3 µs)::
+A payload is a msgpack array (by msgspec: encode 0.25 µs, decode 0.3 µs)::
 
     [target, partition, key, value, headers, due_ms, meta]
 
@@ -18,7 +18,7 @@ A payload is a msgpack array (msgspec, not our own packing: encode 0.25 µs, dec
       attempt     int         1 for the first
       expires_ms  int | nil   epoch milliseconds
       recurrence  bin         ``recurrence.Recurrence``, only where there is one
-      turn_ms     int         epoch milliseconds that a rate limit gave it, only where one did
+      turn_ms     int         turn by a rate limit, epoch milliseconds; only where there is one
 
 The frame around it (length, checksum, offset, key) belongs to each store.
 """
@@ -46,18 +46,18 @@ _ALL_FIELDS: Final = 6
 
 
 def turn_of(meta: Meta | None) -> int | None:
-    """Return the turn that a rate limit gave the record, epoch milliseconds; None: none."""
+    """Return the record's turn by a rate limit, epoch milliseconds; None: it has no turn."""
     return meta[5] if meta is not None and len(meta) == _ALL_FIELDS else None
 
 
 def with_turn(meta: Meta | None, turn_ms: int) -> Meta:
-    """Return the same record with a turn."""
+    """Return a record's meta with the turn ``turn_ms``, epoch milliseconds."""
     record_id, source, attempt, expires_ms = meta[:4] if meta is not None else _PLAIN
     return (record_id, source, attempt, expires_ms, packed_recurrence(meta), turn_ms)
 
 
 def next_attempt(meta: Meta | None) -> Meta:
-    """Return the same record for its next attempt, without a turn."""
+    """Return a record's meta with the attempt number raised by 1, and without a turn."""
     record_id, source, attempt, expires_ms = meta[:4] if meta is not None else _PLAIN
     recurrence = packed_recurrence(meta)
     if recurrence is None:
@@ -71,18 +71,18 @@ def packed_recurrence(meta: Meta | None) -> bytes | None:
 
 
 encode_payload = msgspec.msgpack.Encoder().encode
-"""Payload to bytes. Raises nothing for a well-typed payload."""
+"""Return the bytes of a payload. Raises nothing for a well-typed payload."""
 
 _Read: TypeAlias = tuple[
     str, int, bytes | None, bytes | None, list[Header], int, tuple[bytes | int | None, ...] | None
 ]
-"""``Payload`` as far as msgspec can check it: it tells no tuples apart by their length."""
+"""``Payload`` as msgspec can check it: msgspec can't distinguish tuples by their length."""
 
 _decode: Callable[[bytes], Payload] = msgspec.msgpack.Decoder(_Read).decode
 
 
 class Head(msgspec.Struct, array_like=True, gc=False):
-    """A payload of which key, value and headers are skipped."""
+    """A payload with key, value and headers left undecoded."""
 
     target: str
     partition: int
@@ -94,22 +94,22 @@ class Head(msgspec.Struct, array_like=True, gc=False):
 
     @property
     def record_id(self) -> bytes | None:
-        """Return its ``delay-id``."""
+        """Return the record's ``delay-id``; None: it has no id."""
         return None if self.meta is None else cast("bytes | None", self.meta[0])
 
     @property
     def was_tried(self) -> bool:
-        """Return whether its target has failed before."""
+        """Return whether this is a second or later attempt."""
         return self.meta is not None and cast("int", self.meta[2]) > 1
 
 
 decode_head = msgspec.msgpack.Decoder(Head).decode
-"""Bytes to what counting needs, in two thirds of the time of ``decode_payload``. Raises
+"""Return the ``Head`` of a payload's bytes, in two thirds of the time of ``decode_payload``. Raises
 ``msgspec.DecodeError`` if they are no payload."""
 
 
 def decode_payload(data: bytes) -> Payload:
-    """Bytes to payload.
+    """Return the payload of stored bytes.
 
     Raises:
         StoreError: the bytes are no payload of this version, although their checksum was right.

@@ -1,7 +1,7 @@
-"""Every reason a record can be dead-lettered for: a stable code and one line for people.
+"""Reasons for which a record is dead-lettered: a stable code, and one line of explanation each.
 
 Codes are part of the contract with users (``delay-error``): they are added, never renamed. Those
-marked *target* are found when the record is delivered, the others by reading the record alone.
+marked *target* are found at delivery, the others by reading the record alone.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ TARGET_UNAUTHORIZED = "target-unauthorized"
 TARGET_REFUSED = "target-refused"
 TARGET_DOWN = "target-down"
 TARGET_PAUSED = "target-paused"
-"""Never in a dead letter: the reason why records of a target are put off."""
+"""Deliveries to the target are paused, so its records are put off. Never in a dead letter."""
 TARGET_ASKED = "target-asked"
-"""Never in a dead letter: the cluster is being asked about the target, and the shard waits."""
+"""The cluster is being asked about the target, and the shard waits. Never in a dead letter."""
 TARGET_LATER = "target-later"
-"""Never in a dead letter: the target takes the record, but not now; it is put off."""
+"""The target can't take the record now, so it is put off. Never in a dead letter."""
 TOO_LARGE = "too-large"
 OP_INVALID = "op-invalid"
 CRON_INVALID = "cron-invalid"
@@ -61,23 +61,23 @@ EXPLANATIONS: dict[str, str] = {
     COPY_FORGED: "The record claims to be the service's own copy, and its signature is wrong.",
     CONTROL_LOST: "Retention deleted, unread, what may have cancelled, replaced or fired it.",
 }
-"""Code to explanation; the keys are all codes there are."""
+"""Explanation of each code that a dead letter can have."""
 
 
 DETAIL_CHARS_MAX: Final = 512
-"""Longest text for people beside a code."""
+"""Longest ``delay-error-detail``, characters; the rest is cut off."""
 
 
 def printable(detail: str) -> str:
-    """Return a text for people within its limit, on one line, as any terminal can show it."""
+    """Return a text cut to ``DETAIL_CHARS_MAX``, with non-printable characters replaced."""
     short = detail[:DETAIL_CHARS_MAX]
     return "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in short)
 
 
 class RecordRefusedError(DelayServiceError):
-    """A record breaks the contract.
+    """A record that breaks the contract, with a code and a detail.
 
-    Raised and caught within ``core``: readers return an ``INVALID`` entry instead.
+    Raised while a record is read and settled; ``RecordReader`` returns an ``INVALID`` entry.
     """
 
     def __init__(self, code: str, detail: str) -> None:

@@ -1,4 +1,4 @@
-"""The parameters that a record's key or validity depends on, and from which offset they hold.
+"""The parameters that a record's key or validity depends on, and from which offset they apply.
 
 A key must be a pure function of the log (design rule 2), so these parameters are not read from a
 configuration file but from the checkpoint: a list of ``(from_offset, Contract)``, which the owner
@@ -19,44 +19,44 @@ from delayservice.base.errors import DelayServiceError
 from delayservice.contract.topic_names import is_legal_topic, is_reserved
 
 CONTRACT_VERSION: Final = 5
-"""Raised when a record is read another way: a node that doesn't know a version must not go on.
+"""Newest version of how records are read. A node that doesn't know a version must not go on.
 
-1: no fire, no window, no recurring schedules, no level topics; rolled all at the end of the window.
-2: ``reserved`` holds names only. 3: it may hold patterns.
-4: durations with units; what looks like seconds, and times on level topics, are refused.
-   Neither ``allow`` nor ``reserved``: settings say what is allowed, at settling.
+1: no fire, no window, no recurring schedules, no level topics; rolls are not spread.
+2: adds these, and spreads rolls. ``reserved`` holds names only. 3: it may hold patterns.
+4: durations with units; instants that look like seconds, and times on level topics, are refused.
+   No ``allow`` and ``reserved``: settings decide at settling which targets are allowed.
 5: ids have a home partition.
 """
 
 NAMES_VERSION: Final = 2
-"""The version of a contract that reserves no pattern: nodes that know no later one follow it."""
+"""Newest version in which ``reserved`` holds names only; the default of a contract."""
 
 PATTERNS_VERSION: Final = 3
-"""The first version of a contract that may reserve patterns."""
+"""First version in which ``reserved`` may hold patterns."""
 
 UNITS_VERSION: Final = 4
-"""The first version that reads durations with units and refuses seconds."""
+"""First version that reads durations with units, and refuses instants that look like seconds."""
 
 TARGETS_BY_SETTINGS_VERSION: Final = 4
-"""The first version of a contract that has no allowlist: settings judge targets at settling."""
+"""First version without an allowlist: settings decide at settling which targets are allowed."""
 
 HOMES_VERSION: Final = 5
-"""The first version by which ids may find home."""
+"""First version in which ids may have a home partition."""
 
 _SINCE: Final = {"roll_spread_ms": 2, "level_ms": 2, "id_partitions": HOMES_VERSION}
-"""The version that brought a parameter, where that is not the first."""
+"""First version that has a parameter; parameters not listed exist since version 1."""
 
 _BEFORE: Final = {
     "allow": TARGETS_BY_SETTINGS_VERSION,
     "reserved": TARGETS_BY_SETTINGS_VERSION,
 }
-"""The version that has a parameter no more."""
+"""First version that no longer has a parameter."""
 
 PAST_DUE_DELIVER: Final = "deliver"
 PAST_DUE_DEAD_LETTER: Final = "dead-letter"
 
 MAX_DELAY_MS_MAX: Final = 2**52
-"""Half of the range of due times, so that timestamp + delay stays exact everywhere."""
+"""Bound of delays and timestamps, ms: half the range of due times, so that sums stay exact."""
 
 _DAY_MS = 86_400_000
 _PARTITIONS_MAX = 2**31 - 1
@@ -64,44 +64,44 @@ _HEADER_BYTES_RANGE = (256, 65_536)
 
 
 class ContractError(DelayServiceError):
-    """A contract is out of bounds, or the checkpoint holds one that this version can't follow."""
+    """A contract that is out of bounds, or that this version can't follow."""
 
 
 @dataclass(frozen=True, slots=True)
 class Contract:
-    """Rules by which records of one delay topic are read from some offset on."""
+    """Parameters by which records of one delay topic are read from some offset on."""
 
     version: int = NAMES_VERSION
     roll_window_ms: int = 7_200_000
-    """A record due later than its timestamp plus this is rolled then (rule 12)."""
+    """Time after which a pending record is rolled, ms, from its timestamp (rule 12)."""
     roll_spread_ms: int = 0
-    """Largest spread of rolls, by offset, ms: a burst does not come back as a burst."""
+    """Largest time by which a roll is earlier, ms, by offset: bursts are spread. 0: no spread."""
     max_delay_ms: int = 3_650 * _DAY_MS
-    """The longest delay, from the record's timestamp."""
+    """Longest delay from the record's timestamp, ms."""
     clamp: bool = False
-    """A longer delay is shortened to ``max_delay_ms`` instead of dead-lettered."""
+    """True: a longer delay is shortened to ``max_delay_ms``; False: it is dead-lettered."""
     past_due: str = PAST_DUE_DELIVER
-    """``deliver`` or ``dead-letter`` what is due before its own timestamp."""
+    """Treatment of records due before their own timestamp: ``deliver`` or ``dead-letter``."""
     default_target: str | None = None
-    """Target of records that name none; allowed without a pattern."""
+    """Target of records without one, allowed without a pattern; None: they are dead-lettered."""
     allow: tuple[str, ...] = ()
-    """Shell-style patterns of target topics, matching whole names, case-sensitive; none: deny.
-    Empty from version 4 on, as ``reserved``."""
+    """Shell-style patterns of allowed targets, matching whole names, case-sensitive; empty: all
+    are denied. Always empty from version 4 on."""
     reserved: tuple[str, ...] = ()
-    """The service's own topics, the other delay topics among them: never targets, whatever
-    ``allow`` says. From version 3 on also shell-style patterns, as in ``allow``."""
+    """Topics of the service, other delay topics included, which are never targets; precedes
+    ``allow``. From version 3 on also patterns as in ``allow``. Always empty from version 4 on."""
     header_bytes_max: int = 4_096
-    """Longest value of one input header; a topic name always fits."""
+    """Longest value of one input header, bytes; at least 256, so that topic names fit."""
     id_bytes_max: int = 512
-    """Longest ``delay-id``, or record key that serves as one."""
+    """Longest ``delay-id``, or record key that serves as one, bytes."""
     level_ms: int = 0
-    """The one delay of a level topic, from the record's timestamp; 0: records say it themselves."""
+    """Delay of a level topic, ms from the record's timestamp; 0: the topic is no level topic."""
     id_partitions: int = 0
-    """Ids are at home in partition murmur2(id) modulo this; 0: they stay where they lie. It never
-    changes once it is set, or what is at home would not be found any more."""
+    """Number of partitions of homes: an id's home is murmur2(id) modulo this; 0: ids have no home.
+    Never changed once it is set, so that homes stay where they are."""
 
     def __post_init__(self) -> None:
-        """Check every bound; raise ``ContractError`` for a wrong one, or for an unknown version."""
+        """Raise ``ContractError`` if a parameter is out of bounds or the version is unknown."""
         if not 1 <= self.version <= CONTRACT_VERSION:
             msg = (
                 f"contract version {self.version} is unknown to this version of the service, which "
@@ -128,7 +128,7 @@ class Contract:
 
     @property
     def has_allowlist(self) -> bool:
-        """Return whether a record's target was judged when the record was read."""
+        """Return whether targets are checked by ``allow`` when a record is read."""
         return self.version < TARGETS_BY_SETTINGS_VERSION
 
     def _check_default_target(self) -> None:
@@ -140,7 +140,7 @@ class Contract:
             raise ContractError(msg)
 
     def reserves(self, topic: str) -> bool:
-        """Return whether a topic is never a target by this contract."""
+        """Return whether this contract forbids a topic as a target, whatever ``allow`` holds."""
         if is_reserved(topic) or topic in self.reserved:
             return True
         if self.version < PATTERNS_VERSION:
@@ -178,13 +178,13 @@ class Contract:
 
 
 def _parameters(version: int) -> list[str]:
-    """Return the fields of a contract of this version."""
+    """Return the names of the parameters that a contract of this version has."""
     names = (field.name for field in fields(Contract))
     return [n for n in names if _SINCE.get(n, 1) <= version < _BEFORE.get(n, version + 1)]
 
 
 class Contracts:
-    """The contracts of one shard, ascending by the offset from which each holds. Immutable."""
+    """The contracts of one shard, ascending by the offset from which each applies. Immutable."""
 
     __slots__ = ("_contracts", "_starts")
 
@@ -192,7 +192,7 @@ class Contracts:
         """Take ``(from_offset, contract)`` pairs in ascending order.
 
         Raises:
-            ContractError: none, not ascending, or a negative offset.
+            ContractError: the list is empty or not ascending, or an offset is negative.
         """
         pairs = list(entries)
         self._starts = [start for start, _ in pairs]
@@ -211,7 +211,7 @@ class Contracts:
         return hash(self.entries())
 
     def __repr__(self) -> str:
-        """For logs and failed tests."""
+        """Return a text with all entries, for logs and failed tests."""
         return f"Contracts({list(self.entries())!r})"
 
     def entries(self) -> tuple[tuple[int, Contract], ...]:
@@ -219,36 +219,38 @@ class Contracts:
         return tuple(zip(self._starts, self._contracts, strict=True))
 
     def at(self, offset: int) -> Contract:
-        """Return the contract that holds at an offset; below the first start, the first one."""
+        """Return the contract that applies at an offset; below the first start, the first one."""
         if len(self._starts) == 1:
             return self._contracts[0]
         return self._contracts[max(bisect_right(self._starts, offset) - 1, 0)]
 
     @property
     def newest_version(self) -> int:
-        """Return the highest version among them."""
+        """Return the highest version of these contracts."""
         return max(contract.version for contract in self._contracts)
 
     def since(self, offset: int) -> tuple[Contract, ...]:
-        """Return the contracts that hold at an offset and above."""
+        """Return the contracts that apply at an offset or above it."""
         return tuple(self._contracts[max(bisect_right(self._starts, offset) - 1, 0) :])
 
     def span(self, offset: int) -> tuple[int, int | None]:
-        """``[first, stop)`` offsets around ``offset`` with one contract; stop None: no end yet."""
+        """Return the range ``[first, stop)`` of offsets with the contract of ``offset``; stop None:
+        it is the last contract.
+        """
         after = max(bisect_right(self._starts, offset), 1)
         first = 0 if after == 1 else self._starts[after - 1]
         return first, self._starts[after] if after < len(self._starts) else None
 
     def extended(self, end: int, contract: Contract, ahead: int = 0) -> Contracts:
-        """These below ``end``, and another one from ``ahead`` offsets above it on.
+        """Return the contracts that start below ``end``, followed by a new one.
 
-        What was to begin at ``end`` or above is dropped: the log holds no record that was read by
-        it, so no key changes. Only the wanted contract stays as it is if it begins early enough.
+        Contracts that start at ``end`` or above are dropped: the log holds no record read by them,
+        so no key changes. One of them stays if it equals the new one and starts early enough.
 
         Args:
-            end: of the log, read when the owners before were fenced.
-            contract: what is wanted.
-            ahead: so many offsets are still read by what holds at the end.
+            end: end offset of the log, read after the earlier owners were fenced.
+            contract: the new contract.
+            ahead: offsets above ``end`` that are still read by the contract of the end.
         """
         wanted = self._with_homes(contract)
         if wanted is None:
@@ -266,7 +268,7 @@ class Contracts:
         return Contracts((*kept, (start, contract)))
 
     def _with_homes(self, contract: Contract) -> Contract | None:
-        """Return a successor with the same homes of ids; None: its version knows no homes."""
+        """Return ``contract`` with the homes of these ones; None: its version has no homes."""
         count = self.id_partitions
         if count and contract.version < HOMES_VERSION:
             return None
@@ -274,24 +276,23 @@ class Contracts:
 
     @property
     def id_partitions(self) -> int:
-        """Return the number of partitions in which ids are at home; 0: they are not."""
+        """Return the number of partitions of homes of ids; 0: ids have no home."""
         return next((c.id_partitions for c in self._contracts if c.id_partitions), 0)
 
     def encode(self) -> bytes:
-        """``to_json`` as bytes: what it takes in a checkpoint."""
+        """Return ``to_json`` as JSON bytes, as a checkpoint holds it."""
         return msgspec.json.encode(self.to_json())
 
     def needed_from(self, log_start: int) -> Contracts:
-        """These without those of which the log holds no record any more: no node will read one."""
+        """Return these contracts without those whose records all lie below ``log_start``."""
         gone = bisect_right(self._starts, log_start) - 1
         return self if gone < 1 else Contracts(self.entries()[gone:])
 
     def agree_below(self, stop: int, other: Contracts) -> bool:
         """Return whether both read every offset below ``stop`` by the same parameters.
 
-        Where one begins later because its first contracts were dropped, the other has to know the
-        one with which it begins: then it knew those before. One that begins at ``stop`` or above is
-        not compared: no offset below was read by it.
+        If one starts later because its first contracts were dropped, the other must have a contract
+        that starts at that offset too. Contracts that start at ``stop`` or above are not compared.
         """
         first = max(self._starts[0], other._starts[0])
         if stop == 0:
@@ -310,7 +311,7 @@ class Contracts:
         """Return the contracts that ``to_json`` wrote.
 
         Raises:
-            ContractError: not such a list, or one of its contracts can't be followed.
+            ContractError: the data is no such list, or one of its contracts can't be followed.
         """
         if not isinstance(data, list):
             msg = f"contracts are a JSON list, not {type(data).__name__}"

@@ -1,8 +1,8 @@
-"""Dead letters as an operator meets them: read, chosen, judged, and written to be sent again. Pure.
+"""Dead letters for operators: reading, filtering, and rewriting them for a replay. Pure.
 
 A replay is exact because a *marker* follows it in the same transaction and in the same partition of
 the dead-letter topic: a record without key and value whose header ``delay-replayed`` lists the
-offsets that were replayed. Retention deletes a marker after the dead letters that it speaks of.
+replayed offsets. Retention deletes a marker after the dead letters that it lists.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ REASONS: Final = {
     RECURRING: "a recurring schedule has no single due time to be replaced",
     LIMIT: "replayed as often as allowed",
 }
-"""Why a dead letter is not replayed."""
+"""Explanation of each reason for which a dead letter is not replayed."""
 
 _ADDED: Final = frozenset(
     {
@@ -61,17 +61,17 @@ _ROCKETMQ_TIMES: Final = frozenset(
 )
 _KEYED_TIMES: Final = frozenset({"scheduler-epoch", "schedule_target_epoch"})
 ALL_TIMES: Final = _OWN_TIMES | _ROCKETMQ_TIMES | _KEYED_TIMES
-"""Every header that says when, of every system."""
+"""Names of all time headers, those of other systems included."""
 _ROCKETMQ_TIME: Final = {
     names.DELAY_AT: "TIMER_DELIVER_MS",
     names.DELAY_AFTER: "TIMER_DELAY_MS",
 }
 _KEY_IS_ID: Final[Header] = ("schedule_source_type", b"schedule")
-"""Says that the record's key is its id, and nothing else (see ``aliases``)."""
+"""Karafka header by which the record's key is its id; it has no other effect (``aliases``)."""
 
 
 class DeadLetterSource(NamedTuple):
-    """Place where a record was written: ``delay-source``."""
+    """Place where a record was written, as ``delay-source`` names it."""
 
     topic: str
     partition: int
@@ -87,10 +87,10 @@ class DeadLetter:
     """One dead letter. ``headers`` are the record's, without those that the dead letter added."""
 
     partition: int
-    """Of the dead-letter topic, as ``offset``."""
+    """Partition of the dead-letter topic; ``offset`` lies in it."""
     offset: int
     time_ms: int
-    """When it was dead-lettered, epoch milliseconds."""
+    """Append time of the dead letter, epoch milliseconds."""
     code: str
     detail: str
     source: DeadLetterSource | None
@@ -100,23 +100,23 @@ class DeadLetter:
 
     @property
     def place(self) -> tuple[int, int]:
-        """Partition and offset in the dead-letter topic."""
+        """Return partition and offset in the dead-letter topic."""
         return self.partition, self.offset
 
     @property
     def target(self) -> str | None:
-        """Return the target topic that the record names; None: it names none."""
+        """Return the target topic in the record's headers; None: no header names one."""
         found = [_said(self.headers, name) for name in _TARGET_TOPICS]
         return next((text.decode("utf-8", "replace") for text in found if text), None)
 
     @property
     def record_id(self) -> bytes | None:
-        """Return its ``delay-id``."""
+        """Return the record's ``delay-id``; None: it has no such header."""
         return _said(self.headers, names.DELAY_ID)
 
     @property
     def replays(self) -> int | None:
-        """Return how often it was replayed before; None when that can't be read."""
+        """Return the number of earlier replays; None if ``delay-replays`` can't be read."""
         text = _said(self.headers, names.DELAY_REPLAYS)
         if text is None:
             return 0
@@ -124,31 +124,31 @@ class DeadLetter:
 
     @property
     def bytes_held(self) -> int:
-        """Bytes of key, value and headers."""
+        """Return the size of key, value and headers, bytes."""
         own = sum(len(name) + len(value or b"") for name, value in self.headers)
         return len(self.key or b"") + len(self.value or b"") + own
 
 
 @dataclass(frozen=True, slots=True)
 class Heading:
-    """A dead letter without its content: what a list of them shows."""
+    """A dead letter without value and headers, for a list of dead letters."""
 
     partition: int
-    """Of the dead-letter topic, as ``offset``."""
+    """Partition of the dead-letter topic; ``offset`` lies in it."""
     offset: int
     time_ms: int
-    """When it was dead-lettered, epoch milliseconds."""
+    """Append time of the dead letter, epoch milliseconds."""
     code: str
     detail: str
     source: DeadLetterSource | None
     target: str | None
     key: bytes | None
     value_bytes: int | None
-    """Size of the value; None: it is null."""
+    """Size of the value, bytes; None: it is null."""
 
     @classmethod
     def of(cls, letter: DeadLetter) -> Heading:
-        """Return the part of a letter that is kept."""
+        """Return the heading of a dead letter."""
         return cls(
             partition=letter.partition,
             offset=letter.offset,
@@ -163,12 +163,12 @@ class Heading:
 
     @property
     def place(self) -> tuple[int, int]:
-        """Partition and offset in the dead-letter topic."""
+        """Return partition and offset in the dead-letter topic."""
         return self.partition, self.offset
 
 
 class Rewritten(NamedTuple):
-    """A record to write to a delay topic."""
+    """A replayed record, to be written to a delay topic."""
 
     topic: str
     partition: int
@@ -179,19 +179,19 @@ class Rewritten(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Filter:
-    """Which dead letters are meant; what is None or empty does not restrict."""
+    """Selection of dead letters; a field that is None or empty selects all."""
 
     codes: frozenset[str] = frozenset()
     since_ms: int | None = None
     until_ms: int | None = None
-    """Exclusive."""
+    """End of the append times, epoch milliseconds, exclusive; ``since_ms`` is inclusive."""
     topic: str | None = None
     partition: int | None = None
     offset: int | None = None
-    """The last three are of the source."""
+    """Offset of the record's source; ``topic`` and ``partition`` are of the source too."""
 
     def matches(self, letter: DeadLetter) -> bool:
-        """Return whether this one is meant."""
+        """Return whether a dead letter is selected."""
         return (
             (not self.codes or letter.code in self.codes)
             and (self.since_ms is None or letter.time_ms >= self.since_ms)
@@ -212,7 +212,7 @@ class Filter:
 
 
 def read_letter(partition: int, row: Row) -> DeadLetter | None:
-    """Read a record of a partition of the dead-letter topic; None: a marker, or foreign."""
+    """Return the dead letter in a row of the dead-letter topic; None: a marker, or foreign."""
     offset, time_ms, key, value, headers = row
     said = dict(headers or ())  # the last of a name counts, and it is the service's
     code = said.get(names.DELAY_ERROR)
@@ -232,14 +232,14 @@ def read_letter(partition: int, row: Row) -> DeadLetter | None:
 
 
 def bytes_of(row: Row) -> int:
-    """Bytes of the key, the value and the headers of a record."""
+    """Return the size of a record's key, value and headers, bytes."""
     _, _, key, value, headers = row
     own = sum(len(name) + len(text or b"") for name, text in headers or ())
     return len(key or b"") + len(value or b"") + own
 
 
 def read_source(text: bytes | None) -> DeadLetterSource | None:
-    """``topic:partition:offset``, perhaps of an occurrence (``#n``); None when it is not that."""
+    """Return the source in ``topic:partition:offset`` or ``…#n``; None: the text is neither."""
     found = _PLACE.fullmatch(text or b"")
     if found is None:
         return None
@@ -247,9 +247,9 @@ def read_source(text: bytes | None) -> DeadLetterSource | None:
 
 
 def replayed_offsets(row: Row) -> list[int]:
-    """Return what a marker names as replayed; nothing for any other record.
+    """Return the replayed offsets in a marker; an empty list for any other record.
 
-    A dead letter keeps the headers of its record, which may be named like a marker's: it is none.
+    A dead letter is never a marker, even if its record has a header ``delay-replayed``.
     """
     said = dict(row[4] or ())
     text = said.get(names.DELAY_REPLAYED)
@@ -271,10 +271,10 @@ def refusal(
     """Return why a dead letter can't be replayed, one of ``REASONS``; None when it can.
 
     Args:
-        letter: it; whether it was replayed already is not known here.
-        replays_max: how often one record may be replayed.
-        is_delay_partition: whether a topic is a delay topic with such a partition.
-        retimed: whether it is to get another due time.
+        letter: the dead letter. The caller checks markers, so ``REPLAYED`` is never returned.
+        replays_max: largest number of replays of one record.
+        is_delay_partition: returns whether a topic is a delay topic with this partition.
+        retimed: whether the record is to get another due time.
     """
     if letter.source is None or not is_delay_partition(
         letter.source.topic, letter.source.partition
@@ -299,13 +299,13 @@ def rewritten(
     *,
     is_level: bool = False,
 ) -> Rewritten:
-    """Return the record as it is written again to where it came from.
+    """Return the record of a dead letter, to be written again to the partition of its source.
 
     Args:
-        letter: the dead letter, which ``refusal`` has nothing against.
+        letter: a dead letter for which ``refusal`` returned None.
         source: its source.
-        time: ``delay-at`` or ``delay-after`` to replace what it asked for.
-        is_level: its delay topic is a level topic, where the level counts and a time is refused.
+        time: ``delay-at`` or ``delay-after`` to replace its own time; None: keep its time.
+        is_level: whether its delay topic is a level topic; its own time headers are removed then.
     """
     first = _said(letter.headers, names.DELAY_REPLAYED_FROM) or str(source).encode()
     headers = [header for header in letter.headers if header[0] not in _REPLAY_PROVENANCE]
@@ -321,12 +321,12 @@ def rewritten(
 
 
 def marker(offsets: Iterable[int]) -> Headers:
-    """Return the headers of a marker: these offsets of its own partition were replayed."""
+    """Return the headers of a marker that lists replayed offsets of its own partition."""
     return [(names.DELAY_REPLAYED, b",".join(b"%d" % offset for offset in offsets))]
 
 
 def _retimed(headers: Headers, time: Header) -> Headers:
-    """Return headers with this time in place of their own; an id in a time header is kept."""
+    """Return headers with their times replaced by ``time``; what they imply for the id is kept."""
     kept: Headers = []
     for name, value in headers:
         if name in _ROCKETMQ_TIMES:
@@ -339,5 +339,5 @@ def _retimed(headers: Headers, time: Header) -> Headers:
 
 
 def _said(headers: Headers, name: str) -> bytes | None:
-    """Return the last header of a name."""
+    """Return the value of the last header of a name; None if it is null or missing."""
     return dict(headers).get(name)

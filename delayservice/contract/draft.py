@@ -1,8 +1,8 @@
-"""A record's input headers, collected before they are judged, and the rules of our own headers.
+"""A record's input headers, collected before they are checked, and the rules of our own headers.
 
-A rule only files what its header says; ``record`` judges once all headers are seen, because the
-operation decides which of them matter. Duplicates and aliases are therefore one case: what is said
-more than once must agree.
+A rule only adds its header to the draft. ``user_record`` checks once all headers are collected,
+because the operation decides which of them matter. Duplicates and aliases are therefore one case:
+headers of one meaning must agree.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ FIRE_OP = "fire"
 SCHEDULE_OP = "schedule"
 
 TimeParser: TypeAlias = Callable[[str, bytes | None, int], int]
-"""``(header name, value, the record's timestamp_ms)`` to due_ms."""
+"""Function of ``(header name, value, the record's timestamp_ms)`` that returns due_ms."""
 
 
 class Draft:
-    """The content of one record's input headers, in the order of the headers."""
+    """Input headers of one record, grouped by meaning, each group in the order of the headers."""
 
     __slots__ = (
         "counts",
@@ -48,7 +48,7 @@ class Draft:
     )
 
     def __init__(self, key: bytes | None, value: bytes | None, readings: Readings) -> None:
-        """Start with nothing said; ``key`` and ``value`` are the record's own."""
+        """Start without headers; ``key`` and ``value`` are the record's own."""
         self.key = key
         self.value = value
         self.readings = readings
@@ -65,32 +65,33 @@ class Draft:
         self.zones: Headers = []
         self.counts: Headers = []
         self.key_is_id = False
-        """The record key is the id, and the output's key comes from a header or is null."""
+        """True: the record key is the id, and the output's key comes from a header or is null."""
         self.rocketmq = False
-        """``spare_id`` is the id unless another one is given."""
+        """True: ``spare_id`` is the id unless another one is given."""
         self.spare_id: bytes | None = None
 
     def due_at_ms(self, name: str, value: bytes | None, _timestamp_ms: int) -> int:
-        """``TimeParser`` of an instant."""
+        """Return the due time of an instant header, epoch milliseconds; a ``TimeParser``."""
         return self.readings.instant_ms(name, value)
 
     def due_after_ms(self, name: str, value: bytes | None, timestamp_ms: int) -> int:
-        """``TimeParser`` of a delay from the record's own timestamp."""
+        """Return the due time of a delay header, epoch milliseconds; a ``TimeParser``."""
         return timestamp_ms + self.readings.duration_ms(name, value)
 
     def mentions_delivery(self) -> bool:
-        """Return whether a header says when or where to deliver."""
+        """Return whether a header gives a time, a target or a recurrence."""
         where = self.targets or self.partitions or self.keys
         return bool(self.times or where or self.recurs)
 
     @property
     def recurs(self) -> bool:
-        """Return whether a header speaks of more than one occurrence."""
+        """Return whether a header of a recurring schedule was given."""
         return bool(self.every or self.cron or self.zones or self.counts)
 
 
 Rule: TypeAlias = Callable[[Draft, str, bytes | None], None]
-"""Files one header. Raises ``RecordRefusedError`` for what no operation could accept."""
+"""Function that adds one header to a draft. Raises ``RecordRefusedError`` for a value that is
+invalid for every operation."""
 
 
 def _at(draft: Draft, name: str, value: bytes | None) -> None:
@@ -102,17 +103,17 @@ def _after(draft: Draft, name: str, value: bytes | None) -> None:
 
 
 def target_topic(draft: Draft, name: str, value: bytes | None) -> None:
-    """``Rule`` of a target topic."""
+    """Add a header of the target topic; a ``Rule``."""
     draft.targets.append((name, value))
 
 
 def target_partition(draft: Draft, name: str, value: bytes | None) -> None:
-    """``Rule`` of a target partition."""
+    """Add a header of the target partition; a ``Rule``."""
     draft.partitions.append((name, value))
 
 
 def target_key(draft: Draft, name: str, value: bytes | None) -> None:
-    """``Rule`` of the output key: empty is an empty key, no value is a null key."""
+    """Add a header of the output key, a ``Rule``; an empty value is an empty key, null is null."""
     draft.keys.append((name, value))
 
 
@@ -154,7 +155,7 @@ def _times(draft: Draft, name: str, value: bytes | None) -> None:
 
 
 def drop(_draft: Draft, _name: str, _value: bytes | None) -> None:
-    """``Rule`` of a header that says nothing and is not delivered."""
+    """Ignore a header that has no effect and is not delivered; a ``Rule``."""
 
 
 RULES: dict[str, Rule] = {
@@ -173,4 +174,4 @@ RULES: dict[str, Rule] = {
     names.DELAY_TIMES: _times,
     **dict.fromkeys(names.OUTPUT, drop),
 }
-"""Every header of our own that a user's record may carry."""
+"""Rule of each of the service's own headers that a user's record may carry."""

@@ -1,4 +1,4 @@
-"""A source record once it is read: plain tuples, because millions of them pass through."""
+"""Types of a source record after it was read: plain tuples, because there are millions of them."""
 
 from __future__ import annotations
 
@@ -9,21 +9,22 @@ from delayservice.contract.names import Header
 SCHEDULE = 0
 """A user's record to be delivered later."""
 COPY = 1
-"""The service's own rolled or parked copy of one, its signature verified."""
+"""A requeued record of the service, or the next occurrence of a schedule; its signature is right.
+"""
 CANCEL = 2
-"""Cancels the pending record of its id."""
+"""A control record that cancels the pending record of its id."""
 INVALID = 3
-"""Breaks the contract: to be dead-lettered."""
+"""A record that breaks the contract and is dead-lettered."""
 FIRE = 4
-"""Delivers the pending record of its id now."""
+"""A control record that delivers the pending record of its id now."""
 CONTROL_LOST = 5
-"""In place of a record that marked another one in the store, and is no longer in the log: a cancel,
-a replacement or a fire."""
+"""Stand-in for a cancel, replacement or fire that marked a stored record, and that retention has
+deleted from the log."""
 HOMEBOUND = 6
-"""A user's valid record with an id whose home is another partition: to be sent there."""
+"""A user's valid record whose id has its home in another partition, to which it is sent."""
 
 OFFSET_MAX = 2**63 - 1
-"""The largest offset that a partition can have."""
+"""Largest offset of a partition."""
 
 Headers: TypeAlias = list[Header]
 
@@ -31,8 +32,8 @@ Original: TypeAlias = tuple[bytes | None, bytes | None, Headers]
 """``(key, value, headers)`` of a source record as it was written."""
 
 Refusal: TypeAlias = tuple[str, str] | tuple[str, str, int, bytes]
-"""``(code, detail)`` of an ``INVALID`` entry; the code is one of ``codes.EXPLANATIONS``. Of what
-has come home also the due time 0 and its source."""
+"""``(code, detail)`` of an ``INVALID`` entry; the code is one of ``codes.EXPLANATIONS``. An entry
+from an envelope also has the due time 0 and its source."""
 
 Foreign: TypeAlias = tuple[int, int, int]
 """``(kind, written_ms, home)`` of a ``HOMEBOUND`` entry: SCHEDULE, CANCEL or FIRE, its timestamp,
@@ -53,23 +54,23 @@ INVALID    0                      None        ``Original``   ``Refusal``
 *_LOST     0                      None        ``Original``   None
 =========  =====================  ==========  =============  ==================
 
-A ``source`` is the ``delay-source`` of a record that has come home.
+A ``source`` is the ``delay-source`` of a record that came in an envelope.
 
 The last two columns depend on the kind, which no type checker narrows in an unpacked tuple, and a
-class per kind would cost more than the whole short way of ``record``: hence ``Any``, here and
+class per kind would take longer than reading a plain record in ``record``: hence ``Any``, here and
 nowhere else.
 
-``key_ms`` of the first two is at least 1, so their keys are above ``cursor.START_KEY``. Below the
-payload's ``due_ms`` it is a roll time; only a parked copy has one above it.
+``key_ms`` of the first two is at least 1, so their keys are above ``cursor.START_KEY``. A
+``key_ms`` below the payload's ``due_ms`` is a roll time; one above it is that of a copy put off.
 """
 
 UNREADABLE: Headers = [("", None)]
-"""Stands, by identity, for headers that the client library could not hand over.
+"""Marker object, compared by identity, for headers that the client library can't decode.
 
-Kafka's header names are UTF-8 by protocol, yet a broker takes any bytes. The first
+Kafka's header names are UTF-8 by protocol, yet a broker accepts any bytes. The first
 ``Message.headers()`` of confluent-kafka 2.16.1 then raises ``SystemError`` (its cause is the
 ``UnicodeDecodeError``); a second one returns a tuple with a null pointer in it, so call it once.
 """
 
 Row: TypeAlias = tuple[int, int, bytes | None, bytes | None, Headers | None]
-"""``(offset, timestamp_ms, key, value, headers)`` as a consumer hands them over."""
+"""``(offset, timestamp_ms, key, value, headers)`` of a source record as a consumer received it."""

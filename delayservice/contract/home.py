@@ -1,17 +1,17 @@
-"""Ids find home: the partition where all records of one id meet, and how they get there.
+"""The home of an id: the partition where all of its records are decided, and their way there.
 
 Clients partition differently, so a cancel may lie elsewhere than its record. An id has a **home**:
 murmur2 of the id, modulo a number of partitions that the contract fixes. A record with an id that
-lies elsewhere is settled there by being appended to its home, in an *envelope*: key, value and
-headers as they were, and two more headers::
+lies elsewhere is settled where it lies by an *envelope* that is appended to its home: key, value
+and headers as they were, and two more headers::
 
     delay-home      JSON: v, op, source, written, settles, shard
     delay-home-mac  HMAC-SHA256 (hex) over where it was written, delay-home, key, value and headers
 
-A cancel or fire goes without key, value and own headers, so it is never too large. While the home
-can't be written to, the record *waits*: it is requeued where it lies, as a parked record whose
-target is its home, and takes along what waited before it (``carried``). The rules were explored by
-``tests/simulation/home_model``. Why envelopes are signed: ``signing``.
+The envelope of a cancel or fire has no key, value and own headers, so it is never too large. While
+the home can't be written to, the record *waits*: it is requeued where it lies, as a parked record
+whose target is its home, together with the records of its id that waited before it (``carried``).
+``tests/simulation/home_model`` explores these rules. ``signing`` says why envelopes are signed.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from delayservice.contract.signing import Signer
 ENVELOPE_VERSION: Final = 1
 
 SETTLES_NOTHING: Final = -1
-"""``settles`` of what was carried: the record that took it along has settled it."""
+"""``settles`` of a carried record, which was settled when another record took it along."""
 
 _OPS: Final = {SCHEDULE: SCHEDULE_OP, CANCEL: CANCEL_OP, FIRE: FIRE_OP}
 _KINDS: Final = {name: kind for kind, name in _OPS.items()}
@@ -39,13 +39,13 @@ _SIGNER: Final = Signer(b"delay-home 1", DELAY_HOME, DELAY_HOME_MAC)
 
 
 class Sent(NamedTuple):
-    """A user's record on its way home.
+    """A user's record that is sent to the home of its id.
 
     Attributes:
         kind: SCHEDULE, CANCEL or FIRE of ``entry``.
-        source: ``delay-source``: where the user wrote it.
+        source: ``delay-source``, the place where the user wrote it.
         written_ms: its first timestamp, epoch milliseconds, from which its delay counts.
-        original: key, value and headers, as far as they go home.
+        original: key, value and headers in the envelope.
     """
 
     kind: int
@@ -59,7 +59,7 @@ Group: TypeAlias = tuple[Sent, ...]
 
 
 class Arrived(NamedTuple):
-    """An envelope: the record, and the offset ``settles`` of ``shard`` that it settles."""
+    """Content of an envelope: a record, and the offset ``settles`` of ``shard`` that it settles."""
 
     sent: Sent
     settles: int
@@ -67,7 +67,7 @@ class Arrived(NamedTuple):
 
 
 class _Carried(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A record that waits beside another one; bytes are base64 in JSON."""
+    """A record that waits for its home in the copy of a later one; bytes are base64 in JSON."""
 
     op: str
     source: bytes
@@ -78,8 +78,8 @@ class _Carried(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class _HomeFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """The ``delay-home`` header: of an envelope, or of a record that waits (then ``settles`` is the
-    waiting record that it took along).
+    """The ``delay-home`` header of an envelope, or of a waiting record, where ``settles`` is the
+    offset of the waiting record that it took along.
     """
 
     v: int
@@ -98,7 +98,7 @@ _decode = msgspec.json.Decoder(_HomeFields).decode
 def homebound(
     kind: int, record_id: bytes, source: bytes, written_ms: int, original: Original
 ) -> Sent:
-    """Return a user's record as it goes home; see ``Sent``."""
+    """Return a user's record as it is sent home; a cancel or fire keeps only operation and id."""
     if kind != SCHEDULE:
         original = (None, None, [(DELAY_OP, _OPS[kind].encode()), (DELAY_ID, record_id)])
     return Sent(kind, source, written_ms, original)
@@ -107,15 +107,15 @@ def homebound(
 def write_envelope(
     topic: str, home: int, secret: bytes, sent: Sent, settles: int, shard: str
 ) -> Original:
-    """Return the record to append to partition ``home`` of the delay topic.
+    """Return the envelope of a record, to be appended to partition ``home`` of the delay topic.
 
     Args:
         topic: the delay topic; the signature is bound to it and to ``home``.
         home: the partition.
-        secret: the cluster's.
-        sent: what goes there.
-        settles: the offset of ``shard`` that it settles, or ``SETTLES_NOTHING``.
-        shard: ``topic:partition`` that it comes from.
+        secret: the cluster secret.
+        sent: the record.
+        settles: the offset of ``shard`` that the envelope settles, or ``SETTLES_NOTHING``.
+        shard: ``topic:partition`` where the record lies.
     """
     fields = _HomeFields(
         ENVELOPE_VERSION, _OPS[sent.kind], sent.source, sent.written_ms, settles, shard
@@ -126,14 +126,14 @@ def write_envelope(
 def read_envelope(
     topic: str, partition: int, secrets: Sequence[bytes], original: Original
 ) -> Sent | None:
-    """Return what ``write_envelope`` was given; None: no secret signed it, or it is not intact."""
+    """Return the record in an envelope; None: none of ``secrets`` signed it, or it is damaged."""
     arrived = _arrived(_SIGNER.verified(f"{topic}:{partition}", secrets, original))
     return None if arrived is None else arrived.sent
 
 
 def read_claimed_envelope(original: Original) -> Arrived | None:
-    """Return the content of an envelope, its signature unchecked; None: it can't be read.
-    For those who read topics without the cluster's secret.
+    """Return the content of an envelope without a check of its signature; None: it can't be read.
+    For readers of the topic that don't have the cluster secret.
     """
     return _arrived(_SIGNER.claimed(original))
 
@@ -149,14 +149,14 @@ def _arrived(found: tuple[bytes, Original] | None) -> Arrived | None:
 def waiting_payload(
     home: tuple[str, int], record_id: bytes, group: Group, since_ms: int, attempt: int, took: int
 ) -> Payload:
-    """Return what is requeued while a home can't be written to: a payload whose target is the home.
+    """Return the payload, with the home as target, to requeue while the home can't be written to.
 
     Args:
-        home: the delay topic, and the partition of it.
-        record_id: the id of all of ``group``.
-        group: what waits; at least one.
+        home: the delay topic and the home partition.
+        record_id: the id of all records of ``group``.
+        group: the records that wait, at least one.
         since_ms: when the last of them began to wait, epoch milliseconds.
-        attempt: 1 more than how often it has waited.
+        attempt: number of the next attempt: 1 plus the number of waits.
         took: the offset of the waiting record that it took along, or ``SETTLES_NOTHING``.
     """
     *before, last = group
@@ -170,8 +170,8 @@ def waiting_payload(
 
 
 def waiting_group(payload: Payload) -> Group:
-    """Return the records of a payload that waits for its home: one whose target is its own delay
-    topic, as no record of a user has.
+    """Return the records of a payload that waits for its home. Its target is its own delay topic,
+    which no user's record can have as target.
 
     Raises:
         StoreError: it can't be read, although its checksum or signature was right.
@@ -180,8 +180,8 @@ def waiting_group(payload: Payload) -> Group:
 
 
 def taken_along(payload: Payload) -> int:
-    """Return the offset of the waiting record that a waiting one took along, or
-    ``SETTLES_NOTHING``; raises as ``waiting_group``.
+    """Return the offset of the waiting record that a waiting payload took along, or
+    ``SETTLES_NOTHING``; raise the errors of ``waiting_group``.
     """
     return _waiting(payload)[1]
 

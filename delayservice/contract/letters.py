@@ -10,11 +10,13 @@ from delayservice.contract.names import Header
 from delayservice.contract.recurrence import recurrence_of
 
 _LARGE_BYTES: Final = 500_000
-"""From here on a record's exact size is compared with what its topic takes."""
+"""Size of a value, or of all headers, bytes, above which a record's exact size is checked."""
 
 
 def asked_again(payload: Payload) -> Original:
-    """Return a valid record with its input headers, so that it can be replayed."""
+    """Return key, value and headers of a payload, with its input headers, so that a dead letter
+    can be replayed.
+    """
     target, partition, key, value, headers, due_ms, meta = payload
     asked: list[Header] = [
         *headers,
@@ -34,7 +36,9 @@ def asked_again(payload: Payload) -> Original:
 
 
 def without_content(original: Original) -> tuple[Original, str]:
-    """Return what is left of a record whose letter would be too large, and how to say so."""
+    """Return a record without its content, for a dead letter that would be too large, and the text
+    to put before its detail.
+    """
     _, value, headers = original
     held = sum(len(part or b"") for _, part in headers) + len(value or b"")
     told = (
@@ -45,7 +49,7 @@ def without_content(original: Original) -> tuple[Original, str]:
 
 
 def is_large(value: bytes | None, headers: Headers) -> bool:
-    """Return whether a record may be larger than its topic takes."""
+    """Return whether a record is so large that its topic may refuse it."""
     if value is not None and len(value) > _LARGE_BYTES:
         return True
     return bool(headers) and sum([len(text or b"") for _, text in headers]) > _LARGE_BYTES

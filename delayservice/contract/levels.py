@@ -1,7 +1,7 @@
-"""Fixed delays by number: what level topics have, and what RocketMQ's ``DELAY`` header names.
+"""Fixed delays by number: those of level topics, and those of RocketMQ's ``DELAY`` header.
 
 Level n, counted from 1, is the n-th of an ascending tuple of delays in milliseconds. Its topic is
-``level_topic(n)``: all of its records wait equally long, so they are in due order as they are.
+``level_topic(n)``. All of its records wait equally long, so they lie in the order of due times.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ DEFAULT_LEVELS_MS: Final[tuple[int, ...]] = (
     30 * _S,
     *(minutes * _MINUTE for minutes in (1, 2, 5, 10, 20, 30, 45, 60, 120)),
 )
-"""Twelve levels: 5s 10s 30s 1m 2m 5m 10m 20m 30m 45m 1h 2h."""
+"""Twelve levels, ms: 5s 10s 30s 1m 2m 5m 10m 20m 30m 45m 1h 2h."""
 
 ROCKETMQ_LEVELS_MS: Final[tuple[int, ...]] = (
     *(seconds * _S for seconds in (1, 5, 10, 30)),
     *(minutes * _MINUTE for minutes in (*range(1, 11), 20, 30, 60, 120)),
 )
-"""RocketMQ's default ``messageDelayLevel``: 1s 5s 10s 30s 1m…10m 20m 30m 1h 2h."""
+"""RocketMQ's default ``messageDelayLevel``, ms: 1s 5s 10s 30s 1m…10m 20m 30m 1h 2h."""
 
 PRESETS: Final[Mapping[str, tuple[int, ...]]] = {
     "default": DEFAULT_LEVELS_MS,
@@ -36,8 +36,8 @@ PRESETS: Final[Mapping[str, tuple[int, ...]]] = {
 
 
 def level_of(delay_ms: int, levels_ms: Sequence[int]) -> int:
-    """The level that waits at least ``delay_ms``: the next one up, and the last one for more than
-    that, as RocketMQ clamps.
+    """Return the first level, from 1, with a delay of at least ``delay_ms``; the last level for
+    longer delays, as RocketMQ does.
 
     Args:
         delay_ms: milliseconds, 0 or more.
@@ -52,5 +52,5 @@ def level_of(delay_ms: int, levels_ms: Sequence[int]) -> int:
 
 
 def level_topic(level: int, prefix: str = "delay_topic_") -> str:
-    """Return the topic of a level."""
+    """Return the name of a level's topic."""
     return f"{prefix}{level}"

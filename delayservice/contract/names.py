@@ -40,7 +40,7 @@ DELAY_ERROR_DETAIL = "delay-error-detail"
 DELAY_REPLAYED_FROM = "delay-replayed-from"
 DELAY_REPLAYS = "delay-replays"
 DELAY_REPLAYED = "delay-replayed"
-"""A marker's header in the dead-letter topic; see ``dead_letters``."""
+"""Header of a marker in the dead-letter topic: the replayed offsets (``dead_letters``)."""
 
 DELAY_COPY = "delay-copy"
 DELAY_COPY_MAC = "delay-copy-mac"
@@ -81,18 +81,18 @@ OUTPUT = frozenset(
         DELAY_ERROR_DETAIL,
     }
 )
-"""Written by the service; dropped from a user's record."""
+"""Headers that the service writes to outputs, and drops from a user's record."""
 
 COPY_NAMES = frozenset({DELAY_COPY, DELAY_COPY_MAC})
-"""Either of them makes a record a claimed copy, never a plain record."""
+"""Headers of requeued records: a record with one of them needs a right signature."""
 
 HOME_NAMES = frozenset({DELAY_HOME, DELAY_HOME_MAC})
-"""Either of them makes a record one that claims to have come home; see ``home``."""
+"""Headers of envelopes: a record with one of them claims to be an envelope (``home``)."""
 
 
 def misspelt(name: str) -> str | None:
-    """Return the input header that a name is probably meant to be, such as ``Delay_After``; None:
-    it is that header itself, or something else. Names of headers are exact.
+    """Return the input header that a name misspells by case or ``_``, as ``Delay_After`` does;
+    None: the name is right, or no such misspelling. Header names are matched exactly.
     """
     meant = name.lower().replace("_", "-")
     return meant if meant != name and meant in INPUT else None

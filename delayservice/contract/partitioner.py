@@ -1,7 +1,7 @@
-"""The partition a Java producer would choose for a key.
+"""The partition that a Java producer chooses for a key; used for ids.
 
-Source: ``murmur2`` and ``toPositive`` of ``org.apache.kafka.common.utils.Utils``, and librdkafka's
-``murmur2`` partitioner, which deliveries use; this is for ids.
+Source: ``murmur2`` and ``toPositive`` of ``org.apache.kafka.common.utils.Utils``. Deliveries use
+librdkafka's ``murmur2`` partitioner, which chooses the same.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ _MASK31: Final = 0x7FFFFFFF
 
 
 def murmur2(data: bytes) -> int:
-    """Return the 32-bit hash, unsigned (Java's ``int`` is the same bits, signed)."""
+    """Return the 32-bit murmur2 hash as an unsigned number (Java's ``int`` has the same bits)."""
     return murmurhash2(data, _SEED)
 
 
 def partition_for(key: bytes, partitions: int) -> int:
-    """Return the partition of ``key`` among ``partitions``, 1 or more.
+    """Return the partition of ``key``, 0 to ``partitions`` - 1.
 
     Raises:
         ZeroDivisionError: ``partitions`` is 0.

@@ -1,4 +1,4 @@
-"""The headers that the service adds: to what it delivers, and to what it dead-letters."""
+"""The headers that the service adds to delivered and dead-lettered records."""
 
 from __future__ import annotations
 
@@ -21,48 +21,50 @@ from delayservice.contract.names import (
 
 
 class Provenance:
-    """Provenance of one shard's outputs, its ``topic:partition:`` prepared once."""
+    """Builder of the provenance headers of one shard's outputs."""
 
     __slots__ = ("_prefix", "_shard")
 
     def __init__(self, topic: str, partition: int) -> None:
-        """``topic`` and ``partition`` of the delay topic that the records come from."""
+        """Prepare the prefix of a shard: ``partition`` of the delay topic ``topic``."""
         self._shard = f"{topic}:{partition}".encode()
         self._prefix = self._shard + b":"
 
     def source(self, offset: int, meta: Meta | None) -> bytes:
-        """``delay-source``: ``topic:partition:offset`` of the user's original record.
+        """Return ``delay-source``: ``topic:partition:offset`` of the user's original record.
 
         Args:
-            offset: source offset of the record or copy at hand.
-            meta: its payload's meta, which names the original when this is a copy.
+            offset: source offset of the record or its copy.
+            meta: its payload's meta, which names the original of a copy.
         """
         if meta is not None and meta[1] is not None:
             return meta[1]
         return self._prefix + b"%d" % offset
 
     def is_copy(self, offset: int, meta: Meta | None) -> bool:
-        """Return whether the record at ``offset`` is a copy of one that lies elsewhere."""
+        """Return whether the record at ``offset`` has another record as its user's original."""
         return self.source(offset, meta).split(b"#", 1)[0] != self._prefix + b"%d" % offset
 
     def elsewhere(self, meta: Meta | None) -> bytes | None:
-        """Return where a record that has come home was written; None: it was written here."""
+        """Return ``delay-source`` of a record that was sent here from another shard; None: it was
+        written here.
+        """
         source = None if meta is None else meta[1]
         if source is None or source.startswith(self._prefix):
             return None
         return source.partition(b"#")[0]
 
     def origin(self, offset: int) -> tuple[Header, Header]:
-        """``delay-source`` and ``delay-settles`` of an output that settles a user's own record."""
+        """Return ``delay-source`` and ``delay-settles`` of the output of a user's own record."""
         settles = b"%d" % offset
         return (DELAY_SOURCE, self._prefix + settles), (DELAY_SETTLES, settles)
 
     def settles(self, offset: int, source: bytes) -> Headers:
-        """Which record an output settles: an offset of the partition that ``source`` lies in, or of
-        another, which is named then: a record of a level topic was parked here.
+        """Return ``delay-settles``, and ``delay-shard`` if ``source`` lies in another shard, as it
+        does for a record of a level topic which was parked here.
 
         Args:
-            offset: of the record or copy that the output settles.
+            offset: offset of the record or copy that the output settles.
             source: ``delay-source`` of the user's original.
         """
         settles: Header = (DELAY_SETTLES, b"%d" % offset)
@@ -71,7 +73,7 @@ class Provenance:
         )
 
     def headers(self, offset: int, due_ms: int, meta: Meta | None) -> Headers:
-        """Return the headers to append to the own ones of the output that settles ``offset``.
+        """Return the headers that a delivery adds to the record's own headers.
 
         Args:
             offset: source offset of the record or copy that the output settles.
@@ -99,26 +101,26 @@ class Provenance:
 
 
 def due_header(due_ms: int) -> Header:
-    """``delay-due-at`` of an output."""
+    """Return the header ``delay-due-at``; ``due_ms`` is in epoch milliseconds."""
     return DELAY_DUE_AT, b"%d" % due_ms
 
 
 def provenance(topic: str, partition: int, offset: int, due_ms: int, meta: Meta | None) -> Headers:
-    """``Provenance(topic, partition).headers(offset, due_ms, meta)``, for a single record."""
+    """Return ``Provenance(topic, partition).headers(offset, due_ms, meta)``, for one record."""
     return Provenance(topic, partition).headers(offset, due_ms, meta)
 
 
 def dead_letter_headers(
     original: Sequence[Header] | None, code: str, detail: str, source: bytes
 ) -> Headers:
-    """Headers of a dead letter: the original ones unchanged, then why and where from.
+    """Return the headers of a dead letter: the original ones, then code, detail and source.
 
-    Ours come last, so they count where an original header has the same name.
+    The added ones come last, so they count if an original header has the same name.
 
     Args:
         original: headers of the record as it was written.
         code: one of ``codes.EXPLANATIONS``.
-        detail: for people; cut to ``codes.DETAIL_CHARS_MAX``, what is not printable replaced.
+        detail: text for people; ``codes.printable`` is applied to it.
         source: ``delay-source`` of the user's original.
 
     Returns:

@@ -1,8 +1,9 @@
-"""Reads one source record into one entry: the header contract of ``docs/header-contract.md``.
+"""Reads source records into entries, by the header contract of ``docs/header-contract.md``.
 
 ``read`` is a pure function of the record, its place, its log-append timestamp and the contract that
-holds at its offset. A plain record (a time in digits, a target seen before, perhaps an id) takes
-about a microsecond here; any other record is left to ``user_record``, which takes four to six.
+applies at its offset. A plain record (a time in digits, a target seen before, perhaps an id) takes
+about a microsecond here. Other records of users are left to ``user_record``, which takes four to
+six.
 """
 
 from __future__ import annotations
@@ -46,30 +47,30 @@ _LONG_WAY = KNOWN | names.HOME_NAMES
 
 
 class RecordReader:
-    """Reads the records of one shard. Not thread-safe: it remembers targets it found good."""
+    """Reader of the records of one shard. Not thread-safe: it caches the targets it has allowed."""
 
     def __init__(
         self, topic: str, partition: int, contracts: Contracts, secrets: Sequence[bytes]
     ) -> None:
-        """Read records of ``topic`` and ``partition``.
+        """Prepare to read records of ``topic`` and ``partition``.
 
         Args:
             topic: the delay topic.
             partition: its partition.
-            contracts: what holds from which offset on; see ``adopt``.
-            secrets: keys that copies may be signed with (several while one is replaced); none:
-                every copy counts as forged.
+            contracts: the shard's contracts; ``adopt`` replaces them.
+            secrets: secrets that verify copies and envelopes (several while one is replaced);
+                empty: all count as forged.
         """
         self._topic = topic
         self._partition = partition
         self._secrets = tuple(secrets)
         self._provenance = Provenance(topic, partition)
         self.has_refused = False
-        """True once a copy was read that none of ``secrets`` signed."""
+        """True after a copy or envelope was read that none of ``secrets`` signed."""
         self.adopt(contracts)
 
     def adopt(self, contracts: Contracts) -> None:
-        """Go on with these contracts, after the checkpoint's list was extended."""
+        """Read by ``contracts`` from now on, after the checkpoint's list was extended."""
         self._contracts = contracts
         self._enter(0)
 
@@ -81,20 +82,22 @@ class RecordReader:
         value: bytes | None,
         headers: Headers | None,
     ) -> Entry:
-        """Return what one record is. Never raises, whatever its bytes.
+        """Return the entry of one record. Never raises, whatever the record's bytes.
 
         Args:
-            offset: its source offset.
-            timestamp_ms: its log-append time, epoch milliseconds.
-            key: its key.
-            value: its value.
-            headers: its headers in order, None when there are none, or ``UNREADABLE``.
+            offset: the source offset.
+            timestamp_ms: the log-append time, epoch milliseconds.
+            key: the record's key.
+            value: the record's value.
+            headers: the headers in order, None when there are none, or ``UNREADABLE``.
         """
         return self.read_batch([(offset, timestamp_ms, key, value, headers)])[0]
 
     # One piece, because a call for each record would make it a third slower (``bench whole``).
     def read_batch(self, rows: Iterable[Row]) -> list[Entry]:  # noqa: C901, PLR0912  # see above
-        """Read each row; plain records, with no name twice and no value missing, right here."""
+        """Return the entry of each row. Plain records, without repeated or null input headers, are
+        read in this loop.
+        """
         entries: list[Entry] = []
         add = entries.append
         plain = self._plain
@@ -155,7 +158,7 @@ class RecordReader:
         return entries
 
     def _read_any(self, row: Row) -> Entry:
-        """Read a record that is not plain."""
+        """Return the entry of a record that is not plain."""
         offset, timestamp_ms, key, value, headers = row
         if headers is UNREADABLE:
             return (offset, INVALID, 0, None, (key, value, []), _UNREADABLE_REFUSAL)
@@ -177,19 +180,23 @@ class RecordReader:
         return (offset, HOMEBOUND, 0, identity, original, (kind, timestamp_ms, home))
 
     def read_arrived(self, offset: int, timestamp_ms: int, sent: Sent) -> Entry:
-        """Read a record that has come home from its envelope, which the caller has checked."""
+        """Return the entry of a record from an envelope, whose signature the caller has checked."""
         if offset < self._first or offset >= self._stop:
             self._enter(offset)
         origin = Origin(offset, timestamp_ms, sent.written_ms, sent.source)
         return self._user_records.read(origin, sent.original)
 
     def _home(self, identity: bytes) -> int:
-        """Return the partition where an id is at home; this one where there are no homes."""
+        """Return the home partition of an id; this partition if the contract has no homes."""
         count = self._id_partitions
         return partition_for(identity, count) if count else self._partition
 
     def _come_home(self, original: Original) -> Sent | None:
-        """Read an envelope by its signature; None: by this contract it is a plain record."""
+        """Return the record in an envelope; None: not signed, and the contract has no envelopes.
+
+        Raises:
+            RecordRefusedError: it is not signed, and the contract has envelopes.
+        """
         sent = read_envelope(self._topic, self._partition, self._secrets, original)
         if sent is None and self._contract.version >= HOMES_VERSION:
             raise self._forged(names.DELAY_HOME, names.DELAY_HOME_MAC)

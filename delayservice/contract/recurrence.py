@@ -1,12 +1,12 @@
 """Recurring schedules: one record, many occurrences, one of them pending at any time.
 
-The transaction that delivers an occurrence appends a signed copy of the record for the next one. An
-occurrence whose time has passed before it could be computed is left out: after an outage a schedule
-goes on, it does not catch up.
+The transaction that delivers an occurrence appends a signed copy of the record for the next one.
+Occurrences whose time has passed before they could be computed are skipped: after an outage a
+schedule continues with the next occurrence.
 
-A record's key must be the same on every node (design rule 2), and a calendar is not: two nodes may
-have time zones of different years. So only the owner asks the calendar and writes the instant into
-the copy, and a cron schedule's own record is due at once, for its first copy to be appended.
+A record's key must be the same on every node (design rule 2), but two nodes may have time zone data
+of different years. So only the owner asks the calendar, and writes the instant into the copy. The
+record of a cron schedule itself is due at once, so that the owner appends its first copy.
 """
 
 from __future__ import annotations
@@ -22,25 +22,26 @@ from delayservice.contract.names import Header
 from delayservice.contract.times import DUE_STOP_MS
 
 CronTime: TypeAlias = Callable[[str, str, int], int | None]
-"""``(cron, zone, after_ms)`` to the first instant after ``after_ms`` that matches, or None: never.
+"""Function of ``(cron, zone, after_ms)`` that returns the first matching instant after
+``after_ms``, epoch milliseconds; None: there is none.
 
-Raises ``RecordRefusedError``: the expression or the zone means nothing.
+Raises ``RecordRefusedError`` if the expression or the zone is invalid.
 """
 
 _UTC: Final = "UTC"
 
 
 class Recurrence(msgspec.Struct, array_like=True, frozen=True):
-    """The occurrences that a record asks for.
+    """The occurrences of a recurring schedule.
 
     Attributes:
-        every_ms: the period; 0: by ``cron``.
+        every_ms: the period, milliseconds; 0: ``cron`` applies.
         cron: an expression of five fields, or of six with seconds first; empty: by period.
-        zone: of the cron expression.
-        left: occurrences yet to come, the pending one included; None: without end.
-        number: of the pending occurrence, from 1; 0: the first has not been computed yet.
-        start_ms: of a cron schedule: no occurrence is before this.
-        shift_ms: how much later than the schedule says every occurrence is, within its window.
+        zone: the IANA time zone of the cron expression.
+        left: the number of remaining occurrences, the pending one included; None: unlimited.
+        number: number of the pending occurrence, from 1; 0: the first is not computed yet.
+        start_ms: earliest occurrence of a cron schedule, epoch milliseconds; 0: not given.
+        shift_ms: time by which each occurrence is later, within its window, milliseconds.
     """
 
     every_ms: int
@@ -53,11 +54,11 @@ class Recurrence(msgspec.Struct, array_like=True, frozen=True):
 
     @property
     def left_after(self) -> int | None:
-        """Occurrences yet to come after the pending one; None: without end."""
+        """Return the number of occurrences after the pending one; None: unlimited."""
         return None if self.left is None else self.left - 1
 
     def headers(self) -> list[Header]:
-        """Return the input headers of this recurrence, for a dead letter that can be sent again."""
+        """Return the input headers of this recurrence, for a dead letter that can be replayed."""
         said: list[Header] = []
         if self.every_ms:
             said.append((names.DELAY_EVERY, b"%d" % self.every_ms))
@@ -70,47 +71,47 @@ class Recurrence(msgspec.Struct, array_like=True, frozen=True):
 
 
 encode = msgspec.msgpack.Encoder().encode
-"""To bytes, the fifth element of a payload's meta."""
+"""Return the bytes of a recurrence, the fifth element of a payload's meta."""
 
 decode: Callable[[bytes], Recurrence] = msgspec.msgpack.Decoder(Recurrence).decode
-"""A recurrence as ``encode`` returns it."""
+"""Return the recurrence in the bytes that ``encode`` returned."""
 
 
 def recurs(meta: Meta) -> bool:
-    """Return whether a payload's meta speaks of more than one occurrence."""
+    """Return whether a payload's meta is of a recurring schedule."""
     return packed_recurrence(meta) is not None
 
 
 def recurrence_of(meta: Meta | None) -> Recurrence | None:
-    """Return the occurrences in a payload's meta; None for a record with only one."""
+    """Return the recurrence in a payload's meta; None: the record does not recur."""
     packed = packed_recurrence(meta)
     return None if packed is None else decode(packed)
 
 
 def first_ms(recurrence: Recurrence, written_ms: int, cron_time: CronTime) -> int | None:
-    """Return when a cron schedule has its first occurrence; None: never.
+    """Return the first occurrence of a cron schedule, epoch milliseconds; None: there is none.
 
     Raises:
-        RecordRefusedError: as ``CronTime``.
+        RecordRefusedError: as by ``CronTime``.
     """
     after_ms = recurrence.start_ms - 1 if recurrence.start_ms else written_ms
     return _shifted(recurrence, after_ms, cron_time)
 
 
 def following(payload: Payload, source: bytes, now_ms: int, cron_time: CronTime) -> Payload | None:
-    """Return the record at its next occurrence, after the pending one was delivered.
+    """Return the payload of the next occurrence, after the pending one was delivered.
 
     Args:
         payload: the occurrence that was delivered.
         source: its ``delay-source``.
-        now_ms: what is not after this is left out.
+        now_ms: now, epoch milliseconds; occurrences up to now are skipped.
         cron_time: the calendar.
 
     Returns:
-        None: it does not recur, or that was the last occurrence.
+        The next occurrence; None: the record does not recur, or there is no further occurrence.
 
     Raises:
-        RecordRefusedError: as ``CronTime``.
+        RecordRefusedError: as by ``CronTime``.
     """
     recurrence = recurrence_of(payload[6])
     if recurrence is None or recurrence.left == 1:
@@ -123,7 +124,7 @@ def following(payload: Payload, source: bytes, now_ms: int, cron_time: CronTime)
 
 
 def left_after(payload: Payload) -> Payload:
-    """Return the schedule without its pending occurrence, to begin again after it."""
+    """Return the payload of a schedule that begins again after its pending occurrence."""
     meta, recurrence = payload[6], recurrence_of(payload[6])
     if meta is None or recurrence is None:
         return payload
@@ -146,16 +147,16 @@ def _shifted(recurrence: Recurrence, after_ms: int, cron_time: CronTime) -> int 
 def at_occurrence(
     payload: Payload, recurrence: Recurrence, source: bytes, due_ms: int | None
 ) -> Payload | None:
-    """Return the record at one of its occurrences.
+    """Return the payload of one occurrence.
 
     Args:
-        payload: the record.
-        recurrence: what is to be said of this occurrence and those after it.
-        source: ``delay-source`` of the record, with or without an occurrence.
-        due_ms: when it is due; None: never.
+        payload: any payload of the schedule.
+        recurrence: the recurrence as of this occurrence.
+        source: ``delay-source`` of the record, with or without an occurrence's number.
+        due_ms: due time of the occurrence, epoch milliseconds; None: there is none.
 
     Returns:
-        None: it would be beyond its end.
+        The payload; None: there is no occurrence, or it is after the record's expiry.
     """
     identity, _, _, expires_ms, *_ = payload[6] or (None, None, 1, None)
     if due_ms is None or due_ms >= DUE_STOP_MS or (expires_ms is not None and due_ms > expires_ms):
@@ -165,5 +166,5 @@ def at_occurrence(
 
 
 def numbered(source: bytes, number: int) -> bytes:
-    """``delay-source`` of one occurrence: ``topic:partition:offset#number``."""
+    """Return ``delay-source`` of one occurrence: ``topic:partition:offset#number``."""
     return source.split(b"#", 1)[0] + b"#%d" % number

@@ -1,4 +1,4 @@
-"""A caller's request, checked and written as input headers. Pure: nothing is sent here."""
+"""Checks of a caller's request, and its input headers. Pure: nothing is sent here."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from delayservice.contract.times import (
 from delayservice.contract.topic_names import is_legal_topic, is_reserved
 
 Text: TypeAlias = bytes | str
-"""Bytes, or text that is written as UTF-8."""
+"""Bytes, or a string that is encoded as UTF-8."""
 
 Delay: TypeAlias = timedelta | int | str
-"""A ``timedelta``, milliseconds, ``30s``, ``1h30m``, or ISO 8601, weeks to seconds (``PT30S``)."""
+"""``timedelta``, milliseconds, ``30s``, ``1h30m``, or ISO 8601, weeks to seconds (``PT30S``)."""
 
 Instant: TypeAlias = datetime | int | str
-"""A ``datetime`` with a time zone, epoch milliseconds (what looks like seconds is refused),
+"""``datetime`` with a time zone, epoch milliseconds (numbers that look like seconds are refused),
 or RFC 3339 with ``Z`` or an offset."""
 
 Header: TypeAlias = tuple[str, bytes | str | None]
@@ -40,7 +40,7 @@ class _NoKey(Enum):
 
 
 NO_KEY: Final = _NoKey.NO_KEY
-"""Value of ``target_key`` for an output without a key, whatever the record's own is."""
+"""Value of ``target_key`` for an output without a key, even if the record has one."""
 
 TargetKey: TypeAlias = Text | Literal[_NoKey.NO_KEY] | None
 
@@ -53,7 +53,7 @@ _PARTITION_MAX: Final = 2**31 - 1
 
 
 class When(TypedDict, total=False):
-    """The arguments of ``when_headers``, which ``DelayProducer.send`` takes too."""
+    """Arguments of ``when_headers``, and of ``DelayProducer.send``."""
 
     delay: Delay | None
     at: Instant | None
@@ -76,24 +76,24 @@ def when_headers(
     timezone: str | None = None,
     times: int | None = None,
 ) -> list[Header]:
-    """Return the headers of the due time.
+    """Return the headers of the due time, expiry, window and recurrence.
 
     Args:
-        delay: from the moment the broker appends the record; a fraction of a millisecond is
+        delay: delay from the moment the broker appends the record; a fraction of a millisecond is
             rounded up.
-        at: the due time, rounded up likewise. Give it or ``delay``; a recurring schedule needs
-            neither.
-        expires_at: after this instant the record is expired instead of delivered.
-        window: time after it is due over which delivery may be spread.
-        every: deliver again after each such period, 1 s or more.
-        cron: deliver by a cron expression of five fields, or of six with seconds first. Only its
-            characters are checked here: the service dead-letters one that means nothing.
-        timezone: the IANA zone that ``cron`` is meant in (``Europe/Berlin``); None: UTC. Checked
-            as ``cron`` is.
-        times: the number of occurrences at most.
+        at: the due time, rounded up likewise. Give either ``delay`` or ``at``; a recurring
+            schedule needs neither.
+        expires_at: instant after which the record is expired instead of delivered.
+        window: time after the due time over which deliveries may be spread.
+        every: period of a recurring schedule, 1 s or more.
+        cron: cron expression of five fields, or of six with seconds first. Only its characters
+            are checked here; the service dead-letters an invalid expression.
+        timezone: IANA time zone of ``cron`` (``Europe/Berlin``), checked likewise; None: UTC.
+        times: largest number of occurrences; None: unlimited.
 
     Raises:
-        InvalidRequestError: one can't be read, they contradict each other, or nothing says when.
+        InvalidRequestError: an argument can't be read, two contradict each other, or none gives
+            the due time.
     """
     recurring = _recurring_headers(every, cron, timezone, times)
     headers = [*_due_headers(delay, at, is_needed=not recurring), *recurring]
@@ -151,7 +151,7 @@ def _cron_headers(cron: str | None, timezone: str | None) -> list[Header]:
 
 
 def _as_service(rule: Callable[[Given], Read], value: Given) -> Read:
-    """Read a value by the service's own rule, or raise ``InvalidRequestError``."""
+    """Return ``rule(value)``; turn its ``RecordRefusedError`` into ``InvalidRequestError``."""
     try:
         return rule(value)
     except RecordRefusedError as exc:
@@ -167,7 +167,7 @@ def target_headers(topic: str, partition: int | None, key: TargetKey) -> list[He
         key: the output's key; None: the record's own.
 
     Raises:
-        InvalidRequestError: the service would never deliver there.
+        InvalidRequestError: the topic is illegal or reserved, or the partition is no number.
     """
     headers: list[Header] = [(names.DELAY_TARGET_TOPIC, _target(topic))]
     if partition is not None:
@@ -194,7 +194,7 @@ def plain_headers(headers: OwnHeaders) -> list[Header]:
     """Return the caller's own headers as a list.
 
     Raises:
-        InvalidRequestError: the service would read one of them, or drop it.
+        InvalidRequestError: one of them is an input header, or is removed by the service.
     """
     own = list(headers.items() if isinstance(headers, Mapping) else headers)
     for name, _ in own:
@@ -207,7 +207,7 @@ def plain_headers(headers: OwnHeaders) -> list[Header]:
 
 
 def id_bytes(record_id: Text, bytes_max: int) -> bytes:
-    """Return an id as bytes.
+    """Return an id as UTF-8 bytes.
 
     Raises:
         InvalidRequestError: it is empty, or longer than ``bytes_max``.
@@ -219,10 +219,10 @@ def id_bytes(record_id: Text, bytes_max: int) -> bytes:
 
 
 def delay_ms(argument: str, delay: Delay) -> int:
-    """Return a delay in milliseconds, rounded up so that nothing is early.
+    """Return a delay in milliseconds, rounded up so that no delivery is early.
 
     Raises:
-        InvalidRequestError: it is negative, or can't be read; ``argument`` is its name.
+        InvalidRequestError: it is negative, or can't be read; the message names ``argument``.
     """
     if isinstance(delay, timedelta):
         return _bounded_ms(argument, -(-delay // _MILLISECOND))

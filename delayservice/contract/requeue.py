@@ -1,4 +1,4 @@
-"""Roll and park copies (design rule 12): a pending record appended again to its own partition.
+"""Copies (design rule 12): pending records that the service appends again to their partition.
 
 The copy keeps the record's key, value and own headers byte for byte, and adds two headers::
 
@@ -6,7 +6,7 @@ The copy keeps the record's key, value and own headers byte for byte, and adds t
                     expires; with v 2 also recur, shard or turn
     delay-copy-mac  HMAC-SHA256 (hex) over where it was written, delay-copy, key, value and headers
 
-Why it is signed: ``signing``.
+``signing`` says why it is signed.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from delayservice.contract.signing import Signer
 from delayservice.contract.times import DUE_STOP_MS
 
 COPY_VERSION: Final = 2
-"""2: of a recurring schedule, of a record of a level topic, or of one that a rate limit gave its
-turn. Others are written as 1, which every version reads."""
+"""Newest version of copies: those of recurring schedules, of records of level topics, and of
+records with a turn. Other copies are written as version 1, which every version reads."""
 
 CONTINUES: Final = -1
-"""``settles`` of a copy that settles nothing: the next occurrence of a schedule."""
+"""``settles`` of the copy with a schedule's next occurrence, which settles no record."""
 
 Copy: TypeAlias = tuple[int, int, Payload]
-"""``(base, at_ms, payload)`` of a copy whose signature is right."""
+"""``(base, at_ms, payload)`` of a copy with a right signature."""
 
 _SIGNER: Final = Signer(b"delay-copy 1", DELAY_COPY, DELAY_COPY_MAC)
 
@@ -70,19 +70,19 @@ def write_copy(  # one argument per fact of the copy
     payload: Payload,
     shard: str | None = None,
 ) -> Original:
-    """Return a copy, as the record to append to ``topic`` and ``partition``.
+    """Return the copy of a record, to be appended to ``partition`` of ``topic``.
 
     Args:
         topic: the delay topic; the signature is bound to it and to ``partition``.
         partition: its partition.
         secret: the cluster's secret.
         settles: the offset that this copy settles, or ``CONTINUES``.
-        source: ``delay-source`` of the user's original; it replaces the payload's own.
+        source: ``delay-source`` of the user's original; it replaces that of the payload.
         base: where the search for the copy's canceller starts (rule 13).
-        at_ms: the copy's key, epoch milliseconds, 1 or more.
-        payload: the pending record, with the attempt and due time it is to have.
-        shard: ``topic:partition`` that ``settles`` is an offset of, if that is not where the copy
-            goes: a record of a level topic is parked in a precise one.
+        at_ms: the key of the copy, epoch milliseconds, 1 or more.
+        payload: the pending record, with the attempt and due time of the copy.
+        shard: ``topic:partition`` of the offset ``settles``, if it differs from the copy's: a
+            record of a level topic is parked in another delay topic; None: the copy's.
 
     Returns:
         ``(key, value, headers)``.
@@ -112,7 +112,7 @@ def write_copy(  # one argument per fact of the copy
 def read_copy(
     topic: str, partition: int, secrets: Sequence[bytes], original: Original
 ) -> Copy | None:
-    """Return what ``write_copy`` wrote; None: not signed by any of ``secrets``, or not intact.
+    """Return the content of a copy; None: none of ``secrets`` signed it, or it can't be read.
 
     The payload's meta always names the source. Never raises.
     """
@@ -123,7 +123,7 @@ def read_copy(
 
 
 class Claim(NamedTuple):
-    """The claims of a record that says it is a copy; ``shard`` is None where it is its own."""
+    """Content of a copy with an unchecked signature; ``shard`` None: that of the copy itself."""
 
     settles: int
     shard: str | None
@@ -133,9 +133,9 @@ class Claim(NamedTuple):
 
 
 def read_claim(original: Original) -> Claim | None:
-    """Return the claims of a copy without verifying them; None: they can't be read.
+    """Return the content of a copy without a check of its signature; None: it can't be read.
 
-    For those who read topics without the cluster's secret. Never raises.
+    For readers of the topic that don't have the cluster secret. Never raises.
     """
     found = _SIGNER.claimed(original)
     if found is None:

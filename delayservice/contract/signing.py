@@ -1,9 +1,9 @@
 """Signatures of records that the service itself appends to a delay topic.
 
-Any producer of the delay topic could write such a record, hence the signature: without it, a forged
-one would be delivered past the target allowlist. It covers topic and partition, so that a record is
-worth nothing elsewhere. It can't tell a record from the same bytes appended a second time to the
-same partition; a client that may do that may write to the delay topic anyway.
+Without a signature, any producer of the delay topic could forge such a record, and have it
+delivered past the target allowlist. The signature covers topic and partition, so that it is invalid
+elsewhere. It does not detect the same bytes appended a second time to the same partition; a client
+that can do that may write to the delay topic anyway.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Signer:
     """Adds two headers to a record, text and signature, and reads them back.
 
     Args:
-        domain: what is signed, so that one kind of record never passes for another.
+        domain: the kind of record, part of the signed bytes, so that kinds can't be exchanged.
         text_name: header of the text.
         mac_name: header of the signature, HMAC-SHA256 in hex.
     """
@@ -39,9 +39,9 @@ class Signer:
         """Return the record with its text and signature as the last two headers.
 
         Args:
-            place: ``topic:partition`` that it is appended to.
-            secret: the cluster's.
-            text: what the service says of the record.
+            place: ``topic:partition`` to which it is appended.
+            secret: the cluster secret.
+            text: the service's own fields about the record.
             record: key, value and headers.
         """
         key, value, own = record
@@ -51,7 +51,7 @@ class Signer:
     def verified(
         self, place: str, secrets: Sequence[bytes], signed: Original
     ) -> tuple[bytes, Original] | None:
-        """Return the text and the record as it was; None: none of ``secrets`` signed it."""
+        """Return the text and the record without both headers; None: no secret signed it."""
         found = self.claimed(signed)
         if found is None:
             return None
@@ -61,7 +61,7 @@ class Signer:
         return found if any(hmac.compare_digest(one, mac) for one in macs) else None
 
     def claimed(self, signed: Original) -> tuple[bytes, Original] | None:
-        """Do as ``verified``, but don't check the signature."""
+        """Return the same as ``verified`` without a check of the signature; None: not this form."""
         key, value, headers = signed
         own, last = headers[:-2], headers[-2:]
         if [name for name, _ in last] != [*self._names]:
@@ -82,5 +82,5 @@ def _flat(headers: Headers) -> list[bytes | None]:
 
 
 def _with_length(part: bytes | None) -> bytes:
-    """Prefix each part with its length, -1 for null, so that no two records have the same bytes."""
+    """Return a part prefixed with its length, -1 for null, so that no two records look alike."""
     return _NULL_LENGTH if part is None else _LENGTH.pack(len(part)) + part

@@ -1,6 +1,6 @@
-"""Even spreading over a span of time, a pure function of the offset: no load piles up in a moment.
+"""Even spreading over a span of time, by a pure function of the offset, to avoid peaks of load.
 
-Every node must come to the same key for a record (design rule 2), so this function never changes.
+Every node must compute the same key for a record (design rule 2), so this function never changes.
 """
 
 from __future__ import annotations
@@ -14,5 +14,5 @@ _MASK: Final = (1 << _BITS) - 1
 
 
 def spread_ms(offset: int, span_ms: int) -> int:
-    """Return where in ``[0, span_ms]`` this offset lands, milliseconds."""
+    """Return a time in ``[0, span_ms]`` for an offset, milliseconds; evenly spread over offsets."""
     return ((offset * _FACTOR & _MASK) * (span_ms + 1)) >> _BITS

@@ -1,11 +1,11 @@
-"""Which target topics a delay topic may deliver to: default-deny.
+"""Target topics to which a delay topic may deliver; all others are denied.
 
 A delay record is written to its target with the service's rights, so an open target header would
 let any producer write anywhere (the confused deputy).
 
-What never changes is judged when a record is read, for that decides its key. Whether its target is
-allowed is judged when it is settled, by the settings of the node that settles it; records under a
-contract that has an allowlist were judged by that when they were read.
+Rules that never change are checked when a record is read, because they decide its key. Whether its
+target is allowed is checked at settling, by the settings of the node that settles it. Under a
+contract with an allowlist, it was checked by that list when the record was read.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ _CACHE_ENTRIES_MAX = 1024
 
 
 class Allowlist:
-    """The topics that records of one delay topic may go to.
+    """Allowed target topics of one delay topic.
 
     Attributes:
-        good: topics that were found allowed before. Bounded; a miss proves nothing.
+        good: cache of topics that were found allowed. Bounded; other topics may be allowed too.
 
     Args:
-        delay_topic: never a target itself.
-        allow: shell-style patterns of targets, matching whole names, case-sensitive.
-        reserved: names and patterns that are never targets, whatever is allowed.
-        default: allowed without a pattern.
+        delay_topic: the delay topic, which is never a target itself.
+        allow: shell-style patterns of allowed targets, matching whole names, case-sensitive.
+        reserved: names and patterns that are never targets; precedes ``allow``.
+        default: a topic that is allowed without a pattern.
     """
 
     def __init__(
@@ -48,8 +48,8 @@ class Allowlist:
 
     @classmethod
     def of_contract(cls, contract: Contract, delay_topic: str) -> Allowlist:
-        """Return what is judged when a record is read; of a contract without an allowlist only what
-        no setting changes.
+        """Return the allowlist by which targets are checked when a record is read. Without one in
+        the contract, it denies only ``delay_topic`` and names that are always reserved.
         """
         if not contract.has_allowlist:
             return cls(delay_topic, ["*"])
@@ -59,7 +59,7 @@ class Allowlist:
         return cls(delay_topic, contract.allow, reserved, contract.default_target)
 
     def denial(self, topic: str) -> str | None:
-        """Return why a topic is no target, in words; None: it is allowed."""
+        """Return why a topic is denied as a target, as text; None: it is allowed."""
         if topic in self.good:
             return None
         if is_reserved(topic) or any(rule.match(topic) for rule in self._reserved):
@@ -73,20 +73,20 @@ class Allowlist:
 
 
 class TargetReader:
-    """Reads the target headers of one contract for one delay topic, and keeps its last answers."""
+    """Reader of target headers by one contract of one delay topic, with a cache."""
 
     def __init__(self, contract: Contract, delay_topic: str) -> None:
-        """Read by ``contract``; ``delay_topic`` itself is never a target."""
+        """Prepare to read target headers by ``contract``; ``delay_topic`` is never a target."""
         self.allowed: dict[bytes | None, str] = {}
-        """Header value to topic, of those found good before. Bounded; a miss proves nothing."""
+        """Cache of allowed topics by header value. Bounded; other topics may be allowed too."""
         self._allowlist = Allowlist.of_contract(contract, delay_topic)
 
     def check(self, name: str, value: bytes | None) -> str:
-        """Return the topic that the header ``name`` means by ``value``.
+        """Return the topic that the header ``name`` names by ``value``.
 
         Raises:
-            RecordRefusedError: ``target-invalid`` for what is no topic name, ``target-denied`` for
-                what is reserved or matches no pattern.
+            RecordRefusedError: ``target-invalid`` for an illegal topic name, ``target-denied`` for
+                a reserved topic or one that matches no pattern.
         """
         topic = _legal_topic(name, value)
         denial = self._allowlist.denial(topic)
@@ -103,7 +103,7 @@ def _compiled(patterns: Iterable[str]) -> tuple[re.Pattern[str], ...]:
 
 
 def _legal_topic(name: str, value: bytes | None) -> str:
-    """Kafka's own rule for topic names (``org.apache.kafka.common.internals.Topic``)."""
+    """Return a header's topic by Kafka's rule for names, or raise ``RecordRefusedError``."""
     if value is None or not TOPIC_NAME.fullmatch(value) or value in (b".", b".."):
         shown = "no value" if value is None else repr(value[:64])[1:]
         raise RecordRefusedError(TARGET_INVALID, f"{name} is {shown}: no legal topic name")

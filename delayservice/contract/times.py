@@ -1,8 +1,8 @@
-"""Instants and delays as users write them, to whole milliseconds.
+"""Parsers of instants and delays as users write them; they return whole milliseconds.
 
-Own expressions and integer arithmetic, because a record's key depends on them: a library that
-reads a text another way after an upgrade would move keys that exist (design rule 2). Fractions of
-a millisecond are rounded up, so that nothing is early.
+They use own expressions and integer arithmetic, because a record's key depends on them: a library
+that parses differently after an upgrade would change existing keys (design rule 2). Fractions of a
+millisecond are rounded up, so that no delivery is early.
 
 Sources: RFC 3339 section 5.6; ISO 8601-1 durations, weeks to seconds.
 """
@@ -18,11 +18,12 @@ from typing import Final, TypeAlias
 from delayservice.contract.codes import TIME_INVALID, RecordRefusedError
 
 DUE_STOP_MS = 2**53
-"""Every due time is below this (exact in JSON and in doubles); parsers return it for "beyond"."""
+"""Bound of due times, epoch ms, exact in JSON and doubles; parsers return it for larger values."""
 
 SURELY_MS: Final = 100_000_000_000
 _SECONDS_LIKE: Final = range(100_000_000, SURELY_MS)
-"""Epoch milliseconds of 1970 to 1973, and epoch seconds of 1973 to 5138."""
+"""Numbers refused as epoch milliseconds (1970 to 1973), because as seconds they mean 1973 to 5138.
+"""
 
 _DIGITS_MAX = 16
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -55,10 +56,10 @@ _UNIT_MS = (604_800_000, 86_400_000, 3_600_000, 60_000, 1_000)
 
 
 def parse_count(name: str, value: bytes | None) -> int:
-    """Decimal digits to an integer, ``DUE_STOP_MS`` at most.
+    """Return the integer in decimal digits, ``DUE_STOP_MS`` at most.
 
     Raises:
-        RecordRefusedError: ``time-invalid``, anything but ASCII digits.
+        RecordRefusedError: ``time-invalid``, the value is not ASCII digits.
     """
     if value is None or not value.isdigit():
         raise _refused(name, value, "decimal digits are expected")
@@ -66,14 +67,13 @@ def parse_count(name: str, value: bytes | None) -> int:
 
 
 def parse_instant_ms(name: str, value: bytes | None) -> int:
-    """Epoch milliseconds or RFC 3339 with an offset, to epoch milliseconds (negative before 1970).
+    """Return the instant in epoch milliseconds or RFC 3339 with an offset.
 
     Returns:
-        At most ``DUE_STOP_MS``.
+        Epoch milliseconds, ``DUE_STOP_MS`` at most; negative before 1970.
 
     Raises:
-        RecordRefusedError: ``time-invalid``, any other text, a local time without an offset
-            included.
+        RecordRefusedError: ``time-invalid``, any other text, such as a time without an offset.
     """
     if value is not None and value.isdigit():
         return _bounded(value)
@@ -92,14 +92,14 @@ def parse_instant_ms(name: str, value: bytes | None) -> int:
 
 
 def parse_checked_instant_ms(name: str, value: bytes | None) -> int:
-    """Parse as ``parse_instant_ms``, but refuse digits that look like seconds."""
+    """Return an instant as ``parse_instant_ms`` does, but refuse digits that look like seconds."""
     instant_ms = parse_instant_ms(name, value)
     is_number = value is not None and value.isdigit()
     return check_is_ms(name, instant_ms) if is_number else instant_ms
 
 
 def check_is_ms(name: str, instant_ms: int) -> int:
-    """Return an instant in ms, or raise ``RecordRefusedError`` if it seems to be in seconds."""
+    """Return an instant, epoch ms; raise ``RecordRefusedError`` if it looks like seconds."""
     if instant_ms in _SECONDS_LIKE:
         raise RecordRefusedError(
             TIME_INVALID,
@@ -110,17 +110,17 @@ def check_is_ms(name: str, instant_ms: int) -> int:
 
 
 def parse_delay_ms(name: str, value: bytes | None, expected: str = _ISO_EXPECTED) -> int:
-    """Milliseconds or an ISO 8601 duration of weeks to seconds, to milliseconds.
+    """Return the delay in milliseconds or an ISO 8601 duration of weeks to seconds.
 
-    Years and months are refused: how long they last depends on a calendar and a time zone.
+    Years and months are refused: their length depends on a calendar and a time zone.
 
     Args:
-        name: of the header, for the error.
-        value: its text.
-        expected: what an error says was expected.
+        name: name of the header, for the error.
+        value: text of the header.
+        expected: description of valid texts, for the error.
 
     Returns:
-        0 to ``DUE_STOP_MS``.
+        Milliseconds, 0 to ``DUE_STOP_MS``.
 
     Raises:
         RecordRefusedError: ``time-invalid``.
@@ -140,10 +140,10 @@ def parse_delay_ms(name: str, value: bytes | None, expected: str = _ISO_EXPECTED
 
 
 def parse_duration_ms(name: str, value: bytes | None) -> int:
-    """Parse as ``parse_delay_ms`` does, or with units: ``30s``, ``1h30m``; a year has 365 days.
+    """Return a delay as ``parse_delay_ms`` does, or with units (``1h30m``); a year has 365 days.
 
     Returns:
-        0 to ``DUE_STOP_MS``.
+        Milliseconds, 0 to ``DUE_STOP_MS``.
 
     Raises:
         RecordRefusedError: ``time-invalid``.
@@ -159,17 +159,17 @@ _Parser: TypeAlias = Callable[[str, bytes | None], int]
 
 @dataclass(frozen=True, slots=True)
 class Readings:
-    """Parsers of our own time headers: header name and value to milliseconds."""
+    """Parsers of the service's own time headers: header name and value to milliseconds."""
 
     instant_ms: _Parser
     duration_ms: _Parser
     surely_ms: int
-    """An instant in digits from here on means milliseconds, without a doubt."""
+    """Smallest instant in digits, epoch ms, that needs no check for seconds."""
 
 
 FIRST_READINGS: Final = Readings(parse_instant_ms, parse_delay_ms, 0)
 UNIT_READINGS: Final = Readings(parse_checked_instant_ms, parse_duration_ms, SURELY_MS)
-"""Durations with units are read, and seconds where milliseconds are expected are refused."""
+"""Parsers that read durations with units, and refuse instants that look like seconds."""
 
 
 def _part_ms(whole: bytes, digits: bytes, unit: bytes) -> int:
@@ -181,14 +181,14 @@ def _part_ms(whole: bytes, digits: bytes, unit: bytes) -> int:
 
 
 def _bounded(digits: bytes) -> int:
-    """ASCII digits to an integer; never the quadratic time that a very long one would take."""
+    """Return the integer in ASCII digits, ``DUE_STOP_MS`` at most, in linear time."""
     if len(digits) > _DIGITS_MAX:
         digits = digits.lstrip(b"0") or b"0"
     return DUE_STOP_MS if len(digits) > _DIGITS_MAX else min(int(digits), DUE_STOP_MS)
 
 
 def _fraction_ms(digits: bytes | None) -> int:
-    """Convert the digits after a second's decimal point to milliseconds, rounded up."""
+    """Return the digits after a second's decimal point as milliseconds, rounded up."""
     if not digits:
         return 0
     return int(digits[:3].ljust(3, b"0")) + (1 if digits[3:].strip(b"0") else 0)

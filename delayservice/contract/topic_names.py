@@ -1,4 +1,4 @@
-"""Which names of topics are legal, which are patterns, and which are never targets."""
+"""Rules of topic names: which are legal, which are patterns, and which are never targets."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ TOPIC_NAME: Final = re.compile(rb"[a-zA-Z0-9._-]{1,249}")
 
 
 def is_legal_topic(topic: str) -> bool:
-    """Kafka's rule for topic names (``org.apache.kafka.common.internals.Topic``)."""
+    """Return whether Kafka allows a topic name (``org.apache.kafka.common.internals.Topic``)."""
     legal = TOPIC_NAME.fullmatch(topic.encode("utf-8", "replace"))
     return legal is not None and topic not in (".", "..")
 
 
 def is_pattern(name: str) -> bool:
-    """Return whether this is a shell-style pattern; no legal topic name is."""
+    """Return whether a name is a shell-style pattern, which no legal topic name is."""
     return any(sign in name for sign in "*?[")
 
 
 def is_reserved(topic: str) -> bool:
-    """Return whether a topic is Kafka's (``__*``) or a delay service's (``delay_*``)."""
+    """Return whether a topic belongs to Kafka (``__*``) or to a delay service (``delay_*``)."""
     return topic.startswith(("__", "delay_"))

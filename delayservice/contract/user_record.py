@@ -1,4 +1,4 @@
-"""Reads a record that a user wrote, by one contract: headers to a draft, and that to an entry."""
+"""Reads a record that a user wrote, by one contract: from headers to a draft to an entry."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ PARTITION_BY_KEY: Final = -1
 
 _PARTITION_MAX: Final = 2**31 - 1
 FIRE_SINCE: Final = 2
-"""Versions of the contract that have served fires, windows and recurring schedules at first."""
+"""First version of the contract that serves fires."""
 _WINDOW_SINCE: Final = 2
 _RECURRING_SINCE: Final = 2
 _ID_AND_OP: Final = 2
@@ -73,8 +73,8 @@ class Origin(NamedTuple):
     Attributes:
         offset: its source offset.
         appended_ms: its log-append time, epoch milliseconds.
-        written_ms: start of its delay: its log-append time, or, if it was sent home, that of the
-            original.
+        written_ms: start of its delay, epoch milliseconds: its log-append time, or that of the
+            original if it was sent home.
         source: ``delay-source`` of a record that was sent home; else None.
     """
 
@@ -85,12 +85,12 @@ class Origin(NamedTuple):
 
 
 class UserRecords:
-    """Reads the records that users wrote to one shard, by one contract.
+    """Reader of the records that users wrote to one shard, by one contract.
 
     Attributes:
-        targets: the targets that the contract allows.
-        readings: how it reads times.
-        delay_ms_min: shortest delay that it accepts; below 0 for a due time that has passed.
+        targets: the reader of target headers.
+        readings: the parsers of time headers.
+        delay_ms_min: shortest accepted delay, ms; negative if past due times are accepted.
     """
 
     def __init__(self, topic: str, contract: Contract, provenance: Provenance) -> None:
@@ -103,7 +103,7 @@ class UserRecords:
         self.delay_ms_min = _ANY_PAST_MS if contract.past_due == PAST_DUE_DELIVER else 0
 
     def read(self, origin: Origin, original: Original) -> Entry:
-        """Return what a record is, which was written here or sent home by another partition."""
+        """Return the entry of a record that was written here or sent home by another partition."""
         if len(original[2]) == _ID_AND_OP:
             control = self._plain_control(origin, original)
             if control is not None:
@@ -118,7 +118,7 @@ class UserRecords:
             return (origin.offset, INVALID, 0, None, original, refusal)
 
     def _plain_control(self, origin: Origin, original: Original) -> Entry | None:
-        """Read a cancel or fire without other headers, as nearly all are; None: it has others."""
+        """Return the entry of a cancel or fire with only id and operation; None: it is another."""
         headers = dict(original[2])
         record_id, kind = headers.get(DELAY_ID), _CONTROLS.get(headers.get(DELAY_OP))
         contract = self._contract
@@ -129,7 +129,7 @@ class UserRecords:
         return (origin.offset, kind, 0, record_id, original, origin.source)
 
     def _read_headers(self, origin: Origin, original: Original, known: Headers) -> Entry:
-        """Read any user record, or raise ``RecordRefusedError`` if it breaks the contract."""
+        """Return the entry of any user record; raise ``RecordRefusedError`` if it is invalid."""
         key, value, headers = original
         draft = Draft(key, value, self.readings)
         for name, text in known:
@@ -161,8 +161,8 @@ class UserRecords:
     def _recurring(
         self, origin: Origin, draft: Draft, identity: bytes | None, headers: Headers
     ) -> Entry:
-        """Read a recurring schedule: one by period begins with its first occurrence, one by cron is
-        due at once, so that the owner writes its first occurrence into a copy.
+        """Return the entry of a recurring schedule. One by period is due at its first occurrence;
+        one by cron is due at once, so that the owner writes its first occurrence into a copy.
         """
         if self._contract.version < _RECURRING_SINCE:
             raise RecordRefusedError(CRON_INVALID, "recurring schedules were not served yet")
@@ -200,7 +200,7 @@ class UserRecords:
         return (target, _partition(draft), _output_key(draft), draft.value, own, due_ms, meta)
 
     def _level_record(self, origin: Origin, draft: Draft, headers: Headers) -> Entry:
-        """Read a record of a level topic, whose delay the topic sets."""
+        """Return the entry of a record of a level topic, with the delay of the level."""
         if draft.ops or draft.ids or draft.key_is_id or draft.recurs:
             raise RecordRefusedError(
                 OP_INVALID, f"{self._topic} is a level topic: no ids, operations or recurrence here"
@@ -217,7 +217,7 @@ class UserRecords:
         return (origin.offset, SCHEDULE, due_ms, None, payload, None)
 
     def key_ms(self, offset: int, appended_ms: int, due_ms: int) -> int:
-        """Return when the record is to be settled: when it is due, or rolled before (rule 2)."""
+        """Return a record's key time, epoch ms: its due time, or an earlier roll time (rule 2)."""
         contract = self._contract
         window_ms = contract.roll_window_ms - spread_ms(offset, contract.roll_spread_ms)
         return min(due_ms, appended_ms + window_ms)
@@ -238,7 +238,7 @@ class UserRecords:
         return (origin.offset, kind, 0, identity, original, origin.source)
 
     def _identity(self, draft: Draft) -> bytes | None:
-        """Return the record's id, from our own header or another system's."""
+        """Return the record's id, from its own or another system's header; None: it has no id."""
         if draft.ids:
             name, identity = _agreed(draft.ids, OP_INVALID)
             if not identity:
@@ -266,7 +266,7 @@ class UserRecords:
             )
 
     def _due_ms(self, draft: Draft, timestamp_ms: int) -> int:
-        """Return the one due time that all time headers agree on."""
+        """Return the due time on which all time headers agree, epoch milliseconds."""
         if not draft.times:
             raise RecordRefusedError(TIME_MISSING, f"neither {DELAY_AT} nor {DELAY_AFTER} is given")
         self._written_ms(timestamp_ms)
@@ -283,7 +283,7 @@ class UserRecords:
         return due_ms
 
     def _jitter_ms(self, draft: Draft, offset: int) -> int:
-        """Return the delay within the record's window, ms, which its offset decides."""
+        """Return the additional delay within the record's window, ms; it depends on the offset."""
         windows = {parse_count(name, text) for name, text in draft.windows}
         if len(windows) > 1:
             raise RecordRefusedError(TIME_AMBIGUOUS, f"two {names.DELAY_WINDOW_MS} disagree")
@@ -319,13 +319,13 @@ class UserRecords:
 
 
 def _misspelt(headers: Headers) -> str:
-    """Name the headers that are nearly right, and so were not read: the likely cause."""
+    """Return a text that names misspelt headers, which were not read; empty: there are none."""
     found = [(name, meant) for name, _ in headers if (meant := names.misspelt(name))]
     return "".join(f"; {name[:64]} is not read, {meant} would be" for name, meant in found[:4])
 
 
 def _operation(draft: Draft, identity: bytes | None, *, bare: bool) -> str:
-    """Return the operation that the headers name, or that a null value implies."""
+    """Return the operation in the headers, or else the one that a null or other value implies."""
     if draft.ops:
         if len(set(draft.ops)) > 1:
             raise RecordRefusedError(OP_INVALID, f"both {' and '.join(sorted(set(draft.ops)))}")
@@ -355,7 +355,7 @@ def _partition(draft: Draft) -> int:
 
 
 def _expires_ms(draft: Draft) -> int | None:
-    """Return ``delay-expires-at``, epoch milliseconds."""
+    """Return ``delay-expires-at``, epoch milliseconds; None: it is not given."""
     if not draft.expiries:
         return None
     instants = {draft.readings.instant_ms(name, text) for name, text in draft.expiries}
@@ -365,7 +365,7 @@ def _expires_ms(draft: Draft) -> int | None:
 
 
 def _recurrence(draft: Draft, start_ms: int, shift_ms: int) -> Recurrence:
-    """Read the headers of a recurring schedule; ``start_ms`` is 0 where they name no start."""
+    """Return the recurrence in the headers; ``start_ms`` is 0 if no time header is given."""
     left = None
     if draft.counts:
         left = check_times(parse_count(*_agreed(draft.counts, CRON_INVALID)))

@@ -1,15 +1,15 @@
-"""Counts of a shard's waiting records, by target and by due time.
+"""Counts of a shard's pending records, by target and by due time.
 
-Kept up from what is stored, and made anew by each scan of the disk. Counts are by the minute of the
-key, those of parked records by its second, and a minute is forgotten as a whole when K has passed
-it. Three things can't be told from the key alone:
+Updated as records are stored, and rebuilt by each scan of the disk. Counts are by the minute of the
+key, those of parked records by its second. A minute is dropped as a whole when K has passed it.
+Three facts don't follow from the key alone:
 
 - The key of a record that is due beyond the roll window is its roll time. It counts by the hour or
   the day in which it is due.
-- A cancel names the key and the id of its victim, not the target. The victim is taken from the
-  target that has the most records with an id in its minute, so the sum is always right, and the
-  targets are wrong for as long as that minute at most.
-- Settled records of the minute that K is in are still counted; ``by_target`` takes what is left.
+- A cancel names the key and the id of its victim, not the target. One record of the target with
+  the most records with an id in that minute is subtracted: the sum is always right, and the counts
+  of targets are right again when K has passed that minute.
+- Settled records of the minute of K are still counted; ``by_target`` scales them to what is left.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ _HOUR_MS: Final = 3_600_000
 _DAY_MS: Final = 86_400_000
 _BY_DAY_HOURS: Final = 48
 ENTRIES_MAX: Final = 50_000
-"""Counts that a shard keeps: a few megabytes. Beyond, records of more targets count for ``OTHERS``,
-and far ones at their roll time."""
+"""Largest number of counts of a shard, a few megabytes. Beyond it, records of more targets count
+for ``OTHERS``, and records due beyond the roll window count at their roll time."""
 OTHERS: Final = "(other)"
-"""Stands for all targets without a count of their own; no topic can have this name."""
+"""Name for all targets without a count of their own; no topic can have this name."""
 
 _Due: TypeAlias = tuple[int, int]
 """Start and width of the hour or day of a due time, milliseconds."""
 _Group: TypeAlias = tuple[str, bool]
-"""Target, and whether the records bear an id."""
+"""Target, and whether the records have an id."""
 _FarGroup: TypeAlias = tuple[str, bool, _Due]
-"""A group of records whose key does not say when they are due."""
+"""Target, whether the records have an id, and the due time, of records whose key is a roll time."""
 Name = TypeVar("Name", str, tuple[str, str])
 """A target, or a delay topic and a target."""
 _Counts: TypeAlias = dict[_Group, int]
@@ -47,20 +47,20 @@ _Kept = TypeVar("_Kept")
 
 
 class Waiting(NamedTuple):
-    """Records that wait for one target: all of them, and those of them that are parked."""
+    """Numbers of pending records of one target: all of them, and the parked ones among them."""
 
     pending: int
     parked: int
 
 
 class TopicCounts(msgspec.Struct):
-    """Records that wait in a delay topic, as metrics have them.
+    """Numbers of pending records of a delay topic, for metrics.
 
     Attributes:
-        pending: all of them.
-        within: those that are due already or within each of ``question.HORIZONS_MS``; empty: it is
-            not known of level topics.
-        targets: by target, of some by name.
+        pending: all pending records.
+        within: those that are past due or due within each of ``query.HORIZONS_MS``; empty for
+            level topics, where it is not known.
+        targets: numbers by target; some targets may be combined under ``OTHERS``.
     """
 
     pending: int
@@ -68,7 +68,7 @@ class TopicCounts(msgspec.Struct):
     targets: dict[str, Waiting]
 
     def add(self, other: TopicCounts) -> None:
-        """Count those of another slice in."""
+        """Add the numbers of another slice."""
         self.pending += other.pending
         if self.within and other.within:
             self.within = [a + b for a, b in zip(self.within, other.within, strict=True)]
@@ -84,14 +84,14 @@ _RAW: Final = msgspec.Raw()
 
 
 class Census:
-    """The counts of one shard."""
+    """Counts of one shard's pending records."""
 
     def __init__(self) -> None:
         self._minutes: dict[int, _Counts] = {}
         self._far: dict[int, dict[_FarGroup, int]] = {}
         self._parked: dict[int, _Counts] = {}
         self._cancelled: Counter[int] = Counter()
-        # Sums of the above: a window of 14 days has 20,000 minutes, too many to add up each second.
+        # Cached sums: a window of 14 days has 20,000 minutes, too many to add up each second.
         self._in_minutes: dict[int, int] = {}
         self._targets: Counter[str] = Counter()
         self._entries = 0
@@ -100,12 +100,12 @@ class Census:
     # --- what is stored ------------------------------------------------------------------------
 
     def add(self, frames: Iterable[Frame]) -> None:
-        """Count records in; those with a mark count as cancelled."""
+        """Count stored records; those with a mark count as cancelled."""
         plain: dict[tuple[int, str], int] = {}
         for frame in frames:
             try:
                 head = decode_head(frame[3])
-            except msgspec.DecodeError:  # delivery complains of it
+            except msgspec.DecodeError:  # delivery reports it
                 head = Head(OTHERS, -1, _RAW, _RAW, _RAW, frame[0], None)
             if head.meta is not None or head.due_ms > frame[0] or frame[2] != NO_MARK:
                 self._add_other(frame, head)
@@ -121,7 +121,7 @@ class Census:
         self._targets[target] += count
 
     def _add_other(self, frame: Frame, head: Head) -> None:
-        """Count a record that is cancelled, parked or far, or bears an id."""
+        """Count a record that is cancelled, parked, due beyond the roll window, or has an id."""
         key_ms, group = frame[0], (head.target, head.record_id is not None)
         if frame[2] != NO_MARK:
             self._cancelled[key_ms // SECOND_MS] += 1
@@ -142,7 +142,7 @@ class Census:
         self._targets[group[0]] += 1
 
     def _count(self, counts: dict[Any, int], group: Any, count: int = 1) -> str:  # noqa: ANN401  # near or far
-        """Count into a group; return the target that it is counted for."""
+        """Add ``count`` to a group; return the target, ``OTHERS`` if there are too many groups."""
         if group not in counts:
             if self._entries >= ENTRIES_MAX:
                 group = (OTHERS, *group[1:])
@@ -152,7 +152,7 @@ class Census:
         return target
 
     def cancel(self, key_ms: int) -> None:
-        """Take out a record that a cancel, schedule or fire hit; only its key is known."""
+        """Subtract a record that a cancel, replacement or fire settles; only its key is known."""
         if key_ms <= self._k_ms:
             return
         self._cancelled[key_ms // SECOND_MS] += 1
@@ -172,7 +172,7 @@ class Census:
             self._targets[group[0]] -= 1
 
     def pass_key(self, key_ms: int) -> None:
-        """Forget the minutes that K, which is at ``key_ms``, has passed."""
+        """Drop the minutes before K, which is at ``key_ms``, epoch milliseconds."""
         minute, before = key_ms // MINUTE_MS, self._k_ms // MINUTE_MS
         self._k_ms = max(self._k_ms, key_ms)
         if minute <= before:
@@ -186,7 +186,7 @@ class Census:
             self._entries -= len(counts)
             for group, count in counts.items():
                 self._targets[group[0]] -= count
-        self._targets = +self._targets  # without those of which none is left
+        self._targets = +self._targets  # drops targets with a count of 0
         self._entries -= sum(map(len, _take_below(self._parked, second)))
         _take_below(self._in_minutes, minute)
         _take_below(self._cancelled, second)
@@ -194,9 +194,9 @@ class Census:
     # --- what is asked -------------------------------------------------------------------------
 
     def lumps(self, start_ms: int, stop_ms: int) -> list[Lump]:
-        """Count the records with keys in ``[start_ms, stop_ms)``, both whole minutes: by the second
-        those that are parked, by the minute all others, by the hour or day what is due beyond the
-        roll window.
+        """Return counts of the records with keys in ``[start_ms, stop_ms)``, both whole minutes: of
+        parked records by second, of those due beyond the roll window by the hour or day of their
+        due time, of all others by minute.
         """
         found = [
             (second * SECOND_MS, (second + 1) * SECOND_MS, sum(counts.values()))
@@ -220,8 +220,8 @@ class Census:
         return [(max(due, start_ms), due + width, count) for (due, width), count in dues.items()]
 
     def far_corrections(self, start_ms: int, stop_ms: int) -> list[Lump]:
-        """Return what to add to counts of keys in ``[start_ms, stop_ms)``, whole minutes, to get
-        counts by due time. In the minute of K there is nothing to add: some of it was rolled.
+        """Return corrections of counts by key in ``[start_ms, stop_ms)``, whole minutes, that add
+        up to counts by due time. The minute of K has no correction: some of it was rolled.
         """
         start_ms = max(start_ms, (self._k_ms // MINUTE_MS + 1) * MINUTE_MS)
         found = [
@@ -232,8 +232,8 @@ class Census:
         return found + self._due_lumps(start_ms, stop_ms)
 
     def cancelled(self, start_ms: int, stop_ms: int) -> list[Lump]:
-        """Return what to add to counts of keys in ``[start_ms, stop_ms)``, whole seconds, in which
-        cancelled records count: less these.
+        """Return negative corrections, by second, for the cancelled records in counts by key in
+        ``[start_ms, stop_ms)``, whole seconds.
         """
         return [
             (second * SECOND_MS, (second + 1) * SECOND_MS, -count)
@@ -242,12 +242,14 @@ class Census:
         ]
 
     def is_plain(self, key_ms: int) -> bool:
-        """Return whether records with this key are due at it, and none was cancelled."""
+        """Return whether the minute of this key has no keys that are roll times, and its second has
+        no cancelled records.
+        """
         return not self._far.get(key_ms // MINUTE_MS) and not self._cancelled[key_ms // SECOND_MS]
 
     def in_minute(self, minute_ms: int) -> int:
-        """Return how many records with keys in a minute were counted, settled ones included, those
-        that are due beyond the roll window not.
+        """Return the number of records with keys in a minute, settled ones included, without those
+        that are due beyond the roll window.
         """
         near = self._in_minutes.get(minute_ms // MINUTE_MS, 0)
         first = minute_ms // SECOND_MS
@@ -258,8 +260,8 @@ class Census:
         """Return the number of pending records by target.
 
         Args:
-            next_ms: the first key that waits, epoch milliseconds.
-            left: how many with keys in its minute do; those of each target have their share.
+            next_ms: the first pending key, epoch milliseconds.
+            left: number of pending records with keys in that minute, shared among its targets.
         """
         next_minute, next_second = next_ms // MINUTE_MS, next_ms // SECOND_MS
         share = min(left / max(self.in_minute(next_minute * MINUTE_MS), 1), 1.0)
@@ -284,25 +286,27 @@ class Census:
 
 
 def _due(key_ms: int, due_ms: int) -> _Due:
-    """Return the hour or the day of a due time that the key does not say."""
+    """Return start and width, ms, of the hour of a due time, or of its day if that is over 48 h
+    after the key.
+    """
     width_ms = _DAY_MS if due_ms - key_ms > _BY_DAY_HOURS * _HOUR_MS else _HOUR_MS
     return due_ms // width_ms * width_ms, width_ms
 
 
 def _most_named(*among: dict[Any, int]) -> tuple[dict[Any, int], Any] | None:
-    """Return the counts that have the largest group of records with an id, and that group."""
+    """Return the counts with the largest group of records with an id, and that group, or None."""
     named = [(n, counts, group) for counts in among for group, n in counts.items() if group[1]]
     return max(named, key=lambda one: one[0])[1:] if named else None
 
 
 def _take_below(counts: dict[int, _Kept], first: int) -> list[_Kept]:
-    """Take out what lies before ``first``."""
+    """Remove the entries with keys below ``first``, and return their values."""
     return [counts.pop(gone) for gone in [known for known in counts if known < first]]
 
 
 def largest(waiting: Mapping[Name, Waiting], limit: int) -> dict[Name, Waiting]:
-    """Return half of ``limit`` targets with the most parked records, and others with the most
-    pending ones: a flood of bad targets does not hide the good ones.
+    """Return up to ``limit`` targets: half of them those with the most parked records, the others
+    those with the most pending ones, so that many failing targets don't hide the others.
     """
     by_parked = sorted(waiting.items(), key=lambda item: -item[1].parked)
     found = {target: one for target, one in by_parked[: limit // 2] if one.parked}
@@ -312,7 +316,7 @@ def largest(waiting: Mapping[Name, Waiting], limit: int) -> dict[Name, Waiting]:
 
 
 def with_others(waiting: Mapping[str, Waiting], named: Container[str]) -> dict[str, Waiting]:
-    """Return what waits for the targets in ``named``, and for all others together."""
+    """Return the numbers of the targets in ``named``, and the sum of all others as ``OTHERS``."""
     found: dict[str, Waiting] = {}
     for target, one in waiting.items():
         name = target if target in named else OTHERS

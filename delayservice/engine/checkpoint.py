@@ -9,17 +9,15 @@ One JSON object, written in the transaction that carries the outputs it accounts
                                     "last": [leader_epoch, offset],
                                     "lost": [[first, unread, stop], …]}}}
 
-``epoch`` counts take-overs of the slice, ``commit`` the commits of one: no two checkpoints are the
-same, so that one that is read back says which commit it belongs to. ``secret`` is a fingerprint of
-the secret that its writer signs copies with: a node that lacks this secret can't tell copies from
-forgeries, so it stores and serves nothing of the slice. ``writer`` and ``claim`` say who wrote it
-under which claim (see ``claims``); version 1, which had one transactional id for each slice, has
-neither, and refuses to follow version 2. ``last`` is the newest record that the owner had read of
-the log, which may lie above ``h``: a log that was truncated and has grown again holds another one
-there, or none. ``lost`` are offsets that H skipped, for retention had deleted them (see
-``losses``). Both are left out where there is nothing to say, and versions that do not know them
-ignore them.
-JSON because Spark, metrics and people read it too.
+``epoch`` counts take-overs of the slice, ``commit`` the commits of one ownership, so each
+checkpoint is unique and names its commit. ``secret`` is a fingerprint of the secret by which its
+writer signs copies: a node without this secret can't verify copies, so it stores and serves nothing
+of the slice. ``writer`` and ``claim`` name the writer and its claim (see ``claims``); version 1,
+which had one transactional id for each slice, has neither, and refuses to follow version 2.
+``last`` is the newest record that the owner had read of the log, which may lie above ``h``: a log
+that was truncated and has grown again holds another record there, or no record. ``lost`` are
+offsets that H skipped because retention had deleted them (see ``losses``). Both are optional, and
+versions that do not know them ignore them. It is JSON because Spark, metrics and people read it.
 """
 
 from __future__ import annotations
@@ -43,19 +41,19 @@ _VERSIONS = (1, VERSION)
 
 
 class ForeignRecordError(DelayServiceError):
-    """A record of the checkpoint topic is not what its key says: it is not believed."""
+    """A record of the checkpoint topic that is no checkpoint of the slice in its key."""
 
 
 class WrongSecretError(KafkaEdgeError):
-    """A slice is served with a cluster secret that this node does not have."""
+    """A slice that is served with a cluster secret which this node does not have."""
 
 
 class LastRead(NamedTuple):
-    """A record of a log: its offset, and the epoch of the leader that appended it. -1: not known.
+    """Offset of a record, and epoch of the partition leader that appended it; -1: not known.
 
-    Leaders of a partition have ascending epochs, so a record that was read before a truncation is
-    told from one that was written in its place. An epoch without an offset says that no record up
-    to H had a higher one.
+    Leaders of a partition have ascending epochs, so a record that was read before a truncation
+    differs from one that was written in its place. An epoch without an offset is the highest epoch
+    of the records up to H.
     """
 
     leader_epoch: int = -1
@@ -69,10 +67,9 @@ NOTHING_READ: Final = LastRead()
 class ShardCheckpoint:
     """The committed state of one shard.
 
-    ``contracts`` is the list of parameters that keys depend on (design rule 2); ``topic_id`` tells
-    a recreated topic from the one that the offsets belong to; ``last_read`` tells a log that was
-    truncated from the one that the owner read; ``lost`` are the newest ranges of offsets that H
-    skipped.
+    ``contracts`` are the parameters on which keys depend (design rule 2). ``topic_id`` differs
+    after the topic was recreated. ``last_read`` reveals that the log was truncated after the owner
+    had read it. ``lost`` are the newest ranges of offsets that H skipped.
     """
 
     topic_id: str
@@ -98,7 +95,7 @@ class Checkpoint:
 
 
 def fingerprint(secret: bytes) -> str:
-    """Return a name for a secret that does not give it away."""
+    """Return the fingerprint of a secret, from which the secret can't be derived."""
     return hashlib.blake2b(secret, digest_size=8, person=b"delay-secret").hexdigest()
 
 
@@ -106,11 +103,11 @@ def check_secret(checkpoint: Checkpoint, known: Collection[str]) -> None:
     """Check that this node can verify the copies of the node that wrote a checkpoint.
 
     Args:
-        checkpoint: of any slice.
+        checkpoint: a checkpoint of any slice.
         known: fingerprints of this node's secrets.
 
     Raises:
-        WrongSecretError: it can't.
+        WrongSecretError: the checkpoint's secret is not among ``known``.
     """
     if checkpoint.secret_fingerprint not in known:
         raise WrongSecretError(
@@ -122,7 +119,7 @@ def check_secret(checkpoint: Checkpoint, known: Collection[str]) -> None:
 
 
 def encode_checkpoint(checkpoint: Checkpoint) -> bytes:
-    """Return the bytes of a checkpoint: of version 1 when it has no tenure."""
+    """Return the bytes of a checkpoint, of version 1 if it has no tenure."""
     tenure = checkpoint.tenure
     named = {} if tenure is None else {"writer": tenure.writer, "claim": tenure.claim}
     return msgspec.json.encode(
@@ -178,9 +175,9 @@ _decode_version = msgspec.json.Decoder(_Version).decode
 
 
 class Standing(NamedTuple):
-    """Place of a checkpoint in the order of its slice: take-overs, then commits of one.
+    """Place of a checkpoint in the order of its slice: by take-over, then by commit.
 
-    Version 1 did not number its commits throughout, and ``is_numbered`` is False.
+    ``is_numbered`` is False for version 1, which did not number all commits.
     """
 
     epoch: int
@@ -188,7 +185,7 @@ class Standing(NamedTuple):
     is_numbered: bool
 
     def precedes(self, other: Standing) -> bool:
-        """Return whether this one was surely written before ``other``."""
+        """Return whether this checkpoint was certainly written before ``other``."""
         if not (self.is_numbered and other.is_numbered):
             return False
         return (self.epoch, self.commit) < (other.epoch, other.commit)
@@ -198,12 +195,12 @@ UNKNOWN_STANDING: Final = Standing(0, 0, is_numbered=False)
 
 
 def standing_of(slice_no: int, data: bytes) -> Standing:
-    """Return where a record of the checkpoint topic stands, if it can be a slice's checkpoint. One
-    of a newer version is believed here, and refused where it has to be followed.
+    """Return the standing of a record of the checkpoint topic, ``UNKNOWN_STANDING`` for a newer
+    version, which is refused only where it has to be followed.
 
     Args:
-        slice_no: as the record's key says.
-        data: its value.
+        slice_no: the slice in the record's key.
+        data: the record's value.
 
     Raises:
         ForeignRecordError: it is no checkpoint of this slice.
@@ -249,9 +246,8 @@ _decode_waits = msgspec.json.Decoder(_Waits).decode
 
 
 def longest_waits_ms(checkpoints: Iterable[bytes]) -> dict[str, int]:
-    """Return how long records of each delay topic may have to stay in its log, ms: the longest
-    roll window or level of all contracts that records in it are read by. What can't be read is left
-    out.
+    """Return the longest time that records must stay in the log of each delay topic, ms: the
+    longest roll window or level of the contracts in these checkpoints. Unreadable ones are skipped.
     """
     longest: dict[str, int] = {}
     for data in checkpoints:
@@ -265,11 +261,10 @@ def longest_waits_ms(checkpoints: Iterable[bytes]) -> dict[str, int]:
 
 
 def decode_checkpoint(data: bytes) -> Checkpoint:
-    """Bytes to checkpoint.
+    """Return the checkpoint in the bytes of a record.
 
     Raises:
-        KafkaEdgeError: not a checkpoint, or of a newer version. The slice must not be served from a
-            guess, so nothing is assumed.
+        KafkaEdgeError: it is no checkpoint, or of a newer version: the slice must not be served.
     """
     try:
         raw = msgspec.json.decode(data)
@@ -307,10 +302,10 @@ def decode_checkpoint(data: bytes) -> Checkpoint:
 
 
 def decode_checkpoint_of(slice_no: int, data: bytes) -> Checkpoint:
-    """Bytes to the checkpoint of a slice.
+    """Return the checkpoint of a slice in the bytes of a record.
 
     Raises:
-        KafkaEdgeError: the same as ``decode_checkpoint``, or it is one of another slice.
+        KafkaEdgeError: as by ``decode_checkpoint``, or it belongs to another slice.
     """
     checkpoint = decode_checkpoint(data)
     if checkpoint.slice_no != slice_no:

@@ -1,17 +1,17 @@
 """Claims: how a slice changes its owner in the log. Pure; no I/O.
 
-A *writer* is one transactional id: one incarnation of one worker, never used again. Before a writer
-serves a slice it commits a claim; when it lets go in good order it commits a release. Both lie in
-the claims topic, which has one partition, so that the claims of a slice have one order::
+A *writer* is one transactional id, used by one worker during one lifetime. Before a writer serves a
+slice it commits a claim; at an orderly hand-over it commits a release. Both lie in the claims
+topic, which has one partition, so that the claims of a slice have one order::
 
     key    b"<slice>:<writer>"
     value  {"v": 1, "slice": 3, "writer": "…", "node": "n1", "word": "claim" | "release", "turn": 5}
 
-``turn`` counts the claims of a writer, so that it knows its newest from one that it has released. A
-null value (a tombstone) says that the writer was fenced and may be forgotten.
+``turn`` counts the claims of a writer, to distinguish its newest claim from a released one. A null
+value (a tombstone) means that the writer was fenced and may be forgotten.
 
-Who claims must fence every writer that may still commit for the slice: those whose last word before
-the own claim is a claim at or above *the claim under which the newest checkpoint was written*, and
+A new owner must fence every writer that may still commit for the slice: those whose last word below
+its own claim is a claim at or above *the claim under which the newest checkpoint was written*, and
 the writer of that checkpoint. Source: "Ownership" in ``docs/internals/design.md``.
 """
 
@@ -26,25 +26,25 @@ from delayservice.base.errors import KafkaEdgeError
 
 VERSION: Final = 1
 WRITER: Final = "writer"
-"""Header of checkpoints and claims: the writer whose transaction they are part of. The key of a
-tombstone names the writer that is forgotten, which is another."""
+"""Header of checkpoints and claims: the writer of their transaction. The key of a tombstone names
+another writer, the one to forget."""
 CLAIM: Final = "claim"
 RELEASE: Final = "release"
 
 
 class Word(NamedTuple):
-    """The last that a writer said of a slice: ``offset`` in the claims topic, claim or release."""
+    """Last claim or release of a slice by a writer, with its ``offset`` in the claims topic."""
 
     offset: int
     is_release: bool
 
 
 class Claimed(NamedTuple):
-    """An own claim as it was read back.
+    """A claim of this process's writer, as it was read back.
 
     Attributes:
-        offset: of the claim in the claims topic; checkpoints written under it name it.
-        before: the last word of every other writer that lies below the claim.
+        offset: offset of the claim in the claims topic; checkpoints under this claim name it.
+        before: the last word of each other writer below the claim.
     """
 
     offset: int
@@ -52,30 +52,30 @@ class Claimed(NamedTuple):
 
 
 class Tenure(NamedTuple):
-    """The author of a checkpoint: the writer, and the offset of the claim under which it served."""
+    """Author of a checkpoint: the writer, and the offset of the claim under which it served."""
 
     writer: str
     claim: int
 
 
 def encode_key(slice_no: int, writer: str) -> bytes:
-    """Return the key of a writer's words about a slice."""
+    """Return the key of a writer's claims and releases of a slice."""
     return b"%d:%s" % (slice_no, writer.encode())
 
 
 def encode_word(
     slice_no: int, writer: str, node_id: str, word: str, turn: int | None = None
 ) -> bytes:
-    """Return a claim or release. ``turn``: higher than in any earlier claim of the writer."""
+    """Return the value of a claim or release; ``turn`` exceeds those of earlier claims."""
     said = {"v": VERSION, "slice": slice_no, "writer": writer, "node": node_id, "word": word}
     return msgspec.json.encode(said if turn is None else said | {"turn": turn})
 
 
 def decode_key(key: bytes | None) -> tuple[int, str]:
-    """Return slice and writer.
+    """Return slice and writer in the key of a claim, release or tombstone.
 
     Raises:
-        KafkaEdgeError: the record is foreign.
+        KafkaEdgeError: the key is none of the service's.
     """
     slice_no, _, writer = (key or b"").partition(b":")
     if not slice_no.isdigit() or not writer:
@@ -90,10 +90,10 @@ def names_to_fence(claimed: Claimed, tenure: Tenure | None, me: str) -> frozense
     """Return the writers that may still commit for a slice, other than ``me``.
 
     Args:
-        claimed: the own claim as read back, with the words that lie below it.
-        tenure: of the newest committed checkpoint; None when there is none, or when it was written
-            by a version without claims.
-        me: the own writer.
+        claimed: this process's claim as read back, with the words below it.
+        tenure: tenure of the newest committed checkpoint; None: there is no checkpoint, or it was
+            written by a version without claims.
+        me: the writer of this process.
     """
     start = 0 if tenure is None else tenure.claim
     names = {writer for writer, word in claimed.before.items() if word.offset >= start}
@@ -104,22 +104,22 @@ def names_to_fence(claimed: Claimed, tenure: Tenure | None, me: str) -> frozense
 
 
 class ClaimLog:
-    """The committed words of the claims topic, by slice, as they are read in order."""
+    """Last claim or release of each slice and writer, as the claims topic is read in order."""
 
     def __init__(self) -> None:
         self._words: dict[int, dict[str, Word]] = {}
         self._claimed: dict[int, tuple[int, Claimed]] = {}
-        """Own newest claims, with their turns."""
+        """Newest claim of the own writer by slice, each with its turn."""
         self._me = ""
 
     def enter(self, writer: str) -> None:
-        """Take ``writer`` for the own one: claims of an earlier one no longer count as own."""
+        """Make ``writer`` the own writer; claims of an earlier one no longer count as own."""
         self._me = writer
         self._claimed.clear()
 
     def take(self, offset: int, key: bytes | None, value: bytes | None) -> None:
-        """Take one committed record, in the order of the log. What can't be read counts as a claim
-        of the writer that its key names, so that it is fenced rather than overlooked.
+        """Process one committed record, in the order of the log. A value that can't be read counts
+        as a claim of the writer in its key, so that this writer is fenced.
 
         Raises:
             KafkaEdgeError: the record is foreign or of a newer version.
@@ -141,15 +141,15 @@ class ClaimLog:
         words[writer] = Word(offset, is_release)
 
     def claimed(self, slice_no: int, above: int = -1) -> Claimed | None:
-        """Return the own newest claim of a slice if its turn is above a number. A claim without a
-        turn has its offset for one.
+        """Return the own newest claim of a slice if its turn is above ``above``, else None. The
+        turn of a claim without one is its offset.
         """
         turn, found = self._claimed.get(slice_no, (-1, None))
         return found if turn > above else None
 
 
 def _read_word(value: bytes) -> tuple[bool, int | None]:
-    """Return whether it is a release, and its turn."""
+    """Return whether the value is a release, and its turn; None: it has no turn."""
     try:
         raw = msgspec.json.decode(value)
         version, word, turn = raw["v"], raw["word"], raw.get("turn")

@@ -1,4 +1,4 @@
-"""The two-dimensional cursor ``(K, H)`` of a shard, and what it has settled.
+"""The two-dimensional cursor ``(K, H)`` of a shard, which defines the settled records.
 
 Source: design rules 1 and 2. A record at offset ``o`` with key ``k`` is settled iff
 ``(o < H and k <= K) or x < H``, where ``x`` is the offset that cancels or replaces it.
@@ -14,16 +14,16 @@ Key: TypeAlias = tuple[int, int]
 """``(key_ms, offset)``: the total order of a shard's pending records."""
 
 START_KEY: Key = (0, OFFSET_MAX)
-"""K of a shard that has settled nothing: at or above the key ``(0, offset)`` of every control and
-invalid record, so that those are settled as H passes them, and below the key of every other."""
+"""K of a new shard. It is at or above the key ``(0, offset)`` of every control and invalid record,
+so that those are settled as H passes them, and below the keys of all other records."""
 
 
 class Cursor(NamedTuple):
-    """The committed position of a shard: settled up to ``key`` among offsets below ``offset``."""
+    """Position of a shard: records below ``offset`` with keys up to ``key`` are settled."""
 
     key: Key = START_KEY
     offset: int = 0
 
     def has_settled(self, key: Key, mark: int) -> bool:
-        """Return whether a record is settled; ``mark``: its canceller's offset, or -1."""
+        """Return whether a record is settled; ``mark``: offset of its canceller, or -1."""
         return (key[1] < self.offset and key <= self.key) or 0 <= mark < self.offset

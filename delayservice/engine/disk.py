@@ -1,6 +1,6 @@
-"""The work that a node still does when its disk fills up. Pure.
+"""Fill levels of a node's disk, which limit what it writes. Pure.
 
-Delivery never stops for it: what is due is read, and pruning gives room back.
+Delivery goes on at every level: due records are read, and pruning frees space.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ class DiskLevel(IntEnum):
 
     ROOM = 0
     WARN = 1
-    """The node reports it."""
+    """The node logs a warning."""
     STOP = 2
-    """Nothing more is stored; what is not stored is in Kafka."""
+    """No more records are stored; they stay in Kafka."""
     FULL = 3
-    """Nor is written what need not be: syncs wait."""
+    """Optional writes stop too: syncs wait."""
 
 
 @dataclass(frozen=True, slots=True)
 class Watermarks:
-    """Percent of the disk at which the levels begin, ascending, and how far below one it must be to
-    be left again.
+    """Percent of the disk used at which each level begins, ascending. A level ends when the use is
+    ``resume_below`` percentage points below its begin.
     """
 
     warn: float
@@ -33,7 +33,7 @@ class Watermarks:
     resume_below: float
 
     def level(self, before: DiskLevel, used: float) -> DiskLevel:
-        """Return the level when ``used`` percent are used, after ``before``."""
+        """Return the level at ``used`` percent, if ``before`` was the level until now."""
         begins = {
             DiskLevel.WARN: self.warn,
             DiskLevel.STOP: self.stop,

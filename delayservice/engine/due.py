@@ -1,4 +1,4 @@
-"""Order in which shards are looked at next: one heap for all shards of a worker. Pure."""
+"""Next due times of all shards of a worker, in one heap. Pure."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from heapq import heapify, heappop, heappush
 from typing import Generic, TypeVar
 
 _STALE_PARTS = 4
-"""The heap is rebuilt when it holds this many times the entries that count."""
+"""Ratio of heap entries to valid ones above which the heap is rebuilt."""
 
 K = TypeVar("K")
 
 
 class DueTimes(Generic[K]):
-    """Due times by key. An entry that was changed stays in the heap until it comes up."""
+    """Due times by key. A changed entry stays in the heap until it is the first, or a rebuild."""
 
     def __init__(self) -> None:
         self._due_ms: dict[K, int] = {}
@@ -20,7 +20,7 @@ class DueTimes(Generic[K]):
         self._serial = 0
 
     def put(self, key: K, due_ms: int | None) -> None:
-        """Set when ``key`` is due, epoch milliseconds; None: never."""
+        """Set the due time of ``key``, epoch milliseconds; None: remove it."""
         if due_ms is None:
             self._due_ms.pop(key, None)
         elif self._due_ms.get(key) != due_ms:
@@ -36,14 +36,14 @@ class DueTimes(Generic[K]):
         heapify(self._heap)
 
     def next_ms(self) -> int | None:
-        """Return the earliest due time; None when nothing is pending."""
+        """Return the earliest due time, epoch milliseconds; None: no key has one."""
         heap = self._heap
         while heap and self._due_ms.get(heap[0][2]) != heap[0][0]:
             heappop(heap)
         return heap[0][0] if heap else None
 
     def take_due(self, now_ms: int) -> list[K]:
-        """Return the keys that are due by ``now_ms``, earliest first, and forget their times."""
+        """Remove and return the keys that are due by ``now_ms``, earliest first."""
         taken: list[K] = []
         while (due_ms := self.next_ms()) is not None and due_ms <= now_ms:
             key = heappop(self._heap)[2]

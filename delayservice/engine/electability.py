@@ -1,7 +1,7 @@
 """Verdict on whether a node may own a slice, with one reason. Pure; no clock.
 
-Election, ``/readyz``, ``status``, metrics, alerts and the page show this verdict, and nothing else
-decides what may own. Facts of a worker hold for all of its slices; facts of a copy for one of them.
+Election, ``/readyz``, ``status``, metrics, alerts and the page all use this verdict. Facts about a
+worker apply to all of its slices; facts about a copy to one of them.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from typing import Final, NamedTuple
 SILENT_S_MAX: Final = 15.0
 """Time without a report after which a worker counts as hung, seconds; it reports every second."""
 TURN_S_MAX: Final = 8.0
-"""Longest turn of a worker's loop that is taken for work, seconds."""
+"""Longest turn of a worker's loop before it counts as hung, seconds."""
 DISK_S_MAX: Final = 8.0
-"""Longest wait for the disk of the stores, seconds."""
+"""Longest wait for the disk of the stores before it counts as hung, seconds."""
 BROKER_S_MAX: Final = 5.5
-"""How long a broker may be silent before an owner lets go, seconds: by then other nodes know
-whether it is silent for them as well, and say so."""
+"""Time that a broker may be silent before an owner gives its slices up, seconds. By then other
+nodes have detected and reported whether it is silent for them too."""
 _REST_S: Final = 5.0
 _REST_S_MAX: Final = 60.0
 
 
 class Cause(Enum):
-    """Why a slice may not be owned; a label of metrics, so the values stay as they are."""
+    """Reason for which a slice may not be owned; the values are labels of metrics: keep them."""
 
     NONE = ""
     WORKER_SILENT = "worker_silent"
@@ -41,20 +41,20 @@ class Cause(Enum):
 
 
 class WorkerFacts(NamedTuple):
-    """The known facts about a worker. The defaults are those of one that lacks nothing.
+    """Facts about a worker. The defaults are those of a healthy one.
 
     Attributes:
-        silent_s: time since it last reported, seconds; only its supervisor knows.
+        silent_s: time since its last report, seconds; only its supervisor knows it.
         kafka: why Kafka can't be reached; empty: it can.
         zookeeper: why there is no session in which slices can be owned; empty: there is one.
-        turn_s: how long the present turn of its loop has lasted, seconds.
-        disk_s: how long a question to the disk of its stores has had no answer, seconds.
-        clock: why the wall clock is not believed; empty: it is.
+        turn_s: duration of the present turn of its loop, seconds.
+        disk_s: time for which the disk of its stores has not answered, seconds.
+        clock: why the wall clock is not trusted; empty: it is.
         is_clock_known: False before the wall clock was compared with a broker's.
-        broker: why not every broker can be reached that others may reach; empty: all can.
-        broker_s: how long one of them has not answered, seconds; 0: it answers by now.
-        crashes: lives in a row before this one that ended soon after their start.
-        lived_s: age of this life, seconds.
+        broker: why a broker that other nodes may reach can't be reached; empty: all can.
+        broker_s: time for which such a broker has not answered, seconds; 0: it answers again.
+        crashes: number of consecutive earlier processes that ended soon after their start.
+        lived_s: age of the present process, seconds.
     """
 
     silent_s: float = 0.0
@@ -71,14 +71,14 @@ class WorkerFacts(NamedTuple):
 
 
 class CopyFacts(NamedTuple):
-    """The known facts about the copy of a slice.
+    """Facts about a node's copy of a slice.
 
     Attributes:
-        lag_s: how far it is behind the owner's, seconds; infinite: not known.
-        lag_s_max: a copy that is further behind may not own, seconds.
+        lag_s: lag behind the owner's copy, seconds; infinite: not known.
+        lag_s_max: largest lag with which the slice may be owned, seconds.
         refusal: why nothing of the slice may be stored here (wrong secret); empty: it may.
-        failure: why it could not be served here the last time.
-        rest_s: how long it is left to other nodes for that, seconds.
+        failure: why the last attempt to serve it here failed; empty: it did not.
+        rest_s: remaining time for which it is left to other nodes after that, seconds.
     """
 
     lag_s: float = math.inf
@@ -92,10 +92,10 @@ class Verdict(NamedTuple):
     """Verdict on whether a slice may be owned here.
 
     Attributes:
-        cause: why not.
-        reason: the same for people, one sentence; empty: it may.
-        is_last_resort: it may be owned when no other node takes it.
-        may_keep: an owner keeps it for now, even if another node may own it.
+        cause: the reason against it; ``NONE``: it may be owned.
+        reason: the reason for people, one sentence; empty: it may be owned.
+        is_last_resort: whether it may be owned if no other node takes it.
+        may_keep: whether an owner keeps it for now, even if another node may own it.
     """
 
     cause: Cause = Cause.NONE
@@ -105,7 +105,7 @@ class Verdict(NamedTuple):
 
     @property
     def may_own(self) -> bool:
-        """Return whether it may be owned without reserve."""
+        """Return whether there is no reason against owning it."""
         return self.cause is Cause.NONE
 
 
@@ -113,20 +113,20 @@ ELECTABLE: Final = Verdict()
 
 
 def rest_s(failures: int) -> float:
-    """Return how long what failed so many times in a row is left alone, seconds."""
+    """Return the pause after a number of consecutive failures, seconds: 5, doubled up to 60."""
     return min(_REST_S * 2 ** (failures - 1), _REST_S_MAX) if failures > 0 else 0.0
 
 
 def electability(worker: WorkerFacts, copy: CopyFacts | None = None) -> Verdict:
-    """Return whether a worker may own a slice, with the first reason against it. ``copy``: its copy
-    of the slice; None: of any slice.
+    """Return whether a worker may own a slice, with the first reason against it. ``copy``: facts
+    about its copy of the slice; None: judge the worker only.
     """
     verdict = _of_worker(worker)
     return verdict if copy is None or not verdict.may_own else _of_copy(copy)
 
 
 def _of_worker(worker: WorkerFacts) -> Verdict:
-    left_s = rest_s(worker.crashes - 1) - worker.lived_s  # once is what any process may do
+    left_s = rest_s(worker.crashes - 1) - worker.lived_s  # a single crash has no consequence
     verdict = ELECTABLE
     if worker.silent_s > SILENT_S_MAX:
         verdict = Verdict(Cause.WORKER_SILENT, _silence(worker.silent_s))

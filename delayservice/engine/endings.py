@@ -1,5 +1,5 @@
-"""The records that end a record without its delivery: dead letters, and entries of the outcomes
-topic. Each method returns None while its topic takes nothing: the record has to wait.
+"""Outputs that settle a record without delivery: dead letters, and entries of the outcomes topic.
+Methods return None while the topic can't be written to: the record has to wait.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from delayservice.engine.verdicts import Verdicts
 from delayservice.engine.writable import WritableTargets
 
 BY_KEY: Final = -1
-"""Partition of an output that its key decides."""
+"""Partition number of an output whose key chooses the partition."""
 
 
 class Endings:
-    """Outputs of one shard to the service's own topics."""
+    """Builder of one shard's outputs to the service's own topics."""
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class Endings:
         self._targets = targets
 
     def takes(self, topic: str) -> bool:
-        """Return whether a topic of the service's own can be written to."""
+        """Return whether the dead-letter or outcomes topic ``topic`` can be written to."""
         own = (topic, BY_KEY)
         return own in self._targets.fit or self._targets.obstacle(own) is None
 
@@ -61,7 +61,7 @@ class Endings:
         due_ms: int = 0,
         source: bytes | None = None,
     ) -> Output | None:
-        """Return the output that carries a record to the dead-letter topic, with the reason."""
+        """Return the dead letter of a record, without content that was refused; None: wait."""
         topic = self._routes.dead_letter
         if not self.takes(topic):
             return None
@@ -84,7 +84,9 @@ class Endings:
         source: bytes,
         due_ms: int = 0,
     ) -> Output:
-        """Return a dead letter beside the output that settles ``offset``: it settles nothing."""
+        """Return a dead letter that accompanies the output which settles ``offset``; it settles no
+        record itself.
+        """
         is_stripped = offset in self._verdicts.stripped
         kind, topic, partition, key, value, headers, due_ms, _ = self._letter(
             offset, original, reason, due_ms, source, is_stripped=is_stripped
@@ -95,8 +97,8 @@ class Endings:
         return (kind, topic, partition, key, value, told, due_ms, offset)
 
     def undecided(self, offset: int, payload: Payload, by: int | None) -> Output | None:
-        """Return the dead letter of a record that may have been cancelled, replaced or fired;
-        ``by``: see ``doubt``.
+        """Return the dead letter of a record that may have been cancelled, replaced or fired by a
+        record that the log has lost; ``by``: its offset; None: not known.
         """
         return self.dead_letter_of(offset, payload, *doubt(by))
 
@@ -109,7 +111,7 @@ class Endings:
         by_source: bytes | None = None,
     ) -> Output | None:
         """Return the outcome of a record that the record at ``by`` cancelled or replaced;
-        ``by_source``: where that was written, if it has come home.
+        ``by_source``: ``delay-source`` of that record if it came in an envelope.
         """
         told = self.outcome(kind, victim_offset, record_id, None, 0, by)
         if told is not None and by_source is not None:
@@ -119,14 +121,14 @@ class Endings:
     def control(
         self, kind: int, offset: int, record_id: bytes, source: bytes | None = None
     ) -> Output | None:
-        """Return the outcome of a cancel or fire; ``source``: where it was written."""
+        """Return the outcome of a cancel or fire; ``source``: its ``delay-source``; None: here."""
         source = source or self._provenance.source(offset, None)
         return self.outcome(kind, offset, record_id, source, 0, None)
 
     def dead_letter_of(
         self, offset: int, payload: Payload, code: str, detail: str
     ) -> Output | None:
-        """Return the dead letter of a valid record."""
+        """Return the dead letter of a valid record, with input headers to replay it; None: wait."""
         source = self._provenance.source(offset, payload[6])
         return self.dead_letter(offset, asked_again(payload), code, detail, payload[5], source)
 
@@ -139,7 +141,7 @@ class Endings:
         due_ms: int,
         by: int | None,
     ) -> Output | None:
-        """Return the entry of the outcomes topic for a record."""
+        """Return the entry of the outcomes topic for a record; 0 and None add no header."""
         topic = self._routes.outcomes
         if not self.takes(topic):
             return None
@@ -169,7 +171,7 @@ class Endings:
         *,
         is_stripped: bool = False,
     ) -> Output:
-        """Return a dead letter; ``is_stripped``: without content, it only names the record."""
+        """Return a dead letter; ``is_stripped``: without the record's key, value and headers."""
         key, value, headers = original
         code, detail = reason
         self._verdicts.refusal(offset)
@@ -183,7 +185,9 @@ class Endings:
         return (outcome.DEAD_LETTERED, topic, BY_KEY, key, value, lettered, due_ms, offset)
 
     def _refusal(self, output: Output) -> tuple[str, str] | None:
-        """Return why a topic of the service's own that can be written to does not take this."""
+        """Return why a topic of the service refuses this output, as code and detail; None: it does
+        not.
+        """
         _, topic, partition, key, value, headers, _, _ = output
         if (topic, partition) in self._targets.fit and not is_large(value, headers):
             return None
@@ -191,8 +195,8 @@ class Endings:
 
 
 def doubt(by: int | None) -> tuple[str, str]:
-    """Return why a record is undecided, as code and detail. ``by``: the offset of the record that
-    was to settle it, and that the log has lost; None: there may have been one.
+    """Return why it is unknown whether a record was settled, as code and detail. ``by``: offset of
+    the lost record that was to settle it; None: it is not known whether there was one.
     """
     detail = (
         "records that were written after it expired before they were read here, and one of "

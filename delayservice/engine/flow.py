@@ -1,12 +1,12 @@
-"""Limits of when a due record may go: rates of target topics, caps of seconds.
+"""Limits of deliveries: rates of target topics, and caps of records per second of due time.
 
-Whatever is over a limit gets an instant of its own, is settled by a copy with that key, and goes
-when the key has come. So nothing waits in memory, and nothing is held up by it. Pure; ``now_ms`` is
-an input.
+A record over a limit gets a later instant, and is settled by a copy with that key, which is
+delivered at its key. So no record waits in memory, and no other record is held up. Pure; ``now_ms``
+is an input.
 
-Everything here is decided when a record is settled and never when it is read: the key of a record
-must be a pure function of the log (design rule 2), which no rate is. What was decided is a fact of
-the log afterwards: the key of the copy.
+All of this is decided when a record is settled, never when it is read: the key of a record must be
+a pure function of the log (design rule 2), which a rate is not. The decision is a fact of the log
+afterwards: the key of the copy.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from math import ceil
 from typing import Final, Generic, Literal, TypeAlias, TypeVar
 
 SlotPolicy: TypeAlias = Literal["accept", "spread", "dead-letter"]
-"""Treatment of records beyond the cap of their second."""
+"""Treatment of records beyond the cap of their second: deliver, move, or dead-letter them."""
 
 AHEAD_MS: Final = 50
-"""A record whose turn is so near goes at once: a copy would take about as long."""
+"""Time before its turn from which a record is delivered at once, ms: a copy takes about as long."""
 BURST_MS: Final = 1_000
-"""Part of a rate that may be caught up with after a delay; more would be a burst."""
+"""Time of which missed deliveries may be caught up at once after an outage, ms."""
 _KEPT_S: Final = 3_600
-"""Time for which a second is remembered after it has passed."""
+"""Time for which the counts of a second are kept after it has passed, seconds."""
 _BEHIND_S: Final = 60
-"""Time for which a second is capped after it has passed."""
+"""Time for which the cap of a second applies after it has passed, seconds."""
 _SECOND_MS: Final = 1_000
 _FORGET_EVERY: Final = 1_024
 
@@ -39,9 +39,9 @@ V = TypeVar("V", int, float)
 class FlowRules:
     """The limits of one slice.
 
-    ``rates``: patterns of target topics, in the order in which they are tried, with the records per
-    second that this slice may deliver to each topic; 0: no limit. ``slot_records_max``: records of
-    one shard with a due time in the same second that are delivered in it; 0: no limit.
+    ``rates``: patterns of target topics, of which the first match applies, with the records per
+    second that this slice may deliver to each topic; 0: no limit. ``slot_records_max``: largest
+    number of records of one shard that are delivered in the second of their due time; 0: no limit.
     """
 
     rates: tuple[tuple[str, float], ...] = ()
@@ -50,38 +50,38 @@ class FlowRules:
 
 
 class Staged(Generic[K, V]):
-    """Numbers that are changed in a transaction: what it did is kept, or forgotten, with it."""
+    """Numbers by key whose changes are kept or dropped with the transaction."""
 
     def __init__(self) -> None:
         self._committed: dict[K, V] = {}
         self._staged: dict[K, V] = {}
 
     def get(self, key: K, default: V) -> V:
-        """Return the number as the transaction sees it."""
+        """Return the number of a key, changes of the open transaction included."""
         found = self._staged.get(key)
         return self._committed.get(key, default) if found is None else found
 
     def put(self, key: K, number: V) -> None:
-        """Change it in the transaction."""
+        """Set the number of a key, to be kept by ``commit`` or dropped by ``abort``."""
         self._staged[key] = number
 
     def raise_to(self, key: K, number: V) -> None:
-        """Raise it to at least ``number``, whatever becomes of the transaction."""
+        """Raise the number of a key to at least ``number`` at once; ``abort`` keeps that."""
         self._committed[key] = max(self._committed.get(key, number), number)
         if key in self._staged:
             self._staged[key] = max(self._staged[key], number)
 
     def commit(self) -> None:
-        """Keep what was changed."""
+        """Keep all changes since the last commit or abort."""
         self._committed.update(self._staged)
         self._staged.clear()
 
     def abort(self) -> None:
-        """Forget what was changed."""
+        """Drop all changes since the last commit or abort."""
         self._staged.clear()
 
     def keep(self, is_kept: Callable[[K, V], bool]) -> None:
-        """Forget all others of what is committed."""
+        """Drop the committed numbers for which ``is_kept`` returns False."""
         self._committed = {key: n for key, n in self._committed.items() if is_kept(key, n)}
 
 
@@ -90,10 +90,10 @@ Second: TypeAlias = tuple[str, int]
 
 
 class Flow:
-    """The limits of one slice and what they have let through. Single-threaded, as its loop.
+    """The limits of one slice, and how far they are used. Single-threaded, as the worker's loop.
 
     Attributes:
-        over_cap: records beyond the cap of their second, committed ones only.
+        over_cap: number of committed records beyond the cap of their second.
     """
 
     def __init__(self, rules: FlowRules) -> None:
@@ -114,22 +114,22 @@ class Flow:
 
     @property
     def limits(self) -> bool:
-        """Return whether there is any limit."""
+        """Return whether any rate or cap is set."""
         return bool(self._rules.rates) or self.has_cap
 
     @property
     def has_rates(self) -> bool:
-        """Return whether any target has one."""
+        """Return whether the rate of any target is limited."""
         return bool(self._rules.rates)
 
     @property
     def has_cap(self) -> bool:
-        """Return whether a second has one."""
+        """Return whether the number of records in a second is limited."""
         return bool(self._rules.slot_records_max)
 
     @property
     def dead_letters(self) -> bool:
-        """Return whether what is beyond the cap of its second is refused instead of moved."""
+        """Return whether records beyond the cap of their second are dead-lettered, not moved."""
         return self._rules.slot_policy == "dead-letter"
 
     # --- rates ---------------------------------------------------------------------------------
@@ -143,17 +143,17 @@ class Flow:
         return known
 
     def turn_ms(self, target: str, key_ms: int, now_ms: int) -> int | None:
-        """Take the next turn of a target. Turns are in the order of asking and evenly apart; what
-        was not used is lost.
+        """Take the next turn of a target. Turns are given in the order of calls, at even intervals;
+        an unused turn is lost.
 
         Args:
-            target: its topic.
-            key_ms: the key of the record that asks: it does not overtake one that was given an
-                instant after it, nor the same one, for the copy of that lies behind it in the log.
-            now_ms: now.
+            target: the target topic.
+            key_ms: key of the record. It is not delivered at once if an earlier record was moved to
+                this key or a later one, so that it does not overtake that record.
+            now_ms: now, epoch milliseconds.
 
         Returns:
-            When the turn is, epoch milliseconds, or None: it is now.
+            The time of the turn, epoch milliseconds; None: deliver now.
         """
         interval_ms = self._interval_ms(target)
         if not interval_ms:
@@ -168,7 +168,7 @@ class Flow:
         return turn_ms
 
     def may_go(self, target: str, now_ms: int) -> bool:
-        """Return whether a record whose turn has come may go now: an outage leaves no burst."""
+        """Return whether a record whose turn has come may be delivered; bursts are limited."""
         earliest_ms = self._earliest_ms(target, now_ms)
         if earliest_ms > now_ms:
             return False
@@ -179,7 +179,7 @@ class Flow:
         return max(self._went_ms.get(target, 0.0), float(now_ms - BURST_MS))
 
     def observe(self, target: str, turn_ms: int) -> None:
-        """Take a turn that a copy in the log was given, by this node or by an owner before it."""
+        """Note the turn of a copy in the log, epoch ms, given by this node or an earlier owner."""
         interval_ms = self._interval_ms(target)
         if interval_ms:
             self._next_ms.raise_to(target, turn_ms + interval_ms)
@@ -188,13 +188,12 @@ class Flow:
     # --- caps ----------------------------------------------------------------------------------
 
     def second_ms(self, shard: str, due_ms: int, now_ms: int) -> int | None:
-        """Take a place in the second of a due time, or in a later one. What is far behind takes
-        none but to be refused: all of its seconds are over, and to look for a place in each of a
-        day's would take minutes.
+        """Take a place in the second of a due time, or in the next one with room. A record that is
+        over a minute late is not moved, because a search through a day's seconds takes minutes.
 
         Returns:
-            When the place is, epoch milliseconds, or None: in its own second, or it does not matter
-            to the policy.
+            The time of the place, epoch milliseconds (``dead-letter``: the due time, to refuse it);
+            None: the record keeps its time.
         """
         cap = self._rules.slot_records_max
         due_s = due_ms // _SECOND_MS
@@ -219,7 +218,7 @@ class Flow:
     # --- commit --------------------------------------------------------------------------------
 
     def commit(self, now_ms: int) -> None:
-        """Keep what was decided: the transaction is committed."""
+        """Keep the turns and places of the transaction, which is committed."""
         for numbers in self._all:
             numbers.commit()
         self.over_cap += self._over_cap
@@ -229,13 +228,13 @@ class Flow:
             self._forget(now_ms)
 
     def abort(self) -> None:
-        """Forget what was decided: the transaction was aborted."""
+        """Drop the turns and places of the transaction, which was aborted."""
         for numbers in self._all:
             numbers.abort()
         self._over_cap = 0
 
     def _forget(self, now_ms: int) -> None:
-        """Forget seconds that have passed: they no longer limit anything."""
+        """Drop seconds and turns that have passed and no longer limit deliveries."""
         since_s = now_ms // _SECOND_MS - _KEPT_S
         for seconds in (self._taken, self._with_room):
             seconds.keep(lambda second, _: second[1] >= since_s)

@@ -1,4 +1,4 @@
-"""Growth rate of a log, by the append times of records that were read. Pure."""
+"""Estimate of a log's growth, from the append times of records that were read. Pure."""
 
 from __future__ import annotations
 
@@ -6,36 +6,36 @@ from collections import deque
 from typing import Final
 
 AHEAD_MS: Final = 5_000
-"""A new contract begins as many offsets above the end of the log as were appended in this time.
+"""Growth of the log, as time in ms, between the end of the log and the start of a new contract.
 
-From reading the end of the log to the moment when every replica has read the checkpoint that names
-the contract, a commit and a fetch pass: some 10 ms, and a second or two on a busy cluster.
+Every replica must read the checkpoint with the contract before it reads records under it. That
+takes a commit and a fetch: about 10 ms, and a second or two on a busy cluster.
 """
 
 _STEP_MS: Final = 500
-"""Least distance of two marks, in append time: so a few of them cover ``AHEAD_MS``."""
+"""Shortest distance of two marks in append time, ms, so that a few of them cover ``AHEAD_MS``."""
 
 
 class Growth:
-    """Marks of one log: which offset was appended when. Bounded."""
+    """Append times of some recent offsets of one log. Bounded."""
 
     def __init__(self) -> None:
         self._marks: deque[tuple[int, int]] = deque(maxlen=AHEAD_MS // _STEP_MS + 2)
         self._last: tuple[int, int] | None = None
 
     def note(self, offset: int, appended_ms: int) -> None:
-        """Take a record that was read; ``appended_ms``: its append time, epoch milliseconds."""
+        """Note a record that was read; ``appended_ms``: its append time, epoch milliseconds."""
         self._last = (appended_ms, offset)
         if not self._marks or appended_ms >= self._marks[-1][0] + _STEP_MS:
             self._marks.append(self._last)
 
     def offsets_ahead(self, end: int, now_ms: int) -> int:
-        """Return how many offsets are to be expected within ``AHEAD_MS``: as many as came within
-        the last. Where none of them was read yet, what is unread since the last record that was
-        read counts evenly.
+        """Return the number of offsets expected within ``AHEAD_MS``: as many as in the last
+        ``AHEAD_MS``. If no record of that time was read, an even growth since the last record read
+        is assumed.
 
         Args:
-            end: of the log now.
+            end: end offset of the log now.
             now_ms: now, epoch milliseconds.
         """
         if self._last is None:

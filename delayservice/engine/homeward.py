@@ -1,4 +1,4 @@
-"""Sends records with ids to the partition where the id is at home: see ``home``."""
+"""Sends records with ids to the home partition of the id (``contract.home``)."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ from delayservice.engine.outcome import Output, Target
 from delayservice.engine.settle import Settler
 
 _AGAIN_MS: Final = 1_000
-"""First wait of a record whose home can't be written to."""
+"""First wait of a record whose home can't be written to, ms."""
 
 
 class WaitingForHome(NamedTuple):
-    """A pending record that waits for its home."""
+    """A pending record that waits until the home of its id can be written to."""
 
     offset: int
     payload: Payload
 
 
 class Homeward:
-    """Sends the records of one shard home. Pure, as the ``Settler`` whose outputs it adds to."""
+    """Builder of the outputs that send one shard's records home. Pure, as its ``Settler``."""
 
     def __init__(self, settler: Settler) -> None:
         self._settler = settler
@@ -43,14 +43,14 @@ class Homeward:
         self._shard_name = f"{settler.topic}:{settler.partition}"
 
     def is_waiting(self, payload: Payload) -> bool:
-        """Return whether a record waits for its home: its target is its own delay topic."""
+        """Return whether a record waits for its home, with its own delay topic as target."""
         return payload[0] == self._topic
 
     def leave(
         self, entry: Entry, record_id: bytes, carried: Group, took: int, now_ms: int
     ) -> list[Output] | None:
         """Return the outputs that settle a ``HOMEBOUND`` record where it lies; None: it has to
-        wait. ``carried`` waited before it at ``took``, or ``SETTLES_NOTHING``, and goes with it.
+        wait. The records ``carried``, which waited at offset ``took``, are sent along.
         """
         offset, _, _, _, original, (kind, written_ms, home) = entry
         source = self._settler.source(offset)
@@ -63,7 +63,7 @@ class Homeward:
         return self._send(target, group, settles, waiting, offset, now_ms, offset + 1)
 
     def go_on(self, one: WaitingForHome, now_ms: int, base: int) -> list[Output] | None:
-        """Return the outputs of a waiting record; None: it has to wait."""
+        """Return the outputs that send a waiting record home or requeue it; None: wait."""
         group = waiting_group(one.payload)
         refusal = self._settler.verdicts.refusal(one.offset)
         if refusal is not None:
@@ -108,7 +108,9 @@ class Homeward:
         return (outcome.FORWARDED, self._topic, home, *row)
 
     def refusal(self, entry: Entry, record_id: bytes, carried: Group) -> tuple[str, str] | None:
-        """Return why a record is too large to go home with what it carries; None: it fits."""
+        """Return why the delay topic refuses a record with ``carried``, as code and detail; None:
+        it does not.
+        """
         offset, _, _, _, original, (kind, written_ms, home) = entry
         found = self._settler.verdicts.refusal(offset)
         if found is not None:
@@ -126,7 +128,7 @@ class Homeward:
         return None if found is None or found[0] == TARGET_LATER else found  # its size is right
 
     def refused(self, one: WaitingForHome, code: str, detail: str) -> list[Output] | None:
-        """Return the dead letters of a waiting record; None: they can't be written now."""
+        """Return the dead letters of a waiting record and those it carries; None: wait."""
         endings = self._settler.endings
         *before, last = waiting_group(one.payload)
         letter = endings.dead_letter(one.offset, last.original, code, detail, 0, last.source)

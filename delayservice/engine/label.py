@@ -1,13 +1,12 @@
-"""A store's label: how the records in the store were read.
+"""A store's label: the contracts, secrets and log by which its records were read.
 
 One JSON object::
 
     {"contracts": […], "secrets": ["9f0c…"], "refused": false, "gaps": [[first, stop, below], …],
      "last": [leader_epoch, offset], "read_to": offset}
 
-``gaps`` is missing where there are none, ``last`` and ``read_to`` where they are not known. Before,
-a label was the list of contracts alone; such a store is rebuilt, for nothing says by which secret
-it was read.
+``gaps`` is missing if there are none, ``last`` and ``read_to`` if they are not known. A store with
+a label of an earlier format, a list of contracts, is rebuilt, because its secret is not known.
 """
 
 from __future__ import annotations
@@ -30,10 +29,9 @@ class Label:
         contracts: the parameters of their keys (design rule 2).
         secrets: fingerprints of the secrets by which copies were verified.
         has_refused: whether a copy was read that none of these secrets signed. It was not stored.
-        gaps: offsets that retention had deleted before they could be read.
-        last: a record that the log held when this was written: tells the log from one that has
-            lost its end, and grown again.
-        read_to: no other record lies between that one and here.
+        gaps: ranges of offsets that retention had deleted before they were read.
+        last: the last record that was read, by which a truncation of the log is detected.
+        read_to: offset up to which the log was read; no record lies between ``last`` and it.
     """
 
     contracts: Contracts
@@ -44,7 +42,7 @@ class Label:
     read_to: int = 0
 
     def doubt(self, stop: int, contracts: Contracts, secrets: AbstractSet[str]) -> str:
-        """Return why records below ``stop`` may be read otherwise now; empty: they are not."""
+        """Return why records below ``stop`` may be read differently now; empty: they are not."""
         if not self.contracts.agree_below(stop, contracts):
             return "stored by other parameters"
         if self.has_refused and not secrets <= self.secrets:
@@ -68,7 +66,7 @@ class Label:
         """Return the label that ``encode`` wrote.
 
         Raises:
-            ContractError: it is none, or one that this version can't follow.
+            ContractError: the bytes are no label, or one that this version can't follow.
         """
         try:
             facts = _decode(data)

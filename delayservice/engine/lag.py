@@ -1,4 +1,4 @@
-"""Lag of a copy behind its owner, in time: it decides whether it may become the owner."""
+"""Lag of a copy behind its owner, in seconds; it decides whether the node may become the owner."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from collections.abc import Mapping
 
 
 class Lag:
-    """Compares what is stored with the H of checkpoints that were read back.
+    """Comparison of S with the H of checkpoints that were read back.
 
-    Under load a copy is always a little behind the newest checkpoint, so it is held against an
-    older one until it has passed that: the lag is the age of the newest checkpoint that it has.
+    Under load a copy is always a little behind the newest checkpoint, so it is compared with an
+    older one until it has passed that. The lag is the age of the newest checkpoint that it reached.
     """
 
     def __init__(self) -> None:
@@ -22,11 +22,11 @@ class Lag:
         self._reached_s = -math.inf
 
     def never_served(self, now_s: float) -> None:
-        """Note that there is no checkpoint at all, so there is no lag."""
+        """Note that there is no checkpoint yet, so there is no lag."""
         self.heard({}, now_s)
 
     def heard(self, offsets: Mapping[str, int], now_s: float) -> None:
-        """Take the newest checkpoint: H of each shard, by delay topic."""
+        """Note the newest checkpoint: H of each shard, by delay topic; ``now_s`` is monotonic."""
         self._newest, self._newest_s = offsets, now_s
         if self._goal is None:
             self._goal, self._goal_s = offsets, now_s
@@ -34,13 +34,13 @@ class Lag:
     def lag_s(
         self, stored: Mapping[str, int], now_s: float, log_ends: Mapping[str, int] | None = None
     ) -> float:
-        """Seconds behind; infinite while it is not known.
+        """Return the lag in seconds; infinite while it is not known.
 
         Args:
             stored: S of each shard that is served here, by delay topic; others are not compared.
-            now_s: of a monotonic clock.
-            log_ends: where the shards' logs ended a moment ago, as far as that is known: who has
-                all that there is lacks nothing, even if the checkpoint saw a longer log.
+            now_s: monotonic clock, seconds.
+            log_ends: recent end offsets of the shards' logs, as far as they are known. A copy that
+                holds a whole log has no lag, even if H of the checkpoint lies above.
         """
         if any(stored.get(topic, 0) < offset for topic, offset in self._stored.items()):
             self._reached_s = -math.inf  # the store has started over

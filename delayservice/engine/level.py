@@ -1,16 +1,16 @@
 """One partition of a level topic: rows in, outputs out, in the order of the log.
 
-All of its records wait equally long from the moment at which the broker appended them. So they are
-in due order as they are, Kafka is their store, and the cursor is H alone: the next records are
-fetched ahead, and the head is settled when its time has come. Whatever is behind it waits for it,
-even if the broker's clock was set back between the two and its own time has come before.
+All of its records wait equally long from the moment at which the broker appended them. So the log
+is in due order, Kafka is the store, and the cursor is H alone: the next records are fetched ahead,
+and the first is settled when it is due. Later ones wait for it, even if the broker's clock was set
+back between the two and they are due earlier.
 
-K only follows: it is the highest key that H has passed, so that the pair means what rule 1 says and
-a topic that is a level topic no longer goes on as any other. Rules 3 to 8 and 10 to 14 have nothing
-to hold on to: nothing bears an id, nothing is pending below H, no copy is written here. Rule 7 lets
-H wait for the end of the log at take-over because a cancel or a copy may lie between; here, what
-settles a record depends on no other record, so a new owner begins at H at once. Open transactions
-of users need no care either: read committed, the log does not go on behind them.
+K only follows: it is the highest key that H has passed, so that rule 1 applies, and the topic can
+become a normal delay topic. Rules 3 to 8 and 10 to 14 don't apply: no record has an id or is
+pending below H, and no copy is written here. By rule 7, H waits for the end of the log at take-over
+because a cancel or a copy may lie between. Here the outcome of a record depends on no other record,
+so a new owner begins at H at once. Open transactions of users need no care: a read-committed log
+ends before them.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ from delayservice.engine.settle import Settler
 from delayservice.engine.verdicts import Verdicts
 
 _INPUT = frozenset((*RULES, *(alias.header for alias in ALIASES), *COPY_NAMES))
-"""Every header that may mean something here; all others are the record's own."""
+"""Names of headers that the service reads or drops here; all others are the record's own."""
 _TARGETS_MAX = 1_024
 _NO_COPIES = "the service writes no copies to level topics"
 
 
 class LevelRecords:
-    """Settles the rows of one level topic's partition. Not thread-safe: it remembers targets.
+    """Settles the rows of one level topic's partition. Not thread-safe: it caches targets.
 
     Args:
-        reader: understands any record.
-        contracts: those that it reads by; each is a level's.
-        settler: builds the outputs of all but plain records.
-        verdicts: what the settler knows of targets and records.
+        reader: the reader of records that are not plain.
+        contracts: the contracts of the reader, each with a level.
+        settler: the builder of the outputs of records that are not plain.
+        verdicts: the broker's refusals that the settler uses.
     """
 
     def __init__(
@@ -65,14 +65,14 @@ class LevelRecords:
         self._targets: dict[bytes | None, str] = {}
 
     def due_ms(self, row: Row) -> int:
-        """Return when a row is due, epoch milliseconds; 0: its timestamp is invalid."""
+        """Return the due time of a row, epoch milliseconds; 0: its timestamp is invalid."""
         if not 0 <= row[1] < MAX_DELAY_MS_MAX:
             return 0
         return row[1] + self._contracts.at(row[0]).level_ms
 
     def settle(self, rows: Iterable[Row], now_ms: int) -> list[Output]:
-        """Return one output for each of the first rows, up to the first that is not due. It is one
-        piece because every record goes through it (``bench level``).
+        """Return one output for each row, up to the first that is not due or has to wait. It is one
+        function because every record goes through it (``bench level``).
         """
         outputs: list[Output] = []
         add = outputs.append
@@ -119,8 +119,8 @@ class LevelRecords:
         return outputs
 
     def _settle_any(self, row: Row, now_ms: int, plain_text: bytes | None) -> Output | None:
-        """Settle a record that is not plain, and remember the topic of a plain target header;
-        ``b""`` stands for a header that is not plain.
+        """Return the output of a record that needs the reader; None: it has to wait.
+        ``plain_text``: its plain target header, whose topic is cached; ``b""``: it is not plain.
         """
         offset, kind, key_ms, _, payload, extra = self._reader.read(*row)
         if kind == INVALID:
@@ -138,25 +138,24 @@ class LevelRecords:
 class LevelShard:
     """The state of one level topic's partition on one node. Single-threaded.
 
-    Like ``engine.shard.Shard`` it only *stages*: nothing is settled until ``commit`` says that the
-    transaction which carried the outputs and the staged cursor is committed; ``abort`` puts
-    everything back.
+    Like ``engine.shard.Shard`` it only *stages*: records are settled by ``commit``, after the
+    transaction with the outputs and the staged cursor was committed; ``abort`` undoes the staging.
 
     Attributes:
         owned: whether this node settles.
         read: the next source offset to fetch, for an owner.
         committed: the cursor as last committed.
-        staged: the cursor that the outputs staged so far will commit.
+        staged: the cursor that the outputs staged until now will commit.
 
     Args:
-        records_max: rows that may wait for their time before no more are fetched.
-        bytes_max: their keys, values and headers, staged ones included, bytes.
+        records_max: largest number of fetched rows that are not staged.
+        bytes_max: largest size of keys, values and headers, staged ones included, bytes.
     """
 
     is_walked = True
-    """H does not walk apart from K."""
+    """Always True: H does not move separately from K."""
     is_filling = False
-    """A commit is never wanted for the cursor's sake: what waits here waits for its time."""
+    """Always False: a commit frees no room, because fetched rows wait for their due times."""
 
     def __init__(self, records_max: int, bytes_max: int) -> None:
         self._records_max = records_max
@@ -174,19 +173,19 @@ class LevelShard:
     # --- roles ---------------------------------------------------------------------------------
 
     def follow(self, cursor: Cursor) -> None:
-        """Be a replica: there is nothing to keep, only the checkpoint to keep up with."""
+        """Become a replica at the cursor of the checkpoint; a replica stores no rows."""
         self._begin(cursor)
         self.owned = False
 
     def take_over(self, cursor: Cursor, end: int, records: LevelRecords) -> None:
-        """Own the shard from ``cursor`` on; ``end``: of its log now."""
+        """Become the owner from ``cursor`` on; ``end``: end offset of the log now."""
         self._begin(cursor)
         self.owned = True
         self._end = end
         self._records = records
 
     def go_back(self, offset: int) -> None:
-        """Go back to ``offset``: the log has lost what H had passed there."""
+        """Move H back to ``offset``, because the log was truncated and H had passed its end."""
         self._begin(Cursor(self.committed.key, offset))
 
     def _begin(self, cursor: Cursor) -> None:
@@ -198,56 +197,56 @@ class LevelShard:
     # --- fetch ahead ---------------------------------------------------------------------------
 
     def reaches(self, end: int) -> None:
-        """Note that the log goes on up to ``end``."""
+        """Note an end offset of the log."""
         self._end = max(self._end, end)
 
     @property
     def stored(self) -> int:
-        """S, as far as it is known: all that the log holds is stored, in Kafka."""
+        """Return S, the last known end of the log: its records are stored in Kafka."""
         return max(self._end, self.read)
 
     @property
     def pending(self) -> int:
-        """Offsets that wait, those of transaction markers included."""
+        """Return the number of pending offsets, those of transaction markers included."""
         return self.stored - self.committed.offset
 
     def ingest(self, rows: Sequence[Row], stop: int) -> None:
-        """Take a run of the log, read from ``read`` on up to ``stop``."""
+        """Add the rows of a run of the log from ``read`` up to ``stop``."""
         self._rows += rows
         self._bytes += _content_bytes(rows)
         self.read = stop
 
     @property
     def waiting(self) -> int:
-        """Rows that are fetched and not staged."""
+        """Return the number of rows that are fetched and not staged."""
         return len(self._rows) - self._staged_rows
 
     @property
     def is_full(self) -> bool:
-        """Return whether enough is fetched ahead."""
+        """Return whether fetching must stop, because a limit of rows or bytes is reached."""
         return self.waiting >= self._records_max or self._bytes >= self._bytes_max
 
     @property
     def has_room(self) -> bool:
-        """Return whether at least half of what may wait was settled: fetch again."""
+        """Return whether fetching may resume, because at most half of the limits is used."""
         return 2 * self.waiting <= self._records_max and 2 * self._bytes <= self._bytes_max
 
     # --- settle --------------------------------------------------------------------------------
 
     def next_due_ms(self) -> int | None:
-        """Return when the head is due; None when all that was fetched is staged."""
+        """Return the due time of the first unstaged row, epoch ms; None: all are staged."""
         if self._records is None or not self.waiting:
             return None
         return self._records.due_ms(self._rows[self._staged_rows])
 
     @property
     def mean_bytes(self) -> float:
-        """Size of a fetched row in bytes, 1 at least."""
+        """Return the mean size of a fetched row in bytes, 1 at least."""
         return max(self._bytes / max(len(self._rows), 1), 1.0)
 
     def advance(self, now_ms: int, limit: int) -> list[Output]:
-        """Settle from the head on what is due, at most ``limit`` rows. H also passes what holds no
-        record: transaction markers, and what was aborted.
+        """Stage the first due rows, at most ``limit``; return their outputs. H also passes offsets
+        without a record: transaction markers, and aborted records.
         """
         if self._records is None or not self.owned:
             return []
@@ -271,7 +270,7 @@ class LevelShard:
         return self.staged != self.committed
 
     def commit(self) -> None:
-        """Note that the transaction with the staged cursor is committed."""
+        """Drop the staged rows, because the transaction with the staged cursor is committed."""
         gone = self._rows[: self._staged_rows]
         del self._rows[: self._staged_rows]
         self._bytes = self._bytes - _content_bytes(gone) if self._rows else 0
@@ -279,13 +278,13 @@ class LevelShard:
         self.committed = self.staged
 
     def abort(self) -> None:
-        """Settle the same again: the transaction was aborted for certain."""
+        """Undo the staging after a transaction that was certainly aborted."""
         self._staged_rows = 0
         self.staged = self.committed
 
 
 def _content_bytes(rows: Sequence[Row]) -> int:
-    """Return roughly the memory that rows hold, in bytes: keys, values and headers."""
+    """Return the size of the keys, values and headers of rows, bytes."""
     contents = sum([len(key or b"") + len(value or b"") for _, _, key, value, _ in rows])
     texts = [len(name) + len(text or b"") for row in rows for name, text in row[4] or ()]
     return contents + sum(texts)

@@ -1,9 +1,10 @@
-"""Offsets that retention deleted before they were read: what that leaves undecided. Pure.
+"""Offsets that retention deleted before they were read, and the records that they put in doubt.
+Pure.
 
 A *gap* is a fact about one store: offsets that it never read. A cancel, a replacement or a fire
 among them may have settled any record with an id that lies below, if some owner has walked over it.
 A *lost range* is a fact about the shard, kept in its checkpoint: offsets that no owner has walked,
-for H skipped them. What lies in a gap and in a lost range had no effect on anything.
+because H skipped them. Records in a gap that are also in a lost range had no effect.
 """
 
 from __future__ import annotations
@@ -12,12 +13,12 @@ from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple
 
 RANGES_MAX: Final = 16
-"""Gaps of a store, and lost ranges of a shard, that are remembered one by one."""
+"""Largest number of gaps of a store, and of lost ranges of a shard, that are kept separately."""
 
 
 class Gap(NamedTuple):
-    """Offsets ``[first, stop)`` that a store lacks, or that the log lacked when copies behind them
-    were compared with them: those below ``below``, which is ``stop`` where the store lacks them.
+    """Offsets ``[first, stop)`` that a store lacks, where ``below`` equals ``stop``; or that the
+    log lacked when the copies in ``[stop, below)`` were searched for cancellers.
     """
 
     first: int
@@ -26,7 +27,7 @@ class Gap(NamedTuple):
 
     @property
     def is_of_store(self) -> bool:
-        """Return whether the store lacks the offsets."""
+        """Return whether the store itself lacks the offsets."""
         return self.below == self.stop
 
     def concerns(self, offset: int, *, is_copy: bool) -> bool:
@@ -37,8 +38,8 @@ class Gap(NamedTuple):
 
 
 class Lost(NamedTuple):
-    """Offsets ``[first, stop)`` that H skipped. Of those below ``unread`` the owner had stored what
-    was pending, and the marks; the others were read by no owner of the shard.
+    """Offsets ``[first, stop)`` that H skipped. The owner had stored the pending records and marks
+    of those below ``unread``; the others were read by no owner of the shard.
     """
 
     first: int
@@ -47,7 +48,7 @@ class Lost(NamedTuple):
 
 
 def with_gap(gaps: Sequence[Gap], gap: Gap) -> tuple[Gap, ...]:
-    """Return the gaps and another one. The oldest two become one when there are too many."""
+    """Return the gaps with another one; beyond ``RANGES_MAX`` the oldest two are merged."""
     all_gaps = sorted({*gaps, gap})
     while len(all_gaps) > RANGES_MAX:
         one, two = all_gaps[:2]
@@ -57,20 +58,20 @@ def with_gap(gaps: Sequence[Gap], gap: Gap) -> tuple[Gap, ...]:
 
 
 def stored_without_gap(gaps: Iterable[Gap], start: int, stored: int) -> int:
-    """Return up to where a store with these gaps holds all from ``start`` on; ``stored``: its S."""
+    """Return the offset up to which a store holds all from ``start`` on; ``stored``: its S."""
     lacking = [max(gap.first, start) for gap in gaps if gap.stop > start and gap.is_of_store]
     return min([stored, *lacking])
 
 
 def skipped(ranges: tuple[Lost, ...], h: int, stored: int, log_start: int) -> tuple[Lost, ...]:
-    """Return the lost ranges, together with the one that an owner skips which takes over now. An
-    earlier range that reaches beyond H ends there: its rest is part of the new one. The oldest go
-    when there are too many.
+    """Return the lost ranges, with the one that a new owner skips. An earlier range that reaches
+    beyond H is cut there, because its rest is part of the new one. Beyond ``RANGES_MAX``, the
+    oldest are dropped.
 
     Args:
-        ranges: as the checkpoint says.
+        ranges: the lost ranges in the checkpoint.
         h: H of the checkpoint.
-        stored: up to where the owner's store holds all from H on.
+        stored: the offset up to which the owner's store holds all from H on.
         log_start: the first offset that the log holds.
     """
     if h >= log_start:
@@ -80,14 +81,14 @@ def skipped(ranges: tuple[Lost, ...], h: int, stored: int, log_start: int) -> tu
 
 
 def doubtful(gaps: Iterable[Gap], ranges: Sequence[Lost]) -> tuple[Gap, ...]:
-    """Return the gaps in which a record may have settled others without the store's knowledge. To
-    be asked by an owner, whose H is behind all gaps.
+    """Return the gaps in which an unread record may have settled records of the store. To be called
+    by an owner, whose H lies above all gaps.
     """
     return tuple(gap for gap in gaps if not _was_skipped(gap, ranges))
 
 
 def _was_skipped(gap: Gap, ranges: Iterable[Lost]) -> bool:
-    """Return whether no owner has walked any of the gap."""
+    """Return whether lost ranges that no owner has read cover the whole gap."""
     at = gap.first
     for _, unread, stop in sorted(ranges):
         if unread <= at < stop:

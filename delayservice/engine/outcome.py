@@ -17,14 +17,14 @@ ROLLED: Final = 6
 PARKED: Final = 7
 FIRED: Final = 8
 RECURRED: Final = 9
-"""The next occurrence of a schedule was appended: a beginning, which settles nothing."""
+"""The next occurrence of a schedule was appended; this output settles no record."""
 PACED: Final = 10
-"""Over a limit, and given an instant of its own."""
+"""The record is over a limit, and was requeued for a later instant."""
 FORWARDED: Final = 11
-"""Sent to the partition where its id is at home; ``due_ms`` of the output is its timestamp."""
+"""The record was sent to the home of its id; ``due_ms`` of the output is its timestamp."""
 
 COPIES: Final = frozenset({ROLLED, PARKED, RECURRED, PACED})
-"""Outputs that come back through the delay topic."""
+"""Outcomes whose outputs are copies in the delay topic, to be read again."""
 
 OUTCOME_NAMES: Final = (
     "delivered",
@@ -43,44 +43,43 @@ OUTCOME_NAMES: Final = (
 """Name of each outcome, by its number, as metrics and the outcome topic spell it."""
 
 Target: TypeAlias = tuple[str, int]
-"""``(topic, partition)`` that an output is written to; partition -1: by key."""
+"""``(topic, partition)`` to which an output is written; partition -1: chosen by the key."""
 
 Output: TypeAlias = tuple[int, str, int, bytes | None, bytes | None, list[Header], int, int]
 """``(outcome, topic, partition, key, value, headers, due_ms, offset)``: a record to be written, and
-the source ``offset`` that it settles. ``partition`` -1 means: by key. A delivered record may have
-been put off, for its target failed or was paused, or by a limit: then ``due_ms`` is the instant
-until which, as a negative number. A tuple, for each delivered record is one (``bench whole`` pays
-for it)."""
+the source ``offset`` that it settles. ``partition`` -1: chosen by the key. If a delivered record
+was put off, because its target failed or was paused or by a limit, ``due_ms`` is the negated end of
+the wait. It is a tuple, because every delivered record has one (``bench whole``)."""
 
 PAST_DUE: Final = "past_due"
 RESUMED: Final = "resumed"
-"""Deliveries whose lateness is counted apart: due before they were written, and put off."""
+"""Deliveries with separate lateness: of records due before they were written, and put off."""
 SENT_HOME: Final = "forwarded"
-"""Records that were sent home: how long after they were written is counted apart as well."""
+"""Kind of records that were sent home; the time since they were written is counted separately."""
 _NOTHING_PAST: Final[Mapping[int, int]] = {}
 
 
 class Tally:
-    """Sums of outputs, so that they need not be kept until their commit: they let go of their
-    memory while it is in the cache, and the next ones take it again (``bench whole``).
+    """Sums over outputs, so that the outputs need not be kept until their commit: their memory is
+    reused by the next ones while it is in the cache (``bench whole``).
 
     Attributes:
-        records: how many there are.
-        counts: how many of each outcome, by its number.
-        delivered: due times of those that are delivered, by delay topic and target.
-        apart: of those that are counted apart, by kind: when they were written, or until when they
-            were put off.
-        codes: ``delay-error`` of those that are dead-lettered.
+        records: number of outputs.
+        counts: number of outputs of each outcome, by its number.
+        delivered: due times of delivered records, epoch ms, by delay topic and target.
+        apart: by kind (``PAST_DUE``, ``RESUMED``, ``SENT_HOME``), the instants from which lateness
+            counts, epoch ms: when records were written, or until when they were put off.
+        codes: ``delay-error`` of each dead letter.
     """
 
     __slots__ = ("apart", "codes", "counts", "delivered", "records")
 
     def __init__(self) -> None:
-        """Begin with nothing."""
+        """Start with empty sums."""
         self.clear()
 
     def clear(self) -> None:
-        """Start anew; what was handed out before is left as it is."""
+        """Replace all sums by empty ones; lists that callers hold stay unchanged."""
         self.records = 0
         self.counts = [0] * len(OUTCOME_NAMES)
         self.delivered: dict[tuple[str, str], list[int]] = {}
@@ -93,7 +92,9 @@ class Tally:
         topic: str,
         written_ms: Mapping[int, int] = _NOTHING_PAST,
     ) -> None:
-        """Count outputs of a delay topic. ``written_ms``: of those that were due, by offset."""
+        """Add outputs of a delay topic. ``written_ms``: append times, epoch ms, by offset, of
+        records that were due before they were written.
+        """
         due_ms = [output[6] for output in outputs if output[0] == DELIVERED]
         self.records += len(outputs)
         self.counts[DELIVERED] += len(due_ms)

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 _COMMITS_OF_TIME = 1.5
-"""A commit's cost is spread over this many times its own duration."""
+"""Interval between commits as a multiple of a commit's duration."""
 _SMOOTHING = 0.2
 
 
 class Pacer:
     """The interval between the starts of two transactions.
 
-    A transaction costs a few milliseconds of waiting and broker work whatever it holds, so under
-    load it pays to put more into each; idle, the first due record should not wait. The interval
-    follows the measured duration of commits, within bounds.
+    A transaction costs a few milliseconds of waiting and broker work, however many records it
+    holds. So under load each should hold more; when idle, the first due record should not wait. The
+    interval follows the measured duration of commits, within bounds.
     """
 
     def __init__(self, interval_ms_min: float, interval_ms_max: float) -> None:
@@ -22,9 +22,9 @@ class Pacer:
 
     @property
     def interval_ms(self) -> float:
-        """Shortest time from the start of one commit to the start of the next, milliseconds."""
+        """Return the shortest time between the starts of two commits, milliseconds."""
         return min(max(_COMMITS_OF_TIME * self._commit_ms, self._min_ms), self._max_ms)
 
     def observe(self, commit_ms: float) -> None:
-        """Take the duration of a commit, milliseconds."""
+        """Add the duration of a commit, milliseconds, to the moving average."""
         self._commit_ms += _SMOOTHING * (commit_ms - self._commit_ms)

@@ -1,4 +1,4 @@
-"""Records that were due before they were written: their lateness counts from then."""
+"""Append times of records due before they were written, from which their lateness counts."""
 
 from __future__ import annotations
 
@@ -10,18 +10,20 @@ from delayservice.engine.cursor import Cursor
 from delayservice.engine.pending import NO_MARK
 
 NOTED_MAX: Final = 20_000
-"""Bound of the records kept: beyond it, lateness counts from the due time."""
+"""Largest number of noted records; the lateness of others counts from their due times."""
 
 
 class PastDue(dict[int, int]):
-    """Append time by offset, epoch milliseconds, of those that a shard has not settled yet."""
+    """Append times, epoch milliseconds, by offset, of unsettled records due before they were
+    written.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self._keys_ms: dict[int, int] = {}
 
     def note(self, rows: Sequence[Row], entries: Sequence[Entry]) -> None:
-        """Note which records of a run were due before; ``entries``: of each row, in order."""
+        """Note the records of a run that were past due; ``entries``: one for each row, in order."""
         found = [
             (entry[0], row[1], entry[2])
             for row, entry in zip(rows, entries, strict=True)
@@ -32,7 +34,7 @@ class PastDue(dict[int, int]):
             self._keys_ms[offset] = key_ms
 
     def forget(self, committed: Cursor) -> None:
-        """Forget those that the committed cursor has settled."""
+        """Drop the records that the committed cursor has settled."""
         keys = self._keys_ms
         gone = [o for o in keys if committed.has_settled((keys[o], o), NO_MARK)]
         for offset in gone:

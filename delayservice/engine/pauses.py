@@ -1,7 +1,7 @@
-"""Pauses that people have ordered: of deliveries to a target, or of a delay topic. JSON.
+"""Pauses by operators, of deliveries to a target or of a delay topic, as JSON.
 
-A row of the pauses topic has the key ``target:NAME`` or ``topic:NAME``; without a value it says
-that the pause is over.
+A row of the pauses topic has the key ``target:NAME`` or ``topic:NAME``; a null value ends the
+pause.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ KINDS: Final[tuple[Kind, ...]] = ("target", "topic")
 
 
 class Paused(NamedTuple):
-    """The object of a pause: a target topic, as a pattern, or a delay topic."""
+    """What is paused: deliveries to target topics, by a pattern, or a delay topic."""
 
     kind: Kind
     name: str
 
 
 class Pause(msgspec.Struct, frozen=True):
-    """Since when, and why.
+    """Start and reason of a pause.
 
     Attributes:
-        at_ms: epoch milliseconds.
-        reason: in the words of the person who paused; may be empty.
+        at_ms: start of the pause, epoch milliseconds.
+        reason: text by the person who paused; may be empty.
     """
 
     at_ms: int
@@ -37,12 +37,12 @@ class Pause(msgspec.Struct, frozen=True):
 
 
 def encode_key(paused: Paused) -> bytes:
-    """Return the key of a row."""
+    """Return the key of a pause in the pauses topic."""
     return f"{paused.kind}:{paused.name}".encode()
 
 
 def decode_key(key: bytes | None) -> Paused | None:
-    """Return the object of a row; None: this version does not know it."""
+    """Return what a row's key pauses; None: this version does not know its kind."""
     kind, _, name = (key or b"").decode("utf-8", "replace").partition(":")
     return next((Paused(known, name) for known in KINDS if known == kind and name), None)
 
@@ -52,7 +52,7 @@ _decode = msgspec.json.Decoder(Pause).decode
 
 
 def decode_pause(value: bytes) -> Pause:
-    """Decode a row's value. An unreadable one pauses as well, for a person wrote it."""
+    """Return the pause in a row's value. An unreadable value is a pause too, of unknown start."""
     try:
         return _decode(value)
     except (msgspec.DecodeError, ValueError):
@@ -60,7 +60,7 @@ def decode_pause(value: bytes) -> Pause:
 
 
 class Pauses:
-    """All pauses of one moment; never changes."""
+    """All pauses in force at one moment. Immutable."""
 
     def __init__(self, pauses: Mapping[Paused, Pause] = MappingProxyType({})) -> None:
         self.all = MappingProxyType(dict(pauses))
@@ -72,7 +72,7 @@ class Pauses:
         return topic in self._topics
 
     def why(self, target: str) -> str | None:
-        """Return why nothing is delivered to a target; None: it is not paused."""
+        """Return why deliveries to a target are paused, as text; None: they are not."""
         for pattern, pause in self._targets:
             if fnmatchcase(target, pattern):
                 return f"deliveries to {pattern} are paused: {pause.reason or 'no reason given'}"

@@ -1,6 +1,6 @@
-"""The shapes in which pending records travel between the shard and its store.
+"""Types of pending records between the shard and its store.
 
-Plain tuples, because millions of them pass through (``bench whole`` pays for that).
+Plain tuples, because there are millions of them (``bench whole``).
 """
 
 from __future__ import annotations
@@ -15,19 +15,18 @@ Frame: TypeAlias = tuple[int, int, int, bytes]
 or ``NO_MARK``."""
 
 Named: TypeAlias = tuple[bytes, int, int]
-"""``(id, key_ms, offset)`` of a stored record that bears a ``delay-id``."""
+"""``(id, key_ms, offset)`` of a stored record that has a ``delay-id``."""
 
 Mark: TypeAlias = tuple[bytes, int, int, int]
-"""``(id, key_ms, offset, mark)``: the record ``(key_ms, offset)`` of this id is marked by ``mark``.
-"""
+"""``(id, key_ms, offset, mark)``: ``mark`` is the canceller of the record ``(key_ms, offset)``."""
 
 Lump: TypeAlias = tuple[int, int, int]
-"""``(start_ms, stop_ms, count)``: a count for ``[start_ms, stop_ms)``, without their places."""
+"""``(start_ms, stop_ms, count)``: number of records in ``[start_ms, stop_ms)``, or a correction."""
 
 
 @dataclass(slots=True)
 class Additions:
-    """The records that a run of source records adds to a store, in offset order."""
+    """Frames, ids and marks that a run of source records adds to a store, in offset order."""
 
     frames: list[Frame] = field(default_factory=list)
     named: list[Named] = field(default_factory=list)

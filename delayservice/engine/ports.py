@@ -1,5 +1,5 @@
-"""The interfaces of a worker's loop to the world. Kafka's are in ``connectors.kafka``; the
-simulation in ``tests/simulation`` runs those on simulated clients, over a model log.
+"""Interfaces of a worker's loop to Kafka, the ensemble, clocks and metrics. ``connectors.kafka``
+implements those to Kafka; ``tests/simulation`` runs that code on simulated clients and a model log.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from delayservice.engine.role import Role
 Answer = TypeVar("Answer")
 
 Place: TypeAlias = tuple[str, int]
-"""A delay topic and its partition: names a shard."""
+"""Delay topic and partition, which together name a shard."""
 
 
 class Run(NamedTuple):
     """A gapless stretch ``[start, stop)`` of one delay topic's partition. ``rows`` may be fewer
-    than the offsets, for transaction markers and aborted records take offsets too. All rows were
-    appended by leaders of one epoch; -1: it is not known.
+    than the offsets, because transaction markers and aborted records take offsets too. A leader of
+    ``leader_epoch`` appended all rows; -1: it is not known.
     """
 
     place: Place
@@ -34,8 +34,8 @@ class Run(NamedTuple):
 
 
 class Trouble(NamedTuple):
-    """Why a partition can't be read. ``has_moved``: its log no longer holds the position;
-    ``is_truncated``: because its end was lost, wherever it ends by now.
+    """Reason for which a partition can't be read. ``has_moved``: its log no longer holds the
+    position. ``is_truncated``: that is because the log has lost its end.
     """
 
     place: Place
@@ -45,8 +45,8 @@ class Trouble(NamedTuple):
 
 
 class Bounds(NamedTuple):
-    """``[start, end)`` of a log: the first offset that is retained, and the high watermark.
-    ``leader_epoch``: of its present leader; -1: it is not known.
+    """Bounds ``[start, end)`` of a log: the first retained offset, and the high watermark.
+    ``leader_epoch``: epoch of the present leader; -1: it is not known.
     """
 
     start: int
@@ -62,12 +62,12 @@ class ReadBack(NamedTuple):
     """A checkpoint as it came back from Kafka.
 
     Attributes:
-        data: its value.
-        broker_ms: when the broker appended it, milliseconds since 1970.
-        boot_ms: this machine's boot clock when it arrived.
-        offset: its place in its partition of the checkpoint topic.
+        data: the record's value.
+        broker_ms: append time by the broker, epoch milliseconds, or ``NO_TIME``.
+        boot_ms: this machine's boot clock when it arrived, milliseconds.
+        offset: its offset in its partition of the checkpoint topic.
         acknowledged_s: when the broker had acknowledged it, monotonic seconds; None for a
-            checkpoint of another writer, or where that is not known.
+            checkpoint of another writer, or if that is not known.
     """
 
     data: bytes
@@ -78,47 +78,47 @@ class ReadBack(NamedTuple):
 
 
 class Source(Protocol):
-    """The delay topics' partitions of a worker, read committed."""
+    """Consumer of a worker's partitions of delay topics, read committed."""
 
     def seek(self, place: Place, offset: int, last_read: LastRead = NOTHING_READ) -> None:
-        """Read this partition from ``offset`` on; starts it if it was not read yet. ``last_read``:
-        the last record below, if it is known; where the log holds another one, it has moved.
+        """Start or continue to read a partition at ``offset``. ``last_read``: the last record
+        below, if known; if the log holds another one there, a ``Trouble`` is reported.
         """
 
     def drop(self, place: Place) -> None:
-        """Read this partition no longer."""
+        """Stop reading a partition."""
 
     def poll(self, timeout_s: float, limit: int, gather_s: float = 0.0) -> list[Run]:
-        """Return what is there, at most about ``limit`` records; waits up to ``timeout_s`` for the
-        first, and then up to ``gather_s`` for more. Each run starts where the one before of its
+        """Return fetched records, about ``limit`` at most; wait up to ``timeout_s`` for the first,
+        and then up to ``gather_s`` for more. Each run starts where the previous one of its
         partition stopped.
         """
 
     def wake(self) -> None:
-        """End the present or next wait of ``poll``. Any thread may call this."""
+        """End the present or next wait of ``poll``. Thread-safe."""
 
     def take_troubles(self) -> Sequence[Trouble]:
         """Return the partitions that could not be read since the last call."""
 
     def pause(self, place: Place) -> None:
-        """Fetch no more of this partition until ``resume``; what is fetched already is kept."""
+        """Stop fetching a partition until ``resume``; records fetched already are kept."""
 
     def resume(self, place: Place) -> None:
-        """Fetch again."""
+        """Fetch a paused partition again."""
 
     def bounds(self, place: Place) -> Bounds:
-        """Return where the log starts and ends now; the end counts open transactions."""
+        """Return where the log starts and ends now; the end includes open transactions."""
 
     def topic_id(self, topic: str) -> str | None:
         """Return the id of the topic that has this name now; None when the topic is missing."""
 
     def scan(self, place: Place, start: int, stop: int) -> Iterator[Run]:
-        """Read ``[start, stop)`` aside, without touching the position of ``poll``."""
+        """Yield the runs of ``[start, stop)``; the position of ``poll`` does not change."""
 
 
 class Control(NamedTuple):
-    """A record of the service's own that a commit carries: a checkpoint when ``writer`` is empty,
-    else what that writer says of the slice in the claims topic; no value: the writer is forgotten.
+    """A record of the service that a commit carries: a checkpoint if ``writer`` is empty, else a
+    claim or release of the slice by that writer; ``value`` None: a tombstone of the writer.
     """
 
     slice_no: int
@@ -127,13 +127,13 @@ class Control(NamedTuple):
 
 
 class Sink(Protocol):
-    """The outputs of a worker, its checkpoints and its claims: one transactional producer at a
-    time, the *writer*. ``open`` and ``commit`` run on a helper thread; nothing else is called
+    """Producer of a worker's outputs, checkpoints and claims: one transactional producer at a time,
+    the *writer*. ``open`` and ``commit`` run on a helper thread; no other method is called
     meanwhile.
     """
 
     def open(self) -> str:
-        """Make a writer with a name that was never used, give the one before up, and return the
+        """Give the present writer up, create one with a name that was never used, and return the
         name.
 
         Raises:
@@ -145,176 +145,180 @@ class Sink(Protocol):
         target outputs at once).
 
         Raises:
-            RefusedError: the client refuses one of them for good.
-            OwnershipLostError: fenced.
+            RefusedError: the client refuses one of the outputs for good.
+            OwnershipLostError: the writer is fenced.
         """
 
     def commit(self, controls: Sequence[Control]) -> float | None:
-        """Commit everything sent since the last commit together with ``controls``; return when
-        the last of it was acknowledged, monotonic seconds, if that is known.
+        """Commit all outputs sent since the last commit together with ``controls``; return when the
+        last record was acknowledged, monotonic seconds, or None if that is not known.
 
         Raises:
             RefusedError: the broker refused some outputs; the transaction was aborted.
-            TransactionAbortedError: aborted for another reason; nothing of it is visible.
-            OwnershipLostError: fenced, or it is not known whether it was committed.
+            TransactionAbortedError: it was aborted for another reason; no output is visible.
+            OwnershipLostError: the writer is fenced, or the outcome of the commit is unknown.
         """
 
     def abort(self) -> None:
-        """Drop everything sent since the last commit. Never after an uncertain commit.
+        """Abort all outputs sent since the last commit. Don't call it after an uncertain commit.
 
         Raises:
-            OwnershipLostError: fenced, or the abort itself failed.
+            OwnershipLostError: the writer is fenced, or the abort itself failed.
         """
 
     def discard(self) -> None:
-        """Give the writer up without committing or aborting; ``open`` makes a new one."""
+        """Give the writer up without commit or abort; ``open`` creates a new one."""
 
 
 class Targets(Protocol):
-    """The known facts about target topics; never waits for the cluster.
+    """Known facts about target topics; no method waits for the cluster.
 
     Attributes:
-        fit: targets that can be written to as far as is known. Emptied when that may have changed.
+        fit: targets that can be written to, as far as is known. Emptied when that may have changed.
     """
 
     fit: set[Target]
 
     def obstacle(self, target: Target) -> tuple[str, str] | None:
-        """Return why a target can't be written to, as code and detail; None when it can, and then
-        ``fit`` has it, unless it takes less than others. The code ``TARGET_ASKED`` says that the
-        cluster is being asked, ``TARGET_LATER`` that the record is to be put off.
+        """Return why a target can't be written to, as code and detail; None: it can, and ``fit``
+        has it unless its topic takes only small batches or needs keys. ``TARGET_ASKED``: the
+        cluster is being asked. ``TARGET_LATER``: the record is to be put off.
         """
 
     def refusal(
         self, topic: str, key: bytes | None, value: bytes | None, headers: Headers
     ) -> tuple[str, str] | None:
-        """Return why a topic does not take this record; see ``engine.writable.Targets``."""
+        """Return why a topic refuses a record, as ``engine.writable.WritableTargets`` does."""
 
     def expect(self, targets: Collection[Target]) -> None:
-        """Look up in the background what is not known of these targets."""
+        """Start to look up unknown targets among these, in the background."""
 
 
 class Checkpoints(Protocol):
-    """The checkpoint topic as it is tailed."""
+    """The checkpoints that were read back from the checkpoint topic."""
 
     def take_news(self) -> Collection[int]:
-        """Return the slices of which newer checkpoints were read back since the last call."""
+        """Return the slices with newer checkpoints since the last call."""
 
     def read_back(self, slice_no: int) -> ReadBack | None:
-        """Return the newest checkpoint that was read back: one object until the next."""
+        """Return the newest checkpoint of a slice, the same object until a newer one; None: none
+        was read back yet.
+        """
 
     def is_unserved(self, slice_no: int) -> bool:
         """Return whether the whole topic was read and holds no checkpoint of the slice."""
 
     def take_cuts(self, slice_no: int) -> Sequence[ReadBack]:
-        """Return those that were read back since the last call and at which copies are to be
-        compared: the same on every node, and none newer than what ``read_back`` gives by then.
+        """Return the checkpoints since the last call at which copies are to be compared. They are
+        the same on every node, and not newer than the result of ``read_back``.
         """
 
 
 class Succession(Protocol):
-    """The questions of a take-over to Kafka and the ensemble, on a helper thread; calls may wait.
+    """Queries of a take-over to Kafka and the ensemble, on a helper thread; they may block.
 
-    All of these raise ``KafkaEdgeError`` when they get no answer in time.
+    All of them raise ``KafkaEdgeError`` if there is no answer in time.
     """
 
     def enter(self, writer: str) -> None:
-        """Take ``writer`` for the own one from now on; waits for nothing."""
+        """Make ``writer`` the own writer from now on; does not block."""
 
     def confirm(self, slices: Collection[int]) -> frozenset[int]:
-        """Return those that this node is to own, beyond doubt."""
+        """Return the slices among these that this node is certainly to own."""
 
     def await_claims(self, slices: Mapping[int, int]) -> Mapping[int, Claimed]:
         """Wait until the own claims of these slices, each with a turn above the number given, are
-        read back. Nothing that lies below a claim in its partition is undecided by then: a writer
-        that leaves a transaction open there is fenced after a while.
+        read back, and return them. All transactions below a claim in its partition have ended by
+        then: a writer that leaves one open there is fenced after a while.
         """
 
     def newest(self, slice_no: int) -> bytes | None:
         """Return the newest committed checkpoint in the topic; None: the topic holds none."""
 
     def legacy_writer(self, slice_no: int) -> str | None:
-        """Return the transactional id of nodes of version 1; None: there was none."""
+        """Return the transactional id of a slice's nodes of version 1; None: there were none."""
 
     def fence(self, writers: Collection[str]) -> None:
-        """Fence these writers, unless this process has fenced them before."""
+        """Fence these writers, without those that this process has fenced before."""
 
     def read_to_end(self, slices: Collection[int]) -> Mapping[int, bytes | None]:
-        """Return the newest committed checkpoint of each slice, up to the end as of now."""
+        """Read the checkpoint topic to its present end; return the newest committed checkpoint of
+        each slice, or None.
+        """
 
     def bounds(self, places: Collection[Place]) -> Mapping[Place, Bounds]:
-        """Return where these logs start and end; a partition that gives no answer is left out."""
+        """Return where these logs start and end, without partitions that give no answer."""
 
 
 class Background(Protocol):
-    """Threads for what blocks."""
+    """Helper threads for calls that block."""
 
     def submit(self, work: Callable[[], Answer]) -> Future[Answer]:
-        """Run ``work`` aside."""
+        """Run ``work`` on a helper thread, and return the future of its result."""
 
 
 class DigestLog(Protocol):
-    """The digest topic."""
+    """Writer of the digest topic."""
 
     def write(self, row: tuple[bytes, bytes | None], on_lost: Callable[[], None]) -> None:
-        """Write a row, some time soon; ``on_lost`` is called, by another thread, if it can't be."""
+        """Write a row in the background; another thread calls ``on_lost`` if that fails."""
 
 
 class RepairLog(Protocol):
-    """The repair topic."""
+    """Writer of answers to the repair topic."""
 
     def answer(self, plan: str, value: bytes) -> None:
-        """Write an answer to a command of ``plan``, some time soon."""
+        """Write an answer to a command of ``plan``, in the background."""
 
 
 class Clock(Protocol):
-    """Wall clock for due times, monotonic clock for elapsed ones."""
+    """Wall clock for due times, and monotonic clock for elapsed time."""
 
     def wall_ms(self) -> int:
         """Return epoch milliseconds."""
 
     def monotonic_s(self) -> float:
-        """Return seconds that only ever grow."""
+        """Return seconds of a clock that never goes back."""
 
 
 class Gate(Protocol):
-    """The ensemble: says whether this node may settle, and takes what came of it."""
+    """Ownership by the ensemble: what this node may do with slices, and reports of its progress."""
 
     def roles(self) -> Mapping[int, Role]:
-        """Return what this node may do with each slice: one object until something changes."""
+        """Return this node's role for each slice, the same object until a role changes."""
 
     def epoch(self, slice_no: int) -> int:
-        """Return the least number of this ownership."""
+        """Return the lowest epoch that this ownership of a slice may use."""
 
     def contract_version(self) -> int:
         """Return the newest version of the contract that every live node knows."""
 
     def settling(self, slice_no: int, *, is_settling: bool) -> None:
-        """Note that the slice has been taken over, or that its last transaction is over."""
+        """Note whether this node settles a slice: from its take-over until its last transaction."""
 
     def gave_up(self, slice_no: int, why: str) -> None:
-        """Note that the slice can't be served here now: another node may have more luck."""
+        """Note that a slice can't be served here now, so that another node takes it over."""
 
     def frozen(self) -> str | None:
-        """Return why the clock can't be trusted now, or None: nothing is settled meanwhile."""
+        """Return why the clock can't be trusted now, so that K must not advance; None: it can."""
 
     def heard_broker(self, broker_ms: int, read_back: ReadBack | None, sent_s: float) -> None:
-        """Take a broker's timestamp: of a consumed record, or of our own checkpoint as read back,
-        whose commit began at ``sent_s`` of the monotonic clock.
+        """Check the clock against a broker's timestamp, epoch ms: of a consumed record, or of an
+        own checkpoint as read back, whose commit began at ``sent_s`` of the monotonic clock.
         """
 
 
 class Observer(Protocol):
-    """Hears what happened to a slice, once per batch: metrics."""
+    """Receiver of events for metrics, once per batch."""
 
     def ingested(self, slice_no: int, records: int) -> None:
-        """Note that source records were stored."""
+        """Note the number of source records that were stored."""
 
     def settled(self, slice_no: int, tally: Tally, now_ms: int) -> None:
-        """Note that outputs were committed; ``now_ms``: when that was known."""
+        """Note the sums of committed outputs; ``now_ms``: time of the commit's answer, epoch ms."""
 
     def transaction(self, slices: Collection[int], seconds: float, *, committed: bool) -> None:
-        """Note the end of a transaction that carried checkpoints of these slices."""
+        """Note the end and duration of a transaction with checkpoints of these slices."""
 
     def turned(self, seconds: float) -> None:
-        """Note how long a turn of the loop took, without the wait for records."""
+        """Note the duration of a turn of the loop, seconds, without the wait for records."""

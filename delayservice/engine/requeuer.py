@@ -1,4 +1,4 @@
-"""Appends records again to their delay topic. Pure."""
+"""Builds the outputs that append pending records to their delay topic again. Pure."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from delayservice.engine.writable import WritableTargets
 
 _HELD_PARTS: Final = 8
 _HELD_TIMES_MAX: Final = 10
-"""A record is put off for an eighth of the time since it was due, but no longer than ten times the
-first wait."""
+"""A wait is an eighth of the time since the record was due, within 1 and 10 times the first wait.
+"""
 _LATER_MS: Final = 200
-"""First wait of a record whose target takes nothing at the moment."""
+"""First wait of a record whose target can't take it at the moment, ms."""
 
 
 class Requeuer:
-    """Requeues the records of one shard.
+    """Builder of the outputs that requeue the records of one shard.
 
     Attributes:
-        topic: the delay topic that takes them, in the same partition; None: there is none, and
+        topic: the delay topic of the copies, in the same partition; None: there is none, and
             records wait or are dead-lettered instead.
     """
 
@@ -37,7 +37,7 @@ class Requeuer:
         routes: Routes,
         targets: WritableTargets,
     ) -> None:
-        """``shard``: the delay topic and partition that the records come from."""
+        """Requeue in the topic of ``shard``, the delay topic and partition of the records."""
         self.topic: str | None = shard[0]
         self._from, self._partition = shard
         self._shard_name = f"{shard[0]}:{shard[1]}"
@@ -46,7 +46,7 @@ class Requeuer:
         self._targets = targets
 
     def takes(self) -> bool:
-        """Return whether copies can be appended now, or there is nowhere to append them to."""
+        """Return whether copies can be appended now; True if there is no topic for them."""
         if self.topic is None:
             return True
         place = (self.topic, self._partition)
@@ -62,7 +62,7 @@ class Requeuer:
         base: int,
         settles: int | None = None,
     ) -> Output:
-        """Return the output that appends a record again, with the key ``at_ms``."""
+        """Return the output that appends a record again, with the key ``at_ms``, epoch ms."""
         topic = self.topic or self._from
         key, value, headers = write_copy(
             topic,
@@ -78,24 +78,24 @@ class Requeuer:
         return (kind, topic, self._partition, key, value, headers, payload[5], offset)
 
     def roll(self, offset: int, payload: Payload, now_ms: int, base: int) -> Output:
-        """Requeue a record that is due beyond the roll window."""
+        """Return the output that rolls a record which is due beyond the roll window."""
         at_ms = self.at_ms(offset, payload, now_ms)
         return self.requeue(outcome.ROLLED, offset, payload, at_ms, base)
 
     def pace(self, offset: int, payload: Payload, at_ms: int, now_ms: int, base: int) -> Output:
-        """Requeue a record until its turn, or until a roll is due: the log must still hold it."""
+        """Return the output that requeues a record until its turn, or an earlier roll time."""
         bounded_ms = min(at_ms, self.at_ms(offset, (*payload[:5], at_ms, None), now_ms))
         return self.requeue(outcome.PACED, offset, payload, bounded_ms, base)
 
     def park(self, offset: int, payload: Payload, now_ms: int, base: int, attempt: int) -> Output:
-        """Requeue a record whose target fails, until its next attempt, or until a roll is due."""
+        """Return the output that parks a record until its next attempt, or an earlier roll time."""
         at_ms = now_ms + self._routes.park_delays_ms[attempt - 1]
         at_ms = min(at_ms, self.at_ms(offset, (*payload[:5], at_ms, None), now_ms))
         again = (*payload[:6], next_attempt(payload[6]))
         return self.requeue(outcome.PARKED, offset, again, at_ms, base)
 
     def give_turn(self, offset: int, payload: Payload, now_ms: int, base: int) -> Output | None:
-        """Requeue a record whose target is busy for a moment; None: it has to wait."""
+        """Return the output that requeues a record whose target is busy; None: it has to wait."""
         if self.topic is None:
             return None
         at_ms = self.later_ms(offset, payload, now_ms, _LATER_MS)
@@ -106,8 +106,8 @@ class Requeuer:
         return self.requeue(outcome.PACED, offset, again, at_ms, base)
 
     def hold(self, offset: int, payload: Payload, now_ms: int, base: int) -> Output | None:
-        """Requeue a record whose target is paused; None: it has to wait. It is no attempt, but for
-        a record that is fired before its time, which must not seem to be rolled.
+        """Return the output that parks a record whose target is paused; None: it has to wait. It
+        counts as an attempt only for a fired record, which would seem to be a rolled one otherwise.
         """
         if self.topic is None:
             return None
@@ -117,7 +117,9 @@ class Requeuer:
         return self.requeue(outcome.PARKED, offset, payload, at_ms, base)
 
     def later_ms(self, offset: int, payload: Payload, now_ms: int, at_first_ms: int) -> int:
-        """Return the key of a record that has to wait, the longer it was due the later."""
+        """Return the key of a record that has to wait, epoch ms. The wait is ``at_first_ms``, or
+        longer if the record is long past due.
+        """
         wait_ms = min(
             max(at_first_ms, (now_ms - payload[5]) // _HELD_PARTS), _HELD_TIMES_MAX * at_first_ms
         )
@@ -125,13 +127,13 @@ class Requeuer:
         return min(at_ms, self.at_ms(offset, (*payload[:5], at_ms, None), now_ms))
 
     def at_ms(self, offset: int, payload: Payload, now_ms: int) -> int:
-        """Return the key of a copy made now: when it is due, or when it is to be rolled."""
+        """Return the key of a copy made now, epoch ms: its due time, or an earlier roll time."""
         routes = self._routes
         window_ms = routes.roll_window_ms - spread_ms(offset, routes.roll_spread_ms)
         return max(min(payload[5], now_ms + window_ms), 1)
 
 
 def was_tried(payload: Payload) -> bool:
-    """Return whether a record was parked before: if it is not due yet, it was fired."""
+    """Return whether a record is at its second or later attempt; if it is not due, it was fired."""
     meta = payload[6]
     return meta is not None and meta[2] > 1

@@ -1,4 +1,4 @@
-"""The role of a node for a slice: what it may do."""
+"""The role of a node for a slice, which decides what it may do."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ from enum import Enum
 
 
 class Role(Enum):
-    """The role that a node has at a moment; see ``ha.ownership``."""
+    """Role of a node for a slice at a moment (``ha.ownership``)."""
 
     REPLICA = "replica"
-    """Store, and settle nothing."""
+    """The node stores, and does not settle."""
     HEIR = "heir"
-    """A replica that should hurry: the slice is about to become this node's."""
+    """The node is a replica that is about to become the owner; it opens its writer ahead."""
     PAUSED = "paused"
-    """Owner still, but the ensemble is out of sight: begin no new transaction."""
+    """The node is still the owner, but without the ensemble: it begins no new transaction."""
     OWNER = "owner"
-    """Settle. Kafka's fencing decides in the end: a wrong yes costs a take-over, no duplicate."""
+    """The node settles. A wrong owner is fenced by Kafka: it costs a take-over, no duplicate."""
 
     @property
     def keeps_owning(self) -> bool:
-        """Return whether an owner stays one."""
+        """Return whether a node that owns the slice remains its owner."""
         return self in {Role.OWNER, Role.PAUSED}

@@ -1,4 +1,4 @@
-"""Settings of a cluster that decide where outcomes go."""
+"""Settings of a cluster for outputs: their topics, and how records are requeued."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from delayservice.contract.targets import Allowlist
 
 @dataclass(frozen=True, slots=True)
 class Routes:
-    """Topics of outcomes, and settings of copies. The same for every shard of a cluster."""
+    """Topics of outcomes, and settings of requeued records. Equal for all shards of a cluster."""
 
     dead_letter: str
     outcomes: str
     secret: bytes
     roll_window_ms: int
     roll_spread_ms: int
-    """Largest spread of rolled copies before the end of the window, which flattens bursts."""
+    """Largest time by which a roll is before the end of the window, ms; it flattens bursts."""
     park_delays_ms: tuple[int, ...]
     cron_time: CronTime
     held_ms: int = 60_000
-    """First wait of a record whose target is paused; up to half is added, to spread a backlog."""
+    """First wait of a record whose target is paused, ms; up to half of it is added as spread."""
     accepted: tuple[bytes, ...] = ()
-    """Secrets that copies may be signed with besides ``secret``, while one is replaced."""
+    """Secrets besides ``secret`` that verify copies, while one is replaced."""
     allowlist: Callable[[str], Allowlist] = Allowlist
-    """Returns the targets that this node's settings allow to a delay topic; without it, none."""
+    """Function that returns a delay topic's allowed targets by settings; default: all denied."""
     parks_missing: bool = True
     """True: records wait for a target that does not exist; False: they are dead-lettered."""
 

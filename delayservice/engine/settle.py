@@ -1,6 +1,6 @@
-"""Decides how one record is settled: which output carries its one outcome. Pure.
+"""Builds the output that settles one record, with its one outcome. Pure.
 
-The shard decides *that* a record is settled, this module decides *how*.
+The shard decides *when* a record is settled, this module decides *how*.
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ from delayservice.engine.verdicts import Verdicts
 from delayservice.engine.writable import AnyTarget, WritableTargets
 
 _SERVICE_TOPIC_MS: Final = 2_000
-"""First wait of a record whose dead letter or outcome can't be written."""
+"""First wait of a record whose dead letter or outcome can't be written, ms."""
 _SENT: Final = (outcome.DELIVERED, outcome.FIRED)
 
 
 class Settler:
-    """Builds the outputs of one shard."""
+    """Builder of the outputs that settle one shard's records."""
 
     def __init__(
         self,
@@ -63,8 +63,8 @@ class Settler:
         flow: Flow | None = None,
         targets: WritableTargets | None = None,
     ) -> None:
-        """``flow``: the limits of the slice; None: there are none. ``targets``: what is known of
-        them; None: all can be written to.
+        """Settle records of ``topic`` and ``partition``. ``flow``: the limits of the slice; None:
+        no limits. ``targets``: facts about targets; None: all can be written to.
         """
         self.topic = topic
         self.partition = partition
@@ -78,25 +78,25 @@ class Settler:
         self._allowlist = routes.allowlist(topic)
         self._good = self._allowlist.good
         self.contracts: Contracts | None = None
-        """The contracts of the shard's records; None: settings judge every target."""
+        """The contracts of the shard's records; None: settings alone decide on every target."""
 
     @property
     def secret(self) -> bytes:
-        """Return the secret that the service signs with."""
+        """Return the cluster secret, which signs copies and envelopes."""
         return self._routes.secret
 
     @property
     def has_limits(self) -> bool:
-        """Return whether a record that is due may have to go later."""
+        """Return whether rates or caps are set, by which a due record may be put off."""
         return self._flow is not None
 
     def is_copy(self, offset: int, meta: Meta | None) -> bool:
-        """Return whether the record at an offset is a copy of one that lies elsewhere."""
+        """Return whether the record at an offset has another record as its user's original."""
         return self._provenance.is_copy(offset, meta)
 
     def denial(self, offset: int, target: str) -> tuple[str, str] | None:
-        """Return why the settings deny a record its target, as code and detail; None: they allow
-        it, or the contract at its offset has an allowlist, which judged it when it was read.
+        """Return why the settings deny a record's target, as code and detail; None: it is allowed,
+        or the contract at its offset has an allowlist, which allowed it when it was read.
         """
         if target in self._good:
             return None
@@ -109,21 +109,21 @@ class Settler:
     def settle(
         self, offset: int, key_ms: int, payload: Payload, now_ms: int, base: int
     ) -> Output | None:
-        """Return the output that settles a pending record whose key has come.
+        """Return the output that settles a pending record whose key time has passed.
 
-        A record whose key is only a roll time is rolled, unless its copy was refused, or settings
-        deny its target. ``base`` is the first offset whose record of the same id cancels a copy
+        A record whose key is a roll time is rolled, unless its copy was refused, or settings deny
+        its target. ``base`` is the first offset at which a record of the same id cancels a copy
         made now (rule 12). None: the record has to wait, because
 
-        - neither the record nor a roll is due, after the clock stepped back;
+        - it is not due, and no roll is due either, after the clock stepped back;
         - its target is being looked up, or is paused and there is no topic to requeue it in;
-        - it has to be requeued, and the delay topic takes nothing.
+        - it has to be requeued, and the delay topic can't be written to.
         """
         output = self._settled(offset, key_ms, payload, now_ms, base)
         return output if output is None or self._can_follow(output, payload) else None
 
     def _can_follow(self, output: Output, payload: Payload) -> bool:
-        """Return whether the copies that an output needs can be appended."""
+        """Return whether the delay topic can be written to, if the output needs a copy there."""
         meta = payload[6]
         is_followed = output[0] in _SENT and meta is not None and recurs(meta)
         return self.requeuer.takes() if is_followed or output[0] in outcome.COPIES else True
@@ -136,7 +136,7 @@ class Settler:
         if due_ms > now_ms and key_ms >= due_ms:
             return None
         refusal = verdicts.refusal(offset)
-        if refusal is not None:  # the record, or the copy that it was to be rolled to
+        if refusal is not None:  # of the record, or of the copy by which it was rolled
             return self.endings.dead_letter_of(offset, payload, *refusal)
         if due_ms > now_ms and not was_tried(payload):
             denied = self.denial(offset, payload[0])
@@ -158,7 +158,9 @@ class Settler:
         return output
 
     def _settle_now(self, offset: int, payload: Payload, now_ms: int, base: int) -> Output | None:
-        """Deliver, unless its target is denied or can't take it, or it is too late; None: wait."""
+        """Return the delivery, or the output of a record that is denied, expired or blocked; None:
+        wait.
+        """
         target, partition, key, value, headers, due_ms, meta = payload
         if target not in self._good:
             denied = self.denial(offset, target)
@@ -185,7 +187,9 @@ class Settler:
     def _put_off(
         self, topic: str, offset: int, payload: Payload, now_ms: int, base: int
     ) -> Output | None:
-        """Requeue a record whose end can't be written to ``topic``; None: it has to wait."""
+        """Return the output that parks a record, because ``topic`` can't take its outcome; None:
+        it has to wait.
+        """
         found = self.targets.obstacle((topic, BY_KEY))
         if self.requeuer.topic is None or (found is not None and found[0] == TARGET_ASKED):
             return None
@@ -194,7 +198,7 @@ class Settler:
         return self.requeuer.requeue(outcome.PARKED, offset, again, at_ms, base)
 
     def _lacks_letter(self, offset: int, payload: Payload, now_ms: int) -> bool:
-        """Return whether the schedule ends here with a dead letter that can't be written now."""
+        """Return whether the schedule would end with a dead letter that can't be written now."""
         if self.endings.takes(self._routes.dead_letter):
             return False
         source = self._provenance.source(offset, payload[6])
@@ -205,8 +209,8 @@ class Settler:
         return False
 
     def fire(self, offset: int, payload: Payload, now_ms: int, by: int) -> Output | None:
-        """Return the output that settles a pending record now, before it is due, because the record
-        at ``by`` asks for it; None: it has to wait, as in ``settle``.
+        """Return the output that settles a pending record before it is due, by the fire at offset
+        ``by``; None: it has to wait, as in ``settle``.
         """
         refusal = self.verdicts.refusal(offset)
         if refusal is not None:
@@ -223,9 +227,9 @@ class Settler:
     def following(
         self, output: Output, offset: int, payload: Payload, now_ms: int, base: int
     ) -> Output | None:
-        """Return the copy with the next occurrence of a schedule, beside the output that delivers
-        the pending one; None: there is none. A dead letter that ends a schedule says so, and can be
-        sent again.
+        """Return the copy with a schedule's next occurrence, to accompany the output that delivers
+        the pending one; None: there is none. If the next occurrence can't be computed, return the
+        dead letter of the rest of the schedule, which can be replayed.
         """
         if output[0] not in _SENT:
             return None
@@ -242,7 +246,7 @@ class Settler:
     def _arm(
         self, offset: int, payload: Payload, recurrence: Recurrence, now_ms: int, base: int
     ) -> Output | None:
-        """Return the copy with the first occurrence of a cron schedule."""
+        """Return the copy with the first occurrence of a cron schedule, or its dead letter."""
         try:
             first = self._first(offset, payload, recurrence)
         except RecordRefusedError as exc:
@@ -251,7 +255,9 @@ class Settler:
         return self.requeuer.roll(offset, first, now_ms, base)
 
     def _first(self, offset: int, payload: Payload, recurrence: Recurrence) -> Payload:
-        """Return a cron schedule at its first occurrence, or raise ``RecordRefusedError``."""
+        """Return the payload of a cron schedule's first occurrence; raise ``RecordRefusedError`` if
+        there is none.
+        """
         source = self._provenance.source(offset, payload[6])
         due_ms = first_ms(recurrence, payload[5], self._routes.cron_time)
         first = at_occurrence(payload, replace(recurrence, number=1), source, due_ms)
@@ -262,8 +268,8 @@ class Settler:
         return first
 
     def pending_occurrence(self, offset: int, payload: Payload) -> Payload:
-        """Return the record as it is to be fired: a new cron schedule at its first occurrence. One
-        without an occurrence is returned as it is, and refused when it is settled.
+        """Return the payload to fire: of a new cron schedule, its first occurrence. A schedule
+        without an occurrence is returned unchanged, and refused when it is settled.
         """
         recurrence = recurrence_of(payload[6])
         if recurrence is None or recurrence.number:
@@ -273,17 +279,19 @@ class Settler:
         return payload
 
     def source(self, offset: int) -> bytes:
-        """``delay-source`` of a user's own record at an offset of this shard."""
+        """Return ``delay-source`` of a user's own record at an offset of this shard."""
         return self._provenance.source(offset, None)
 
     def elsewhere(self, payload: Payload) -> bytes | None:
-        """Return where a schedule that has come home was written; None: here."""
+        """Return ``delay-source`` of a record from an envelope; None: it was written here."""
         return self._provenance.elsewhere(payload[6])
 
     def _settle_blocked(
         self, reason: tuple[str, str], offset: int, payload: Payload, now_ms: int, base: int
     ) -> Output | None:
-        """Park, or dead letter after the last attempt, because of an obstacle; None: wait."""
+        """Return the output of a record whose target can't take it: a copy, or after the last
+        attempt its dead letter; None: wait.
+        """
         code = reason[0]
         if code == TARGET_ASKED:
             return None
@@ -297,7 +305,7 @@ class Settler:
         return self.requeuer.park(offset, payload, now_ms, base, attempt)
 
     def _is_final(self, code: str, attempt: int) -> bool:
-        """Return whether no other attempt is made."""
+        """Return whether this failed attempt is the last one."""
         if code == TARGET_UNKNOWN and not self._routes.parks_missing:
             return True
         return code in (TOO_LARGE, TARGET_REFUSED) or attempt > len(self._routes.park_delays_ms)
@@ -305,12 +313,14 @@ class Settler:
     def _end_with_letter(
         self, reason: tuple[str, str], offset: int, payload: Payload, now_ms: int, base: int
     ) -> Output | None:
-        """Return the dead letter of a valid record, or a copy of it; None: wait."""
+        """Return the dead letter of a valid record, or a copy while it can't be written; None:
+        wait.
+        """
         letter = self.endings.dead_letter_of(offset, payload, *reason)
         return letter or self._put_off(self._routes.dead_letter, offset, payload, now_ms, base)
 
     def _dead_letter_rest(self, offset: int, payload: Payload, code: str, detail: str) -> Output:
-        """Return the dead letter of a schedule beside its delivered occurrence."""
+        """Return the dead letter of the rest of a schedule, beside its delivered occurrence."""
         rest = left_after(payload)
         source = self._provenance.source(offset, rest[6])
         again, reason = asked_again(rest), (code, detail)
@@ -319,9 +329,9 @@ class Settler:
     def _limit(
         self, flow: Flow, offset: int, key_ms: int, payload: Payload, now_ms: int, base: int
     ) -> Output | None:
-        """Return what a record over a limit gets instead of its delivery; None: it may go.
+        """Return the copy or dead letter of a record over a limit; None: deliver it.
 
-        Its second counts it once: a key above the due time says that it was moved or parked.
+        A cap counts each record once: a key above the due time means that it was put off before.
         """
         if self.requeuer.topic is None:
             return None

@@ -1,15 +1,15 @@
 """State machine of one shard: records in, ordered settlements out. No I/O and no clock.
 
-The cursor is two-dimensional, ``(K, H)`` (see ``cursor``). The owner walks in two directions, both
-in a deterministic order, so either walk may be cut at any point:
+The cursor is two-dimensional, ``(K, H)`` (see ``cursor``). The owner advances both in a
+deterministic order, so either walk may stop at any point:
 
 ``advance_offset``  moves H with K fixed: settles late records, controls and invalid records in
                     offset order. Cancels and reschedules take effect here, and only here.
 ``advance_key``     moves K with H fixed: settles pending records in key order, up to now.
 
-Both only *stage*: nothing is settled until ``commit`` says that the transaction which carried the
-outputs and the staged cursor is committed; ``abort`` puts everything back. The rules quoted by
-number are those of ``docs/internals/design.md``.
+Both only *stage*: records are settled by ``commit``, after the transaction with the outputs and the
+staged cursor was committed; ``abort`` undoes the staging. Rules quoted by number are those of
+``docs/internals/design.md``.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ from delayservice.engine.storing import LatestUnmarked, RecentNames, Scans, addi
 from delayservice.engine.walk import PendingAt, Walk
 
 _HOLD_BACK_MS: Final = 250
-"""Longest time that K waits for controls that H has not passed yet."""
+"""Longest time that K waits for controls that H has not passed yet, ms."""
 
 _NO_CONTENT: Final[Original] = (None, None, [])
 
 MayRead: TypeAlias = Callable[[], bool]
-"""Returns whether there is time to read one more of the records that are fired."""
+"""Function that returns whether there is time to read one more fired record."""
 
 
 def at_will() -> bool:
-    """Read without a bound."""
+    """Return True: fired records are read without a limit."""
     return True
 
 
 class CopyScan(NamedTuple):
-    """A stretch of the log to be searched for the first user record of an id (rule 13)."""
+    """Offsets ``[base, copy_offset)`` to search for the first user record of an id (rule 13)."""
 
     key_ms: int
     copy_offset: int
@@ -53,14 +53,14 @@ class Shard:
     """State of one shard on one node. Single-threaded.
 
     Attributes:
-        walk: settles what H passes.
+        walk: the outputs of records that H passes.
         stored: S, the next source offset to be stored.
         read: the next source offset to be queued for the walk of H; ``staged.offset <= read``.
-        seen: up to here the log was read since take-over, queued or not: copies in flight are
-            known.
-        end: L, the end of the log at take-over; H stands still until everything below it is stored.
-        committed: the cursor as last committed, which is what routes records to the store.
-        staged: the cursor that the outputs staged so far will commit.
+        seen: the offset up to which the log was read since take-over, queued or not, so that copies
+            in flight below it are known.
+        end: L, the end of the log at take-over; H does not move until all below it is stored.
+        committed: the cursor as last committed; records with keys above its K are stored.
+        staged: the cursor that the outputs staged until now will commit.
         is_held: whether the last walk of K stopped at a record that has to wait.
     """
 
@@ -82,7 +82,7 @@ class Shard:
         self._rewalk = 0
         self.is_held = False
         self._log_start = 0
-        """Start of the log at take-over: records below it can't be walked."""
+        """Start of the log at take-over; H skips the offsets below it."""
         self.owned = False
         self.stored = stored
         self.read = stored
@@ -94,7 +94,7 @@ class Shard:
     # --- roles ---------------------------------------------------------------------------------
 
     def follow(self, cursor: Cursor) -> None:
-        """Be a replica: store, and keep up with the checkpoint as read back."""
+        """Become or stay a replica, with the cursor of the newest checkpoint read back."""
         self._forget_walk()
         self.owned = False
         self.committed = self.staged = cursor
@@ -102,14 +102,14 @@ class Shard:
     def take_over(
         self, cursor: Cursor, marked: Iterable[tuple[int, Key]], end: int, log_start: int = 0
     ) -> None:
-        """Own the shard from ``cursor`` on (rule 7). H skips what the log has lost, and stops there
-        only at the offsets of marks.
+        """Become the owner from ``cursor`` on (rule 7). H skips offsets that the log has lost, and
+        stops there only at the offsets of marks.
 
         Args:
             cursor: the latest checkpoint, read after the old owner was fenced.
             marked: ``Store.marked_from(cursor.offset)``: marks that H has not passed yet.
             end: L, the high watermark read after the old owner was fenced.
-            log_start: the first offset that the log holds; all below it was stored, or skipped.
+            log_start: the first offset that the log holds; all below it was stored or is skipped.
         """
         self._forget_walk()
         self.owned = True
@@ -133,7 +133,7 @@ class Shard:
     @property
     def wanted(self) -> int:
         """Return the source offset to read next. Records in ``[H, S)`` are read again after a
-        take-over, and when the queue had no room for them.
+        take-over, and if the queue had no room for them.
         """
         if not self.owned:
             return self.stored
@@ -145,14 +145,14 @@ class Shard:
 
     @property
     def caught_up(self) -> bool:
-        """Return whether H may move (rules 7, 14): what the log held at take-over is stored, and
-        the copies in flight are known, which the store lacks where their time has passed.
+        """Return whether H may move (rules 7, 14): the log up to its end at take-over is stored and
+        was read, so that copies in flight with keys below K, which the store lacks, are known.
         """
         return self.stored >= self.end and self.seen >= self.end
 
     @property
     def awaited_end(self) -> int:
-        """Return L as long as H waits for it, S while what is stored is read again; else 0."""
+        """Return L while H waits for it, S while stored records are read again; else 0."""
         if not self.owned:
             return 0
         if not self.caught_up:
@@ -161,19 +161,19 @@ class Shard:
 
     @property
     def has_room(self) -> bool:
-        """Return whether the walk's queue takes more. What does not fit is read again later."""
+        """Return whether the walk's queue has room. Records that don't fit are read again later."""
         held = len(self._queue) + len(self._passed)
         return held < self._queue_max and self._queue_bytes < self._queue_bytes_max
 
     @property
     def is_full(self) -> bool:
-        """Return whether H has to move before more is read. While H waits for the end of the log at
-        take-over, or for an own copy, it needs more to be read.
+        """Return whether reading must stop until H has moved. It goes on while H waits for the end
+        of the log at take-over, or for an own copy.
         """
         return self.owned and self.caught_up and not self.has_room and not self.walk.waits
 
     def scans_needed(self, start: int, entries: Sequence[Entry], stop: int) -> list[CopyScan]:
-        """Return the stretches of the log that ``ingest`` needs the ``x`` of; usually none."""
+        """Return the scans whose results, ``x`` of copies, ``ingest`` needs; usually none."""
         named = bearing_ids(entries)
         self._names.observe(start, named, stop)
         return [
@@ -190,9 +190,9 @@ class Shard:
         scanned: Scans,
         latest_unmarked: LatestUnmarked,
     ) -> Additions:
-        """Take the run ``[start, stop)`` of the log, read from ``wanted``; return what to store,
-        which the caller appends to the store at once. ``entries`` may be empty: transaction markers
-        have offsets.
+        """Process the run ``[start, stop)`` of the log, read from ``wanted``; return what the
+        caller must append to the store at once. ``entries`` may be empty: transaction markers have
+        offsets.
         """
         scans = self._resolve(entries, scanned)
         added = Additions()
@@ -244,12 +244,12 @@ class Shard:
     def advance_offset(
         self, now_ms: int, limit: int, pending_at: PendingAt, may_read: MayRead = at_will
     ) -> list[Output]:
-        """Move H over the queue, K fixed (rules 8 and 9), for about ``limit`` outputs at most.
-        ``pending_at`` reads what is fired: one record, and more while ``may_read`` allows it.
+        """Move H over the queue, K fixed (rules 8 and 9); return the outputs, about ``limit`` at
+        most. ``pending_at`` reads fired records: one, and more while ``may_read`` allows it.
 
         H stops at a late record that is not due (the clock stepped back), at a canceller whose
-        victim's copy has not come back from the log (rule 14), and at what has to be written to a
-        topic of the service that takes nothing now.
+        victim's copy was not read yet (rule 14), and at a record whose output goes to a topic of
+        the service that can't be written to now.
         """
         outputs: list[Output] = []
         is_caught_up = self.caught_up
@@ -263,8 +263,8 @@ class Shard:
         walked = 0
         log_start = self._log_start
         for entry in queue if is_caught_up else [e for e in queue if e[0] < log_start]:
-            # Plain pending records, nearly all, are passed in this line and forgotten: what a batch
-            # takes in memory is taken again by the next while it is in the cache (bench whole).
+            # Plain pending records, nearly all, are only passed and dropped here, so that the next
+            # batch reuses their memory while it is in the cache (bench whole).
             if entry[2] <= k_ms or entry[1] != SCHEDULE or entry[3] is not None:
                 if entry[1] >= FIRE and walk.reads and not may_read():
                     break
@@ -287,7 +287,7 @@ class Shard:
         return outputs
 
     def _read_again(self, offset: int) -> None:
-        """Read again from where H waits: what an abort had it forget comes back."""
+        """Read again from ``offset``, where H waits, to recover records dropped before an abort."""
         self._queue.clear()
         self._queue_bytes = _content_bytes(self._passed)
         self.read = offset
@@ -295,16 +295,16 @@ class Shard:
 
     @property
     def may_advance_key(self) -> bool:
-        """Return whether K may move. After an abort it waits until H has passed again what it had
-        passed before, for some of that was forgotten. It also waits until H has skipped what the
-        log has lost: what is stored of that would be late when H gets there.
+        """Return whether K may move. After an abort it waits until H has passed all offsets again
+        that it had passed before, because some records were dropped. It also waits until H has
+        skipped the lost part of the log, of which stored records would be late otherwise.
         """
         return self.stored >= self.staged.offset >= max(self._rewalk, self._log_start)
 
     def key_limit_ms(self, now_ms: int, unwalked_ms: int | None) -> int:
-        """Return the due time up to which K may move: now, or ``unwalked_ms``, the append time of
-        the first record that H has not passed, so that a cancel which was written in time wins. K
-        waits at most ``_HOLD_BACK_MS`` for it.
+        """Return the key time up to which K may move, epoch ms: now, or ``unwalked_ms``, the append
+        time of the first record that H has not passed, so that a cancel which was written in time
+        takes effect. K waits at most ``_HOLD_BACK_MS`` for it.
         """
         if unwalked_ms is None or now_ms - unwalked_ms >= _HOLD_BACK_MS:
             return now_ms
@@ -312,12 +312,12 @@ class Shard:
 
     @property
     def is_walked(self) -> bool:
-        """Return whether H has passed all that was read."""
+        """Return whether H has passed all records that were read."""
         return self.staged.offset >= self.read
 
     def advance_key(self, frames: Sequence[Frame], now_ms: int) -> list[Output]:
-        """Settle frames in key order, H fixed (rule 10). ``frames`` are what the store holds above
-        ``staged.key`` with ``key_ms <= now_ms``; K becomes the last settled key, never the clock.
+        """Stage frames in key order, H fixed (rule 10); return their outputs. ``frames``: those of
+        the store above ``staged.key`` with ``key_ms <= now_ms``. K becomes the last settled key.
         """
         outputs: list[Output] = []
         k, h = self.staged
@@ -349,7 +349,7 @@ class Shard:
 
     @property
     def is_filling(self) -> bool:
-        """Return whether half of the queue's room is taken: a commit frees what H has passed."""
+        """Return whether over half of the queue is used, and a commit frees what H has passed."""
         return bool(self._passed) and (
             2 * (len(self._queue) + len(self._passed)) > self._queue_max
             or 2 * self._queue_bytes > self._queue_bytes_max
@@ -361,17 +361,17 @@ class Shard:
         return self.staged != self.committed
 
     def commit(self) -> None:
-        """Note that the transaction with the staged cursor is committed."""
+        """Make the staged cursor the committed one, after its transaction was committed."""
         self.walk.commit(self._passed)
         self._passed.clear()
         self._queue_bytes = _content_bytes(self._queue)
         self.committed = self.staged
 
     def abort(self) -> None:
-        """Settle the same again: the transaction was aborted for certain.
+        """Undo the staging after a transaction that was certainly aborted.
 
-        What H has passed comes back into the queue, except plain records that were pending then.
-        They were forgotten, so K waits until H has passed them again.
+        Records that H has passed return to the queue, except plain pending ones, which were
+        dropped. K waits until H has passed their offsets again.
         """
         self.walk.abort()
         self._rewalk = max(self._rewalk, self.staged.offset)
@@ -381,7 +381,7 @@ class Shard:
 
 
 def _content_bytes(entries: Iterable[Entry]) -> int:
-    """Return about how many bytes of memory queued records take: keys, values and headers."""
+    """Return the size of the keys, values and headers of queued records, bytes."""
     total = 0
     for entry in entries:
         key, value, headers = entry[4][2:5] if entry[1] <= COPY else entry[4]

@@ -1,7 +1,7 @@
-"""The records that a run of source records adds to a store; equal on owners and replicas.
+"""Computes what a run of source records adds to a store, equally on owners and replicas.
 
-Source: design rules 3 and 13. A record with a key above the committed K is kept. A user record that
-bears an id **marks** the latest unmarked earlier record of that id; nothing is ever deleted here.
+Source: design rules 3 and 13. A record with a key above the committed K is kept. A user record with
+an id **marks** the latest unmarked earlier record of that id; no record is deleted here.
 """
 
 from __future__ import annotations
@@ -16,27 +16,28 @@ from delayservice.engine.cursor import Key
 from delayservice.engine.pending import NO_MARK, Additions
 
 LatestUnmarked: TypeAlias = Callable[[bytes, int], Key | None]
-"""``Store.latest_unmarked``: the id index, asked for an id by an offset."""
+"""Function of ``(id, offset)``, as ``Store.latest_unmarked``, that returns the key of the id's
+latest unmarked record before the offset, or None."""
 
 Scans: TypeAlias = Mapping[int, int]
-"""Offset of a copy that bears an id to its ``x``: the first user record of that id in
+"""``x`` by the offset of a copy with an id: the offset of the first user record of that id in
 ``[base, offset)``, or ``NO_MARK``."""
 
 
 def is_user_record(entry: Entry) -> bool:
-    """Return whether an entry counts for the ids of earlier records: neither a copy nor invalid."""
+    """Return whether an entry is a user's valid record, which may mark earlier ones of its id."""
     return entry[1] != COPY and entry[1] != INVALID
 
 
 def bearing_ids(entries: Iterable[Entry]) -> list[tuple[bytes, Entry]]:
-    """``(id, entry)`` of those that bear one: usually few, so one pass leaves out the rest."""
+    """Return ``(id, entry)`` of each entry with an id; usually few entries have one."""
     return [(entry[3], entry) for entry in entries if entry[3] is not None]
 
 
 def additions(
     entries: Sequence[Entry], committed_key: Key, latest_unmarked: LatestUnmarked, scans: Scans
 ) -> Additions:
-    """Frames to keep, ids to index and marks to set for ``entries``, in offset order.
+    """Return the frames to keep, ids to index and marks to set for ``entries``, in offset order.
 
     Args:
         entries: decoded source records at or above the store's stop offset.
@@ -64,7 +65,7 @@ def additions(
 
 
 class _Names:
-    """The id index while a run is planned: the store's, overlaid by what the run adds."""
+    """The id index during a run: that of the store, overlaid by the additions of the run."""
 
     def __init__(self, added: Additions, latest_unmarked: LatestUnmarked) -> None:
         self._added = added
@@ -72,7 +73,7 @@ class _Names:
         self._overlay: dict[bytes, Key | None] = {}
 
     def user(self, record_id: bytes, key_ms: int, offset: int, *, pending: bool) -> None:
-        """Mark the latest unmarked record of the id, and take its place."""
+        """Mark the latest unmarked record of the id; if ``pending``, become the latest one."""
         victim = (
             self._overlay[record_id]
             if record_id in self._overlay
@@ -85,7 +86,7 @@ class _Names:
         self._overlay[record_id] = (key_ms, offset) if pending else None
 
     def copy(self, record_id: bytes, key_ms: int, offset: int, x: int, *, pending: bool) -> None:
-        """Note a copy. It marks nothing: it is marked from birth, or takes its id's place."""
+        """Add a copy, which marks no record: it is marked by ``x``, or becomes the latest one."""
         if not pending:
             return
         self._added.named.append((record_id, key_ms, offset))
@@ -96,10 +97,10 @@ class _Names:
 
 
 class RecentNames:
-    """User records that bear an id, remembered so that most copies need no scan of the log.
+    """Recent user records with ids, by which most copies need no scan of the log.
 
-    Bounded: once ``limit`` are held the oldest are dropped and the range that it can answer for
-    shrinks. Only ranges that were read without a gap count.
+    Bounded: above twice ``limit`` records, the oldest are dropped down to ``limit``, and the range
+    ``[start, stop)`` of known offsets shrinks. A gap in the reading starts a new range.
     """
 
     def __init__(self, limit: int = 100_000) -> None:
@@ -110,7 +111,7 @@ class RecentNames:
         self.stop = 0
 
     def observe(self, start: int, named: Iterable[tuple[bytes, Entry]], stop: int) -> None:
-        """Remember the user records among ``named``: all of ``[start, stop)`` that bear an id."""
+        """Add the user records among ``named``, which are all entries with ids of a run."""
         if start != self.stop:
             self._forget_all(start)
         for record_id, entry in named:
@@ -123,8 +124,8 @@ class RecentNames:
             self._forget_oldest()
 
     def first(self, record_id: bytes, base: int, stop: int) -> int | None:
-        """First user record of the id in ``[base, stop)``, NO_MARK if there is none, or None when
-        the log must be scanned because the range was not observed.
+        """Return the offset of the id's first user record in ``[base, stop)``, NO_MARK if there is
+        none, or None if the range is not known and the log must be scanned.
         """
         if base < self.start or stop > self.stop:
             return None

@@ -1,4 +1,4 @@
-"""The broker's answers about single records."""
+"""The broker's refusals of single records."""
 
 from __future__ import annotations
 
@@ -8,39 +8,39 @@ from dataclasses import dataclass, field
 
 @dataclass(slots=True)
 class Verdicts:
-    """The broker's answers about single records: facts, not decisions.
+    """The broker's refusals of single records.
 
     ``refused`` maps a source offset to ``(code, detail)``: the broker will never take this record,
-    so it is dead-lettered. ``stripped`` holds those whose dead letter was refused in turn: theirs
-    says only where the record is.
+    so it is dead-lettered. ``stripped`` holds the offsets whose dead letter was refused too: it is
+    written without the record's content.
     """
 
     refused: dict[int, tuple[str, str]] = field(default_factory=dict)
     stripped: set[int] = field(default_factory=set)
     staged: set[int] = field(default_factory=set)
-    """Offsets whose dead letter is part of the transaction."""
+    """Refused offsets that are settled in the open transaction."""
 
     def refusal(self, offset: int) -> tuple[str, str] | None:
-        """Return why a record was refused, for it is settled now; None: it was not."""
+        """Return why a record was refused, and note that it is settled now; None: it was not."""
         found = self.refused.get(offset) if self.refused else None
         if found is not None:
             self.staged.add(offset)
         return found
 
     def refuse(self, refusals: Sequence[tuple[int, tuple[str, str]]]) -> None:
-        """Note refused offsets; a second refusal strips the content of the dead letter."""
+        """Add refused offsets; after a second refusal the dead letter has no content."""
         for offset, reason in refusals:
             if offset in self.refused:
                 self.stripped.add(offset)
             self.refused.setdefault(offset, reason)
 
     def committed(self) -> None:
-        """Forget those whose dead letter is committed: they never come again."""
+        """Drop the refusals that were settled in the transaction, which is committed."""
         for offset in self.staged:
             self.refused.pop(offset, None)
             self.stripped.discard(offset)
         self.staged.clear()
 
     def aborted(self) -> None:
-        """Note that the transaction was aborted: none of them is settled."""
+        """Keep all refusals, because the transaction was aborted."""
         self.staged.clear()

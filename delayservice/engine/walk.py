@@ -1,4 +1,4 @@
-"""The outputs of what H passes, and of what K reaches: one record with what it hits. Pure."""
+"""Builds the outputs of a record that H passes or K reaches, and of the records it hits. Pure."""
 
 from __future__ import annotations
 
@@ -34,23 +34,23 @@ _FATES: Final = {
     CANCEL: outcome.CANCELLED,
     FIRE: outcome.FIRED,
 }
-"""The outcome of a pending record that another one of its id hits, by the other's kind."""
+"""Outcome of a pending record that another record of its id hits, by the kind of the other."""
 
 PendingAt: TypeAlias = Callable[[Key], Payload]
-"""Returns what is pending at a key, for the few records that are fired: they may be due years ahead
-and were not read yet."""
+"""Function that reads the pending record at a key from the store. It is used for fired records,
+which were not read yet, because they may be due years ahead."""
 
 
 class Walk:
-    """The records that a shard's owner has to settle when H passes others of their id.
+    """State of an owner's walk: the pending records to settle when H passes others of their id.
 
     Attributes:
-        victims: pending records by the offset of the user record that hits them.
+        victims: keys of pending records by the offset of the user record that hits them.
         x_of_copies: by offset of a copy, the first user record of its id in ``[base, offset)``.
         in_flight: copies whose append is committed, and that have not been read yet.
         in_flight_staged: copies that the open transaction appends.
-        doubts: gaps in which records may have settled others that this store holds.
-        reads: pending records that were read from the store since ``begin``.
+        doubts: gaps in which unread records may have settled records of this store.
+        reads: number of pending records that were read from the store since ``begin``.
     """
 
     def __init__(self, settler: Settler) -> None:
@@ -66,35 +66,35 @@ class Walk:
         self.reads = 0
 
     def begin(self, queue: Sequence[Entry], pending_at: PendingAt) -> None:
-        """Begin to pass records. ``queue``: those that H has yet to pass."""
+        """Start a walk of H over ``queue``; ``pending_at`` reads records from the store."""
         self._queue = queue
         self._pending_at = pending_at
         self.reads = 0
 
     @property
     def waits(self) -> bool:
-        """Return whether a copy is in flight."""
+        """Return whether any copy is in flight, committed or staged."""
         return bool(self.in_flight or self.in_flight_staged)
 
     def forget(self) -> None:
-        """Forget everything: the role has changed."""
+        """Clear marks and copies in flight, because the role has changed."""
         self.victims.clear()
         self.x_of_copies.clear()
         self.in_flight.clear()
         self.in_flight_staged.clear()
 
     def mark(self, marks: Iterable[tuple[int, Key]]) -> None:
-        """Note which pending records the user records at some offsets hit."""
+        """Note marks: offsets of user records, each with the key of a pending record it hits."""
         for offset, key in marks:
             self.victims.setdefault(offset, {})[key] = None
 
     def came_back(self, record_id: bytes, base: int) -> None:
-        """Note that a copy was read, perhaps before the answer to the commit that carried it."""
+        """Note that a copy was read, which may happen before its commit is acknowledged."""
         self.in_flight.discard(record_id, base)
         self.in_flight_staged.discard(record_id, base)
 
     def commit(self, passed: Iterable[Entry]) -> None:
-        """Keep what was staged, and forget what H has passed."""
+        """Make staged copies committed ones, and drop the marks of records that H has passed."""
         self.in_flight.update(self.in_flight_staged)
         self.in_flight_staged.clear()
         for entry in passed:
@@ -102,11 +102,11 @@ class Walk:
             self.x_of_copies.pop(entry[0], None)
 
     def abort(self) -> None:
-        """Drop what was staged."""
+        """Drop the staged copies in flight."""
         self.in_flight_staged.clear()
 
     def take(self, entry: Entry, k: Key, now_ms: int, outputs: list[Output]) -> bool:
-        """Add the outputs of one record that H passes; False: H has to wait there."""
+        """Add the outputs of a record that H passes; return False if H has to wait there."""
         offset, kind, key_ms, record_id, payload, extra = entry
         if kind == INVALID:
             return _took([self._settler.endings.dead_letter(offset, payload, *extra)], outputs)
@@ -135,8 +135,8 @@ class Walk:
     def _act_at_home(
         self, entry: Entry, record_id: bytes, k: Key, now_ms: int
     ) -> list[Output] | None:
-        """Return the outputs of what a user record hits that stays here. A cancel or fire adds its
-        own outcome at the end. None: H has to wait there.
+        """Return the outputs of the records that a user record at its home hits. A cancel or fire
+        adds its own outcome at the end. None: H has to wait there.
         """
         offset, kind, _, _, payload, source = entry
         victims = self._pending_victims(offset, k)
@@ -153,8 +153,9 @@ class Walk:
     def _send_home(
         self, entry: Entry, record_id: bytes, k: Key, now_ms: int
     ) -> list[Output] | None:
-        """Settle what is pending where a record lies, then send it home with what waited for that,
-        unless it is a cancel or fire and has done its work; None: H has to wait there.
+        """Return the outputs of pending records that a ``HOMEBOUND`` record hits here, and those
+        that send it home with records that wait. A cancel or fire that hit one here is not sent.
+        None: H has to wait there.
         """
         offset, _, _, _, original, (kind, _, _) = entry
         here: list[Key] = []
@@ -194,8 +195,8 @@ class Walk:
     def settle(
         self, offset: int, key_ms: int, payload: Payload, now_ms: int, base: int
     ) -> list[Output] | None:
-        """Return the outputs that settle a record whose key has come, or the dead letter of one
-        that records which this node has never read may have settled; None: it has to wait.
+        """Return the outputs that settle a record whose key time has passed, or the dead letter of
+        one that an unread record may have settled; None: it has to wait.
         """
         if self._is_doubtful(offset, payload):
             return self._undecided(offset, payload, None)
@@ -211,7 +212,7 @@ class Walk:
     def _with_following(
         self, output: Output, offset: int, payload: Payload, now_ms: int, base: int
     ) -> list[Output]:
-        """Return the output with the next occurrence; note copies as in flight."""
+        """Return the output, and the copy with the next occurrence; note copies as in flight."""
         meta = payload[6]
         if meta is None:
             return [output]
@@ -223,7 +224,7 @@ class Walk:
         return outputs
 
     def _flying(self, outputs: list[Output], record_id: bytes | None, base: int) -> list[Output]:
-        """Note the copies among these as in flight from now on (rule 14)."""
+        """Note the copies among these outputs as in flight (rule 14); return the outputs."""
         if record_id is not None and any(one[0] in outcome.COPIES for one in outputs):
             self.in_flight_staged.add(record_id, base)
         return outputs
@@ -234,11 +235,11 @@ class Walk:
         return _one(self._settler.endings.undecided(offset, payload, by))
 
     def _awaits_copy(self, record_id: bytes, offset: int) -> bool:
-        """Return whether an own copy of this id is yet to be read: its offset is needed."""
+        """Return whether a copy of this id is in flight, whose offset is needed first."""
         return self.in_flight.has(record_id, offset) or self.in_flight_staged.has(record_id, offset)
 
     def _pending_victims(self, offset: int, k: Key) -> list[Key]:
-        """Return the pending records that the user record at ``offset`` hits (rule 8)."""
+        """Return the keys of pending records that the user record at ``offset`` hits (rule 8)."""
         victims = self.victims.get(offset, ())
         return [victim for victim in victims if victim[1] >= offset or victim > k]
 
@@ -251,7 +252,7 @@ class Walk:
         now_ms: int,
     ) -> list[Output] | None:
         """Return the outputs of the records that a user record hits; None: one has to wait.
-        ``source``: where the user record was written, if it has come home.
+        ``source``: ``delay-source`` of the user record if it came in an envelope.
         """
         offset, kind, _, _, _, extra = entry
         kind = extra[0] if kind == HOMEBOUND else kind
@@ -267,7 +268,7 @@ class Walk:
     def _fire_victims(
         self, offset: int, victims: Sequence[Key], now_ms: int
     ) -> list[Output] | None:
-        """Deliver now what the fire at ``offset`` hits; None: one of them has to wait."""
+        """Return the outputs of the records that a fire hits; None: one of them has to wait."""
         fired: list[tuple[Output, int, Payload]] = []
         for victim in victims:
             found = self._content(victim)
@@ -285,7 +286,7 @@ class Walk:
         return outputs
 
     def _is_doubtful(self, offset: int, payload: Payload) -> bool:
-        """Return whether a record may have been settled by what this node has never read."""
+        """Return whether a record that this node never read may have settled this one."""
         meta = payload[6]
         if not self.doubts or meta is None or meta[0] is None:
             return False
@@ -293,7 +294,7 @@ class Walk:
         return any(gap.concerns(offset, is_copy=is_copy) for gap in self.doubts)
 
     def _content(self, victim: Key) -> Payload:
-        """Return what is pending at a key."""
+        """Return the payload of a pending record, from the queue of H or from the store."""
         queued = self._queued(victim[1])
         if queued is not None:
             return queued
@@ -301,7 +302,9 @@ class Walk:
         return self._pending_at(victim)
 
     def _queued(self, offset: int) -> Payload | None:
-        """Return what H has yet to pass at an offset: a copy that came back late is in no store."""
+        """Return the payload in the queue of H at an offset; None: not there. A copy with a key
+        below K is only there, not in the store.
+        """
         at = bisect_left(self._queue, offset, key=itemgetter(0))
         if at == len(self._queue) or self._queue[at][0] != offset or self._queue[at][1] > COPY:
             return None
@@ -310,7 +313,7 @@ class Walk:
 
 
 class _Flights:
-    """Copies in flight, by id. Every record with an id asks for its own."""
+    """Bases of copies in flight, by id, for a quick check of every record with an id."""
 
     def __init__(self) -> None:
         self._bases: dict[bytes, set[int]] = {}
@@ -319,7 +322,7 @@ class _Flights:
         return bool(self._bases)
 
     def has(self, record_id: bytes, offset: int) -> bool:
-        """Return whether one of this id has its base at or below the offset."""
+        """Return whether a copy of this id has its base at or below the offset."""
         return any(base <= offset for base in self._bases.get(record_id, ()))
 
     def add(self, record_id: bytes, base: int) -> None:
@@ -345,8 +348,8 @@ def _unread(_: Key) -> Payload:
 
 
 def _taken_along(kind: int, waiting: Sequence[WaitingForHome]) -> tuple[Group, int, list[int]]:
-    """Return what goes home before a record of this kind, where that waited, and which of those
-    that wait it replaces: a schedule replaces the one just before it at once.
+    """Return the waiting records to send home before a record of this kind, the offset at which
+    they waited, and the offsets it replaces: a schedule replaces the schedule just before it.
     """
     carried: Group = ()
     took, replaced = SETTLES_NOTHING, []
@@ -364,12 +367,12 @@ def _one(output: Output | None) -> list[Output] | None:
 
 
 def _took(told: Sequence[Output | None], outputs: list[Output]) -> bool:
-    """Do the same as ``_took_all`` for single outputs."""
+    """Add all outputs, or none if one is None; return whether they were added."""
     return _took_all([_one(one) for one in told], outputs)
 
 
 def _took_all(parts: Sequence[list[Output] | None], outputs: list[Output]) -> bool:
-    """Add all of these to ``outputs``, or none if one has to wait; return which it was."""
+    """Add all parts to ``outputs``, or none if one is None; return whether they were added."""
     found = [part for part in parts if part is not None]
     if len(found) < len(parts):
         return False

@@ -1,4 +1,4 @@
-"""The facts that settling needs about the topics that it writes to."""
+"""Interface to the facts about target topics that settling needs."""
 
 from __future__ import annotations
 
@@ -10,29 +10,29 @@ from delayservice.engine.outcome import Target
 
 
 class WritableTargets(Protocol):
-    """The known facts about target topics; answers at once."""
+    """Known facts about target topics; no method blocks."""
 
     @property
     def fit(self) -> Container[Target]:
-        """Targets that can be written to as far as is known."""
+        """Return the targets that can be written to, as far as is known."""
 
     def obstacle(self, target: Target) -> tuple[str, str] | None:
-        """Return why a target can't be written to now, as code and detail; None: it can. With the
-        code ``TARGET_ASKED`` the shard waits: the cluster is being asked. With ``TARGET_LATER`` the
+        """Return why a target can't be written to now, as code and detail; None: it can.
+        ``TARGET_ASKED``: the cluster is being asked, and the shard waits. ``TARGET_LATER``: the
         record is put off.
         """
 
     def refusal(
         self, topic: str, key: bytes | None, value: bytes | None, headers: Headers
     ) -> tuple[str, str] | None:
-        """Return why a topic that can be written to does not take this record, as code and detail;
-        None: it does, and the record is taken for a part of the open transaction. The code
-        ``TARGET_LATER`` says that a later transaction may have it.
+        """Return why a writable topic refuses this record, as code and detail; None: it accepts the
+        record, which then counts as part of the open transaction. ``TARGET_LATER``: a later
+        transaction may hold the record.
         """
 
 
 class _All:
-    """Contains everything."""
+    """Container of every target."""
 
     def __contains__(self, _: object) -> bool:
         return True
@@ -44,9 +44,9 @@ class AnyTarget:
     fit: Container[Target] = _All()
 
     def obstacle(self, target: Target) -> tuple[str, str] | None:  # noqa: ARG002  # fit has all
-        """Return None."""
+        """Return None: every target can be written to."""
         return None
 
     def refusal(self, *_: object) -> tuple[str, str] | None:
-        """Return None."""
+        """Return None: every record is accepted."""
         return None

@@ -1,1 +1,1 @@
-"""A short test of a running service: delayed records are sent, and what arrives is judged."""
+"""Smoke test of a running service: sends delayed records, and checks what arrives."""

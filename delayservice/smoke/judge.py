@@ -1,7 +1,7 @@
-"""The judge: reads target topics as a consumer would, and knows nothing of the service.
+"""The judge of a smoke test: reads target topics as any consumer does, without service code.
 
-It knows what was sent and when each record was appended (from delivery reports of the load), and
-compares with what a ``read_committed`` consumer sees: exactly one, never early, byte for byte.
+It compares what was sent, and when it was appended (from delivery reports of the load), with what
+a ``read_committed`` consumer receives: each record exactly once, never early, byte for byte.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from delayservice.base.errors import ClusterError
 from delayservice.smoke.load import UID_HEADER, Planned
 
 QUIET: Final = logging.getLogger("delayservice.smoke.clients")
-"""For clients whose trouble is told otherwise: a broker that stops at the end is no news."""
+"""Logger that discards the messages of test clients: brokers that stop at the end are expected."""
 QUIET.addHandler(logging.NullHandler())
 QUIET.propagate = False
 
@@ -34,8 +34,8 @@ _ADDED: Final = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """One record as the consumer saw it. Times are epoch milliseconds; ``produced_ms`` is when the
-    service wrote it, ``seen_ms`` when the consumer had it in hand.
+    """Times of one received record, epoch milliseconds: ``produced_ms`` is when the service wrote
+    it, ``seen_ms`` when the consumer received it.
     """
 
     due_ms: int
@@ -45,7 +45,7 @@ class Arrival:
 
 @dataclass(slots=True)
 class SmokeVerdict:
-    """Wrong arrivals by uid; all lists are empty when nothing is wrong."""
+    """Arrivals by uid, and the uids of wrong ones; all lists are empty when nothing is wrong."""
 
     arrivals: dict[bytes, Arrival] = field(default_factory=dict)
     lost: list[bytes] = field(default_factory=list)
@@ -56,18 +56,18 @@ class SmokeVerdict:
 
     @property
     def is_good(self) -> bool:
-        """Nothing lost, doubled, early, altered or invented."""
+        """Return whether no record was lost, duplicated, early, altered or never sent."""
         wrong = (self.lost, self.duplicated, self.early, self.altered, self.strangers)
         return not any(wrong)
 
 
 class Judge:
-    """Reads until everything expected has come, then a little further for duplicates.
+    """Reads target topics to their ends, and compares the records with those that were sent.
 
     Args:
         targets: topics to read.
-        isolation: ``read_committed``, or ``read_uncommitted`` to see what aborts left behind.
-        from_end: what is in the topics already is not read.
+        isolation: ``read_committed``, or ``read_uncommitted`` to read aborted records as well.
+        from_end: skip the records that the topics hold already.
     """
 
     def __init__(
@@ -101,7 +101,7 @@ class Judge:
         self._ended: set[tuple[str, int]] = set()
 
     def _partitions_of(self, targets: Sequence[str]) -> list[TopicPartition]:
-        """Return all partitions from their start, once every broker knows the topics.
+        """Wait until all topics exist, and return their partitions, each at offset 0.
 
         Raises:
             ClusterError: one of the topics is not there.
@@ -121,10 +121,10 @@ class Judge:
             tick.wait(_LOOK_S)
 
     def _end_of(self, place: TopicPartition) -> int:
-        """Return the end of a partition. A new one has no leader for a moment, so ask again.
+        """Return the end offset of a partition; ask again while a new one has no leader yet.
 
         Raises:
-            ClusterError: it has no leader within ``_TOPICS_S_MAX``.
+            ClusterError: the broker gives no end within ``_TOPICS_S_MAX``.
         """
         deadline_s = time.monotonic() + _TOPICS_S_MAX
         tick = threading.Event()  # awaited with a bound: the condition lies in other processes
@@ -139,16 +139,16 @@ class Judge:
 
     @property
     def seen(self) -> int:
-        """Different records seen so far."""
+        """Return the number of distinct records received so far."""
         return len(self._arrivals)
 
     def read(self, timeout_s: float) -> None:
-        """Take what is there."""
+        """Wait up to ``timeout_s`` for a record, and take it with all that are fetched already."""
         first = self._consumer.poll(timeout_s)
         if first is None:
             return
         messages = [first, *self._consumer.consume(10_000, 0)]
-        # After the last of them: by an earlier time one that came meanwhile would seem early.
+        # Read the clock after the poll: a record that came meanwhile would seem early otherwise.
         seen_ms = time.time_ns() // 1_000_000
         for message in messages:
             self._take(message, seen_ms)
@@ -168,7 +168,7 @@ class Judge:
 
     @contextmanager
     def reading(self, progress: Callable[[int], None]) -> Iterator[None]:
-        """Read on a thread of its own meanwhile, so that lateness is what a consumer sees."""
+        """Read on a thread of its own while the block runs, so that lateness is a consumer's."""
         done = threading.Event()
 
         def read_on() -> None:
@@ -185,11 +185,10 @@ class Judge:
             reader.join()
 
     def read_to_end(self, expected: int, progress: Callable[[int], None]) -> None:
-        """Read until ``expected`` records came and every partition is at its end.
+        """Read until ``expected`` records came, or none came for a minute, and on to every end.
 
         Raises:
-            ClusterError: nothing came for a minute and some are still missing; what is missing is
-                in the verdict.
+            ClusterError: the ends were not reached within two minutes after the last record.
         """
         heard_s = time.monotonic()
         before = self.seen
@@ -206,14 +205,14 @@ class Judge:
                 raise ClusterError("the end of the target topics was not reached within a minute")
 
     def _rewind_to_position(self) -> None:
-        """Ask for every end once more: an end event is given once per arrival there."""
+        """Assign all partitions anew at their positions: the client reports each end only once."""
         positions = self._consumer.position(self._consumer.assignment())
         for place in positions:
             place.offset = max(place.offset, self._starts[place.topic, place.partition])
         self._consumer.assign(positions)
 
     def verdict(self, sent: Sequence[tuple[Planned, int]]) -> SmokeVerdict:
-        """Compare with ``sent``: records, each with its append time in epoch milliseconds."""
+        """Return the comparison with ``sent``: records with append times, epoch milliseconds."""
         verdict = SmokeVerdict()
         expected = {planned.uid for planned, _ in sent}
         verdict.strangers = [uid for uid in self._arrivals if uid not in expected]
@@ -234,7 +233,7 @@ class Judge:
         return verdict
 
     def close(self) -> None:
-        """Release the connections."""
+        """Close the consumer and its connections."""
         self._consumer.close()
 
 

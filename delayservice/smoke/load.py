@@ -1,5 +1,5 @@
 """A seeded load of delay records, written as any producer would write them: plain confluent-kafka,
-plain headers. It shares nothing with the service but the contract's header names.
+plain headers. Only the header names are those of the contract; no service code is used.
 """
 
 from __future__ import annotations
@@ -9,18 +9,18 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 UID_HEADER = "load-uid"
-"""Names a record for the judge; travels as one of its own headers."""
+"""Own header of each record that identifies it to the judge."""
 
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """A record to be sent, and how it is to arrive."""
+    """A record to be sent, with its delay in ms and its target topic."""
 
     uid: bytes
     key: bytes | None
     value: bytes | None
     headers: tuple[tuple[str, bytes | None], ...]
-    """Its own headers, ``UID_HEADER`` first."""
+    """The record's own headers, ``UID_HEADER`` first."""
     delay_ms: int
     target: str
 
@@ -34,8 +34,8 @@ class Planned:
 
 
 def plan(records: int, targets: tuple[str, ...], delay_ms_max: int, seed: int) -> Iterator[Planned]:
-    """Text and binary values, keyed and keyless, with and without headers of their own, some null
-    values, delays from 0 to ``delay_ms_max``.
+    """Yield records with text, binary and null values, with and without keys and own headers,
+    delayed by 0 to ``delay_ms_max`` milliseconds.
     """
     rng = random.Random(seed)  # noqa: S311  # a load that replays from its seed
     for number in range(records):

@@ -1,4 +1,4 @@
-"""Progress for people: one line per step, a bar for what counts."""
+"""Progress on a terminal: one line per step, a bar for each step with a count."""
 
 from __future__ import annotations
 
@@ -10,42 +10,42 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 
 class Bar:
-    """One progress bar; may be advanced from any thread."""
+    """One progress bar. Thread-safe."""
 
     def __init__(self, progress: Progress, what: str, total: int) -> None:
         self._progress = progress
         self._task = progress.add_task(what, total=total)
 
     def at(self, completed: int) -> None:
-        """Show this many as done."""
+        """Show ``completed`` items as done."""
         self._progress.update(self._task, completed=completed)
 
     def say(self, what: str) -> None:
-        """Change the text."""
+        """Change the bar's text to ``what``."""
         self._progress.update(self._task, description=what)
 
 
 class Steps:
-    """The steps of one run."""
+    """Display of the steps of one run."""
 
     def __init__(self, progress: Progress) -> None:
         self._progress = progress
 
     @contextmanager
     def doing(self, what: str) -> Iterator[None]:
-        """A step without a count."""
+        """Show a step without a count while the block runs."""
         task = self._progress.add_task(what, total=None)
         yield
         self._progress.update(task, total=1, completed=1)
 
     def bar(self, what: str, total: int) -> Bar:
-        """A step that counts to ``total``."""
+        """Return the bar of a new step that counts to ``total``."""
         return Bar(self._progress, what, total)
 
 
 @contextmanager
 def steps(console: Console, *, is_shown: bool = True) -> Iterator[Steps]:
-    """Show steps on ``console`` while the block runs."""
+    """Show steps on ``console`` while the block runs, unless ``is_shown`` is False."""
     columns = (
         TextColumn("{task.description}", table_column=None),
         BarColumn(bar_width=30),

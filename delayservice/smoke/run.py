@@ -1,4 +1,4 @@
-"""``delayservice smoke``: delayed records for a service that runs, judged as they arrive."""
+"""``delayservice smoke``: sends delayed records through a running service, and checks arrivals."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ class Load:
     """Records to send.
 
     Attributes:
-        bootstrap: brokers, started or about to be.
-        records: how many.
-        per_s: their rate.
-        delay_ms_max: delays are from 0 to this.
-        delay_topic: where they go; the service makes it.
-        target: where they are to arrive; made if it is missing.
-        wait_s: so long the brokers and the delay topic may take to be there.
+        bootstrap: bootstrap servers of Kafka; they need not be up yet.
+        records: the number of records.
+        per_s: records per second.
+        delay_ms_max: longest delay, milliseconds; the shortest is 0.
+        delay_topic: the topic to write to, which the service creates.
+        target: the topic in which records arrive; created if it is missing.
+        wait_s: longest wait for the brokers and the delay topic, seconds.
     """
 
     bootstrap: str
@@ -53,10 +53,13 @@ class Load:
 
 
 def run(load: Load, *, as_json: bool) -> int:
-    """Send, and read until all has arrived; 0 only if nothing was lost, doubled, early or altered.
+    """Send the load, read until all has arrived, and print a report; return the exit status.
+
+    Returns:
+        0 if each record arrived once, unaltered and not early; else 1.
 
     Raises:
-        ClusterError: no brokers or no delay topic in time, or a record was not taken.
+        ClusterError: no brokers or no delay topic in time, or a record was not acknowledged.
     """
     console = Console(stderr=as_json)
     with stop_signals(), steps(console, is_shown=console.is_terminal) as shown:
@@ -96,7 +99,7 @@ def _await_topics(load: Load) -> None:
 
 
 def _send_and_judge(load: Load, shown: Steps) -> SmokeVerdict:
-    # Other records in every run: none is to be taken for one of the run before.
+    # A new seed for every run, so that no record is mistaken for one of an earlier run.
     seed = random.SystemRandom().getrandbits(48)
     planned = plan(load.records, (load.target,), load.delay_ms_max, seed)
     judge = Judge(load.bootstrap, [load.target], from_end=True)

@@ -1,7 +1,7 @@
-"""The demo's load: records at a steady rate, by a producer that is not ours.
+"""The load of the smoke test and the demo: records at a steady rate, by a plain producer.
 
-It comes in parts, one for each deed, however long a deed takes: what is to happen in an open
-transaction needs records that come due, on a slow machine as well.
+The demo sends it in parts, one for each of its actions: an action in an open transaction needs
+records that come due meanwhile, on a slow machine as well.
 """
 
 from __future__ import annotations
@@ -23,11 +23,12 @@ _TOLD_EVERY: Final = 100
 
 
 class Sending:
-    """Sends on a thread of its own.
+    """Sends records on a thread of its own.
 
     Args:
-        part_records: after so many it waits for ``go_on``.
-        bar: shows how many are acknowledged.
+        per_s: records per second.
+        part_records: records of one part; after each part it waits for ``go_on``.
+        bar: shows the number of acknowledged records.
     """
 
     def __init__(
@@ -40,7 +41,7 @@ class Sending:
         bar: Bar,
     ) -> None:
         self.sent: list[tuple[Planned, int]] = []
-        """Each acknowledged record with its append time, epoch milliseconds."""
+        """Acknowledged records, each with its append time, epoch milliseconds."""
         self._failed: list[str] = []
         self._topic = topic
         self._planned = planned
@@ -52,26 +53,26 @@ class Sending:
         config = {
             "bootstrap.servers": bootstrap,
             "linger.ms": 5,
-            # Or a record that the client sends again would be doubled by the load itself.
+            # Without it, a retry of the client would write a record twice.
             "enable.idempotence": True,
         }
         self._producer = Producer(config, logger=QUIET)
-        # A demo that is given up does not wait for the rest of its load.
+        # A daemon, so that an interrupted demo does not wait for the rest of its load.
         self._thread = threading.Thread(target=self._send, name="load", daemon=True)
 
     def start(self) -> None:
-        """Begin."""
+        """Start sending the first part."""
         self._thread.start()
 
     def go_on(self) -> None:
-        """Send one part more."""
+        """Allow one more part to be sent."""
         self._parts.release()
 
     def finish(self) -> None:
-        """Send the rest in one part; until every record is acknowledged.
+        """Send the rest without pauses, and wait until every record is acknowledged.
 
         Raises:
-            ClusterError: some were not.
+            ClusterError: some records were not acknowledged.
         """
         self._is_last.set()
         self._parts.release()
@@ -103,7 +104,7 @@ class Sending:
         self._bar.at(len(self.sent))
 
     def _await_part(self) -> None:
-        """Whatever was sent is acknowledged meanwhile: ``sent`` is complete while it waits."""
+        """Wait until the next part may be sent; flush before, so that ``sent`` is complete."""
         if not self._is_last.is_set() and not self._parts.acquire(blocking=False):
             self._producer.flush()
             self._parts.acquire()

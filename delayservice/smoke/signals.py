@@ -1,4 +1,4 @@
-"""Ending in good order on any signal that asks for it."""
+"""Clean end of a program on SIGINT, SIGTERM and SIGHUP."""
 
 import signal
 from collections.abc import Callable, Iterator
@@ -17,7 +17,7 @@ def _interrupt(_number: int, _frame: FrameType | None) -> NoReturn:
 def stop_signals(
     handler: Callable[[int, FrameType | None], object] | signal.Handlers = _interrupt,
 ) -> Iterator[None]:
-    """Let SIGTERM and a closed terminal stop what runs inside as Ctrl-C does."""
+    """Interrupt the block on SIGTERM and SIGHUP as on Ctrl-C, or call ``handler``."""
     # SIGINT as well: a shell starts background commands with it ignored.
     before = [signal.signal(number, handler) for number in _NUMBERS]
     try:
@@ -28,5 +28,5 @@ def stop_signals(
 
 
 def ignored_signals() -> AbstractContextManager[None]:
-    """Let nothing interrupt what runs inside: the end itself."""
+    """Ignore SIGINT, SIGTERM and SIGHUP while the block runs, to clean up undisturbed."""
     return stop_signals(signal.SIG_IGN)
