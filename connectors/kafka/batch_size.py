@@ -1,5 +1,4 @@
-"""The size of a record in Kafka's record batch, version 2: what ``max.message.bytes`` is compared
-with.
+"""Computes a record's size in a record batch, version 2, to which ``max.message.bytes`` applies.
 
 Source: KIP-98 and ``org.apache.kafka.common.record.DefaultRecord``. Lengths are zigzag varints.
 """

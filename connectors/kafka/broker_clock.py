@@ -23,7 +23,7 @@ _log = structlog.get_logger(__name__)
 
 
 class BrokerClock:
-    """A client that has a broker timestamp a record, to compare clocks; for one thread.
+    """A client that lets a broker timestamp a record, to compare clocks; for one thread.
 
     Args:
         client: options of a producer.
@@ -55,7 +55,7 @@ class BrokerClock:
         try:
             if self._producer is None:
                 self._producer = self._make(self._options)
-                # Connected first: else the first answer is too slow to tell anything.
+                # Connect first: otherwise the first answer is too slow to compare clocks by.
                 self._producer.list_topics(self._topic, _ANSWER_S)
             self._sent_s = time.monotonic()
             self._producer.produce(

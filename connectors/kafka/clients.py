@@ -26,7 +26,7 @@ LOGGER: Final = logging.getLogger("librdkafka")
 
 
 class KafkaAdmin(AdminClient):
-    """An admin client that keeps the last connection error, for failed requests lack it."""
+    """An admin client that keeps the last connection error, which failed requests omit."""
 
     def __init__(self, options: Mapping[str, str], logger: logging.Logger = LOGGER) -> None:
         self._trouble = ""

@@ -96,7 +96,7 @@ class ControlReader:
             return None
         del self._due_s[name]
         self._ends[name] = end
-        if offset >= end:  # the broker would tell only after a while
+        if offset >= end:  # the broker reports the end only after a while
             self._topics[name].at_end()
         return TopicPartition(name, 0, offset)
 

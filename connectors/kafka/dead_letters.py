@@ -206,7 +206,7 @@ class DeadLetterTopic:
 
 
 class Replayer:
-    """A context that replays dead letters to their source, exactly once by markers.
+    """A context that replays dead letters to their source, exactly once thanks to markers.
 
     A cluster has one replay at a time: a second one fences the first, as the owners of a slice do.
     """

@@ -60,8 +60,8 @@ def log_bounds(
     isolation: IsolationLevel = IsolationLevel.READ_UNCOMMITTED,
 ) -> Bounds:
     """Return the start of a log and its high watermark, open transactions included; with
-    ``READ_COMMITTED`` the last stable offset instead, below which none is open. A new leader is
-    asked once, without waiting for an election, as the worker's loop calls this.
+    ``READ_COMMITTED`` the last stable offset instead, which excludes them. A new leader is asked
+    once, without waiting for an election, as the worker's loop calls this.
 
     Raises:
         KafkaEdgeError: the cluster does not say.

@@ -87,7 +87,7 @@ class Outcomes:
             for headers in self._headers():
                 named = dict(headers)
                 here = b"%b:%b" % (named.get(DELAY_SHARD) or b"", named.get(told_by) or b"")
-                # One that was sent to the home of its id is told of there, by where it was written.
+                # The outcome of a control that was sent home names the place where it was written.
                 control = wanted.get(here) or wanted.get(named.get(sent_by) or b"")
                 if control is not None:
                     found[control] = (named.get(DELAY_OUTCOME) or b"").decode()

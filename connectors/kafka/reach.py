@@ -33,7 +33,7 @@ _LEADERS_S: Final = 30.0
 """Longest age of the known leaders while all brokers answer, in s."""
 _WELL_S: Final = 3.0
 """Time for which all brokers must have answered before ``broker`` is cleared, in s: nodes notice a
-broker's recovery at different times, and the first must not be preferred."""
+change at different times, and the first one to notice must not be preferred."""
 
 _log = structlog.get_logger(__name__)
 

@@ -236,7 +236,7 @@ class KafkaSink(Writer):
             self._fail("; ".join(detail for _, detail in gone.values()))
 
     def _flush_step(self, producer: Producer) -> int:
-        """Flush for a moment; return how many records are left. Raises if it was fenced."""
+        """Flush for 0.1 s; return the number of records left. Raises if the producer is fenced."""
         try:
             return flush(producer, FLUSH_STEP_S)
         except KafkaException as exc:
@@ -255,7 +255,7 @@ class KafkaSink(Writer):
             self._fail(str(error))
 
     def _fail(self, why: str) -> None:
-        """Abort, and raise ``RefusedError`` with the refused records, or that it was aborted."""
+        """Abort and raise ``RefusedError`` with refused records, or ``TransactionAbortedError``."""
         self._flush_step(self._fenced_producer)  # reports that are on their way
         self._give_up_unless_abortable()
         refusals, sent_to = dict(self._refusals), set(self._sent_to)

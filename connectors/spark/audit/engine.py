@@ -47,7 +47,7 @@ from connectors.spark.ledger.unread import read_in_python
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """The result of a step.
+    """The result of one step of an audit.
 
     Attributes:
         found: findings, as ``verdicts.FINDING``.

@@ -49,7 +49,7 @@ class KafkaLogs:
         return read_topic(self.spark, self.client, chosen, tasks)
 
     def still_true(self, decided: DataFrame, rules: Rules) -> DataFrame:
-        """Return the verdicts that later retention does not explain; see ``Logs``."""
+        """Return the verdicts without those that ongoing retention explains; see ``Logs``."""
         spans = self.evidence.spans
         starts = starts_of(self.client, spans.keys())
         moved = {p: starts[p] for p, span in spans.items() if starts[p] > span.start}

@@ -1,21 +1,21 @@
-"""The state that an audit carries from one cut to the next: numbered folders with manifests.
+"""State of an audit between two cuts: numbered folders with manifests.
 
 A folder holds what one cut added, in runs of Parquet:
 
 ==========  =======================================================================================
 run         rows
 ==========  =======================================================================================
-pending     records that nothing settles yet, by bucket of the time at which that is to happen
-identified  the same of records that bear an id
-gone        records that were settled before the time of their bucket, by the same bucket
-open        whatever has to be looked at again at the next cut; replaced by each cut
-recent      records that were judged (``REMEMBERED``) and may be delivered again after a crash
-special     records that were judged, with details that what comes later is compared with
-judged      all others that were judged: a bitmap of offsets by what settled them (``JUDGED``)
+pending     records without a settlement, by bucket of the time at which it is due
+identified  records without a settlement that have an id, by the same buckets
+gone        records that were settled before the time of their bucket, by the same buckets
+open        rows to judge again at the next cut; each cut replaces them
+recent      judged records (``REMEMBERED``) that may be delivered again after a crash
+special     judged records, with details to compare later outputs with
+judged      all other judged records: a bitmap of offsets by settlement (``JUDGED``)
 ==========  =======================================================================================
 
 A cut exists when its manifest does. So a run that was killed begins again from the last manifest,
-and nothing that an unfinished cut left is read.
+and data of an unfinished cut is ignored.
 """
 
 from __future__ import annotations

@@ -60,7 +60,7 @@ _SUBMITTED: Final = "PYSPARK_GATEWAY_PORT"
 
 
 class SparkSetupError(DelayServiceError):
-    """Spark can't be started here."""
+    """Error: Spark can't be started on this machine."""
 
 
 def open_session(

@@ -55,27 +55,27 @@ column     of a source record                     of what settles it
 shard      hash of ``topic:partition``            of the record that it settles
 offset     its own                                of the record that it settles
 role       ``SOURCE``                             another of ``facts``'s roles
-kind       as ``entry`` counts them               of an outcome: as ``core.outcome`` counts them
+kind       as ``entry`` counts them               of an outcome: index in ``OUTCOME_NAMES``
 key_ms     its key                                0
-due_ms     by the contract                        as it says; -1: it does not
-at_ms      when the broker had it                 when the broker had it
+due_ms     by the contract                        as it states; -1: not stated
+at_ms      when the broker appended it            when the broker appended it
 content    hash that the output must have         hash of key, value and own headers
-topic      hash of its target topic; -1: unknown  hash of the topic that it lies in
-partition  of the target; -1: by key              that it lies in
+topic      hash of its target topic; -1: unknown  hash of the topic that it is in
+partition  of the target; -1: by key              that it is in
 place      0                                      its own offset
 key_hash   of the key that its output has         of the key; -1: it has none
 by         -1                                     of an outcome: the canceller; -1: none
 id_hash    of its id; 0: it has none              of the id that it names; 0: none
 id         its id; null: it has none              null
-more       null: the other columns say all        null: the other columns say all
+more       further facts; null: none              further facts; null: none
 ========== ====================================== ==============================================
 
-Of a ``REMEMBERED`` record ``kind`` is the role of what settled it (or a negative number, as in
-``audit.verdicts``), and ``at_ms``, ``topic``, ``partition`` and ``place`` say when and where that
-was written; ``due_ms`` is the number of the cut at which it was judged.
+For a ``REMEMBERED`` record, ``kind`` is the role of its settlement (or a negative number, as in
+``audit.verdicts``), and ``at_ms``, ``topic``, ``partition`` and ``place`` are the settlement's time
+and place; ``due_ms`` is the number of the cut at which it was judged.
 
-Rows of ``NO_SHARD`` only count what settles nothing: ``offset`` says what, ``place`` how many.
-Those of ``MALFORMED`` and ``NOWHERE`` say where the output lies, and in ``more`` what is wrong.
+Rows of ``NO_SHARD`` only count outputs that settle nothing: ``offset`` is their kind, ``place``
+their number. Rows of ``MALFORMED`` and ``NOWHERE`` have the output's place; ``more`` is the error.
 """
 
 COLUMNS: Final = tuple(TYPES)

@@ -52,8 +52,7 @@ def compare(held: DataFrame, logged: DataFrame, copies: DataFrame) -> DataFrame:
         held: ``HELD``, of all copies at one cursor: offsets below H with keys above K, without
             records that an offset below H cancels.
         logged: ``LOGGED``, at the same cursor.
-        copies: ``COPIES``, the copies to compare, each once. With ``slot_start_ms``, only those
-            slots are compared.
+        copies: ``COPIES`` to compare, each once. With ``slot_start_ms``, those slots only.
 
     Returns:
         ``FINDING``.

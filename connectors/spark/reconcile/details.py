@@ -29,7 +29,7 @@ UNREADABLE: Final = (
 """Columns of a range that is damaged, or unanswered. Offsets are null if unknown."""
 
 RANGES_MAX: Final = 10_000
-"""Largest number of ranges to ask nodes about in one comparison, as of steps in a plan."""
+"""Largest number of ranges to ask nodes about in one comparison, equal to the steps of a plan."""
 ASKED_AT_ONCE: Final = 1_000
 _LOOK_EVERY_S: Final = 0.5
 _TASK_ANSWERS: Final = 100

@@ -217,7 +217,7 @@ def _compare(place: Place, lives: Mapping[str, Sequence[CutRow]], expected: Expe
 
 
 def _choose_cut(found: Comparison, usable: Mapping[str, Mapping[int, CutRow]]) -> None:
-    """Choose the cut that most copies have."""
+    """Set the cut that most copies have, and mark the others as behind."""
     shared = Counter(cut for cuts in usable.values() for cut in cuts)
     if not shared:
         return

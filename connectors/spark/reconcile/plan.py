@@ -112,7 +112,7 @@ def first_steps(
 
 
 def _whole_copy(ranges: Sequence[RepairStep]) -> RepairStep:
-    """Return one step instead of many for one copy."""
+    """Return one step that rebuilds a whole copy instead of these ranges."""
     return replace(
         ranges[0],
         command="rebuild_copy",

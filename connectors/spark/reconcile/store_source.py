@@ -18,7 +18,7 @@ columns. Options, by name in any case:
 ``partitions``       JSON, a list of partitions: others are left out
 ``mode``             ``permissive``: damage is a row with ``damage``; ``failfast``: an error
 ``content``          ``false``: without keys, values and headers
-``hours_per_task``   an input partition reads so many hours of a wheel's shard, 1 unless given
+``hours_per_task``   number of hours of a wheel's shard in an input partition, default 1
 ===================  ==============================================================================
 """
 
