@@ -1,1 +1,1 @@
-"""Kafka in, Kafka out: consumers, transactions, checkpoints, topics."""
+"""Connects the service to Kafka: consumers, transactions, checkpoints, topics."""

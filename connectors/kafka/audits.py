@@ -14,8 +14,8 @@ from connectors.kafka.log_ends import watermarks
 from delayservice.metrics.counts import ReconcileFacts
 
 _LOOK_BACK: Final = 50_000
-"""Records before the end among which the newest summaries are looked for: findings come before
-each, and comparisons of copies may come every minute."""
+"""Number of records before the end of the topic that are searched for the newest summaries.
+Findings precede each summary, and comparisons of copies may be written every minute."""
 
 _log = structlog.get_logger(__name__)
 
@@ -24,11 +24,11 @@ class AuditSummary(msgspec.Struct):
     """The result of an audit.
 
     Attributes:
-        at_ms: when, epoch milliseconds.
-        records: source records that were audited.
-        findings: how many of each kind; none: all is well.
-        ranges: ``[topic, partition, start, stop]`` of what was audited, because something seemed
-            wrong with it; none: all was.
+        at_ms: time of the audit, epoch milliseconds.
+        records: number of source records that were audited.
+        findings: number of findings by kind; empty: the audit found no error.
+        ranges: ``[topic, partition, start, stop]`` of each range audited because of a suspicion;
+            empty: everything was audited.
     """
 
     at_ms: int
@@ -38,14 +38,14 @@ class AuditSummary(msgspec.Struct):
 
 
 class AuditSummaries:
-    """The newest audit of everything, and the newest of each range since."""
+    """The newest audit of all records, and the newest audit of each range since then."""
 
     def __init__(self) -> None:
         self._whole: AuditSummary | None = None
         self._ranges: dict[tuple[tuple[str, int, int, int], ...], AuditSummary] = {}
 
     def add(self, summary: AuditSummary) -> None:
-        """A later one."""
+        """Add the summary of a later audit; an audit of all records replaces those of ranges."""
         if summary.ranges:
             self._ranges[summary.ranges] = summary
         else:
@@ -53,7 +53,7 @@ class AuditSummaries:
             self._ranges.clear()
 
     def together(self) -> AuditSummary:
-        """Return all of them as one."""
+        """Return one summary: latest time, records of the whole audit, sum of all findings."""
         parts = [one for one in (self._whole, *self._ranges.values()) if one is not None]
         found: Counter[str] = Counter()
         for part in parts:
@@ -63,7 +63,7 @@ class AuditSummaries:
 
 
 class _Said(AuditSummary, tag_field="kind", tag="summary"):
-    """Return the summary in a record of the audit topic; other kinds of records hold none."""
+    """The summary of an audit in a record of the audit topic."""
 
 
 class _Repairs(msgspec.Struct, frozen=True):
@@ -72,7 +72,7 @@ class _Repairs(msgspec.Struct, frozen=True):
 
 
 class _Compared(msgspec.Struct, tag_field="kind", tag="reconcile"):
-    """The summary of a comparison of copies in such a record."""
+    """The summary of a comparison of copies in a record of the audit topic."""
 
     at_ms: int
     findings: dict[str, int]
@@ -85,7 +85,7 @@ _decode = msgspec.json.Decoder(_Said | _Compared).decode
 
 
 class AuditWatcher:
-    """Follows the audit topic; see ``control_topics.ControlTopic``.
+    """Reader of the audit topic that keeps the newest results; a ``control_topics.ControlTopic``.
 
     Args:
         topic: the audit topic.
@@ -98,12 +98,12 @@ class AuditWatcher:
         self._summaries = AuditSummaries()
 
     def begin(self, consumer: Consumer) -> tuple[int, int]:
-        """Begin a little before the end; see the protocol."""
+        """Return an offset shortly before the end, and the end; see the protocol."""
         low, high = watermarks(consumer, (self.topic, 0))
         return max(low, high - _LOOK_BACK), high
 
     def take(self, key: bytes | None, value: bytes | None) -> None:  # noqa: ARG002  # as the protocol
-        """Take a summary; leave out findings, and what is newer than this version."""
+        """Keep the summary in a record; ignore findings and unknown kinds of records."""
         with suppress(msgspec.DecodeError, ValueError):
             said = _decode(value or b"")
             if isinstance(said, _Compared):
@@ -114,8 +114,8 @@ class AuditWatcher:
             self.newest = self._summaries.together()
 
     def at_end(self) -> None:
-        """Nothing waits for the end."""
+        """Do nothing: each summary takes effect when it is read."""
 
     def failed(self, why: str) -> None:
-        """Without the topic there is no audit to tell of."""
+        """Log at debug level that the audit topic can't be read."""
         _log.debug("audit_topic_not_read", topic=self.topic, why=why)

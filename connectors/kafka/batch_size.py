@@ -1,5 +1,4 @@
-"""The size of a record in Kafka's record batch, version 2: what ``max.message.bytes`` is compared
-with.
+"""Computes a record's size in a record batch, version 2, to which ``max.message.bytes`` applies.
 
 Source: KIP-98 and ``org.apache.kafka.common.record.DefaultRecord``. Lengths are zigzag varints.
 """
@@ -12,7 +11,7 @@ from delayservice.contract.entry import Headers
 
 _HEADER_BYTES: Final = 61
 _FIXED_BYTES: Final = 3
-"""Attributes, and the deltas of timestamp and offset, which are 0 for the first record."""
+"""Bytes of attributes, timestamp delta and offset delta of the first record of a batch."""
 
 
 def batch_bytes(key: bytes | None, value: bytes | None, headers: Headers) -> int:
@@ -24,10 +23,10 @@ def batch_bytes(key: bytes | None, value: bytes | None, headers: Headers) -> int
 
 
 def _field(content: bytes | None) -> int:
-    """Return the bytes of a content behind its length; null is a length of -1."""
+    """Return the size in bytes of a content and its length prefix; null is a length of -1."""
     return 1 if content is None else _varint(len(content)) + len(content)
 
 
 def _varint(number: int) -> int:
-    """Return the bytes of a number that is not negative."""
+    """Return the size in bytes of a number of 0 or more as a zigzag varint."""
     return max(((number << 1).bit_length() + 6) // 7, 1)

@@ -1,8 +1,8 @@
-"""The time of a broker, for a worker that owns nothing: the broker stamps a record of ours.
+"""Measures the time of a broker, for a worker that owns no slice.
 
-An owner compares its clock by the checkpoints that it commits. Who owns nothing writes the
-tombstone of a writer that never was into the claims topic, which has ``LogAppendTime``: it means
-nothing to any version, and compaction removes it.
+An owner compares its clock by the broker's time of the checkpoints that it commits. A worker
+without a slice writes a tombstone into the claims topic, which has ``LogAppendTime``. Its key names
+a writer that never existed: every version ignores it, and compaction removes it.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ _log = structlog.get_logger(__name__)
 
 
 class BrokerClock:
-    """Asks for the time when told to; for one thread.
+    """A client that lets a broker timestamp a record, to compare clocks; for one thread.
 
     Args:
         client: options of a producer.
-        claims_topic: where the record goes.
-        name: of the worker.
-        heard: takes the broker's time, epoch milliseconds, and when the record was sent and
-            acknowledged, monotonic seconds.
+        claims_topic: topic that the record is written to.
+        name: name of the worker.
+        heard: called with the broker's time, epoch milliseconds, and the times at which the record
+            was sent and acknowledged, monotonic seconds.
         make: makes the producer.
     """
 
@@ -51,11 +51,11 @@ class BrokerClock:
         self._sent_s = 0.0
 
     def ask(self) -> None:
-        """Ask once, and wait for the answer for two seconds."""
+        """Write one record, and pass its broker time to ``heard`` within two seconds."""
         try:
             if self._producer is None:
                 self._producer = self._make(self._options)
-                # Connected first: else the first answer is too slow to tell anything.
+                # Connect first: otherwise the first answer is too slow to compare clocks by.
                 self._producer.list_topics(self._topic, _ANSWER_S)
             self._sent_s = time.monotonic()
             self._producer.produce(
@@ -66,7 +66,7 @@ class BrokerClock:
             _log.debug("broker_not_asked_for_the_time", why=str(exc))
 
     def close(self) -> None:
-        """Give the connection up; the next question makes another."""
+        """Drop the producer; the next ``ask`` makes another."""
         self._producer = None
 
     def _answered(self, error: KafkaError | None, message: Message) -> None:

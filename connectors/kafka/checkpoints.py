@@ -1,8 +1,8 @@
-"""The checkpoint topic and the claims topic as a worker tails them: one consumer, one thread.
+"""Tails the checkpoint topic and the claims topic of a worker: one consumer, one thread.
 
-A slice's checkpoints lie in partition ``slice modulo partitions``, keyed by the slice; the number
-of partitions never changes. The claims topic has one partition. Both are read committed, so what is
-seen of a partition is all that lies below its first open transaction.
+The checkpoints of a slice are in partition ``slice modulo partitions``, keyed by the slice; the
+number of partitions never changes. The claims topic has one partition. Both are read committed: of
+each partition, records below its first open transaction are seen.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from delayservice.engine.claims import Claimed, ClaimLog
 from delayservice.engine.ports import NO_TIME, Place, ReadBack
 
 _FIRST_LOOK: Final = 1_000
-"""Records before the end of a partition that are read first: the newest of busy slices."""
+"""Records at the end of each partition that are read first, with the newest of busy slices."""
 _TAIL_WAIT_S: Final = 0.5
 _RETRY_S: Final = 1.0
 _LEGACY: Final = b'{"v":1,'
@@ -40,17 +40,18 @@ _log = structlog.get_logger(__name__)
 
 
 class KafkaCheckpoints:
-    """Checkpoints and claims of all slices. One thread tails them, once it is started; any thread
-    may ask.
+    """Checkpoints and claims of all slices, tailed by one thread once it is started. Any thread may
+    ask.
 
     Args:
         topic: the checkpoint topic.
-        partitions: how many it has.
+        partitions: its number of partitions.
         claims: the claims topic.
-        client: options of the client.
-        clock: for when a checkpoint came back.
-        name: of the client.
-        cut_interval_ms: one checkpoint of a slice in this time is a cut; 0: there are none.
+        client: options of the consumers.
+        clock: gives the time at which a checkpoint was read back.
+        name: name of the client.
+        cut_interval_ms: length of the intervals in each of which one checkpoint of a slice is a
+            cut; 0: there are no cuts.
         clients: makes the consumers.
     """
 
@@ -78,44 +79,48 @@ class KafkaCheckpoints:
         self._news: set[int] = set()
         self._wanted: set[int] = set()
         self._starts: dict[int, tuple[int, int]] = {}
-        """Where the log started and where the tail began, by partition."""
+        """Start of the log and first tailed offset, by partition."""
         self._positions: dict[Place, int] = {}
         self._reached: set[int] = set()
         self._is_searched = False
         self._misplaced: dict[int, tuple[Standing, str]] = {}
-        """Slices of which a checkpoint lies where none can be: where it stands, and why."""
+        """Standing and description of a checkpoint in a partition that is not its slice's, by
+        slice."""
         self._foreign: dict[int, tuple[int, str]] = {}
-        """Slices whose newest record is none of theirs: its offset, and what it is."""
+        """Offset and description of a newest record that the service can't have written, by slice.
+        """
         self._standings: dict[int, Standing] = {}
-        """Place of the newest checkpoint, by slice."""
+        """Epoch and commit number of the newest checkpoint, by slice."""
         self.policy_problem = ""
-        """Why checkpoints may have been deleted; empty: they have not. Any thread may set it."""
+        """Reason why checkpoints may have been deleted; empty: they were kept. Any thread may set
+        it."""
         self._claims = ClaimLog()
         self._clients = clients
         self._consumer: Consumer | None = None
         self._changed = clients.changed()
         self.has_legacy = False
-        """Whether version 1, which had one transactional id for each slice, has been here."""
+        """Whether a checkpoint of version 1 was read, which has one transactional id for each
+        slice."""
         self.has_failed = False
-        """Whether the tail has ended with an error: nothing is pruned or compared any more."""
+        """Whether the tail has ended with an error: pruning and comparing have stopped."""
         self._is_closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="checkpoint-tail", daemon=True)
 
     def start(self) -> None:
-        """Begin to tail."""
+        """Start the thread that tails."""
         self._thread.start()
 
     def close(self) -> None:
-        """Stop tailing."""
+        """Stop the thread that tails, and wait for its end."""
         self._is_closed.set()
         self._thread.join()
 
     def partition(self, slice_no: int) -> int:
-        """Return the partition that a slice's checkpoints lie in."""
+        """Return the partition of the checkpoint topic that holds a slice's checkpoints."""
         return slice_no % self._partitions
 
     def follow(self, slice_no: int) -> None:
-        """Have the newest checkpoint of this slice searched for, if need be in the whole topic."""
+        """Request a search for a slice's newest checkpoint, in the whole topic if necessary."""
         self._wanted.add(slice_no)
 
     def take_news(self) -> Collection[int]:
@@ -144,13 +149,13 @@ class KafkaCheckpoints:
         return self._cuts.take(slice_no)
 
     def enter(self, writer: str) -> None:
-        """Take ``writer`` for the own one: its claims are noted when they come back."""
+        """Set ``writer`` as this worker's own: its claims are noted when they are read back."""
         with self._changed:
             self._claims.enter(writer)
 
     def await_claims(self, slices: Mapping[int, int], timeout_s: float) -> dict[int, Claimed]:
-        """Wait for the own claims of these slices, above the offsets given; return those that have
-        come back in time.
+        """Wait for this worker's claims of these slices above the given offsets; return the claims
+        that were read back in time, by slice.
         """
 
         def found() -> dict[int, Claimed]:
@@ -162,18 +167,19 @@ class KafkaCheckpoints:
             return found()
 
     def await_position(self, place: Place, offset: int, timeout_s: float) -> bool:
-        """Wait until a partition was read up to ``offset``; return whether it was in time."""
+        """Wait until a partition was read up to ``offset``; return whether that was so in time."""
         with self._changed:
             return self._changed.wait_for(
                 lambda: self._positions.get(place, -1) >= offset, timeout_s
             )
 
     def position(self, place: Place) -> int:
-        """Return how far a partition was read."""
+        """Return the offset up to which a partition was read; 0: it was not read."""
         return self._positions.get(place, 0)
 
     def newest(self, slice_no: int, timeout_s: float) -> bytes | None:
-        """Return the newest checkpoint of a slice, searched for in the whole topic if need be.
+        """Return the newest checkpoint of a slice, searched for in the whole topic if necessary;
+        None: the slice was never served.
 
         Raises:
             KafkaEdgeError: the search was not over in time, or the checkpoint was deleted.
@@ -198,8 +204,8 @@ class KafkaCheckpoints:
         )
 
     def _is_doubtful(self, slice_no: int, offset: int) -> bool:
-        """Return whether a newer checkpoint than the one at ``offset`` may have been written: it
-        lies in a wrong place, or compaction took both away for a foreign record above them.
+        """Return whether a checkpoint newer than the one at ``offset`` may exist: it is in a wrong
+        partition, or compaction removed both because of a foreign record with their key.
         """
         misplaced = self._misplaced.get(slice_no)
         if misplaced is not None and self._standings[slice_no].precedes(misplaced[0]):
@@ -211,8 +217,8 @@ class KafkaCheckpoints:
         return not any(row[0] == offset for run in runs for row in run.rows)
 
     def alarm(self, slice_no: int) -> str:
-        """Return what is wrong with the records of a slice, for people; empty: nothing. It ends
-        when a newer checkpoint of the slice is read back.
+        """Return what is wrong with the records of a slice, as a text for users; empty: nothing. It
+        ends when a newer checkpoint of the slice is read back.
         """
         found = self._misplaced.get(slice_no) or self._foreign.get(slice_no)
         return "" if found is None else found[1]
@@ -228,8 +234,8 @@ class KafkaCheckpoints:
             _log.exception("checkpoint_tail_failed")
 
     def tail(self, wait_s: float) -> bool:
-        """Read what is there, waiting for the first record for ``wait_s``; return whether that
-        could be done. What could not is begun anew with the next call.
+        """Read available records, waiting up to ``wait_s`` seconds for the first; return whether
+        that succeeded. After a failure the next call connects anew.
         """
         try:
             consumer = self._consumer or self._begin()
@@ -267,11 +273,11 @@ class KafkaCheckpoints:
 
     @property
     def _has_read_first(self) -> bool:
-        """Return whether the end of every partition was reached once."""
+        """Whether the end of every partition of the checkpoint topic was reached once."""
         return len(self._reached) == self._partitions
 
     def _search_earlier(self) -> None:
-        """Read what lies before the tail's beginning, once, for slices that were not seen."""
+        """Read the records before the tail's start, once, for slices without a checkpoint."""
         for number, (low, began) in self._starts.items():
             if low >= began:
                 continue
@@ -353,10 +359,10 @@ class KafkaCheckpoints:
         self._news.add(slice_no)
 
     def _believed(self, slice_no: int, value: bytes | None) -> tuple[Standing, bytes]:
-        """Return a record that can be the slice's newest checkpoint, and where it stands.
+        """Return the standing and value of a record that can be the slice's newest checkpoint.
 
         Raises:
-            ForeignRecordError: it can't be that.
+            ForeignRecordError: the record can't be that.
         """
         if value is None:
             raise ForeignRecordError("a tombstone, which the service never writes there")
@@ -369,8 +375,8 @@ class KafkaCheckpoints:
         return standing, value
 
     def _note_foreign(self, slice_no: int, place: Place, offset: int, what: str) -> None:
-        """A record is not believed. The newest checkpoint stays what it was: its owner commits
-        another one, for compaction keeps the foreign record and no other.
+        """Note a record that is not accepted as a checkpoint. The newest checkpoint stays; its
+        owner commits another one, because compaction would keep only the foreign record.
         """
         at = f"{place[0]}:{place[1]}:{offset}"
         why = (

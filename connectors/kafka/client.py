@@ -1,4 +1,4 @@
-"""The client library under its former name; it is the package ``kafka_delay_client``."""
+"""Former name of the client library, which is the package ``kafka_delay_client``."""
 
 try:
     from kafka_delay_client import (

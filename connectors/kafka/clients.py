@@ -1,4 +1,4 @@
-"""Makes clients of librdkafka, all of which log the same way."""
+"""Makes clients of librdkafka, which all use one logger."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from confluent_kafka.admin import AdminClient
 UNREACHABLE: Final = frozenset(
     {KafkaError._AUTHENTICATION, KafkaError._SSL, KafkaError._RESOLVE}  # noqa: SLF001
 )
-"""Errors of a connection that waiting won't mend: a password, a certificate, a name."""
+"""Connection errors that do not end by waiting: a wrong password, certificate or host name."""
 
 NO_GROUP: Final = KafkaError.GROUP_AUTHORIZATION_FAILED
-"""The client asks for the coordinator of a group that is never joined, and says so when it may
-not. That is no reason to read nothing."""
+"""Error without consequence: the client asks for the coordinator of a group that is never joined,
+and reports if that is forbidden. Records are read all the same."""
 
 LOGGER: Final = logging.getLogger("librdkafka")
-"""Without it librdkafka writes to standard error by itself."""
+"""Logger of all clients; without it librdkafka writes to standard error."""
 
 
 class KafkaAdmin(AdminClient):
-    """An admin client that remembers why it can't connect: a request that fails says only that."""
+    """An admin client that keeps the last connection error, which failed requests omit."""
 
     def __init__(self, options: Mapping[str, str], logger: logging.Logger = LOGGER) -> None:
         self._trouble = ""
@@ -38,27 +38,27 @@ class KafkaAdmin(AdminClient):
             self._trouble = error.str()
 
     def explain(self, exc: KafkaException) -> str:
-        """The error of a request, and the last reason why no connection was made, if any."""
+        """Return the error of a request, and the last connection error if there was one."""
         self.poll(0)
         return f"{exc}; {self._trouble}" if self._trouble else str(exc)
 
 
 def admin_client(options: Mapping[str, str]) -> KafkaAdmin:
-    """An admin client."""
+    """Return an admin client with these options."""
     return KafkaAdmin(options)
 
 
 def consumer_client(options: Mapping[str, Any]) -> Consumer:
-    """A consumer, not assigned to anything."""
+    """Return a consumer with these options and no assignment."""
     return Consumer(dict(options), logger=LOGGER)
 
 
 NO_RECORDS: Final = frozenset({KafkaError._PARTITION_EOF, NO_GROUP})  # noqa: SLF001 (its public name)
-"""Codes of a consumer's messages that are neither a record nor a failure."""
+"""Error codes of a consumer's messages that are neither a record nor a failure."""
 
 
 def values_of(messages: Iterable[Any]) -> Iterator[bytes]:
-    """The values of what a consumer gave; what only says where the log ends is left out.
+    """Yield the values of a consumer's records, and skip events such as the end of a log.
 
     Raises:
         KafkaException: something can't be read.
@@ -72,19 +72,19 @@ def values_of(messages: Iterable[Any]) -> Iterator[bytes]:
 
 
 def producer_client(options: Mapping[str, Any]) -> Producer:
-    """A producer; a transactional one is not initialised yet."""
+    """Return a producer with these options; a transactional one is not yet initialised."""
     return Producer(dict(options), logger=LOGGER)
 
 
 @dataclass(frozen=True, slots=True)
 class Clients:
-    """Factories of a worker's clients, and the clock that it waits by.
+    """Factories of a worker's clients, and the clock of its waits.
 
     Attributes:
-        producer: makes a producer of its options.
-        consumer: makes a consumer of its options.
-        monotonic_s: the clock of all waits, seconds.
-        changed: makes the condition by which one thread waits for what another reads.
+        producer: makes a producer from its options.
+        consumer: makes a consumer from its options.
+        monotonic_s: clock of all waits, in seconds.
+        changed: makes the condition on which threads wait for records that another thread reads.
     """
 
     producer: Callable[[Mapping[str, Any]], Producer] = producer_client
@@ -94,11 +94,11 @@ class Clients:
 
 
 KAFKA: Final = Clients()
-"""The clients of librdkafka, and this machine's clock."""
+"""Factories of librdkafka's clients, with the clock of this machine."""
 
 
 def produce_patiently(producer: Producer, *args: object, **options: object) -> None:
-    """Queue a record; while the client's queue is full, let it drain."""
+    """Queue a record; while the client's queue is full, wait until it drains."""
     queue: Callable[..., None] = producer.produce  # its stubs know no null header
     while True:
         try:
@@ -110,13 +110,13 @@ def produce_patiently(producer: Producer, *args: object, **options: object) -> N
 
 
 def flush(producer: Producer, timeout_s: float) -> int:
-    """Wait until everything is sent or the time is over; how many records are left.
+    """Wait until every record is sent or the time is over; return the number of records left.
 
-    The client raises its fatal error while reports of what failed with it are still to come, and
-    Python takes the first of those for a mistake of the client's: ``SystemError``.
+    After a fatal error the client raises it while delivery reports are still to come; Python takes
+    the first report for an error of the client and raises ``SystemError``.
 
     Raises:
-        KafkaException: the producer is fenced, or otherwise of no use any more.
+        KafkaException: the producer is fenced, or unusable for another reason.
     """
     try:
         return producer.flush(timeout_s)

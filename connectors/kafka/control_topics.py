@@ -1,6 +1,6 @@
-"""The small topics that steer a node or tell it something: one consumer and one thread for all.
+"""Reads the small topics that control or inform a node, with one consumer and one thread for all.
 
-Each has one partition. A topic that can't be read is tried again by itself; the others go on.
+Each has one partition. A topic that can't be read is retried alone; reading the others goes on.
 """
 
 from __future__ import annotations
@@ -24,36 +24,37 @@ _log = structlog.get_logger(__name__)
 
 
 class ControlTopic(Protocol):
-    """The reader of one topic. The reading thread calls all of it."""
+    """Handler of the records of one control topic. Only the reading thread calls it."""
 
     @property
     def topic(self) -> str:
         """Return the name of the topic."""
 
     def begin(self, consumer: Consumer) -> tuple[int, int]:
-        """Forget what was read before, and return the offset to begin at and the end as of now.
+        """Forget what was read before; return the offset to begin at and the current end of the
+        log.
 
         Raises:
-            KafkaException: the cluster does not say.
+            KafkaException: the cluster does not answer.
         """
 
     def take(self, key: bytes | None, value: bytes | None) -> None:
-        """Take one record."""
+        """Handle one record."""
 
     def at_end(self) -> None:
-        """Everything that is there has been taken; may be called again."""
+        """Note that all records up to the end were handled; may be called again."""
 
     def failed(self, why: str) -> None:
-        """The topic can't be read now."""
+        """Note that the topic can't be read now; ``why`` is a text for users."""
 
 
 class ControlReader:
-    """Reads control topics until the process ends.
+    """A background thread that reads control topics until the process ends.
 
     Args:
-        topics: what is read.
+        topics: handlers of the topics to read.
         client: options of a consumer.
-        name: of the client.
+        name: name of the client.
     """
 
     def __init__(
@@ -65,7 +66,7 @@ class ControlReader:
             "fetch.wait.max.ms": 1_000,
         }
         self._due_s = dict.fromkeys(self._topics, 0.0)
-        """Topics that are not read: when to try again, monotonic seconds."""
+        """Time of the next try, monotonic seconds, by topic that is not being read."""
         self._ends: dict[str, int] = {}
         threading.Thread(target=self._run, name="control-topics", daemon=True).start()
 
@@ -78,8 +79,8 @@ class ControlReader:
                 self._hear(consumer, message)
 
     def _begin_due(self, consumer: Consumer) -> None:
-        """Begin with every topic whose time has come, all at once: a fetch that is under way for
-        one of them would keep the next waiting for as long as it takes.
+        """Begin all topics that are due, in one assignment: a fetch that is under way for one topic
+        would delay the next by its whole duration.
         """
         now_s = time.monotonic()
         due = [name for name, due_s in self._due_s.items() if now_s >= due_s]
@@ -95,7 +96,7 @@ class ControlReader:
             return None
         del self._due_s[name]
         self._ends[name] = end
-        if offset >= end:  # the broker would tell only after a while
+        if offset >= end:  # the broker reports the end only after a while
             self._topics[name].at_end()
         return TopicPartition(name, 0, offset)
 

@@ -1,4 +1,4 @@
-"""Write a cancel, a fire or a replacement into the log, and hear from the log what it did."""
+"""Writes cancels, fires and replacements into the log, and makes readers of their outcomes."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ from delayservice.base.errors import KafkaEdgeError
 from delayservice.contract.names import Header
 
 CONFIRM_S: Final = 15.0
-"""How long a record may take to be confirmed; the client gives it up then as well."""
+"""Longest wait for the broker's confirmation of a record, in s; the client then drops it."""
 _POLL_S: Final = 0.2
 _REPORT_S: Final = 5.0
-"""The client looks for what it has to give up about once a second."""
+"""Extra wait for the client's delivery report, in s: it looks for expired records once a second."""
 
 
 _NO_REPORT: Final = KafkaError(KafkaError._MSG_TIMED_OUT)  # noqa: SLF001 (its public name)
 
 
 class ControlDesk:
-    """Any thread may use it.
+    """Writer of control records. Any thread may use it.
 
     Args:
         producer: options of a producer.
         consumer: options of a consumer.
-        admin: asks where logs end.
+        admin: client to ask for partitions and the ends of logs.
         outcomes: the outcomes topic.
     """
 
@@ -60,15 +60,15 @@ class ControlDesk:
 
     @property
     def is_stopping(self) -> bool:
-        """Return whether no outcomes are waited for any more."""
+        """Whether waits for outcomes have been ended."""
         return self._stopping.is_set()
 
     def stop(self) -> None:
-        """End every wait for an outcome: what is written takes effect without anybody waiting."""
+        """End every wait for an outcome; controls that are written take effect all the same."""
         self._stopping.set()
 
     def partitions(self, topic: str) -> int:
-        """Return the number of partitions of a topic; 0: there is no topic of this name.
+        """Return the number of partitions of a topic; 0: the topic does not exist.
 
         Raises:
             KafkaEdgeError: the cluster does not answer.
@@ -87,7 +87,7 @@ class ControlDesk:
         value: bytes | None,
         headers: Sequence[Header],
     ) -> RecordPlace:
-        """Write one record, and wait until the broker has it.
+        """Write one record, wait for the broker's confirmation, and return the record's place.
 
         Raises:
             KafkaEdgeError: the broker refuses it, or does not answer: then it is not known whether
@@ -126,7 +126,7 @@ class ControlDesk:
         return KafkaEdgeError(f"{where} can't be written: {error.str()}")
 
     def _discard_if_fatal(self, producer: Producer, error: KafkaError) -> None:
-        """The client does nothing more after such an error: the next request makes a new one."""
+        """Drop the producer after a fatal error, so that the next request makes a new one."""
         if not error.fatal():
             return
         with self._lock:
@@ -140,7 +140,7 @@ class ControlDesk:
             return self._producer
 
     def listen(self) -> Outcomes:
-        """Hear the outcomes that are written from now on: to be called before ``write``.
+        """Return a reader of outcomes written from now on; call it before ``write``.
 
         Raises:
             KafkaEdgeError: the outcomes topic can't be asked.

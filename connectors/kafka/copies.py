@@ -1,4 +1,4 @@
-"""The digest topic and the repair topic: what a node writes of its copies, and what it is asked."""
+"""Writes a node's digests and answers, and reads its commands from the repair topic."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from connectors.kafka.log_ends import ASK_TIMEOUT_S, watermarks
 from delayservice.replicas.commands import Command, Report, decode_message
 
 REMEMBERED_MS: Final = 3_600_000
-"""How far back a node that starts looks for commands it was not there for."""
+"""Age up to which a starting node takes commands that were written before, in ms."""
 
 _Heard = Callable[[KafkaError | None, object], None]
 
@@ -22,7 +22,8 @@ _log = structlog.get_logger(__name__)
 
 
 class CopyLog:
-    """Writes digests and answers; without a transaction, for they are only about the copies.
+    """Writer of digests and answers. It uses no transactions, as these records only describe
+    copies.
 
     Args:
         client: options of the client.
@@ -55,7 +56,7 @@ class CopyLog:
         self._produce(self._digests, key, value, report)
 
     def answer(self, plan: str, value: bytes) -> None:
-        """Write an answer; see the port. One that is lost is asked for again."""
+        """Write an answer; see the port. An answer that is lost is requested again."""
 
         def report(error: KafkaError | None, _message: object) -> None:
             if error is not None:
@@ -71,22 +72,22 @@ class CopyLog:
             report(KafkaError(KafkaError._QUEUE_FULL), None)  # noqa: SLF001 (its public name)
 
     def serve(self) -> None:
-        """Hear what became of what was written."""
+        """Handle the delivery reports that have come."""
         self._producer.poll(0)
 
     def flush(self, timeout_s: float) -> None:
-        """Wait until everything is written, or the time is over."""
+        """Wait until every record is written, or the time is over."""
         self._producer.flush(timeout_s)
 
 
 class RepairWatcher:
-    """Follows the commands for one node in the repair topic; see ``control_topics.ControlTopic``.
+    """Reader of the commands for one node in the repair topic; a ``control_topics.ControlTopic``.
     Commands of the last hour that this node has not answered come first.
 
     Args:
         topic: the repair topic.
-        node_id: this node.
-        give: given each command, in order, by the reading thread.
+        node_id: id of this node.
+        give: called with each command, in order, by the reading thread.
     """
 
     def __init__(self, topic: str, node_id: str, give: Callable[[Command], None]) -> None:
@@ -94,10 +95,11 @@ class RepairWatcher:
         self._node_id = node_id
         self._give = give
         self._waiting: dict[tuple[str, int], Command] | None = {}
-        """Commands of the past without an answer; None: the past is over."""
+        """Commands from before the start that have no answer; None: the end of the log was reached.
+        """
 
     def begin(self, consumer: Consumer) -> tuple[int, int]:
-        """Begin with what is remembered; see the protocol."""
+        """Begin ``REMEMBERED_MS`` before now; see the protocol."""
         self._waiting = {}
         since = TopicPartition(self.topic, 0, int(time.time() * 1000) - REMEMBERED_MS)
         (found,) = consumer.offsets_for_times([since], timeout=ASK_TIMEOUT_S)
@@ -107,7 +109,7 @@ class RepairWatcher:
         return (found.offset if found.offset >= 0 else high), high
 
     def take(self, key: bytes | None, value: bytes | None) -> None:  # noqa: ARG002  # as the protocol
-        """Take a command, or the answer to one."""
+        """Handle a command for this node, or this node's answer to one."""
         said = decode_message(value or b"")
         if isinstance(said, Command) and said.node == self._node_id:
             if self._waiting is None:
@@ -118,11 +120,11 @@ class RepairWatcher:
             self._waiting.pop((said.plan, said.step), None)
 
     def at_end(self) -> None:
-        """Give what waits; see the protocol."""
+        """Give the commands that have no answer; see the protocol."""
         waiting, self._waiting = self._waiting, None
         for command in (waiting or {}).values():
             self._give(command)
 
     def failed(self, why: str) -> None:
-        """Without this topic a node does all else."""
+        """Log that commands can't be read; other work of the node does not depend on them."""
         _log.warning("repair_topic_not_read", topic=self.topic, why=why)

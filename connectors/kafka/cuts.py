@@ -9,16 +9,17 @@ from typing import Final
 from delayservice.engine.ports import ReadBack
 
 _CUTS_MAX: Final = 16
-"""Cuts that a slice may leave untaken; the oldest go."""
+"""Number of cuts kept for a slice until they are taken; beyond, the oldest are dropped."""
 _SHIFT_MS: Final = 7_919
-"""Time between the cuts of neighbouring slices, so that they do not all come at once."""
+"""Time between the cuts of neighbouring slices, in ms, which spreads the comparisons."""
 
 
 class Cuts:
-    """The cuts of all slices that were not taken yet.
+    """Cuts of all slices that have not been taken yet.
 
     Args:
-        interval_ms: one checkpoint of a slice in this time is a cut; 0: there are none.
+        interval_ms: length of the intervals in each of which one checkpoint of a slice is a cut;
+            0: there are no cuts.
     """
 
     def __init__(self, interval_ms: int) -> None:
@@ -26,8 +27,8 @@ class Cuts:
         self._untaken: dict[int, deque[ReadBack]] = {}
 
     def note(self, slice_no: int, before: ReadBack, read_back: ReadBack) -> None:
-        """Keep a checkpoint if it is the first of an interval. The first checkpoint that is read of
-        a slice is never a cut: the one before it is unknown.
+        """Keep a checkpoint as a cut if it is the first in its interval. The first checkpoint that
+        is read of a slice is never a cut: the one before it is unknown.
         """
         every_ms, shift_ms = self._interval_ms, slice_no * _SHIFT_MS
         if not every_ms:
@@ -36,7 +37,7 @@ class Cuts:
             self._untaken.setdefault(slice_no, deque(maxlen=_CUTS_MAX)).append(read_back)
 
     def take(self, slice_no: int) -> Sequence[ReadBack]:
-        """Return the cuts of a slice, and forget them."""
+        """Return the cuts of a slice and remove them."""
         cuts = self._untaken.get(slice_no)
         if not cuts:
             return ()

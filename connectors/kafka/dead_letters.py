@@ -1,4 +1,4 @@
-"""The dead-letter topic, read whole, and the transactions of a replay."""
+"""Reads the dead-letter topic, and replays dead letters in transactions."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ from delayservice.contract.dead_letters import (
 from delayservice.contract.entry import Row
 
 FIRST_LOOK: Final = 2
-"""Offsets of each partition that a survey looks at first: so few that the newest are seen, however
-large they are."""
+"""Offsets of each partition that a survey reads first: few, so that the newest letters are seen
+even if they are large."""
 _MORE: Final = 16
-"""Each further look takes so many times as many."""
+"""Factor by which each further read of a survey is longer."""
 
 INIT_TIMEOUT_S: Final = 60.0
 COMMIT_TIMEOUT_S: Final = 30.0
@@ -43,13 +43,13 @@ Place: TypeAlias = tuple[int, int]
 """Partition and offset in the dead-letter topic."""
 Replay: TypeAlias = tuple[DeadLetter, Rewritten]
 Advance: TypeAlias = Callable[[int], None]
-"""Told how many offsets were read."""
+"""Function that is called with the number of offsets just read."""
 
 READ_COMMITTED: Final = IsolationLevel.READ_COMMITTED
 READ_UNCOMMITTED: Final = IsolationLevel.READ_UNCOMMITTED
 
 _OF_ONE_RECORD: Final = REFUSALS.keys()
-"""Errors that leave the other records of a batch alone."""
+"""Error codes that concern one record of a batch and not the others."""
 
 
 def partition_counts(admin: KafkaAdmin) -> dict[str, int]:
@@ -70,10 +70,10 @@ class Survey:
     """The newest dead letters.
 
     Attributes:
-        letters: newest first.
-        replayed: what was replayed, as far as its markers were seen.
-        held: offsets that the topic holds.
-        looked_at: so many of them were looked at, from the end.
+        letters: the letters, newest first.
+        replayed: places of replayed letters, as far as their markers were read.
+        held: number of offsets that the topic holds.
+        looked_at: number of these that were read, from the end.
     """
 
     letters: list[Heading]
@@ -83,10 +83,10 @@ class Survey:
 
 
 class DeadLetterTopic:
-    """The dead-letter topic as far as it went when this was made, read committed.
+    """The dead-letter topic up to its end at the time of construction, read committed.
 
-    Open transactions below that end are waited for: a replay that has just been committed must be
-    seen, whatever the service has open before it.
+    Open transactions below that end are waited for: a replay that was just committed must be seen,
+    even behind an open transaction of the service.
     """
 
     def __init__(
@@ -101,10 +101,11 @@ class DeadLetterTopic:
 
         Args:
             topic: the dead-letter topic.
-            partitions: how many it has.
+            partitions: its number of partitions.
             client: options of a consumer.
-            admin: asks.
-            last: only so many offsets at the end of each partition, and nothing is waited for.
+            admin: client to ask with.
+            last: number of offsets to read at the end of each partition, without waiting for open
+                transactions; None: all.
 
         Raises:
             KafkaEdgeError: the cluster does not say.
@@ -114,18 +115,18 @@ class DeadLetterTopic:
         isolation = READ_UNCOMMITTED if last is None else READ_COMMITTED
         whole = [log_bounds(admin, topic, p, isolation)[:2] for p in range(partitions)]
         self.held = sum(end - start for start, end in whole)
-        """Offsets that the topic holds."""
+        """Number of offsets that the topic holds."""
         self._bounds = [
             (start if last is None else max(start, end - last), end) for start, end in whole
         ]
 
     @property
     def length(self) -> int:
-        """Number of offsets that one reading takes."""
+        """Number of offsets that one complete read covers."""
         return sum(end - start for start, end in self._bounds)
 
     def replayed(self, advance: Advance) -> frozenset[Place]:
-        """Return what was replayed before, by its markers.
+        """Return the places of the letters that were replayed before, read from markers.
 
         Raises:
             KafkaEdgeError: the topic can't be read.
@@ -137,11 +138,11 @@ class DeadLetterTopic:
         )
 
     def survey(self, code: str | None, bytes_max: int) -> Survey:
-        """The newest letters and what was replayed, from the end of the topic backwards.
+        """Return the newest letters and replay markers, read backwards from the end of the topic.
 
         Args:
-            code: only letters with this code; None: all.
-            bytes_max: about so much is read. The look that goes beyond is not counted.
+            code: code of the letters to return; None: all.
+            bytes_max: approximate number of bytes to read; the part that goes beyond is dropped.
 
         Raises:
             KafkaEdgeError: the topic can't be read.
@@ -169,7 +170,7 @@ class DeadLetterTopic:
         return Survey(letters, frozenset(replayed), self.held, looked_at)
 
     def _looks(self) -> Iterator[tuple[int, tuple[int, int]]]:
-        """Parts of the partitions in turn, the newest first."""
+        """Yield ``(partition, (start, stop))``: ranges of all partitions in turn, newest first."""
         stops = [end for _, end in self._bounds]
         size = FIRST_LOOK
         while any(stop > start for stop, (start, _) in zip(stops, self._bounds, strict=True)):
@@ -182,7 +183,7 @@ class DeadLetterTopic:
             size *= _MORE
 
     def letters(self, advance: Advance) -> Iterator[DeadLetter]:
-        """Every dead letter, in the order of each partition.
+        """Yield every dead letter, in the order of each partition.
 
         Raises:
             KafkaEdgeError: the topic can't be read.
@@ -205,9 +206,9 @@ class DeadLetterTopic:
 
 
 class Replayer:
-    """Writes dead letters to where they came from; exact, because their markers go with them.
+    """A context that replays dead letters to their source, exactly once thanks to markers.
 
-    One at a time for a cluster: a second one fences the first, as the owners of a slice do.
+    A cluster has one replay at a time: a second one fences the first, as the owners of a slice do.
     """
 
     def __init__(self, topic: str, transactional_id: str, client: Mapping[str, str]) -> None:
@@ -229,10 +230,10 @@ class Replayer:
         self._open = False
 
     def __enter__(self) -> Self:
-        """Fence the replays before this one; what they left open is aborted.
+        """Fence earlier replays, which aborts their open transactions.
 
         Raises:
-            KafkaEdgeError: no answer, or not allowed.
+            KafkaEdgeError: the cluster does not answer, or refuses.
         """
         try:
             self._producer.init_transactions(INIT_TIMEOUT_S)
@@ -246,18 +247,18 @@ class Replayer:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Leave no transaction open: consumers of the delay topics would wait for its end."""
+        """Abort an open transaction: consumers of the delay topics would wait for its end."""
         if self._open:
             with suppress(KafkaException):  # the broker ends it when its time is over
                 self._producer.abort_transaction(ABORT_TIMEOUT_S)
 
     def replay(self, replays: Sequence[Replay]) -> dict[Place, str]:
-        """Write these and their markers in one transaction; those that a broker refuses, which are
-        left out, with its words.
+        """Write records and their markers in one transaction; return the broker's reasons for those
+        that it refused, by place. Refused records are left out of the transaction.
 
         Raises:
-            KafkaEdgeError: nothing of them was written; or, as the text says then, that is not
-                known.
+            KafkaEdgeError: no record was written, or it is unknown whether they were; the text says
+                which.
         """
         refused: dict[Place, str] = {}
         while True:
@@ -268,7 +269,7 @@ class Replayer:
             refused |= found
 
     def _attempt(self, replays: Sequence[Replay]) -> dict[Place, str]:
-        """Commit, or abort and say what was refused."""
+        """Commit and return nothing, or abort and return the refused records with their reasons."""
         refused: dict[Place, str] = {}
         failures: list[KafkaError] = []
         try:
@@ -341,7 +342,7 @@ def _note(
     error: KafkaError | None,
     _message: Message | None,
 ) -> None:
-    """The fate of one record; ``place`` None: of a marker, without which nothing is replayed."""
+    """Note the delivery report of one record; ``place`` None: of a marker, which must succeed."""
     if error is None or error.code() in PURGED or error.code() == KafkaError._STATE:  # noqa: SLF001
         return
     if place is not None and error.code() in _OF_ONE_RECORD:

@@ -1,4 +1,4 @@
-"""librdkafka's errors, translated once: what each means for a transaction."""
+"""Groups librdkafka's errors by what each means for a transaction."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ FENCED: Final = frozenset(
         KafkaError.UNKNOWN_PRODUCER_ID,
     }
 )
-"""Another producer with the same transactional id has taken over, or the broker forgot this one.
-The client would recover from some of these by itself, with a higher epoch, and undo a fence: the
-writer is given up."""
+"""Errors after which a writer is given up: another producer with its transactional id has taken
+over, or the broker forgot it. From some, the client would recover with a higher epoch, which undoes
+a fence."""
 
 REFUSALS: Final[dict[int, str]] = {
     KafkaError.MSG_SIZE_TOO_LARGE: TOO_LARGE,
@@ -30,7 +30,7 @@ REFUSALS: Final[dict[int, str]] = {
     KafkaError.INVALID_RECORD: TARGET_REFUSED,
     KafkaError.POLICY_VIOLATION: TARGET_REFUSED,
 }
-"""Errors that concern one record or its target and won't go away: code of the dead letter."""
+"""Codes of dead letters, by permanent errors of one record or its target."""
 
 UNKNOWN_TARGETS: Final = frozenset(
     {
@@ -39,13 +39,13 @@ UNKNOWN_TARGETS: Final = frozenset(
         KafkaError.UNKNOWN_TOPIC_OR_PART,
     }
 )
-"""Errors that may go away when the target is created: its records are parked."""
+"""Errors that end when the target topic is created; until then its records are parked."""
 
 MISSING: Final = UNKNOWN_TARGETS | {KafkaError.TOPIC_AUTHORIZATION_FAILED}
-"""Errors of a topic that does not exist, or that may not be seen."""
+"""Errors of a topic that does not exist or may not be described."""
 
 LOST_TARGETS: Final = UNKNOWN_TARGETS | {KafkaError.TOPIC_AUTHORIZATION_FAILED}
-"""Errors of a target that was good a moment ago: asked again, it is found out and parked."""
+"""Errors of a target that was good before: it is looked up again and its records are parked."""
 
 ABORTABLE: Final = (
     REFUSALS.keys()
@@ -59,15 +59,15 @@ ABORTABLE: Final = (
         KafkaError.OUT_OF_ORDER_SEQUENCE_NUMBER,  # follows a batch that the broker refused
     }
 )
-"""Errors of records and targets after which a transaction is aborted; after any other its writer is
-given up."""
+"""Errors of records and targets after which the transaction is aborted; after any other error the
+writer is given up."""
 
 PURGED: Final = frozenset({KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT})  # noqa: SLF001
-"""Records of a transaction that was aborted on purpose."""
+"""Errors of records that were dropped because their transaction was aborted on purpose."""
 
 
 def error_of(exc: KafkaException) -> KafkaError:
-    """The error that an exception of the client carries."""
+    """Return the error that an exception of the client carries."""
     error = exc.args[0]
     if not isinstance(error, KafkaError):  # pragma: no cover - the client always carries one
         raise TypeError(f"a Kafka exception without a Kafka error: {exc!r}") from exc
@@ -78,8 +78,8 @@ def answer_of(future: Future[Answer], timeout_s: float) -> Answer:
     """Return the result of an admin request.
 
     Raises:
-        KafkaException: the cluster refused it, or did not answer in time: the future itself says
-            that with a ``TimeoutError``, for its request may outlive it.
+        KafkaException: the cluster refused it, or did not answer in ``timeout_s``. It replaces
+            the future's ``TimeoutError``; the request may still be under way.
     """
     try:
         return future.result(timeout_s)

@@ -37,12 +37,12 @@ STALE: Final = frozenset(
         KafkaError.OFFSET_NOT_AVAILABLE,
     }
 )
-"""Answers of a broker that was the leader before, or is to become it."""
+"""Error codes of a broker that no longer leads the partition, or does not lead it yet."""
 _AGAIN_S: Final = 0.1
 
 
 class _Found(NamedTuple):
-    """An offset, and the epoch of its leader; -1: the broker does not say."""
+    """An offset and its leader epoch; -1: the broker does not give one."""
 
     offset: int
     leader_epoch: int
@@ -59,9 +59,9 @@ def log_bounds(
     partition: int,
     isolation: IsolationLevel = IsolationLevel.READ_UNCOMMITTED,
 ) -> Bounds:
-    """Start of the log and its high watermark, open transactions included; with ``READ_COMMITTED``
-    the last stable offset instead, below which none is open. A new leader is asked once, without
-    a wait for an election: the worker's loop asks here.
+    """Return the start of a log and its high watermark, open transactions included; with
+    ``READ_COMMITTED`` the last stable offset instead, which excludes them. A new leader is asked
+    once, without waiting for an election, as the worker's loop calls this.
 
     Raises:
         KafkaEdgeError: the cluster does not say.
@@ -73,15 +73,15 @@ def log_bounds(
 
 
 def many_bounds(admin: AdminClient, places: Collection[Place]) -> dict[Place, Bounds]:
-    """Return the bounds of many logs, asked all at once; a partition whose leader does not answer
-    is left out.
+    """Return the bounds of many logs, asked all at once. Partitions whose leader does not answer
+    are left out.
     """
     first, ends = (_found(_asked(admin, places, spec)) for spec in (EARLIEST, LATEST))
     return {p: Bounds(first[p].offset, *end) for p, end in ends.items() if p in first}
 
 
 def log_ends(admin: AdminClient, places: Collection[Place]) -> dict[Place, int]:
-    """Return high watermarks, asked all at once; a partition whose leader does not answer is left
+    """Return high watermarks, asked all at once. Partitions whose leader does not answer are left
     out.
     """
     return _offsets(_found(_asked(admin, places, LATEST)))
@@ -93,7 +93,8 @@ def offsets_of(
     spec: OffsetSpec,
     isolation: IsolationLevel = IsolationLevel.READ_UNCOMMITTED,
 ) -> dict[Place, int]:
-    """Return one offset of every place, asked all at once; waits while leaders are elected.
+    """Return the offset that ``spec`` selects in each place, asked all at once; waits while leaders
+    are elected.
 
     Raises:
         KafkaEdgeError: the cluster does not say within ``ASK_TIMEOUT_S``.
@@ -121,8 +122,8 @@ def offsets_since(admin: AdminClient, places: Collection[Place], time_ms: int) -
 
 
 def newest_time_ms(admin: AdminClient, places: Collection[Place]) -> int:
-    """Return the latest timestamp of any record of these logs, epoch milliseconds; where the
-    brokers stamp records, their clocks are that far at least. -1: there are no records.
+    """Return the latest timestamp of any record of these logs, epoch milliseconds; -1: there are no
+    records. Where brokers stamp records, it is a lower bound of their clocks.
 
     Raises:
         KafkaEdgeError: the cluster does not say.
@@ -143,8 +144,8 @@ def _asked(
     spec: OffsetSpec,
     isolation: IsolationLevel = IsolationLevel.READ_UNCOMMITTED,
 ) -> _Answers:
-    """Ask once. The client asks the leaders that it remembers, for a quarter of an hour: so topics
-    whose leaders have changed are looked up anew, for the next question.
+    """Ask each leader once; return its answer or error by place. The client remembers leaders for
+    15 min, so topics whose leaders have changed are looked up anew, for the next request.
     """
     if not places:
         return {}
@@ -165,18 +166,18 @@ def _asked(
 def _asked_twice(
     admin: AdminClient, places: Collection[Place], spec: OffsetSpec, isolation: IsolationLevel
 ) -> _Answers:
-    """Ask, and ask again where the first question has found that the leader changed."""
+    """Ask each leader, and ask again where the first answer shows that the leader has changed."""
     answers = _asked(admin, places, spec, isolation)
     again = _stale(answers)
     return answers | _asked(admin, again, spec, isolation)
 
 
 def offset_of(future: Any, timeout_s: float) -> Any:  # noqa: ANN401  # the client leaves it untyped
-    """Return what ``list_offsets`` found for one partition.
+    """Return the answer of ``list_offsets`` for one partition.
 
     Raises:
-        KafkaException: the cluster refused it, or did not answer in time. When the connection to a
-            leader breaks, the client reports no error, but an offset that no log has.
+        KafkaException: the cluster refused it, or did not answer in time. Also for the invalid
+            offset by which the client reports that the connection to a leader broke.
     """
     answer = answer_of(future, timeout_s)
     if answer.offset == OFFSET_INVALID:
@@ -206,7 +207,7 @@ def _stale(answers: _Answers) -> list[Place]:
 
 
 def _known(answers: _Answers) -> dict[Place, _Found]:
-    """Return all of them; raise ``KafkaEdgeError`` for the first that is missing."""
+    """Return all offsets; raise ``KafkaEdgeError`` for the first place without an answer."""
     found = _found(answers)
     for (topic, partition), answer in answers.items():
         if isinstance(answer, KafkaException):

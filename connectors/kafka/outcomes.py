@@ -1,4 +1,4 @@
-"""Hear from the outcomes topic what cancels, fires and replacements did."""
+"""Reads the outcomes of cancels, fires and replacements from the outcomes topic."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ class RecordPlace(NamedTuple):
 
 
 class Outcomes:
-    """The outcomes topic from some point on; a context that closes the consumer.
+    """Reader of the outcomes topic from given offsets on; a context that closes the consumer.
 
     Args:
-        consumer: reads what is committed; nothing is assigned to it yet.
-        topic: of outcomes.
-        ends: where each partition ended before the first control was written.
+        consumer: a read-committed consumer without an assignment.
+        topic: the outcomes topic.
+        ends: end of each partition before the first control was written.
         stopping: ends every wait when it is set.
     """
 
@@ -52,22 +52,23 @@ class Outcomes:
         consumer.assign([TopicPartition(topic, n, end) for n, end in enumerate(ends)])
 
     def __enter__(self) -> Self:
-        """Listen."""
+        """Return this reader."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Let go."""
+        """Close the consumer."""
         self._consumer.close()
 
     def of(
         self, controls: Collection[RecordPlace], timeout_s: float, *, replaces: bool
     ) -> dict[RecordPlace, str]:
-        """Return what controls did: the names of those outcomes that are known in time.
+        """Return the outcomes of controls that are known in time, as names by the control's place.
 
         Args:
-            controls: where they were written.
-            timeout_s: how long to wait for all of them together.
-            replaces: they are schedules, which have no outcome of their own but that of what they
+            controls: places of the controls.
+            timeout_s: longest wait for all of them together, in seconds.
+            replaces: whether the controls are schedules; their outcome is that of the record that
+              they
                 replace.
 
         Raises:
@@ -86,7 +87,7 @@ class Outcomes:
             for headers in self._headers():
                 named = dict(headers)
                 here = b"%b:%b" % (named.get(DELAY_SHARD) or b"", named.get(told_by) or b"")
-                # One that was sent to the home of its id is told of there, by where it was written.
+                # The outcome of a control that was sent home names the place where it was written.
                 control = wanted.get(here) or wanted.get(named.get(sent_by) or b"")
                 if control is not None:
                     found[control] = (named.get(DELAY_OUTCOME) or b"").decode()
@@ -104,7 +105,7 @@ class Outcomes:
 
 
 def together(written: Sequence[RecordPlace], told: Mapping[RecordPlace, str]) -> str | None:
-    """One outcome of controls for one id; nothing was pending only if every place says so."""
+    """Return one outcome for an id; ``not_pending`` only if every place says so; None: unknown."""
     done = next((one for one in told.values() if one != _NOT_PENDING), None)
     if done is not None or len(told) < len(written):
         return done

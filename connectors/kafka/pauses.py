@@ -1,4 +1,4 @@
-"""The pauses topic: what is paused, heard by every node, and how it is written."""
+"""Reads the pauses topic, by which every node knows what is paused."""
 
 from __future__ import annotations
 
@@ -13,46 +13,47 @@ from connectors.kafka.log_ends import watermarks
 from delayservice.engine.pauses import Pause, Paused, Pauses, decode_key, decode_pause, encode_key
 
 _COMPLAIN_S: Final = 3.0
-"""A new topic, or a broker that restarts, takes a moment."""
+"""Time before an unreadable topic is reported, in s: new topics and restarts take a moment."""
 _WAIT_AT_START_S: Final = 30.0
 
 _log = structlog.get_logger(__name__)
 
 
 class PauseWatcher:
-    """Follows the pauses topic; see ``control_topics.ControlTopic``.
+    """Reader of the pauses topic that keeps the pauses in force; a ``control_topics.ControlTopic``.
 
-    Until it was read once, everything counts as paused: what was paused before a restart must not
-    go out in its first second. If that takes too long, nothing does, and ``problem`` says so.
+    Until the topic was read once, everything counts as paused, so that records paused before a
+    restart stay held. After ``_WAIT_AT_START_S`` without success nothing counts as paused, and
+    ``problem`` says so.
 
     Args:
         topic: the pauses topic.
-        on_change: called by the reading thread when something else is paused.
+        on_change: called by the reading thread when the pauses have changed.
     """
 
     def __init__(self, topic: str, on_change: Callable[[], None] = lambda: None) -> None:
         self.topic = topic
         self.newest: Pauses | None = None
         self.problem = ""
-        """Why the topic can't be read, for people; empty: it can."""
+        """Reason why the topic can't be read, for users; empty: it can be read."""
         self._on_change = on_change
         self._found: dict[Paused, Pause] = {}
         self._is_whole = False
         self._failing_s = 0.0
-        """Since when it can't be read, monotonic; 0: it can."""
+        """Time of the first failure to read the topic, monotonic seconds; 0: it can be read."""
 
     def holds(self, topic: str) -> bool:
-        """Return whether nothing of a delay topic is to be settled."""
+        """Return whether settling records of a delay topic is paused."""
         newest = self.newest
         return newest is None or newest.holds(topic)
 
     def why(self, target: str) -> str | None:
-        """Return why nothing may be delivered to a target; None: it is not paused."""
+        """Return why deliveries to a target are paused; None: they are not."""
         newest = self.newest
         return None if newest is None else newest.why(target)
 
     def keys(self) -> list[bytes]:
-        """Return the pauses in force, as keys of the topic."""
+        """Return the pauses in force, as keys of the topic's records."""
         newest = self.newest
         return [] if newest is None else [encode_key(paused) for paused in newest.all]
 
@@ -64,7 +65,7 @@ class PauseWatcher:
         return bounds
 
     def take(self, key: bytes | None, value: bytes | None) -> None:
-        """Note one row; see the protocol."""
+        """Note the pause that a record sets or removes; see the protocol."""
         paused = decode_key(key)
         if paused is not None and value is None:
             self._found.pop(paused, None)
@@ -74,7 +75,7 @@ class PauseWatcher:
             self._changed()
 
     def at_end(self) -> None:
-        """Take what was read for all there is; see the protocol."""
+        """Put the pauses read so far into force; see the protocol."""
         self._failing_s = 0.0
         self.problem = ""
         if not self._is_whole:
@@ -86,8 +87,8 @@ class PauseWatcher:
         self._on_change()
 
     def failed(self, why: str) -> None:
-        """Say so when it lasts. Deliveries wait for the pauses at a start, but not for ever: what
-        can't be read would stop everything.
+        """Report a failure that lasts ``_COMPLAIN_S``. Deliveries wait for the pauses at most
+        ``_WAIT_AT_START_S`` after a start: an unreadable topic would stop everything.
         """
         now_s = time.monotonic()
         self._failing_s = self._failing_s or now_s

@@ -1,9 +1,9 @@
 """Finds out which brokers this node reaches.
 
-An owner with nothing to commit does not notice that it is cut off: no records come, and no error
-either. So this node asks each broker that leads anything for the end of one partition, which no
-other broker can answer. Metadata is asked only for who leads what: any broker gives it, so its
-answer says little of the others, and a missing one little of Kafka.
+An owner that has nothing to commit does not notice that it is cut off: it sees no records and no
+errors. So this node asks each broker that leads a partition for that partition's end, which no
+other broker can answer. Metadata only serves to find the leaders: any broker returns it, so it
+shows little about the others.
 """
 
 from __future__ import annotations
@@ -22,35 +22,35 @@ from connectors.kafka.log_ends import LATEST, offset_of
 from delayservice.engine.ports import Place
 
 CONNECTION: Final = {"socket.timeout.ms": "3000"}
-"""Options of the client to ask with: a connection without an answer is given up after this, else
-metadata would be asked through it for a minute."""
+"""Options of the admin client: a connection is dropped after 3 s without an answer; otherwise
+metadata requests would wait for it for a minute."""
 _EVERY_S: Final = 1.0
 _ANSWER_S: Final = 1.5
 _LOOK_S: Final = 1.0
 _LOST_AFTER: Final = 2
-"""Questions in a row without an answer; one may meet a broker that has just gone, or is busy."""
+"""Unanswered requests in a row that make a broker silent; a busy broker may miss one."""
 _LEADERS_S: Final = 30.0
-"""How old it may be who leads what, while all brokers answer."""
+"""Longest age of the known leaders while all brokers answer, in s."""
 _WELL_S: Final = 3.0
-"""A broker has to be well for this time: nodes hear of the end of a broker at different times, and
-none of them is to be preferred for hearing it first."""
+"""Time for which all brokers must have answered before ``broker`` is cleared, in s: nodes notice a
+change at different times, and the first one to notice must not be preferred."""
 
 _log = structlog.get_logger(__name__)
 
 
 class KafkaReach:
-    """Asks every second, and without a break while an answer is missing.
+    """Checks every second which brokers answer, and at each call while an answer is missing.
 
     Attributes:
-        trouble: why Kafka can't be reached; empty: it can.
-        silent: brokers that did not answer twice in a row although the cluster counts on them.
-        broker: why slices are better owned by a node that reaches all brokers; empty: this one
-            does, and has for a moment.
+        trouble: reason why Kafka can't be reached; empty: it can be reached.
+        silent: ids of leading brokers that did not answer twice in a row.
+        broker: reason why nodes that reach all brokers should own the slices; empty: this one has
+            reached all for ``_WELL_S``.
 
     Args:
-        admin: the client to ask with; nothing else is to use it.
+        admin: an admin client for this purpose only.
         changed: called when ``silent`` has changed.
-        monotonic_s: the clock.
+        monotonic_s: the clock, in seconds.
     """
 
     def __init__(
@@ -64,11 +64,11 @@ class KafkaReach:
         self._monotonic_s = monotonic_s
         self._asked_s = float("-inf")
         self._led: Mapping[int, Place] = {}
-        """A partition that each broker leads."""
+        """One partition that each broker leads, by broker id."""
         self._looked_s = float("-inf")
         self._missed = 0
         self._misses: dict[int, tuple[int, float]] = {}
-        """Questions in a row without an answer, and when the first was asked, by broker."""
+        """Number of requests in a row without an answer, and time of the first, by broker id."""
         self._silent_at_s = float("-inf")
         self.trouble = ""
         self.silent: frozenset[int] = frozenset()
@@ -76,13 +76,13 @@ class KafkaReach:
 
     @property
     def silent_s(self) -> float:
-        """Time for which the first silent broker has not answered, seconds; 0: all answer."""
+        """Time since the first unanswered request to a silent broker, in seconds; 0: all answer."""
         silent = self.silent
         since_s = [first_s for n, (_, first_s) in self._misses.copy().items() if n in silent]
         return self._monotonic_s() - min(since_s) if since_s else 0.0
 
     def check(self) -> None:
-        """Ask when it is time; blocks for seconds when there is no answer."""
+        """Ask the brokers if a second has passed; blocks for seconds when there is no answer."""
         now_s = self._monotonic_s()
         if now_s - self._asked_s < _EVERY_S:
             return
@@ -96,14 +96,14 @@ class KafkaReach:
             self._asked_s = now_s
 
     def _must_look(self, now_s: float, answers: int) -> bool:
-        """Return whether to find out who leads what. A broker that has gone leads nothing after a
-        while, and is not waited for then.
+        """Return whether to read the leaders again. A broker that has stopped leads nothing after a
+        while, and is no longer asked then.
         """
         is_old = now_s - self._looked_s >= _LEADERS_S
         return is_old or not answers or any(n >= _LOST_AFTER for n, _ in self._misses.values())
 
     def _look(self) -> str:
-        """Find out who leads what; return why that is not known."""
+        """Read which broker leads which partition; return the error, or an empty text."""
         try:
             found = self._admin.list_topics(timeout=_LOOK_S)
         except KafkaException as exc:
@@ -121,7 +121,7 @@ class KafkaReach:
         return ""
 
     def _ask(self) -> tuple[int, str]:
-        """Ask every broker; return how many have answered, and why another one has not."""
+        """Ask every broker; return the number of answers, and the last error of a silent broker."""
         sent_s, answers, why = self._monotonic_s(), 0, ""
         asked = [(n, self._end_of(place)) for n, place in self._led.items()]
         for number, future in asked:

@@ -1,4 +1,4 @@
-"""Batch limits that topics were found to have: larger batches are refused as a whole."""
+"""Keeps batch limits learned from refusals: a topic refuses a larger batch as a whole."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from connectors.kafka.targets import TargetTopics
 from delayservice.engine.outcome import Output
 
 _LIMITS_MAX: Final = 1_000
-"""Topics whose limits are remembered; after that they are found anew."""
+"""Number of topics whose limits are kept; beyond, all are dropped and learned anew."""
 _NO_LIMIT: Final = 2**31
 
 
 class RecordLimits:
-    """Limits of topics, learned from refusals.
+    """Batch limits of topics, learned from refusals.
 
-    librdkafka never splits a batch that is larger than its topic allows, so records that are small
-    enough one by one would be refused together again and again.
+    librdkafka never splits a batch that is larger than its topic allows. Without a limit here,
+    small records would be refused together again and again.
 
     Args:
-        targets: says what a topic takes at most (``max.message.bytes``).
-        compresses: whether the client compresses. The size of a record is not known then, and
-            none is judged before it was sent.
+        targets: gives a topic's ``max.message.bytes``.
+        compresses: whether the client compresses. Then a record's size is unknown, and no record
+            is refused before it was sent.
     """
 
     def __init__(self, targets: TargetTopics, *, compresses: bool) -> None:
@@ -31,7 +31,7 @@ class RecordLimits:
         self._compresses = compresses
         self._limits: dict[str, int] = {}
         self._batched: dict[str, int] = {}
-        """Bytes that were sent and may share a batch with the next record, by topic."""
+        """Bytes sent that may share a batch with the next record, by topic."""
         self._refused: set[str] = set()
 
     def __contains__(self, topic: str) -> bool:
@@ -39,7 +39,7 @@ class RecordLimits:
         return topic in self._limits
 
     def __bool__(self) -> bool:
-        """Return whether any topic is."""
+        """Return whether any topic is known to refuse large batches."""
         return bool(self._limits)
 
     def note_refused(self, topic: str) -> None:
@@ -47,7 +47,7 @@ class RecordLimits:
         self._refused.add(topic)
 
     def learn(self) -> None:
-        """Ask what the topics take at most that refused a batch since the last call."""
+        """Look up the limits of the topics that refused a batch since the last call."""
         for topic in self._refused:
             self._learn(topic)
         self._refused.clear()
@@ -60,9 +60,9 @@ class RecordLimits:
             self._limits[topic] = limit
 
     def outgrown(self, outputs: Sequence[Output]) -> dict[int, str]:
-        """Return the offsets of outputs that are too large for certain, with their topics: all at
-        once, for the client stops at the first that the broker refuses. A limit may have been
-        raised meanwhile, so it is asked again before anything is refused by it.
+        """Return the topics of all outputs that exceed a limit, by offset: all at once, since the
+        client stops at the first refused record. Limits are looked up again first, as they may have
+        been raised.
         """
         if not self._limits or self._compresses:
             return {}
@@ -75,21 +75,21 @@ class RecordLimits:
         return _bytes_of(output) > self._limits.get(output[1], _NO_LIMIT)
 
     def must_flush(self, output: Output) -> bool:
-        """Return whether a batch with this output would be too large."""
+        """Return whether the current batch and this output together exceed the topic's limit."""
         topic = output[1]
         return self._batched.get(topic, 0) + _bytes_of(output) > self._limits.get(topic, _NO_LIMIT)
 
     def sent(self, output: Output) -> None:
-        """Count an output into the batch that is being made for its topic."""
+        """Count an output into the current batch of its topic."""
         topic = output[1]
         self._batched[topic] = self._batched.get(topic, 0) + _bytes_of(output)
 
     def flushed(self) -> None:
-        """Note that nothing that was sent waits for its batch any longer."""
+        """Note that all records were sent, so every topic begins a new batch."""
         self._batched.clear()
 
 
 def _bytes_of(output: Output) -> int:
-    """Return what an output takes in a batch of its own, uncompressed, in bytes."""
+    """Return the size of an output in a batch of its own, uncompressed, in bytes."""
     _, _, _, key, value, headers, _, _ = output
     return batch_bytes(key, value, headers)

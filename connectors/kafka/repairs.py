@@ -1,4 +1,4 @@
-"""Commands to the nodes about their copies, and their reports: the other end of ``copies``."""
+"""Sends commands about copies to the nodes and reads their reports; counterpart of ``copies``."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ _WAIT_S: Final = 0.2
 
 
 class RepairDesk:
-    """Writes commands and waits for their reports.
+    """A client that writes commands and waits for their reports.
 
     Args:
         client: options of the client, as ``Kafka.client_config`` gives them.
         topic: the repair topic.
-        stop: ends the waiting.
+        stop: ends the waiting when it is set.
     """
 
     def __init__(
@@ -41,8 +41,8 @@ class RepairDesk:
         self._stop = stop or threading.Event()
 
     def ask(self, commands: Sequence[Command], timeout_s: float) -> Iterator[Report]:
-        """Write ``commands``, and give their reports as they come, until each has one or the time
-        is over: what has none then was not answered.
+        """Write ``commands`` and yield their reports as they come, until each has one or
+        ``timeout_s`` is over.
 
         Raises:
             KafkaEdgeError: the topic can't be written or read.
@@ -75,7 +75,7 @@ class RepairDesk:
         consumer.assign([TopicPartition(self._topic, 0, end)])
 
     def send(self, commands: Sequence[Command]) -> None:
-        """Write ``commands``; the caller looks for their answers.
+        """Write ``commands``, without waiting for reports.
 
         Raises:
             KafkaEdgeError: the topic can't be written.
@@ -104,10 +104,10 @@ class RepairDesk:
 
 
 def cluster_id(client: Mapping[str, str]) -> str:
-    """Return the id of a Kafka cluster: a plan is made for one.
+    """Return the id of a Kafka cluster, by which a plan is bound to it.
 
     Raises:
-        KafkaEdgeError: it does not answer.
+        KafkaEdgeError: the cluster does not answer.
     """
     admin = admin_client(client)
     try:

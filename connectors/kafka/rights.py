@@ -1,4 +1,4 @@
-"""The rights of the service on topics, as the brokers report them."""
+"""Reads the rights of the service on topics from the brokers."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ _NAMES: Final = {READ: "Read", WRITE: "Write"}
 class Access:
     """A topic as this client may see it.
 
-    ``partitions`` is 0 when it does not exist, or may not be described: then ``operations`` is
-    empty. ``operations`` is None when the cluster does not tell. ``in_sync`` is how many copies of
-    each partition are in sync, 0 where there is no leader; ``copies`` is how many there should be;
-    ``leaders`` are the brokers that lead the partitions, -1 where there is none.
-    ``topic_id`` tells a recreated topic from the old one; empty: it can't be described.
+    ``partitions`` is 0 when the topic does not exist, or may not be described: then ``operations``
+    is empty. ``operations`` is None when the cluster does not tell. ``in_sync`` is the number of
+    copies in sync of each partition, 0 without a leader; ``copies`` is the number of replicas
+    assigned; ``leaders`` are the brokers that lead the partitions, -1 without a leader.
+    ``topic_id`` differs between a recreated topic and the old one; empty: it can't be described.
     """
 
     partitions: int
@@ -40,7 +40,7 @@ class Access:
     leaders: tuple[int, ...] = ()
 
     def lacks(self, *needed: AclOperation) -> list[str]:
-        """Return the needed rights that are missing, by name."""
+        """Return the names of the needed rights that are missing."""
         if self.operations is None:
             return []
         return [_NAMES[one] for one in needed if one not in self.operations]
@@ -57,13 +57,13 @@ def ask_access(
     *,
     may_lack: bool = False,
 ) -> dict[str, Access]:
-    """Return how this client may use each of these topics.
+    """Return this client's access to each of these topics.
 
     Args:
-        admin: asks.
-        topics: their names.
-        timeout_s: how long to wait for the answer, seconds.
-        may_lack: leave out a topic of which the cluster says nothing, as long as it does of others.
+        admin: client to ask with.
+        topics: names of the topics.
+        timeout_s: longest wait for the answer, in seconds.
+        may_lack: whether to leave out topics without an answer, if others have one.
 
     Raises:
         KafkaEdgeError: the cluster does not answer.
@@ -113,7 +113,7 @@ def _without_answer(name: str, error: KafkaError) -> Access:
 def complaints(
     access: Mapping[str, Access], needed: Mapping[str, Iterable[AclOperation]]
 ) -> list[str]:
-    """``give the service Read and Write on TOPIC`` for each that lacks a right."""
+    """Return ``give the service Read and Write on TOPIC`` for each topic that lacks a right."""
     told = []
     for name, operations in needed.items():
         lacking = access[name].lacks(*operations)

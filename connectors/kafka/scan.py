@@ -1,4 +1,4 @@
-"""Consumers that keep their own position, and scans of a part of a log by one of them."""
+"""Configures consumers that keep their own position, and scans ranges of a log with one of them."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ READ_HINT: Final = "give the service Read on this topic"
 
 
 _headers_of: Final = methodcaller("headers")
-"""``message.headers()``, checked: for a name that is not UTF-8 the client returns a result *and*
-sets an exception. Python notices that in a call from C; in a plain call only until the call is
-optimised, and then the exception appears anywhere later."""
+"""Call of ``message.headers()`` from C. For a name that is not UTF-8 the client returns a result
+*and* sets an exception. A call from C notices it; a plain call does not once it is optimised, and
+the exception appears somewhere later."""
 
 
 def consumer_config(client: Mapping[str, str], name: str) -> dict[str, Any]:
-    """Options of a consumer that keeps its own position, as every consumer of the service does."""
+    """Return the options of a consumer that keeps its own position, as all of the service's do."""
     return {
         "fetch.wait.max.ms": 500,
         "fetch.error.backoff.ms": 100,
@@ -64,7 +64,7 @@ def consumer_config(client: Mapping[str, str], name: str) -> dict[str, Any]:
 
 
 def row_of(message: Any) -> Row:  # noqa: ANN401  # the client's stubs make every field optional
-    """A message as the record reader takes it."""
+    """Return a message as a ``Row``, the form that the record reader takes."""
     try:
         headers = _headers_of(message)
     except (SystemError, UnicodeDecodeError):
@@ -74,8 +74,8 @@ def row_of(message: Any) -> Row:  # noqa: ANN401  # the client's stubs make ever
 
 
 def take(consumer: Consumer, timeout_s: float, limit: int, gather_s: float = 0.0) -> list[Any]:
-    """Return what is there after waiting for the first, and for ``gather_s`` for more: ``consume``
-    alone would wait for the last.
+    """Return the messages available after waiting ``timeout_s`` for the first and ``gather_s`` for
+    more, in seconds; ``consume`` alone would wait for the last.
     """
     return and_more(consumer, consumer.poll(timeout_s), limit, gather_s)
 
@@ -86,12 +86,12 @@ def and_more(
     limit: int,
     gather_s: float,
 ) -> list[Any]:
-    """Return the first message and those that come within ``gather_s``, or nothing."""
+    """Return the first message and those that come within ``gather_s`` s; empty without one."""
     return [] if first is None else [first, *consumer.consume(limit - 1, gather_s)]
 
 
 def topic_ids(admin: AdminClient, topics: Sequence[str]) -> dict[str, str]:
-    """The ids of those of ``topics`` that exist: they tell a recreated topic from the old one."""
+    """Return the ids of the existing ones of ``topics``; a recreated topic has a new id."""
     described = admin.describe_topics(TopicCollection(list(topics)))
     found = {}
     for name, future in described.items():
@@ -112,7 +112,7 @@ def scan_partition(
     stop: int,
     clients: Clients = KAFKA,
 ) -> Iterator[Run]:
-    """Runs of ``[start, stop)``, by a consumer of its own.
+    """Yield the records of ``[start, stop)`` as runs, read with a consumer of their own.
 
     Raises:
         KafkaEdgeError: nothing came for a minute, or the log no longer holds the range.

@@ -1,13 +1,17 @@
-"""Outputs to Kafka: one transactional producer for all slices of a worker, its *writer*.
+"""Writes outputs to Kafka: one transactional producer for all slices of a worker, its *writer*.
 
-``exactly_once``: outputs and checkpoints in one transaction. ``at_least_once``: target outputs by
-an idempotent producer without transactions, flushed; then copies, outcomes, dead letters and the
-checkpoints in a transaction, so that only target records can ever be doubled.
+``exactly_once``: outputs and checkpoints are written in one transaction. ``at_least_once``: target
+outputs are written by an idempotent producer without transactions, and flushed; then requeued
+records, outcomes, dead letters and checkpoints in a transaction. So only target records can be
+doubled.
 
-A commit ends in one of three ways: committed; aborted for certain
-(``TransactionAbortedError``, or ``RefusedError`` when the broker named records); fenced or unknown
-(``OwnershipLostError``): the writer is discarded without an abort, for a delayed EndTxn could hit
-a later transaction (KAFKA-17754), and never used again.
+A commit ends in one of three ways:
+
+- committed
+- aborted for certain: ``TransactionAbortedError``, or ``RefusedError`` when the broker named
+  records
+- fenced or unknown: ``OwnershipLostError``. The writer is discarded without an abort, for a delayed
+  EndTxn could hit a later transaction (KAFKA-17754), and never used again.
 """
 
 from __future__ import annotations
@@ -43,14 +47,15 @@ from delayservice.engine.ports import Control, Place
 
 COMMIT_TIMEOUT_S: Final = 30.0
 ABORT_TIMEOUT_S: Final = 2.0
-"""After that the writer is given up, and the next claimant aborts it in half a second. It takes
-long when a partition of the transaction before takes no marker: nothing can begin until it does."""
+"""Longest wait for an abort, in s; then the writer is given up, and the next claimant aborts its
+transaction in half a second. An abort takes long when a partition of the transaction before takes
+no marker, which blocks every new transaction."""
 FLUSH_STEP_S: Final = 0.1
 UNACKNOWLEDGED_S: Final = 3.0
-"""A transaction is aborted when nothing more is acknowledged for so long: what is left would hold
-up everything else of this worker. A busy broker that goes on acknowledging is waited for."""
+"""Time without an acknowledgement after which a transaction is aborted, in s: the records left
+would hold up this worker. A busy broker that goes on acknowledging is waited for."""
 SLOW_COMMIT_S: Final = 10.0
-"""A commit slower than this may have been retried inside the client: the producer is given up."""
+"""Duration above which a commit may have been retried, in s: the producer is given up."""
 
 _log = structlog.get_logger(__name__)
 
@@ -60,23 +65,23 @@ class Stall:
     """Time for which a flush has made no progress.
 
     Attributes:
-        left: records without an answer, at the least so far.
-        since_s: when that was first so, monotonic.
+        left: smallest number of unacknowledged records so far.
+        since_s: time at which that number was reached, monotonic seconds.
     """
 
     left: int
     since_s: float
 
     def seconds(self, left: int, now_s: float, throttled_until_s: float) -> float:
-        """Take how many records are left now; a wait that a quota asked for does not count."""
+        """Note the records left; return the seconds without progress, waits for quotas excluded."""
         if left < self.left:
             self.left, self.since_s = left, now_s
         return now_s - max(self.since_s, throttled_until_s)
 
 
 class KafkaSink(Writer):
-    """The outputs of one worker. ``open`` and ``commit`` may run on another thread than the rest,
-    but never at the same time.
+    """Writer of one worker's outputs. ``open`` and ``commit`` may run on another thread than the
+    rest, but never at the same time.
     """
 
     def send(self, place: Place, outputs: Sequence[Output]) -> None:
@@ -126,7 +131,7 @@ class KafkaSink(Writer):
         producer.poll(0)
 
     def _takes_on(self, place: Place, offset: int, topic: str, exc: KafkaException) -> bool:
-        """Note why the client does not take a record; whether it takes others."""
+        """Note why the client does not take a record; return whether it takes others."""
         error = error_of(exc)
         if self._broke_off(error):
             return False
@@ -136,8 +141,9 @@ class KafkaSink(Writer):
         return True
 
     def _produce_with_care(self, producer: Producer, place: Place, output: Output) -> bool:
-        """Send to a topic that refuses large batches, or that refused a record a moment ago:
-        batches stay below its limit, and a suspect travels alone. False: the client takes no more.
+        """Send to a topic that refuses large batches, or that just refused a record: batches stay
+        below the limit, and records of a suspect topic are sent one by one. Return whether the
+        client takes more.
         """
         _, topic, partition, key, value, headers, _, offset = output
         if self._limits.must_flush(output):
@@ -161,7 +167,7 @@ class KafkaSink(Writer):
             pass
 
     def commit(self, controls: Sequence[Control]) -> float:
-        """Commit what was sent, and the service's own records; see the port."""
+        """Commit the outputs that were sent and these controls; see the port."""
         self._begin()
         producer = self._fenced_producer
         if self._direct is not None:
@@ -200,10 +206,10 @@ class KafkaSink(Writer):
         produce_patiently(producer, topic, control.value, key, partition, headers=self._headers)
 
     def _flush(self, producer: Producer) -> None:
-        """Wait until everything is at the broker, or a failure is known.
+        """Wait until every record is at the broker, or a failure is known.
 
-        In steps, for once a record of a transaction fails the client sends no other, and to wait
-        for those would take the whole time-out.
+        It waits in steps: after a failed record of a transaction the client sends no others, and
+        waiting for those would take the whole time-out.
         """
         started_s = self._monotonic_s()
         stall = Stall(len(producer), started_s)
@@ -218,8 +224,8 @@ class KafkaSink(Writer):
             self._fail("records were refused by the broker")
 
     def _fail_if_target_is_gone(self) -> None:
-        """A transaction that includes a topic which was deleted meanwhile, or which no broker
-        serves, is retried by the client for as long as it is let.
+        """Abort if a topic of the transaction was deleted or has no leader: the client would retry
+        it until its time-out.
         """
         try:
             gone = self._targets.unserved({(topic, -1) for topic in self._sent_to})
@@ -230,7 +236,7 @@ class KafkaSink(Writer):
             self._fail("; ".join(detail for _, detail in gone.values()))
 
     def _flush_step(self, producer: Producer) -> int:
-        """Return how many records are left; raises when the producer was fenced."""
+        """Flush for 0.1 s; return the number of records left. Raises if the producer is fenced."""
         try:
             return flush(producer, FLUSH_STEP_S)
         except KafkaException as exc:
@@ -249,7 +255,7 @@ class KafkaSink(Writer):
             self._fail(str(error))
 
     def _fail(self, why: str) -> None:
-        """The transaction can't be committed: abort it and say whether records are to blame."""
+        """Abort and raise ``RefusedError`` with refused records, or ``TransactionAbortedError``."""
         self._flush_step(self._fenced_producer)  # reports that are on their way
         self._give_up_unless_abortable()
         refusals, sent_to = dict(self._refusals), set(self._sent_to)
@@ -263,11 +269,12 @@ class KafkaSink(Writer):
         )
 
     def _put_aside(self, waiting: set[Target], sent_to: set[str]) -> frozenset[int]:
-        """Put the targets aside that have not acknowledged in time, and return the slices whose
-        checkpoints have not been. When nothing was acknowledged it is the cluster that is slow.
+        """Stop sending to targets that have not acknowledged in time; return the slices whose
+        checkpoints were not acknowledged. If nothing was acknowledged, the cluster is slow, and no
+        target is put aside.
 
-        A partition that takes no record takes no abort marker either, and until it does the broker
-        lets its writer begin nothing: the writer is given up.
+        A partition that takes no record takes no abort marker either, which blocks every new
+        transaction of its writer: the writer is given up.
         """
         options = self._options
         places = {options.checkpoint_partition(number) for number in self._slices}
@@ -281,11 +288,11 @@ class KafkaSink(Writer):
         return frozenset(n for n in self._slices if options.checkpoint_partition(n) in slow)
 
     def _give_up_unless_abortable(self) -> None:
-        """Abort only for errors of records and targets. After any other, the client would abort,
-        take a higher epoch by itself, and undo a fence.
+        """Raise unless the errors concern records and targets. After any other error, the client
+        would abort, take a higher epoch by itself, and undo a fence.
 
         Raises:
-            OwnershipLostError: there is such an error, in a delivery report or of the transaction.
+            OwnershipLostError: a delivery report or the transaction has such an error.
         """
         for error in self._failed:
             if error.code() in FENCED:
@@ -302,9 +309,9 @@ class KafkaSink(Writer):
             raise OwnershipLostError("a transaction that had failed was committed after all")
 
     def _takes_more(self) -> bool:
-        """Return whether the open transaction is intact. When the coordinator refuses it, no
-        delivery report says so, but the client takes no other record. One that it does take is
-        aborted with the rest.
+        """Return whether the open transaction is intact. When the coordinator refuses it, the only
+        sign is that the client takes no other record. The record that this sends is aborted with
+        the rest.
         """
         try:
             self._fenced_producer.produce(self._options.claims_topic, b"", b"", 0)
@@ -317,7 +324,7 @@ class KafkaSink(Writer):
         return True
 
     def _abort_and_see(self) -> set[Target]:
-        """Abort, and return the partitions whose records had no answer yet: reports of purged
+        """Abort; return the partitions whose records were not acknowledged, as reports of purged
         records name them.
         """
         producer, stuck = self._fenced_producer, self._purged
@@ -327,7 +334,7 @@ class KafkaSink(Writer):
         return stuck | self._purged
 
     def abort(self) -> None:
-        """Drop what was sent; see the port."""
+        """Abort the open transaction and drop its records; see the port."""
         if not self._open:
             return
         producer = self._fenced_producer
@@ -338,8 +345,8 @@ class KafkaSink(Writer):
         self._forget()
 
     def _forbidden(self, error: KafkaError) -> KafkaEdgeError:
-        """A topic could not be added to the transaction, and the client does not say which. Nothing
-        of it is visible, but the broker may know of no transaction that could be aborted.
+        """Return the error for a topic that could not be added to the transaction; the client does
+        not say which. No record is visible, but the broker may have no transaction to abort.
         """
         for topic in self._sent_to:
             self._targets.forget(topic)  # asked again, found forbidden, and parked

@@ -9,7 +9,7 @@ from typing import Final
 from connectors.kafka.topic_terms import BATCH_BYTES
 
 UNKNOWN_AFTER_MS: Final = 1_500
-"""How long the client goes on hoping for a target that has disappeared."""
+"""Time for which the client retries a target topic that has disappeared, in ms."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,18 +17,18 @@ class SinkOptions:
     """Settings of a worker's sink."""
 
     name_prefix: str
-    """Parts of the transactional ids: the service's prefix, the node and the worker."""
+    """Prefix of the transactional ids: the service's prefix, the node and the worker."""
     checkpoint_topic: str
     claims_topic: str
     checkpoint_partition: Callable[[int], int]
-    """Slice to its partition of the checkpoint topic."""
+    """Function from a slice to its partition of the checkpoint topic."""
     exactly_once: bool
     partitioner: str
     client: Mapping[str, str]
-    """librdkafka options: the user's, bootstrap servers included."""
+    """librdkafka options from the settings, bootstrap servers included."""
 
     def transactional(self, writer: str) -> dict[str, str | int | float | bool]:
-        """Return the options of a writer."""
+        """Return the options of the transactional producer ``writer``."""
         return {
             "linger.ms": 5,
             **self._common(),
@@ -37,7 +37,7 @@ class SinkOptions:
         }
 
     def idempotent(self) -> dict[str, str | int | float | bool]:
-        """Return the options of the producer for target records at least once."""
+        """Return the options of the producer that writes target records at least once."""
         return {"linger.ms": 1, **self._common(), "enable.idempotence": True}
 
     def _common(self) -> dict[str, str | int | float | bool]:

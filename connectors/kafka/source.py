@@ -1,7 +1,8 @@
-"""The delay topics' partitions of a worker, read committed.
+"""Reads a worker's partitions of the delay topics, read committed.
 
-A partition's position moves past transaction markers and aborted records only with the end-of-
-partition event, so those events are asked for, and a run says where it stops, not what it holds.
+A partition's position moves past transaction markers and aborted records only with the
+end-of-partition event. So those events are enabled, and a run states the offset where it stops,
+which may lie beyond its last record.
 """
 
 from __future__ import annotations
@@ -37,43 +38,43 @@ from delayservice.engine.ports import Bounds, Place, Run, Trouble
 
 MANY_PLACES: Final = 32
 MANY: Final[dict[str, Any]] = {"fetch.wait.max.ms": 50, "fetch.min.bytes": 8_192}
-"""Options of the consumer at the head of more than ``MANY_PLACES`` logs. Each fetch lists all of
-them, for the client knows no fetch sessions, and with 1,000 that takes 1 to 2 ms of a core on both
-sides: so a fetch waits for some records, and a record waits 50 ms at most.
+"""Options of the consumer at the head of more than ``MANY_PLACES`` logs. The client has no fetch
+sessions, so each fetch lists all logs; with 1,000 that takes 1 to 2 ms of a core on both sides. So
+a fetch waits for some records, and a record waits 50 ms at most.
 
-Measured: docs/internals/measurements.md.
-"""
+Measured: docs/internals/measurements.md."""
 BEHIND: Final[dict[str, Any]] = {"fetch.wait.max.ms": 50}
-"""Options of the consumer that catches up: the end of a log is told only after such a wait."""
+"""Options of the consumer that catches up: the end of a log is reported only after this wait."""
 BEHIND_RECORDS: Final = 2_000
-"""Records of a turn that may come from behind."""
+"""Largest number of records in a turn from partitions that catch up."""
 WAKE_S: Final = 0.1
-"""Longest time until ``wake`` ends a wait for records. Each look takes some 60 µs of a core, so
-0.02 would be a third of what an idle worker costs; a caller that expects to be woken waits less."""
+"""Longest time until ``wake`` ends a wait for records, in s. Each check takes some 60 µs of a core,
+so 0.02 would be a third of an idle worker's cost; a caller that expects ``wake`` waits less."""
 BEHIND_WAIT_S: Final = 0.01
-"""Longest wait for records at the head while partitions catch up."""
+"""Longest wait for records at the head while partitions catch up, in s."""
 
 
 _TRUNCATED: Final = KafkaError(KafkaError._LOG_TRUNCATION).str()  # noqa: SLF001
-"""Part of what the client says of a position that a new leader's log no longer holds (KIP-320); the
-code is the one of every position that is lost."""
+"""Part of the client's message about a position that a new leader's log no longer holds (KIP-320);
+the error code is that of every lost position."""
 
 
 _log = structlog.get_logger(__name__)
 
 
 class KafkaSource:
-    """The delay topics' partitions of a worker. Single-threaded, as the loop that owns it.
+    """Reader of a worker's partitions of the delay topics. Single-threaded, as the loop that owns
+    it.
 
-    Two consumers: partitions begin on the one that catches up, and go over to the one at the head
-    when they have reached the end of their log. So what is read again, after a restart or for a
-    rebuild, queues ahead of nothing that was written just now.
+    It has two consumers: partitions begin on the one that catches up, and move to the one at the
+    head when they reach the end of their log. So records that are read again, after a restart or
+    for a rebuild, do not delay new ones.
 
     Args:
-        client: options of the user's, bootstrap servers included.
-        admin: to ask for the bounds of logs.
-        name: of the clients.
-        places: how many partitions are to be read, about.
+        client: librdkafka options from the settings, bootstrap servers included.
+        admin: client to ask for the bounds of logs.
+        name: name of the clients.
+        places: approximate number of partitions to read.
         clients: makes the consumers.
     """
 
@@ -93,7 +94,7 @@ class KafkaSource:
         self._behind = clients.consumer(self._config | BEHIND)
         self._positions: dict[Place, int] = {}
         self._begun: dict[Place, int] = {}
-        """Where each partition was assigned last."""
+        """Offset at which each partition was last assigned."""
         self._last_read: dict[Place, LastRead] = {}
         self._held: set[Place] = set()
         self._catching_up: set[Place] = set()
@@ -112,8 +113,9 @@ class KafkaSource:
         return self._behind if place in self._catching_up else self._head
 
     def _assign(self, place: Place, offset: int) -> None:
-        """Begin right behind the last record that was read, where that is known: then the client
-        asks the broker whether the log still holds it. Between it and ``offset`` is no other.
+        """Begin right behind the last record that was read, where its epoch is known: then the
+        client asks the broker whether the log still holds it. No record lies between it and
+        ``offset``.
         """
         consumer = self._consumer_of(place)
         epoch, last = self._last_read[place]
@@ -130,7 +132,7 @@ class KafkaSource:
         self._consumer_of(place).incremental_unassign([TopicPartition(*place)])
 
     def drop(self, place: Place) -> None:
-        """Read this partition no longer."""
+        """Stop reading this partition."""
         self._held.discard(place)
         if place in self._positions:
             self._unassign(place)
@@ -138,19 +140,19 @@ class KafkaSource:
         self._catching_up.discard(place)
 
     def pause(self, place: Place) -> None:
-        """Fetch no more of it for now."""
+        """Stop fetching this partition until ``resume``."""
         self._held.add(place)
         if place in self._positions:
             self._consumer_of(place).pause([TopicPartition(*place)])
 
     def resume(self, place: Place) -> None:
-        """Fetch again."""
+        """Fetch a paused partition again."""
         self._held.discard(place)
         if place in self._positions:
             self._consumer_of(place).resume([TopicPartition(*place)])
 
     def poll(self, timeout_s: float, limit: int, gather_s: float = 0.0) -> list[Run]:
-        """Return what is there; see the port."""
+        """Return runs of the records that are available; see the port."""
         messages: list[Any] = []
         if self._catching_up:
             messages = take(self._behind, 0, min(limit, BEHIND_RECORDS))
@@ -164,8 +166,8 @@ class KafkaSource:
         self._is_woken = True
 
     def _await_first(self, timeout_s: float) -> Any:  # noqa: ANN401  # as in ``row_of``
-        """Wait for a record at the head, in steps: the client offers nothing that would end its
-        wait from outside.
+        """Wait for a record at the head, in steps, since the client's own wait can't be
+        interrupted.
         """
         first, left_s = None, timeout_s
         while first is None and not self._is_woken and left_s > WAKE_S:
@@ -216,8 +218,8 @@ class KafkaSource:
         lasts: Mapping[Place, Any],
         messages: Sequence[Any],
     ) -> Iterator[Run]:
-        """The run, or one for each leader epoch in it. To ask each message for its epoch would cost
-        too much; they ascend, so what is the same for the first and the last is for all.
+        """Yield the run, split by leader epoch. Asking each message for its epoch costs too much;
+        epochs ascend, so if first and last are equal, all are.
         """
         if not run.rows:
             yield run
@@ -269,7 +271,7 @@ class KafkaSource:
         return begun is None or (offset is not None and offset < begun)
 
     def take_troubles(self) -> Sequence[Trouble]:
-        """Return what could not be read; see the port."""
+        """Return the partitions that could not be read, and forget them; see the port."""
         taken, self._troubles = self._troubles, []
         return taken
 
@@ -282,15 +284,15 @@ class KafkaSource:
         return topic_ids(self._admin, [topic]).get(topic)
 
     def scan(self, place: Place, start: int, stop: int) -> Iterator[Run]:
-        """Read ``[start, stop)`` aside; see the port.
+        """Yield runs of ``[start, stop)``, read by another consumer; see the port.
 
         Raises:
-            KafkaEdgeError: nothing came for a minute.
+            KafkaEdgeError: nothing came for a minute, or the log no longer holds the range.
         """
         yield from scan_partition(self._config, *place, start, stop, self._clients)
 
     def close(self) -> None:
-        """Release the connections."""
+        """Close both consumers."""
         self._head.close()
         self._behind.close()
 
@@ -301,7 +303,7 @@ def _epoch_of(message: Any) -> int:  # noqa: ANN401  # as in ``row_of``
 
 
 def _split(run: Run, messages: Sequence[Any]) -> Iterator[Run]:
-    """One run for each epoch: a leader has changed in the middle of this one."""
+    """Yield one run for each leader epoch of a run in which the leader has changed."""
     epochs = [
         _epoch_of(message)
         for message in messages

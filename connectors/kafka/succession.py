@@ -1,4 +1,4 @@
-"""The Kafka part of a take-over: claims read back, older writers fenced, checkpoints read.
+"""Does Kafka's part of a take-over: reads claims back, fences older writers, reads checkpoints.
 
 Runs on helper threads; every wait is bounded.
 """
@@ -27,33 +27,33 @@ from delayservice.engine.claims import WRITER, Claimed
 from delayservice.engine.ports import Bounds, Place
 
 FENCES_AT_ONCE: Final = 8
-"""Clients that fence side by side: each takes threads, whatever number of writers died."""
+"""Number of clients that fence side by side; each takes threads, so it is bounded."""
 FENCE_TIMEOUT_S: Final = 20.0
 OWN_FENCE_TIMEOUT_S: Final = 1.0
 CONNECT_TIMEOUT_S: Final = 5.0
 PATIENCE_S: Final = 1.0
-"""How long another writer's open transaction is waited for; then that writer is fenced."""
+"""Wait for another writer's open transaction before that writer is fenced, in s."""
 ANSWER_S: Final = 20.0
-"""How long a take-over waits in all for what it reads."""
+"""Longest wait of a take-over for each of its reads, in s."""
 _FENCED_MAX: Final = 100_000
 
 _log = structlog.get_logger(__name__)
 
 
 class KafkaSuccession:
-    """See ``ports.Succession``. Any helper thread may call it.
+    """Kafka's implementation of ``ports.Succession``. Any helper thread may call it.
 
     Args:
         checkpoints: tails checkpoints and claims.
-        admin: to ask for the ends of logs.
-        consumer: options of the user's, for consumers.
-        producer: the same for producers.
-        checkpoint_topic: its name.
-        claims_topic: its name.
-        legacy_prefix: version 1 had one transactional id for each slice: this, a dash, the slice.
-        confirm: which slices this node is to own, beyond doubt.
+        admin: client to ask for the ends of logs.
+        consumer: librdkafka options from the settings, for consumers.
+        producer: librdkafka options from the settings, for producers.
+        checkpoint_topic: name of the checkpoint topic.
+        claims_topic: name of the claims topic.
+        legacy_prefix: prefix of the transactional ids of version 1, ``PREFIX-SLICE``.
+        confirm: returns which of the given slices this node is certain to own.
         clients: makes producers and consumers.
-        fencing: threads that fence side by side; None: as many as are allowed.
+        fencing: threads that fence side by side; None: ``FENCES_AT_ONCE`` of its own.
     """
 
     def __init__(
@@ -82,12 +82,12 @@ class KafkaSuccession:
         self._fencing = fencing or ThreadPoolExecutor(FENCES_AT_ONCE, "fence")
         self._me = ""
         self._given_up: set[str] = set()
-        """Earlier writers of this process that nothing has fenced yet."""
+        """Earlier writers of this process that have not been fenced yet."""
         self._fenced: dict[str, None] = {}
         self._lock = threading.Lock()
 
     def enter(self, writer: str) -> None:
-        """Take ``writer`` for the own one; see the port."""
+        """Set ``writer`` as this worker's own; see the port."""
         if self._me:
             self._given_up.add(self._me)
         self._me = writer
@@ -98,7 +98,7 @@ class KafkaSuccession:
         return f"{self._legacy_prefix}-{slice_no}" if self._checkpoints.has_legacy else None
 
     def confirm(self, slices: Collection[int]) -> frozenset[int]:
-        """Return those that this node is to own; see the port."""
+        """Return the slices of these that this node is certain to own; see the port."""
         return self._confirm(slices)
 
     def newest(self, slice_no: int) -> bytes | None:
@@ -110,7 +110,7 @@ class KafkaSuccession:
         return many_bounds(self._admin, places)
 
     def await_claims(self, slices: Mapping[int, int]) -> Mapping[int, Claimed]:
-        """Wait until the own claims are read back; see the port."""
+        """Wait until this worker's claims are read back, and return them; see the port."""
         deadline_s = self._clients.monotonic_s() + ANSWER_S
         place, me, stood_at = (self._claims_topic, 0), self._me, -1
         while True:
@@ -186,17 +186,17 @@ class KafkaSuccession:
         return {n: self._checkpoints.newest(n, ANSWER_S) for n in slices}
 
     def _fence_blocker(self, place: Place, stood_at: int, goal: int | None = None) -> int:
-        """Fence the writer whose open transaction keeps a partition from being read on, if it has
-        stood at the same offset since the last look: its first record lies at the last stable
-        offset. A transaction of the own writer ends by itself.
+        """Fence the writer whose open transaction blocks reading a partition, if the last stable
+        offset has not moved since the last look: the writer's first record is there. A transaction
+        of this worker's own writer ends by itself.
 
         Args:
             place: the partition.
-            stood_at: what the last look returned; -1: there was none.
-            goal: where to read to; None: to the end.
+            stood_at: last stable offset that the last look returned; -1: there was none.
+            goal: offset up to which to read; None: the end.
 
         Returns:
-            The last stable offset, if something is open below the goal; else -1.
+            The last stable offset, if it is below the goal; else -1.
         """
         stable = log_bounds(self._admin, *place, IsolationLevel.READ_COMMITTED).end
         end = log_bounds(self._admin, *place).end

@@ -1,4 +1,4 @@
-"""Log events about target topics, and the settings of those topics."""
+"""Logs events of target topics, and reads the settings of those topics."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from connectors.kafka.topic_terms import CONFIGS
 from delayservice.engine.outcome import Target
 
 KNOWN_MAX: Final = 10_000
-"""Topics that are remembered; beyond, a tenth of them is forgotten: first those that nothing can be
-written to, then those that were asked for the longest ago. As many are sought at once."""
+"""Number of topics that are remembered, and that are looked up at once. Beyond it a tenth is
+dropped: first those that can't be written to, then those with the oldest answer."""
 _TOLD_PER_S: Final = 1.0
 _TOLD_AT_ONCE: Final = 20
-"""Log lines about bad targets: per second, and at once after a pause."""
+"""Log lines about bad targets allowed at once; each second allows ``_TOLD_PER_S`` more."""
 
 _log = structlog.get_logger(__name__)
 
 
 class TargetLog:
-    """Log lines about targets, each problem once until it is over.
+    """Logger of target problems that logs each one once until it is over.
 
     Args:
-        now_s: monotonic seconds.
+        now_s: current time, monotonic seconds.
     """
 
     def __init__(self, now_s: float) -> None:
@@ -47,7 +47,7 @@ class TargetLog:
         self._blocked.discard(target)
 
     def blocked(self, target: Target, why: str, now_s: float) -> None:
-        """Log that a target is bad. Of very many targets, some are logged."""
+        """Log that a target is bad; above the allowed rate, only count it."""
         if target in self._blocked:
             return
         if len(self._blocked) >= KNOWN_MAX:
@@ -79,7 +79,7 @@ class TargetLog:
 def topic_settings(
     admin: AdminClient, topics: Collection[str], log: TargetLog, timeout_s: float
 ) -> dict[str, dict[str, str]]:
-    """Return the settings of those topics whose settings may be read."""
+    """Return the settings in ``CONFIGS`` by topic, for topics whose settings can be read."""
     if not topics:
         return {}
     resources = [ConfigResource(ResourceType.TOPIC, topic) for topic in topics]

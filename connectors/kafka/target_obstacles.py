@@ -1,4 +1,4 @@
-"""Why a target topic can't be written to, from what the cluster says of it."""
+"""Decides from a topic's metadata why it can't be written to."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from delayservice.contract.codes import (
 
 
 def is_good(access: Access) -> bool:
-    """Return whether a topic is there and may be written to."""
+    """Return whether a topic exists and may be written to."""
     return access.partitions > 0 and not access.lacks(WRITE)
 
 
 def in_sync_missing(access: Access, config: Mapping[str, str]) -> int:
-    """Return how many copies in sync a topic needs and lacks; 0: it has enough, or there is no
-    leader, for whose election the client waits.
+    """Return the number of copies in sync that a topic needs, if it has fewer; 0: it has enough, or
+    there is no leader, for whose election the client waits.
     """
     in_sync = min(access.in_sync, default=access.copies)
     if in_sync == 0 or in_sync >= access.copies:
@@ -33,8 +33,8 @@ def obstacle_of(
 ) -> tuple[str, str] | None:
     """Return why a target can't be written to, as code and detail; None when it can.
 
-    ``in_sync_needed``: of a topic that was given up; 0 of others: where a leader is elected, the
-    client waits.
+    ``in_sync_needed``: copies in sync that a topic lacking them needs; 0 for other topics: the
+    client waits for an election.
     """
     if access is None:
         return TARGET_UNKNOWN, f"topic {topic} is not known yet"
@@ -55,7 +55,7 @@ def obstacle_of(
 def unreached(
     access: Access | None, topic: str, partition: int, silent: Collection[int]
 ) -> tuple[str, str] | None:
-    """Return why this node can't write to a target that others may write to, as code and detail."""
+    """Return why silent leaders keep this node from a target, as code and detail, or None."""
     if access is None or not silent:
         return None
     found = [n for n, leader in enumerate(access.leaders) if leader in silent]

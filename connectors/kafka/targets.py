@@ -1,5 +1,5 @@
 """Judges target topics from cached metadata, so that a bad target is found when a record is settled
-and never by a transaction that fails.
+and not by a failing transaction.
 """
 
 from __future__ import annotations
@@ -28,26 +28,26 @@ from delayservice.contract.entry import Headers
 from delayservice.engine.outcome import Target
 
 _RECHECK_S: Final = 0.25
-"""How old the answer may be by which a target is found bad. Its topic may have been made since the
-record was parked, which is up to minutes ago."""
+"""Largest age of an answer by which a target is found bad, in s: the topic may have been created
+since the record was parked."""
 _ANSWER_S: Final = 0.5
-"""How long a shard waits for a new answer; then it judges by what is known."""
+"""Time for which a shard waits for a new answer, in s; then the known answer decides."""
 _AWAITED_PER_S: Final = 20
-"""For so many topics shards wait in one second. Records for more are put off, so that a
-flood of new targets holds up nothing else."""
+"""Number of topics per second for which shards wait. Records for others are put off, so that a
+flood of new targets delays nothing else."""
 _WAITED_S: Final = 5.0
-"""How long it is reported that a topic of the service's own took nothing."""
+"""Time for which a failed write to a topic of the service is reported, in s."""
 _TERMS_S: Final = 5.0
-"""How old the settings may be of a topic that takes less than others."""
+"""Largest age of the settings of a topic with limits of its own, in s."""
 _GIVEN_UP_S: Final = 1.0
 _GIVEN_UP_MAX_S: Final = 60.0
-"""How long nothing is sent to a partition that did not acknowledge in time: at first, and at most,
-when that happens again and again. Each time holds up everything else for two seconds."""
+"""Longest pause for a partition that did not acknowledge in time, in s. It begins at
+``_GIVEN_UP_S`` and doubles, as each time-out delays all other records by two seconds."""
 _UNSERVED_TIMEOUT_S: Final = 1.0
-"""A transaction is open meanwhile, and the question is asked again."""
+"""Time-out of ``unserved``, in s: short, as a transaction is open and it is asked again."""
 _KEPT: Final = 0.9
 _ASKED_MAX: Final = 500
-"""Topics of one request."""
+"""Largest number of topics in one request."""
 
 _NEVER_S: Final = float("-inf")
 
@@ -55,7 +55,7 @@ _log = structlog.get_logger(__name__)
 
 
 class _Down(NamedTuple):
-    """A target that was given up: until when, and for how long, monotonic seconds."""
+    """A target that was given up: when that ends, monotonic seconds, and its duration in s."""
 
     until_s: float
     lasts_s: float
@@ -66,14 +66,14 @@ class TargetTopics:
     never wait; ``serve`` asks the cluster, on a thread of its own. Any thread may call the rest.
 
     Args:
-        admin: to ask with.
-        monotonic_s: the clock.
-        why_paused: why nothing is to be delivered to a topic; None: it is.
-        compresses: whether records are compressed on their way.
-        own: topics of the service's own that it writes to: taken for good while the cluster says
-            nothing of them, for they were when the service started.
-        silent: brokers that do not answer this node: nothing is sent to what they lead.
-        is_delay_topic: whether copies and envelopes go to a topic.
+        admin: client to ask with.
+        monotonic_s: the clock, in seconds.
+        why_paused: returns why deliveries to a topic are paused; None: they are not.
+        compresses: whether the client compresses records.
+        own: topics of the service that it writes to. They count as good until the cluster
+            answers, as they were good when the service started.
+        silent: returns the brokers that do not answer this node, whose partitions get no records.
+        is_delay_topic: whether a topic is a delay topic, to which requeued records go.
     """
 
     def __init__(
@@ -98,16 +98,16 @@ class TargetTopics:
         self._asked_s: dict[str, float] = {}
         self._sought: dict[str, float] = {}
         self._wanted_s: dict[str, float] = {}
-        """Since when a record has wanted a new answer, by topic; monotonic seconds."""
+        """Time since which a record has needed a new answer, monotonic seconds, by topic."""
         self._in_sync_needed: dict[str, int] = {}
-        """How many copies in sync a topic needs, by topic that lacks them."""
+        """Number of copies in sync that a topic needs, by topic that lacks them."""
         self._terms = TopicTerms(compresses=compresses)
         self._awaited_s: dict[str, float] = {}
-        """Topics that a shard began to wait for lately, and when, monotonic seconds."""
+        """Time at which a shard began to wait for an answer, monotonic seconds, by topic."""
         self._down: dict[Target, _Down] = {}
         self._waited_for: dict[str, tuple[str, float]] = {}
-        """Topics of the service's own, and partitions of delay topics, that took nothing: why, and
-        when, monotonic seconds."""
+        """Reason and time, monotonic seconds, of failed writes to topics of the service and to
+        partitions of delay topics."""
         self._log = TargetLog(monotonic_s())
         self._lock = threading.Lock()
         self._changes = 0
@@ -143,9 +143,9 @@ class TargetTopics:
         return found
 
     def problems(self) -> list[str]:
-        """Return which topics of the service's own, and partitions of delay topics, took nothing a
-        moment ago, and why, one sentence each. What has to be written there is tried again in each
-        turn.
+        """Return one sentence for each topic of the service, or partition of a delay topic, that
+        could not be written to in the last ``_WAITED_S``, with the reason. Each turn retries the
+        write.
         """
         since_s = self._monotonic_s() - _WAITED_S
         return [
@@ -155,7 +155,7 @@ class TargetTopics:
         ]
 
     def _is_answered(self, topic: str, now_s: float) -> bool:
-        """Return whether what is known of a bad target is new enough, or no new answer comes."""
+        """Return whether a bad target's answer is new enough, or was waited for long enough."""
         asked_s = self._asked_s.get(topic, _NEVER_S)
         is_new = now_s - asked_s < _RECHECK_S or asked_s > self._wanted_s.get(topic, now_s)
         if is_new or now_s - self._seek(topic, now_s) >= _ANSWER_S:
@@ -167,7 +167,7 @@ class TargetTopics:
         return False
 
     def _awaited(self, topic: str, now_s: float) -> str:
-        """Return whether a shard may wait for what is asked about a topic, as a code."""
+        """Return ``TARGET_ASKED`` if a shard may wait for an answer, else ``TARGET_LATER``."""
         awaited = self._awaited_s
         if topic not in awaited and len(awaited) >= _AWAITED_PER_S:
             awaited = {one: since_s for one, since_s in awaited.items() if now_s - since_s < 1}
@@ -188,22 +188,22 @@ class TargetTopics:
         return found
 
     def flushed(self) -> None:
-        """Note that the transaction is over."""
+        """Note that the transaction has ended."""
         self._terms.flushed()
 
     def expect(self, targets: Collection[Target]) -> None:
-        """Look up in the background what is not known; see the port."""
+        """Look up unknown topics of these targets in the background; see the port."""
         for topic in {topic for topic, _ in targets} - self._known.keys():
             self._seek(topic, self._monotonic_s())
 
     def _look_again(self, topic: str, now_s: float, after_s: float) -> None:
-        """Have a topic looked up if what is known of it is older than this."""
+        """Request a look-up of a topic if its answer is at least ``after_s`` old."""
         if now_s - self._asked_s.get(topic, _NEVER_S) >= after_s:
             self._seek(topic, now_s)
 
     def _seek(self, topic: str, now_s: float) -> float:
-        """Have a topic looked up; return since when that is wanted, monotonic seconds. While too
-        many are sought already, it is as if this one had been waited for long enough.
+        """Request a look-up of a topic; return the time since which it is requested, monotonic
+        seconds, or minus infinity while too many topics are requested already.
         """
         with self._lock:
             since_s = self._sought.get(topic, _NEVER_S)
@@ -223,7 +223,7 @@ class TargetTopics:
         )
 
     def _is_given_up(self, target: Target) -> bool:
-        """Return whether a target was given up recently; by key, any of its partitions counts."""
+        """Return whether a target is given up now; partition -1 stands for any partition."""
         if not self._down:
             return False
         now_s, (topic, partition) = self._monotonic_s(), target
@@ -235,13 +235,13 @@ class TargetTopics:
         )
 
     def changed(self) -> None:
-        """Judge every target anew: what is paused, or known, has changed."""
+        """Judge every target anew, because pauses or metadata have changed."""
         with self._lock:
             self._changes += 1
             self.fit.clear()
 
     def forget(self, topic: str) -> None:
-        """Ask again about a topic: the broker says that it is not what the cache says."""
+        """Forget a topic, so that it is looked up again: the broker contradicts the cache."""
         with self._lock:
             self._known.pop(topic, None)
             self._asked_s.pop(topic, None)
@@ -249,7 +249,7 @@ class TargetTopics:
         self.changed()
 
     def give_up(self, targets: Collection[Target]) -> None:
-        """Send nothing for a moment to partitions that did not acknowledge in time."""
+        """Send nothing for a while to partitions that did not acknowledge in time."""
         if not targets:
             return
         now_s = self._monotonic_s()
@@ -264,9 +264,10 @@ class TargetTopics:
         _log.warning("targets_given_up", targets=sorted(f"{t}:{p}" for t, p in targets)[:10])
 
     def unserved(self, targets: Collection[Target]) -> dict[Target, tuple[str, str]]:
-        """Return those of ``targets`` whose records are not acknowledged, asked of the cluster,
-        four times a second at most. What has no leader, or too few copies in sync, counts as down
-        until it is served again: were it in a transaction, that could not be ended.
+        """Return the reasons, as code and detail, by those of ``targets`` that can't acknowledge
+        records. The cluster is asked four times a second at most. A target without a leader or with
+        too few copies in sync counts as down until it is served again: a transaction with it could
+        not end.
 
         Raises:
             KafkaEdgeError: the cluster does not answer.
@@ -282,7 +283,7 @@ class TargetTopics:
         return {target: obstacle for target, obstacle in found.items() if obstacle is not None}
 
     def _note_leaderless(self, topics: Collection[str]) -> None:
-        """The client has waited for an election for long enough."""
+        """Count topics without a leader as down, after the client has waited for an election."""
         with self._lock:
             without = {t for t in topics if t in self._known and 0 in self._known[t].in_sync}
             is_news = not without <= self._in_sync_needed.keys()
@@ -297,14 +298,14 @@ class TargetTopics:
         return None if value is None else int(value)
 
     def serve(self, stopping: threading.Event) -> None:
-        """Look up what is sought, until told to stop."""
+        """Look up requested topics until ``stopping`` is set."""
         while not stopping.is_set():
             self._wake.wait(1.0)
             self._wake.clear()
             self.look_up()
 
     def look_up(self) -> None:
-        """Ask the cluster once for what is sought."""
+        """Ask the cluster once for the requested topics."""
         with self._lock:
             sought = list(self._sought)[:_ASKED_MAX]
         if not sought:
@@ -323,9 +324,9 @@ class TargetTopics:
                     self._sought[topic] = since_s
 
     def _ask(self, topics: Collection[str], timeout_s: float) -> Collection[str]:
-        """Ask the cluster, without the lock: who knows enough must not wait for who does not.
-        Copies in sync are counted before a topic is known: were a record for one that lacks some in
-        a transaction, that could not be ended. Returns those that the cluster answered for.
+        """Ask the cluster without holding the lock; return the topics that it answered for. Copies
+        in sync are counted before a topic counts as known: a transaction with records for a topic
+        that lacks some could not end.
         """
         if not topics:
             return ()
@@ -363,7 +364,7 @@ class TargetTopics:
         return not is_usual or min(access.in_sync, default=0) < access.copies
 
     def _forget_some(self) -> bool:
-        """Forget what is too much; return whether any of it could be written to."""
+        """Drop the topics beyond the limit; return whether any of them could be written to."""
         if len(self._known) <= KNOWN_MAX:
             return False
         order = sorted(

@@ -1,4 +1,4 @@
-"""Configurations of topics: those that they are created with, and problems of those found."""
+"""Configurations with which topics are created, and checks of existing ones."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from collections.abc import Iterable, Mapping
 from typing import Final
 
 LETTER_EXTRA_BYTES: Final = 8 * 1024
-"""Bytes that a dead letter's own headers may take, with its reason and what it asked for."""
+"""Largest size of the headers that a dead letter adds to its record, in bytes."""
 
 
 def delay_topic_problems(config: Mapping[str, str]) -> Iterable[str]:
-    """Yield why a delay topic can't be served with this configuration."""
+    """Yield the reasons why a delay topic can't be served with this configuration."""
     if config.get("message.timestamp.type") != "LogAppendTime":
         yield (
             "message.timestamp.type must be LogAppendTime, for producer timestamps would "
@@ -21,11 +21,11 @@ def delay_topic_problems(config: Mapping[str, str]) -> Iterable[str]:
 
 
 LETTER_CONFIG: Final = {"cleanup.policy": "delete", "max.message.bytes": str(2 * 1024 * 1024)}
-"""A dead letter is larger than the record that it carries."""
+"""Configuration for dead letters, which are larger than their records, and outcomes."""
 
 
 def outlet_problems(name: str, config: Mapping[str, str] | None) -> Iterable[str]:
-    """Yield why a topic for dead letters or outcomes does not take all of them."""
+    """Yield the reasons why a topic for dead letters or outcomes may lose some of them."""
     if config is None:
         return  # what is refused there is found out by the refusal
     if "compact" in config.get("cleanup.policy", ""):
@@ -39,7 +39,7 @@ def outlet_problems(name: str, config: Mapping[str, str] | None) -> Iterable[str
 
 
 def cursor_problems(config: Mapping[str, str]) -> Iterable[str]:
-    """Yield why a topic does not keep the newest record of each key, with the broker's time."""
+    """Yield the reasons why a topic may lose the newest record of a key or the broker's time."""
     policy = config.get("cleanup.policy", "")
     if set(policy.replace(" ", "").split(",")) != {"compact"}:
         yield (
@@ -54,7 +54,7 @@ def cursor_problems(config: Mapping[str, str]) -> Iterable[str]:
 
 
 RETENTION_MS: Final = 7 * 86_400_000
-"""Kafka's own default, so that a created topic keeps at least as much as any other."""
+"""Shortest retention of a created delay topic, in ms: the default of Kafka."""
 
 
 DELAY_CONFIG: Final = {"cleanup.policy": "delete", "message.timestamp.type": "LogAppendTime"}
@@ -66,7 +66,7 @@ DIGEST_CONFIG: Final = {
     "segment.ms": "3600000",
     "min.compaction.lag.ms": "3600000",
 }
-"""Rows are compared at a cut that all copies have, so those just before the newest are kept."""
+"""Configuration of the digest topic; an hour of rows is kept, for a cut that all copies have."""
 
 
 SHORT_CONFIG: Final = {"cleanup.policy": "delete", "retention.ms": str(30 * 86_400_000)}

@@ -1,4 +1,4 @@
-"""Delay topics and other findings of one look at the cluster's topics."""
+"""Data classes for the cluster's topics: delay topics, layout, and findings of one look."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # its stubs d
 )
 
 Brokers: TypeAlias = tuple[tuple[int | None, tuple[int, ...]], ...]
-"""Leader (None: it has none now) and replicas of each partition, in order."""
+"""Leader (None: no leader now) and replicas of each partition, in order."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServedTopic:
-    """A delay topic as the cluster has it now.
+    """A delay topic as it is in the cluster now.
 
     Attributes:
-        problems: why it can't be served, one sentence each; empty when it can.
-        risks: why records may be lost, one sentence each: a topic that is served goes on, with an
-            alarm, and another one is not begun.
+        problems: reasons why it can't be served, one sentence each; empty: it can.
+        risks: reasons why records may be lost, one sentence each. A topic that is served already
+            goes on, with an alarm; another one is not started.
     """
 
     name: str
@@ -32,17 +32,17 @@ class ServedTopic:
     risks: tuple[str, ...] = ()
 
     def at_risk_refused(self) -> ServedTopic:
-        """Return this topic, its risks counted as problems."""
+        """Return this topic with its risks counted as problems."""
         return replace(self, problems=self.problems + self.risks, risks=())
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Settings that stay the same while a worker lives.
+    """Numbers of partitions that stay the same during a worker's lifetime.
 
     Attributes:
-        checkpoint_partitions: of the checkpoint topic.
-        places: partitions of all delay topics together, as of its start.
+        checkpoint_partitions: partitions of the checkpoint topic.
+        places: partitions of all delay topics together, at the worker's start.
     """
 
     checkpoint_partitions: int
@@ -54,9 +54,9 @@ class Look:
     """The findings of one look at the cluster's topics.
 
     Attributes:
-        topics: every delay topic, judged.
-        own_problems: what is wrong with the topics of checkpoints and claims, one sentence each.
-        outlet_problems: what keeps dead letters and outcomes from being written, one sentence each.
+        topics: every delay topic, with its problems and risks.
+        own_problems: problems of the checkpoint and claims topics, one sentence each.
+        outlet_problems: reasons why dead letters and outcomes can't be written, one sentence each.
     """
 
     topics: Sequence[ServedTopic]
@@ -65,7 +65,7 @@ class Look:
 
 
 def copies_of(brokers: Brokers) -> int:
-    """Return how many replicas each partition has at least."""
+    """Return the smallest number of replicas of any partition."""
     return min((len(replicas) for _, replicas in brokers), default=0)
 
 

@@ -1,4 +1,4 @@
-"""Topics that are too small for their cluster, found at the start, while they can still grow."""
+"""Finds topics that are too small for their cluster, at the start, while they can still grow."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import Final
 
 COPIES_WANTED: Final = 3
-"""Copies of a topic that survive a broker's loss while one more is restarted."""
+"""Number of copies with which a topic survives the loss of a broker while another is restarted."""
 
 
 def too_small(
     copies: Mapping[str, int], made: Collection[str], partitions: int, brokers: int
 ) -> Iterable[str]:
-    """Yield what to change before records come, one sentence each.
+    """Yield the changes to make before records come, one sentence each.
 
     Args:
-        copies: by topic of the service, how many copies each of its partitions has at least.
+        copies: smallest number of copies of any partition, by topic of the service.
         made: delay topics that were created at this start.
-        partitions: of each of them.
-        brokers: how many brokers the cluster has.
+        partitions: number of partitions of each of these.
+        brokers: number of brokers in the cluster.
     """
     wanted = min(COPIES_WANTED, brokers)
     by_copies: dict[int, list[str]] = {}

@@ -1,5 +1,5 @@
-"""Knows what topics take, by their own settings, so that nothing is sent that a broker would
-refuse: a refusal aborts the transaction of all other records too.
+"""Checks records against the settings of their topics before they are sent: a refusal by a broker
+would abort the transaction of all other records too.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from delayservice.contract.codes import TARGET_LATER, TARGET_REFUSED, TOO_LARGE
 from delayservice.contract.entry import Headers
 
 BATCH_BYTES: Final = 1_000_000
-"""Bytes that the client puts into one batch of a partition."""
+"""Largest size of a batch that the client makes for a partition, in bytes."""
 CONFIGS: Final = ("max.message.bytes", "cleanup.policy", "min.insync.replicas")
-"""The settings that are read."""
+"""Names of the topic settings that are read."""
 _COMPRESSION: Final = ("compression.type", "compression.codec")
 
 
@@ -27,8 +27,8 @@ class Terms(NamedTuple):
     """The limits of a topic.
 
     Attributes:
-        batch_bytes_max: largest batch, ``max.message.bytes``.
-        needs_key: whether it refuses a record without a key: it is compacted.
+        batch_bytes_max: size of the largest batch, ``max.message.bytes``.
+        needs_key: whether records need a key, as the topic is compacted.
     """
 
     batch_bytes_max: int
@@ -36,28 +36,29 @@ class Terms(NamedTuple):
 
     @property
     def is_usual(self) -> bool:
-        """Return whether it takes every batch of records that are not large themselves."""
+        """Whether the topic takes every batch of records that are not large themselves."""
         return self.batch_bytes_max >= BATCH_BYTES and not self.needs_key
 
 
 class TopicTerms:
-    """Terms of topics, and what the open transaction holds for those that take small batches.
+    """Limits of topics, and the bytes in the open transaction for topics that take small batches.
 
-    librdkafka never splits a batch that is larger than its topic allows. So of one transaction such
-    a topic gets one batch, whatever its partitions; the rest of its records go with later ones.
+    librdkafka never splits a batch that is larger than its topic allows. So a transaction carries
+    at most one batch for such a topic, over all its partitions; its other records go into later
+    ones.
 
     Args:
-        compresses: whether the client compresses: then no record's size is known before.
+        compresses: whether the client compresses; then record sizes are unknown before sending.
     """
 
     def __init__(self, *, compresses: bool) -> None:
         self._compresses = compresses
         self._terms: dict[str, Terms] = {}
         self._batched: dict[str, int] = {}
-        """Bytes of the open transaction, by topic."""
+        """Bytes in the open transaction, by topic."""
 
     def learn(self, topic: str, config: Mapping[str, str]) -> bool:
-        """Take the settings of a topic; return whether its terms have changed."""
+        """Store the settings of a topic; return whether its limits have changed."""
         limit = int(config.get("max.message.bytes", BATCH_BYTES))
         terms = Terms(limit, "compact" in config.get("cleanup.policy", ""))
         before = self._terms.get(topic)
@@ -65,17 +66,17 @@ class TopicTerms:
         return before is not None and before != terms
 
     def forget(self, topics: Iterable[str]) -> None:
-        """Forget these topics."""
+        """Forget the limits of these topics."""
         for topic in topics:
             self._terms.pop(topic, None)
 
     def __contains__(self, topic: str) -> bool:
-        """Return whether the terms of a topic are known."""
+        """Return whether the limits of a topic are known."""
         return topic in self._terms
 
     def are_usual(self, topic: str) -> bool:
-        """Return whether a topic takes every batch of records that are not large themselves, as far
-        as is known.
+        """Return whether a topic takes every batch of records that are not large themselves; true
+        also while its limits are unknown.
         """
         terms = self._terms.get(topic)
         return terms is None or terms.is_usual
@@ -103,5 +104,5 @@ class TopicTerms:
         return None
 
     def flushed(self) -> None:
-        """Note that nothing waits to be sent any longer."""
+        """Note that the transaction has ended, and start counting its bytes anew."""
         self._batched.clear()

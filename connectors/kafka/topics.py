@@ -1,8 +1,8 @@
-"""Topics: which there are, which are missing, and which are unfit to be served.
+"""Finds and creates topics, and judges whether they can be served.
 
 A delay topic that breaks a rule is not served, with an explanation; the others go on. A rule that
-only keeps records from being lost does not stop a topic that is served: that would lose nothing
-less, and what is stored would be late.
+only prevents loss of records does not stop a topic that is already served: stopping it would not
+prevent the loss, and stored records would be late.
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ _log = structlog.get_logger(__name__)
 
 
 _Configs: TypeAlias = Mapping[str, Mapping[str, str] | None]
-"""Configurations by topic; None where the service may read none."""
+"""Configurations by topic; None where the service may not read it."""
 
 
 class TopicKeeper:
-    """Finds delay topics, creates what is missing, and judges what is there."""
+    """A client that finds delay topics, creates missing topics, and judges existing ones."""
 
     def __init__(
         self,
@@ -61,20 +61,21 @@ class TopicKeeper:
         waits_ms: Callable[[], Mapping[str, int]] = dict,
         monotonic_s: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``waits_ms``: how long records of delay topics may have to stay in the log by the
-        contracts in force, ms: see ``longest_waits_ms``; ``monotonic_s``: the clock.
+        """Make a keeper. ``waits_ms``: longest time that a delay topic's log must keep its records
+        under the contracts in force, ms, by topic: see ``longest_waits_ms``; ``monotonic_s``: the
+        clock.
         """
         self._admin = admin
         self._waits_ms = waits_ms
         self._settings = settings
         self._monotonic_s = monotonic_s
         self._made_s: dict[str, float] = {}
-        """When a deleted topic was made again, by topic; monotonic seconds."""
+        """Time at which a deleted topic was made again, monotonic seconds, by topic."""
         self._levels = settings.levels.by_topic
         self._brokers = 0
 
     def prepare(self) -> None:
-        """Create the service's topics and the named delay topics, if settings say so.
+        """Create the service's topics and the named delay topics, if the settings allow it.
 
         Raises:
             KafkaEdgeError: a topic is missing and can't, or must not, be created.
@@ -125,7 +126,7 @@ class TopicKeeper:
         }
 
     def _check_rights(self) -> None:
-        """On what serves every delay topic; a delay topic's own are its own problem."""
+        """Raise ``KafkaEdgeError`` if a right on the service's own topics is missing."""
         topics = self._settings.topics
         needed = {
             topics.checkpoint: (READ, WRITE),
@@ -147,14 +148,14 @@ class TopicKeeper:
                 _log.warning("admin_right_missing", why=complaint)
 
     def _claims_config(self) -> dict[str, str]:
-        """A claim that is lost with a broker could be overlooked: of three copies, two have to have
-        it.
+        """Return the configuration of the claims topic. With three copies, two must have each
+        claim: one that is lost with a broker could be overlooked.
         """
         has_three = self._settings.topics.replication_factor >= _COPIES_FOR_TWO
         return {**CHECKPOINT_CONFIG, **({"min.insync.replicas": "2"} if has_three else {})}
 
     def _make_again(self, name: str) -> Iterable[str]:
-        """Make a topic again that was deleted; yield what is to be said of it."""
+        """Create a deleted topic again; yield the problem to report."""
         waits = f"{name} does not exist: what would be written there waits, with its shard"
         if not self._settings.topics.create:
             yield f"{waits}; create it, or set topics.create"
@@ -170,8 +171,8 @@ class TopicKeeper:
     def _own_problems(
         self, existing: Mapping[str, Brokers], configs: _Configs, layout: Layout | None
     ) -> list[tuple[str, bool]]:
-        """Return what is wrong with the topics that every delay topic needs, and whether a node
-        must not start with it.
+        """Return the problems of the topics that every delay topic needs, each with whether it
+        forbids a node to start.
         """
         topics = self._settings.topics
         wanted = max((copies_of(existing[name]) for name in self._names(existing)), default=1)
@@ -197,10 +198,10 @@ class TopicKeeper:
         return found
 
     def layout(self) -> Layout:
-        """Return what does not change while a worker lives.
+        """Return the numbers of partitions that stay the same during a worker's lifetime.
 
         Raises:
-            KafkaEdgeError: the cluster does not answer, or the checkpoint topic is not there.
+            KafkaEdgeError: the cluster does not answer, or the checkpoint topic does not exist.
         """
         existing, name = self._list(), self._settings.topics.checkpoint
         if not existing.get(name):
@@ -209,7 +210,7 @@ class TopicKeeper:
         return Layout(len(existing[name]), places)
 
     def _names(self, existing: Collection[str]) -> list[str]:
-        """Return the names of the delay topics."""
+        """Return the names of the existing delay topics, sorted."""
         topics = self._settings.topics
         own = set(topics.own)
         return [
@@ -225,7 +226,7 @@ class TopicKeeper:
         return {**DELAY_CONFIG, "retention.ms": str(retention_ms)}
 
     def _retention_ms_needed(self, name: str) -> int:
-        """Return how long the log must keep a record: its wait and the longest outage allowed."""
+        """Return the shortest retention needed, in ms: a record's wait and the outage allowance."""
         waits_ms = self._levels.get(name, self._settings.roll_window_ms)
         return waits_ms + self._settings.outage.allowance_ms
 
@@ -248,8 +249,8 @@ class TopicKeeper:
                     raise KafkaEdgeError(f"topic {name} can't be created: {exc}") from exc
 
     def look(self, layout: Layout) -> Look:
-        """Return what there is, judged. A topic for dead letters or outcomes that is missing is
-        made again, where the service makes its topics.
+        """Return the state and problems of all topics. A missing topic for dead letters or outcomes
+        is created again, if the settings allow it.
 
         Raises:
             KafkaEdgeError: the cluster does not answer.
@@ -336,7 +337,7 @@ class TopicKeeper:
             )
 
     def _configs(self, names: Iterable[str]) -> _Configs:
-        """Return the configuration of each topic; None where the service may read none.
+        """Return the configuration of each topic; None where the service may not read it.
 
         Raises:
             KafkaEdgeError: the cluster does not answer.
@@ -383,7 +384,7 @@ _GROWN: Final = (
 )
 
 _MADE_S: Final = 600.0
-"""How long it is reported that a topic was made again."""
+"""Time for which it is reported that a topic was made again, in s."""
 _MADE_AGAIN: Final = (
     "had been deleted, and was made again: what it held is lost; see that nothing deletes it"
 )

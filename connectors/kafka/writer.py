@@ -1,4 +1,4 @@
-"""A transactional producer, and the delivery reports of what it has sent."""
+"""A transactional producer, and the handling of its delivery reports."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ CONNECT_TIMEOUT_S: Final = 5.0
 
 
 class Writer:
-    """The transactional producer of one worker, and the one without transactions beside it."""
+    """The transactional producer of one worker, and its producer without transactions."""
 
     def __init__(
         self, options: SinkOptions, targets: TargetTopics, clients: Clients = KAFKA
@@ -45,28 +45,29 @@ class Writer:
         self._monotonic_s = clients.monotonic_s
         self._producer: Producer | None = None
         self._headers: list[tuple[str, bytes]] = []
-        """Of the service's own records: whose transaction they are part of."""
+        """Headers of the service's own records, which name the writer of the transaction."""
         self._direct: Producer | None = None
         self._open = False
         self._sent_to: set[str] = set()
         self._failed: list[KafkaError] = []
         self._refusals: dict[tuple[Place, int], tuple[str, str]] = {}
         self._suspects: set[str] = set()
-        """Topics that refused a record, the broker did not say which: their records are sent one
-        by one until a commit succeeds."""
+        """Topics that refused a record which the broker did not name: their records are sent one by
+        one until a commit succeeds."""
         self._purged: set[Target] = set()
         self._throttled_until_s = 0.0
         self._slices: set[int] = set()
-        """Slices whose checkpoints the commit carries."""
+        """Slices whose checkpoints are part of the commit."""
         self._limits = RecordLimits(targets, compresses=compresses(options.client))
         self._refused: set[tuple[Place, int, str]] = set()
-        """Records that a topic refused, whatever was made of them since."""
+        """Records that a topic refused, kept until the next commit even if they are handled
+        otherwise."""
 
     def open(self) -> str:
-        """Make a writer; see the port.
+        """Open a writer with a new transactional id, and return the id; see the port.
 
-        ``init_transactions`` before any connection stands waits for a timer of the client's, 50 ms
-        and often 500; afterwards it takes 10 ms (``bench failover``).
+        A connection is made first: without one, ``init_transactions`` waits for a timer of the
+        client, 50 ms and often 500; with one it takes 10 ms (``bench failover``).
         """
         self.discard()
         writer = self._new_name()
@@ -97,12 +98,12 @@ class Writer:
         return self._clients.producer({**config, **callbacks})
 
     def _note_throttle(self, event: ThrottleEvent) -> None:
-        """A quota makes the broker answer later: its partitions are not to blame for that."""
+        """Note until when a quota delays answers, so that partitions are not blamed for it."""
         until_s = self._monotonic_s() + event.throttle_time
         self._throttled_until_s = max(self._throttled_until_s, until_s)
 
     def discard(self) -> None:
-        """Give the producers up; nothing more of theirs is sent."""
+        """Drop both producers; records that they have not sent yet are purged."""
         for producer in (self._producer, self._direct):
             if producer is not None:
                 producer.purge(blocking=False)
@@ -130,7 +131,7 @@ class Writer:
 
     def _broke_off(self, error: KafkaError) -> bool:
         """Return whether the client takes no more because a record of this transaction has failed
-        already: ``commit`` finds out which.
+        already, and note that; ``commit`` finds out which record.
         """
         if error.code() != KafkaError._STATE:  # noqa: SLF001  # librdkafka's spelling
             return False
@@ -138,7 +139,7 @@ class Writer:
         return True
 
     def _note_failure(self, error: KafkaError | None, message: Message) -> None:
-        """A delivery report of a failure; it does not say which record (no opaque, no headers)."""
+        """Note a failure's delivery report, which has no opaque or headers to name the record."""
         topic, partition = message.topic(), message.partition()
         if error is None or topic is None:
             return
@@ -156,7 +157,7 @@ class Writer:
     def _note_record(
         self, place: Place, offset: int, topic: str, error: KafkaError | None, _message: object
     ) -> None:
-        """The fate of one known record."""
+        """Note the delivery report of one known record."""
         if error is None or error.code() in PURGED:
             return
         self._failed.append(error)
@@ -168,8 +169,8 @@ class Writer:
             self._suspects.add(topic)
 
     def _refuse(self, place: Place, offset: int, topic: str, reason: tuple[str, str]) -> None:
-        """Note that a topic refuses a record for good. A topic that refuses what was made of it as
-        well takes nothing for a while: else the same would be sent and aborted for ever.
+        """Note that a topic refuses a record for good. If it also refuses what replaces the record,
+        it is given up for a while: otherwise the same would be sent and aborted endlessly.
         """
         self._refusals[place, offset] = reason
         if (place, offset, topic) in self._refused:
@@ -187,5 +188,5 @@ class Writer:
 
 
 def concerns_record(error: KafkaError) -> bool:
-    """Return whether an error is about one record or its target."""
+    """Return whether an error concerns one record or its target."""
     return error.code() in REFUSALS or error.code() in LOST_TARGETS

@@ -1,4 +1,4 @@
-"""The former place of ``delayservice/commands/spark_job.py``, kept for one version."""
+"""Former location of ``delayservice/commands/spark_job.py``, kept for one version."""
 
 import runpy
 import sys

@@ -1,12 +1,12 @@
-"""Old name of ``reconcile.store_source``, kept for one version."""
+"""Former name of ``reconcile.store_source``, kept for one version."""
 
 from connectors.spark.reconcile.store_source import StoreSource
 
 
 class WheelSource(StoreSource):
-    """Registers the format under its old name."""
+    """Spark data source that registers the format under its former name."""
 
     @classmethod
     def name(cls) -> str:
-        """The name of the format."""
+        """Return the former name of the format."""
         return "delayservice-wheel"

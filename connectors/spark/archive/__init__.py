@@ -1,4 +1,4 @@
-"""Keeps records of a delay service as Parquet, so that it can be audited when they are gone."""
+"""Keeps records of a delay service as Parquet, so that they can be audited after their deletion."""
 
 from connectors.spark.archive.reading import ARCHIVE, Archive, audit_archive
 from connectors.spark.archive.run import ArchiveOptions, start_archive

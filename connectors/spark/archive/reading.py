@@ -1,4 +1,4 @@
-"""An archive as it lies in its folder, and as an audit reads it."""
+"""Reads an archive from its folder, and audits it."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ from delayservice.base.errors import DelayServiceError
 
 ARCHIVE: Final = f"{ROW_SCHEMA}, value_hash long"
 """Columns of an archive: those of Kafka's records, and the hash of the value (Spark's
-``xxhash64``), which is kept where the value is not."""
+``xxhash64``), which is kept also where the value is not."""
 
 VERSION: Final = 1
 
 
 class BatchFacts(msgspec.Struct, frozen=True):
-    """The facts that an archive keeps about one batch.
+    """Facts that an archive keeps about one batch.
 
     Attributes:
-        ends: topic, partition, and how far the batch reads.
-        cut: a cut that was taken after that was decided, as ``snapshot`` encodes it.
+        ends: topic, partition, and the offset up to which the batch reads it.
+        cut: a cut taken after the ends were decided, encoded by ``snapshot``.
     """
 
     ends: list[tuple[str, int, int]]
@@ -42,12 +42,12 @@ class BatchFacts(msgspec.Struct, frozen=True):
     v: int = VERSION
 
     def ends_by_place(self) -> dict[Place, int]:
-        """Return how far the batch reads each log."""
+        """Return the offset up to which the batch reads each log."""
         return {(topic, partition): end for topic, partition, end in self.ends}
 
 
 class Archive:
-    """A folder with batches."""
+    """A folder with the batches of an archive."""
 
     def __init__(self, path: str) -> None:
         self._path = path.rstrip("/")
@@ -57,12 +57,12 @@ class Archive:
         return f"{self._path}/records/batch={number:08d}"
 
     def commit(self, number: int, facts: BatchFacts) -> None:
-        """Write down that a batch is there."""
+        """Write the facts of a batch, which makes it part of the archive."""
         text = msgspec.json.encode(facts).decode()
         write_text(f"{self._path}/batches/{number:08d}.json", text)
 
     def facts_before(self, number: int) -> BatchFacts | None:
-        """Return the facts of the batch before; None: it is the first one."""
+        """Return the facts of the previous batch; None: this is the first one."""
         numbers = [one for one in self.numbers() if one < number]
         return self._facts(numbers[-1]) if numbers else None
 
@@ -83,11 +83,11 @@ class Archive:
     def cut(self) -> tuple[Cut, Evidence]:
         """Return the newest cut that can be judged.
 
-        The later cursors are those of the newest batch. The earlier ones were read before the ends
-        of all logs were, and the archive has to reach those ends.
+        Its later cursors are those of the newest batch. Its earlier cursors were read before the
+        ends of all logs, and the archive must reach those ends.
 
         Raises:
-            DelayServiceError: there is none yet.
+            DelayServiceError: the archive does not reach a cut yet.
         """
         facts = [self._facts(number) for number in self.numbers()]
         cuts = [snapshot.decode(one.cut) for one in facts]
@@ -100,7 +100,7 @@ class Archive:
         )
 
     def read(self, spark: SparkSession) -> DataFrame:
-        """Return all records, as ``ARCHIVE``."""
+        """Return all records of the archive, with the columns of ``ARCHIVE``."""
         paths = [self.folder(number) for number in self.numbers()]
         return spark.read.schema(ARCHIVE).parquet(*paths)
 
@@ -108,7 +108,7 @@ class Archive:
 def _joined(
     chosen: tuple[Cut, Evidence], cuts: list[tuple[Cut, Evidence]], ends: Mapping[Place, int]
 ) -> tuple[Cut, Evidence]:
-    """Return a cut with the archive's ends, and the newest cut's cursors as the later ones."""
+    """Return a cut with the archive's ends, and the newest cut's cursors as later ones."""
     cut, evidence = chosen
     newest, (_, first) = cuts[-1][0], cuts[0]
     later = {shard.place: shard for shard in newest.shards}
@@ -136,7 +136,7 @@ def _joined(
 
 
 def audit_archive(spark: SparkSession, options: AuditOptions, path: str) -> AuditResult:
-    """Audit what an archive holds; no cluster is asked.
+    """Audit the records of an archive, without any connection to a cluster.
 
     Raises:
         DelayServiceError: the archive can't be read, or does not reach a cut yet; a range is of no
@@ -150,16 +150,16 @@ def audit_archive(spark: SparkSession, options: AuditOptions, path: str) -> Audi
 
 @dataclass(frozen=True, slots=True)
 class ArchivedLogs:
-    """The logs of an archive, as an audit reads them (``audit.logs.Logs``)."""
+    """The logs of an archive in the form that an audit reads (``audit.logs.Logs``)."""
 
     records_kept: DataFrame
 
     def records(self, places: Iterable[Place]) -> DataFrame:
-        """See ``Logs``."""
+        """Return the archived records of the topics of some partitions; see ``Logs``."""
         topics = {topic for topic, _ in places}
         return self.records_kept.where(sf.col("topic").isin(*topics, ""))
 
     def still_true(self, decided: DataFrame, rules: Rules) -> DataFrame:
-        """See ``Logs``: an archive keeps what it has."""
+        """Return the verdicts unchanged, as retention does not affect an archive; see ``Logs``."""
         del rules
         return decided

@@ -1,8 +1,8 @@
-"""Writes what comes to a delay service's topics into an archive, by Structured Streaming.
+"""Writes new records of a delay service's topics into an archive, by Structured Streaming.
 
-Each batch is a folder of Parquet and a file of facts: how far the batch reads each log, and a cut
-that was taken after that was decided. Spark's own checkpoint says which batches are done; one that
-is made again takes the place of its folder and file.
+Each batch is a folder of Parquet and a file of facts: the offset up to which it reads each log, and
+a cut taken after that was decided. Spark's own checkpoint tells which batches are done; a batch
+that is repeated replaces its folder and file.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ class ArchiveOptions:
     """Options of an archive.
 
     Attributes:
-        audit: which topics are read, as an audit reads them; its ``out`` is the archive.
-        interval_ms: time from batch to batch; 0: read what is there, and end.
-        values: keep the values of all records; otherwise only their hashes, but for the service's
-            own copies.
-        records_max: of one batch.
+        audit: topics to read, as for an audit; its ``out`` is the folder of the archive.
+        interval_ms: time between batches, in ms; 0: read the available records, and end.
+        values: whether to keep all values; otherwise only hashes are kept, except for records that
+            the service requeued.
+        records_max: largest number of records in a batch.
     """
 
     audit: AuditOptions
@@ -49,7 +49,7 @@ class ArchiveOptions:
 
 
 def start_archive(spark: SparkSession, options: ArchiveOptions) -> StreamingQuery:
-    """Begin to write, or go on where the last run with the same ``out`` stopped.
+    """Start to write, or continue where the last run with the same ``out`` stopped.
 
     Returns:
         The running query; the caller awaits or stops it.
@@ -73,7 +73,7 @@ def start_archive(spark: SparkSession, options: ArchiveOptions) -> StreamingQuer
 
 
 def _kept(options: ArchiveOptions) -> list[Column]:
-    """Return the columns of ``ARCHIVE``. What the service wrote into a value has to be read."""
+    """Return the columns of ``ARCHIVE``; values that the service wrote are always kept."""
     is_kept = sf.exists("headers", lambda one: one["key"].isin(*COPY_NAMES, *HOME_NAMES))
     value = sf.col("value") if options.values else sf.when(is_kept, sf.col("value"))
     hashed = sf.when(sf.col("value").isNotNull(), sf.xxhash64("value"))
@@ -82,7 +82,7 @@ def _kept(options: ArchiveOptions) -> list[Column]:
 
 
 class _Batches:
-    """Writes batches, on the driver's side."""
+    """Writer of batches, on the driver."""
 
     def __init__(self, options: ArchiveOptions) -> None:
         self._options = options
@@ -99,7 +99,7 @@ class _Batches:
         self._archive.commit(number, BatchFacts(ends, snapshot.encode(cut, evidence)))
 
     def _past(self, number: int, topic_ids: Mapping[str, str]) -> EarlierCut:
-        """Return the facts that the batch before left."""
+        """Return the facts from the previous batch, of topics that were not recreated."""
         before = self._archive.facts_before(number)
         if before is None:
             return NO_PAST
@@ -113,10 +113,10 @@ class _Batches:
         )
 
     def _ends(self, number: int) -> list[tuple[str, int, int]]:
-        """Return how far a batch reads each log, which Spark wrote down before it began.
+        """Return the end of a batch in each log, which Spark wrote before the batch began.
 
         Raises:
-            DelayServiceError: Spark's file is not as this knows it.
+            DelayServiceError: Spark's file has an unknown format.
         """
         path = self._options.audit.path(f"state/offsets/{number}")
         lines = (read_text(path) or "").splitlines()

@@ -1,4 +1,4 @@
-"""The delivery audit: holds what settles records against what the log demands."""
+"""The delivery audit: compares the settlements of records with what the log demands."""
 
 from connectors.spark.audit.frames import findings
 from connectors.spark.audit.options import AuditOptions, OffsetRange

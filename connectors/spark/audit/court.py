@@ -1,4 +1,4 @@
-"""Judges groups of the ledger on the executors, and then what depends on other records of an id."""
+"""Judges groups of ledger rows on the executors, then verdicts that depend on records of one id."""
 
 from __future__ import annotations
 
@@ -53,18 +53,18 @@ JUDGED: Final = (
     "record_id binary, base long, since_ms long, number long, verdict byte, aim long, packed binary"
 )
 """Columns of the judges' rows. ``verdict`` is one of ``verdicts``, ``LINE`` or ``COUNT``
-(``number`` of ``kind``); ``packed`` is a line, or the row of the ledger of what is carried or
-settled."""
+(``number`` records of ``kind``); ``packed`` is a line, or the ledger row of a carried or settled
+record."""
 
 LINE: Final = 4
 COUNT: Final = 5
-"""Verdicts beside those of ``verdicts``."""
+"""Verdicts in addition to those of ``verdicts``: a line of an id's history, and a count."""
 
 _SCHEMA: Final = arrow_schema(JUDGED)
 _ROWS_MAX: Final = 10_000
-"""Rows that are held as objects before they become a batch."""
+"""Largest number of rows that are held as objects before they become a batch."""
 _BLOCK_BITS: Final = 13
-"""Records of so many neighbouring offsets, as a power of two, are judged by one task."""
+"""Size of the block of neighbouring offsets that one task judges, as a power of two."""
 
 _Row: TypeAlias = dict[str, Any]
 _pack: Final = msgspec.msgpack.Encoder().encode
@@ -76,9 +76,9 @@ def judge_records(rows: DataFrame, rules: Rules, *, keeps: bool) -> DataFrame:
     """Return the verdicts on each record by itself, as ``JUDGED``.
 
     Args:
-        rows: rows of ``LEDGER``, all of each record.
-        rules: what to judge by.
-        keeps: whether what is carried and settled is wanted, for a next cut.
+        rows: ledger rows, with all rows of each record.
+        rules: rules to judge by.
+        keeps: whether to return carried and settled records too, for the next cut.
     """
     return (
         rows.repartition("shard", sf.shiftright("offset", _BLOCK_BITS))
@@ -98,13 +98,13 @@ def decide_by_ids(judged: DataFrame, passed: PassedTimes, rules: Rules) -> DataF
 
 
 def ledger_rows(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of the ledger that ``packed``, the only column, holds."""
+    """Yield the ledger rows that the only column, ``packed``, contains."""
     for batch in batches:
         yield batch_of(map(_unpack, batch.column(0).to_pylist()))
 
 
 class Court:
-    """Judges the sorted ledger. Sent to the executors as it is."""
+    """Judge of the sorted ledger; it is sent to the executors."""
 
     def __init__(self, rules: Rules, *, keeps: bool = True) -> None:
         self._rules = rules
@@ -112,7 +112,7 @@ class Court:
         self._counts: Counter[str] = Counter()
 
     def judge(self, batches: Iterable[pa.RecordBatch]) -> Iterable[pa.RecordBatch]:
-        """Yield rows of ``JUDGED``, and at last the counts."""
+        """Yield rows of ``JUDGED``, and finally the counts."""
         lists = ([column.to_pylist() for column in batch.columns] for batch in batches)
         rows = (row for columns in lists for row in map(LedgerRow, *columns))
         with without_collector():
@@ -128,7 +128,7 @@ class Court:
         )
 
     def _of_no_shard(self, rows: Sequence[LedgerRow]) -> Iterator[_Row]:
-        """Count what settles nothing, and find what says so in a wrong way."""
+        """Count outputs that settle nothing, and yield findings for malformed ones."""
         for row in rows:
             what = row.offset
             if what not in (MALFORMED_ROW, NOWHERE):
@@ -181,7 +181,7 @@ def _batches(rows: Iterable[_Row]) -> Iterator[pa.RecordBatch]:
 def _line_of(
     group: Group, found: Sequence[RecordVerdict], rules: Rules
 ) -> tuple[bytes, Line] | None:
-    """Return id and line of a record; None: it bears no id."""
+    """Return the id and history line of a record; None: it has no id."""
     if group.named is not None:
         record_id, line = group.named
         return record_id, line._replace(is_home=line.is_home or bool(group.arrivals))
@@ -219,7 +219,7 @@ def _line(source: SourceRow, group: Group, found: Sequence[RecordVerdict], rules
 
 
 def _line_row(group: Group, record_id: bytes, line: Line) -> _Row:
-    """Return a line, and where its settlement is, for a finding about that."""
+    """Return the row of a line, with the place of its settlement for a finding about it."""
     source = group.source
     row: _Row = {
         "verdict": LINE,
@@ -235,11 +235,11 @@ def _line_row(group: Group, record_id: bytes, line: Line) -> _Row:
 
 
 class PassedTimes:
-    """The latest times at which H passed offsets, from the settlements of what lies behind them.
+    """Latest times at which H passed offsets, derived from settlements of later records.
 
     Args:
         bits: size of a block of offsets, as a power of two.
-        blocks: ``(shard, block, when a record of it was settled at the earliest)``.
+        blocks: ``(shard, block, earliest settlement time of its records in epoch ms)``.
     """
 
     def __init__(self, bits: int = 0, blocks: Iterable[tuple[int, int, int]] = ()) -> None:
@@ -250,7 +250,7 @@ class PassedTimes:
         self._shards = {shard: _suffix_minima(sorted(told)) for shard, told in held.items()}
 
     def at_ms(self, shard: int, offset: int) -> int | None:
-        """Return the instant, epoch milliseconds; None: it is not known."""
+        """Return the latest time at which H passed an offset, epoch ms; None: unknown."""
         blocks, at_ms = self._shards.get(shard, _NOTHING)
         at = int(np.searchsorted(blocks, offset >> self._bits, side="right"))
         return int(at_ms[at]) if at < len(blocks) else None
@@ -266,14 +266,14 @@ def _suffix_minima(held: Sequence[tuple[int, int]]) -> _Minima:
 
 
 class IdCourt:
-    """Judges what depends on other records of the same id. Sent to the executors as it is."""
+    """Judge of what depends on other records of the same id; it is sent to the executors."""
 
     def __init__(self, rules: Rules, passed: PassedTimes) -> None:
         self._rules = rules
         self._passed = passed
 
     def judge(self, batches: Iterable[pa.RecordBatch]) -> Iterable[pa.RecordBatch]:
-        """Yield certain rows of ``JUDGED``, of rows that are sorted by shard, id and offset."""
+        """Yield certain rows of ``JUDGED``; the input is sorted by shard, id and offset."""
         rows = (row for batch in batches for row in batch.to_pylist())
         with without_collector():
             for (shard, name), group in groupby(rows, lambda row: (row["shard"], row["record_id"])):
@@ -299,7 +299,7 @@ class IdCourt:
 
     def _passed_ms(self, shard: int) -> Callable[[int], int | None]:
         def passed_ms(offset: int) -> int | None:
-            """Add how far outputs may be ahead of their checkpoint: that proves nothing yet."""
+            """Return the time plus the grace by which outputs may be ahead of their checkpoint."""
             at_ms = self._passed.at_ms(shard, offset)
             return None if at_ms is None else at_ms + self._rules.grace_ms
 
@@ -308,8 +308,8 @@ class IdCourt:
     def _is_true(
         self, row: _Row, own: ShardRules, history: IdHistory, unseen: Container[int]
     ) -> bool:
-        """Return whether a verdict that depends on the record's canceller is one. Where that may be
-        another one, before those that are known, a settlement that may be unseen is one.
+        """Return whether a verdict's condition on the record's canceller holds. If an earlier,
+        unknown record may be the canceller, an unseen settlement is assumed.
         """
         canceller = history.canceller(row["base"])
         is_known = history.is_certain(row["base"])
@@ -326,7 +326,7 @@ class IdCourt:
 
 
 def _may_matter(line: Line, own: ShardRules) -> bool:
-    """Return whether a judged line may cancel what comes, or has yet to come home."""
+    """Return whether a judged line may cancel later records, or has not come home yet."""
     if not line.settlement:
         return False
     waits = line.kind == HOMEBOUND and line.settlement == "requeued" and not line.is_home

@@ -1,16 +1,16 @@
 """One step of an audit: from the cut before, if there is one, to this one.
 
     1  read     records since the cut before, as rows of the ledger                        ledger
-    2  due      what was pending and may be settled by now, or is named by an id           state
+    2  due      pending records that may be settled by now, or have an id that is named    state
     3  sieve    blocks of plain records that were delivered soundly                        sieve
-    4  match    the rest with what settles it; nearly all of that is done then             match
-    5  look up  what outputs name of records that are not among the rest                   state
-    6  judge    what is left, record by record                                             court
-    7  decide   what depends on other records of the same id                               court
-    8  keep     findings, and what the next step needs                                     state
+    4  match    other records with their outputs, which settles nearly all of them         match
+    5  look up  earlier records that outputs name                                          state
+    6  judge    the remaining records, one by one                                          court
+    7  decide   verdicts that depend on other records of the same id                       court
+    8  keep     findings, and the input of the next step                                   state
 
-Each step writes down what the next one reads, so that nothing is computed twice and memory stays
-bounded. Work follows what is new and what comes due, and not what is pending.
+Each part writes what the next one reads, so that nothing is computed twice and memory stays
+bounded. The work depends on new and due records, and not on the number of pending ones.
 """
 
 from __future__ import annotations
@@ -47,13 +47,13 @@ from connectors.spark.ledger.unread import read_in_python
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """The result of a step.
+    """The result of one step of an audit.
 
     Attributes:
         found: findings, as ``verdicts.FINDING``.
-        unjudged: the same of what could not be judged.
-        counts: records by what became of them.
-        runs: what the next step reads.
+        unjudged: records that could not be judged, in the same columns.
+        counts: number of records by result.
+        runs: stored runs that the next step reads.
     """
 
     found: DataFrame
@@ -64,10 +64,10 @@ class StepResult:
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """Makes one step.
+    """Runner of one step.
 
     Attributes:
-        work: a folder for what the parts of the step hand to each other.
+        work: folder for data that one part of the step hands to the next.
     """
 
     spark: SparkSession
@@ -80,7 +80,7 @@ class Engine:
     counts: Counter[str] = field(default_factory=Counter)
 
     def run(self, held: CarriedState | None = None) -> StepResult:
-        """Make the step; without ``held`` it is the only one, and keeps nothing."""
+        """Run the step; without ``held`` it is the only one, and stores nothing for a next one."""
         rows = self._read()
         if held is not None:
             rows = rows.unionByName(held.beside(rows))
@@ -110,7 +110,7 @@ class Engine:
         return kept(rows, f"{self.work}/{name}", *by)
 
     def _read(self) -> DataFrame:
-        """Return the rows of the ledger that new records make."""
+        """Return the ledger rows of new records."""
         logs, ledger = self.logs, self.ledger
         delayed = {shard.place for shard in self.cut.shards}
         others = self.evidence.spans.keys() - delayed
@@ -137,7 +137,7 @@ class Engine:
     def _odd(
         self, matched: DataFrame, sifted: DataFrame, held: CarriedState | None
     ) -> tuple[DataFrame, DataFrame]:
-        """Return the rows for Python, earlier records that outputs name included; and the rest."""
+        """Return the rows for Python, with earlier records that outputs name; and the rest."""
         odd = unpaired(matched.where(sf.col("status").isin(ODD, UNMATCHED)))
         keys = matched.where(sf.col("status") == UNMATCHED).select(*KEY).distinct()
         if keys.isEmpty():
@@ -152,14 +152,14 @@ class Engine:
         return odd, sifted.join(sf.broadcast(keys), KEY, "left_anti")
 
     def _decided(self, even: DataFrame, matched: DataFrame, judged: DataFrame) -> DataFrame:
-        """Return the verdicts that are certain by now."""
+        """Return the verdicts that are certain after all parts have judged."""
         has_ids = not judged.where(sf.col("verdict") == LINE).isEmpty()
         offsets = sum(span.end - span.start for span in self.evidence.spans.values())
         known = passed(matched, offsets, even) if has_ids else PassedTimes()
         return self.logs.still_true(decide(judged, known, self.rules), self.rules)
 
     def _count(self, even: DataFrame, matched: DataFrame, judged: DataFrame) -> None:
-        """Count records by what became of them."""
+        """Count records by their result."""
         sums = judged.where(sf.col("verdict") == COUNT).groupBy("kind").agg(sf.sum("number"))
         self.counts.update({row[0]: row[1] for row in sums.collect()})
         usual = matched.where(sf.col("status").isin(SOUND, PENDING))

@@ -1,4 +1,4 @@
-"""Facts of the cluster that a verdict rests on: how topics keep their records, and since when."""
+"""Facts of the cluster on which verdicts depend: retention policies, and when logs are complete."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from connectors.spark.ledger.rows import name_hash
 from delayservice.contract import names
 
 CLOCKS_DIFFER_MS: Final = 600_000
-"""No output has a timestamp that is so much before its source record's."""
+"""Largest time by which an output's timestamp precedes its source record's, in ms."""
 
 
 @dataclass(frozen=True, slots=True)
 class EarlierCut:
-    """Facts that an earlier cut left.
+    """Facts from an earlier cut.
 
     Attributes:
-        ends: where it read each log to.
-        starts: the first offset of each shard whose record is known.
-        judged: the first offset of each shard that the verdicts are for.
-        seen_ms: when the partitions got their first records.
-        overdue_ms: what should have been settled before this instant was reported as overdue.
+        ends: offset up to which each log was read.
+        starts: first offset of each shard whose record is known.
+        judged: first offset of each shard that the verdicts are for.
+        seen_ms: time of each partition's first record, epoch ms.
+        overdue_ms: records due to be settled before this time were reported as overdue.
     """
 
     ends: Mapping[Place, int] = field(default_factory=dict)
@@ -45,12 +45,12 @@ class Evidence:
     """Facts about the logs at one cut.
 
     Attributes:
-        spans: the offsets of each log that are read.
-        starts: the first offset of each shard whose record is known.
-        judged: the first offset of each shard that the verdict is for.
-        seen_ms: when the partitions got their first records, as far as they have any.
-        complete_ms: from when on a partition holds all that was written to it; missing: always.
-        policies: how the topics keep their records.
+        spans: offsets of each log that are read.
+        starts: first offset of each shard whose record is known.
+        judged: first offset of each shard that the verdict is for.
+        seen_ms: time of each partition's first record, epoch ms; missing: the partition is empty.
+        complete_ms: time since which a partition has all its records; missing: always.
+        policies: retention policy of each topic.
     """
 
     spans: Mapping[Place, Span]
@@ -62,14 +62,14 @@ class Evidence:
 
 
 def all_of(cut: Cut) -> Evidence:
-    """Return evidence by which all logs of a cut are whole and no target is compacted."""
+    """Return evidence that all logs of a cut are complete and no target is compacted."""
     starts = {shard.place: shard.span.start for shard in cut.shards}
     policies = {topic: Policy(is_compacted=False, is_by_broker=False) for topic, _ in cut.others}
     return Evidence(cut.spans, starts, starts, dict.fromkeys(cut.spans, 0), {}, policies)
 
 
 def gather(client: Mapping[str, str], cut: Cut, past: EarlierCut = NO_PAST) -> Evidence:
-    """Return what is known of the logs at a cut, since an earlier one.
+    """Return the evidence about the logs at a cut, since an earlier one.
 
     Raises:
         KafkaEdgeError: the cluster can't be asked.
@@ -102,7 +102,7 @@ def _judged(
     complete_ms: Mapping[Place, int],
     policies: Mapping[str, Policy],
 ) -> dict[Place, int]:
-    """Return the first offset of each shard of which all evidence still exists."""
+    """Return the first offset of each shard for which all evidence still exists."""
     since_ms = max(
         (
             at_ms
@@ -123,7 +123,7 @@ def _judged(
 
 @dataclass(frozen=True, slots=True)
 class Strictness:
-    """Strictness of the judgement of outputs; ``audit.AuditOptions`` describes each field."""
+    """Limits by which outputs are judged; ``audit.AuditOptions`` describes each field."""
 
     late_ms: int | None = None
     early_ms: int = 0
@@ -163,7 +163,7 @@ def rules_of(
 
 
 def overdue_since_ms(cut: Cut, strictness: Strictness) -> int:
-    """Return the instant before which a record should have been settled that is overdue now."""
+    """Return the time, epoch ms, before which an unsettled record's due time is overdue."""
     overdue_ms = strictness.overdue_ms
     return -NEVER_MS if overdue_ms is None else cut.taken_ms - overdue_ms
 
@@ -193,7 +193,7 @@ def _hashes(topics: Iterable[str]) -> frozenset[int]:
 def _by_topic(
     cut: Cut, topics: Collection[str], at_ms: Mapping[Place, int], default: int
 ) -> dict[int, tuple[int, ...]]:
-    """Return instants by topic and partition."""
+    """Return times by topic and partition; ``default`` where there is none."""
     return {
         name_hash(topic): tuple(
             at_ms.get((topic, number), default) for number in range(cut.partitions[topic])

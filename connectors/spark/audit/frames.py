@@ -1,7 +1,7 @@
 """The audit as functions of data frames: rows of the ledger in, findings out.
 
-They run on the session of what they are given, whatever it is read from, and know no Kafka. The
-engine writes down what goes from one to the next; ``findings`` puts them together for others.
+They run on the session of their input, from any source, and need no Kafka. The engine stores the
+result of each; ``findings`` combines them for other callers.
 """
 
 from __future__ import annotations
@@ -22,25 +22,25 @@ from connectors.spark.ledger.facts import NAMED
 from connectors.spark.ledger.rows import NO_SHARD, name_hash
 
 _PASSED_MAX: Final = 500_000
-"""Blocks of offsets of which the driver keeps when H had passed them."""
+"""Largest number of offset blocks for which the driver keeps the time at which H passed them."""
 _USUAL: Final = Strictness()
 
 
 def findings(
     ledger: DataFrame, cut: Cut, evidence: Evidence | None = None, strictness: Strictness = _USUAL
 ) -> DataFrame:
-    """Return what is wrong with the records of a ledger, and what could not be judged.
+    """Return errors in the records of a ledger, and records that could not be judged.
 
     Args:
-        ledger: as ``connectors.spark.ledger.ledger`` gives it. It is read several times: persist
+        ledger: a ledger from ``connectors.spark.ledger.ledger``. It is read several times: persist
             or write it first if that costs.
-        cut: the cut that it was read at.
-        evidence: what is known of the logs; None: they are whole.
-        strictness: how strictly to judge.
+        cut: the cut at which it was read.
+        evidence: facts about the logs; None: they are complete.
+        strictness: limits to judge by.
 
     Returns:
-        Rows of ``FINDING`` and ``is_finding``: false of what could not be judged, whose kind is the
-        reason. Where records bear ids, a job runs before this returns.
+        Rows of ``FINDING`` and ``is_finding``, which is false for records that could not be judged;
+        their kind is the reason. Where records have ids, a job runs before this returns.
     """
     rules = rules_of(cut, all_of(cut) if evidence is None else evidence, strictness)
     matched = match(ledger, rules)
@@ -53,17 +53,17 @@ def findings(
 
 
 def apart(ledger: DataFrame) -> DataFrame:
-    """Return the rows of the ledger that are judged without being matched."""
+    """Return the ledger rows that are judged without being matched."""
     return ledger.where((sf.col("shard") == NO_SHARD) | (sf.col("role") == NAMED))
 
 
 def passed(matched: DataFrame, offsets: int, even: DataFrame | None = None) -> PassedTimes:
-    """Return when H had passed the blocks of offsets that sound records are in.
+    """Return the times at which H had passed the blocks of offsets of sound records.
 
     Args:
-        matched: as ``match`` gives it.
-        offsets: how many were read, which says how large a block is.
-        even: blocks of sound records beside those, as ``blocks_of`` gives them.
+        matched: the result of ``match``.
+        offsets: number of offsets that were read, which determines the size of a block.
+        even: further blocks of sound records, from ``blocks_of``.
     """
     bits = max(BLOCK_BITS, (offsets // _PASSED_MAX).bit_length())
     sound = matched.where(sf.col("status") == SOUND)
@@ -83,7 +83,7 @@ def decide(judged: DataFrame, known: PassedTimes, rules: Rules) -> DataFrame:
 
 
 def named(decided: DataFrame, cut: Cut, rules: Rules) -> DataFrame:
-    """Return ``FINDING`` and ``verdict`` of what was found or not judged: names, not hashes."""
+    """Return findings and unjudged records as ``FINDING`` and ``verdict``, with names."""
     spark = decided.sparkSession
     topics = spark.createDataFrame(list(rules.topics.items()), "target long, target_topic string")
     places = [(name_hash(shard.name), *shard.place) for shard in cut.shards]

@@ -1,4 +1,4 @@
-"""The rows of the ledger about one record, as objects. Pure."""
+"""The ledger rows of one record, as objects. Pure."""
 
 from __future__ import annotations
 
@@ -49,18 +49,18 @@ _remembered: Final = msgspec.msgpack.Decoder(Remembered).decode
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """One record and all that says that it settles, continues or brings home it.
+    """One record, and the outputs that claim to settle, continue or bring home it.
 
     Attributes:
-        source: the record; None: no such record is known, or it was judged before.
-        settled: of a record that was judged before: what settled it then.
-        details: of the same, where they were kept.
+        source: the record; None: it is unknown, or was judged before.
+        settled: settlement of a record that was judged before.
+        details: stored details of a record that was judged before, if any.
         named: id and line of the record, if it was judged before and may cancel others.
-        settling: what settles it.
+        settling: outputs that settle it.
         successors: occurrences that follow it, in the order in which they were begun.
         arrivals: envelopes that bring it home without settling it.
-        mirrored: how many copies of dead letters or outcomes others made.
-        undecided: what copies and envelopes say that may still be refused as forged.
+        mirrored: number of copies of its dead letters or outcomes that others made.
+        undecided: claims of requeued records and envelopes that may still be refused as forged.
     """
 
     shard: int
@@ -77,11 +77,11 @@ class Group:
     rows: Sequence[LedgerRow] = field(default=(), repr=False)
 
     def carried(self, when: int = CERTAIN) -> Iterator[RecordVerdict]:
-        """Yield the rows as they are, for the next cut."""
+        """Yield the rows unchanged, for the next cut."""
         yield from self._carried(self.rows, when)
 
     def carried_undecided(self) -> Iterator[RecordVerdict]:
-        """Yield the rows of what may still be refused, for the next cut."""
+        """Yield the rows of outputs that may still be refused, for the next cut."""
         places = {place_of(one) for one in self.undecided}
         rows = [row for row in self.rows if row.role not in SOURCES and row[8:11] in places]
         yield from self._carried(rows, CERTAIN)
@@ -91,7 +91,7 @@ class Group:
             yield self.kept(CARRIED, row, when)
 
     def kept(self, verdict: int, row: LedgerRow, when: int) -> RecordVerdict:
-        """Return the verdict by which a later cut gets a row."""
+        """Return the verdict by which a row is passed to a later cut."""
         kept = RecordVerdict("", self.shard, self.offset, when=when, verdict=verdict, row=row)
         if self.source is None:
             return kept
@@ -99,7 +99,7 @@ class Group:
 
 
 def group_of(rows: Sequence[LedgerRow]) -> Group:
-    """Return the group of some rows of the ledger with the same shard and offset."""
+    """Return the group of ledger rows with the same shard and offset."""
     shard, offset = rows[0][:2]
     by_role = {row.role: row for row in rows if row.role in SOURCES}
     source = _source(by_role[SOURCE]) if SOURCE in by_role else None
@@ -118,7 +118,7 @@ def group_of(rows: Sequence[LedgerRow]) -> Group:
 def grouped(
     shard: int, offset: int, source: SourceRow | None, outputs: Iterable[OutputRow]
 ) -> Group:
-    """Return the group of a record and what says that it settles it."""
+    """Return the group of a record and the outputs that claim to settle it."""
     said = sorted(outputs, key=lambda one: (one.at_ms, one.place))
     forged = {place_of(one) for one in said if one.role == DISCLAIMED}
     real = [one for one in said if place_of(one) not in forged]
@@ -135,7 +135,7 @@ def grouped(
 
 
 def without_undecided(group: Group, is_undecided: Callable[[OutputRow], bool]) -> Group:
-    """Return the group without what copies and envelopes say that may still be refused."""
+    """Return the group without claims of copies and envelopes that may still be refused."""
     said = (*group.settling, *group.successors, *group.arrivals)
     undecided = [one for one in said if not one.facts.is_verified and is_undecided(one)]
     if not undecided:
@@ -155,12 +155,12 @@ def place_of(output: OutputRow) -> tuple[int, int, int]:
 
 
 def base_of(source: SourceRow) -> int:
-    """Return the first offset at which the canceller of a record may be."""
+    """Return the first offset at which the canceller of a record may lie."""
     return source.facts.base or source.offset + 1
 
 
 def named_row(shard: int, line: Line, record_id: bytes) -> RecordVerdict:
-    """Return a record that was judged and may still cancel others, for the next cut."""
+    """Return the row of a judged record that may still cancel others, for the next cut."""
     row = LedgerRow(
         shard,
         line.offset,
@@ -176,7 +176,7 @@ def named_row(shard: int, line: Line, record_id: bytes) -> RecordVerdict:
 def settled_row(
     group: Group, settled: Settled, details: Remembered | None = None, when: int = CERTAIN
 ) -> RecordVerdict:
-    """Return a record that was judged, to be remembered."""
+    """Return the row by which a judged record is remembered."""
     row = LedgerRow(
         group.shard,
         group.offset,
@@ -192,7 +192,7 @@ def settled_row(
 
 
 def _as_refused(source: SourceRow, outputs: Sequence[OutputRow]) -> SourceRow:
-    """Return an unverified copy or envelope as the service, which knows the secret, saw it."""
+    """Return an unverified record as invalid if the service dead-lettered it as forged."""
     if source.facts.is_verified:
         return source
     for output in outputs:

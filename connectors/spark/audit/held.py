@@ -1,4 +1,4 @@
-"""The state of an audit as one step uses it: what comes due, what is looked up, what is kept."""
+"""State of an audit within one step: due records, look-ups, and what is stored for the next."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ _FINEST: Final = "0-"
 
 
 class CarriedState:
-    """The state that earlier steps left.
+    """The state from earlier steps.
 
     Args:
-        number: of this step's cut.
-        taken_ms: when that was taken.
-        work: a folder for what is found.
+        number: number of this step's cut.
+        taken_ms: time at which that cut was taken, epoch ms.
+        work: folder for results of look-ups.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class CarriedState:
         self._found = state.live([], ())
 
     def _split(self, runs: list[StoredRun]) -> list[StoredRun]:
-        """Return runs with those of wide buckets that come due as runs of narrow ones."""
+        """Return the runs, with wide buckets that are due rewritten as runs of narrow ones."""
         due = {run.bucket for run in runs if run.bucket and run.start_ms <= self._due_ms}
         wide = {bucket for bucket in due if not bucket.startswith(_FINEST)}
         if not wide:
@@ -74,7 +74,7 @@ class CarriedState:
         return [run for run in runs if run.bucket not in wide] + self._waiting(rows, "-split")
 
     def _waiting(self, rows: DataFrame, part: str = "") -> list[StoredRun]:
-        """Write records that nothing settles yet, and return their runs."""
+        """Write records without a settlement, and return their runs."""
         rows = self._in_buckets(rows)
         has_id = sf.col("id_hash") != NO_ID
         kinds = ((PLAIN, ~has_id), (IDENTIFIED, has_id))
@@ -88,8 +88,8 @@ class CarriedState:
         return self._state.write(rows, self._number, kind, self._taken_ms, part)
 
     def beside(self, new: DataFrame) -> DataFrame:
-        """Return the rows that have to be looked at beside new ones: what is open, records that may
-        be settled by now, and all that are pending under an id that a new row bears.
+        """Return the stored rows to judge together with new ones: open ones, records that may be
+        settled by now, and pending records with an id that a new row has.
         """
         opened = self._state.read(run for run in self._runs if run.kind == OPEN)
         due = self._state.live(self._runs, self._due)
@@ -100,7 +100,7 @@ class CarriedState:
         return opened.unionByName(found)
 
     def look_up(self, keys: DataFrame) -> DataFrame:
-        """Return earlier records of some keys that outputs name: pending ones and judged ones."""
+        """Return the earlier records of keys that outputs name, pending and judged ones."""
         pending = self._state.live(self._runs, self._later).join(keys, KEY, "left_semi")
         early = kept(pending, f"{self._work}/early")
         self._found = self._found.unionByName(early)
@@ -115,12 +115,12 @@ class CarriedState:
     def keep(
         self, matched: DataFrame, decided: DataFrame, waiting: DataFrame, sound: DataFrame
     ) -> tuple[StoredRun, ...]:
-        """Write down what the next step needs, and return all runs that it reads.
+        """Write the input of the next step, and return all runs that it reads.
 
         Args:
-            matched: as ``match`` gives it.
-            decided: the verdicts on what was judged in Python.
-            waiting: rows of records of even blocks that nothing settles yet.
+            matched: the result of ``match``.
+            decided: verdicts on records that were judged in Python.
+            waiting: rows of records of even blocks that have no settlement yet.
             sound: rows of deliveries of even blocks.
         """
         carried = self._packed(decided, CARRIED).join(self._found, _ROW, "left_anti")
@@ -141,7 +141,7 @@ class CarriedState:
         return tuple(self._state.merged(is_kept + new, self._number))
 
     def _judged(self, settled: DataFrame, held: list[StoredRun]) -> list[StoredRun]:
-        """Write down what was judged. Under ``at_least_once`` it is kept in full for a while."""
+        """Write judged records; under ``at_least_once``, in full for the grace time."""
         settled = settled.withColumn("due_ms", sf.lit(self._number).cast("long"))
         is_plain = sf.col("more").isNull()
         written = self._written(settled.where(~is_plain), SPECIAL)
@@ -161,6 +161,6 @@ class CarriedState:
 
 
 def newest_of_each(rows: DataFrame) -> DataFrame:
-    """Return the newest row of each judged record: that with the highest number of a cut."""
+    """Return the newest row of each judged record: the one with the highest cut number."""
     row = sf.max_by(sf.struct(*COLUMNS), "due_ms").alias("row")
     return rows.groupBy(*KEY).agg(row).select("row.*")

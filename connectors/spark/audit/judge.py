@@ -1,9 +1,9 @@
-"""The judge of one delay record: is there exactly one settlement of it? Pure.
+"""Judges one delay record: whether it has exactly one settlement. Pure.
 
 Source: rule 1 of ``docs/internals/design.md``, and "Proof from the topics" in
-``docs/guarantees.md``; ``docs/audit.md`` explains the kinds of findings. Whether a settlement is
-the right one is decided by ``settlement``, and what depends on other records of the same id by
-``court`` with ``ledger.ids``.
+``docs/guarantees.md``; ``docs/audit.md`` explains the kinds of findings. ``settlement`` decides
+whether a settlement is the right one, and ``court`` with ``ledger.ids`` what depends on other
+records of the same id.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ _NOWHERE: Final = Settled(LOST_ROLE, 0, -1, -1, -1)
 
 
 def judge(group: Group, rules: Rules, counts: Counter[str]) -> Iterator[RecordVerdict]:
-    """Yield the findings of one record, and what becomes of it."""
+    """Yield the verdicts on one record: findings, and whether it is carried or settled."""
     own = rules.shards[group.shard]
     counts["mirrored"] += group.mirrored
     if group.undecided and group.source is not None and not group.settling:
@@ -126,7 +126,7 @@ def _judge(
 
 
 def _details(group: Group, source: SourceRow) -> Remembered | None:
-    """Return what is kept of a record to which more may come: occurrences, or its arrival."""
+    """Return the details to keep of a record that may get occurrences or its arrival."""
     facts = source.facts
     if facts.kind != HOMEBOUND and not (facts.recur and facts.kind == SCHEDULE):
         return None
@@ -138,14 +138,14 @@ def _details(group: Group, source: SourceRow) -> Remembered | None:
 def _without_elder(
     settling: Sequence[OutputRow], shard: ShardRules, counts: Counter[str]
 ) -> list[OutputRow]:
-    """Return outputs without those that are older than the shard's first record."""
+    """Return the outputs without those written before the shard's first record."""
     found = [output for output in settling if output.at_ms >= shard.born_ms]
     counts["source_expired"] += len(settling) - len(found)
     return found
 
 
 def _of_expired(group: Group, rules: Rules, counts: Counter[str]) -> Iterator[RecordVerdict]:
-    """Yield outputs of a record that retention has deleted which can't both be right."""
+    """Yield contradicting outputs of a record that retention has deleted."""
     counts["source_expired"] += len(group.settling)
     name = f"{rules.shards[group.shard].name}:{group.offset}"
     kept: list[OutputRow] = []
@@ -162,8 +162,8 @@ def _of_expired(group: Group, rules: Rules, counts: Counter[str]) -> Iterator[Re
 
 
 def _settle_twice(first: OutputRow, second: OutputRow) -> bool:
-    """Return whether two outputs of one offset can't both be right, whatever the record was. In two
-    target topics, one may be a consumer's copy of the other.
+    """Return whether two outputs of one offset contradict each other, whatever the record was. In
+    two target topics, one may be a consumer's copy of the other.
     """
     if first.role == second.role == DELIVERED:
         return first.topic == second.topic and first[1:4:2] == second[1:4:2]
@@ -173,8 +173,8 @@ def _settle_twice(first: OutputRow, second: OutputRow) -> bool:
 def _without_source(
     group: Group, settling: Sequence[OutputRow], rules: Rules, counts: Counter[str]
 ) -> Iterator[RecordVerdict]:
-    """Yield outputs of a record that never was. One beyond the end of the log may be read later:
-    the delay topics were read to their ends one after the other.
+    """Yield outputs of a record that does not exist. A record beyond the end of the log may be read
+    later: the delay topics were read to their ends one after the other.
     """
     own = rules.shards[group.shard]
     said = [*settling, *group.successors, *group.arrivals]
@@ -208,7 +208,7 @@ def _late(
     rules: Rules,
     counts: Counter[str],
 ) -> Iterator[RecordVerdict]:
-    """Yield the findings of what comes for a record that was judged at an earlier cut."""
+    """Yield the findings about new outputs of a record that was judged at an earlier cut."""
     details = group.details
     origin = f"{rules.shards[group.shard].name}:{group.offset}"
     for output in settling:
@@ -249,7 +249,7 @@ def _late_arrivals(
 
 
 def _forks(origin: str, group: Group, since: int = 0) -> Iterator[RecordVerdict]:
-    """Yield occurrences that were begun twice; ``since``: the last one of an earlier cut."""
+    """Yield occurrences begun twice; ``since``: number of the last one at an earlier cut."""
     seen: set[str] = set()
     for output in group.successors:
         name = output.facts.origin
@@ -260,13 +260,13 @@ def _forks(origin: str, group: Group, since: int = 0) -> Iterator[RecordVerdict]
 
 
 def _number(output: OutputRow) -> int:
-    """Return the number of an occurrence; 0: it has none."""
+    """Return the number of an occurrence; 0: it has no number."""
     number = output.facts.origin.rpartition("#")[2]
     return int(number) if number.isdecimal() else 0
 
 
 def _continued(source: SourceRow, output: OutputRow, rules: Rules) -> Iterator[RecordVerdict]:
-    """Yield the findings against an occurrence that does not belong to the record that it names."""
+    """Yield the findings about an occurrence that does not match the record that it names."""
     why = against_origin(source, output)
     if why is not None:
         yield finding_of(ALTERED, source, output, rules, why)
@@ -294,7 +294,7 @@ def _arrived(
 def _without_output(
     group: Group, source: SourceRow, rules: Rules, counts: Counter[str]
 ) -> Iterator[RecordVerdict]:
-    """Yield that a record which nothing settles is pending, lost, or not to be judged."""
+    """Yield a verdict on a record without a settlement: pending, lost, or not to be judged."""
     shard = rules.shards[source.shard]
     by_key = shard.earlier.has_settled((source.key_ms, source.offset), -1)
     is_named = source.facts.record_id is not None and source.facts.kind in PENDING
@@ -335,7 +335,7 @@ def _without_output(
 
 
 def _overdue(source: SourceRow, rules: Rules, *, is_named: bool) -> Iterator[RecordVerdict]:
-    """Yield that a record should have been settled long ago, at the first cut that shows it."""
+    """Yield an overdue record, at the first cut that shows it."""
     shard = rules.shards[source.shard]
     since_ms = max(source.key_ms, source.written_ms)
     is_settled = shard.later.has_settled((source.key_ms, source.offset), -1)
@@ -352,7 +352,7 @@ def _is_checkpointed(source: SourceRow, rules: Rules) -> bool:
 
 
 def _is_ahead(source: SourceRow, output: OutputRow, rules: Rules) -> bool:
-    """Return whether an output may be ahead of its checkpoint: a later cut judges it."""
+    """Return whether an output may be ahead of its checkpoint, for a later cut to judge."""
     is_young = output.at_ms > rules.unsettled_since_ms
     return is_young and source.facts.record_id is None and not _is_checkpointed(source, rules)
 
@@ -360,7 +360,7 @@ def _is_ahead(source: SourceRow, output: OutputRow, rules: Rules) -> bool:
 def _unless_checkpointed(
     source: SourceRow, output: OutputRow, rules: Rules
 ) -> Iterator[RecordVerdict]:
-    """Yield that no checkpoint says that the record of an output is settled."""
+    """Yield a finding if no checkpoint counts the record of an output as settled."""
     if _is_checkpointed(source, rules) or output.at_ms > rules.unsettled_since_ms:
         return
     shard = rules.shards[source.shard]

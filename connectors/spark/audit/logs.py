@@ -1,4 +1,4 @@
-"""The logs that an audit reads: of a cluster, or of an archive."""
+"""The logs that an audit reads: from a cluster or an archive."""
 
 from __future__ import annotations
 
@@ -28,28 +28,28 @@ class Logs(Protocol):
         """Return the records of some partitions, as ``topics.ROW_SCHEMA``."""
 
     def still_true(self, decided: DataFrame, rules: Rules) -> DataFrame:
-        """Return verdicts without what is only missing because retention went on while the logs
-        were read: of what is lost is not known any more.
+        """Return the verdicts without those caused by retention that went on while the logs were
+        read: lost records become unjudged, and findings about deleted records are dropped.
         """
 
 
 @dataclass(frozen=True, slots=True)
 class KafkaLogs:
-    """The logs of a cluster, in the spans of the evidence."""
+    """The logs of a cluster, within the spans of the evidence."""
 
     spark: SparkSession
     client: Mapping[str, str]
     evidence: Evidence
 
     def records(self, places: Iterable[Place]) -> DataFrame:
-        """See ``Logs``."""
+        """Return the records of some partitions; see ``Logs``."""
         chosen = {place: self.evidence.spans[place] for place in places}
         count = sum(span.end - span.start for span in chosen.values())
         tasks = max(_TASKS_MIN, count // TASK_RECORDS + 1)
         return read_topic(self.spark, self.client, chosen, tasks)
 
     def still_true(self, decided: DataFrame, rules: Rules) -> DataFrame:
-        """See ``Logs``."""
+        """Return the verdicts without those that ongoing retention explains; see ``Logs``."""
         spans = self.evidence.spans
         starts = starts_of(self.client, spans.keys())
         moved = {p: starts[p] for p, span in spans.items() if starts[p] > span.start}
@@ -68,7 +68,7 @@ class KafkaLogs:
     def _unless_unseen(
         self, decided: DataFrame, gone: Mapping[Place, Span], rules: Rules
     ) -> DataFrame:
-        """Return lost records as unjudged if what settles them may have been in what is gone."""
+        """Return lost records as unjudged if their settlement may have been deleted."""
         settled_ms = first_times(self.client, gone, names.DELAY_SETTLES)
         since_ms: dict[int, int] = {}
         for place in gone:

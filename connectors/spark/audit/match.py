@@ -1,6 +1,6 @@
-"""Brings source records and what settles them together, and judges the usual pairs.
+"""Joins source records with their outputs, and judges the usual pairs.
 
-DataFrame in, DataFrame out, on the session of what is given; nothing here knows Kafka.
+DataFrame in, DataFrame out, on the session of the input, without Kafka.
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ SOUND: Final = 0
 PENDING: Final = 1
 ODD: Final = 2
 UNMATCHED: Final = 3
-"""Values of ``status``: a record and its one settlement, with nothing wrong; a record that needs no
-settlement yet; what has to be judged in Python; an output without its record."""
+"""Values of ``status``: ``SOUND``: a record and its one settlement, without errors; ``PENDING``: a
+record that needs no settlement yet; ``ODD``: to be judged in Python; ``UNMATCHED``: an output
+without its record."""
 
 _CANCELLED, _REPLACED = OUTCOME_KINDS["cancelled"], OUTCOME_KINDS["replaced"]
 _NOT_PENDING: Final = OUTCOME_KINDS["not_pending"]
@@ -33,12 +34,12 @@ _SIDES: Final = {"s_": "is_source", "o_": "not is_source"}
 
 
 def match(rows: DataFrame, rules: Rules) -> DataFrame:
-    """Return one row for each pair of a record and an output of it; of what has no counterpart,
-    with nulls in place of that. Rows of role ``NAMED`` and of ``NO_SHARD`` are left out.
+    """Return one row for each pair of a record and one of its outputs. A missing counterpart has
+    null columns. Rows of role ``NAMED`` and of ``NO_SHARD`` are left out.
 
     Args:
-        rows: rows of the ledger: of a record and of an id all that there are.
-        rules: what to judge by.
+        rows: ledger rows, complete for each record and each id.
+        rules: rules to judge by.
 
     Returns:
         ``shard``, ``offset``, ``status``; ``s_*``: columns of the record; ``o_*``: of the output.
@@ -68,7 +69,7 @@ def _prefixed(prefix: str) -> list[Column]:
 
 
 def _status(rules: Rules) -> Column:
-    """Return the status of a pair by itself. Of an id, H has passed all that can say more."""
+    """Return the status of a pair by itself. A record with an id must also lie below H."""
     has_id = sf.col("s_id_hash") != NO_ID
     is_passed = ~has_id | (sf.col("offset") < sf.col("first_h"))
     is_simple = (sf.col("s_role") == SOURCE) & sf.col("s_more").isNull()
@@ -100,7 +101,7 @@ def _is_delivered_well(rules: Rules) -> Column:
 
 
 def _is_outcome() -> Column:
-    """Return whether an outcome may be that of its record, as far as the pair says."""
+    """Return whether an outcome fits its record, judged by the pair alone."""
     told = sf.col("o_kind")
     is_cancelled = told.isin(_CANCELLED, _REPLACED) & (sf.col("o_by") > sf.col("offset"))
     of_cancel = told.isin(_CANCELLED, _NOT_PENDING)
@@ -111,8 +112,8 @@ def _is_outcome() -> Column:
 
 
 def _with_ids_judged(pairs: DataFrame) -> DataFrame:
-    """Return pairs with those as ``ODD`` whose id has a record that is not settled as the next one
-    of the id demands, or that is not certain: Python judges all of such an id.
+    """Return the pairs, with all pairs of an id as ``ODD`` if one of its records is uncertain or
+    not settled as the next record of the id demands: Python judges such ids.
     """
     of_id = Window.partitionBy("shard", "group")
     in_order = of_id.orderBy("offset")
@@ -131,8 +132,8 @@ def _with_ids_judged(pairs: DataFrame) -> DataFrame:
 
 
 def _is_as_demanded() -> Column:
-    """Return whether a pair is as the next and the last one of its id demand. A delivery that was
-    written before its canceller needs no proof; of one that was later, Python looks for it.
+    """Return whether a pair fits the next and the previous record of its id. A delivery written
+    before its canceller needs no proof; for a later one, Python searches it.
     """
     following, before = sf.col("next"), sf.col("last")
     is_alone = following.isNull()
@@ -154,7 +155,7 @@ def _is_as_demanded() -> Column:
 
 
 def unpaired(matched: DataFrame) -> DataFrame:
-    """Return the rows of the ledger that pairs were made of; the record once for each pair."""
+    """Return the ledger rows from which pairs were made; a record appears once for each pair."""
     rows = [_row(prefix) for prefix in _SIDES]
     return (
         matched.select(sf.explode(sf.array(*rows)).alias("row"))
@@ -164,7 +165,7 @@ def unpaired(matched: DataFrame) -> DataFrame:
 
 
 def of_records(matched: DataFrame) -> DataFrame:
-    """Return the rows of the ledger of the records in pairs."""
+    """Return the ledger rows of the records in pairs."""
     return matched.select(_row("s_").alias("row")).select("row.*")
 
 
@@ -180,6 +181,6 @@ def remembered(sound: DataFrame) -> DataFrame:
 
 
 def remembered_outputs(outputs: DataFrame) -> DataFrame:
-    """Return ``REMEMBERED`` rows of what sound outputs settle."""
+    """Return ``REMEMBERED`` rows of the records that sound outputs settle."""
     kept = (*_KEY, "at_ms", "topic", "partition", "place")
     return outputs.select(*row_with(*kept, role=sf.lit(REMEMBERED), kind=sf.col("role")))

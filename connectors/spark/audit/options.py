@@ -24,7 +24,7 @@ class OffsetRange:
 
     @property
     def place(self) -> Place:
-        """Topic and partition."""
+        """Topic and partition of the range."""
         return self.topic, self.partition
 
 
@@ -34,28 +34,29 @@ class AuditOptions:
 
     Attributes:
         client: options of librdkafka, ``bootstrap.servers`` at least.
-        out: folder or URL for the results, as Spark names them; what it holds is replaced.
+        out: folder or URL for the results, as Spark names them; its content is replaced.
         checkpoint: the service's checkpoint topic.
-        dead_letter: its dead-letter topic.
-        outcomes: its outcome topic.
-        targets: target topics to read; none: every topic that a contract or ``allow`` allows.
-        allow: patterns of targets in the settings of the nodes, which judge records whose contract
-            has no allowlist; None: not known, so every topic is read that no rule reserves. What is
-            not read any more is not checkable.
-        all_topics: read every topic that is not Kafka's own, whatever is allowed.
-        never: further topics of the service, which are left out: they hold no outputs.
-        secrets: the cluster's secrets, to tell forged copies; none: copies are believed, but for
-            those that the service refused.
-        late_ms: report what is delivered later than this after it was due; None: nothing.
-        early_ms: report only what is early by more than this.
+        dead_letter: the service's dead-letter topic.
+        outcomes: the service's outcome topic.
+        targets: target topics to read; empty: every topic that a contract or ``allow`` allows.
+        allow: target patterns from the nodes' settings, for records whose contract has no
+          allowlist;
+            None: unknown, so every topic that no rule reserves is read. Deliveries to topics that
+            are not read can't be checked.
+        all_topics: whether to read every topic that is not Kafka's own, allowed or not.
+        never: further topics of the service to leave out, as they hold no outputs.
+        secrets: the cluster's secrets, to detect forged copies; empty: copies count as genuine,
+            except those that the service refused.
+        late_ms: report deliveries later than this after their due time, in ms; None: none.
+        early_ms: report deliveries earlier than due by more than this, in ms.
         grace_ms: for ``at_least_once``: outputs younger than this may be ahead of the checkpoint,
-            and a delivery that comes again within this time after a crash is none too many.
-        overdue_ms: report what is not settled so long after its time had come; None: nothing.
-        lag_ms: how far H may lag behind the log while records are delivered on time: a cancel that
-            was written longer before a record was due wins.
+            and a repeated delivery within this time after a crash is allowed, in ms.
+        overdue_ms: report records unsettled for longer than this after due, in ms; None: none.
+        lag_ms: allowed lag of H behind the log while records are delivered on time, in ms: a cancel
+            written longer than this before a record was due wins.
         delay_topics: delay topics that should be in the checkpoints, as far as they exist.
-        ranges: report on these source offsets only; none: on all.
-        topic: write findings and a summary to this topic, too.
+        ranges: source offsets to report on; empty: all.
+        topic: topic to write findings and a summary to; None: no topic.
     """
 
     client: Mapping[str, str]
@@ -78,7 +79,7 @@ class AuditOptions:
     topic: str | None = None
 
     def choose(self, contracts: Collection[Contracts], topics: Collection[str]) -> set[str]:
-        """The topics to read beside the delay topics, of those that there are.
+        """Return the topics to read besides the delay topics, from all ``topics`` of the cluster.
 
         Raises:
             KafkaEdgeError: one that is needed does not exist.
@@ -97,7 +98,7 @@ class AuditOptions:
         return needed if self.targets else needed | (self._allowed(contracts, topics) - never)
 
     def _allowed(self, contracts: Collection[Contracts], topics: Collection[str]) -> set[str]:
-        """Topics that a record of any shard may be delivered to."""
+        """Return the topics to which a record of any shard may be delivered."""
         rules = {contract for held in contracts for _, contract in held.entries()}
         lists = [Allowlist.of_contract(one, "") for one in rules if one.has_allowlist]
         if len(lists) < len(rules):
@@ -106,9 +107,9 @@ class AuditOptions:
 
     @property
     def strictness(self) -> Strictness:
-        """Return how strictly outputs are judged."""
+        """Limits by which outputs are judged."""
         return Strictness(self.late_ms, self.early_ms, self.grace_ms, self.overdue_ms, self.lag_ms)
 
     def path(self, name: str) -> str:
-        """Return the path of something in ``out``."""
+        """Return the path of the entry ``name`` in ``out``."""
         return f"{self.out.rstrip('/')}/{name}"

@@ -11,7 +11,7 @@ from connectors.spark.common.cut import Cut
 
 SAMPLE_ROWS: Final = 20
 VERSION: Final = 2
-"""Version of findings and summaries."""
+"""Format version of findings and summaries."""
 EXIT_FINDINGS: Final = 3
 EXIT_UNJUDGED: Final = 4
 
@@ -21,21 +21,21 @@ class AuditResult:
     """The result of an audit.
 
     Attributes:
-        findings: how many of each kind; kinds without any are left out.
-        unjudged: records in the judged ranges that could not be judged, by the reason why.
-        judged: the offsets that the verdict is for.
-        counts: records by what became of them; ``docs/audit.md`` explains each.
-        records: source records that were audited.
-        outputs: what settles them, as far as it was read.
-        seconds: for all of it, the cut included.
+        findings: number of findings by kind; kinds without any are left out.
+        unjudged: number of records in the judged ranges that could not be judged, by reason.
+        judged: offsets that the verdict is for.
+        counts: number of records by result; ``docs/audit.md`` explains each.
+        records: number of source records that were audited.
+        outputs: number of outputs that were read and settle records.
+        seconds: duration of the audit, the cut included.
         rows_per_s: source records per second.
-        findings_path: the Parquet dataset.
-        unjudged_path: the same of records that could not be judged.
-        summary_path: the JSON file.
-        sample: the first findings, for people.
+        findings_path: path of the Parquet dataset of findings.
+        unjudged_path: path of the Parquet dataset of records that could not be judged.
+        summary_path: path of the JSON summary.
+        sample: the first findings, for display.
         unjudged_sample: the first records that could not be judged.
-        cut: what it was judged at.
-        ranges: of offsets that were audited; none: all.
+        cut: the cut at which it was judged.
+        ranges: offset ranges that were audited; empty: all.
     """
 
     findings: Mapping[str, int]
@@ -56,12 +56,12 @@ class AuditResult:
 
     @property
     def is_clean(self) -> bool:
-        """Return whether nothing was found, and everything in the ranges was judged."""
+        """Whether there are no findings and every record in the ranges was judged."""
         return not self.findings and not self.unjudged
 
     @property
     def status(self) -> int:
-        """The exit status of the command."""
+        """Exit status of the command."""
         return exit_status(len(self.findings), len(self.unjudged))
 
     def to_json(self) -> dict[str, object]:
@@ -87,7 +87,7 @@ class AuditResult:
 
 
 def exit_status(findings: int, unjudged: int) -> int:
-    """Return 0: clean, 3: something is wrong, 4: nothing is, and something could not be judged."""
+    """Return the exit status: 0: clean, 3: there are findings, 4: only unjudged records."""
     if findings:
         return EXIT_FINDINGS
     return EXIT_UNJUDGED if unjudged else 0

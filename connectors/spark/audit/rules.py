@@ -1,4 +1,4 @@
-"""The rules that records are judged by: cursors, contracts, and the range of evidence. Pure."""
+"""Rules by which records are judged: cursors, contracts, and the range of evidence. Pure."""
 
 from __future__ import annotations
 
@@ -14,35 +14,34 @@ from delayservice.contract.entry import CANCEL, COPY, FIRE, SCHEDULE
 from delayservice.engine.cursor import Cursor
 
 OPEN: Final = "behind_open_transaction"
-"""Reason: a settlement can't be seen before a producer's transaction ends."""
+"""Reason not to judge a record: an open transaction of a producer may hide its settlement."""
 DELETED: Final = "evidence_deleted"
 NOT_READ: Final = "target_not_read"
 COMPACTED: Final = "target_compacted"
-"""Reasons not to judge a record: retention may have deleted what settles it, its target was not
+"""Reasons not to judge a record: retention may have deleted its settlement, its target was not
 read, or its target keeps only the last record of a key."""
 
 CLOCKS_MS: Final = 500
-"""Allowed lag of a broker's clock, in ms: a service that is further apart from it delivers
-nothing."""
+"""Allowed lag of a broker's clock, in ms; with a larger difference the service delivers nothing."""
 
 
 @dataclass(frozen=True, slots=True)
 class ShardRules:
-    """One shard at the cut.
+    """Rules for one shard at the cut.
 
     Attributes:
         name: ``topic:partition``.
-        earlier: its cursor before the ends of the logs were pinned.
+        earlier: its cursor before the ends of the logs were read.
         later: its cursor after that.
-        start: the first source offset whose record is known.
-        end: where its log ends: no more is known.
-        contracts: what its records are read by.
-        is_open: whether a producer's open transaction hides the end of its log, and so copies.
-        is_level: whether it is of a level topic: copies of its records lie in other shards.
-        judged_from: the first offset of the range that the verdict is for.
-        new_from: the first offset whose record no earlier cut has seen.
-        born_ms: what was written before this settles none of its records: it is of a topic of the
-            same name that was deleted, or of records that have expired.
+        start: first source offset whose record is known.
+        end: end of its log as it was read.
+        contracts: contracts by which its records are read.
+        is_open: whether an open transaction hides the end of its log, and so requeued records.
+        is_level: whether it is of a level topic, whose records are requeued into other shards.
+        judged_from: first offset of the range that the verdict is for.
+        new_from: first offset that no earlier cut has read.
+        born_ms: outputs written before this settle none of its records: they belong to a deleted
+            topic of the same name, or to expired records. Epoch ms.
     """
 
     name: str
@@ -60,25 +59,25 @@ class ShardRules:
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """The rules that records are judged by. Shards and topics are named as in the ledger.
+    """Rules by which records are judged. Shards and topics are named as in the ledger.
 
     Attributes:
         topics: names of all topics of the cluster.
-        partitions: how many partitions each of them has.
-        read: the topics that are read beside the delay topics.
-        complete_since_ms: by topic and partition: from when on it holds all that was written to it;
-            missing: always.
-        open_places: partitions of which a producer's open transaction hides the end.
-        compacted: targets that keep the last record of a key only.
+        partitions: number of partitions of each topic.
+        read: topics that are read besides the delay topics.
+        complete_since_ms: time since which a partition has all its records, by topic and
+            partition; missing: always.
+        open_places: partitions whose end an open transaction hides.
+        compacted: targets that keep only the last record of a key.
         by_broker: topics whose timestamps are the broker's.
-        seen_ms: by topic: when each partition got its first record.
-        late_ms: what is later than this is a finding; None: nothing is.
+        seen_ms: time of each partition's first record, by topic.
+        late_ms: deliveries later than this are findings, in ms; None: none are.
         early_ms: tolerance for early delivery, in ms.
-        overdue_since_ms: what should have been settled before this instant, and is not, is overdue.
-        overdue_before_ms: the same of the cut before: what was overdue then was reported.
-        grace_ms: how far outputs may be ahead of their checkpoint, in ms; 0: exactly once.
-        unsettled_since_ms: an output that was written after this may be ahead of its checkpoint.
-        lag_ms: how far H may lag behind the log while records are delivered on time, in ms.
+        overdue_since_ms: unsettled records due before this time are overdue, epoch ms.
+        overdue_before_ms: ``overdue_since_ms`` of the cut before, whose findings were reported.
+        grace_ms: time by which outputs may be ahead of their checkpoint, in ms; 0: exactly once.
+        unsettled_since_ms: outputs written after this may be ahead of their checkpoint.
+        lag_ms: allowed lag of H behind the log while records are delivered on time, in ms.
     """
 
     shards: Mapping[int, ShardRules]
@@ -102,33 +101,33 @@ class Rules:
     lag_ms: int = NEVER_MS
 
     def topics_by_partitions(self) -> dict[int, list[int]]:
-        """Return the topics that are read, by how many partitions they have."""
+        """Return the topics that are read, by their number of partitions."""
         found: dict[int, list[int]] = {}
         for topic in self.read:
             found.setdefault(self.partitions[topic], []).append(topic)
         return found
 
     def may_be_refused(self, output: OutputRow) -> bool:
-        """Return whether H has not passed a copy or envelope, so it may be called forged yet."""
+        """Return whether a copy or envelope at H or above may still be refused as forged."""
         name = f"{self.topics.get(output.topic, '')}:{output.partition}"
         own = self.shards.get(name_hash(name))
         return own is not None and output.place >= own.earlier.offset
 
     def topic(self, source: SourceRow) -> str:
-        """Name of the record's target topic."""
+        """Return the name of the record's target topic."""
         return self.topics.get(source.topic, source.facts.target)
 
     def clocks_ms(self, topic: int) -> int:
-        """Return how much earlier than the service's clock a topic's timestamps may be, in ms."""
+        """Return the time by which a topic's timestamps may precede the service's clock, in ms."""
         return CLOCKS_MS if topic in self.by_broker else 0
 
     def early_allowed_ms(self, topic: int) -> int:
-        """Tolerance for early delivery to a topic, in ms."""
+        """Return the tolerance for early delivery to a topic, in ms."""
         return max(self.early_ms, self.clocks_ms(topic))
 
     def unseen(self, source: SourceRow, since_ms: int) -> str | None:
-        """Return why a settlement of this record that was written at ``since_ms`` or later may be
-        where nothing can be read; None: all is read that could hold it.
+        """Return the reason why a settlement of this record, written at ``since_ms`` or later, may
+        be unreadable; None: every place where it could be was read.
         """
         facts = source.facts
         own = self.shards[source.shard]
@@ -154,11 +153,11 @@ class Rules:
         return OPEN if OPEN in found else next(iter(found), None)
 
     def unseen_home(self, source: SourceRow, since_ms: int) -> str | None:
-        """Return the same as ``unseen``, for the envelope of a record that goes home."""
+        """Return the reason as ``unseen`` does, for the envelope of a record that goes home."""
         return self._hidden_in(source.topic, [source.partition], since_ms)
 
     def unseen_target(self, source: SourceRow, since_ms: int) -> str | None:
-        """Return the same as ``unseen``, for deliveries only."""
+        """Return the reason as ``unseen`` does, for deliveries only."""
         if (
             source.topic not in self.topics
         ):  # nothing can have been delivered to a topic that does not exist
@@ -172,7 +171,7 @@ class Rules:
         return self._hidden(source.topic, source, since_ms)
 
     def _hidden(self, topic: int, source: SourceRow, since_ms: int) -> str | None:
-        """Return why an output can't be seen yet in any partition that the key may be in."""
+        """Return why an output may be hidden in a partition that its key may select."""
         count = self.partitions[topic]
         has_grown = any(first_ms > since_ms for first_ms in self.seen_ms.get(topic, ())[1:])
         if source.key_hash < 0 or has_grown:
@@ -192,8 +191,8 @@ class Rules:
         return DELETED
 
     def may_hold(self, topic: int, partition: int, key_hash: int, at_ms: int) -> bool:
-        """Return whether a producer may have chosen this partition for a key: by the number of
-        partitions that the topic has, or had then.
+        """Return whether a producer may have chosen this partition for a key, by the topic's number
+        of partitions now or at ``at_ms``.
         """
         count = self.partitions[topic]
         if key_hash < 0 or key_hash % count == partition:

@@ -1,8 +1,8 @@
-"""The delivery audit: every settled record has exactly one settlement, and that is as it should be.
+"""The delivery audit: every settled record must have exactly one settlement, the right one.
 
-One engine (``engine``) makes steps. ``audit`` makes one, from the start of the logs to now; what
-``follow`` adds is that it makes another one from there, again and again. The driver sees counts
-and a few rows to show, never the data.
+One engine (``engine``) makes steps. ``audit`` makes one, from the start of the logs to now;
+``follow`` makes further ones from there. The driver sees counts and a few rows to show, not the
+data.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ from delayservice.base.errors import DelayServiceError
 NO_CHECKPOINT: Final = "no_checkpoint"
 NO_EVIDENCE: Final = "no_evidence"
 SOURCE_DELETED: Final = "source_deleted"
-"""Reasons not to judge offsets, beside those in ``rules``: no checkpoint covers them; retention
-has removed evidence of all of them; or it removed them before they were read."""
+"""Reasons not to judge offsets, besides those in ``rules``: no checkpoint covers them; retention
+has removed evidence of all of them; or retention removed them before they were read."""
 
 
 def audit(spark: SparkSession, options: AuditOptions) -> AuditResult:
-    """Audit a cluster as it is now.
+    """Audit a cluster in its current state.
 
     Raises:
         KafkaEdgeError: the cluster can't be read, or a topic that is named does not exist.
@@ -62,7 +62,7 @@ def audit(spark: SparkSession, options: AuditOptions) -> AuditResult:
 def audit_at(
     spark: SparkSession, options: AuditOptions, cut: Cut, began_s: float | None = None
 ) -> AuditResult:
-    """Audit at a cut that was taken before; ``began_s``: by the monotonic clock, when it all began.
+    """Audit at an earlier cut; ``began_s``: start of the whole run, monotonic seconds.
 
     Raises:
         KafkaEdgeError: the cluster can't be read.
@@ -82,7 +82,7 @@ def audited(
     logs: Logs,
     began_s: float,
 ) -> AuditResult:
-    """Audit logs at a cut, and write the results; ``began_s``: as ``audit_at`` has it.
+    """Audit logs at a cut, and write the results; ``began_s``: as in ``audit_at``.
 
     Raises:
         DelayServiceError: a range is of no shard that is served.
@@ -119,9 +119,9 @@ class Following:
     """An audit that goes on from cut to cut.
 
     Args:
-        options: what to audit; its ``out`` holds findings and the state.
-        from_start: begin with the records that are in the logs; otherwise with those that are
-            written from now on. It counts at the first cut only.
+        options: options of the audit; ``out`` holds findings and the state.
+        from_start: whether to begin with the records in the logs, otherwise with new ones. It only
+            affects the first cut.
 
     Raises:
         DelayServiceError: the state can't be read.
@@ -135,12 +135,12 @@ class Following:
         self._from_start = from_start
         self._state = State(spark, options.path("state"))
         self.manifest = self._state.newest()
-        """The last cut."""
+        """Manifest of the last cut."""
         self._state.recover(self.manifest)
         self._is_concluded = not self.manifest.number
 
     def step(self) -> AuditResult:
-        """Judge what has come since the last cut.
+        """Judge the records since the last cut.
 
         Raises:
             KafkaEdgeError: the cluster can't be read, or a topic that is named does not exist.
@@ -180,8 +180,8 @@ class Following:
         return result
 
     def _conclude(self) -> None:
-        """Show and publish the results of the last cut. A run that was killed before that is
-        followed by one that does it first; what was published already is left out.
+        """Show and publish the results of the last cut. After a run that was killed before this,
+        the next run does it first, without what was published already.
         """
         options, number = self._options, self.manifest.number
         text = read_text(self._state.summary_path(number)) or "{}"
@@ -242,7 +242,7 @@ def _check_ranges(cut: Cut, options: AuditOptions) -> None:
     """Check that each range is of a shard that is served.
 
     Raises:
-        DelayServiceError: one is not.
+        DelayServiceError: a range is of another one.
     """
     unknown = sorted({one.place for one in options.ranges} - {s.place for s in cut.shards})
     if unknown:
@@ -254,7 +254,7 @@ def _check_ranges(cut: Cut, options: AuditOptions) -> None:
 
 
 def _in_ranges(found: DataFrame, options: AuditOptions) -> DataFrame:
-    """Return what is about the offsets that were asked for."""
+    """Return the rows in the requested offset ranges."""
     if not options.ranges:
         return found
     is_asked: Column = sf.lit(False)  # noqa: FBT003  # a literal of Spark's
@@ -303,8 +303,8 @@ def _result(
 def _judged_ranges(
     cut: Cut, evidence: Evidence, past: EarlierCut, options: AuditOptions
 ) -> Iterator[OffsetRange]:
-    """Yield the offsets that the verdict is for: those of which all evidence still exists and that
-    no earlier cut has seen, or those that were asked for.
+    """Yield the offsets that the verdict is for: those with complete evidence that no earlier cut
+    has read, limited to the requested ranges.
     """
     asked = {one.place: one for one in options.ranges}
     for shard in cut.shards:
@@ -319,7 +319,7 @@ def _judged_ranges(
 def _unread(
     cut: Cut, evidence: Evidence, past: EarlierCut, judged: tuple[OffsetRange, ...], dropped: int
 ) -> dict[str, int]:
-    """Return how many offsets can't be judged, by reason; ``dropped``: of topics made anew."""
+    """Return how many offsets can't be judged, by reason; ``dropped``: of recreated topics."""
     unserved = sum(cut.unserved.values())
     found = {NO_CHECKPOINT: unserved} if unserved or not cut.shards else {}
     gaps = [

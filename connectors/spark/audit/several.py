@@ -1,4 +1,4 @@
-"""Records with several settlements: which one is the first, and what the others are."""
+"""Judges records with several settlements: finds the first, and explains the others."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from connectors.spark.ledger.kinds import SETTLEMENTS, settlement_name
 
 
 def settlement_of(output: OutputRow) -> Settled:
-    """Return what is remembered of an output that settled a record."""
+    """Return the facts to remember of an output that settled a record."""
     return Settled(output.role, output.at_ms, *place_of(output))
 
 
 def is_mirror_of(settled: Settled, output: OutputRow) -> bool:
-    """Return whether a consumer may have copied a delivery with its headers to another topic."""
+    """Return whether an output may be a consumer's copy of a delivery in another topic."""
     are_deliveries = settled.role == output.role == DELIVERED
     return are_deliveries and output.topic != settled.topic and _is_after(settled, output)
 
@@ -30,7 +30,7 @@ def _is_after(settled: Settled, output: OutputRow) -> bool:
 
 
 def ranked(source: SourceRow, settling: Sequence[OutputRow], rules: Rules) -> list[OutputRow]:
-    """Return the one that is taken for the settlement first: the soundest, then the oldest."""
+    """Return the outputs, with the settlement first: by soundness, then by age."""
     if len(settling) == 1:
         return list(settling)
 
@@ -47,13 +47,13 @@ def is_forwarded(source: SourceRow, first: OutputRow, output: OutputRow) -> bool
 
 
 def is_redelivered(first: OutputRow, output: OutputRow, rules: Rules) -> bool:
-    """Return whether a crash under ``at_least_once`` explains that two outputs settle a record."""
+    """Return whether a crash under ``at_least_once`` explains two settlements of a record."""
     older, newer = sorted((first, output), key=lambda one: one.at_ms)
     return is_again(settlement_of(older), newer, rules)
 
 
 def is_again(settled: Settled, output: OutputRow, rules: Rules) -> bool:
-    """Return whether an output may be the same delivery again, as at-least-once delivery allows."""
+    """Return whether an output may be a repeated delivery that ``at_least_once`` allows."""
     is_soon = output.at_ms - settled.at_ms <= rules.grace_ms != 0
     return settled.role == DELIVERED and is_soon
 
@@ -61,7 +61,7 @@ def is_again(settled: Settled, output: OutputRow, rules: Rules) -> bool:
 def surplus_finding(
     source: SourceRow, first: OutputRow, output: OutputRow, rules: Rules
 ) -> RecordVerdict:
-    """Return the finding for an output beside the first settlement of a record."""
+    """Return the finding for an output in addition to the first settlement of a record."""
     others = {found.kind for found in problems(source, output, rules, Counter())}
     also = f"; it is also {', '.join(sorted(others))}" if others else ""
     detail = twice_text(settlement_of(first), output, rules) + also
@@ -69,7 +69,7 @@ def surplus_finding(
 
 
 def twice_text(settled: Settled, output: OutputRow, rules: Rules) -> str:
-    """Return the words for a second settlement: what the first one was, and this one."""
+    """Return the detail text for a second settlement: what the first one was, and this one."""
     if settled.role == LOST_ROLE:
         return f"nothing settled the record when its time had come, and it was {_verb(output)} here"
     topic = rules.topics.get(settled.topic, "a topic that is gone")

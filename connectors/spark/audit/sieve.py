@@ -1,10 +1,10 @@
-"""Finds the plain records that were delivered plainly and soundly, without a join.
+"""Finds the plain records that were delivered soundly, without a join.
 
-Of neighbouring offsets, a block, the hashes of what records ask for are compared with those of what
-deliveries say: where both are the same set, all of the block is sound, for a hash holds offset,
-due time, content and target. The rest is matched row by row.
+Within a block of neighbouring offsets, the hashes of what records ask for are compared with those
+of deliveries. If both sets are equal, the whole block is sound, as a hash covers offset, due time,
+content and target. Other blocks are matched row by row.
 
-DataFrame in, DataFrame out, on the session of what is given; nothing here knows Kafka.
+DataFrame in, DataFrame out, on the session of the input, without Kafka.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from connectors.spark.ledger.rows import COLUMNS, NO_ID, NO_SHARD
 from delayservice.contract.entry import SCHEDULE
 
 BLOCK_BITS: Final = 8
-"""Neighbouring offsets that are compared together, as a power of two."""
+"""Number of neighbouring offsets that are compared together, as a power of two."""
 BLOCK: Final = ["shard", "block"]
 
 CURSORS: Final = (
@@ -32,7 +32,7 @@ CURSORS: Final = (
 
 
 def is_plain() -> Column:
-    """Return whether a row of the ledger is of a record or delivery that can be sieved."""
+    """Return whether a ledger row is of a record or delivery that can be sieved."""
     is_source = (
         (sf.col("role") == SOURCE) & (sf.col("kind") == SCHEDULE) & (sf.col("partition") < 0)
     )
@@ -45,11 +45,11 @@ def is_plain() -> Column:
 
 
 def blocks_of(plain: DataFrame, rules: Rules) -> DataFrame:
-    """Return what is known of each block of plain rows.
+    """Return the facts of each block of plain rows.
 
     Returns:
-        ``shard``, ``block``; ``is_even``: all of it is sound or pending; how many records are
-        ``sound`` and ``pending`` then; ``at_ms``: when the first delivery was written.
+        ``shard``, ``block``; ``is_even``: whether all of it is sound or pending; ``sound`` and
+        ``pending``: number of such records; ``at_ms``: time of its first delivery.
     """
     is_source = sf.col("role") == SOURCE
     is_due = is_source & has_settled("last")
@@ -75,19 +75,19 @@ def blocks_of(plain: DataFrame, rules: Rules) -> DataFrame:
 
 
 def counted(blocks: DataFrame) -> tuple[int, int]:
-    """Return how many records of some blocks are sound, and how many pending."""
+    """Return the numbers of sound and of pending records in some blocks."""
     row = blocks.agg(sf.sum("sound"), sf.sum("pending")).collect()[0]
     return row[0] or 0, row[1] or 0
 
 
 def in_blocks(rows: DataFrame, blocks: DataFrame) -> DataFrame:
-    """Return the rows that are in some blocks."""
+    """Return the rows that lie in some blocks."""
     chosen = sf.broadcast(blocks.select(*BLOCK))
     return with_block(rows).join(chosen, BLOCK, "left_semi").drop("block")
 
 
 def waiting(plain: DataFrame, rules: Rules) -> DataFrame:
-    """Return the rows of records that no cursor has settled yet."""
+    """Return the rows of records that the later cursor has not settled."""
     is_waiting = (sf.col("role") == SOURCE) & ~has_settled("last")
     return with_cursors(plain, rules).where(is_waiting).select(*COLUMNS)
 
@@ -115,7 +115,7 @@ def has_settled(cursor: str, source: str = "") -> Column:
 
     Args:
         cursor: ``first`` or ``last``.
-        source: what the columns of the record begin with.
+        source: prefix of the record's columns.
     """
     key_ms, offset = sf.col(f"{source}key_ms"), sf.col("offset")
     k_ms, k_at = sf.col(f"{cursor}_ms"), sf.col(f"{cursor}_at")
@@ -130,12 +130,12 @@ def is_pending(rules: Rules, source: str = "") -> Column:
 
 
 def is_in_its_partition(rules: Rules, named: Column, output: str = "") -> Column:
-    """Return whether a delivery lies where its record names, or where its key belongs.
+    """Return whether a delivery is in the partition that its record names or key selects.
 
     Args:
-        rules: how many partitions topics have.
-        named: the partition that the record names; negative: none.
-        output: what the columns of the delivery begin with.
+        rules: gives the number of partitions of each topic.
+        named: partition that the record names; negative: none.
+        output: prefix of the delivery's columns.
     """
     topic, lies, hashed = (sf.col(f"{output}{name}") for name in ("topic", "partition", "key_hash"))
     counts = sf.lit(0)

@@ -1,4 +1,4 @@
-"""A cut and its evidence as JSON: what an archive keeps so that it can be judged later."""
+"""Encodes a cut and its evidence as JSON, with which an archive can be judged later."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ VERSION: Final = 1
 
 
 class _Log(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One partition; ``span`` and others as ``Cut`` and ``Evidence`` have them."""
+    """One partition, with the fields that ``Cut`` and ``Evidence`` have for it."""
 
     topic: str
     partition: int
@@ -102,10 +102,10 @@ def encode(cut: Cut, evidence: Evidence) -> str:
 
 
 def decode(text: str) -> tuple[Cut, Evidence]:
-    """Return what ``encode`` wrote.
+    """Return the cut and evidence that ``encode`` wrote.
 
     Raises:
-        DelayServiceError: it is of another version, or something else.
+        DelayServiceError: the text has another version or format.
     """
     try:
         found = msgspec.json.decode(text, type=_Snapshot)

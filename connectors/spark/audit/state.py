@@ -1,21 +1,21 @@
-"""The state that an audit carries from one cut to the next: numbered folders with manifests.
+"""State of an audit between two cuts: numbered folders with manifests.
 
 A folder holds what one cut added, in runs of Parquet:
 
 ==========  =======================================================================================
 run         rows
 ==========  =======================================================================================
-pending     records that nothing settles yet, by bucket of the time at which that is to happen
-identified  the same of records that bear an id
-gone        records that were settled before the time of their bucket, by the same bucket
-open        whatever has to be looked at again at the next cut; replaced by each cut
-recent      records that were judged (``REMEMBERED``) and may be delivered again after a crash
-special     records that were judged, with details that what comes later is compared with
-judged      all others that were judged: a bitmap of offsets by what settled them (``JUDGED``)
+pending     records without a settlement, by bucket of the time at which it is due
+identified  records without a settlement that have an id, by the same buckets
+gone        records that were settled before the time of their bucket, by the same buckets
+open        rows to judge again at the next cut; each cut replaces them
+recent      judged records (``REMEMBERED``) that may be delivered again after a crash
+special     judged records, with details to compare later outputs with
+judged      all other judged records: a bitmap of offsets by settlement (``JUDGED``)
 ==========  =======================================================================================
 
 A cut exists when its manifest does. So a run that was killed begins again from the last manifest,
-and nothing that an unfinished cut left is read.
+and data of an unfinished cut is ignored.
 """
 
 from __future__ import annotations
@@ -47,23 +47,23 @@ SPECIAL: Final = "special"
 JUDGED: Final = "judged"
 
 WAITING: Final = (PENDING, IDENTIFIED)
-"""Kinds of runs with records that nothing settles yet."""
+"""Kinds of runs with records that have no settlement yet."""
 _BUCKETED: Final = (*WAITING, GONE)
 _KINDS: Final = (*_BUCKETED, OPEN, RECENT, SPECIAL, JUDGED)
 
 _JUDGED_ROWS: Final = "shard long, kind byte, topic long, block long, offsets binary"
-"""Records that were judged: ``kind`` and ``topic`` as of a ``REMEMBERED`` row, ``block`` and
-``offsets`` as Spark's ``bitmap_bucket_number`` and ``bitmap_construct_agg`` give them."""
+"""Columns of judged records: ``kind`` and ``topic`` as in a ``REMEMBERED`` row, ``block`` and
+``offsets`` from Spark's ``bitmap_bucket_number`` and ``bitmap_construct_agg``."""
 _BLOCK_BITS: Final = 15
 _BYTE_BITS: Final = 3
-"""A bitmap has 2 to the power of 15 bits."""
+"""Sizes as powers of two: a bitmap has 2**15 bits, a byte 2**3."""
 
 VERSION: Final = 2
 KEY: Final = ["shard", "offset"]
 WIDTHS_MS: Final = (MINUTE_MS, 10 * MINUTE_MS, 120 * MINUTE_MS, DAY_MS, 30 * DAY_MS)
-"""Widths of buckets: a record lies in one of the widest that is not longer than its delay."""
+"""Widths of buckets, in ms: a record is in the widest bucket that is not longer than its delay."""
 RUNS_MAX: Final = 8
-"""Runs of one bucket and of about the same size before they are made one."""
+"""Number of runs of one bucket and similar size that are merged into one."""
 _TIER_BITS: Final = 4
 _BUCKET_IN_PATH: Final = r"/bucket=([0-9]+-[0-9]+)/"
 
@@ -72,10 +72,10 @@ class StoredRun(msgspec.Struct, frozen=True):
     """Rows that one cut wrote.
 
     Attributes:
-        kind: one of those above.
-        bucket: ``<width>-<number>``, as ``bucket_of`` names it; empty: it has none.
-        taken_ms: when the newest cut was taken whose rows are in it.
-        part: tells apart runs of one cut, kind and bucket.
+        kind: kind of the run, as listed above.
+        bucket: ``<width>-<number>``, as ``bucket_of`` names it; empty: no bucket.
+        taken_ms: time of the newest cut with rows in it, epoch ms.
+        part: distinguishes runs of the same cut, kind and bucket.
     """
 
     number: int
@@ -87,26 +87,26 @@ class StoredRun(msgspec.Struct, frozen=True):
 
     @property
     def folder(self) -> str:
-        """The run's folder below the state's."""
+        """Path of the run's folder below that of the state."""
         bucket = f"/bucket={self.bucket}" if self.bucket else ""
         return f"{self.number:08d}/{self.kind}{self.part}{bucket}"
 
     @property
     def start_ms(self) -> int:
-        """The first instant of the bucket."""
+        """Start of the bucket, epoch ms."""
         width, _, number = self.bucket.partition("-")
         return WIDTHS_MS[int(width)] * int(number)
 
     @property
     def tier(self) -> tuple[str, str, int]:
-        """Kind, bucket and rough size; runs that share all three may be merged."""
+        """Kind, bucket and order of magnitude; runs that share all three may be merged."""
         return self.kind, self.bucket, self.rows.bit_length() // _TIER_BITS
 
 
 class LogPosition(msgspec.Struct, frozen=True):
-    """Position in one partition: ``seen_ms``: when it got its first record; -1: it has none.
+    """Position in one partition; ``seen_ms``: time of its first record, epoch ms; -1: it is empty.
 
-    ``start`` and ``judged`` are of shards, as in ``evidence.EarlierCut``; else -1.
+    ``start`` and ``judged`` are set for shards, as in ``evidence.EarlierCut``; else -1.
     """
 
     topic: str
@@ -119,22 +119,22 @@ class LogPosition(msgspec.Struct, frozen=True):
 
     @property
     def place(self) -> Place:
-        """Topic and partition."""
+        """Topic and partition of the log."""
         return self.topic, self.partition
 
 
 class AuditManifest(msgspec.Struct, frozen=True):
-    """One cut, and the runs that are to be read after it.
+    """One cut, and the runs to read after it.
 
     Attributes:
-        number: counts the cuts, from 1 on.
-        overdue_ms: as ``evidence.EarlierCut`` has it.
-        logs: how far each log was read.
-        runs: what is carried.
-        pending: records that are carried as pending.
-        findings: how many there are, by kind, since the audit began.
-        unjudged: the same of what could not be judged, by reason.
-        audit: names the audit, for what it publishes.
+        number: number of the cut, from 1 on.
+        overdue_ms: as in ``evidence.EarlierCut``.
+        logs: position in each log.
+        runs: runs that the next step reads.
+        pending: number of records that are carried as pending.
+        findings: number of findings by kind, since the audit began.
+        unjudged: number of unjudged records by reason, since the audit began.
+        audit: id of the audit, for what it publishes.
     """
 
     number: int = 0
@@ -149,7 +149,7 @@ class AuditManifest(msgspec.Struct, frozen=True):
     v: int = VERSION
 
     def deleted(self, cut: Cut) -> list[str]:
-        """Return the shards of topics that were deleted since, and perhaps made anew."""
+        """Return the shards of topics that were deleted since, and perhaps recreated."""
         ids = cut.topic_ids
         return [
             f"{log.topic}:{log.partition}"
@@ -161,7 +161,7 @@ class AuditManifest(msgspec.Struct, frozen=True):
         ]
 
     def past(self, topic_ids: Mapping[str, str]) -> EarlierCut:
-        """Return the facts that hold at the next cut: those of topics that were not made anew."""
+        """Return the facts that hold at the next cut: those of topics that were not recreated."""
         logs = [log for log in self.logs if topic_ids.get(log.topic) == log.topic_id]
         return EarlierCut(
             ends={log.place: log.end for log in logs},
@@ -180,7 +180,7 @@ class State:
         self._path = path.rstrip("/")
 
     def newest(self) -> AuditManifest:
-        """Return the manifest of the last cut; without any, an empty one.
+        """Return the manifest of the last cut; an empty one if there is none.
 
         Raises:
             DelayServiceError: it can't be read, or is of another version.
@@ -204,7 +204,7 @@ class State:
         return found
 
     def commit(self, manifest: AuditManifest, before: AuditManifest) -> None:
-        """Make a cut the last one, and delete what neither it nor the one before needs."""
+        """Make a cut the last one, and delete files that neither it nor the one before needs."""
         text = msgspec.json.encode(manifest).decode()
         write_text(f"{self._path}/manifest-{manifest.number:08d}.json", text)
         runs = {run.number for run in (*before.runs, *manifest.runs)}
@@ -212,12 +212,12 @@ class State:
         self._sweep(runs | last, last)
 
     def recover(self, manifest: AuditManifest) -> None:
-        """Delete what cuts left that were not finished."""
+        """Delete the files of unfinished cuts."""
         last = {manifest.number}
         self._sweep({run.number for run in manifest.runs} | last, last)
 
     def summary_path(self, number: int) -> str:
-        """Return where a cut keeps the summary of its results."""
+        """Return the path of a cut's summary."""
         return f"{self._path}/{number:08d}/summary.json"
 
     def _sweep(self, folders: set[int], manifests: set[int]) -> None:
@@ -237,12 +237,12 @@ class State:
     def write(
         self, rows: DataFrame, number: int, kind: str, taken_ms: int, part: str = ""
     ) -> list[StoredRun]:
-        """Write rows as runs, and return those that have any.
+        """Write rows as runs, and return the runs that are not empty.
 
         Args:
-            rows: of the kind's columns, and ``bucket`` where it has buckets.
-            number: of the cut.
-            kind: of the runs.
+            rows: columns of the kind, and ``bucket`` where it has buckets.
+            number: number of the cut.
+            kind: kind of the runs.
             taken_ms: as in ``StoredRun``.
             part: as in ``StoredRun``.
         """
@@ -262,7 +262,7 @@ class State:
     def live(
         self, runs: Sequence[StoredRun], buckets: Iterable[str], kinds: Sequence[str] = WAITING
     ) -> DataFrame:
-        """Return the pending rows of some buckets that are not gone, and the ``bucket`` of each."""
+        """Return the rows of some buckets that are still pending, with their ``bucket``."""
         chosen = set(buckets)
         held = [run for run in runs if run.bucket in chosen]
         pending = self._with_bucket(run for run in held if run.kind in kinds)
@@ -276,14 +276,14 @@ class State:
         return self.read(runs).withColumn("bucket", bucket)
 
     def folded(self, judged: DataFrame) -> DataFrame:
-        """Return ``REMEMBERED`` rows as ``JUDGED`` ones, which forget when they were settled."""
+        """Return ``REMEMBERED`` rows as ``JUDGED`` ones, without time and place."""
         after = sf.col("offset") + 1  # Spark's own count of bits begins with 1
         return judged.groupBy(
             "shard", "kind", "topic", sf.bitmap_bucket_number(after).alias("block")
         ).agg(sf.bitmap_construct_agg(sf.bitmap_bit_position(after)).alias("offsets"))
 
     def judged(self, runs: Iterable[StoredRun], keys: DataFrame) -> DataFrame:
-        """Return ``REMEMBERED`` rows of judged keys: what settled them, without time and place."""
+        """Return ``REMEMBERED`` rows of judged keys, without time and place of the settlement."""
         held = self.read((run for run in runs if run.kind == JUDGED), _JUDGED_ROWS)
         bit = sf.col("offset").bitwiseAND((1 << _BLOCK_BITS) - 1)
         byte = sf.substr("offsets", (sf.shiftright(bit, _BYTE_BITS) + 1).cast("int"), sf.lit(1))
@@ -297,10 +297,10 @@ class State:
     def without(
         self, runs: Sequence[StoredRun], shards: Sequence[int], number: int
     ) -> tuple[list[StoredRun], int]:
-        """Return runs without the rows of some shards, and how many records are not pending for it.
+        """Return runs without the rows of some shards, and how many pending records were dropped.
 
-        All is written anew: topics are deleted and made again so seldom that the rows need not bear
-        the id of their topic.
+        All runs are rewritten: topics are recreated so rarely that rows need not hold the id of
+        their topic.
         """
         is_theirs = sf.col("shard").isin(list(shards))
         buckets = {run.bucket for run in runs}
@@ -322,7 +322,7 @@ class State:
         return self.read(runs, _JUDGED_ROWS if kind == JUDGED else LEDGER)
 
     def merged(self, runs: Sequence[StoredRun], number: int) -> list[StoredRun]:
-        """Return the runs, after those were made one of which there are too many of a size."""
+        """Return the runs, with those merged of which there are ``RUNS_MAX`` of similar size."""
         tiers: dict[tuple[str, str, int], list[StoredRun]] = {}
         for run in runs:
             tiers.setdefault(run.tier, []).append(run)
@@ -343,7 +343,7 @@ class State:
 
 
 def bucket_of(key_ms: Column, now_ms: int) -> Column:
-    """Return the name of the bucket of a key that is ``now_ms`` or later."""
+    """Return the name of the bucket of a key that is at least ``now_ms``."""
     names = [
         sf.concat(sf.lit(f"{at}-"), ((key_ms - key_ms % width) / width).cast("bigint"))
         for at, width in enumerate(WIDTHS_MS)

@@ -1,4 +1,4 @@
-"""Kinds of findings, and the rows that judges give."""
+"""Kinds of findings, and the verdicts that judges return."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ FOUND: Final = 0
 UNJUDGED: Final = 1
 CARRIED: Final = 2
 SETTLED: Final = 3
-"""Verdicts: something is wrong; it can't be judged; it is judged at a later cut; it was judged."""
+"""Verdicts: there is an error; it can't be judged; it is judged at a later cut; it was judged."""
 
 CERTAIN: Final = 0
 IF_MARKED: Final = 1
@@ -52,18 +52,18 @@ IF_OTHER: Final = 3
 IF_UNMARKED: Final = 4
 """Conditions under which a verdict counts: always; if the earlier cursor has passed the record's
 canceller; unless the later cursor has; if the output names another canceller; unless the earlier
-cursor has passed it."""
+cursor has passed the canceller."""
 
 LOST_ROLE: Final = -1
 UNJUDGED_ROLE: Final = -2
-"""In place of the role of what settled a record: nothing did, or nothing is known."""
+"""Values in place of a settlement's role: there was no settlement, or it is unknown."""
 
 FINDING: Final = (
     "id string, kind string, topic string, partition int, offset long, source string, "
     "target string, target_partition int, target_offset long, due_ms long, at_ms long, "
     "detail string"
 )
-"""A finding, as it is written; ``docs/audit.md`` says what each column is."""
+"""Columns of a finding; ``docs/audit.md`` describes each."""
 
 
 _NAMES_IT: Final = (
@@ -79,29 +79,29 @@ _ID_DIGITS: Final = 32
 
 
 def with_ids(found: DataFrame) -> DataFrame:
-    """Return findings with their ``id``, which is derived from what the finding says."""
+    """Return findings with their ``id``, a hash of the finding's kind and places."""
     text = sf.to_json(sf.struct(*_NAMES_IT))
     return found.select(sf.substring(sf.sha2(text, 256), 1, _ID_DIGITS).alias("id"), "*")
 
 
 class RecordVerdict(NamedTuple):
-    """A verdict on one record: it is wrong, can't be judged, is carried on or is judged.
+    """A verdict on one record: an error, not to be judged, carried on or settled.
 
     Attributes:
-        kind: of a finding, or the reason why it can't be judged; empty of the other verdicts.
-        shard, offset: the record.
-        source: its ``delay-source``.
-        output: what the finding is about.
-        due_ms: when it was due; 0: unknown.
-        detail: one sentence for people.
-        when: whether that depends on the record's canceller.
-        claim: the canceller that the output names; -1: none.
-        record_id: of the record.
-        base: the first offset at which its canceller may be.
-        since_ms: of a lost record: it holds only if the topics are complete since this time.
-        aim: of a lost record: its target topic.
-        verdict: one of those above.
-        row: of what is carried or settled: its row of the ledger.
+        kind: kind of a finding, or the reason why it can't be judged; else empty.
+        shard, offset: place of the record.
+        source: ``delay-source`` of the record.
+        output: the output that the finding is about.
+        due_ms: due time of the record, epoch ms; 0: unknown.
+        detail: one sentence for users.
+        when: condition on the record's canceller under which the verdict counts.
+        claim: offset of the canceller that the output names; -1: none.
+        record_id: id of the record.
+        base: first offset at which its canceller may lie.
+        since_ms: for a lost record: it counts only if the topics are complete since this time.
+        aim: for a lost record: its target topic.
+        verdict: one of the verdicts above.
+        row: for a carried or settled record: its ledger row.
     """
 
     kind: str
@@ -122,7 +122,7 @@ class RecordVerdict(NamedTuple):
 
 
 class Settled(NamedTuple):
-    """The place of what settled a record: ``role``, when, and where."""
+    """Role, time and place of the output that settled a record."""
 
     role: int
     at_ms: int
@@ -132,10 +132,10 @@ class Settled(NamedTuple):
 
 
 class Remembered(NamedTuple):
-    """Details that are kept of a judged record to which more may come.
+    """Details that are kept of a judged record that may get more outputs.
 
     Attributes:
-        begun: the last occurrence of its schedule that was begun.
+        begun: number of the last occurrence of its schedule that was begun.
     """
 
     source: SourceRow

@@ -1,1 +1,1 @@
-"""Shared by all jobs: sessions, topics, cuts, files, progress and pages."""
+"""Modules shared by all jobs: sessions, topics, cuts, files, progress and pages."""

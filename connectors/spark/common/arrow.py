@@ -1,4 +1,4 @@
-"""Arrow schemas and batches of the rows that functions make on the executors."""
+"""Arrow schemas and batches for rows that functions make on the executors."""
 
 from __future__ import annotations
 
@@ -23,26 +23,26 @@ _TYPES: Final = {
     ),
 }
 _COMMA: Final = re.compile(r",\s*(?![^<]*>)")
-"""A comma between columns, and not within the type of one."""
+"""A comma between columns, but not within the type of a column."""
 
 
 def arrow_schema(ddl: str) -> pa.Schema:
-    """Return the schema that DDL of Spark gives, for the types that are used here."""
+    """Return the Arrow schema for a Spark DDL, for the types that are used here."""
     columns = (column.split(maxsplit=1) for column in _COMMA.split(ddl.strip()))
     return pa.schema([(name, _TYPES[kind]) for name, kind in columns])
 
 
 def batch_of(rows: Iterable[Sequence[Any]], schema: pa.Schema) -> pa.RecordBatch:
-    """Return rows as a batch."""
+    """Return rows as a record batch."""
     columns: list[Sequence[Any]] = list(zip(*rows, strict=True)) or [()] * len(schema)
     arrays = [pa.array(column, kind.type) for column, kind in zip(columns, schema, strict=True)]
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
 def header_lists(column: pa.ListArray) -> tuple[pa.StructArray, list[Headers]]:
-    """Return all headers of a column, and those of each row, in order; none where it is null.
+    """Return all headers of a column, and the list of headers of each row; empty where it is null.
 
-    Whole columns at a time: a dictionary for each header would cost the most.
+    It reads whole columns at a time, as a dictionary for each header would dominate the cost.
     """
     bounds = column.offsets.to_pylist()
     first = bounds[0]

@@ -16,7 +16,7 @@ LOCK: Final = "jars.lock"
 
 
 class SparkJar(NamedTuple):
-    """One line of the lock: ``group:artifact:version``, SHA-256 in hex, size in bytes."""
+    """One line of the lock file: ``group:artifact:version``, SHA-256 in hex, size in bytes."""
 
     coordinate: str
     sha256: str
@@ -24,13 +24,13 @@ class SparkJar(NamedTuple):
 
     @property
     def file_name(self) -> str:
-        """Return its name among Spark's own jars."""
+        """File name of the jar among Spark's own jars."""
         _, artifact, version = self.coordinate.split(":")
         return f"{artifact}-{version}.jar"
 
     @property
     def fetched_name(self) -> str:
-        """Return its name in the folder of Spark's resolver."""
+        """File name of the jar in the folder of Spark's resolver."""
         group, artifact, version = self.coordinate.split(":")
         return f"{group}_{artifact}-{version}.jar"
 
@@ -43,11 +43,11 @@ def locked() -> tuple[SparkJar, ...]:
 
 
 def spark_folder() -> Path:
-    """The folder of Spark's own jars."""
+    """Return the folder of Spark's own jars."""
     return Path(os.environ.get("SPARK_HOME") or Path(pyspark.__file__).parent, "jars")
 
 
 def are_installed(folder: Path | None = None) -> bool:
-    """Return whether Spark has the connector already."""
+    """Return whether Spark's folder has all jars of the connector."""
     folder = folder or spark_folder()
     return all((folder / jar.file_name).exists() for jar in locked())

@@ -1,18 +1,18 @@
-"""The consistent cut that a job judges by: cursors of all shards, and how far every log is read.
+"""Takes the consistent cut by which a job judges: cursors of all shards, and the end of every log.
 
-The order of the questions is what makes it right:
+The order of the requests makes it consistent:
 
-1. the *earlier* checkpoints, then
-2. the ends of all topics that are read, then
-3. the *later* checkpoints.
+1. the *earlier* checkpoints, then 2. the ends of all topics that are read, then 3. the *later*
+checkpoints.
 
-What an output settles is committed with it. So a record that the earlier checkpoint says is settled
-has its output below those ends, or it is lost; and an output below those ends settles what the
-later checkpoint says is settled, or it is not checkpointed. What lies between may be either.
+An output is committed together with what it settles. So a record that the earlier checkpoint counts
+as settled has its output below those ends, or it is lost; and a record with an output below those
+ends is settled by the later checkpoint, or it is not checkpointed. Between the two, both are
+possible.
 
-Ends are high watermarks, and one waits until no transaction below them is open: another producer's
-open transaction would hide records that are committed. Where one stays open, the log is read up to
-it; a checkpoint must not be hidden, so there it is an error.
+Ends are high watermarks, taken once no transaction below them is open: another producer's open
+transaction would hide committed records. If one stays open, the log is read up to it; in the
+checkpoint topic that is an error.
 """
 
 from __future__ import annotations
@@ -38,20 +38,21 @@ from delayservice.engine.checkpoint import Checkpoint, ShardCheckpoint
 from delayservice.engine.cursor import Cursor
 
 SETTLE_TIMEOUT_S: Final = 150.0
-"""Longer than a broker leaves a dead producer's transaction open."""
+"""Longest wait for transactions in the checkpoint topic, in s: longer than a broker leaves the
+transaction of a dead producer open."""
 OPEN_WAIT_S: Final = 15.0
-"""How long a transaction in a topic that is judged is waited for: longer than the service's own."""
+"""Longest wait for a transaction in another topic, in s: longer than the service's own take."""
 TICK_S: Final = 0.1
 headers_of: Final = methodcaller("headers")
-"""``message.headers()``, called as ``connectors.kafka.source`` does, and says why."""
+"""Call of ``message.headers()`` from C, for the reason given in ``connectors.kafka.scan``."""
 
 
 @dataclass(frozen=True, slots=True)
 class ShardCut:
-    """One shard: a partition of a delay topic that is served.
+    """One shard at the cut: a partition of a delay topic that is served.
 
-    ``earlier`` and ``later`` are its cursors before and after the ends were pinned, ``span`` its
-    log, ``contracts`` what its records are read by.
+    ``earlier`` and ``later`` are its cursors before and after the ends were read, ``span`` is its
+    log, ``contracts`` are those by which its records are read.
     """
 
     topic: str
@@ -64,16 +65,16 @@ class ShardCut:
 
     @property
     def name(self) -> str:
-        """``topic:partition``, as headers spell it."""
+        """The shard as ``topic:partition``, as in headers."""
         return f"{self.topic}:{self.partition}"
 
     @property
     def place(self) -> Place:
-        """Topic and partition."""
+        """Topic and partition of the shard."""
         return self.topic, self.partition
 
     def to_json(self) -> dict[str, object]:
-        """For the summary of a job."""
+        """Return the fields for the summary of a job."""
         return {
             "topic": self.topic,
             "partition": self.partition,
@@ -90,15 +91,15 @@ class Cut:
     """A consistent cut of a cluster.
 
     Attributes:
-        taken_ms: when its ends were pinned, by the clock of this machine.
-        shards: all that are served, by topic and partition.
-        others: the logs of every other topic that is read.
-        partitions: how many partitions each topic of the cluster has.
-        served: every shard that a checkpoint names, as headers spell it.
-        notes: what is not judged and why, a sentence each.
+        taken_ms: time at which its ends were read, epoch ms, by the clock of this machine.
+        shards: all shards that are served, by topic and partition.
+        others: logs of every other topic that is read.
+        partitions: number of partitions of each topic of the cluster.
+        served: every shard that a checkpoint names, as in headers.
+        notes: one sentence for each thing that is not judged, with the reason.
         open_places: logs that are read up to a transaction that stays open.
-        unserved: offsets that partitions of delay topics hold and no checkpoint speaks of.
-        topic_ids: of all topics that are read.
+        unserved: number of offsets in partitions of delay topics that no checkpoint names.
+        topic_ids: ids of all topics that are read.
     """
 
     taken_ms: int
@@ -115,17 +116,17 @@ class Cut:
 
     @property
     def spans(self) -> dict[Place, Span]:
-        """Every log that is read."""
+        """Spans of all logs that are read."""
         own = {shard.place: shard.span for shard in self.shards}
         return {**self.others, **own}
 
     @property
     def delay_topics(self) -> list[str]:
-        """The topics of the shards, in order."""
+        """Topics of the shards, sorted."""
         return sorted({shard.topic for shard in self.shards})
 
     def to_json(self) -> dict[str, object]:
-        """For the summary of a job."""
+        """Return the fields for the summary of a job."""
         return {
             "taken_ms": self.taken_ms,
             "shards": [shard.to_json() for shard in self.shards],
@@ -138,8 +139,8 @@ class Cut:
 
 
 Choose = Callable[[Collection[Contracts], Collection[str]], Collection[str]]
-"""``(contracts of all shards, all topics of the cluster)`` to the topics to read beside the delay
-topics."""
+"""Function from ``(contracts of all shards, all topics of the cluster)`` to the topics to read
+besides the delay topics."""
 
 
 def take_cut(
@@ -151,15 +152,15 @@ def take_cut(
     timeout_s: float = SETTLE_TIMEOUT_S,
     open_wait_s: float = OPEN_WAIT_S,
 ) -> Cut:
-    """A consistent cut, taken now.
+    """Take a consistent cut now, and return it.
 
     Args:
         client: options of librdkafka.
         checkpoint: the checkpoint topic.
-        choose: which other topics are to be read.
+        choose: chooses the other topics to read.
         expected: delay topics that should be in the checkpoints, as far as they exist.
-        timeout_s: how long to wait until transactions in the checkpoint topic are over.
-        open_wait_s: the same of all other topics; then they are read up to the transaction.
+        timeout_s: longest wait for transactions in the checkpoint topic to end, in seconds.
+        open_wait_s: longest wait in all other topics, which are then read up to the transaction.
 
     Raises:
         KafkaEdgeError: the cluster does not answer, a checkpoint can't be read, or a transaction
@@ -201,7 +202,7 @@ def _places(topics: Collection[str], partitions: Mapping[str, int]) -> list[Plac
 def settled_spans(
     client: Mapping[str, str], topics: Collection[str], *, timeout_s: float = SETTLE_TIMEOUT_S
 ) -> dict[Place, Span]:
-    """The logs of whole topics as they are now, no open transaction below their ends.
+    """Return the current spans of whole topics, once no transaction below their ends is open.
 
     Raises:
         KafkaEdgeError: as ``take_cut``.
@@ -218,7 +219,7 @@ def _with_shards(
     spans: Mapping[Place, Span],
     ids: Mapping[str, str],
 ) -> Cut:
-    """The cut with every shard that can be judged, and a note for every other one."""
+    """Return the cut with every shard that can be judged, and a note for every other one."""
     shards: list[ShardCut] = []
     notes = list(cut.notes)
     unserved: dict[Place, int] = {}
@@ -258,7 +259,7 @@ def _served(checkpoints: Mapping[int, Checkpoint]) -> dict[Place, ShardCheckpoin
 
 
 class _Desk:
-    """Asks the cluster."""
+    """Client that asks the cluster for checkpoints and the ends of logs."""
 
     def __init__(self, client: Mapping[str, str], timeout_s: float) -> None:
         self._client = native_options(client)
@@ -277,10 +278,10 @@ class _Desk:
         return newest_checkpoints(logs, partitions)
 
     def settled_spans(self, places: Collection[Place]) -> dict[Place, Span]:
-        """Logs up to their high watermarks, once no transaction below those is open.
+        """Return logs up to their high watermarks, once no transaction below those is open.
 
         Raises:
-            KafkaEdgeError: one stays open.
+            KafkaEdgeError: a transaction stays open.
         """
         spans, hidden = self.spans(places, self._timeout_s)
         if hidden:
@@ -295,8 +296,8 @@ class _Desk:
     def spans(
         self, places: Collection[Place], wait_s: float
     ) -> tuple[dict[Place, Span], set[Place]]:
-        """Logs up to their high watermarks, once no transaction below those is open; up to the
-        transaction where one stays open, and which those are.
+        """Return logs up to their high watermarks, once no transaction below those is open, and the
+        places where one stays open, whose logs end at it.
         """
         ends = offsets_of(self.admin, places, LATEST)
         waiting = set(ends)

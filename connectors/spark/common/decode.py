@@ -1,7 +1,7 @@
-"""Records of Arrow batches, on the executors: without pandas, one Python object for each value.
+"""Reads records from Arrow batches on the executors: one Python object per value, without pandas.
 
 Batches have the columns of ``topics.ROW_SCHEMA``. Lists of headers are read from their flat child
-arrays, and cut by the list's offsets.
+arrays and cut at the list's offsets.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from delayservice.contract.requeue import Claim, read_claim
 from delayservice.contract.topic_names import is_legal_topic
 
 NO_KEY: Final = -1
-"""Key hash of a record without a key, or with an empty one: any partition is right."""
+"""Key hash of a record without a key, or with an empty one, for which any partition is right."""
 
 _SHARD: Final = re.compile(r".+:\d{1,9}", re.ASCII)
 _SOURCE: Final = re.compile(rb".+:\d{1,9}:\d{1,18}")
@@ -57,7 +57,7 @@ _signed_long: Final = struct.Struct("<q").pack
 
 
 class HashedValue(bytes):
-    """Stands for a value of which only the hash was kept: eight bytes (``ledger.rows``)."""
+    """Eight bytes of hash that stand for a value which was not kept (``ledger.rows``)."""
 
 
 class PartitionBatch(NamedTuple):
@@ -70,8 +70,8 @@ class PartitionBatch(NamedTuple):
 
 @contextmanager
 def without_collector() -> Iterator[None]:
-    """Python's cycle collector is off meanwhile: it takes the many tuples of a batch for news, and
-    walks all of them again and again, which doubles the time. Nothing here makes cycles.
+    """Disable Python's cycle collector in the block: it would walk the many tuples of a batch again
+    and again, which doubles the time. No cycles are made here.
     """
     was_on = gc.isenabled()
     gc.disable()
@@ -83,7 +83,7 @@ def without_collector() -> Iterator[None]:
 
 
 def runs(batch: pa.RecordBatch) -> Iterator[PartitionBatch]:
-    """A batch by partition. Nearly always one, for a task reads one partition."""
+    """Yield a batch by partition; usually one part, as a task reads one partition."""
     topics = batch.column("topic").dictionary_encode()
     place = topics.indices.to_numpy().astype(np.int64) << 32
     place |= batch.column("partition").to_numpy()
@@ -96,7 +96,7 @@ def runs(batch: pa.RecordBatch) -> Iterator[PartitionBatch]:
 
 
 def rows_of(batch: pa.RecordBatch) -> list[Row]:
-    """Return the records of a batch as ``RecordReader`` takes them."""
+    """Return the records of a batch in the form that ``RecordReader`` takes."""
     return list(
         zip(
             batch.column("offset").to_pylist(),
@@ -122,10 +122,10 @@ def values_of(batch: pa.RecordBatch) -> list[bytes | None]:
 
 
 def headers_of(batch: pa.RecordBatch) -> list[Headers]:
-    """The headers of each record, in order; ``UNREADABLE`` where a name is not UTF-8.
+    """Return the headers of each record, in order; ``UNREADABLE`` where a name is not UTF-8.
 
     Java shows the bytes of such a name as replacement characters, and the service's client can't
-    read the record's headers. It cuts a name at a zero byte, which Java does not.
+    read the record's headers. That client cuts a name at a zero byte, which Java does not.
     """
     flat, found = header_lists(batch.column("headers"))
     names = pc.unique(flat.field("key")).to_pylist()
@@ -140,14 +140,14 @@ def _as_service_reads(headers: Headers) -> Headers:
 
 
 class ShardReader:
-    """Reads the records of one shard as the service does.
+    """Reader of the records of one shard, as the service reads them.
 
-    A copy or an envelope whose signature none of the secrets made is believed: they may have been
-    replaced since. What the service refused as forged, its dead letter says.
+    Copies and envelopes that none of the secrets signed count as genuine, as secrets may have been
+    replaced. Dead letters tell which ones the service refused as forged.
 
     Args:
-        contracts: what its records are read by.
-        secrets: the cluster's, or none.
+        contracts: contracts by which its records are read.
+        secrets: the cluster's secrets, or none.
     """
 
     def __init__(
@@ -168,7 +168,7 @@ class ShardReader:
         ]
 
     def _believed(self, row: Row, entry: Entry) -> Entry:
-        """A copy or an envelope that is no forgery as far as can be seen here."""
+        """Return the entry of a record that may be genuine as if its signature were valid."""
         arrived = envelope_of(row)
         if arrived is not None:
             if not _came_from(entry, arrived.sent.source):
@@ -187,7 +187,7 @@ class ShardReader:
 
 
 def claim_of(row: Row) -> Claim | None:
-    """Return the row read as a copy, or None if it is no copy that a service can have written."""
+    """Return the row read as a copy; None: no service can have written it as a copy."""
     return _sensible(read_claim((row[2], row[3], row[4] or [])))
 
 
@@ -203,7 +203,7 @@ def envelope_of(row: Row) -> Arrived | None:
 
 
 def waiting(payload: Payload) -> Group | None:
-    """Return the group that waits for its home in a copy; None: no service can have written it."""
+    """Return the group that waits for its home in a copy; None: no service wrote such a copy."""
     try:
         group = group_of(payload)
     except StoreError:
@@ -220,7 +220,7 @@ def _are_sensible(group: Group) -> bool:
 
 
 def _came_from(entry: Entry, source: bytes) -> bool:
-    """Return whether the reader took the record out of its envelope: its signature was right."""
+    """Return whether the reader took the record out of an envelope with a valid signature."""
     _, kind, _, _, payload, extra = entry
     if kind == SCHEDULE:
         meta = payload[6]
@@ -250,5 +250,5 @@ def _sensible(claim: Claim | None) -> Claim | None:
 
 
 def key_hash(key: bytes | None) -> int:
-    """Return the 31 bits of murmur2 that choose a partition; ``NO_KEY``: it has no key."""
+    """Return the 31 bits of murmur2 that choose a partition; ``NO_KEY`` without a key."""
     return murmur2(key) & _MASK31 if key else NO_KEY

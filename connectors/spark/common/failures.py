@@ -1,4 +1,4 @@
-"""Failures of Spark, in a sentence instead of several pages."""
+"""Describes failures of Spark in one sentence."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 
 FAILURES: Final = (PySparkException, Py4JJavaError)
-"""Whatever a failed job raises: the second is the first that PySpark has no class for."""
+"""Exceptions that a failed job raises; ``Py4JJavaError`` where PySpark has no class of its own."""
 
 _TRACEBACK: Final = "Traceback (most recent call last)"
 _ERROR: Final = re.compile(r"[A-Za-z_][\w.]*(?:: |$)")
-"""The line of a traceback that names the error: it alone is not indented."""
+"""Start of the line of a traceback that names the error, the only one without indentation."""
 _CHARS_MAX: Final = 500
 
 
 def reason(exc: PySparkException | Py4JJavaError) -> str:
-    """The innermost cause: of Java's chain, or the last line of a Python worker's traceback."""
+    """Return the innermost cause: Java's, or the error line of a Python worker's traceback."""
     text = _innermost(exc) if isinstance(exc, Py4JJavaError) else str(exc)
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     if not lines:

@@ -1,6 +1,6 @@
-"""Small files beside Parquet, wherever Spark writes: local folders, HDFS, object stores.
+"""Reads and writes small files beside Parquet: in local folders, HDFS and object stores.
 
-By Arrow's file systems, and not by Java's, so that Spark may run in another process (Spark
+It uses Arrow's file systems instead of Java's, so that Spark may run in another process (Spark
 Connect). A path without a scheme is local.
 """
 
@@ -12,8 +12,8 @@ from pyarrow import fs
 
 
 def write_text(path: str, text: str) -> None:
-    """Write a file in place of one that is there. Where the file system can, readers see the old
-    content or the new one, and no part of it.
+    """Write a file, replacing an existing one. Where the file system allows it, readers see either
+    the old content or the new one.
     """
     system, place = _located(path)
     system.create_dir(place.rpartition("/")[0], recursive=True)
@@ -32,20 +32,20 @@ def read_text(path: str) -> str | None:
 
 
 def is_there(path: str) -> bool:
-    """Return whether there is such a file or folder."""
+    """Return whether a file or folder exists."""
     system, place = _located(path)
     return bool(system.get_file_info(place).type != fs.FileType.NotFound)
 
 
 def names_in(path: str) -> list[str]:
-    """Return the names of what a folder holds, sorted; none if there is no such folder."""
+    """Return the names of a folder's entries, sorted; empty if there is no such folder."""
     system, place = _located(path)
     found = system.get_file_info(fs.FileSelector(place, allow_not_found=True))
     return sorted(info.base_name for info in found)
 
 
 def is_replaceable(path: str) -> bool:
-    """Return whether there is nothing but what Spark wrote, which it may replace."""
+    """Return whether a path is free, or a folder with only files of Spark, which it may replace."""
     system, place = _located(path)
     if system.get_file_info(place).type == fs.FileType.File:
         return False
@@ -53,7 +53,7 @@ def is_replaceable(path: str) -> bool:
 
 
 def delete(path: str) -> None:
-    """Delete a file, or a folder and what it holds, if it is there."""
+    """Delete a file, or a folder with its content, if it exists."""
     system, place = _located(path)
     kind = system.get_file_info(place).type
     if kind == fs.FileType.Directory:

@@ -1,4 +1,4 @@
-"""Small helpers for data frames."""
+"""Helper functions for data frames."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from pyspark.sql import functions as sf
 
 
 def kept(rows: DataFrame, path: str, *by: str) -> DataFrame:
-    """Write rows to ``path`` and read them there; ``by``: columns whose values are folders."""
+    """Write rows to ``path``, and return them read from there; ``by``: partition columns."""
     rows.write.mode("overwrite").partitionBy(*by).parquet(path)
     return rows.sparkSession.read.schema(rows.schema).parquet(path)
 
 
 def last_header(name: str) -> Column:
-    """Return the value of the last header of a name, of records; null where there is none."""
+    """Return the value of a record's last header with a name; null: there is none."""
     found = sf.filter("headers", lambda header: header["key"] == name)
     return sf.try_element_at(found, sf.lit(-1))["value"]
 
 
 def counts_by(column: str, rows: DataFrame) -> dict[Any, int]:
-    """Return how many rows have each value of a column, in the order of the values."""
+    """Return the number of rows for each value of a column, in the order of the values."""
     counted = rows.groupBy(column).count().orderBy(column)
     return {row[column]: row["count"] for row in counted.collect()}
 
 
 def or_false(told: Column) -> Column:
-    """Return a condition that is false where it is null."""
+    """Return a condition with false in place of null."""
     return sf.coalesce(told, sf.lit(False))  # noqa: FBT003  # a literal of Spark's

@@ -1,9 +1,9 @@
-"""Spark's connector to Kafka among Spark's own jars, so that a job fetches nothing when it starts.
+"""Installs Spark's connector to Kafka among Spark's jars, so that jobs fetch nothing.
 
     python -m connectors.spark.common.jars
 
-Spark's own resolver fetches the jars, with whatever mirror it was told of. What has another hash
-than ``jars.lock`` says is refused.
+Spark's own resolver fetches the jars, from the mirror in its settings. A jar whose hash differs
+from ``jars.lock`` is refused.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ _HEADER: Final = """\
 
 
 def install(fetched: Path, folder: Path, jars: Sequence[SparkJar]) -> None:
-    """Copy jars to Spark's own, each under its whole name at once.
+    """Copy jars to Spark's own, each one atomically.
 
     Raises:
-        DelayServiceError: one has another hash than the lock's, or can't be written.
+        DelayServiceError: a jar has another hash than the lock's, or can't be written.
     """
     for jar in jars:
         path = fetched / jar.fetched_name
@@ -53,7 +53,7 @@ def install(fetched: Path, folder: Path, jars: Sequence[SparkJar]) -> None:
 
 
 def fetch(scratch: Path) -> Path:
-    """Have Spark fetch the connector with all that it needs; the folder of the jars.
+    """Fetch the connector and its dependencies with Spark, and return the folder of the jars.
 
     Raises:
         DelayServiceError: Spark can't start, or can't fetch it.
@@ -67,7 +67,7 @@ def fetch(scratch: Path) -> Path:
 
 
 def write_lock(fetched: Path, lock: Path) -> None:
-    """Write into the lock which fetched jars Spark does not bring."""
+    """Write the fetched jars that Spark does not bring into the lock."""
     own = spark_folder()
     lines = []
     for path in sorted(fetched.iterdir()):
@@ -80,7 +80,7 @@ def write_lock(fetched: Path, lock: Path) -> None:
 
 
 def _named() -> set[tuple[str, str]]:
-    """Return what the lock names: it may be among Spark's own because it was installed there."""
+    """Return group and artifact of the jars in the lock, which may be installed already."""
     return {(group, artifact) for group, artifact, _ in (j.coordinate.split(":") for j in locked())}
 
 
@@ -90,7 +90,7 @@ def _sha256(path: Path) -> str:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Install the connector, or with ``--lock`` write the lock anew; the exit status."""
+    """Install the connector, or with ``--lock`` write the lock anew; return the exit status."""
     try:
         with tempfile.TemporaryDirectory() as scratch:
             fetched = fetch(Path(scratch))

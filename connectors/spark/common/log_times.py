@@ -1,4 +1,4 @@
-"""Asks the cluster when logs begin and how topics keep their records."""
+"""Asks the cluster for the start times of logs and the retention policies of topics."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from delayservice.base.errors import KafkaEdgeError
 _FIRST_BATCH: Final = 1_000
 
 _LOOK_AHEAD: Final = 1_000
-"""Records of each log that are looked at for a header."""
+"""Number of records of each log that are searched for a header."""
 
 
 def starts_of(client: Mapping[str, str], places: Collection[Place]) -> dict[Place, int]:
-    """Return the first retained offsets as they are now: retention goes on while logs are read.
+    """Return the first retained offsets as of now: retention goes on while logs are read.
 
     Raises:
         KafkaEdgeError: the cluster does not answer.
@@ -39,10 +39,10 @@ def starts_of(client: Mapping[str, str], places: Collection[Place]) -> dict[Plac
 def first_times(
     client: Mapping[str, str], spans: Mapping[Place, Span], header: str | None = None
 ) -> dict[Place, int]:
-    """Return when the first record of each log was written, epoch milliseconds; not of empty logs.
+    """Return the time of the first record of each log, epoch milliseconds; empty logs are left out.
 
-    With ``header`` it is the first one that bears it, for other producers may write any time. Where
-    none of the first thousand does, it is the latest time of those.
+    With ``header``, it is the first record that has it, as other producers may write any time. If
+    none of the first thousand has it, it is the latest time of those.
 
     Raises:
         KafkaEdgeError: nothing came for a minute.
@@ -92,7 +92,7 @@ def _bears(message: Message, header: str | None) -> bool:
 def offsets_at(
     client: Mapping[str, str], places: Collection[Place], at_ms: int
 ) -> dict[Place, int]:
-    """Return the first offset of each log from ``at_ms`` on; logs without any are left out.
+    """Return the first offset of each log at ``at_ms`` or later; logs without one are left out.
 
     Raises:
         KafkaEdgeError: the cluster does not answer.
@@ -101,7 +101,7 @@ def offsets_at(
 
 
 def topic_policies(client: Mapping[str, str], topics: Collection[str]) -> dict[str, Policy]:
-    """Return how each of ``topics`` keeps its records.
+    """Return the policy by which each of ``topics`` keeps its records.
 
     Raises:
         KafkaEdgeError: the cluster does not say.
@@ -130,7 +130,7 @@ def topic_policies(client: Mapping[str, str], topics: Collection[str]) -> dict[s
 
 
 class Policy(NamedTuple):
-    """Retention of a topic's records: only the last one of a key, and with the broker's times."""
+    """Policy of a topic: whether it is compacted, and whether the broker sets timestamps."""
 
     is_compacted: bool
     is_by_broker: bool

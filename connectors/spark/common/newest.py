@@ -1,9 +1,9 @@
-"""The newest committed checkpoint of each slice, searched for backwards from the end of the topic.
+"""Finds the newest committed checkpoint of each slice, backwards from the end of the topic.
 
-Slices share the partitions of the checkpoint topic: the checkpoints of slice ``s`` lie in partition
+Slices share the partitions of the checkpoint topic: the checkpoints of slice ``s`` are in partition
 ``s % partitions``, keyed by ``b"%d" % s`` (``docs/internals/design.md``). The newest one of a busy
-slice is near the end, that of an idle slice anywhere. So each partition is read once, in stretches
-that grow on the way to its start, until every slice is found that the delay topics make.
+slice is near the end, that of an idle slice anywhere. So each partition is read once, in growing
+ranges towards its start, until every slice of the delay topics is found.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from delayservice.base.errors import KafkaEdgeError
 from delayservice.engine.checkpoint import Checkpoint, decode_checkpoint
 
 _FIRST_LOOK: Final = 512
-"""Offsets before the end of a partition that are read first."""
+"""Number of offsets at the end of a partition that are read first."""
 _GROWTH: Final = 4
-"""How much longer each further stretch is: few readers are opened, and what is read in vain is a
-bounded multiple of what was needed. Where the log is compacted most offsets hold nothing."""
+"""Factor by which each further range is longer: it keeps the number of readers small and bounds
+needless reads. In a compacted log most offsets hold no record."""
 
 
 @dataclass(slots=True)
@@ -28,11 +28,11 @@ class CheckpointLog:
     """One partition of the checkpoint topic, read backwards.
 
     Attributes:
-        config: of a consumer, read committed.
+        config: options of a read-committed consumer.
         start: first offset of the log.
-        read_from: offset from which on it was read; no transaction below it is open.
-        look: how many offsets are read next.
-        found: newest checkpoint by slice, of those that were reached.
+        read_from: lowest offset that was read; no transaction below it is open.
+        look: number of offsets to read next.
+        found: newest checkpoint by slice, as far as it was read.
     """
 
     config: Mapping[str, Any]
@@ -48,7 +48,7 @@ class CheckpointLog:
         """Return whether a newest checkpoint may lie further back.
 
         Args:
-            slices: how many slices there are, as far as is known; 0: it is not known.
+            slices: known number of slices; 0: unknown.
         """
         if self.read_from <= self.start:
             return False
@@ -56,10 +56,10 @@ class CheckpointLog:
         return not slices or any(slice_no not in self.found for slice_no in mine)
 
     def look_back(self) -> None:
-        """Read one stretch more towards the start.
+        """Read the next range towards the start.
 
         Raises:
-            KafkaEdgeError: nothing came for a minute, or retention deleted the stretch.
+            KafkaEdgeError: nothing came for a minute, or retention deleted the range.
         """
         since, until = max(self.start, self.read_from - self.look), self.read_from
         stretch: dict[int, bytes] = {}
@@ -73,7 +73,7 @@ class CheckpointLog:
         self.look *= _GROWTH
 
     def _slice_of(self, key: bytes | None) -> int | None:
-        """Return the slice of a key; None: it is no checkpoint's, or lies in a wrong partition."""
+        """Return the slice of a key; None: it is not a checkpoint's, or of another partition."""
         if key is None or not key.isdigit():
             return None
         slice_no = int(key)
@@ -85,8 +85,8 @@ def newest_checkpoints(
 ) -> dict[int, Checkpoint]:
     """Return the newest checkpoint of every slice that has one.
 
-    How many slices there are follows from the checkpoints: each names all delay topics that are
-    served in its slice, so that of any slice names the topic with the most partitions.
+    The number of slices follows from the checkpoints: each names all delay topics served in its
+    slice, so those of all slices name the topic with the most partitions.
 
     Raises:
         KafkaEdgeError: a log can't be read, or a checkpoint can't be followed.
@@ -105,7 +105,7 @@ def newest_checkpoints(
 def _decoded(
     logs: Sequence[CheckpointLog], known: Mapping[int, Checkpoint]
 ) -> dict[int, Checkpoint]:
-    """Return the checkpoints of all logs; those that are ``known`` are not decoded again."""
+    """Return the checkpoints of all logs, without decoding those in ``known`` again."""
     found = dict(known)
     for log in logs:
         for slice_no in log.found.keys() - found.keys():
@@ -121,6 +121,6 @@ def _decoded(
 
 
 def _slices(checkpoints: Iterable[Checkpoint], partitions: Mapping[str, int]) -> int:
-    """Return the number of slices: the partitions of the widest delay topic that is served."""
+    """Return the number of slices: that of the partitions of the widest delay topic served."""
     topics = {topic for checkpoint in checkpoints for topic in checkpoint.shards}
     return max((partitions.get(topic, 0) for topic in topics), default=0)

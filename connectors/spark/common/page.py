@@ -1,7 +1,7 @@
-"""Writes reports: facts, tables and charts as one HTML file without a network or a script.
+"""Writes reports as one HTML file, without network access or scripts: facts, tables and charts.
 
-Colours are those of the reader's device, light or dark. So charts are drawn with placeholders that
-become the page's CSS variables, and a chart's text stays text.
+Colours follow the reader's device, light or dark. So charts are drawn with placeholder colours that
+become the page's CSS variables, and text in charts stays text.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _VARIABLES: Final = MappingProxyType(
         BAD: "bad",
     }
 )
-"""Placeholder of a colour to the CSS variable of ``templates/page.html`` that stands for it."""
+"""CSS variables of ``templates/page.html``, by the placeholder colour that stands for each."""
 
 _STYLE: Final[dict[Any, Any]] = {
     "svg.fonttype": "none",
@@ -69,13 +69,13 @@ _STYLE: Final[dict[Any, Any]] = {
     "legend.frameon": False,
 }
 _WIDTH_INCHES: Final = 4.7
-"""About the width of a phone, so that text has its own size there and is larger elsewhere."""
+"""Width of a chart, in inches: about that of a phone, where text is shown in its own size."""
 _LINES_INCHES: Final = 2.9
 _ROW_INCHES: Final = 0.28
 _AXIS_INCHES: Final = 0.9
 _LABEL_CHARS_MAX: Final = 26
 _LOG_RATIO: Final = 1_000
-"""A range of more than so many times its least is shown on a logarithmic scale."""
+"""Ratio of largest to smallest value above which a scale is logarithmic."""
 _ANCHOR: Final = re.compile(r'(\bid="|url\(#|href="#)')
 _ROOT: Final = re.compile(r'.*?<svg[^>]*?(viewBox="[^"]*")[^>]*>.*?</metadata>', re.DOTALL)
 
@@ -85,9 +85,9 @@ Row: TypeAlias = Sequence[object]
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A table. Numbers stand right, with separators; None is a dash.
+    """A table. Numbers are right-aligned, with separators; None is shown as a dash.
 
-    ``note``: what the table does not show, such as how many rows were left out.
+    ``note``: remark on what the table leaves out, such as the number of omitted rows.
     """
 
     caption: str
@@ -98,11 +98,12 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """A figure with its table, for readers who can't see it; without any rows there is no figure.
+    """A figure with its table, for readers who can't see it; without rows the figure says
+    "nothing".
 
     Attributes:
-        table: the facts; its note stands below the figure.
-        draw: draws them.
+        table: the data; its note stands below the figure.
+        draw: draws the data.
         inches: height of the figure.
     """
 
@@ -112,7 +113,7 @@ class Chart:
 
     @property
     def image(self) -> Markup:
-        """Return the figure as an ``<svg>`` element."""
+        """The figure as an ``<svg>`` element."""
         with rc_context(_STYLE):
             height = self.inches if self.table.rows else _AXIS_INCHES
             figure = Figure(figsize=(_WIDTH_INCHES, height), layout="constrained")
@@ -135,11 +136,11 @@ class HtmlPage:
     """A page.
 
     Attributes:
-        heading: the result in some words.
-        lead: of what the page is.
-        facts: names and values that count most.
-        sections: all else.
-        footer: where there is more.
+        heading: the result in a few words.
+        lead: description of the page.
+        facts: names and values of the most important facts.
+        sections: all other content.
+        footer: reference to further information.
         warnings: sentences that must not be overlooked.
     """
 
@@ -154,7 +155,7 @@ class HtmlPage:
 
 
 def write_page(page: HtmlPage) -> str:
-    """The page as HTML; everything in it is escaped."""
+    """Return the page as HTML, with all text escaped."""
     return _environment().get_template("page.html").render(page=page)
 
 
@@ -167,7 +168,7 @@ def bars(
     colour: str = FIRST,
     note: str = "",
 ) -> Chart:
-    """A bar for each row, the first one on top; ``value``: the column that is drawn."""
+    """Return a chart with a bar for each row, the first on top; ``value``: its column."""
     values: list[Any] = [row[value] or 0 for row in rows]
 
     def draw(axes: Axes) -> None:
@@ -185,7 +186,7 @@ def bars(
 def lines(
     table: Table, times_ms: Sequence[int], series: Mapping[str, Sequence[float]], y: str
 ) -> Chart:
-    """Up to three lines over time, epoch milliseconds; ``y``: what they show, with its unit."""
+    """Return a chart of up to three lines over time, epoch ms; ``y``: label with the unit."""
     days = [time_ms / DAY_MS for time_ms in times_ms]  # matplotlib's dates, since its epoch 1970
 
     def draw(axes: Axes) -> None:
@@ -203,7 +204,7 @@ def lines(
 
 
 def _scale(axes: Axes, name: str, values: Sequence[Any]) -> None:
-    """From zero; with small and very large values beside each other, by powers of ten."""
+    """Scale an axis from zero, by powers of ten if values differ by more than ``_LOG_RATIO``."""
     axis = axes.xaxis if name == "x" else axes.yaxis
     above = [value for value in values if value > 0]
     if above and max(above) / min(above) > _LOG_RATIO:
@@ -220,13 +221,13 @@ def _nothing(axes: Axes) -> None:
 
 
 def _shortened(text: str) -> str:
-    """A name that leaves room for the figure; its table has it whole."""
+    """Return a name shortened for the figure; the table has it in full."""
     half = _LABEL_CHARS_MAX // 2
     return text if len(text) <= _LABEL_CHARS_MAX else f"{text[: half - 1]}…{text[-half:]}"
 
 
 def _svg(figure: Figure, label: str) -> Markup:
-    """A figure for one page; ``label``: for readers that hear it."""
+    """Return a figure as SVG for a page; ``label``: text for screen readers."""
     written = StringIO()
     figure.savefig(written, format="svg", transparent=True, metadata={"Date": None})
     text = written.getvalue()
@@ -243,7 +244,7 @@ def _svg(figure: Figure, label: str) -> Markup:
 
 
 def number(value: object) -> str:
-    """A cell's text: whole numbers with separators, others with three digits, None as a dash."""
+    """Return a cell's text: integers with separators, others with three digits, None as a dash."""
     if value is None:
         return "\N{EN DASH}"
     if isinstance(value, bool):
@@ -256,7 +257,7 @@ def number(value: object) -> str:
 
 
 def moment(time_ms: int) -> str:
-    """An instant for people, in UTC to the minute."""
+    """Return a time for display, in UTC to the minute."""
     return datetime.fromtimestamp(time_ms / 1_000, UTC).strftime("%Y-%m-%d %H:%M")
 
 

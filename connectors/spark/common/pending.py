@@ -1,8 +1,8 @@
-"""Pending records by the delay topics: those that nothing has settled at a cursor.
+"""Finds the pending records of delay topics: those that are not settled at a cursor.
 
-The executors read the log as the service does, and hand on what is pending by its key, and what
-bears an id; ``uncancelled`` takes out what a user record of the same id cancels: one at or after
-the base of the record and below H (design rules 12 to 14). The last such record decides it.
+The executors read the log as the service does, and return records that are pending by key, and
+records with an id. ``uncancelled`` removes those that a user record of the same id cancels: one at
+or after the record's base and below H (design rules 12 to 14). The last such record decides.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from delayservice.engine.storing import is_user_record
 from delayservice.replicas.digest import HOUR_MS
 
 CLOCKS_MS: Final = HOUR_MS
-"""Allowance for the clocks of nodes and brokers: they are held within half a second."""
+"""Allowance for the clocks of nodes and brokers, in ms; they differ by less than half a second."""
 
 _NEVER_MARKED: Final = -1
 _SHARD: Final = ("topic", "partition")
@@ -35,21 +35,21 @@ _SIFTED: Final = arrow_schema(
     "topic string, partition int, key_ms bigint, offset bigint, record_id binary, "
     "canceller bigint, base bigint"
 )
-"""``canceller``: the offset of a user record with an id, which takes the place of earlier ones;
-``base``: the first offset whose record may take the place of this one."""
+"""Columns of sifted records. ``canceller``: offset of a user record with an id, which replaces
+earlier ones; ``base``: first offset whose record may replace this one."""
 
 
 class LogPart(NamedTuple):
-    """Part of a shard's log, and the pending records that are wanted of it.
+    """Part of a shard's log, and limits of the pending records to return from it.
 
     Attributes:
-        contracts: what its records are read by.
-        start: first offset that is read.
+        contracts: contracts by which its records are read.
+        start: first offset to read.
         stop: end of the offsets, exclusive.
-        cursor: K and H: what they have settled is left out.
-        from_ms: first key that is wanted.
-        to_ms: end of the keys.
-        log_start: where the log begins.
+        cursor: K and H; records that they have settled are left out.
+        from_ms: first key to return.
+        to_ms: end of the keys, exclusive.
+        log_start: first offset of the log.
     """
 
     contracts: Contracts
@@ -62,11 +62,11 @@ class LogPart(NamedTuple):
 
 
 class PendingColumns(NamedTuple):
-    """Columns of a pending record beside its key.
+    """Columns of a pending record besides its key.
 
     Attributes:
-        schema: their names and types.
-        of: makes a row of an entry; sent to the executors.
+        schema: names and types of the columns.
+        of: makes a row from an entry; sent to the executors.
     """
 
     schema: pa.Schema
@@ -74,7 +74,7 @@ class PendingColumns(NamedTuple):
 
     @property
     def whole(self) -> pa.Schema:
-        """Return all columns of what is sifted."""
+        """All columns of sifted records."""
         return pa.schema([*_SIFTED, *self.schema])
 
 
@@ -86,11 +86,11 @@ def sift(
     secrets: Iterable[bytes],
     min_partitions: int,
 ) -> DataFrame:
-    """Read parts of logs, by many tasks at once.
+    """Read parts of logs in parallel tasks, and return records that are pending or have an id.
 
     Returns:
         ``topic, partition, key_ms, offset, record_id, canceller, base`` and the facts. ``key_ms``
-        null: not pending, and here for its id only.
+        null: not pending, and returned only for its id.
     """
     tasks = sum(part.stop - part.start for part in parts.values()) // TASK_RECORDS + 1
     spans = {place: Span(part.start, part.stop) for place, part in parts.items()}
@@ -100,7 +100,7 @@ def sift(
 
 
 def uncancelled(sifted: DataFrame) -> DataFrame:
-    """Return the columns up to ``record_id`` and the facts of those that are pending."""
+    """Return the columns up to ``record_id`` and the facts of the records that are pending."""
     named = [*_SHARD, "record_id"]
     cancellers = (
         sifted.where("canceller is not null").groupBy(*named).agg(sf.max("canceller").alias("last"))
@@ -117,20 +117,20 @@ def written_since_ms(contracts: Contracts, key_ms: int) -> int:
     """Return a time such that no record with a key of ``key_ms`` or later was appended before it.
 
     The key of a user record is ``min(due, appended + roll window)`` at most (``RecordReader``). The
-    key of a copy is ``min(due, now + roll window)`` at most, by the clock of the owner before it
-    appends the copy (``Settler``): whatever a copy waits for, it waits no longer than one that is
-    rolled. An owner has the contract of its own window in the checkpoint before it writes anything.
-    So ``appended >= key - widest window - difference of the clocks``.
+    key of a copy is ``min(due, now + roll window)`` at most, by the owner's clock before it appends
+    the copy (``Settler``): no copy waits longer than a rolled one. An owner has the contract of its
+    own window in the checkpoint before it writes. So ``appended >= key - widest window - difference
+    of the clocks``.
     """
     widest_ms = max(contract.roll_window_ms for _, contract in contracts.entries())
     return max(key_ms - widest_ms - CLOCKS_MS, 0)
 
 
 def before(sifted: DataFrame, parts: Mapping[Place, LogPart]) -> dict[Place, LogPart]:
-    """Return parts below ``parts`` in which a record may lie that cancels one of ``sifted``.
+    """Return parts below ``parts`` that may hold a record which cancels one of ``sifted``.
 
-    A copy may be cancelled by what was written before it: from its base on, which is where H was
-    when it was made. Nothing there is pending itself: ``parts`` begin where anything can be.
+    A copy may be cancelled by a record written before it, from its base on, which was H at the
+    time. Records there are not pending: ``parts`` begin where the first one can be.
     """
     bases = sifted.where("key_ms is not null and record_id is not null").groupBy(*_SHARD)
     found = bases.agg(sf.min("base")).collect()
@@ -144,14 +144,14 @@ def before(sifted: DataFrame, parts: Mapping[Place, LogPart]) -> dict[Place, Log
 
 @dataclass(frozen=True, slots=True)
 class _PendingSieve:
-    """Sifts records of delay topics; sent to the executors as it is."""
+    """Function that sifts records of delay topics; it is sent to the executors."""
 
     parts: Mapping[Place, LogPart]
     facts: PendingColumns
     secrets: tuple[bytes, ...]
 
     def sift(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Rows for what is pending by its key, and for what bears an id."""
+        """Yield rows for records that are pending by key, and for those with an id."""
         readers: dict[Place, ShardReader] = {}
         for batch in batches:
             for topic, partition, rows in runs(batch):
@@ -163,7 +163,7 @@ class _PendingSieve:
                 yield batch_of([(*place, *row) for row in kept], self.facts.whole)
 
     def _row(self, part: LogPart, entry: Entry) -> tuple[object, ...] | None:
-        """Columns from ``key_ms`` on; None: the record has nothing to say here."""
+        """Return columns from ``key_ms`` on; None: the record is not pending and no canceller."""
         offset, kind, key_ms, record_id, _, base = entry
         takes_place = record_id is not None and is_user_record(entry)
         canceller = offset if takes_place and offset < part.cursor.offset else None

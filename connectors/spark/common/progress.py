@@ -1,6 +1,6 @@
-"""Progress of Spark's work on standard error: a bar on a terminal, elsewhere a line now and then.
+"""Shows the progress of Spark jobs on stderr: a bar on a terminal, elsewhere lines at intervals.
 
-Spark's own progress and log lines are for its developers; ``hush`` keeps them away.
+Spark's own progress and log lines are meant for its developers; ``hush`` suppresses them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 Say: TypeAlias = Callable[[str], None]
-"""Tells people what is being done now, in a few words."""
+"""Function that shows users the current activity, in a few words."""
 
 LINE_EVERY_S: Final = 30.0
 _LOOK_EVERY_S: Final = 0.25
@@ -35,13 +35,13 @@ class Tasks:
     failed: int
 
     def __str__(self) -> str:
-        """One line for people."""
+        """Return the counts as one line for display."""
         failed = f", {self.failed} failed" if self.failed else ""
         return f"{self.done} of {self.total} tasks done, {self.running} running{failed}"
 
 
 def each_interval(interval_s: float, stop: threading.Event, say: Say) -> Iterator[None]:
-    """Yield at the beginning of each interval until ``stop`` is set; a long one delays the next."""
+    """Yield at the start of each interval until ``stop`` is set; a long one delays the next."""
     while not stop.is_set():
         next_s = time.monotonic() + interval_s
         yield
@@ -50,7 +50,7 @@ def each_interval(interval_s: float, stop: threading.Event, say: Say) -> Iterato
 
 
 def hush(spark: SparkSession) -> None:
-    """Let Spark write errors only; a session that ``spark-submit`` brings writes all it does."""
+    """Limit Spark's log to errors; a session from ``spark-submit`` logs more by default."""
     spark.sparkContext.setLogLevel("ERROR")
 
 
@@ -71,13 +71,13 @@ def running_tasks(tracker: StatusTracker) -> Tasks:
 def shown(
     spark: SparkSession, console: Console, *, is_plain: bool = False, every_s: float = LINE_EVERY_S
 ) -> Iterator[Say]:
-    """Show progress while the block runs; what is yielded says what the block is at.
+    """Show progress while the block runs; yield the function that names the current activity.
 
     Args:
-        spark: the session that works.
-        console: on standard error.
-        is_plain: lines instead of a bar, on a terminal too, as where programs read the output.
-        every_s: how often there is a line.
+        spark: the session that runs the jobs.
+        console: console on standard error.
+        is_plain: whether to print lines instead of a bar on a terminal too, for other programs.
+        every_s: interval between lines, in seconds.
     """
     tracker = spark.sparkContext.statusTracker()
     is_over = threading.Event()
@@ -100,7 +100,7 @@ def _follow(tracker: StatusTracker, view: _Bar | _Lines, is_over: threading.Even
 
 
 class _Bar:
-    """A bar of the tasks of the stages that run; it moves under the words of the step."""
+    """A progress bar for the tasks of the running stages, after the name of the activity."""
 
     def __init__(self, console: Console) -> None:
         self._progress = Progress(
@@ -130,7 +130,7 @@ class _Bar:
 
 
 class _Lines:
-    """A line when a long time has passed since the last one; short work says nothing."""
+    """Printer of a line whenever ``every_s`` has passed since the last; short jobs print none."""
 
     def __init__(self, console: Console, every_s: float) -> None:
         self._console = console

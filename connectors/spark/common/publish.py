@@ -1,4 +1,4 @@
-"""Results of a job written to a topic: JSON, findings first and then the summary, each once."""
+"""Writes the results of a job to a topic as JSON: findings, then the summary, each once."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from xxhash import xxh3_64_hexdigest
 from connectors.spark.common.sink import TopicSink, sink_client
 
 NAMES: Final = "delayservice-spark-"
-"""How transactional ids and groups of what is published begin."""
+"""Prefix of the transactional ids and groups of publishing jobs."""
 _RECORD_BYTES_MAX: Final = 1_048_576
 
 
 def name_for(kind: str, place: str) -> str:
-    """Return the name by which a job publishes that writes its results to ``place``: two runs with
-    the same one do not publish at the same time.
+    """Return the publishing name of a job that writes its results to ``place``. Two runs with the
+    same name can't publish at the same time.
     """
     return f"{NAMES}{kind}-{xxh3_64_hexdigest(place.encode())}"
 
@@ -31,16 +31,16 @@ def publish(
     findings: tuple[str, DataFrame],
     summary: Mapping[str, object],
 ) -> None:
-    """Write findings, and the summary behind them, by one task in transactions.
+    """Write findings, and after them the summary, by one task in transactions.
 
     Args:
         client: options of librdkafka.
-        topic: where to.
-        sender: a name, and the number of what it publishes: what it has published of that number
-            is left out, so the same findings have to come whenever it does that. Without a number
-            all is written.
+        topic: topic to write to.
+        sender: a name, and the number of the publication: what it has already written under that
+            number is left out, so the findings must be the same each time. Without a number all
+            is written.
         findings: ``kind`` of their records, and the findings; their own kind becomes ``finding``.
-        summary: with ``v``, which findings bear, too.
+        summary: the summary; its ``v`` is also added to the findings.
 
     Raises:
         KafkaEdgeError: the cluster refuses it, or does not answer.

@@ -1,4 +1,4 @@
-"""Spark sessions for the jobs: embedded in this process, or the one of ``spark-submit``."""
+"""Opens Spark sessions for the jobs: embedded in this process, or that of ``spark-submit``."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ SESSION: Final[Mapping[str, str]] = MappingProxyType(
         "spark.kafka.consumer.fetchedData.cache.evictorThreadRunInterval": "5s",
     }
 )
-"""Settings that the jobs rely on, wherever they run."""
+"""Settings that the jobs need wherever they run."""
 
 _EMBEDDED: Final[Mapping[str, str]] = MappingProxyType(
     {
@@ -56,26 +56,25 @@ _EMBEDDED: Final[Mapping[str, str]] = MappingProxyType(
 _VERSION = re.compile(r'version "(\d+)')
 _ASK_TIMEOUT_S: Final = 30.0
 _SUBMITTED: Final = "PYSPARK_GATEWAY_PORT"
-"""``spark-submit`` starts Java first, and tells Python where it listens."""
+"""Environment variable in which ``spark-submit`` gives Python the port of its Java process."""
 
 
 class SparkSetupError(DelayServiceError):
-    """Spark can't be started here."""
+    """Error: Spark can't be started on this machine."""
 
 
 def open_session(
     app: str, *, master: str | None = None, conf: Mapping[str, str] = MappingProxyType({})
 ) -> SparkSession:
-    """A session for one job; the caller stops it.
+    """Return a session for one job; the caller stops it.
 
-    One that is active is used as it is, and under ``spark-submit`` master and packages are the
-    submitter's affair. Otherwise Spark runs in this process, on all cores unless ``master`` says
-    otherwise.
+    An active session is used as it is, and under ``spark-submit`` master and packages are those of
+    the submitter. Otherwise Spark runs in this process, on all cores unless ``master`` is given.
 
     Args:
-        app: its name, for people.
+        app: name of the application, for display.
         master: ``local[n]``, ``spark://host:port`` or another of Spark's masters.
-        conf: more of Spark's settings; they win.
+        conf: further settings of Spark, which take precedence.
 
     Raises:
         SparkSetupError: no Java that Spark runs on.
@@ -103,7 +102,7 @@ def open_session(
 
 
 def java_home() -> Path:
-    """The home of a Java that Spark runs on: of ``JAVA_HOME``, else of the path, else installed.
+    """Return the home of a Java that Spark runs on: ``JAVA_HOME``, on the path, or installed.
 
     Raises:
         SparkSetupError: there is none.
@@ -122,7 +121,7 @@ def java_home() -> Path:
 
 
 def _javas() -> Iterator[Path]:
-    """Return folders where a Java may be, the user's choice first."""
+    """Yield the paths at which a Java may be, the user's choice first."""
     home = os.environ.get("JAVA_HOME")
     if home:
         yield Path(home, "bin", "java")

@@ -1,12 +1,13 @@
-"""Spark sink for Kafka: each record is written once, whatever is killed or run again.
+"""Spark sink for Kafka that writes each record once, even if tasks are killed or repeated.
 
-    spread  records to a fixed number of parts, by a hash of their id, in a fixed order
+    spread  records over a fixed number of parts, by a hash of their id, in a fixed order
     fence   earlier writers of the part, by its transactional id
-    look    how many records of the batch the part has written: its mark
+    look    up how many records of the batch the part has written: its mark
     write   the others, in short transactions that move the mark with their records
 
-A mark is the offset that a consumer group has committed. Kafka takes it into the transaction, and
-finds it at once: a topic of marks would be read to its end, past open transactions, by every task.
+A mark is the committed offset of a consumer group. Kafka includes it in the transaction, and
+returns it at once; a topic of marks would be read to its end, past open transactions, by every
+task.
 """
 
 from __future__ import annotations
@@ -48,12 +49,12 @@ from delayservice.base.errors import KafkaEdgeError
 from delayservice.contract.entry import Headers
 
 Record: TypeAlias = tuple[bytes | None, bytes | None, Headers | None]
-"""Key, value and headers."""
+"""Key, value and headers of a record."""
 PARTS_MAX: Final = 8
-"""Parts of a job: tasks that write side by side. Each takes 0.1 s to open."""
+"""Largest number of parts of a job, which write side by side. Each takes 0.1 s to open."""
 TRANSACTION_TIMEOUT_MS: Final = 45_000
-"""Longest time until the broker ends the transaction of a writer that died, ms. Consumers of the
-delay topic, the service among them, wait for the end of it."""
+"""Time until the broker ends the transaction of a dead writer, in ms. Consumers of the delay topic,
+the service included, wait for its end."""
 
 _INIT_S: Final = 60.0
 _ASK_S: Final = 30.0
@@ -81,11 +82,11 @@ _INLINE: Final = {
     "ssl.certificate.location": "ssl.certificate.pem",
     "ssl.key.location": "ssl.key.pem",
 }
-"""Options of librdkafka that name a file, and those that take its content."""
+"""Options of librdkafka that name a file, with the options that take its content."""
 
 
 def mark_of(batch: int, records: int) -> int:
-    """Return the mark of a part that has written so many records of a batch; 0 is before all."""
+    """Return the mark of a part that has written ``records`` of a batch; 0 precedes all."""
     return ((batch + 1) << _RECORDS_BITS) | records
 
 
@@ -105,7 +106,7 @@ def records_written(mark: int, batch: int) -> int:
 
 
 def next_batch(marks: Iterable[int]) -> int:
-    """Return the number of a batch that no part has written anything of."""
+    """Return the first batch number of which no part has written any record."""
     return max(marks) >> _RECORDS_BITS
 
 
@@ -115,14 +116,14 @@ class TopicSink:
 
     Attributes:
         client: options of librdkafka for producers and consumers; files are read on the driver.
-        topic: where to.
-        name: the consumer group, and the beginning of the transactional ids. A job with the same
+        topic: topic to write to.
+        name: name of the consumer group, and prefix of the transactional ids. A job with the same
             name fences this one.
-        parts: how many parts there are; the same for all runs of a batch, and not more than the
-            topic has partitions.
+        parts: number of parts; the same for all runs of a batch, and at most the number of the
+            topic's partitions.
         record_bytes_max: the topic's ``max.message.bytes``.
-        mapping: tag of the options by which records are made, kept with the marks: by other ones
-            they would lie in other parts.
+        mapping: tag of the options by which records are made, kept with the marks: with other
+            options records would be in other parts.
     """
 
     client: Mapping[str, str]
@@ -133,7 +134,7 @@ class TopicSink:
     mapping: str = ""
 
     def begin(self) -> None:
-        """Set the marks of a name that was never used, so that a mark that expired is missed.
+        """Set the marks of a new name to 0, so that a mark that expires later is noticed.
 
         Raises:
             KafkaEdgeError: the cluster refuses it, or does not answer.
@@ -143,7 +144,7 @@ class TopicSink:
             _asked(self, KafkaAdmin.alter_consumer_group_offsets, marks)
 
     def fence(self) -> list[int | None]:
-        """Fence earlier writers of all parts, and return the marks; None: it is gone.
+        """Fence earlier writers of all parts, and return the marks; None: the mark has expired.
 
         Raises:
             KafkaEdgeError: the cluster refuses it, or does not answer.
@@ -151,8 +152,8 @@ class TopicSink:
         return [_Part(self, number).mark for number in range(self.parts)]
 
     def claim(self) -> int:
-        """Begin a new batch and return its number: no task of an earlier one writes from now on,
-        even if it begins late.
+        """Begin a new batch and return its number: tasks of earlier batches can't write any more,
+        even if they begin late.
 
         Raises:
             KafkaEdgeError: the cluster refuses it, does not answer, or another run does the same.
@@ -164,13 +165,14 @@ class TopicSink:
         return batch
 
     def write(self, records: DataFrame, batch: int, *order: str | Column) -> int:
-        """Write what was not written of a batch, and return how many records that were.
+        """Write the records of a batch that were not written yet, and return their number.
 
         Args:
             records: ``id``, ``value`` and ``headers`` as in ``mapping.DRAFT_COLUMNS``; the same
-                ones whenever this batch is written.
-            batch: its number; a later one is higher.
-            order: columns whose values differ for any two records; sorted by them, records of one
+              ones
+                whenever this batch is written.
+            batch: number of the batch; a later one is higher.
+            order: columns that together differ for any two records; sorted by them, records of one
                 id stay in order.
 
         Raises:
@@ -195,7 +197,7 @@ class TopicSink:
                 )
 
     def place(self, part: int, mark: int = 0) -> TopicPartition:
-        """Return a mark as Kafka keeps it."""
+        """Return a mark in the form in which Kafka stores it."""
         return TopicPartition(self.topic, part, mark, self.mapping)
 
 
@@ -203,13 +205,13 @@ _LIST_MARKS: Final = partial(KafkaAdmin.list_consumer_group_offsets, require_sta
 
 
 def sink_client(client: Mapping[str, str]) -> dict[str, str]:
-    """Return the options of a sink's clients, from those that a job has for its own."""
+    """Return the options of a sink's clients, made from the job's."""
     # Errors only: each retry of the client would be a warning.
     return {"log_level": "3", **portable(native_options(client))}
 
 
 def portable(client: Mapping[str, str]) -> dict[str, str]:
-    """Return options of librdkafka with certificates and keys by content, for the executors."""
+    """Return librdkafka options with certificates and keys as content, usable on executors."""
     return dict(
         (_INLINE[name], Path(value).read_text("ascii"))
         if name in _INLINE and Path(value).is_file()
@@ -219,9 +221,9 @@ def portable(client: Mapping[str, str]) -> dict[str, str]:
 
 
 def records_of(batch: pa.RecordBatch) -> Iterator[Record]:
-    """Return key, value and headers of each row. The id is the key: records of an id meet.
+    """Yield key, value and headers of each row. The id is the key, so records of an id meet.
 
-    Without headers is only what could not be parsed.
+    Headers are None only for records that could not be parsed.
     """
     keys = batch.column("id").to_pylist()
     values = batch.column("value").to_pylist()
@@ -235,7 +237,7 @@ def records_of(batch: pa.RecordBatch) -> Iterator[Record]:
 def _task(
     sink: TopicSink, batch: int
 ) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """Return what a task does: a transaction for each Arrow batch of its part."""
+    """Return the function of a task: it writes each Arrow batch of its part in a transaction."""
 
     def write(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         context = TaskContext.get()
@@ -256,7 +258,7 @@ def _task(
 
 
 class _Part:
-    """The one writer of a part: it fences the others when it first asks for the mark."""
+    """Writer of one part, which fences earlier writers when the mark is first read."""
 
     def __init__(self, sink: TopicSink, number: int) -> None:
         self._sink = sink
@@ -279,7 +281,7 @@ class _Part:
 
     @cached_property
     def mark(self) -> int | None:
-        """The mark when this writer began; None: it was never set, or it expired."""
+        """The mark at the start of this writer; None: it was never set, or it expired."""
         faults.point("bulk_fencing")
         with _explained(self._id):
             with suppress(KafkaException):  # init_transactions says what is wrong
@@ -291,7 +293,7 @@ class _Part:
         return None if found.offset < 0 else found.offset
 
     def write(self, records: Iterable[Record], mark: int) -> None:
-        """Write records and the mark behind them in one transaction.
+        """Write records and the mark after them in one transaction.
 
         Raises:
             KafkaEdgeError: nothing was written, or it is not known: the next writer sees the mark.
@@ -333,7 +335,7 @@ class _Part:
 def _asked(
     sink: TopicSink, ask: Callable[..., Mapping[Any, Future[Any]]], places: list[TopicPartition]
 ) -> list[TopicPartition]:
-    """Ask the group's coordinator about marks, and again while there is another coordinator.
+    """Ask the group's coordinator about marks, and repeat it while the coordinator changes.
 
     Raises:
         KafkaException: it refuses that, or does not answer.
@@ -359,10 +361,10 @@ def _code_of(exc: BaseException) -> int | None:
 
 @contextmanager
 def _explained(name: str) -> Iterator[None]:
-    """Raise errors of the client as a sentence.
+    """Turn errors of the client within the block into a sentence.
 
     Raises:
-        KafkaEdgeError: there was one.
+        KafkaEdgeError: the client raised an error.
     """
     try:
         yield

@@ -1,4 +1,4 @@
-"""Topics as Spark reads them: committed records only, between offsets that are pinned."""
+"""Reads topics with Spark: committed records only, between fixed offsets."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from delayservice.base.errors import DelayServiceError
 Place: TypeAlias = tuple[str, int]
 """Topic and partition."""
 TASK_RECORDS: Final = 1_000_000
-"""Records of a task at most, about."""
+"""Approximate largest number of records of a task."""
 
 _FETCH: Final = {
     "kafka.isolation.level": "read_committed",
@@ -30,13 +30,13 @@ _SCRAM_LOGIN: Final = "org.apache.kafka.common.security.scram.ScramLoginModule"
 _SHARED: Final = frozenset(
     {"bootstrap.servers", "security.protocol", "sasl.mechanism", "client.id"}
 )
-"""Options of librdkafka whose name and meaning Java's client shares; others are about performance
-of a client that is not used here."""
+"""Options of librdkafka with the same name and meaning in Java's client; the others tune a client
+that is not used here."""
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """``[start, end)`` of one partition's log, as it is read."""
+    """Offsets ``[start, end)`` of one partition's log that are read."""
 
     start: int
     end: int
@@ -49,9 +49,9 @@ def read_topic(
 
     Args:
         spark: the session.
-        client: options of librdkafka, as the service's own ``[kafka]`` section has them.
-        spans: what to read.
-        min_partitions: tasks at least, where there are records enough.
+        client: options of librdkafka, as in the service's ``[kafka]`` section.
+        spans: offsets to read, by place.
+        min_partitions: smallest number of tasks, if there are enough records.
 
     Returns:
         ``topic`` string, ``partition`` int, ``offset`` long, ``timestamp_ms`` long, ``key`` and
@@ -76,14 +76,14 @@ def read_topic(
 def stream_topics(
     spark: SparkSession, client: Mapping[str, str], topics: Collection[str], records_max: int
 ) -> DataFrame:
-    """Return the records of topics as they come, as ``read_topic`` does: from the start of the logs
-    on in the first run, later from where Spark's own checkpoint says.
+    """Return a stream of the records of topics, with the columns of ``read_topic``: in the first
+    run from the start of the logs, later from Spark's own checkpoint.
 
     Args:
         spark: the session.
         client: options of librdkafka.
-        topics: what to read, partitions that are added later included.
-        records_max: of one micro-batch.
+        topics: topics to read, including partitions that are added later.
+        records_max: largest number of records in a micro-batch.
     """
     options = {
         **java_options(client),
@@ -104,7 +104,7 @@ ROW_SCHEMA: Final = (
 
 
 def _as_rows(records: DataFrame) -> DataFrame:
-    """Kafka's own columns as ``ROW_SCHEMA``."""
+    """Return Kafka's columns as ``ROW_SCHEMA``."""
     return records.select(
         "topic",
         "partition",
@@ -117,14 +117,14 @@ def _as_rows(records: DataFrame) -> DataFrame:
 
 
 def java_options(client: Mapping[str, str]) -> dict[str, str]:
-    """Options of librdkafka as those of the connector, ``kafka.`` before each.
+    """Return options of librdkafka as those of Spark's connector, with the prefix ``kafka.``.
 
-    A user name and password become a login module, PEM files are handed over by content: so the
-    executors need no files. Options that begin with ``java.`` are passed on as they are, without
-    that word, for what this does not translate.
+    A user name and password become a login module, and PEM files are passed by content, so that the
+    executors need no files. Options with the prefix ``java.`` are passed on without it, for what is
+    not translated here.
 
     Raises:
-        DelayServiceError: a way of logging in that this does not translate.
+        DelayServiceError: the login mechanism is not translated.
     """
     options = {name: value for name, value in client.items() if name in _SHARED}
     options |= _sasl(client) | _tls(client)
@@ -133,7 +133,7 @@ def java_options(client: Mapping[str, str]) -> dict[str, str]:
 
 
 def native_options(client: Mapping[str, str]) -> dict[str, str]:
-    """Return the options for librdkafka, without those for Java's client only."""
+    """Return the options for librdkafka, without those with the prefix ``java.``."""
     return {name: value for name, value in client.items() if not name.startswith("java.")}
 
 
@@ -180,7 +180,7 @@ def _content(path: str) -> str:
 
 
 def _by_topic(numbers: Mapping[Place, int], *, as_list: bool = False) -> str:
-    """The connector's JSON: partitions to offsets by topic, or lists of partitions."""
+    """Return the connector's JSON: by topic, offsets by partition or lists of partitions."""
     found: dict[str, dict[str, int]] = {}
     for (topic, partition), number in sorted(numbers.items()):
         found.setdefault(topic, {})[str(partition)] = number

@@ -1,4 +1,4 @@
-"""The expected outcome of each source record, derived from the log, and what settles it."""
+"""Derives the ledger from the logs: each source record, and the outputs that settle it."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ def ledger(
     """Return the ledger of records at a cut.
 
     Args:
-        sources: the records of the delay topics: ``topic``, ``partition``, ``offset``,
+        sources: records of the delay topics: ``topic``, ``partition``, ``offset``,
             ``timestamp_ms``, ``key``, ``value`` and ``headers`` as Spark's Kafka source has them
             (``topics.ROW_SCHEMA``), and ``value_hash`` where only the hash of a value was kept. Any
-            table with these columns serves. It is read twice: persist it if that costs.
-        outputs: the same of the targets, the dead-letter topic and the outcome topic.
+            table with these columns will do. It is read twice: persist it if that costs.
+        outputs: records of the targets, the dead-letter topic and the outcome topic, likewise.
         cut: cursors, contracts and ends.
-        secrets: the cluster's, to tell forged copies; none: copies are believed.
+        secrets: the cluster's secrets, to detect forged copies; empty: copies count as genuine.
 
     Returns:
         Rows of ``LEDGER``.

@@ -1,7 +1,7 @@
-"""Rows of the ledger that copies and envelopes make: what they settle, continue or bring home.
+"""Makes ledger rows of copies and envelopes: of what they settle, continue or bring home.
 
-Any producer may have written one. What is not signed by a known secret is marked so; the service's
-own dead letter says what it refused as forged.
+Any producer may have written one. Those that no known secret signed are marked; the service's dead
+letters tell which ones it refused as forged.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from delayservice.contract.requeue import CONTINUES, Claim
 def said_by(
     ledger: Ledger, place: Place, row: Row, *, is_verified: bool = True
 ) -> Iterator[LedgerRow]:
-    """Yield rows of what the copy or envelope at ``place`` says that it settles, continues or
-    brings home; ``is_verified``: whether a known secret signed it.
+    """Yield rows of what the copy or envelope at ``place`` claims to settle, continue or bring
+    home; ``is_verified``: whether a known secret signed it.
     """
     claim = claim_of(row)
     if claim is None:
@@ -66,8 +66,8 @@ def _said_by_envelope(ledger: Ledger, row: Row) -> Iterator[tuple[LedgerRow, Out
 def _said_by_waiting(
     ledger: Ledger, place: Place, claim: Claim
 ) -> Iterator[tuple[LedgerRow, OutputFacts]]:
-    """A copy that waits for its home settles what it was made of, and beside that the waiting
-    copy that it took along.
+    """Yield rows of a copy that waits for its home: of the record that it was made of, and of the
+    waiting copy that it took along.
     """
     group, shard = waiting(claim.payload), ledger.shards.get(place)
     if group is None or shard is None:
@@ -118,7 +118,7 @@ def _shard_of_claim(ledger: Ledger, claim: Claim, place: Place) -> int | None:
 
 
 def _going_home(group: Group) -> OutputFacts:
-    """Return the facts of the last of what goes home together; of nothing, the usual ones."""
+    """Return the facts of the last record in a group that goes home; defaults if it is empty."""
     if not group:
         return OutputFacts()
     last = group[-1]

@@ -1,4 +1,4 @@
-"""Column expressions that source records and outputs share."""
+"""Column expressions for both source records and outputs."""
 
 from __future__ import annotations
 
@@ -15,21 +15,22 @@ COMPLETE: Final = 0
 HASHED: Final = 1
 DOUBTFUL: Final = 2
 ORDINARY: Final = 3
-"""Values of ``reading``: the row is complete; it lacks the hash of its key, and where ids have
-homes it may be of a record that has to go home; the record has to be read in Python; it is an
-output of no delay service, and is only counted."""
+"""Values of ``reading``: ``COMPLETE``: the row is complete; ``HASHED``: its key must be hashed, and
+where ids have homes it may have to go home; ``DOUBTFUL``: Python has to read the record;
+``ORDINARY``: an output of another producer, which is only counted."""
 
 RECORD: Final = ("topic", "partition", "offset", "timestamp_ms", "key", "value", "headers")
-"""Columns of records, as ``topics.ROW_SCHEMA``; ``value_hash`` long may stand beside them, for
+"""Columns of records, as ``topics.ROW_SCHEMA``. A column ``value_hash`` long may be added, for
 values of which only the hash was kept."""
 
 _DIGITS_MAX: Final = 18
 _ODD_IN_NAMES: Final = ("\0", "\N{REPLACEMENT CHARACTER}")
-"""Java shows what is not UTF-8 as the second, and the service's client cuts names at the first."""
+"""Odd characters: the service's client cuts names at the first; Java puts the second for bytes that
+are not UTF-8."""
 
 
 def exact_number(text: Column, digits_max: int = _DIGITS_MAX) -> Column:
-    """Return the number that digits without leading zeros give, else null."""
+    """Return the number that digits without leading zeros denote, else null."""
     number = text.try_cast("bigint")
     is_exact = number.between(0, 10**digits_max - 1) & (number.cast("string") == text)
     return sf.when(is_exact, number)
@@ -56,11 +57,11 @@ def has_readable_names() -> Column:
 
 
 def row_with(*kept: str, **given: Column) -> list[Column]:
-    """Return the columns of a row of the ledger.
+    """Return the columns of a ledger row.
 
     Args:
-        kept: columns that are taken as they are.
-        given: other columns; those that are missing are as most rows have them.
+        kept: names of columns that are taken unchanged.
+        given: other columns by name; missing ones get the defaults of ``LedgerRow``.
     """
     usual = LedgerRow(0, 0, SOURCE)._asdict()
     columns = {name: sf.lit(value) for name, value in usual.items()}
@@ -71,7 +72,7 @@ def row_with(*kept: str, **given: Column) -> list[Column]:
 def classified(
     read: DataFrame, *, key: Column, is_doubtful: Column, **columns: Column
 ) -> DataFrame:
-    """Return the rows of what was read, nulls in place of the columns of what was not."""
+    """Return ledger rows of records that were read, with null columns for the others."""
     record = sf.struct(*(name for name in (*RECORD, "value_hash") if name in read.columns))
     is_read = sf.col("reading") <= HASHED
     row = row_with(at_ms=sf.col("timestamp_ms"), **columns)

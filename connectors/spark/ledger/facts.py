@@ -1,4 +1,4 @@
-"""Facts of source records and of what settles them: what a row of the ledger says, as objects."""
+"""Objects for rows of the ledger: facts of source records and of outputs that settle them."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ NAMED: Final = 7
 FORWARDED: Final = 8
 ARRIVED: Final = 9
 REMEMBERED: Final = 10
-"""Roles of ledger rows. ``DISCLAIMED`` names a copy or an envelope that the service found forged,
+"""Roles of ledger rows. ``DISCLAIMED`` is a copy or envelope that the service found forged,
 ``CONTINUED`` the next occurrence of a schedule, as a row of the user's record, and ``ARRIVED`` an
-envelope with that record in it which settles another one, or none: these three settle nothing.
-``NAMED`` is a source record that was judged before and may cancel one that was not, ``REMEMBERED``
-one that was judged before, with the place of what settled it."""
+envelope with that record that settles another one, or none: these three settle nothing. ``NAMED``
+is a source record that was judged before and may cancel others, ``REMEMBERED`` one that was judged
+before, with the place of its settlement."""
 
 SOURCES: Final = frozenset({SOURCE, NAMED, REMEMBERED})
 """Roles of rows that are source records."""
@@ -35,27 +35,27 @@ NO_PARTITION: Final = -1
 NO_TIME: Final = -1
 NEVER_MS: Final = 2**62
 HERE: Final = "#"
-"""``origin`` of an outcome that names the place of the record that it settles."""
+"""Value of ``origin`` for an outcome that names the place of the record that it settles."""
 
 
 class SourceFacts(msgspec.Struct, array_like=True, frozen=True):
     """Facts about a source record that is not plain.
 
     Attributes:
-        kind: as ``entry`` counts them.
-        record_id: its id.
-        origin: ``delay-source`` of what settles it; empty: its own place.
-        base: the first offset whose record of the same id cancels it.
-        expires_ms: after this it is expired.
-        code: why it breaks the contract.
-        attempt: of a copy.
-        is_armed: whether its due time is known; not of a cron schedule before its first copy.
-        target: its target topic, where that is none of the cluster's.
-        recur: its recurrence, as a payload holds it; empty: it has one occurrence.
-        is_verified: whether its signature was checked; one that was not is believed.
-        acts: of what goes home: the kind that it is there; of what waits, of the last of them.
-        first_ms: of the same, its first timestamp.
-        group: of what waits for its home: a hash of all that do.
+        kind: kind of the record, as in ``entry``.
+        record_id: id of the record.
+        origin: ``delay-source`` of its outputs; empty: its own place.
+        base: first offset whose record of the same id cancels it.
+        expires_ms: time of its expiry, epoch ms.
+        code: code of the rule of the contract that it breaks.
+        attempt: number of the attempt of a copy.
+        is_armed: whether its due time is known; false for a cron schedule before its first copy.
+        target: name of its target topic, if the cluster has no such topic.
+        recur: its recurrence, as in a payload; empty: it has one occurrence.
+        is_verified: whether its signature was checked; without that it counts as genuine.
+        acts: kind at home of a record that goes there; for a waiting group, of the last record.
+        first_ms: first timestamp of a record that goes home, epoch ms.
+        group: hash of all records that wait for their home together.
     """
 
     kind: int = SCHEDULE
@@ -78,19 +78,19 @@ class OutputFacts(msgspec.Struct, array_like=True, frozen=True):
     """Facts about an output that is not a plain delivery.
 
     Attributes:
-        origin: its ``delay-source``; empty: the place that it settles, and of an outcome: none.
-        by: the canceller that it names; -1: none.
-        is_bare: a dead letter without content.
-        says_bare: whether that letter says that its content is left out.
-        whole_hash: of a dead letter: of all headers that the record was written with.
-        target: of a copy or letter: the target topic that it names.
-        target_partition: of a copy: the target partition that it names.
-        record_id: of a copy or letter: the id that it names.
-        base: of a copy: the first offset whose record of its id cancels it.
-        is_mirror: a dead letter or outcome in a topic that the service writes none to.
-        by_source: where it says that the canceller was written, which came home.
-        acts: of what goes home, ``first_ms``, ``group``: as of a source record.
-        is_verified: of a copy or envelope: whether its signature was checked.
+        origin: its ``delay-source``; empty: the place that it settles, or none for an outcome.
+        by: offset of the canceller that it names; -1: none.
+        is_bare: whether it is a dead letter without content.
+        says_bare: whether that dead letter states that its content is left out.
+        whole_hash: for a dead letter: hash with all headers that the record was written with.
+        target: for a copy or letter: the target topic that it names.
+        target_partition: for a copy: the target partition that it names.
+        record_id: for a copy or letter: the id that it names.
+        base: for a copy: first offset whose record of its id cancels it.
+        is_mirror: whether it is a dead letter or outcome in a topic for other records.
+        by_source: place at which the canceller was written before it came home.
+        acts: for a record that goes home; like ``first_ms`` and ``group`` as in ``SourceFacts``.
+        is_verified: for a copy or envelope: whether its signature was checked.
     """
 
     origin: str = ""
@@ -119,7 +119,7 @@ PLAIN_OUTPUT: Final = OutputFacts()
 
 
 class SourceRow(NamedTuple):
-    """A source record: a row of the ledger."""
+    """A ledger row of a source record."""
 
     shard: int
     offset: int
@@ -127,9 +127,9 @@ class SourceRow(NamedTuple):
     due_ms: int
     written_ms: int
     content: int
-    """Hash of key, value and headers that its output must have."""
+    """Hash of the key, value and headers that its output must have."""
     topic: int
-    """Number of its target topic; -1: the cluster has none of that name."""
+    """Hash of its target topic's name; -1: the cluster has no topic of that name."""
     partition: int
     facts: SourceFacts = PLAIN_SOURCE
     key_hash: int = -1
@@ -137,7 +137,7 @@ class SourceRow(NamedTuple):
 
 
 class OutputRow(NamedTuple):
-    """A row of the ledger: a record at ``topic``, ``partition``, ``place`` that settles another."""
+    """A ledger row of an output, which lies at ``topic``, ``partition``, ``place``."""
 
     role: int
     due_ms: int

@@ -1,10 +1,10 @@
-"""The expected outcomes of the records of one id, in the order of their offsets. Pure.
+"""Derives the expected outcomes of the records of one id, in the order of their offsets. Pure.
 
 A record is cancelled, replaced or fired by its **canceller**: the first user record of its id at or
-after its base (rules 8, 12 and 13 of ``docs/internals/design.md``). Whether its time came before
-depends on when H passed the canceller. That instant is in no topic, but it has upper bounds: when
-the canceller's own outcome was written, when anything behind it in the log was settled, and, as
-long as the service was on time, when the canceller was written plus the lag that H is allowed.
+after its base (rules 8, 12 and 13 of ``docs/internals/design.md``). Whether the record was settled
+before depends on when H passed the canceller. No topic has that time, but upper bounds of it are
+known: when the canceller's own outcome was written; when a record after it was settled; and, while
+the service is on time, when the canceller was written plus the allowed lag of H.
 """
 
 from __future__ import annotations
@@ -18,32 +18,31 @@ from connectors.spark.ledger.kinds import KIND_NAMES, PENDING, SETTLEMENTS, WAIT
 from delayservice.contract.entry import CANCEL, COPY, FIRE, HOMEBOUND, SCHEDULE
 
 ORDER_MS: Final = 1_000
-"""Allowed difference of two timestamps of one service, in ms: clocks may step, and a transaction
-takes a moment."""
+"""Allowed error of the order of two timestamps of one service, in ms: clocks may step, and a
+transaction takes a moment."""
 ON_TIME_MS: Final = 1_000
-"""A record that was settled within this time after it was due, in ms, was not held up."""
+"""Time after its due time, in ms, within which a settlement counts as on time."""
 NONE: Final = -1
 
 
 class Line(NamedTuple):
-    """One record of an id, and its settlement as far as it is sound in itself.
+    """One record of an id, and its settlement if that is sound in itself.
 
     Attributes:
-        offset: of the record.
-        kind: as ``entry`` counts them.
-        base: the first offset whose record of the id cancels it.
+        offset: offset of the record.
+        kind: kind of the record, as in ``entry``.
+        base: first offset whose record of the id cancels it.
         key_ms: its key.
-        written_ms: when the broker had it.
+        written_ms: time at which the broker appended it, epoch ms.
         settlement: a name of ``SETTLEMENTS``; empty: not settled, or not judged.
-        at_ms: when the settlement was written.
-        by: the canceller that the settlement names; -1: none.
-        copy_base: of one that was requeued: the base of the new copy; -1 where it lies in another
-            shard.
-        acts: what it does to others of its id: SCHEDULE, CANCEL or FIRE; of what waits for its
-            home, what it will do there.
-        source: where it was written, if it has come home from there.
-        by_source: where the settlement says that the canceller was written.
-        is_home: whether an envelope with it is at its home, or none could be seen.
+        at_ms: time at which the settlement was written, epoch ms.
+        by: offset of the canceller that the settlement names; -1: none.
+        copy_base: base of the new copy of a requeued record; -1: it is in another shard.
+        acts: its effect on others of its id: SCHEDULE, CANCEL or FIRE; for a record that waits for
+            its home, the effect that it will have there.
+        source: place at which it was written before it came home; empty: here.
+        by_source: place at which the canceller was written, as the settlement names it.
+        is_home: whether its envelope is at its home, or may be there unseen.
     """
 
     offset: int
@@ -62,18 +61,18 @@ class Line(NamedTuple):
 
 
 Wrong: TypeAlias = tuple[int, str]
-"""``(place in the lines, why)`` of a line whose settlement is not the right one."""
+"""``(index of the line, reason)`` for a line with a wrong settlement."""
 
 PassedMs: TypeAlias = Callable[[int], int | None]
-"""Offset to the earliest instant at which H is known to have passed it, epoch ms; None: unknown."""
+"""Function from offset to the earliest known time by which H passed it, epoch ms, or None."""
 
 
 class IdHistory:
-    """The records of one id in one shard.
+    """The history of the records of one id in one shard.
 
     Args:
-        lines: in the order of their offsets.
-        known_from: the first offset that was read; user records below it are not known.
+        lines: lines in the order of their offsets.
+        known_from: first offset that was read; user records below it are unknown.
     """
 
     def __init__(self, lines: Sequence[Line], known_from: int) -> None:
@@ -83,23 +82,23 @@ class IdHistory:
         self._offsets = [lines[n].offset for n in self._users]
 
     def canceller(self, base: int) -> Line | None:
-        """Return the canceller of a record, by its base; None: there is none in the log.
+        """Return the canceller of a record, by its base; None: the log has none.
 
-        Of a base below what was read, an earlier one may have been missed.
+        For a base below the first offset that was read, an earlier one may have been missed.
         """
         at = bisect_left(self._offsets, base)
         return self._lines[self._users[at]] if at < len(self._users) else None
 
     def is_certain(self, base: int) -> bool:
-        """Return whether no canceller can have been missed."""
+        """Return whether all possible cancellers of a record with this base were read."""
         return base >= self._known_from
 
     def judge(self, passed_ms: PassedMs, lag_ms: int) -> Iterator[Wrong]:
-        """Yield lines that were settled in another way than the log demands.
+        """Yield lines that were settled otherwise than the log demands.
 
         Args:
-            passed_ms: what the settlements of other records prove about H.
-            lag_ms: how far H may lag behind the log while records are delivered on time.
+            passed_ms: times at which H passed offsets, by the settlements of other records.
+            lag_ms: allowed lag of H behind the log while records are delivered on time, in ms.
         """
         victims: dict[int, list[int]] = {}
         doubtful: set[int] = set()
@@ -123,7 +122,7 @@ class IdHistory:
     def _wrong_controls(
         self, victims: Mapping[int, Sequence[int]], doubtful: Container[int]
     ) -> Iterator[Wrong]:
-        """Cancels and fires whose settlement does not fit what they settled."""
+        """Yield cancels and fires whose settlement does not fit what they settled."""
         for at, number in enumerate(self._users):
             line = self._lines[number]
             if line.acts == SCHEDULE or not line.settlement or line.offset in doubtful:
@@ -135,8 +134,8 @@ class IdHistory:
                 yield number, why
 
     def _lost_on_the_way(self) -> Iterator[Wrong]:
-        """Records that waited for their home and did not get there, although all that waited went:
-        none waits any more, and none was replaced or dead-lettered.
+        """Yield records that waited for their home and did not arrive there, although the whole
+        group was sent: it no longer waits, and was neither replaced nor dead-lettered.
         """
         waited = [line for line in self._lines if line.kind == WAITING]
         gone = all(line.settlement in ("forwarded", "requeued") for line in waited)
@@ -147,8 +146,8 @@ class IdHistory:
 
 
 def _against_next(line: Line, canceller: Line, passed_ms: PassedMs, lag_ms: int) -> str | None:
-    """Say why the settlement of a copy that waits for its home does not fit the next record of its
-    id, which takes it along, or replaces it; None: it does.
+    """Return why the settlement of a waiting copy does not fit the next record of its id, which
+    takes it along or replaces it; None: it fits.
     """
     if not line.settlement:
         return None
@@ -163,7 +162,7 @@ def _against_next(line: Line, canceller: Line, passed_ms: PassedMs, lag_ms: int)
 
 
 def _other_source(line: Line, canceller: Line) -> str | None:
-    """Say why a settlement names its canceller's source in a wrong way; None: it does not."""
+    """Return why a settlement names a wrong source of its canceller; None: it is right."""
     if line.by != canceller.offset or line.by_source == canceller.source:
         return None
     named = f"names {line.by_source}" if line.by_source else "names no other place"
@@ -176,7 +175,7 @@ def _what(canceller: Line) -> str:
 
 
 def _against_canceller(line: Line, canceller: Line, passed_ms: PassedMs, lag_ms: int) -> str | None:
-    """Say why the settlement of a record does not fit its canceller; None: it does."""
+    """Return why the settlement of a record does not fit its canceller; None: it fits."""
     if not line.settlement:
         return None
     settlement = SETTLEMENTS[line.settlement]
@@ -192,7 +191,7 @@ def _against_canceller(line: Line, canceller: Line, passed_ms: PassedMs, lag_ms:
 
 
 def _ignored(line: Line, canceller: Line, passed_ms: PassedMs, lag_ms: int) -> str | None:
-    """Say why a record that was settled in its own time could not be any more; None: it could."""
+    """Return why a record could not be settled at its own time any more; None: it could."""
     verb = SETTLEMENTS[line.settlement].verb
     what = _what(canceller)
     if canceller.acts == FIRE and line.kind != WAITING and _may_be_fired(line, canceller):
@@ -206,7 +205,7 @@ def _ignored(line: Line, canceller: Line, passed_ms: PassedMs, lag_ms: int) -> s
 
 
 def _may_be_fired(line: Line, fire: Line) -> bool:
-    """Return whether this settlement may be what a fire led to, which not all of them say."""
+    """Return whether a fire may have led to this settlement, which does not always name it."""
     if line.settlement == "requeued":
         return line.copy_base in (NONE, fire.offset + 1)
     return line.settlement != "delivered"
@@ -228,7 +227,7 @@ def _passed_by_ms(line: Line, canceller: Line, passed_ms: PassedMs, lag_ms: int)
 
 
 def _control(line: Line, victims: Sequence[Line], *, is_complete: bool) -> str | None:
-    """Say why the outcome of a cancel or fire does not fit what it settled; None: it does.
+    """Return why the outcome of a cancel or fire does not fit what it settled; None: it fits.
 
     Args:
         line: the cancel or fire.

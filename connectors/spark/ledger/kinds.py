@@ -1,4 +1,4 @@
-"""The kinds of settlements: what each may settle, and by what. A new kind is a row here."""
+"""Kinds of settlements: what each may settle, and its cause. A new kind is one more row here."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from connectors.spark.ledger.facts import COPIED, DELIVERED, FORWARDED, LETTER, 
 from delayservice.contract.entry import CANCEL, COPY, FIRE, HOMEBOUND, INVALID, SCHEDULE
 
 WAITING: Final = 100
-"""Kind of a copy that waits for its home, beside those of ``entry``."""
+"""Kind of a copy that waits for its home, in addition to those of ``entry``."""
 
 _DELAYED: Final = frozenset({SCHEDULE, COPY})
 PENDING: Final = _DELAYED | {WAITING}
 """Kinds that the next record of their id settles."""
 FOREIGN: Final = frozenset({HOMEBOUND, WAITING})
-"""Kinds of what has to go home."""
+"""Kinds of records that have to go home."""
 
 KIND_NAMES: Final[Mapping[int, str]] = {
     SCHEDULE: "a record",
@@ -26,18 +26,18 @@ KIND_NAMES: Final[Mapping[int, str]] = {
     HOMEBOUND: "a record whose id is at home in another partition",
     WAITING: "a copy that waits for its home",
 }
-"""Kinds of source records, in a sentence."""
+"""Names of kinds of source records, for use in a sentence."""
 
 
 class Settlement(NamedTuple):
     """One kind of settlement.
 
     Attributes:
-        role: of its rows in the ledger.
+        role: role of its ledger rows.
         of: kinds of source records that it may settle.
-        by: the kind of canceller that must have caused it where it settles a record or copy; None:
-            none did, its time has come.
-        verb: in a sentence, after "the record was".
+        by: kind of the canceller that must have caused it, for a record or copy; None: the record
+            was due.
+        verb: its verb, for use after "the record was".
     """
 
     role: int
@@ -62,12 +62,12 @@ SETTLEMENTS: Final[Mapping[str, Settlement]] = {
 """Settlements by name. The names of role ``OUTCOME`` are the values of ``delay-outcome``."""
 
 OUTCOME_NAMES: Final = ("", *(name for name, s in SETTLEMENTS.items() if s.role == OUTCOME))
-"""Values of ``delay-outcome``, each at the place that is ``kind`` of its row in the ledger."""
+"""Values of ``delay-outcome``; the index of each is the ``kind`` of its ledger row."""
 OUTCOME_KINDS: Final = {name: kind for kind, name in enumerate(OUTCOME_NAMES)}
 
 _BY_ROLE: Final = {one.role: name for name, one in SETTLEMENTS.items() if one.role != OUTCOME}
 
 
 def settlement_name(role: int, outcome: str) -> str:
-    """Return the name of a settlement; of one with an unknown outcome, that outcome."""
+    """Return the name of a settlement; the outcome itself if it is unknown."""
     return _BY_ROLE.get(role, outcome)

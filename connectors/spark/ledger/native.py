@@ -1,9 +1,9 @@
-"""Rows of the ledger by column expressions: what nearly all records are.
+"""Makes ledger rows by column expressions, for nearly all records.
 
 A source record is read here if its headers are a time in digits, a target that the cluster has,
 perhaps an id, and headers of its own, or if it is a cancel; a delivery or an outcome, if it has the
-headers that the service gives every one. The others are marked, and ``sources`` and ``outputs``
-read them. Both readers make the same rows (``tests/spark/test_readers.py``).
+headers that the service always writes. Others are marked, and ``sources`` and ``outputs`` read
+them. Both readers make the same rows (``tests/spark/test_readers.py``).
 """
 
 from __future__ import annotations
@@ -52,19 +52,19 @@ _TOLD: Final = (
     names.DELAY_ID,
     names.DELAY_OP,
 )
-"""Headers that say something in a record that is read here."""
+"""Service headers with a meaning in records that are read here."""
 _ID_AND_OP: Final = 2
 
 
 def classified_sources(records: DataFrame, ledger: Ledger) -> DataFrame:
-    """Return rows of source records that column expressions can read, and the others as they are.
+    """Return rows of source records that column expressions can read, and the others unchanged.
 
     Args:
         records: ``RECORD``, of delay topics.
-        ledger: what to read by.
+        ledger: parameters to read by.
 
     Returns:
-        ``LEDGER``, ``reading``, ``key`` where that has to be hashed, and ``record``: the record
+        ``LEDGER``, ``reading``, ``key`` where it has to be hashed, and ``record``: the record
         where Python has to read it.
     """
     since_ms = sf.when(sf.col("is_after"), sf.col("timestamp_ms")).otherwise(0)
@@ -130,9 +130,9 @@ def _kind_of_source(targets: Sequence[str]) -> Column:
 
 
 def _parted(records: DataFrame) -> DataFrame:
-    """Add what the headers of a schedule or a cancel say, and ``own``, its other headers.
+    """Add the values of a schedule's or cancel's headers, and ``own``, its other headers.
 
-    Positions and slices only: a function of each header would be called through an interpreter.
+    It uses positions and slices only: a function of each header would be interpreted.
     """
     at = {name: sf.array_position(sf.col("headers.key"), name).cast("int") for name in _TOLD}
     time_at = sf.greatest(at[names.DELAY_AT], at[names.DELAY_AFTER])
@@ -147,7 +147,7 @@ def _parted(records: DataFrame) -> DataFrame:
 
 
 def _own() -> Column:
-    """Return the headers of a schedule but its target, its time and its id."""
+    """Return the headers of a schedule without its target, time and id."""
     count = sf.size("headers")
     target_at, time_at, id_at = (sf.col(f"{name}_at") for name in ("target", "time", "id"))
     last_at = sf.when(id_at > 0, id_at).otherwise(count + 1)
@@ -180,11 +180,11 @@ _SHARD: Final = (
     "shard long, first long, surely_ms long, min_ms long, max_ms long, id_max int, "
     "has_controls boolean, has_homes boolean"
 )
-"""How records of a shard are read, from the first offset of its newest contract on."""
+"""Limits for records of a shard, from the first offset of its newest contract on."""
 
 
 def _shards(ledger: Ledger) -> list[tuple[int, int, int, int, int, int, bool, bool]]:
-    """Return rows of ``_SHARD``. Nothing on a level topic is read by column expressions."""
+    """Return rows of ``_SHARD``, without level topics, whose records Python reads."""
     newest = {shard: ledger.contracts[place].entries() for place, shard in ledger.shards.items()}
     return [
         (shard, entries[-1][0] if len(entries) > 1 else 0, *_bounds(entries[-1][1]))
@@ -194,8 +194,8 @@ def _shards(ledger: Ledger) -> list[tuple[int, int, int, int, int, int, bool, bo
 
 
 def _bounds(contract: Contract) -> tuple[int, int, int, int, bool, bool]:
-    """Return the earliest number that surely is no number of seconds, the least and the longest
-    delay of a record that is not rolled, the longest id, and whether there are controls and homes.
+    """Return the lowest number that is not taken for seconds, the least and longest delay of a
+    record that is not rolled, the longest id, and whether there are controls and homes.
     """
     readings = UNIT_READINGS if contract.version >= UNITS_VERSION else FIRST_READINGS
     least_ms = -DUE_STOP_MS if contract.past_due == PAST_DUE_DELIVER else 0
@@ -207,7 +207,7 @@ def _bounds(contract: Contract) -> tuple[int, int, int, int, bool, bool]:
 
 
 def _allowed(ledger: Ledger) -> list[str]:
-    """Return the topics of the cluster that every newest contract allows."""
+    """Return the topics of the cluster that every newest contract allows as targets."""
     rules = {
         (topic, ledger.contracts[topic, number].entries()[-1][1]) for topic, number in ledger.shards
     }
@@ -216,7 +216,7 @@ def _allowed(ledger: Ledger) -> list[str]:
 
 
 def classified_deliveries(records: DataFrame, ledger: Ledger) -> DataFrame:
-    """Return rows of plain deliveries, and the others as they are; as ``classified_sources``."""
+    """Return rows of plain deliveries, and the others unchanged, as ``classified_sources`` does."""
     has_id = sf.get("headers.key", sf.size("headers") - 1) == names.DELAY_ID
     read = records.withColumn("tail", sf.when(or_false(has_id), 4).otherwise(3))
     due, source, settles = (
@@ -260,7 +260,7 @@ def classified_deliveries(records: DataFrame, ledger: Ledger) -> DataFrame:
 
 
 def classified_outcomes(records: DataFrame, ledger: Ledger) -> DataFrame:
-    """Return rows of outcomes, and the others as they are; as ``classified_sources``."""
+    """Return rows of outcomes, and the others unchanged, as ``classified_sources`` does."""
     told = {
         name: sf.get("headers", sf.array_position(sf.col("headers.key"), name).cast("int") - 1)
         for name in _OF_OUTCOME
@@ -309,7 +309,7 @@ _OF_OUTCOME: Final = (
     names.DELAY_DUE_AT,
     names.DELAY_SETTLED_BY,
 )
-"""Headers of an outcome that is read here. One with another header is read in Python."""
+"""Headers of an outcome that is read here; Python reads outcomes with others."""
 
 
 def _place_of_output() -> dict[str, Column]:

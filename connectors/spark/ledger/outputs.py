@@ -1,6 +1,6 @@
-"""Rows of the ledger that outputs make: deliveries, dead letters and outcomes, read in Python.
+"""Makes ledger rows of outputs in Python: of deliveries, dead letters and outcomes.
 
-``native`` makes the rows of plain deliveries; what it leaves is read here.
+``native`` makes the rows of plain deliveries; this module reads the others.
 """
 
 from __future__ import annotations
@@ -58,17 +58,17 @@ _PLACE: Final = re.compile(_SHARD.pattern + rb":\d{1,19}(?:#\d{1,19})?")
 _SERVICE: Final = names.OUTPUT | {names.DELAY_ID}
 _LETTER_ONLY: Final = names.DELAY_ERROR
 _LEFT_OUT: Final = b" are left out, "
-"""Part of the detail of a dead letter that had to leave out its content."""
+"""Part of the detail of a dead letter whose content was left out."""
 
 
 @dataclass(frozen=True, slots=True)
 class OutputRows:
-    """Makes rows of the records of all but delay topics. Sent to the executors as it is."""
+    """Maker of rows of the records outside delay topics; it is sent to the executors."""
 
     ledger: Ledger
 
     def of(self, batches: Iterable[pa.RecordBatch]) -> Iterable[pa.RecordBatch]:
-        """Yield rows of what settles records, and counts of the rest."""
+        """Yield rows of outputs that settle records, and counts of the others."""
         with without_collector():
             for batch in batches:
                 for run in runs(batch):
@@ -76,7 +76,7 @@ class OutputRows:
 
 
 class _Outputs:
-    """Rows of one partition's outputs. Any producer may have written what they say."""
+    """Reader of one partition's outputs, whose claims any producer may have written."""
 
     def __init__(self, ledger: Ledger, run: PartitionBatch) -> None:
         self._ledger = ledger
@@ -141,8 +141,8 @@ class _Outputs:
             yield from self._disclaimed(shard, offset, content)
 
     def _is_simple(self, facts: OutputFacts, *, is_here: bool) -> bool:
-        """Return whether the columns of a row say all: of a delivery that no fire caused, or of an
-        outcome, that names its canceller or, of a control, its own place.
+        """Return whether the columns of a row hold all facts. That is so for a delivery that no
+        fire caused, and for an outcome that names its canceller or, for a control, its own place.
         """
         if facts != OutputFacts(facts.origin, outcome=facts.outcome, by=facts.by):
             return False
@@ -152,7 +152,7 @@ class _Outputs:
         return self._role == DELIVERED and facts.by < 0 and is_here
 
     def _of_foreign(self, row: Row, place: Place, counts: Counter[int]) -> Iterator[LedgerRow]:
-        """Yield what is wrong with an output of a shard that is not judged, or count it."""
+        """Yield a finding about an output of a shard that is not judged, or count it."""
         topic, partition = place
         count = self._ledger.partitions.get(topic)
         if count is None or partition < count:
@@ -162,7 +162,7 @@ class _Outputs:
             yield self._note(row, NOWHERE, f"{why} partition")
 
     def _note(self, row: Row, what: int, why: str) -> LedgerRow:
-        """Return a row about the output itself."""
+        """Return a row with a remark on the output itself."""
         return LedgerRow(
             NO_SHARD,
             what,
@@ -175,7 +175,7 @@ class _Outputs:
         )
 
     def _place_of(self, told: Mapping[str, bytes | None]) -> Place | None:
-        """The shard that ``delay-settles`` is an offset of; None: that can't be read."""
+        """Return the shard whose offset ``delay-settles`` is; None: it can't be read."""
         named = told.get(names.DELAY_SHARD)
         pattern = _PLACE if named is None else _SHARD
         text = named if named is not None else told.get(names.DELAY_SOURCE)
@@ -185,7 +185,7 @@ class _Outputs:
     def _facts(
         self, told: Mapping[str, bytes | None], content: Original
     ) -> tuple[int, int, OutputFacts]:
-        """Return its due time, the hash of its content, and the rest."""
+        """Return due time, hash of the content, and the other facts of an output."""
         key, value, headers = content
         origin = _text(told, names.DELAY_SOURCE)
         due_ms = _number(told, names.DELAY_DUE_AT)
@@ -217,8 +217,8 @@ class _Outputs:
         return _number(asked, names.DELAY_AT), content_hash(key, value, own), facts
 
     def _disclaimed(self, shard: int, offset: int, content: Original) -> Iterator[LedgerRow]:
-        """Yield what the copy or envelope at ``offset`` claims: the service says that it is forged,
-        so that does not count.
+        """Yield the claims of the copy or envelope at ``offset`` as disclaimed: the service found
+        it forged, so they do not count.
         """
         key, value, headers = content
         place = next(place for place, number in self._ledger.shards.items() if number == shard)
@@ -228,13 +228,13 @@ class _Outputs:
 
 
 def _own(headers: Headers) -> Headers:
-    """Return the headers of a delivery without the service's: of each name the last one."""
+    """Return the headers of a delivery without the service's, which are the last of each name."""
     last = {name: at for at, (name, _) in enumerate(headers) if name in _SERVICE}
     return [header for at, header in enumerate(headers) if last.get(header[0]) != at]
 
 
 def _written(headers: Headers) -> Headers:
-    """A dead letter's headers as its record had them: without those that say why."""
+    """Return a dead letter's headers as its record had them, without those about the error."""
     last = max((n for n, (name, _) in enumerate(headers) if name == _LETTER_ONLY), default=None)
     return headers[:last]
 
@@ -250,9 +250,8 @@ def _number(told: Mapping[str, bytes | None], name: str) -> int:
 
 
 def _is_mirror(headers: Headers, told: Mapping[str, bytes | None]) -> bool:
-    """Return whether this is a dead letter or an outcome, which the service writes to no target:
-    it was copied there. Users' headers may be named ``delay-outcome``, so its place
-    counts.
+    """Return whether this is a dead letter or an outcome in a target topic, where another producer
+    copied it. Users' headers may be named ``delay-outcome``, so its position counts.
     """
     is_outcome = headers[0][0] == names.DELAY_OUTCOME and names.DELAY_SHARD in told
     return is_outcome or names.DELAY_ERROR in told

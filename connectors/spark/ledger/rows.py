@@ -1,8 +1,8 @@
-"""The ledger: narrow rows of source records and of what settles them.
+"""Defines the ledger: narrow rows of source records and of the outputs that settle them.
 
-A plain record is numbers only, its content a hash; what else has to be known of the others is
-packed in ``more`` (``SourceFacts`` or ``OutputFacts``). Rows of one delay record have the same
-``shard`` and ``offset``. ``native`` makes nearly all of them by column expressions, ``sources`` and
+A plain record consists of numbers only, with its content as a hash; further facts of other records
+are packed in ``more`` (``SourceFacts`` or ``OutputFacts``). Rows of one delay record have the same
+``shard`` and ``offset``. ``native`` makes nearly all rows by column expressions, ``sources`` and
 ``outputs`` the others in Python.
 """
 
@@ -55,27 +55,27 @@ column     of a source record                     of what settles it
 shard      hash of ``topic:partition``            of the record that it settles
 offset     its own                                of the record that it settles
 role       ``SOURCE``                             another of ``facts``'s roles
-kind       as ``entry`` counts them               of an outcome: as ``core.outcome`` counts them
+kind       as ``entry`` counts them               of an outcome: index in ``OUTCOME_NAMES``
 key_ms     its key                                0
-due_ms     by the contract                        as it says; -1: it does not
-at_ms      when the broker had it                 when the broker had it
+due_ms     by the contract                        as it states; -1: not stated
+at_ms      when the broker appended it            when the broker appended it
 content    hash that the output must have         hash of key, value and own headers
-topic      hash of its target topic; -1: unknown  hash of the topic that it lies in
-partition  of the target; -1: by key              that it lies in
+topic      hash of its target topic; -1: unknown  hash of the topic that it is in
+partition  of the target; -1: by key              that it is in
 place      0                                      its own offset
 key_hash   of the key that its output has         of the key; -1: it has none
 by         -1                                     of an outcome: the canceller; -1: none
 id_hash    of its id; 0: it has none              of the id that it names; 0: none
 id         its id; null: it has none              null
-more       null: the other columns say all        null: the other columns say all
+more       further facts; null: none              further facts; null: none
 ========== ====================================== ==============================================
 
-Of a ``REMEMBERED`` record ``kind`` is the role of what settled it (or a negative number, as in
-``audit.verdicts``), and ``at_ms``, ``topic``, ``partition`` and ``place`` say when and where that
-was written; ``due_ms`` is the number of the cut at which it was judged.
+For a ``REMEMBERED`` record, ``kind`` is the role of its settlement (or a negative number, as in
+``audit.verdicts``), and ``at_ms``, ``topic``, ``partition`` and ``place`` are the settlement's time
+and place; ``due_ms`` is the number of the cut at which it was judged.
 
-Rows of ``NO_SHARD`` only count what settles nothing: ``offset`` says what, ``place`` how many.
-Those of ``MALFORMED`` and ``NOWHERE`` say where the output lies, and in ``more`` what is wrong.
+Rows of ``NO_SHARD`` only count outputs that settle nothing: ``offset`` is their kind, ``place``
+their number. Rows of ``MALFORMED`` and ``NOWHERE`` have the output's place; ``more`` is the error.
 """
 
 COLUMNS: Final = tuple(TYPES)
@@ -88,7 +88,7 @@ FOREIGN: Final = 1
 MALFORMED: Final = 2
 NOWHERE: Final = 3
 COUNTED: Final = ("ordinary", "foreign")
-"""Names of the counts in rows of ``NO_SHARD``, by ``offset``: records of no delay service, and of
+"""Names of the counts in rows of ``NO_SHARD``, by ``offset``: records of other producers, and of
 shards that are not judged."""
 
 
@@ -114,10 +114,10 @@ class LedgerRow(NamedTuple):
 
 
 _ORIGIN: Final = re.compile(r"(.+):(\d{1,9}):(\d{1,18})(?:#\d{1,18})?", re.ASCII)
-"""``delay-source``: topic, partition, offset."""
+"""Pattern of ``delay-source``: topic, partition, offset."""
 
 pack: Final = msgspec.msgpack.Encoder().encode
-"""Facts to bytes."""
+"""Encoder of facts to bytes."""
 
 _hash: Final = xxhash.xxh64_intdigest
 _SEED: Final = 42
@@ -128,15 +128,15 @@ _signed_long: Final = struct.Struct("<q").pack
 
 @dataclass(frozen=True, slots=True)
 class Ledger:
-    """Parameters by which executors make rows; sent to them as it is.
+    """Parameters by which executors make rows; sent to them.
 
     Attributes:
         shards: hashes of the shards that are judged, by place.
         topics: hashes of all topics of the cluster, by name.
-        contracts: what the records of each shard are read by, judged or not.
-        partitions: how many each delay topic has.
-        roles: of outputs by the topic that they lie in; others are ``DELIVERED``.
-        secrets: the cluster's, or none.
+        contracts: contracts by which the records of each judged shard are read.
+        partitions: number of partitions of each delay topic.
+        roles: roles of outputs, by the topic that they are in; elsewhere ``DELIVERED``.
+        secrets: the cluster's secrets, or none.
     """
 
     shards: Mapping[Place, int]
@@ -168,22 +168,22 @@ class Ledger:
 
 
 def group_hash(group: Group) -> int:
-    """Return a hash of all records that wait together, signed as Spark's are."""
+    """Return a hash of all records that wait together, as a signed number of 64 bits."""
     return _signed(_hash(pack(group), _SEED))
 
 
 def name_hash(name: str) -> int:
-    """Return the hash by which the ledger names a topic, or a shard (``topic:partition``)."""
+    """Return the hash that stands for a topic, or a shard (``topic:partition``), in the ledger."""
     return _signed(_hash(name.encode(), _SEED))
 
 
 def id_hash(record_id: bytes | None) -> int:
-    """Return the hash of an id, which is never ``NO_ID``."""
+    """Return the hash of an id; ``NO_ID`` without one, and only then."""
     return NO_ID if record_id is None else _signed(_hash(record_id, _SEED) | 1)
 
 
 def content_hash(key: bytes | None, value: bytes | None, headers: Headers) -> int:
-    """Return 64 bits that are the same for the same key, value and headers.
+    """Return 64 bits that are equal for equal key, value and headers.
 
     Source: ``native.content``, which computes the same by column expressions: Spark's ``xxhash64``
     of several columns is XXH64 of each, with the hash of those before as its seed.
@@ -202,7 +202,7 @@ def content_hash(key: bytes | None, value: bytes | None, headers: Headers) -> in
 
 
 def value_hash(value: bytes) -> bytes:
-    """Return the hash of a value as Spark's ``xxhash64`` has it: eight bytes, little-endian."""
+    """Return the hash of a value by Spark's ``xxhash64``: eight bytes, little-endian."""
     return _signed_long(_signed(_hash(value, _SEED)))
 
 

@@ -1,6 +1,6 @@
-"""Rows of the ledger that source records make, and the copies among them, read in Python.
+"""Makes ledger rows of source records, and of the copies among them, in Python.
 
-``native`` makes the rows of plain records; what it leaves is read here as the service reads it.
+``native`` makes the rows of plain records; this module reads the others as the service does.
 """
 
 from __future__ import annotations
@@ -41,17 +41,17 @@ from delayservice.contract.names import DELAY_COPY, DELAY_HOME
 from delayservice.contract.recurrence import recurrence_of
 
 _CODE_AND_DETAIL: Final = 2
-"""Parts of a refusal; of what has come home there are more, the last is its source."""
+"""Number of parts of a refusal; records that came home have more, the last being their source."""
 
 
 @dataclass(frozen=True, slots=True)
 class SourceRows:
-    """Makes rows of the records of delay topics. Sent to the executors as it is."""
+    """Maker of rows of the records of delay topics; it is sent to the executors."""
 
     ledger: Ledger
 
     def of(self, batches: Iterable[pa.RecordBatch]) -> Iterable[pa.RecordBatch]:
-        """Yield rows of records and of what copies settle; batches as ``topics.ROW_SCHEMA``."""
+        """Yield rows of records and of what copies settle, for batches of ``topics.ROW_SCHEMA``."""
         reading = {
             place: ShardReader(*place, contracts, self.ledger.secrets)
             for place, contracts in self.ledger.contracts.items()
@@ -130,7 +130,7 @@ class SourceRows:
 
 
 def _is_simple(entry: Entry, topic: int) -> bool:
-    """Return whether the columns say all: a schedule of a known topic, or a control."""
+    """Return whether the columns hold all facts: for a schedule to a known topic, or a control."""
     _, kind, _, record_id, payload, extra = entry
     if kind == SCHEDULE:
         return topic >= 0 and payload[6] in (None, (record_id, None, 1, None))
@@ -152,7 +152,7 @@ def _waiting_facts(entry: Entry, group: Group, *, is_verified: bool) -> SourceFa
 
 
 def _is_claimed(row: Row) -> bool:
-    """Return whether it says that it is a copy or an envelope."""
+    """Return whether a record has the header of a copy or an envelope."""
     return any(name in (DELAY_COPY, DELAY_HOME) for name, _ in row[4] or ())
 
 
@@ -161,13 +161,13 @@ def _text(source: bytes) -> str:
 
 
 def _waiting(entry: Entry, topic: str) -> Group | None:
-    """Return the records that wait for their home in a copy; its target is its own delay topic."""
+    """Return the group that waits for its home in a copy, whose target is its own delay topic."""
     _, kind, _, _, payload, _ = entry
     return waiting(payload) if kind == COPY and payload[0] == topic else None
 
 
 def _described(entry: Entry, topic: str) -> Payload:
-    """Return what an entry asks for; if it asks for no delivery, its content only."""
+    """Return the payload of an entry; only its content if the entry asks for no delivery."""
     _, kind, _, record_id, payload, extra = entry
     if kind == HOMEBOUND:
         acts, first_ms, home = extra

@@ -1,4 +1,4 @@
-"""The successor that an occurrence of a recurring schedule must have. Pure."""
+"""Checks occurrences of recurring schedules against their records. Pure."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ _FIRST = 1
 
 
 def same_recurrence(held: bytes, copied: bytes) -> bool:
-    """Return whether a copy recurs as its record does; the first copy of a cron schedule is its
-    first occurrence.
+    """Return whether a copy has the recurrence of its record, or is the first copy, and so the
+    first occurrence, of a cron schedule.
 
     Args:
-        held: the record's recurrence, as a payload holds it; empty: none.
-        copied: the copy's.
+        held: recurrence of the record, as in a payload; empty: none.
+        copied: recurrence of the copy, likewise.
     """
     if held == copied or not held or not copied:
         return held == copied
@@ -25,10 +25,10 @@ def same_recurrence(held: bytes, copied: bytes) -> bool:
 
 
 def against_origin(source: SourceRow, output: OutputRow) -> str | None:
-    """Return why an occurrence does not belong to the record that it names; None: it does.
+    """Return why an occurrence does not match the record that it names; None: it does.
 
     Args:
-        source: the user's record, which the schedule began with.
+        source: the user's record, with which the schedule began.
         output: the occurrence, of role ``CONTINUED``.
     """
     facts, told = source.facts, output.facts

@@ -1,4 +1,4 @@
-"""Records that column expressions could not finish, read in Python."""
+"""Reads in Python the records that column expressions could not finish."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ def ledger_of(classified: DataFrame, ledger: Ledger, *, of_sources: bool) -> Dat
     """Return rows of ``LEDGER`` for records that were classified.
 
     Args:
-        classified: as ``classified_sources`` or ``classified_outputs`` gives them. They are read
-            twice: unless that is cheap, write or persist them first.
-        ledger: what to read by.
+        classified: result of ``classified_sources``, ``classified_deliveries`` or
+            ``classified_outcomes``. It is read twice: write or persist it unless that is cheap.
+        ledger: parameters to read by.
         of_sources: whether they are source records.
     """
     complete = classified.where(sf.col("reading") == COMPLETE).select(*COLUMNS)
@@ -44,11 +44,11 @@ def read_in_python(classified: DataFrame, ledger: Ledger, *, of_sources: bool) -
 
 
 class _Rest:
-    """Finishes rows in Python. Sent to the executors as it is.
+    """Function that finishes rows in Python; it is sent to the executors.
 
     Args:
-        read: reads records from the start.
-        homes: the partition of each shard, and among how many ids have their homes.
+        read: reads whole records.
+        homes: partition of each shard, and number of partitions in which ids have homes.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class _Rest:
         self._homes = homes
 
     def rows(self, batches: Batches) -> Iterator[pa.RecordBatch]:
-        """Yield rows of ``LEDGER``, of batches of them with ``key``, ``reading`` and ``record``."""
+        """Yield rows of ``LEDGER`` from batches with also ``key``, ``reading`` and ``record``."""
         for batch in batches:
             is_hashed = pc.equal(batch.column("reading"), HASHED)
             hashed, is_doubtful = batch.filter(is_hashed), pc.invert(is_hashed)
@@ -71,7 +71,7 @@ class _Rest:
             yield from self._read(_records(batch.filter(is_doubtful)))
 
     def _is_away(self, batch: pa.RecordBatch) -> pa.Array:
-        """Return which records have an id that is at home in another partition."""
+        """Return for each record whether its id is at home in another partition."""
         ids, shards = (batch.column(name).to_pylist() for name in ("id", "shard"))
         return pa.array(map(self._is_foreign, ids, shards))
 
@@ -83,7 +83,7 @@ class _Rest:
 
 
 def _records(batch: pa.RecordBatch) -> list[pa.RecordBatch]:
-    """Return the records in the column ``record``, as batches that are not empty."""
+    """Return the records in the column ``record`` as batches; an empty list if there are none."""
     if not batch.num_rows:
         return []
     return [pa.RecordBatch.from_struct_array(batch.column("record"))]

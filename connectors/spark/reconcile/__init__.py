@@ -1,1 +1,1 @@
-"""Compare the copies that nodes hold, and plan repairs."""
+"""Compares the copies that nodes hold, and plans repairs."""

@@ -1,7 +1,7 @@
-"""Copies held against the log, record by record: data frames in, findings out.
+"""Compares copies with the log, record by record: data frames in, findings out.
 
-A library for notebooks as for ``reconcile``; it works on the session of its data frames, Spark
-Connect included. ``docs/reconcile.md`` describes the findings.
+It is a library for notebooks as well as for ``reconcile``, and works on the session of its data
+frames, Spark Connect included. ``docs/reconcile.md`` describes the findings.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ OF_RECORDS: Final = ("missing", "extra", "different")
 HELD: Final = (
     "node string, topic string, partition int, key_ms bigint, offset bigint, payload_hash bigint"
 )
-"""A pending record of a copy; ``payload_hash`` as in ``stored.DDL``."""
+"""Columns of a pending record of a copy; ``payload_hash`` as in ``stored.DDL``."""
 LOGGED: Final = "topic string, partition int, key_ms bigint, offset bigint, payload_hash bigint"
-"""A record that is pending by the log."""
+"""Columns of a record that is pending according to the log."""
 COPIES: Final = "node string, topic string, partition int, log_start bigint"
-"""A copy; records below ``log_start``, where its log begins, can't be judged."""
+"""Columns of a copy; records below ``log_start``, the start of its log, can't be judged."""
 
 SHARD: Final = ["topic", "partition"]
 COPY: Final = ["node", *SHARD]
@@ -46,13 +46,13 @@ _DETAIL: Final = {
 
 
 def compare(held: DataFrame, logged: DataFrame, copies: DataFrame) -> DataFrame:
-    """Return the records that copies do not hold as the log has them.
+    """Return the records that copies hold otherwise than the log.
 
     Args:
-        held: ``HELD``, of all copies and of one cursor: offsets below H with keys above K, without
-            what an offset below H cancels.
-        logged: ``LOGGED``, of the same cursor.
-        copies: ``COPIES``, each once: what is compared. With ``slot_start_ms``, those slots only.
+        held: ``HELD``, of all copies at one cursor: offsets below H with keys above K, without
+            records that an offset below H cancels.
+        logged: ``LOGGED``, at the same cursor.
+        copies: ``COPIES`` to compare, each once. With ``slot_start_ms``, those slots only.
 
     Returns:
         ``FINDING``.
@@ -76,12 +76,12 @@ def compare(held: DataFrame, logged: DataFrame, copies: DataFrame) -> DataFrame:
 
 
 def with_slot(records: DataFrame) -> DataFrame:
-    """Add the slot of each record."""
+    """Return records with the column ``slot_start_ms`` added."""
     return records.withColumn("slot_start_ms", sf.col("key_ms") - sf.col("key_ms") % SLOT_MS)
 
 
 def as_findings(slots: DataFrame) -> DataFrame:
-    """Rows with a ``kind``, ``PLACE`` and a ``detail``, as ``FINDING``."""
+    """Return rows with a ``kind``, ``PLACE`` and a ``detail`` as ``FINDING``."""
     unknown = sf.lit(None).cast("bigint")
     told = {"slot_stop_ms": sf.col("slot_start_ms") + SLOT_MS, "offset": unknown, "key_ms": unknown}
     told |= {name: sf.col(name) for name in slots.columns}
@@ -89,7 +89,7 @@ def as_findings(slots: DataFrame) -> DataFrame:
 
 
 def names_of(ddl: str) -> list[str]:
-    """Return the columns of a schema."""
+    """Return the names of the columns of a schema."""
     return [column.split()[0] for column in ddl.split(", ")]
 
 

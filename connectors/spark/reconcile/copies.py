@@ -1,7 +1,7 @@
-"""Sources of the nodes' copies: their digests, or their disks.
+"""Reads the nodes' copies, from their digests or from their disks.
 
-Both say what is compared and at which cursor, sum up slots as ``digest_rows.SUMS``, and give
-the single records of slots that are wrong.
+Both sources give what is compared and at which cursor, the sums of slots as ``digest_rows.SUMS``,
+and the single records of wrong slots.
 """
 
 from __future__ import annotations
@@ -33,20 +33,20 @@ _FOUND: Final = (
     "payload_hash bigint, damage string, slot_start_ms bigint, slot_stop_ms bigint, "
     "first_offset bigint, stop_offset bigint"
 )
-"""What is kept of a disk."""
+"""Columns that are kept of a record on a disk."""
 
 _HOURS_PER_TASK: Final = 24
-"""A task costs some milliseconds, and most hours are small."""
+"""Number of hours that a task reads: a task costs some milliseconds, and most hours are small."""
 
 
 class Replicas(Protocol):
     """The copies of all nodes.
 
     Attributes:
-        compared: what is compared.
-        slots: rows of digests that were read.
-        hashed: which hash of a record is summed up in a slot: ``payload_hash``, or ``frame_hash``,
-            which has the id instead of the payload where there is one.
+        compared: shards to compare, with their copies.
+        slots: number of digest rows that were read.
+        hashed: hash of a record that is summed up in a slot: ``payload_hash``, or ``frame_hash``,
+            which covers the id instead of the payload where there is one.
     """
 
     compared: list[Comparison]
@@ -54,27 +54,28 @@ class Replicas(Protocol):
     hashed: str
 
     def damaged(self) -> DataFrame:
-        """``UNREADABLE``: what nodes could not read of their copies."""
+        """Return ``UNREADABLE``: the ranges that nodes could not read of their copies."""
 
     def sums(self, *, every: bool) -> DataFrame:
-        """Return ``digest_rows.SUMS`` of every slot, or of those that may differ by copy."""
+        """Return ``digest_rows.SUMS`` of every slot, or of slots that may differ between copies."""
 
     def records(self, ranges: DataFrame) -> tuple[DataFrame, DataFrame]:
-        """``compare.HELD`` of some slots, or of more; and ``UNREADABLE`` where there is no answer.
+        """Return ``compare.HELD`` of at least these slots, and ``UNREADABLE`` for unanswered
+        ranges.
 
         Args:
             ranges: rows as ``Range``, in a total order.
         """
 
     def look_again(self) -> None:
-        """Take back that a copy is behind where it has reported meanwhile."""
+        """Clear the mark "behind" of copies that have reported in the meantime."""
 
     def close(self) -> None:
-        """Let go of what Spark keeps of them."""
+        """Free the data that Spark keeps of the copies."""
 
 
 def served(cut: Cut) -> dict[Place, ShardCut]:
-    """The shards that nodes keep copies of: not those of level topics."""
+    """Return the shards that nodes keep copies of, which excludes those of level topics."""
     return {
         (shard.topic, shard.partition): shard
         for shard in cut.shards
@@ -83,8 +84,8 @@ def served(cut: Cut) -> dict[Place, ShardCut]:
 
 
 def pending_rows(spark: SparkSession, rows: DataFrame, compared: Iterable[Comparison]) -> DataFrame:
-    """Return those of ``rows`` that are pending at the cursor of their shard. ``is_compared``: in a
-    slot that is compared. ``mark`` is null or negative where there is none.
+    """Return the ``rows`` that are pending at the cursor of their shard. ``is_compared``: whether
+    the slot is compared. ``mark`` is null or negative without a canceller.
     """
     cursors = [(*one.place, one.cursor.offset, *one.cursor.key, one.from_ms) for one in compared]
     bounds = spark.createDataFrame(
@@ -101,22 +102,22 @@ def pending_rows(spark: SparkSession, rows: DataFrame, compared: Iterable[Compar
 
 
 def copies_of(spark: SparkSession, compared: Iterable[Comparison]) -> DataFrame:
-    """A row for each copy that is compared."""
+    """Return a row for each copy that is compared."""
     rows = [(node, *one.place) for one in compared for node in one.nodes]
     return spark.createDataFrame(rows, "node string, topic string, partition int")
 
 
 @dataclass
 class Live:
-    """Copies of running nodes: digests tell where they differ, nodes give the details.
+    """Copies of running nodes: digests show where they differ, nodes give the details.
 
     Attributes:
         topic: the digest topic.
-        checkpoint: the checkpoint topic, by which the time of the brokers is known.
-        cut: the shards, and how far the digest topic is read.
-        expected: which copies should be there.
-        details: asks the nodes.
-        min_partitions: tasks at least that read the topic.
+        checkpoint: the checkpoint topic, which gives the brokers' time.
+        cut: the shards, and the end up to which the digest topic is read.
+        expected: copies that should exist.
+        details: client that asks the nodes.
+        min_partitions: smallest number of tasks that read the topic.
     """
 
     spark: SparkSession
@@ -129,11 +130,11 @@ class Live:
     min_partitions: int
     compared: list[Comparison] = field(init=False)
     slots: int = field(init=False, default=0)
-    """Digest rows that were read: one for each slot of a copy."""
+    """Number of digest rows that were read, one for each slot of a copy."""
     hashed: str = field(init=False, default="frame_hash")
 
     def __post_init__(self) -> None:
-        """Read the hours once, and leave out copies whose rows don't make up their cut."""
+        """Read the hours once, and leave out copies whose rows do not add up to their cut."""
         self._spans = {p: span for p, span in self.cut.spans.items() if p[0] == self.topic}
         self._rows = self._read(self._spans).persist()
         shards = {p: Served(s.topic_id, s.earlier) for p, s in served(self.cut).items()}
@@ -162,7 +163,7 @@ class Live:
         return digest_rows.parse_keys(records)
 
     def damaged(self) -> DataFrame:
-        """See ``Replicas``: what the nodes found when they last read their disks."""
+        """Return the damage that nodes found when they last read their disks; see ``Replicas``."""
         found = [
             (node, *one.place, *damage[:5])
             for one in self.compared
@@ -172,7 +173,7 @@ class Live:
         return self.spark.createDataFrame(found, UNREADABLE)
 
     def sums(self, *, every: bool) -> DataFrame:
-        """See ``Replicas``: hours that are the same everywhere are not taken apart."""
+        """Return the sums of slots, by default only in hours that differ; see ``Replicas``."""
         hours = self._hours
         if not every:
             differing = digest_rows.differing_hours(self.spark, self._summed, self.compared)
@@ -181,7 +182,7 @@ class Live:
         return digest_rows.slot_sums(hours).join(kept, COPY)
 
     def look_again(self) -> None:
-        """See ``Replicas``: a slice that was idle may have gone on just before it was read."""
+        """Clear "behind" of copies that reported just after the read; see ``Replicas``."""
         stale = {(n, *one.place): cut for one in self.compared for n, cut in one.stale.items()}
         if not stale:
             return
@@ -195,25 +196,25 @@ class Live:
                 del one.behind[node]
 
     def close(self) -> None:
-        """See ``Replicas``."""
+        """Unpersist the digest rows; see ``Replicas``."""
         self._summed.unpersist()
         self._rows.unpersist()
 
     def records(self, ranges: DataFrame) -> tuple[DataFrame, DataFrame]:
-        """See ``Replicas``: asks the nodes."""
+        """Return the records that nodes report when asked; see ``Replicas``."""
         told, unanswered = self.details.of(ranges)
         return pending_rows(self.spark, told, self.compared), unanswered
 
 
 @dataclass
 class OnDisk:
-    """Copies in folders: of nodes that are stopped, of backups, or beside running nodes.
+    """Copies in folders: of stopped nodes, of backups, or of running nodes.
 
     Attributes:
         folders: a node's state folder, or a folder of stores in it, by the node's name.
-        expected: which copies should be there.
-        behind_records: a copy that lacks more records than this, up to H, is behind.
-        work: folder for what is read, so that it is read once.
+        expected: copies that should exist.
+        behind_records: number of missing records up to H above which a copy is behind.
+        work: folder for the rows, so that copies are read once.
     """
 
     spark: SparkSession
@@ -225,10 +226,10 @@ class OnDisk:
     compared: list[Comparison] = field(init=False)
     slots: int = field(init=False, default=0)
     hashed: str = field(init=False, default="payload_hash")
-    """All payloads are at hand, so what is in named records counts, too."""
+    """Hash that is summed up: disks have all payloads, so that of the payload."""
 
     def __post_init__(self) -> None:
-        """Find out how far each copy is, and read all of them."""
+        """Determine how far each copy is stored, and read all copies."""
         self._shards = served(self.cut)
         reach = {node: self._reach(path) for node, path in sorted(self.folders.items())}
         self.compared = [self._compare(place, reach) for place in sorted(self._shards)]
@@ -241,7 +242,7 @@ class OnDisk:
             one.pending, one.records = max(one.pending, pending), max(one.records, records)
 
     def _reach(self, path: str) -> dict[Place, int | None]:
-        """S of every copy in a folder; None of one that can't be trusted."""
+        """Return S of every copy in a folder; None for a copy that can't be trusted."""
         by_name = {shard_name(shard.topic_id): shard.topic for shard in self._shards.values()}
         return {
             (by_name[folder.shard], folder.partition): stop
@@ -277,12 +278,12 @@ class OnDisk:
         return reduce(DataFrame.unionByName, read).select(*names_of(_FOUND))
 
     def damaged(self) -> DataFrame:
-        """See ``Replicas``."""
+        """Return the damage found while reading the disks; see ``Replicas``."""
         found = self._found.where("damage is not null").withColumnRenamed("damage", "why")
         return found.select(*names_of(UNREADABLE))
 
     def sums(self, *, every: bool) -> DataFrame:
-        """See ``Replicas``: every slot in any case."""
+        """Return the sums of every slot, whatever ``every`` says; see ``Replicas``."""
         del every
         total = digest_rows.sum64(sf.col(self.hashed)).alias("hash")
         return (
@@ -294,15 +295,15 @@ class OnDisk:
         )
 
     def records(self, ranges: DataFrame) -> tuple[DataFrame, DataFrame]:
-        """See ``Replicas``: they are all here."""
+        """Return all compared records, as they were read already; see ``Replicas``."""
         del ranges
         return self._compared(), self.spark.createDataFrame([], UNREADABLE)
 
     def look_again(self) -> None:
-        """See ``Replicas``: what is on a disk is as it was."""
+        """Do nothing, as copies on disks do not report; see ``Replicas``."""
 
     def close(self) -> None:
-        """See ``Replicas``: what was read is in a folder."""
+        """Do nothing, as the rows are in a folder; see ``Replicas``."""
 
     def _compared(self) -> DataFrame:
         return self._pending().where("is_compared")

@@ -1,5 +1,5 @@
-"""Nodes asked for records of their copies. Their answers lie in the repair topic, from which Spark
-reads them; the driver sees only a report for each range that was asked for.
+"""Asks nodes for records of their copies. Spark reads their answers from the repair topic; the
+driver only sees a report for each requested range.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ UNREADABLE: Final = (
     "node string, topic string, partition int, slot_start_ms bigint, slot_stop_ms bigint, "
     "first_offset bigint, stop_offset bigint, why string"
 )
-"""A range that a copy does not give: damaged, or not answered. Offsets null: unknown."""
+"""Columns of a range that is damaged, or unanswered. Offsets are null if unknown."""
 
 RANGES_MAX: Final = 10_000
-"""Ranges that nodes are asked about in one comparison; a plan has no more steps either."""
+"""Largest number of ranges to ask nodes about in one comparison, equal to the steps of a plan."""
 ASKED_AT_ONCE: Final = 1_000
 _LOOK_EVERY_S: Final = 0.5
 _TASK_ANSWERS: Final = 100
-"""Answers that a task reads: each has two thousand records at most."""
+"""Number of answers that a task reads, each with two thousand records at most."""
 _ANSWER: Final = (
     "kind string, plan string, step int, node string, topic string, partition int, "
     "status string, detail string, rows array<array<string>>"
@@ -41,7 +41,7 @@ _ANSWER: Final = (
 
 
 class Range(NamedTuple):
-    """Slots of one copy that follow each other."""
+    """Consecutive slots of one copy."""
 
     node: str
     topic: str
@@ -52,12 +52,12 @@ class Range(NamedTuple):
 
 @dataclass
 class Details:
-    """Asks nodes, and finds their answers.
+    """Client that asks nodes for records and finds their answers.
 
     Attributes:
         topic: the repair topic.
-        timeout_s: how long to wait for another report.
-        ranges_max: ranges to ask about at most; 0: nodes are not asked.
+        timeout_s: longest wait for another report, in seconds.
+        ranges_max: largest number of ranges to ask about; 0: nodes are not asked.
     """
 
     spark: SparkSession
@@ -68,17 +68,17 @@ class Details:
     _admin: KafkaAdmin = field(init=False)
 
     def __post_init__(self) -> None:
-        """Make the client."""
+        """Make the admin client."""
         self._admin = admin_client(native_options(self.client))
 
     def of(self, ranges: DataFrame) -> tuple[DataFrame, DataFrame]:
-        """Have nodes write what they hold in the first ranges.
+        """Ask nodes for their records in the first ranges, and return them.
 
         Args:
             ranges: rows as ``Range``, in a total order.
 
         Returns:
-            ``compare.HELD`` and ``mark``; and ``UNREADABLE`` of ranges that were not told.
+            ``compare.HELD`` and ``mark``; and ``UNREADABLE`` for ranges without an answer.
 
         Raises:
             KafkaEdgeError: the topic can't be read or written.
@@ -94,7 +94,7 @@ class Details:
         return told, self.spark.createDataFrame(rows, UNREADABLE).union(left)
 
     def ask(self, ranges: Sequence[Range]) -> tuple[DataFrame, list[tuple[Range, str]]]:
-        """Ask about ranges; return what was told, and the ranges that were not, with the reason."""
+        """Ask about ranges; return their records, and the unanswered ranges with the reason."""
         plan, start = uuid.uuid4().hex, self._end()
         untold: list[tuple[Range, str]] = []
         for first in range(0, len(ranges), ASKED_AT_ONCE):
@@ -106,7 +106,7 @@ class Details:
         return self._told(self._answers(plan, start, self._end())), untold
 
     def _ask(self, plan: str, ranges: Mapping[int, Range]) -> dict[int, str]:
-        """Ask for some ranges at once; by step why it was not told, empty where it was."""
+        """Ask for some ranges at once; return by step why there is no answer, or an empty text."""
         start = self._end()
         expires_ms = int((time.time() + self.timeout_s) * 1_000)
         RepairDesk(native_options(self.client), self.topic).send(

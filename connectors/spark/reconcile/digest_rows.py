@@ -1,4 +1,4 @@
-"""Rows of the digest topic as data frames, and their sums."""
+"""Reads rows of the digest topic as data frames, and sums them up."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from delayservice.store.wheel.reading import Damage
 SUMS: Final = (
     "node string, topic string, partition int, slot_start_ms bigint, count bigint, hash bigint"
 )
-"""What one copy has pending in one slot; the hash is a signed number of 64 bits."""
+"""Columns with what one copy has pending in one slot; the hash is a signed number of 64 bits."""
 
 _CUT: Final = (
     "topic_id string, life string, cut bigint, cut_ms bigint, k array<bigint>, h bigint, "
@@ -43,7 +43,7 @@ _HEX_HALF: Final = 8
 
 
 def parse_keys(records: DataFrame) -> DataFrame:
-    """Records of the digest topic by what their keys say.
+    """Return the records of the digest topic with the fields of their keys.
 
     Returns:
         ``kind`` (``c`` or ``h``), ``node``, ``topic``, ``partition``, ``hour_ms``, ``row`` (the
@@ -62,7 +62,7 @@ def parse_keys(records: DataFrame) -> DataFrame:
 
 
 def newest_cuts(rows: DataFrame) -> list[CutRow | Retired]:
-    """The newest cut rows of each copy, at most ``CUTS_KEPT``."""
+    """Return the newest cut rows of each copy, at most ``CUTS_KEPT``."""
     order = Window.partitionBy(*COPY).orderBy(sf.desc("row"))
     newest = (
         rows.where("kind = 'c'")
@@ -87,15 +87,16 @@ def _cut_row(row: Mapping[str, object]) -> CutRow | Retired:
 
 
 def hours_at(spark: SparkSession, rows: DataFrame, compared: Iterable[Comparison]) -> DataFrame:
-    """The hours of every copy that is compared, as of its cut.
+    """Return the hours of every copy that is compared, as of its cut.
 
     Args:
         spark: the session.
-        rows: as ``parse_keys`` gives them; read twice, so persist them.
-        compared: what is compared.
+        rows: result of ``parse_keys``; read twice, so persist it.
+        compared: shards to compare.
 
     Returns:
-        ``node, topic, partition, hour_ms, from_ms``, and what the rows say and must say.
+        ``node, topic, partition, hour_ms, from_ms``, the text of the hour's row, and the life and
+        cut that it must have.
     """
     cuts = [
         (*row.copy, row.life, row.row, row.cut, one.from_ms) for one in compared for row in one.rows
@@ -115,7 +116,7 @@ def hours_at(spark: SparkSession, rows: DataFrame, compared: Iterable[Comparison
 
 
 class _Hour(msgspec.Struct):
-    """The row of an hour."""
+    """The value of an hour's row."""
 
     life: str
     cut: int
@@ -124,7 +125,7 @@ class _Hour(msgspec.Struct):
 
 
 _Slots: TypeAlias = list[tuple[int, int, int]]
-"""``(index, count, hash)`` of each."""
+"""``(index, count, hash)`` of each slot."""
 
 _decode_hour = msgspec.json.Decoder(_Hour).decode
 
@@ -132,12 +133,12 @@ _decode_slots = msgspec.json.Decoder(list[tuple[int, int, str]]).decode
 
 
 def hour_sums(hours: DataFrame) -> DataFrame:
-    """Sum up hours; ``hours``: as ``hours_at`` gives them.
+    """Return the sums of hours; ``hours``: result of ``hours_at``.
 
     Returns:
-        ``node, topic, partition, hour_ms``; ``slots``, ``records`` and signed ``hash`` of all of
-        it, to be held against the cut row; ``print``, which is the same for the same slots, of
-        those that are compared, null if none is.
+        ``node, topic, partition, hour_ms``; ``slots``, ``records`` and signed ``hash`` of the
+        whole hour, to check against the cut row; ``print``, a hash of the compared slots, equal
+        for equal slots, or null without any.
     """
     return hours.mapInArrow(_sum_hours, _HOUR_SUMS)
 
@@ -157,7 +158,7 @@ def _sum_hours(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 def slot_sums(hours: DataFrame) -> DataFrame:
-    """Return ``SUMS`` of the compared slots of hours, which are as ``hours_at`` gives them."""
+    """Return ``SUMS`` of the compared slots of hours; ``hours``: result of ``hours_at``."""
     return hours.mapInArrow(_sum_slots, SUMS)
 
 
@@ -172,7 +173,7 @@ def _sum_slots(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 def _hours_in(batch: pa.RecordBatch) -> Iterator[tuple[Copy, int, int, _Hour, _Slots]]:
-    """Hours that belong to the cut, with what they say; others are of another life, or later."""
+    """Yield hours of the cut, with their content, and skip those of another life or later."""
     columns = (*COPY, "hour_ms", "from_ms", "value", "cut_life", "at_cut")
     for node, topic, partition, hour_ms, from_ms, value, life, cut in zip(
         *(batch.column(name).to_pylist() for name in columns), strict=True
@@ -187,13 +188,13 @@ def _hours_in(batch: pa.RecordBatch) -> Iterator[tuple[Copy, int, int, _Hour, _S
 
 
 def _compared(slots: _Slots, slot_ms: int, first_ms: int) -> _Slots:
-    """The slots of an hour that begin at ``first_ms`` of it or later."""
+    """Return the slots of an hour that begin ``first_ms`` after its start or later."""
     return slots if first_ms <= 0 else [slot for slot in slots if slot[0] * slot_ms >= first_ms]
 
 
 def _print(said: _Hour, compared: _Slots, filled: int) -> int | None:
-    """A hash of the slots that are compared; of all of them, of the text that the node wrote: nodes
-    write the same text for the same slots.
+    """Return a hash of the compared slots. If these are all of the hour, it is taken of the text
+    that the node wrote, as nodes write equal texts for equal slots.
     """
     text = bytes(said.slots)
     if len(compared) < filled:
@@ -202,7 +203,7 @@ def _print(said: _Hour, compared: _Slots, filled: int) -> int | None:
 
 
 def totals(hours: DataFrame) -> dict[Copy, tuple[int, int, int]]:
-    """Slots, records and signed hash of each copy; ``hours``: as ``hour_sums`` gives them."""
+    """Return slots, records and signed hash of each copy; ``hours``: result of ``hour_sums``."""
     summed = hours.groupBy(*COPY).agg(
         sf.sum("slots").alias("slots"),
         sf.sum("records").alias("records"),
@@ -217,7 +218,7 @@ def totals(hours: DataFrame) -> dict[Copy, tuple[int, int, int]]:
 def differing_hours(
     spark: SparkSession, hours: DataFrame, compared: Iterable[Comparison]
 ) -> DataFrame:
-    """Return ``topic, partition, hour_ms`` of hours that are not the same in all copies."""
+    """Return ``topic, partition, hour_ms`` of hours that differ between copies."""
     nodes = sf.broadcast(
         spark.createDataFrame(
             [(*one.place, node, len(one.nodes)) for one in compared for node in one.nodes],
@@ -240,14 +241,14 @@ def differing_hours(
 
 
 def from_hex(digits: Column) -> Column:
-    """16 hexadecimal digits as a signed number."""
+    """Return 16 hexadecimal digits as a signed number of 64 bits."""
     high = sf.conv(sf.substring(digits, 1, _HEX_HALF), 16, 10).cast("bigint")
     low = sf.conv(sf.substring(digits, _HEX_HALF + 1, _HEX_HALF), 16, 10).cast("bigint")
     return sf.shiftleft(high, 32).bitwiseOR(low)
 
 
 def sum64(numbers: Column) -> Column:
-    """The sum modulo 2^64 of signed numbers: by halves, for Spark's own sum may not overflow."""
+    """Return the sum modulo 2^64 of signed numbers, by halves: Spark's sum can't overflow."""
     low = sf.sum(numbers.bitwiseAND(sf.lit(_LOW)))
     high = sf.sum(sf.shiftrightunsigned(numbers, 32)) + sf.shiftright(low, 32)
     return sf.shiftleft(high, 32).bitwiseOR(low.bitwiseAND(sf.lit(_LOW)))

@@ -1,7 +1,7 @@
-"""The rows of the digest topic: which cuts can be compared, and what the copies have there.
+"""Chooses the cuts of digests at which copies can be compared.
 
-What is chosen is decided on the driver from a few cut rows of each copy (``choose``); hour rows, of
-which there are many, stay in Spark. ``docs/internals/digests.md`` has the format.
+The driver chooses from a few cut rows of each copy (``choose``); the many hour rows stay in Spark.
+``docs/internals/digests.md`` has the format.
 """
 
 from __future__ import annotations
@@ -18,16 +18,15 @@ from delayservice.store.wheel.reading import Damage
 
 NO_CURSOR: Final = Cursor()
 CUTS_KEPT: Final = 32
-"""Of each copy so many cut rows are looked at; copies that have none of them in common are apart
-by that many intervals.
-"""
+"""Number of cut rows of each copy that are read; copies without a common cut among them are apart
+by as many intervals."""
 GONE_MS: Final = 86_400_000
-"""A node whose newest cut is so much older than another's does not catch up by itself."""
+"""Age of a node's newest cut, relative to others, from which it counts as gone, in ms."""
 
 
 @dataclass(frozen=True, slots=True)
 class CutRow:
-    """The fields of a cut row; ``row`` is its own offset in the digest topic, ``hash`` is signed.
+    """The fields of a cut row; ``row`` is its offset in the digest topic, ``hash`` is signed.
     ``pending`` is None in rows of older versions.
     """
 
@@ -53,12 +52,12 @@ class CutRow:
 
     @property
     def copy(self) -> Copy:
-        """The node whose copy it is, and the topic and partition."""
+        """Node, topic and partition of the copy."""
         return self.node, self.topic, self.partition
 
 
 class Retired(NamedTuple):
-    """A tombstone of cut rows: the node keeps no copy of the shard any more."""
+    """A tombstone of cut rows: the node no longer keeps a copy of the shard."""
 
     node: str
     topic: str
@@ -68,15 +67,14 @@ class Retired(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """Which copies should be there.
+    """Copies that should exist.
 
     Attributes:
-        nodes: of every shard, if ``replicas`` is 0; else the nodes that there are. Copies of other
-            nodes are not looked at; none: all that report are.
-        replicas: copies of each shard at least.
-        behind_ms: a copy whose newest cut is so much older than another's is behind, and so is one
-            with a cut of that age while the slice goes on. A cut of which the copy says that it has
-            not come so far does not count.
+        nodes: nodes with a copy of every shard; if ``replicas`` is set, all existing nodes. Copies
+            of other nodes are ignored; empty: all nodes that report.
+        replicas: smallest number of copies of each shard; 0: one on each of ``nodes``.
+        behind_ms: a copy is behind if its newest cut is older than another's by this, in ms, or has
+            this age while the slice goes on. Cuts that a copy reports as not reached do not count.
     """
 
     nodes: tuple[str, ...] = ()
@@ -93,22 +91,22 @@ class Served(NamedTuple):
 
 @dataclass(slots=True)
 class Comparison:
-    """The parts of one shard that are compared.
+    """The comparison of one shard: its cut, and its copies.
 
     Attributes:
         cursor: K and H at which the copies are compared.
-        from_ms: only slots from here on are.
+        from_ms: start of the first slot to compare, epoch ms.
         cut: offset of the checkpoint; None: not by digests.
-        cut_ms: when the broker appended it.
-        nodes: whose copies are compared.
-        rows: their cut rows, if it is by digests.
-        damaged: what a node could not read of its copy.
-        behind: nodes whose copy can't be compared, and why.
-        stale: those of them that are behind only because the slice goes on, and their newest cuts.
-        silent: nodes without a report, ``""`` for one of unknown name, and why.
-        owners: nodes that deliver; of copies on disks any may.
-        pending: records that wait, by the copy that has the most.
-        records: of these, those that are compared with another copy or the log.
+        cut_ms: time at which the broker appended it, epoch ms.
+        nodes: nodes whose copies are compared.
+        rows: cut rows of these nodes, if digests are compared.
+        damaged: ranges that a node could not read of its copy.
+        behind: reason why a copy can't be compared, by node.
+        stale: newest cut of copies that are behind only because the slice goes on, by node.
+        silent: reason for a missing report, by node; ``""`` for a node of unknown name.
+        owners: nodes that deliver, or may; for copies on disks all of them.
+        pending: largest number of pending records in any copy.
+        records: number of these that are compared with another copy or the log.
     """
 
     topic: str
@@ -129,11 +127,11 @@ class Comparison:
 
     @property
     def place(self) -> Place:
-        """Topic and partition."""
+        """Topic and partition of the shard."""
         return self.topic, self.partition
 
     def to_json(self) -> dict[str, object]:
-        """For the summary."""
+        """Return the fields for the summary."""
         return {
             "topic": self.topic,
             "partition": self.partition,
@@ -150,7 +148,7 @@ class Comparison:
         }
 
     def leave_out(self, node: str, why: str) -> None:
-        """A copy turned out to say nothing."""
+        """Exclude a node's copy from the comparison, as behind with this reason."""
         self.nodes.remove(node)
         self.rows = [row for row in self.rows if row.node != node]
         self.behind[node] = why
@@ -162,13 +160,13 @@ def choose(
     expected: Expected,
     now_ms: int,
 ) -> list[Comparison]:
-    """For each shard the newest cut that its copies have in common.
+    """Return for each shard the newest cut that most of its copies have.
 
     Args:
-        rows: of the copies, some of the newest of each.
-        shards: what is compared.
-        expected: which copies should be there.
-        now_ms: the time by the brokers' clocks, as far as is known.
+        rows: the newest cut rows of each copy.
+        shards: shards to compare.
+        expected: copies that should exist.
+        now_ms: time by the brokers' clocks, epoch ms, as far as it is known.
     """
     copies: dict[Copy, list[CutRow | Retired]] = {}
     for row in sorted(rows, key=lambda row: -row.row):
@@ -188,7 +186,7 @@ def choose(
 
 
 def _this_life(told: Sequence[CutRow | Retired], topic_id: str) -> list[CutRow]:
-    """The cut rows that hold now, newest first; each cut once."""
+    """Return the valid cut rows of a copy's present life, newest first, each cut once."""
     newest = told[0]
     if isinstance(newest, Retired):
         return []
@@ -219,7 +217,7 @@ def _compare(place: Place, lives: Mapping[str, Sequence[CutRow]], expected: Expe
 
 
 def _choose_cut(found: Comparison, usable: Mapping[str, Mapping[int, CutRow]]) -> None:
-    """Choose the cut that most copies have."""
+    """Set the cut that most copies have, and mark the others as behind."""
     shared = Counter(cut for cuts in usable.values() for cut in cuts)
     if not shared:
         return
@@ -238,7 +236,7 @@ def _choose_cut(found: Comparison, usable: Mapping[str, Mapping[int, CutRow]]) -
 def _leave_out_stale(
     found: Comparison, lives: Mapping[str, Sequence[CutRow]], cursor: Cursor, since_ms: int
 ) -> None:
-    """Leave out copies that have published nothing since then although the slice goes on."""
+    """Leave out copies without a cut since ``since_ms`` although the slice goes on."""
     for node in list(found.nodes):
         newest = lives[node][0]
         if newest.cut_ms < since_ms and newest.cursor != cursor:
@@ -248,7 +246,7 @@ def _leave_out_stale(
 
 
 def _gone(lives: Mapping[str, Sequence[CutRow]], since_ms: int) -> dict[str, str]:
-    """Nodes that have reported nothing since then, and what to do about it."""
+    """Return nodes that have reported nothing since ``since_ms``, with the reason and remedy."""
     why = (
         "it has reported nothing for a day or longer: start it; if it was taken away for good, "
         "name the nodes that there are (--node)"
@@ -257,9 +255,9 @@ def _gone(lives: Mapping[str, Sequence[CutRow]], since_ms: int) -> dict[str, str
 
 
 def _behind(told: Sequence[CutRow], since_ms: int, newest_ms: int) -> str | None:
-    """Return why a copy can't be compared: it had reached none of its cuts since then.
+    """Return why a copy can't be compared: it reached none of its cuts since ``since_ms``; or None.
 
-    A copy may be some moments late at one cut; then the cut before is good enough.
+    A copy may be slightly late at one cut; then the cut before is used.
     """
     reached = next((row for row in told if not row.behind), None)
     if reached is not None and reached.cut_ms >= since_ms:
@@ -270,7 +268,7 @@ def _behind(told: Sequence[CutRow], since_ms: int, newest_ms: int) -> str | None
 
 
 def silent(nodes: Collection[str], expected: Expected) -> dict[str, str]:
-    """Nodes that should have a copy of a shard and are not among ``nodes``, and why."""
+    """Return nodes that lack an expected copy of a shard, with the reason."""
     if expected.replicas:
         missing = expected.replicas - len(nodes)
         why = f"{len(nodes)} copies report, and {expected.replicas} are expected"

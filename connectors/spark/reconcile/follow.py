@@ -1,7 +1,7 @@
-"""Compares copies at intervals until the process is told to stop, and repairs within guard rails.
+"""Compares copies at intervals until the process is stopped, and repairs within limits.
 
-Before a repair the copy and a right one of another node are read from their disks, and all is
-compared once more: a passing difference is left alone, and the other copy is known to be right.
+Before a repair, the copy and a right one of another node are read from their disks, and everything
+is compared again: a passing difference is not repaired, and the other copy is confirmed.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ from delayservice.replicas.commands import Command
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FollowOptions:
-    """Options of comparisons that go on.
+    """Options of repeated comparisons.
 
     Attributes:
-        reconcile: of each comparison.
-        interval_s: from the beginning of one to that of the next; one that takes longer is followed
-            at once.
-        repairs_max: how many repairs to make before it stops repairing; 0: none.
-        timeout_s: how long nodes may take for some steps.
+        reconcile: options of each comparison.
+        interval_s: time from the start of one comparison to the next, in seconds; a longer one is
+            followed at once.
+        repairs_max: number of repairs after which repairing stops; 0: no repairs.
+        timeout_s: longest time that nodes may take for some steps, in seconds.
     """
 
     reconcile: ReconcileOptions
@@ -60,10 +60,10 @@ class Repairs:
     """Repairs since the process began.
 
     Attributes:
-        allowed: how many may be made.
-        made: how many were begun, whatever came of them.
-        failed: steps that failed or were not answered.
-        left: steps of the newest plan that wait for a person, by the reason.
+        allowed: largest number of repairs.
+        made: number of repairs begun, successful or not.
+        failed: number of steps that failed or were not answered.
+        left: number of steps of the newest plan that need a user's decision, by reason.
     """
 
     allowed: int = 0
@@ -73,17 +73,17 @@ class Repairs:
 
     @property
     def has_stopped(self) -> bool:
-        """Return whether there are no more, for their number is used up."""
+        """Whether repairing has stopped because the allowed number is reached."""
         return 0 < self.allowed <= self.made
 
     def to_json(self) -> dict[str, object]:
-        """For the summary."""
+        """Return the fields for the summary."""
         return {**asdict(self), "left": dict(self.left), "stopped": self.has_stopped}
 
 
 @dataclass(slots=True)
 class Followed:
-    """The result of all comparisons so far: their number, those that failed, and the last one."""
+    """The comparisons so far: their number, the number of failures, and the last result."""
 
     intervals: int = 0
     failed: int = 0
@@ -92,7 +92,7 @@ class Followed:
 
 
 Heard = Callable[[ReconcileResult | str, Repairs], None]
-"""Takes each result, or the reason why there is none; and the repairs so far."""
+"""Function that takes each result, or the reason why there is none, and the repairs so far."""
 
 
 def follow(
@@ -102,8 +102,8 @@ def follow(
     heard: Heard = lambda *_: None,
     say: Say = lambda _: None,
 ) -> Followed:
-    """Compare until told to stop. A comparison that fails is reported, and tried again at the next
-    interval.
+    """Compare until ``stop`` is set, and return the results. A failed comparison is reported, and
+    repeated at the next interval.
     """
     following = _Following(spark, options, stop, say)
     for _ in each_interval(options.interval_s, stop, say):
@@ -112,7 +112,7 @@ def follow(
 
 
 class _Following:
-    """Comparisons of one process."""
+    """Runner of the comparisons of one process."""
 
     def __init__(
         self, spark: SparkSession, options: FollowOptions, stop: threading.Event, say: Say
@@ -126,7 +126,7 @@ class _Following:
         self.so_far = Followed(repairs=Repairs(options.repairs_max))
 
     def once(self) -> ReconcileResult | str:
-        """Compare once, repair what may be, and publish; the reason if that failed."""
+        """Compare once, make allowed repairs, and publish; return the result, or why it failed."""
         self.so_far.intervals += 1
         try:
             result = self._compare()
@@ -146,7 +146,7 @@ class _Following:
         return compare_copies(self._spark, self._options.reconcile, self._say)
 
     def _repair(self, result: ReconcileResult) -> ReconcileResult:
-        """Repair what may be; return the comparison that was done by."""
+        """Make allowed repairs; return the comparison on which they were based."""
         chosen = self._choose(result)
         if chosen.repairs:
             self._say("having other copies read from their disks")
@@ -184,7 +184,7 @@ class _Following:
         return choose(result.plan.steps, known, repairs.allowed - repairs.made)
 
     def _confirm(self, wanted: Collection[Repair]) -> set[Copy]:
-        """Have the copies in question and their witnesses read from disks; those that were."""
+        """Have these copies and their witnesses read from disks; return those that were."""
         told = (copy for one in wanted for copy in (*one.witnesses, *(s.copy for s in one.steps)))
         copies = list(dict.fromkeys(told))
         plan, timeout_s = uuid.uuid4().hex, self._options.timeout_s

@@ -1,8 +1,8 @@
-"""Decides which repairs may be made without asking a person, from the results of comparisons.
+"""Decides from comparisons which repairs may be made automatically.
 
-A repair rebuilds what one node holds of one slice. Without a person only a copy that is not the
-owner's is rebuilt, one of a slice at a time, while another copy of each of its shards is right and
-its node answers, soon after the comparison, and only a limited number of times.
+A repair rebuilds what one node holds of one slice. Automatically, only a copy of a replica is
+rebuilt, one of a slice at a time, while another copy of each of its shards is right and its node
+answers, soon after the comparison, and only a limited number of times.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from connectors.spark.reconcile.digests import Comparison
 from connectors.spark.reconcile.plan import Copy, RepairStep
 
 FRESH_S: Final = 60.0
-"""Age of a comparison after which nothing is repaired by it."""
+"""Largest age of a comparison for repairs based on it, in s."""
 
 IS_OWNERS: Final = "the node delivers the slice, or may"
 IS_SECOND: Final = "another copy of the slice is rebuilt first"
@@ -24,7 +24,7 @@ IS_STALE: Final = "the comparison took too long"
 
 
 class CopyStanding(NamedTuple):
-    """Findings about one copy: whether its node delivers, and whether it is right."""
+    """State of one copy: whether its node delivers, and whether the copy is right."""
 
     is_owner: bool
     is_equal: bool
@@ -34,7 +34,7 @@ class Repair(NamedTuple):
     """Steps for what one node holds of one slice.
 
     Attributes:
-        witnesses: for each shard of the steps, another node's copy that is right.
+        witnesses: for each shard of the steps, a right copy of another node.
     """
 
     node: str
@@ -44,7 +44,7 @@ class Repair(NamedTuple):
 
 
 class Chosen(NamedTuple):
-    """Repairs to carry out, and how many steps are left to people, by the reason."""
+    """Repairs to carry out, and the number of steps left to users, by reason."""
 
     repairs: tuple[Repair, ...]
     left: Mapping[str, int]
@@ -53,7 +53,7 @@ class Chosen(NamedTuple):
 def standings(
     compared: Collection[Comparison], wrong: Collection[Copy]
 ) -> dict[Copy, CopyStanding]:
-    """Return what a comparison says of every copy that was compared; ``wrong``: with findings."""
+    """Return the state of every compared copy; ``wrong``: copies with findings."""
     owners = {(node, one.partition) for one in compared for node in one.owners}
     return {
         (node, *one.place): CopyStanding(
@@ -67,7 +67,7 @@ def standings(
 def choose(
     steps: Sequence[RepairStep], known: Mapping[Copy, CopyStanding], repairs_left: int
 ) -> Chosen:
-    """Return the repairs that may be made."""
+    """Return the allowed repairs, at most ``repairs_left``, and the steps left to users."""
     groups: dict[tuple[str, int], list[RepairStep]] = {}
     for step in steps:
         groups.setdefault((step.node, step.partition), []).append(step)
@@ -98,7 +98,7 @@ def is_fresh(age_s: float) -> bool:
 def confirmed(
     known: Mapping[Copy, CopyStanding], answered: Collection[Copy]
 ) -> dict[Copy, CopyStanding]:
-    """Return ``known`` with only those for right whose nodes have answered just before."""
+    """Return ``known``, with copies as right only if their nodes have just answered."""
     return {
         copy: one._replace(is_equal=one.is_equal and copy in answered)
         for copy, one in known.items()
@@ -106,7 +106,7 @@ def confirmed(
 
 
 def _is_owner(node: str, slice_no: int, known: Mapping[Copy, CopyStanding]) -> bool:
-    """A copy of which nothing is known may be the owner's."""
+    """Return whether a node delivers a slice; true also if its copy was not compared."""
     mine = [one for copy, one in known.items() if (copy[0], copy[2]) == (node, slice_no)]
     return not mine or any(one.is_owner for one in mine)
 
@@ -114,7 +114,7 @@ def _is_owner(node: str, slice_no: int, known: Mapping[Copy, CopyStanding]) -> b
 def _witnesses(
     node: str, steps: Sequence[RepairStep], known: Mapping[Copy, CopyStanding]
 ) -> tuple[Copy, ...] | None:
-    """Return a right copy of another node for each shard, replicas first; None: one has none."""
+    """Return a right copy of another node for each shard, replicas first; None: one lacks it."""
     found = []
     for place in dict.fromkeys((step.topic, step.partition) for step in steps):
         right = [

@@ -14,21 +14,21 @@ class ReconcileOptions:
 
     Attributes:
         client: options of librdkafka, ``bootstrap.servers`` at least.
-        out: folder or URL for the results, as Spark names them; what it holds is replaced.
+        out: folder or URL for the results, as Spark names them; its content is replaced.
         checkpoint: the service's checkpoint topic.
-        digests: its digest topic.
-        repairs: its repair topic.
-        folders: copies on disks, a node's state folder by its name; none: running nodes, by their
-            digests.
-        expected: which copies should be there.
-        deep: hold every slot against the delay topics, not only where copies differ, and ask
-            running nodes for records with ids, which digests know by their ids only.
-        details: ask running nodes for the records of slots that are wrong.
-        secrets: the cluster's, to tell forged copies; none: copies are believed.
-        behind_records: a copy on a disk that lacks more of the log than this is behind.
-        answer_timeout_s: how long to wait for another answer of a node.
-        min_partitions: tasks at least that read a topic.
-        topic: write findings and a summary to this topic, too.
+        digests: the service's digest topic.
+        repairs: the service's repair topic.
+        folders: state folders by node, to compare copies on disks; empty: compare running nodes by
+            their digests.
+        expected: copies that should exist.
+        deep: whether to compare every slot with the delay topics, not only differing ones, and ask
+            running nodes for records with ids, of which digests only have the ids.
+        details: whether to ask running nodes for the records of wrong slots.
+        secrets: the cluster's secrets, to detect forged copies; empty: copies count as genuine.
+        behind_records: number of missing log records above which a copy on a disk is behind.
+        answer_timeout_s: longest wait for another answer of a node, in seconds.
+        min_partitions: smallest number of tasks that read a topic.
+        topic: topic to write findings and a summary to; None: no topic.
     """
 
     client: Mapping[str, str]
@@ -47,5 +47,5 @@ class ReconcileOptions:
     topic: str | None = None
 
     def path(self, name: str) -> str:
-        """Something in ``out``."""
+        """Return the path of the entry ``name`` in ``out``."""
         return f"{self.out.rstrip('/')}/{name}"

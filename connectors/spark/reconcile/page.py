@@ -1,4 +1,4 @@
-"""The page of a comparison: which copies differ, where in time, and what would repair them."""
+"""Makes the page of a comparison: which copies differ, where in time, and the repair plan."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ _REPAIR: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Heat:
-    """Findings over time: of each copy (node, topic, partition), a count by column.
+    """Findings over time: a count by column for each copy (node, topic, partition).
 
-    ``start_ms`` is where the first column begins, each is ``width_ms`` wide.
+    ``start_ms`` is the start of the first column, ``width_ms`` the width of each.
     """
 
     copies: tuple[tuple[str, str, int], ...]
@@ -52,11 +52,11 @@ class Heat:
     start_ms: int
     width_ms: int
     left_out: int
-    """Copies with fewer findings than those that are shown."""
+    """Number of copies with fewer findings than those that are shown."""
 
 
 def heat(found: DataFrame) -> Heat | None:
-    """Findings that have a place in time; None: there are none."""
+    """Return findings that have a place in time; None: there are none."""
     placed = found.where("slot_start_ms > 0 and node is not null")
     first, last = placed.agg(sf.min("slot_start_ms"), sf.max("slot_start_ms")).collect()[0]
     if first is None:
@@ -78,7 +78,7 @@ def heat(found: DataFrame) -> Heat | None:
 
 
 def page(result: ReconcileResult, where: Heat | None) -> str:
-    """The page, one HTML file."""
+    """Return the page as one HTML file."""
     passed = f"{result.counts.slots_passed} slots became due while this ran; what differed there"
     notes = [f"{passed} is left out."] if result.counts.slots_passed else []
     sections = [_findings(result, where)] if result.findings else []
@@ -122,7 +122,7 @@ def _findings(result: ReconcileResult, where: Heat | None) -> PageSection:
 
 
 def heat_map(where: Heat) -> Chart:
-    """A row for each copy, a column for each stretch of time; the more findings the darker."""
+    """Return a chart with a row for each copy and a column for each time range."""
     names = [f"{node} {topic}:{partition}" for node, topic, partition in where.copies]
     cells = [
         (row, at, count)

@@ -1,4 +1,4 @@
-"""The repair plan: what nodes are to read again, as a file that people look at first.
+"""The repair plan: ranges that nodes are to read again, as a file for users to check first.
 
 ``reconcile`` writes ``plan.json``; ``carry_out`` sends its steps to the nodes and waits for their
 reports. ``docs/internals/digests.md`` has the format.
@@ -25,30 +25,30 @@ Copy: TypeAlias = tuple[str, str, int]
 
 VERSION: Final = 2
 STEPS_AT_ONCE: Final = 32
-"""Commands that wait for their reports at one time."""
+"""Number of commands that wait for their reports at one time."""
 STEPS_MAX: Final = 10_000
-"""Of one plan: more would take days, and copies are no longer then as they were compared."""
+"""Largest number of steps of a plan: more would take days, while the copies change."""
 RANGES_MAX: Final = 48
-"""Ranges of one copy in a plan. Each reads the log: a copy with more is rebuilt as a whole."""
+"""Largest number of ranges of one copy in a plan; a copy with more is rebuilt as a whole."""
 AGE_MAX_MS: Final = DAY_MS
-"""Age from which a plan is refused: what it says of the copies may not be true any more."""
+"""Age above which a plan is refused, in ms, as the copies may have changed."""
 
 
 class PlanError(DelayServiceError):
-    """A plan can't be read, or must not be carried out."""
+    """Error: a plan can't be read, or must not be carried out."""
 
 
 class RepairStep(msgspec.Struct, frozen=True, kw_only=True):
-    """One range of one copy that is to be read again, or all of it.
+    """One range of one copy that is to be read again, or the whole copy.
 
     Attributes:
-        command: ``rebuild``, or ``rebuild_copy`` for all of it.
-        node: whose copy.
-        topic_id: its id; a node that serves another topic of this name refuses.
+        command: ``rebuild``, or ``rebuild_copy`` for the whole copy.
+        node: node with the copy.
+        topic_id: id of the topic; a node that serves another topic of this name refuses.
         start_ms: first key of the range.
-        stop_ms: end of the range.
-        first_offset: of the first record that belongs in it.
-        stop_offset: end of these offsets; 0: not known, all of the log is read.
+        stop_ms: end of the range, exclusive.
+        first_offset: offset of the first record of the range.
+        stop_offset: end of the offsets, exclusive; 0: unknown, the whole log is read.
     """
 
     command: Literal["rebuild", "rebuild_copy"] = "rebuild"
@@ -64,7 +64,7 @@ class RepairStep(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def copy(self) -> Copy:
-        """The node whose copy it is, and the topic and partition."""
+        """Node, topic and partition of the copy."""
         return self.node, self.topic, self.partition
 
 
@@ -72,10 +72,10 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """Steps for the nodes of one cluster.
 
     Attributes:
-        id: names it in the repair topic.
+        id: name of the plan in the repair topic.
         cluster: id of the Kafka cluster that it was made for.
-        made_ms: when the copies were compared, epoch milliseconds.
-        steps: in the order in which they are sent; none when there is nothing to repair.
+        made_ms: time at which the copies were compared, epoch milliseconds.
+        steps: steps in the order of sending; empty: there is nothing to repair.
     """
 
     id: str
@@ -85,7 +85,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     v: int = VERSION
 
     def age_hours(self, now_ms: int) -> int:
-        """Return how old it is, whole hours."""
+        """Return the age of the plan in whole hours."""
         return (now_ms - self.made_ms) // HOUR_MS
 
     def encode(self) -> str:
@@ -96,10 +96,10 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 def first_steps(
     steps: Sequence[RepairStep], keep: Collection[Copy]
 ) -> tuple[tuple[RepairStep, ...], list[str]]:
-    """Return the steps that a plan may have, and a note for people if there are more.
+    """Return the steps that a plan may have, and a note for users if there are more.
 
     Args:
-        steps: one more than ``STEPS_MAX`` if there are more.
+        steps: all steps, or ``STEPS_MAX`` and one more.
         keep: copies that must not be rebuilt as a whole.
     """
     more = f"the plan has the first {STEPS_MAX} steps only: carry it out, then compare again"
@@ -112,7 +112,7 @@ def first_steps(
 
 
 def _whole_copy(ranges: Sequence[RepairStep]) -> RepairStep:
-    """Return one step instead of many for one copy."""
+    """Return one step that rebuilds a whole copy instead of these ranges."""
     return replace(
         ranges[0],
         command="rebuild_copy",
@@ -125,7 +125,7 @@ def _whole_copy(ranges: Sequence[RepairStep]) -> RepairStep:
 
 
 def decode_plan(data: bytes | str) -> Plan:
-    """The plan that ``encode`` wrote, checked.
+    """Return the plan that ``encode`` wrote, checked.
 
     Raises:
         PlanError: it is no plan, of another version, or a step makes no sense.
@@ -147,23 +147,23 @@ def decode_plan(data: bytes | str) -> Plan:
 
 
 class Desk(Protocol):
-    """Hands commands to nodes; ``RepairDesk`` is one."""
+    """Client that gives commands to nodes, such as ``RepairDesk``."""
 
     def ask(self, commands: Sequence[Command], timeout_s: float) -> Iterator[Report]:
-        """Write commands and give their reports as they come."""
+        """Write commands and yield their reports as they come."""
 
 
 OnProgress = Callable[[int, int, Report | None], None]
-"""Steps that are over, steps in all, and the report that came, if one did."""
+"""Function that takes the number of finished steps, the number of all, and a report or None."""
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     """The result of a plan.
 
     Attributes:
-        done: steps that were carried out.
-        frames: records that were read again.
-        failed: number of a step to why it was not.
+        done: number of steps that were carried out.
+        frames: number of records that were read again.
+        failed: reason of the failure, by the number of the step.
         silent: numbers of steps without a report in time.
     """
 
@@ -174,7 +174,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_complete(self) -> bool:
-        """Return whether every step was carried out."""
+        """Whether every step was carried out."""
         return not self.failed and not self.silent
 
 
@@ -191,14 +191,14 @@ def carry_out(
     """Send the steps of a plan to the nodes, and wait for their reports.
 
     Args:
-        plan: as ``decode_plan`` gave it.
-        desk: of the cluster.
-        cluster: id of the cluster that the desk is of.
-        on_progress: told of each report, and once at the beginning.
-        timeout_s: how long to wait for the reports on ``STEPS_AT_ONCE`` steps; a node begins none
-            later than that.
-        now_ms: the time, for the age of the plan.
-        replica_only: nodes refuse what is for the copy of an owner.
+        plan: a plan from ``decode_plan``.
+        desk: client of the cluster.
+        cluster: id of the desk's cluster.
+        on_progress: called at the beginning and for each report.
+        timeout_s: longest wait for the reports on ``STEPS_AT_ONCE`` steps, in seconds; nodes begin
+            no step later than that.
+        now_ms: current time, epoch ms, for the age of the plan.
+        replica_only: whether nodes must refuse steps for the copy of an owner.
 
     Raises:
         PlanError: the plan was made for another cluster, or too long ago.
@@ -238,7 +238,7 @@ def commands(
     *,
     replica_only: bool,
 ) -> list[Command]:
-    """Return steps as commands that expire when no report is waited for any more."""
+    """Return steps as commands that expire when the wait for their reports ends."""
     expires_ms = int((time.time() + timeout_s) * 1_000)
     return [
         Command(

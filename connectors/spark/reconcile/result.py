@@ -1,4 +1,4 @@
-"""The result of a comparison: findings by kind, numbers, and where they are written."""
+"""The result of a comparison: findings by kind, counts, and paths of the written files."""
 
 from __future__ import annotations
 
@@ -16,15 +16,14 @@ class Counts:
     """Numbers of a comparison.
 
     Attributes:
-        slot_rows: rows of digests that were read: one for each slot of a copy; 0 on disks.
-        slots_differing: slots that were held against the log.
-        slots_passed: of those that are wrong, how many K passed meanwhile: what was found there is
-            left out.
+        slot_rows: digest rows that were read, one for each slot of a copy; 0 for disks.
+        slots_differing: slots that were compared with the log.
+        slots_passed: wrong slots that K passed meanwhile; their findings are left out.
         log_offsets: offsets of the delay topics that were read.
-        pending: records that wait, by the copies that have the most.
-        records: of these, those that were compared with another copy or the log.
-        unjudged: records of copies in slots that differ from the log, below its start: they are no
-            findings, for they can't be judged.
+        pending: pending records, of each shard in the copy that has the most.
+        records: number of these that were compared with another copy or the log.
+        unjudged: records of copies in differing slots, below the start of the log: they can't be
+            judged, so they are no findings.
     """
 
     slot_rows: int = 0
@@ -36,7 +35,7 @@ class Counts:
     unjudged: int = 0
 
     def notes(self) -> list[str]:
-        """For people: what could not be judged."""
+        """Return notes for users about records that could not be judged."""
         said = "records in slots that differ lie below the start of their delay topic"
         why = "retention has deleted them there, so the log can't judge them; they are left as are"
         return [f"{self.unjudged} {said}: {why}"] if self.unjudged else []
@@ -47,11 +46,11 @@ class ReconcileResult:
     """The result of a comparison.
 
     Attributes:
-        findings: how many of each kind; kinds without any are left out.
-        read_s: when the copies were read, by the monotonic clock.
-        paths: of ``findings``, ``summary``, ``plan`` and ``report``.
-        sample: the first findings, for people.
-        compared: every shard, with what was compared.
+        findings: number of findings by kind; kinds without any are left out.
+        read_s: time at which the copies were read, monotonic seconds.
+        paths: paths of ``findings``, ``summary``, ``plan`` and ``report``.
+        sample: the first findings, for display.
+        compared: every shard, with its compared copies.
         wrong: copies with any finding.
     """
 
@@ -68,7 +67,7 @@ class ReconcileResult:
 
     @property
     def is_clean(self) -> bool:
-        """Return whether nothing was found."""
+        """Whether there are no findings."""
         return not self.findings
 
     def to_json(self) -> dict[str, object]:

@@ -1,7 +1,7 @@
-"""A shard of a RocksDB store as Parquet, for Spark where it can't reach the disk.
+"""Exports a shard of a RocksDB store as Parquet, for Spark where it can't reach the disk.
 
-The columns are those of ``stored.DDL``. Nothing is locked or written in the store's folder. Beside
-a running node the export is the store as it was at one moment.
+The columns are those of ``stored.DDL``. The store's folder is not locked or written to. Beside a
+running node the export shows the store at one moment.
 
 Memory: one batch of rows, and what RocksDB keeps of a database of this size.
 """
@@ -43,15 +43,15 @@ def export_rocks(
     content: bool = True,
     on_progress: Callable[[int], None] = lambda _: None,
 ) -> Exported:
-    """Write one shard to a Parquet file. Only a whole file is ever at ``target``.
+    """Write one shard to a Parquet file, which appears at ``target`` only when it is complete.
 
     Args:
-        shard: the folder of its worker, and which of the shards there.
-        target: the file, replaced if it is there.
-        bounds: keys that are asked for.
-        topic: name of the delay topic, where it is known.
-        content: with keys, values and headers.
-        on_progress: told after each batch how many rows there are by now.
+        shard: folder of its worker, and the shard within.
+        target: path of the file, which is replaced if it exists.
+        bounds: keys to export.
+        topic: name of the delay topic, if it is known.
+        content: whether to include keys, values and headers.
+        on_progress: called after each batch with the number of rows so far.
 
     Raises:
         StoreError: the store is missing, damaged or of another format.
@@ -76,7 +76,7 @@ def export_rocks(
 
 
 def batches(store: RocksView, bounds: ReadBounds) -> Iterator[list[Frame]]:
-    """Frames in key order, a row group of the file at a time."""
+    """Yield frames in key order, in batches of one row group of the file."""
     batch: list[Frame] = []
     size = 0
     for frame in store.scan((bounds.from_ms, -1), bounds.to_ms - 1):

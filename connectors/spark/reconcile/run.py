@@ -1,9 +1,9 @@
-"""Compares the copies of a cluster with each other, and with what the delay topics say.
+"""Compares the copies of a cluster with each other, and with the delay topics.
 
-Copies are first compared with each other by sums of slots: a row for each slot, and not one for
-each record. Where they differ, the log decides which is right: what it says is pending is summed up
-in the same way, and copies with other sums are held against it record by record. All of that is
-Spark's work; the driver sees counts, bounded samples and the steps of the plan.
+Copies are first compared by sums of slots: one row for each slot instead of one for each record.
+Where they differ, the log decides which is right: its pending records are summed up likewise, and
+copies with other sums are compared with it record by record. Spark does all of that; the driver
+sees counts, bounded samples and the steps of the plan.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ from delayservice.replicas.digest import HOUR_MS, SLOT_MS
 
 SAMPLE_ROWS: Final = 20
 PUBLISHED_MAX: Final = 100
-"""Findings that are published at most: a comparison that goes on finds them again each time."""
+"""Largest number of findings that are published: repeated comparisons find them again each time."""
 _ORDER: Final = ["kind", *COPY, "slot_start_ms", "offset"]
 _LOGGED: Final = "topic string, partition int, offset bigint, slot_start_ms bigint"
 
@@ -73,7 +73,7 @@ def reconcile(
 
 
 def compare_copies(spark: SparkSession, options: ReconcileOptions, say: Say) -> ReconcileResult:
-    """Compare as ``reconcile`` does; the summary is left to ``conclude``."""
+    """Compare as ``reconcile`` does, without the summary, which ``conclude`` writes."""
     return _Reconciling(spark, options, say).run()
 
 
@@ -83,7 +83,7 @@ def conclude(
     result: ReconcileResult,
     repairs: Mapping[str, object] | None = None,
 ) -> None:
-    """Write the summary, and publish it with the findings; ``repairs``: made by the comparison."""
+    """Write the summary, and publish it with the findings; ``repairs``: repairs to add to it."""
     summary = {**result.to_json(), **({} if repairs is None else {"repairs": repairs})}
     write_text(result.paths["summary"], json.dumps(summary, indent=2) + "\n")
     if options.topic is not None:
@@ -95,7 +95,7 @@ def conclude(
 
 
 class _Reconciling:
-    """One comparison, step by step; what steps hand to each other lies in ``<out>/work``."""
+    """One comparison, step by step; data between steps is stored in ``<out>/work``."""
 
     def __init__(self, spark: SparkSession, options: ReconcileOptions, say: Say) -> None:
         self._spark = spark
@@ -105,7 +105,7 @@ class _Reconciling:
         self._counts = Counts()
 
     def run(self) -> ReconcileResult:
-        """Take all steps."""
+        """Run all steps, and return the result."""
         self._say("looking at the checkpoints")
         cut = self._take_cut()
         self._say("reading the copies")
@@ -180,12 +180,12 @@ class _Reconciling:
         return kept(rows, self._options.path(f"work/{name}"))
 
     def _of_shards(self, columns: str, facts: Mapping[Place, tuple[object, ...]]) -> DataFrame:
-        """A small data frame with a row for each shard."""
+        """Return a small data frame with a row for each shard."""
         rows = [(*place, *fact) for place, fact in facts.items()]
         return self._spark.createDataFrame(rows, f"topic string, partition int, {columns}")
 
     def _logged(self, cut: Cut, replicas: Replicas, suspected: DataFrame) -> DataFrame:
-        """Return what the log says is pending in the suspected slots."""
+        """Return the records that are pending in the suspected slots according to the log."""
         parts = self._parts(served(cut), replicas, suspected)
         self._counts.log_offsets = sum(part.stop - part.start for part in parts.values())
         sifted = self._kept("sifted", self._sift(parts))
@@ -205,7 +205,7 @@ class _Reconciling:
     def _parts(
         self, shards: Mapping[Place, ShardCut], replicas: Replicas, suspected: DataFrame
     ) -> dict[Place, LogPart]:
-        """Return the part of each shard's log that can hold what is pending in suspected slots."""
+        """Return the part of each shard's log that may hold pending records of suspected slots."""
         compared = {one.place: one for one in replicas.compared}
         bounds = self._bounds(replicas, suspected)
         starts = self._starts({p: (shards[p], first) for p, (first, _) in bounds.items()})
@@ -222,7 +222,7 @@ class _Reconciling:
         }
 
     def _starts(self, first: Mapping[Place, tuple[ShardCut, int]]) -> dict[Place, int]:
-        """Return where to begin to read each log, by the first key that is wanted of it."""
+        """Return the offset at which to begin to read each log, by the first key needed from it."""
         by_time: dict[int, list[Place]] = {}
         for place, (shard, key_ms) in first.items():
             since_ms = written_since_ms(shard.contracts, key_ms)
@@ -234,7 +234,7 @@ class _Reconciling:
         return {p: max(span.start, found.get(p, span.end)) for p, span in spans.items()}
 
     def _bounds(self, replicas: Replicas, suspected: DataFrame) -> dict[Place, tuple[int, int]]:
-        """Return the first key that matters of each shard, and where these keys end."""
+        """Return the first needed key of each shard, and the exclusive end of its keys."""
         if self._options.deep:
             return {o.place: (o.from_ms, DUE_STOP_MS + 1) for o in replicas.compared if o.nodes}
         found = suspected.groupBy(*SHARD).agg(
@@ -243,7 +243,7 @@ class _Reconciling:
         return {(topic, number): (first, stop) for topic, number, first, stop in found.collect()}
 
     def _findings(self, replicas: Replicas, wrong: DataFrame, logged: DataFrame) -> DataFrame:
-        """Return all findings but those of slots that K has passed meanwhile."""
+        """Return all findings except those in slots that K has passed meanwhile."""
         asked = self._asked(replicas, wrong, logged)
         if asked.isEmpty():
             return self._others(replicas)
@@ -266,8 +266,8 @@ class _Reconciling:
         return found.select(*others.columns).union(others)
 
     def _asked(self, replicas: Replicas, wrong: DataFrame, logged: DataFrame) -> DataFrame:
-        """Return the slots of copies whose records are held against the log: those that are wrong,
-        and in a deep comparison by digests those with ids, which are right by their ids.
+        """Return the slots of copies whose records are compared with the log: wrong ones, and in a
+        deep comparison by digests those with ids, of which digests only show the ids.
         """
         asked = wrong.select(*PLACE, sf.expr("true").alias("is_wrong"))
         if not self._options.deep or replicas.hashed == "payload_hash":
@@ -278,7 +278,7 @@ class _Reconciling:
         return asked.union(named.select(*PLACE, sf.expr("false")))
 
     def _others(self, replicas: Replicas) -> DataFrame:
-        """Findings of damage, and of copies that can't be compared."""
+        """Return findings of damage, and of copies that can't be compared."""
         replicas.look_again()
         rows = [
             (kind, node or None, *one.place, None, None, None, None, why)
@@ -292,7 +292,7 @@ class _Reconciling:
     def _plan(
         self, cut: Cut, replicas: Replicas, found: DataFrame, logged: DataFrame
     ) -> tuple[Plan, list[str]]:
-        """The plan, and what there is to say of it."""
+        """Return the plan, and notes about it."""
         shards = served(cut)
         facts = {
             one.place: (shards[one.place].topic_id, one.cursor.offset, shards[one.place].span.start)

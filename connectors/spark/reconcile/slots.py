@@ -1,7 +1,7 @@
-"""Slots of copies held against each other and against the log: data frames in and out.
+"""Compares slots of copies with each other and with the log: data frames in and out.
 
-Names of columns: a *shard* is ``topic, partition``, a *copy* ``node`` and that, a *slot* a shard's
-``slot_start_ms``; a slot is ``SLOT_MS`` long.
+Names of columns: a *shard* is ``topic, partition``, a *copy* ``node`` and a shard, a *slot* a shard
+and ``slot_start_ms``; a slot is ``SLOT_MS`` long.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ KINDS: Final = (*OF_RECORDS, "damaged", "behind", "silent")
 WRONG: Final = (
     "node string, topic string, partition int, slot_start_ms bigint, count bigint, log_count bigint"
 )
-"""A copy's slot that is not what the log says."""
+"""Columns of a copy's slot that differs from the log."""
 
 
 def suspects(sums: DataFrame, copies: DataFrame, *, every: bool) -> DataFrame:
-    """Slots to hold against the log.
+    """Return the slots to compare with the log.
 
     Args:
-        sums: ``digests.SUMS``.
-        copies: of each shard, the ``nodes`` that are compared.
-        every: also those that are the same in all copies.
+        sums: ``digest_rows.SUMS``.
+        copies: for each shard, the ``nodes`` that are compared.
+        every: whether to include slots that are equal in all copies.
 
     Returns:
-        A slot, and ``sums``: node, count and hash of each copy that has anything there.
+        A slot, and ``sums``: node, count and hash of each copy with records there.
     """
     said = sf.struct("count", "hash")
     slots = (
@@ -53,14 +53,14 @@ def suspects(sums: DataFrame, copies: DataFrame, *, every: bool) -> DataFrame:
 def wrong_slots(
     suspected: DataFrame, logged: DataFrame, copies: DataFrame, unreadable: DataFrame, hashed: str
 ) -> DataFrame:
-    """Slots of copies that are not what the log says, less what is known to be unreadable.
+    """Return slots of copies that differ from the log, except those known to be unreadable.
 
     Args:
-        suspected: as ``suspects`` gives them.
+        suspected: result of ``suspects``.
         logged: records that are pending by the log, with their slots, of those slots at least.
         copies: as for ``suspects``.
-        unreadable: ``replicas.UNREADABLE``.
-        hashed: the column of ``logged`` that the sums are of.
+        unreadable: ``details.UNREADABLE``.
+        hashed: column of ``logged`` whose sums are compared.
 
     Returns:
         ``WRONG``.
@@ -81,12 +81,12 @@ def wrong_slots(
 
 
 def by_node(copies: DataFrame) -> DataFrame:
-    """A row for each copy; ``copies``: as for ``suspects``."""
+    """Return a row for each copy; ``copies``: as for ``suspects``."""
     return copies.select(*SHARD, sf.explode("nodes").alias("node"))
 
 
 def outside(slots: DataFrame, ranges: DataFrame) -> DataFrame:
-    """Slots of copies that no range of the copy reaches into; ``ranges``: ``UNREADABLE``."""
+    """Return slots of copies that no range of their copy overlaps; ``ranges``: ``UNREADABLE``."""
     bounds = ranges.select(
         *COPY, sf.col("slot_start_ms").alias("from_ms"), sf.col("slot_stop_ms").alias("to_ms")
     )
@@ -99,14 +99,15 @@ def outside(slots: DataFrame, ranges: DataFrame) -> DataFrame:
 def slot_findings(
     wrong: DataFrame, explained: DataFrame, unjudged: DataFrame, unanswered: DataFrame
 ) -> DataFrame:
-    """Wrong slots of which no single record is known to be wrong, and that the log can judge.
+    """Return findings for wrong slots in which no single record is known to be wrong, if the log
+    can judge them.
 
     Args:
-        wrong: as ``wrong_slots`` gives them.
-        explained: findings of records.
+        wrong: result of ``wrong_slots``.
+        explained: findings about records.
         unjudged: records of copies below the log's start: a slot with any must have another sum
             than the log has.
-        unanswered: ``replicas.UNREADABLE``: ranges whose records are not known, and why.
+        unanswered: ``details.UNREADABLE``: ranges whose records are unknown, and why.
     """
     unknown = outside(wrong, unanswered).select(*PLACE, sf.expr("true").alias("is_known"))
     kind = (
@@ -130,14 +131,14 @@ def slot_findings(
 
 
 def damage_findings(unreadable: DataFrame) -> DataFrame:
-    """Damage as findings."""
+    """Return damaged ranges as findings."""
     found = unreadable.withColumn("kind", sf.lit("damaged")).withColumnRenamed("why", "detail")
     return as_findings(found)
 
 
 def ranges_of(slots: DataFrame) -> DataFrame:
-    """Stretches of a copy with slots to ask for, from the first to the last one of an hour; those
-    that are known to be wrong come first.
+    """Return ranges of copies to ask for, each from the first to the last slot within an hour;
+    those known to be wrong come first.
 
     Args:
         slots: ``PLACE`` and ``is_wrong``.
@@ -153,20 +154,20 @@ def ranges_of(slots: DataFrame) -> DataFrame:
 def plan_steps(
     found: DataFrame, logged: DataFrame, damaged: DataFrame, shards: DataFrame
 ) -> list[RepairStep]:
-    """Return what is to be read again: each copy's adjoining slots with findings as one range,
-    which is never longer than an hour, for a node reads it in one go.
+    """Return the ranges to be read again: adjoining slots of a copy with findings as one range of
+    at most an hour, as a node reads a range in one go.
 
-    A whole slot that has more in it than the log, or other records, is left alone where the log
-    does not go back to its first record: what is right there is not known.
+    A whole slot with more or other records than the log is not repaired where the log does not go
+    back to its first record: the right content is unknown there.
 
     Args:
         found: findings.
-        logged: as for ``wrong_slots``: tells which offsets belong into a slot.
-        damaged: ``replicas.UNREADABLE``.
+        logged: as for ``wrong_slots``; gives the offsets in a slot.
+        damaged: ``details.UNREADABLE``.
         shards: of each shard ``topic_id``, ``below``, the H of the comparison, and ``log_start``.
 
     Returns:
-        One more than ``STEPS_MAX`` if that are not all.
+        At most ``STEPS_MAX`` steps and one more, which shows that some are missing.
     """
     offsets = logged.groupBy(*SLOT).agg(
         sf.min("offset").alias("low"), (sf.max("offset") + 1).alias("high")
@@ -196,7 +197,7 @@ def plan_steps(
 
 
 def _by_hours(ranges: DataFrame) -> DataFrame:
-    """Ranges cut at full hours; ``STEPS_MAX`` pieces of each, for a plan has no more."""
+    """Return ranges cut at full hours, ``STEPS_MAX`` pieces of each, as a plan has no more."""
     start, stop = sf.col("slot_start_ms"), sf.col("slot_stop_ms")
     last = sf.least(stop - 1, start + STEPS_MAX * HOUR_MS)
     hours = sf.sequence(_hour(start), _hour(last), sf.lit(HOUR_MS).cast("bigint"))
@@ -213,7 +214,7 @@ def _hour(time_ms: Column) -> Column:
 
 
 def _islands(slots: DataFrame, gap_ms: int, summed: list[Column]) -> DataFrame:
-    """Slots of a copy and an hour that are no more than ``gap_ms`` apart, as one row."""
+    """Return slots of a copy and an hour that are at most ``gap_ms`` apart, as one row."""
     hour = _hour(sf.col("slot_start_ms")).alias("hour_ms")
     before = Window.partitionBy(*COPY, hour).orderBy("slot_start_ms", "slot_stop_ms")
     reach = sf.max("slot_stop_ms").over(before.rowsBetween(Window.unboundedPreceding, -1))

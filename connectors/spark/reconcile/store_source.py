@@ -18,7 +18,7 @@ columns. Options, by name in any case:
 ``partitions``       JSON, a list of partitions: others are left out
 ``mode``             ``permissive``: damage is a row with ``damage``; ``failfast``: an error
 ``content``          ``false``: without keys, values and headers
-``hours_per_task``   an input partition reads so many hours of a wheel's shard, 1 unless given
+``hours_per_task``   number of hours of a wheel's shard in an input partition, default 1
 ===================  ==============================================================================
 """
 
@@ -58,7 +58,7 @@ FORMAT: Final = "delayservice-store"
 
 _MODES: Final = ("permissive", "failfast")
 _SHARDS_PER_TASK: Final = 16
-"""Shards of RocksDB that one task reads, for it opens the database of all of them."""
+"""Number of RocksDB shards that one task reads, as it opens the database of all of them."""
 _UNTRUSTED: Final = (
     "what the store says of itself is missing, damaged or of an older format: a node starts the "
     "whole store over from the log"
@@ -67,13 +67,13 @@ _T = TypeVar("_T")
 
 
 def shard_name(topic_id: str) -> str:
-    """The folder of a topic's shards, as ``delayservice.process.stores`` names it."""
+    """Return the folder name of a topic's shards, as in ``delayservice.process.stores``."""
     return hashlib.blake2b(topic_id.encode(), digest_size=12).hexdigest()
 
 
 @dataclass(frozen=True, slots=True)
 class StoreOptions:
-    """Holds what a read of a store asks for; the module describes each option."""
+    """Options of a read of a store; the module describes each."""
 
     bounds: ReadBounds = EVERYTHING
     topics: Mapping[str, str] | None = None
@@ -85,7 +85,7 @@ class StoreOptions:
 
     @classmethod
     def of(cls, options: Mapping[str, str]) -> StoreOptions:
-        """From the options of a reader, which are text.
+        """Return the options of a reader, which are text, as ``StoreOptions``.
 
         Raises:
             StoreError: one of them can't be read.
@@ -110,7 +110,7 @@ class StoreOptions:
             raise StoreError(f"an option of {FORMAT} can't be read: {exc}") from exc
 
     def to_options(self) -> dict[str, str]:
-        """The options of a reader that ``of`` reads back."""
+        """Return the options as text, which ``of`` can read back."""
         options = {
             "from_ms": str(self.bounds.from_ms),
             "to_ms": str(self.bounds.to_ms),
@@ -124,7 +124,7 @@ class StoreOptions:
         return options
 
     def name_of(self, folder: ShardFolder) -> ShardName | None:
-        """Return what to call a shard; None: it is not asked for."""
+        """Return the name of a shard; None: the options exclude it."""
         if folder.partition < 0:
             return ShardName(folder.shard, folder.partition)
         if self.partitions is not None and folder.partition not in self.partitions:
@@ -141,15 +141,15 @@ def _json(text: str | None, kind: type[_T]) -> _T | None:
 
 
 def read_store(spark: SparkSession, path: str, asked: StoreOptions | None = None) -> DataFrame:
-    """The rows of a node's stores, or of one worker's."""
+    """Return the rows of a node's stores, or of one worker's."""
     spark.dataSource.register(StoreSource)
     options = (asked or StoreOptions()).to_options()
     return spark.read.format(FORMAT).options(**options).load(path)
 
 
 def reach_of(root: Path) -> Iterator[tuple[ShardFolder, int | None]]:
-    """Yield every shard below a folder with its S: everything of offsets below is stored. None: the
-    store can't be trusted.
+    """Yield every shard below a folder with its S: all records with offsets below it are stored.
+    None: the store can't be trusted.
 
     Raises:
         StoreError: the folder holds no store, or may not be read.
@@ -173,19 +173,19 @@ def _is_rocks(path: str) -> bool:
 
 
 class StoreSource(DataSource):
-    """Registers the format; see the module."""
+    """Spark data source that registers the format; see the module."""
 
     @classmethod
     def name(cls) -> str:
-        """The name of the format."""
+        """Return the name of the format."""
         return FORMAT
 
     def schema(self) -> str:
-        """See ``stored.DDL``."""
+        """Return the columns, ``stored.DDL``."""
         return DDL
 
     def reader(self, schema: StructType) -> StoreReader:
-        """A reader; the schema is fixed.
+        """Return a reader; the schema is fixed.
 
         Raises:
             StoreError: an option is missing or can't be read.
@@ -196,7 +196,7 @@ class StoreSource(DataSource):
 
 @dataclass
 class Hours(InputPartition):
-    """Hours of one shard, each with its slots as the horizon had them when the read was planned."""
+    """Hours of one shard, each with its slots within the horizon at the time of planning."""
 
     folder: ShardFolder
     name: ShardName
@@ -212,21 +212,21 @@ class Databases(InputPartition):
 
 @dataclass
 class Untrusted(InputPartition):
-    """A shard of which nothing can be believed."""
+    """A shard whose store can't be trusted."""
 
     name: ShardName
 
 
 @dataclass
 class StoreReader(DataSourceReader):
-    """Plans input partitions on the driver and reads them on executors."""
+    """Reader that plans input partitions on the driver and reads them on executors."""
 
     path: str
     options: StoreOptions
 
     def partitions(self) -> list[InputPartition]:
-        """One for each hour of each shard of a wheel, or for each ``hours_per_task`` of them, and
-        one for some shards of a database. Reads what stores say of themselves, no records.
+        """Return one partition for every ``hours_per_task`` hours of each shard of a wheel, and one
+        for some shards of a database. This reads the states of stores, but no records.
 
         Raises:
             StoreError: the folder holds no store, or may not be read.
@@ -250,7 +250,7 @@ class StoreReader(DataSourceReader):
         return [Hours(folder, name, hours[at : at + step]) for at in range(0, len(hours), step)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Rows of a block at a time; damage as rows of its own.
+        """Yield rows, one block at a time; damage as rows of its own.
 
         Raises:
             StoreError: something is damaged and the mode is ``failfast``, or may not be read.
@@ -264,7 +264,7 @@ class StoreReader(DataSourceReader):
                 yield from self._read_hour(partition, parts)
 
     def _read_databases(self, partition: Databases) -> Iterator[pa.RecordBatch]:
-        """A database that can't be read is damage of each shard that was not read by then."""
+        """Yield the rows of a database; if that fails, damage of each shard not read by then."""
         left = list(partition.shards)
         try:
             with viewed_database(Path(left[0][0].path)) as rocks:

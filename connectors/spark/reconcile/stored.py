@@ -1,7 +1,7 @@
-"""Rows of a store as Spark sees them: one schema for wheels and RocksDB.
+"""Rows of a store for Spark: one schema for wheels and RocksDB.
 
-A row is a pending record, or says in ``damage`` what could not be read; then all columns from
-``key_ms`` to ``frame_hash`` are null, and what is missing is in the source offsets from
+A row is a pending record, or has in ``damage`` the reason why something could not be read; then all
+columns from ``key_ms`` to ``frame_hash`` are null, and the missing records have source offsets from
 ``first_offset`` up to ``stop_offset``.
 """
 
@@ -32,22 +32,21 @@ DDL: Final = """
     payload_hash bigint, frame_hash bigint,
     damage string, first_offset bigint, stop_offset bigint
 """
-"""``shard``: the folder's name, a hash of the topic's id. ``topic``: its name, where it is known.
-``slot_start_ms``, ``slot_stop_ms``: what the file is for. ``mark``: the offset that cancels or
-replaces the record. ``payload_hash``: of key, offset and payload; ``frame_hash``: as in digests, of
-the id instead of the payload where there is one; both 64 bits, as signed numbers.
-"""
+"""Columns of a store. ``shard``: folder name, a hash of the topic's id. ``topic``: its name, if
+known. ``slot_start_ms``, ``slot_stop_ms``: range of the file. ``mark``: offset that cancels or
+replaces the record. ``payload_hash``: hash of key, offset and payload; ``frame_hash``: as in
+digests, with the id instead of the payload where there is one; both are signed 64 bits."""
 
 SCHEMA: Final = arrow_schema(DDL)
 
 _DAMAGE_COLUMNS: Final = 8
-"""Columns that a row has which says in ``damage`` what could not be read."""
+"""Number of columns that are set in a row of damage."""
 _PLAIN: Final = (None, None, 1, None)
 
 
 @dataclass(frozen=True, slots=True)
 class ShardName:
-    """Which shard rows are of: its folder, ``topic`` where that is known, and partition."""
+    """Names of the shard of some rows: its folder, ``topic`` if known, and partition."""
 
     shard: str
     partition: int
@@ -56,13 +55,12 @@ class ShardName:
     def batch(
         self, slot_ms: tuple[int, int] | None, frames: Sequence[Frame], *, content: bool
     ) -> pa.RecordBatch:
-        """Some frames.
+        """Return some frames as rows.
 
         Args:
-            slot_ms: first and exclusive last millisecond of the slot that holds them; None: the
-                minute of each.
-            frames: in any order.
-            content: with keys, values and headers; they are most of the bytes.
+            slot_ms: first and exclusive last millisecond of their slot; None: the minute of each.
+            frames: frames in any order.
+            content: whether to include keys, values and headers, which are most of the bytes.
 
         Raises:
             StoreError: a payload is of no version that this code knows.
@@ -70,7 +68,7 @@ class ShardName:
         return batch_of([self._row(slot_ms, frame, content=content) for frame in frames], SCHEMA)
 
     def damage_batch(self, damage: Damage) -> pa.RecordBatch:
-        """Return one row that says what could not be read."""
+        """Return one row that tells what could not be read."""
         slot_ms = (damage.start_ms, damage.stop_ms)
         offsets = (damage.first_offset, damage.stop_offset)
         unknown = (None,) * (len(SCHEMA) - _DAMAGE_COLUMNS)
@@ -101,7 +99,7 @@ class ShardName:
 
 
 def signed(hashed: int) -> int:
-    """An unsigned number of 64 bits as Spark and Arrow keep one."""
+    """Return an unsigned number of 64 bits as a signed one, as Spark and Arrow store it."""
     return int(struct.unpack("<q", hashed.to_bytes(8, "little"))[0])
 
 
@@ -118,4 +116,4 @@ def _hashes_of(entry: Entry) -> tuple[int, int]:
 
 
 HASHES: Final = PendingColumns(arrow_schema("payload_hash bigint, frame_hash bigint"), _hashes_of)
-"""The hashes of a record of a delay topic that is pending."""
+"""Columns with the hashes of a pending record of a delay topic."""

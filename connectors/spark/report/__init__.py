@@ -1,1 +1,1 @@
-"""Lateness, load and outcomes as a page and as data."""
+"""Reports lateness, load and outcomes as a page and as data."""

@@ -1,4 +1,4 @@
-"""The facts of a report, as ``report.json`` holds them and the page shows them."""
+"""Facts of a report, for ``report.json`` and the page."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ LATENESS_BOUNDS_MS: Final = (
     *(1_000, 2_000, 5_000, 10_000, 30_000),
     *(MINUTE_MS, 5 * MINUTE_MS, 15 * MINUTE_MS, HOUR_MS, 6 * HOUR_MS, DAY_MS),
 )
-"""Upper bounds of the classes of lateness, inclusive; the first is what was early."""
+"""Upper bounds of the classes of lateness, in ms, inclusive; the first class is early deliveries.
+"""
 
 DELAY_BOUNDS: Final = (
     ("none", 0),
@@ -33,23 +34,23 @@ DELAY_LONGER: Final = "> 30 d"
 DELAY_RECURRING: Final = "recurring"
 DELAY_UNKNOWN: Final = "unknown"
 DELAYS: Final = (*(name for name, _ in DELAY_BOUNDS), DELAY_LONGER, DELAY_RECURRING, DELAY_UNKNOWN)
-"""Classes of delays, from writing to being due; unknown: the source record has expired."""
+"""Classes of delays, from writing to the due time; unknown: the source record has expired."""
 
 HOURS_MAX: Final = 31 * 24
-"""Hours that are shown."""
+"""Largest number of hours that are shown."""
 
 
 @dataclass(frozen=True, slots=True)
 class Lateness:
-    """Lateness of the deliveries of one group; a record that was due when it was written counts
-    from its writing.
+    """Lateness of the deliveries of one group; for a record that was due when it was written,
+    counted from its writing.
 
     Attributes:
         name: the target, the hour's start in epoch milliseconds, or the class of delays.
-        records: how many.
-        early: those before their due time that were not fired.
-        p50_ms: with the others, quantiles of lateness; None when all were fired.
-        histogram: how many in each class of ``LATENESS_BOUNDS_MS``, and later.
+        records: number of deliveries.
+        early: number of deliveries before the due time, fired ones excluded.
+        p50_ms: quantile of lateness, like the others; None when all were fired.
+        histogram: number of deliveries in each class of ``LATENESS_BOUNDS_MS``, and above.
     """
 
     name: str | int
@@ -67,12 +68,12 @@ class Lateness:
 NOTHING_LATE: Final = Lateness(
     "all", 0, 0, 0, 0, None, None, None, None, (0,) * (len(LATENESS_BOUNDS_MS) + 1)
 )
-"""Of no deliveries."""
+"""Lateness of an empty group."""
 
 
 @dataclass(frozen=True, slots=True)
 class LoadStep:
-    """Pending records of one step of time; ``peak_per_s``: in its fullest second."""
+    """Pending records of one time step; ``peak_per_s``: number of records in its fullest second."""
 
     start_ms: int
     records: int
@@ -82,7 +83,7 @@ class LoadStep:
 
 @dataclass(frozen=True, slots=True)
 class PendingTotals:
-    """Pending records in all."""
+    """Totals of pending records."""
 
     records: int
     bytes: int
@@ -93,7 +94,7 @@ class PendingTotals:
 
 @dataclass(frozen=True, slots=True)
 class Count:
-    """A name and its number."""
+    """A name and its number of records."""
 
     name: str
     records: int
@@ -101,17 +102,17 @@ class Count:
 
 @dataclass(frozen=True, slots=True)
 class ReportFacts:
-    """Everything that the page shows.
+    """All facts of a report.
 
     Attributes:
-        whole: of all deliveries.
-        targets: the largest ones; ``targets_total`` says how many there are.
+        whole: lateness of all deliveries.
+        targets: the largest targets, of ``targets_total`` in all.
         hours: the last ``HOURS_MAX`` hours in which records were due, ascending.
-        delays: classes that hold any, in the order of ``DELAYS``.
-        forecast: steps of ``step_ms`` that hold any, ascending.
-        pending_targets: where most of it goes.
-        outcomes: of records that were not delivered, by kind.
-        letters: dead letters by code.
+        delays: classes with any deliveries, in the order of ``DELAYS``.
+        forecast: steps of ``step_ms`` with any records, ascending.
+        pending_targets: targets with the most pending records.
+        outcomes: number of records that were not delivered, by kind.
+        letters: number of dead letters by code.
     """
 
     since_ms: int | None

@@ -1,4 +1,4 @@
-"""The page of a report: its facts as charts, each with a table beside it."""
+"""Makes the page of a report: its facts as charts, each with a table beside it."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _P99: Final = 5
 
 
 def page(report: ReportFacts) -> str:
-    """The report as one HTML file."""
+    """Return the report as one HTML file."""
     as_of = moment(report.cut.taken_ms)
     early = f"{number(report.whole.early)} records were delivered before their due time"
     warnings = [f"{early}. An audit names each of them."] if report.whole.early else []
@@ -129,7 +129,7 @@ def _cells(group: Lateness) -> tuple[object, ...]:
 
 
 def class_names() -> list[str]:
-    """A name for each class of a histogram of lateness."""
+    """Return a name for each class of a lateness histogram."""
     bounds = [format_duration(bound) if bound else "0" for bound in LATENESS_BOUNDS_MS[1:]]
     return ["early", *bounds, "later"]
 
@@ -165,7 +165,7 @@ def _forecast(report: ReportFacts) -> Chart:
 
 
 def continuous(forecast: Sequence[LoadStep], step_ms: int) -> list[LoadStep]:
-    """The steps with empty ones between them, so that a line goes to zero there."""
+    """Return the steps with empty ones in between, so that the line drops to zero there."""
     if not forecast:
         return []
     by_start = {load.start_ms: load for load in forecast}

@@ -1,7 +1,7 @@
-"""Figures for people: lateness of deliveries, pending records, and other outcomes.
+"""Reports lateness of deliveries, pending records, and other outcomes.
 
-Everything is counted in Spark. What reaches the driver is bounded: a row for each target, hour and
-class of delays up to a limit, and a few hundred points of the forecast. The rest is in Parquet.
+Spark counts everything. The driver gets a bounded amount: a row for each target, hour and class of
+delays up to a limit, and a few hundred points of the forecast. The rest is in Parquet.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from delayservice.contract.entry import Entry
 
 QUANTILES: Final = (0.5, 0.9, 0.99)
 _ACCURACY: Final = 1_000
-"""A quantile's rank is right to one part in so many."""
+"""Accuracy of quantiles: the error of a rank is at most one part in this number."""
 
 FORECAST_STEPS_MAX: Final = 1_440
 _STEPS_MS: Final = (MINUTE_MS, 5 * MINUTE_MS, 15 * MINUTE_MS, HOUR_MS, 6 * HOUR_MS, DAY_MS)
@@ -65,7 +65,8 @@ def _load_of(entry: Entry) -> tuple[int, str, int]:
 
 
 LOAD: Final = PendingColumns(arrow_schema("send_ms bigint, target string, bytes bigint"), _load_of)
-"""When a pending record is due, or tried again; where it goes; bytes of its key and value."""
+"""Columns of a pending record: time at which it is due or retried, target, and bytes of key and
+value."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,12 +74,12 @@ class ReportOptions:
     """Options of a report.
 
     Attributes:
-        audit: which topics are read, as an audit reads them; its ``out`` is for the report, and
-            what a former report wrote there is replaced.
-        since_ms: count what was written to its topic at or after this, epoch milliseconds.
-        until_ms: and before this.
-        horizon_ms: how far ahead the load is foretold.
-        top: how many targets are shown.
+        audit: topics to read, as for an audit; its ``out`` is for the report, which replaces a
+            former one there.
+        since_ms: start of the period by the time of writing, epoch milliseconds; None: all.
+        until_ms: end of the period, exclusive; None: now.
+        horizon_ms: length of the load forecast, in ms.
+        top: number of targets that are shown.
     """
 
     audit: AuditOptions
@@ -89,8 +90,8 @@ class ReportOptions:
 
 
 def report(spark: SparkSession, options: ReportOptions, say: Say) -> ReportFacts:
-    """Count, and write ``report.html``, ``report.json`` and the Parquet data sets ``lateness`` and
-    ``forecast``.
+    """Count records, write ``report.html``, ``report.json`` and the Parquet data sets ``lateness``
+    and ``forecast``, and return the facts.
 
     Raises:
         KafkaEdgeError: the cluster can't be read, or a topic that is named does not exist.
@@ -125,7 +126,7 @@ def report(spark: SparkSession, options: ReportOptions, say: Say) -> ReportFacts
 
 
 class _Work:
-    """The countings of one report, at one cut."""
+    """Counter of the records of one report, at one cut."""
 
     def __init__(self, spark: SparkSession, options: ReportOptions, cut: Cut) -> None:
         self._spark = spark
@@ -136,7 +137,7 @@ class _Work:
         self.step_ms = next(steps, _STEPS_MS[-1])
 
     def _read(self, topics: Collection[str], *, since_ms: int | None = None) -> DataFrame:
-        """Records of whole topics, from an instant on where one is given."""
+        """Return the records of whole topics, or of those from ``since_ms`` on."""
         spans = {place: span for place, span in self._cut.spans.items() if place[0] in topics}
         if since_ms is not None and spans:
             later = offsets_at(self._audit.client, spans.keys(), since_ms)
@@ -148,7 +149,7 @@ class _Work:
         return max(2 * self._spark.sparkContext.defaultParallelism, records // TASK_RECORDS + 1)
 
     def _outputs(self, topics: Collection[str]) -> DataFrame:
-        """Return what was written to topics in the time that is reported."""
+        """Return the records that were written to topics in the reported period."""
         options = self._options
         records = self._read(topics, since_ms=options.since_ms)
         if options.since_ms is not None:
@@ -158,7 +159,7 @@ class _Work:
         return records
 
     def lateness(self) -> dict[str, Any]:
-        """Return the facts about deliveries; all of them are in the data set ``lateness``."""
+        """Return the facts about deliveries; the data set ``lateness`` has all of them."""
         delivered = self._delivered()
         groups = delivered.groupingSets(
             [["target"], ["hour_ms"], ["delay"], []], "target", "hour_ms", "delay"
@@ -182,7 +183,7 @@ class _Work:
         return top.collect(), targets.count()
 
     def _delivered(self) -> DataFrame:
-        """Return target, hour, class of delays, lateness and ``fired`` of each own delivery."""
+        """Return target, hour, class of delays, lateness and ``fired`` of own deliveries."""
         beside = {self._audit.dead_letter, self._audit.outcomes, *self._cut.delay_topics}
         targets = {topic for topic, _ in self._cut.spans if topic not in beside}
         outputs = self._outputs(targets).withColumn("source", _text(names.DELAY_SOURCE))
@@ -220,7 +221,7 @@ class _Work:
         )
 
     def load(self) -> tuple[PendingTotals, tuple[LoadStep, ...], tuple[Count, ...]]:
-        """Return what is pending; the data set ``forecast`` has it by second and target."""
+        """Return pending records in total; data set ``forecast``: by second and target."""
         options, now_ms = self._options, self._cut.taken_ms
         parts = {
             s.place: LogPart(s.contracts, s.span.start, s.span.end, s.later)
@@ -260,7 +261,7 @@ class _Work:
         )
 
     def _forecast(self, seconds: DataFrame, end_ms: int) -> tuple[LoadStep, ...]:
-        """Count by steps from now to the horizon; what is overdue is in the first of them."""
+        """Return steps from now to the horizon, with overdue records in the first one."""
         now_ms, step_ms = self._cut.taken_ms, self.step_ms
         each = seconds.where(sf.col("second_ms") < end_ms).groupBy("second_ms")
         sums = each.agg(*_sums())
@@ -274,7 +275,7 @@ class _Work:
         return tuple(LoadStep(r["start_ms"], r["records"], r["bytes"], r["peak"]) for r in rows)
 
     def named(self, topic: str, header: str) -> tuple[Count, ...]:
-        """Records of a topic by what a header says; those without it don't count."""
+        """Return the number of a topic's records for each value of a header."""
         said = self._outputs([topic]).select(_text(header).alias("name")).where("name IS NOT NULL")
         rows = said.groupBy("name").count().orderBy(sf.desc("count")).limit(_NAMES_MAX).collect()
         return tuple(Count(row["name"], row["count"]) for row in rows)
@@ -293,7 +294,7 @@ def _bytes(column: str) -> Column:
 
 
 def _delay() -> Column:
-    """The class of the time from a record's writing until it was due."""
+    """Return the class of the time from a record's writing to its due time."""
     delay_ms = sf.col("due_ms") - sf.col("written_ms")
     found = sf.when(sf.col("recurring"), DELAY_RECURRING).when(delay_ms.isNull(), DELAY_UNKNOWN)
     for name, bound_ms in DELAY_BOUNDS:
@@ -302,7 +303,7 @@ def _delay() -> Column:
 
 
 def _histogram() -> Column:
-    """Count the records in each class of lateness."""
+    """Return the number of records in each class of lateness."""
     late_ms, bounds = sf.col("late_ms"), LATENESS_BOUNDS_MS
     between = [(late_ms > low) & (late_ms <= high) for low, high in pairwise(bounds)]
     classes = [late_ms <= bounds[0], *between, late_ms > bounds[-1]]

@@ -1,1 +1,1 @@
-"""Write delayed records in bulk."""
+"""Writes delayed records in bulk."""

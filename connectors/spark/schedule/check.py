@@ -1,6 +1,6 @@
-"""Checks records before they are written, by the service's own reader.
+"""Checks records with the service's own reader before they are written.
 
-This runs on executors: it gets Arrow batches and gives them back with a verdict on each row.
+It runs on executors, takes Arrow batches and returns them with a verdict on each row.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from delayservice.contract.targets import Allowlist
 Check: TypeAlias = Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
 RECORD_EXTRA_BYTES: Final = 128
-"""What a batch of one record takes beside key, value and headers, generously."""
+"""Upper bound for the size of a batch of one record without key, value and headers, in bytes."""
 
 JUDGED: Final = (
     "file string, id binary, value binary, headers array<struct<key: string, value: binary>>, "
     "row string, code string, reason string"
 )
-"""Columns of ``mapping.drafts`` with a verdict."""
+"""Columns of ``mapping.drafts``, with a verdict."""
 
 VALUE_INVALID: Final = "value-invalid"
-"""Code of a record whose value can't be parsed. Not a dead letter's code: it is never written."""
+"""Code of a record whose value can't be parsed. No dead letter has it, as it is never written."""
 
 _HEADER_EXTRA_BYTES: Final = 10
 _BEYOND_ALL_OFFSETS: Final = 0
@@ -39,16 +39,15 @@ _BEYOND_ALL_OFFSETS: Final = 0
 
 @dataclass(frozen=True, slots=True)
 class RowRules:
-    """Contract and limits that rows are judged by.
+    """Contract and limits by which rows are judged.
 
     Attributes:
-        contracts: what holds at the end of its partitions now; several while nodes change it: a
-            record has to be good by each of them.
-        now_ms: stands for the moment at which the record will be appended, epoch milliseconds.
-        partitions: how many each topic of the cluster has.
+        contracts: contracts in force at the end of the partitions; several while nodes change it: a
+            record must be valid under each.
+        now_ms: assumed time at which the record is appended, epoch milliseconds.
+        partitions: number of partitions of each topic of the cluster.
         record_bytes_max: the delay topic's ``max.message.bytes``.
-        allowlist: what the settings of the nodes allow, for contracts that have no allowlist; None:
-            not known.
+        allowlist: allowlist of the nodes' settings, for contracts without one; None: unknown.
     """
 
     topic: str
@@ -62,8 +61,8 @@ class RowRules:
 def check(rules: RowRules) -> Check:
     """Return a function for ``DataFrame.mapInArrow`` from ``mapping.DRAFT_COLUMNS`` to ``JUDGED``.
 
-    It appends ``code`` and ``reason``, both null of a good row, and empties ``row`` of those: only
-    what is rejected is looked at again as it was.
+    It appends ``code`` and ``reason``, which are null for valid rows, and sets their ``row`` to
+    null: only rejected rows are shown in their original form.
     """
 
     def judged(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -79,7 +78,7 @@ def check(rules: RowRules) -> Check:
 
 
 class ScheduleCheck:
-    """Finds out why a record would not be delivered."""
+    """Checker that finds reasons why a record would not be delivered."""
 
     def __init__(self, rules: RowRules) -> None:
         self._rules = rules
@@ -91,7 +90,7 @@ class ScheduleCheck:
         self._allowlist = None if has_allowlists else rules.allowlist
 
     def refusal(self, row: Row) -> Refusal | None:
-        """Return code and reason; None: the service will deliver it."""
+        """Return code and reason of a refusal; None: the service will deliver the record."""
         if row[4] is None:
             return VALUE_INVALID, "the value is no JSON object of the schema"
         size = _size(row)

@@ -1,6 +1,6 @@
-"""Rows of any DataFrame as delayed records: which column, or which fixed text, is what.
+"""Maps rows of any DataFrame to delayed records, by columns or fixed texts.
 
-Everything here is an expression of Spark's own; no row passes through Python.
+All of it consists of Spark expressions; no row passes through Python.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from delayservice.contract.aliases import STRIPPED
 from delayservice.contract.request import instant_ms
 
 FIXED: Final = "="
-"""In front of a text that is no column's name, whatever columns there are."""
+"""Prefix of a fixed text, which is then never taken for the name of a column."""
 
 MAPPABLE: Final = frozenset(
     {
@@ -32,17 +32,17 @@ MAPPABLE: Final = frozenset(
         names.DELAY_TIMEZONE,
     }
 )
-"""Input headers that may be given as headers are; the others have a field of their own."""
+"""Service headers that may be mapped as headers; for the others ``Fields`` has a field."""
 
 DRAFT_COLUMNS: Final = ("file", "id", "value", "headers", "row")
 
 PLACE: Final = "kafka.place"
-"""Column of rows from a topic: ``topic:partition:offset``."""
+"""Column of rows from a topic with the record's place, ``topic:partition:offset``."""
 VALUE: Final = "kafka.value"
 KEY: Final = "kafka.key"
-"""Columns of rows from a topic: the record as it is."""
+"""Columns of rows from a topic with the unchanged value and key of the record."""
 IS_VALID: Final = "kafka.valid"
-"""Column of rows from a topic: false where the value could not be parsed."""
+"""Column of rows from a topic; false if the value could not be parsed."""
 
 _ID_DIGITS: Final = 32
 _WHOLE = (types.ByteType, types.ShortType, types.IntegerType, types.LongType)
@@ -54,19 +54,20 @@ _US_PER_MS: Final = 1_000
 class Fields:
     """Columns of a row by the part of a record that they become.
 
-    ``at``, ``after``, ``target`` and the right sides of ``headers`` name a column, or else are
-    fixed; with ``=`` in front they are fixed in any case. The others name columns.
+    ``at``, ``after``, ``target`` and the values of ``headers`` name a column, or else are fixed
+    texts; with the prefix ``=`` they are always fixed. The others name columns.
 
     Attributes:
         target: the target topic; None: the delay topic's default target.
         at: due time: a timestamp, epoch milliseconds or RFC 3339. This or ``after``.
-        after: delay from the moment of writing: milliseconds or an ISO 8601 duration; fixed also
-            as ``30s`` or ``2h``.
-        value: None: the whole row, as JSON. Columns of columns are JSON, others text or bytes.
-        key: of the output; None: no key.
-        id: None: made of ``job`` and a hash of the row; of a topic, the record's place.
-        headers: pairs of a header's name and what it holds.
-        job: begins every id that is made.
+        after: delay from the moment of writing: milliseconds or an ISO 8601 duration; a fixed text
+            may also be like ``30s`` or ``2h``.
+        value: the value; None: the whole row, as JSON. Nested columns become JSON, others text or
+            bytes.
+        key: key of the output; None: no key.
+        id: the id; None: ``job`` with a hash of the row, or with the place of a topic's record.
+        headers: pairs of a header's name and its value.
+        job: prefix of every generated id.
     """
 
     target: str | None = None
@@ -80,13 +81,13 @@ class Fields:
 
 
 def drafts(rows: DataFrame, fields: Fields) -> DataFrame:
-    """Return the record that each row asks for, not checked yet.
+    """Return the record that each row asks for, unchecked.
 
     Returns:
-        ``DRAFT_COLUMNS``: ``file`` string, the file that the row is in, empty where it is in none;
-        ``id`` and ``value`` binary; ``headers`` array of ``{key: string, value: binary}``, in the
-        order in which they are written; ``row`` string, the row as JSON. Of rows from a topic
-        ``file`` is the place, ``row`` the value, and ``headers`` null where that is not valid.
+        ``DRAFT_COLUMNS``: ``file`` string, the file of the row, or empty; ``id`` and ``value``
+        binary; ``headers`` array of ``{key: string, value: binary}``, in the order of writing;
+        ``row`` string, the row as JSON. For rows from a topic, ``file`` is the place, ``row`` the
+        value, and ``headers`` null where that is not valid.
 
     Raises:
         InvalidRequestError: a column is missing, its type can't be what it is mapped to, or the
@@ -164,7 +165,7 @@ def _chosen(
 
 
 def _bytes(rows: DataFrame, what: str, name: str) -> Column:
-    """A column as the bytes that are written: as they are, as JSON, or as text in UTF-8."""
+    """Return a column as the bytes to write: unchanged, as JSON, or as UTF-8 text."""
     column, kind = _column(name), _type(rows, what, name)
     if isinstance(kind, types.BinaryType):
         return column
@@ -174,7 +175,7 @@ def _bytes(rows: DataFrame, what: str, name: str) -> Column:
 
 
 def _instant(rows: DataFrame, what: str, name: str) -> Column:
-    """A due time as header bytes; a part of a millisecond is rounded up: nothing is early."""
+    """Return a due time as header bytes, rounded up to a millisecond so that nothing is early."""
     kind = _type(rows, what, name)
     if isinstance(kind, types.TimestampType):
         us = sf.unix_micros(_column(name))
@@ -215,7 +216,7 @@ def _no_column(rows: DataFrame, name: str) -> str:
 
 
 def _column(name: str) -> Column:
-    """A column by its name as it stands, dots and all."""
+    """Return a column by its literal name, which may contain dots."""
     escaped = name.replace("`", "``")
     return sf.col(f"`{escaped}`")
 

@@ -1,13 +1,14 @@
-"""Delayed records from a DataFrame: all checked before one is written, each written once.
+"""Schedules delayed records from a DataFrame: all are checked before one is written, each once.
 
     map     rows to records                                   ``mapping``
-    check   by the service's own reader; ids are compared     ``check``
-    reject  what is bad, to Parquet; by default that is the end
+    check   with the service's own reader; compare ids        ``check``
+    reject  bad rows, to Parquet; by default the run ends then
     fence   former runs of the job, which may be under way     ``sink``
-    sieve   leave out what the delay topic holds already
-    write   what is left                                       ``sink``
+    sieve   out records that the delay topic has already
+    write   the remaining records                              ``sink``
 
-A run that ended half way is run again as it was: what it wrote is found by id and content.
+An interrupted run is repeated unchanged: the records that it wrote are recognised by id and
+content.
 """
 
 from __future__ import annotations
@@ -41,7 +42,8 @@ from delayservice.contract.contracts import Contract
 from delayservice.contract.targets import Allowlist
 
 ID_DUPLICATE: Final = "id-duplicate"
-"""Code of a row whose id other rows have too. Not a dead letter's code: it is never written."""
+"""Code of a row with an id that other rows have too. No dead letter has it, as it is never written.
+"""
 
 VERSION: Final = 1
 
@@ -53,13 +55,13 @@ CONF: Final[Mapping[str, str]] = MappingProxyType(
         "spark.sql.optimizer.canChangeCachedPlanOutputPartitioning": "true",
     }
 )
-"""Settings of a session that schedules: the size of a transaction, and tasks by the size of what
-is kept between two steps."""
+"""Session settings for scheduling: the size of a transaction, and tasks sized by the data that is
+kept between two steps."""
 
 REJECTED: Final = "file string, id string, code string, reason string, row string"
 """Columns of rejected rows."""
 _RECORD_BYTES_DEFAULT: Final = 1_048_588
-"""Of a broker that does not say."""
+"""Default for ``max.message.bytes`` if the broker does not give it."""
 _SAMPLE_CHARS_MAX: Final = 200
 _KEPT: Final = StorageLevel.DISK_ONLY
 
@@ -69,19 +71,18 @@ class ScheduleOptions:
     """Options of a bulk schedule.
 
     Attributes:
-        client: options of librdkafka to read with, as the service's ``[kafka]`` section has them.
-        writer: the same to write with; None: those of ``client``.
+        client: options of librdkafka for reading, as in the service's ``[kafka]`` section.
+        writer: options of librdkafka for writing; None: those of ``client``.
         topic: the delay topic.
-        name: of the job, as a consumer group and before its transactional ids: a run ends another
-            one with this name.
-        fields: what of a row becomes what of a record.
-        rejected_path: folder of Parquet files for rejected rows; made anew by each run.
-        allowlist: what the settings of the nodes allow, for contracts that have no allowlist; None:
-            not known.
-        skip_rejected: write the good rows although there are bad ones.
-        dry_run: write nothing.
-        min_partitions: tasks at least that read the delay topic.
-        sample_rows: how many records are shown.
+        name: name of the job, used as consumer group and prefix of its transactional ids: a run
+            ends another one with this name.
+        fields: mapping from parts of a row to parts of a record.
+        rejected_path: folder of Parquet files for rejected rows; each run replaces it.
+        allowlist: allowlist of the nodes' settings, for contracts without one; None: unknown.
+        skip_rejected: whether to write the good rows if there are bad ones.
+        dry_run: whether to write nothing.
+        min_partitions: smallest number of tasks that read the delay topic.
+        sample_rows: number of records to show.
     """
 
     client: Mapping[str, str]
@@ -102,13 +103,12 @@ class Scheduled:
     """The result of a run, or of a dry run.
 
     Attributes:
-        rows: of the input.
-        rejected: how many by code.
-        there: good rows that the delay topic holds already, with the same content.
-        fresh: good rows that it does not hold.
-        replacing: those of them whose id it holds with another content; what is pending of those
-            is replaced.
-        written: records that were written.
+        rows: number of input rows.
+        rejected: number of rejected rows by code.
+        there: number of good rows that the delay topic already has with the same content.
+        fresh: number of good rows that it does not have.
+        replacing: number of these whose id it has with another content; pending ones are replaced.
+        written: number of records that were written.
         sample: some of the fresh ones: id, headers and value as text.
     """
 
@@ -123,17 +123,17 @@ class Scheduled:
     sample: list[dict[str, object]] = field(default_factory=list)
 
     def to_json(self) -> dict[str, object]:
-        """For programs."""
+        """Return the result as JSON for programs."""
         return {"v": VERSION, "kind": "schedule", **asdict(self)}
 
 
 def read_rows(spark: SparkSession, where: str, kind: str | None = None) -> DataFrame:
-    """The rows of a file, a folder, a pattern of either, or a table.
+    """Return the rows of a file, a folder, a pattern of either, or a table.
 
-    CSV has names in its first line, and every value of it is text.
+    CSV files have column names in their first line, and all their values are text.
 
     Raises:
-        InvalidRequestError: what it is can't be told from its name, or it can't be read.
+        InvalidRequestError: the format can't be told from the name, or it can't be read.
     """
     found = kind or Path(where.rstrip("/*")).suffix.removeprefix(".")
     if found not in FORMATS:
@@ -152,17 +152,17 @@ def read_rows(spark: SparkSession, where: str, kind: str | None = None) -> DataF
 def schedule(
     rows: DataFrame, contracts: Sequence[Contract], options: ScheduleOptions, say: Say
 ) -> Scheduled:
-    """Write the records that rows ask for, those that are not there yet.
+    """Write the records that rows ask for, except those that the topic already has.
 
     Args:
-        rows: any DataFrame that gives the same rows each time: ids are compared in a reading of its
-            own.
-        contracts: what holds at the end of the delay topic's partitions.
-        options: see there.
-        say: told what is being done.
+        rows: any DataFrame that gives the same rows each time: it is read a second time to compare
+            ids.
+        contracts: contracts in force at the end of the delay topic's partitions.
+        options: options of the schedule.
+        say: called with the current activity.
 
     Returns:
-        What was done. Nothing was written when rows were rejected and not to be skipped.
+        The result. Nothing was written if rows were rejected and ``skip_rejected`` is not set.
 
     Raises:
         InvalidRequestError: the mapping does not fit the input, or the delay topic takes no ids.
@@ -222,7 +222,7 @@ def served_contracts(
 ) -> tuple[Contract, ...]:
     """Return the contracts in the newest checkpoints for records written from now on.
 
-    One contract, except while the nodes change it; empty before the topic was served at first.
+    There is one contract, except while the nodes change it; none before the topic is first served.
 
     Raises:
         KafkaEdgeError: the cluster does not answer, or a checkpoint can't be read.
@@ -235,7 +235,7 @@ def served_contracts(
 
 
 def rules_for(contracts: Sequence[Contract], options: ScheduleOptions) -> RowRules:
-    """Return the rules that rows are judged by.
+    """Return the rules by which rows are judged.
 
     Raises:
         InvalidRequestError: there is no such topic, or it takes no ids.
@@ -259,7 +259,7 @@ def rules_for(contracts: Sequence[Contract], options: ScheduleOptions) -> RowRul
 
 
 def _judged(rows: DataFrame, fields: Fields, rules: RowRules) -> DataFrame:
-    """Every row with its verdict: the reader's, or that its id is not its own."""
+    """Return every row with its verdict: the reader's, or that its id is not unique."""
     asked = drafts(rows, fields)
     checked = asked.mapInArrow(check(rules), JUDGED)
     # From what was asked, not from what was checked: that would be checked twice.
@@ -278,7 +278,7 @@ def _judged(rows: DataFrame, fields: Fields, rules: RowRules) -> DataFrame:
 
 
 def _counts(judged: DataFrame) -> dict[str | None, int]:
-    """Rows by code; None: good ones."""
+    """Return the number of rows by code; None: good rows."""
     try:
         return counts_by("code", judged)
     except FAILURES as exc:
@@ -293,7 +293,7 @@ def write_rejected(judged: DataFrame, path: str) -> None:
 
 
 def _held(spark: SparkSession, options: ScheduleOptions) -> DataFrame:
-    """Return ``id`` and ``digest`` of every record with an id that the delay topic holds now."""
+    """Return ``id`` and ``digest`` of every record with an id that is in the delay topic now."""
     spans = settled_spans(options.client, [options.topic])
     records = read_topic(spark, options.client, spans, options.min_partitions)
     named = records.withColumn("id", last_header(names.DELAY_ID))
@@ -301,14 +301,14 @@ def _held(spark: SparkSession, options: ScheduleOptions) -> DataFrame:
 
 
 def _digest() -> Column:
-    """Hash what a record says, its time and target included. With the id beside it 64 bits will do:
-    two contents of one id would have to collide.
+    """Return the hash of a record's content, its time and target included. 64 bits suffice beside
+    the id: two contents of the same id would have to collide.
     """
     return sf.xxhash64("id", "value", "headers")
 
 
 def _missing(good: DataFrame, held: DataFrame) -> DataFrame:
-    """Return records never written as they are; ``is_replacing``: their id is there."""
+    """Return records that the topic does not have; ``is_replacing``: whether it has their id."""
     contents = held.groupBy("id").agg(sf.collect_set("digest").alias("digests"))
     is_there = sf.array_contains("digests", _digest())
     return (
@@ -319,7 +319,7 @@ def _missing(good: DataFrame, held: DataFrame) -> DataFrame:
 
 
 def _count_fresh(fresh: DataFrame) -> tuple[int, int]:
-    """Count the records, and those of them that replace one."""
+    """Return the number of records, and of those that replace one."""
     (row,) = fresh.select(sf.count("*"), sf.count_if("is_replacing")).collect()
     return row[0], row[1]
 
@@ -347,7 +347,7 @@ def sink_for(options: ScheduleOptions, rules: RowRules) -> TopicSink:
 
 
 def _write(fresh: DataFrame, sink: TopicSink, batch: int) -> None:
-    """Write what is fresh.
+    """Write the fresh records.
 
     Raises:
         DelayServiceError: the cluster refused a record, or did not answer in time.

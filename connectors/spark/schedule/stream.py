@@ -1,10 +1,10 @@
-"""Delayed records from a Kafka topic as they come: in micro-batches, each record written once.
+"""Schedules delayed records from a Kafka topic continuously, in micro-batches, each record once.
 
-    decide  which records are rejected: they lie in Parquet before any other is written
+    decide  which records are rejected: they are in Parquet before any other is written
     write   the others                                          ``sink``
 
-A batch that is not complete is the same again in the next run: Spark has kept its offsets, the
-Parquet what was rejected, and the marks of the sink what was written.
+The next run repeats an incomplete batch unchanged: Spark has stored its offsets, Parquet has the
+rejected records, and the marks of the sink tell what was written.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from delayservice.base.errors import DelayServiceError, InvalidRequestError
 from delayservice.contract.contracts import Contract
 
 INFER: Final = "infer"
-"""Instead of a schema: it is taken from the first records."""
+"""Value of ``schema`` for which the schema is derived from the first records."""
 
 _SAMPLE_RECORDS: Final = 500
 _CORRUPT: Final = "kafka.corrupt"
@@ -59,10 +59,10 @@ class StreamOptions:
 
     Attributes:
         source: options of librdkafka for the cluster of the input.
-        checkpoint: folder of the stream's state, for Spark and for this.
+        checkpoint: folder for the state of the stream and of Spark.
         schema: columns of JSON values, as DDL, or ``INFER``; None: values are not parsed.
-        every_ms: how often records are read; None: once, what is there now.
-        records_max: of one batch.
+        every_ms: interval of reading, in ms; None: read once what is there now.
+        records_max: largest number of records in a batch.
     """
 
     source: Mapping[str, str]
@@ -74,7 +74,7 @@ class StreamOptions:
 
     @property
     def trigger(self) -> dict[str, Any]:
-        """Return when Spark begins a batch, as it takes that."""
+        """Arguments for Spark's ``trigger``, which determines when a batch begins."""
         if self.every_ms is None:
             return {"availableNow": True}
         return {"processingTime": f"{self.every_ms} milliseconds"}
@@ -87,14 +87,14 @@ def start_stream(
     stream: StreamOptions,
     say: Say,
 ) -> Stream:
-    """Begin to schedule the records of a topic, or go on where the last run stopped.
+    """Start to schedule the records of a topic, or continue where the last run stopped.
 
     Args:
         spark: the session.
-        contracts: asks what holds at the end of the delay topic's partitions.
-        options: of the delay topic and the mapping. What is rejected never stops the others.
-        stream: of the input.
-        say: told of each batch.
+        contracts: returns the contracts in force at the end of the delay topic's partitions.
+        options: options of the delay topic and the mapping. Rejected records never stop the others.
+        stream: options of the input.
+        say: called after each batch.
 
     Raises:
         InvalidRequestError: the mapping does not fit, a topic is missing, or the folder is of
@@ -138,9 +138,9 @@ class Stream:
     """A running stream.
 
     Attributes:
-        batches: how many were completed.
-        written: records that this run wrote.
-        rejected: how many by code, in the completed batches.
+        batches: number of completed batches.
+        written: number of records that this run wrote.
+        rejected: number of rejected records by code, in the completed batches.
         rejected_path: folder of the rejected records, a folder ``batch=N`` for each batch.
     """
 
@@ -162,12 +162,13 @@ class Stream:
         self._say = say
         self._is_lost = is_lost
         self._spent: str | None = None
-        """Decisions of the last batch, if it rejected nothing."""
+        """Folder with the decisions of the last batch, if it rejected nothing; the next one deletes
+        it."""
         self._lock = threading.Lock()
         self._is_stopped = False
 
     def start(self, asked: DataFrame, stream: StreamOptions) -> None:
-        """Have Spark begin."""
+        """Start Spark's query."""
         self._query = (
             asked.writeStream.queryName("delay schedule")
             .trigger(**stream.trigger)
@@ -178,11 +179,11 @@ class Stream:
 
     @property
     def is_active(self) -> bool:
-        """Return whether it goes on."""
+        """Whether the stream is running."""
         return bool(self._query.isActive)
 
     def stop(self) -> None:
-        """Complete the batch that is under way, if any, and end.
+        """Complete the current batch, if any, and end the stream.
 
         Raises:
             PySparkException: the stream has failed.
@@ -195,7 +196,7 @@ class Stream:
             raise failure
 
     def to_json(self) -> dict[str, object]:
-        """Return the result so far, for programs."""
+        """Return the result so far as JSON for programs."""
         return {
             "v": VERSION,
             "kind": "schedule_stream",
@@ -228,7 +229,8 @@ class Stream:
         self._say(f"batch {batch}: {written:,} written, {rejected.total():,} rejected, {took}")
 
     def _decide(self, asked: DataFrame, batch: int, path: str) -> Counter[str]:
-        """Write what is rejected of a batch, unless a former run has; return counts by code.
+        """Write the rejected records of a batch unless a former run has; return their number by
+        code.
 
         Raises:
             DelayServiceError: a former run has, and its marks are gone.
@@ -248,7 +250,7 @@ class Stream:
 
 
 class _State(msgspec.Struct):
-    """Facts that stay the same in all runs of a stream."""
+    """Facts that are the same in all runs of a stream."""
 
     name: str
     topic: str
@@ -292,7 +294,7 @@ def _rows(records: DataFrame, schema: str | None) -> DataFrame:
     """Return the fields of a JSON value as columns, and the record's own as ``kafka.…``.
 
     Raises:
-        InvalidRequestError: the schema is not that of columns.
+        InvalidRequestError: the schema does not name columns.
     """
     own = [
         *(sf.col(name).alias(f"kafka.{name}") for name in ("key", "value", "timestamp", "headers")),
@@ -315,10 +317,10 @@ def _rows(records: DataFrame, schema: str | None) -> DataFrame:
 
 
 def _inferred(spark: SparkSession, stream: StreamOptions) -> str:
-    """Return the schema of the first JSON objects in the topic.
+    """Return the schema of the first JSON objects in the topic, as DDL.
 
     Raises:
-        InvalidRequestError: there is none.
+        InvalidRequestError: the first records hold no JSON object.
     """
     text = sf.col("value").cast("string").alias("text")
     first = _records(spark.read, stream).select(text).limit(_SAMPLE_RECORDS)
