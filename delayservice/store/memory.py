@@ -1,6 +1,6 @@
-"""The reference store: a dictionary and a sorted list, gone with the process.
+"""Reference store in memory: a dictionary and a sorted list, lost with the process.
 
-Every rule of ``Store`` in its plainest form; the durable backends must behave as this one does.
+It implements the rules of ``Store`` in the plainest form. Durable stores must behave as it does.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class MemoryStore(Store):
-    """Keeps everything in memory; ``open`` always starts at offset 0."""
+    """Store in memory; ``open`` always returns horizon 0."""
 
     lumps_hold_marked = False
 
@@ -25,7 +25,7 @@ class MemoryStore(Store):
         self.reset()
 
     def reset(self) -> None:
-        """Forget everything."""
+        """Delete all records and the label."""
         self._order: list[Key] = []
         self._payloads: dict[Key, bytes] = {}
         self._marks: dict[Key, int] = {}
@@ -37,13 +37,13 @@ class MemoryStore(Store):
         self._label = b""
 
     def open(self) -> int:
-        """Start empty: the horizon is 0."""
+        """Delete everything, and return horizon 0."""
         self.reset()
         return 0
 
     @property
     def label(self) -> bytes:
-        """See ``Store.label``: nothing says, until it is set."""
+        """See ``Store.label``: ``b""`` until it is set."""
         return self._label
 
     def set_label(self, label: bytes) -> None:
@@ -98,7 +98,7 @@ class MemoryStore(Store):
         return (key[0], key[1], self._marks.get(key, NO_MARK), self._payloads[key])
 
     def next_due_ms(self, after: Key) -> int | None:
-        """The exact key of the next frame."""
+        """Return the exact key time of the next frame, epoch milliseconds; None: there is none."""
         position = self._position_after(after)
         return self._order[position][0] if position < len(self._order) else None
 
@@ -123,7 +123,7 @@ class MemoryStore(Store):
         return sorted((found, key) for key, found in self._marks.items() if found >= mark)
 
     def prune(self, cursor: Cursor) -> None:
-        """Forget exactly what the cursor makes useless, and nothing that it does not."""
+        """Delete at once all that ``Store.prune`` allows to delete."""
         kept = []
         for key in self._order:
             useless = key[0] < cursor.key[0] or cursor.has_settled(
@@ -146,7 +146,7 @@ class MemoryStore(Store):
             del self._stands_for[record_id]
 
     def sync(self) -> int:
-        """Nothing to make durable: the horizon holds until the process ends."""
+        """Return the horizon, which holds until the process ends; nothing is made durable."""
         self._durable_offset = self._stop_offset
         return self._durable_offset
 
@@ -166,5 +166,5 @@ class MemoryStore(Store):
         return StoreStats(len(self._order), self._bytes, oldest, self._durable_offset)
 
     def close(self) -> None:
-        """Drop everything."""
+        """Delete everything."""
         self.reset()

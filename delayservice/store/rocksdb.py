@@ -1,4 +1,4 @@
-"""The RocksDB store: a shard's records in key order, in the one database of its worker.
+"""RocksDB store: a shard's records in key order, in the database of its worker.
 
 ``docs/internals/format-rocksdb.md`` has layout, invariants and recovery. Keys are big endian, so
 that byte order is key order, and begin with the number of the shard::
@@ -7,8 +7,8 @@ that byte order is key order, and begin with the number of the shard::
     number u32, 'f', key_ms i64, offset i64, 1    -> mark i64    what marked it; follows its record
     number u32, 'n', 'd', 'm'                                    ids, see ``delayservice.store.ids``
 
-The write-ahead log of RocksDB gives back a prefix of the batches after a crash, and each batch
-carries the stop offset of its shard; so horizon, label and content always agree.
+After a crash, RocksDB restores a prefix of the batches from its write-ahead log. Each batch has the
+stop offset of its shard, so horizon, label and content always agree.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ _LUMP_RECORDS = 50_000
 _LUMP_MS = 600_000
 _LUMPS_KEYS = 20_000
 _REST_MS: Final = 3_600_000
-"""Least width of the lump of all that was not counted: it is known to be coarse by that."""
+"""Least width of the last lump, of records not counted one by one, in milliseconds. The width shows
+that the lump is coarse."""
 _I64 = Struct(">q")
 _KEY = Struct(">Icqq")
 _KEY_TAIL = Struct(">5xqq")
@@ -52,12 +53,12 @@ def _records_in(keys: Sequence[bytes]) -> int:
 
 
 class RocksStore(Store):
-    """A shard's pending records in the database that it shares with its worker's other shards.
+    """Store of one shard in the database that all shards of its worker share.
 
     Args:
         rocks: the database of the worker.
         topic: hash of the topic's id.
-        partition: of the topic.
+        partition: partition of the topic.
     """
 
     lumps_hold_marked = False
@@ -83,7 +84,7 @@ class RocksStore(Store):
         self._stop_offset, self._label = state.stop_offset, state.label
         self._pruned_ms = self._deleted_ms = 0
         self._passed = 0
-        """Records below ``_pruned_ms`` that were not deleted yet; ``_count`` includes them."""
+        """Number of records below ``_pruned_ms`` not deleted yet; ``_count`` includes them."""
         self._count = state.records
 
     @property
@@ -127,8 +128,8 @@ class RocksStore(Store):
         marks: Sequence[Mark],
         stop_offset: int,
     ) -> None:
-        """See ``Store.append``: one batch, written and not synced, but for every
-        ``sync_bytes`` of all shards.
+        """See ``Store.append``: writes one batch, and syncs only after each ``sync_bytes`` of all
+        shards.
         """
         self._rocks.make_room()
         batch = WriteBatch(raw_mode=True)
@@ -169,7 +170,7 @@ class RocksStore(Store):
         """See ``Store.read_due``.
 
         Raises:
-            StoreError: the database is damaged; it is put aside when the store is opened again.
+            StoreError: the database is damaged; the next ``open`` moves it to quarantine.
         """
         start = self._above(max(after, (self._pruned_ms, -1)))
         stop = self._above((upto_ms, OFFSET_MAX))
@@ -177,9 +178,9 @@ class RocksStore(Store):
             found = read_rows(self._db, start, stop, limit)
             if all([len(key) == _KEY_BYTES for key, _ in found]):  # noqa: C419 - twice as fast
                 return self._with_last_mark(found)
-            # Twice the rows hold the limit's records, for each is followed by one mark at most.
+            # Each record is followed by at most one mark, so twice the rows hold ``limit`` records.
             rows = read_rows(self._db, start, stop, 2 * limit)
-        # Nothing but marks whose records were pruned: look behind them.
+        # Only marks whose records were pruned were found: continue behind them.
         return self._with_marks(rows, limit) or self.read_due(
             _unpack_key(rows[-1][0][:_KEY_BYTES]), upto_ms, limit
         )
@@ -239,9 +240,9 @@ class RocksStore(Store):
     # --- prune and sync ------------------------------------------------------------------------
 
     def prune(self, cursor: Cursor) -> None:
-        """See ``Store.prune``: nothing below K's second is read again. Few rows are deleted one by
-        one, and many in large lumps, because a range tombstone costs every reader of every shard:
-        with 5,000 of them in the memory table, a prune of one shard took 1.3 ms.
+        """See ``Store.prune``: rows below K's second are never read again. Few rows are deleted one
+        by one, and many by range, because a range tombstone slows every reader of every shard: with
+        5,000 of them in the memory table, a prune of one shard took 1.3 ms.
         """
         stop_ms = cursor.key[0] // _SLOT_MS * _SLOT_MS
         batch = WriteBatch(raw_mode=True)
@@ -282,13 +283,13 @@ class RocksStore(Store):
         return count
 
     def sync(self) -> int:
-        """See ``Store.sync``: that of the whole database."""
+        """See ``Store.sync``: syncs the whole database."""
         self._rocks.sync()
         return self._rocks.durable_offset(self._number)
 
     def lumps(self, start_ms: int, stop_ms: int) -> list[Lump]:
-        """See ``Store.lumps``: exact for the first keys, and one lump for the rest, in which some
-        from behind the range may be.
+        """See ``Store.lumps``: exact for the first keys, and one lump for the rest, which may
+        include records behind the range.
         """
         start_ms = max(start_ms, self._pruned_ms)
         start, stop = self._pack_key(start_ms, 0), self._pack_key(stop_ms, 0)
@@ -307,7 +308,7 @@ class RocksStore(Store):
         return found
 
     def stats(self) -> StoreStats:
-        """See ``Store.stats``: bytes are a part of the database's, by the records."""
+        """See ``Store.stats``: bytes are the database's, times this shard's share of records."""
         stored = self._rocks.bytes * self._count // max(self._rocks.records, 1)
         oldest_ms = self.next_due_ms((self._pruned_ms, -1))
         durable_offset = self._rocks.durable_offset(self._number)

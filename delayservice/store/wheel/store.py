@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 
 _SCAN_ROWS: Final = 1000
 REREAD_ROWS: Final = 50_000
-"""Records that are read again at once after damage, about: they are in memory until then."""
+"""Approximate number of records read again at once after damage, which are held in memory."""
 
 
 class WheelScanner(Scanner):
-    """A hand that goes on where it was, as long as the store is not reset."""
+    """Scanner with windows of its own, valid until the store is reset."""
 
     def __init__(self, hand: Hand) -> None:
         self.hand = hand
@@ -40,12 +40,12 @@ class WheelScanner(Scanner):
 
 
 class WheelStore(Store):
-    """A shard's pending records in a wheel that it shares with the other shards of its worker.
+    """Store of one shard in the wheel that all shards of its worker share.
 
     Args:
-        wheel: of the worker.
+        wheel: the wheel of the worker.
         topic: hash of the topic's id.
-        partition: of the topic.
+        partition: partition of the topic.
     """
 
     def __init__(self, wheel: Wheel, topic: str, partition: int) -> None:
@@ -77,7 +77,7 @@ class WheelStore(Store):
         return self._shard.label
 
     def set_label(self, label: bytes) -> None:
-        """See ``Store.set_label``: the next sync that begins takes it along."""
+        """See ``Store.set_label``: the next sync that begins makes it durable."""
         self._shard.label = label
         self._slots.has_changed = True
 
@@ -87,7 +87,7 @@ class WheelStore(Store):
         self._scanning.clear()
 
     def close(self) -> None:
-        """See ``Store.close``. Beside other shards of the wheel, its sync is not waited for."""
+        """See ``Store.close``. While other shards are open, it does not wait for the sync."""
         shard, self._attached = self._shard, None
         self._wheel.detach(shard)
 
@@ -100,8 +100,8 @@ class WheelStore(Store):
         marks: Sequence[Mark],
         stop_offset: int,
     ) -> None:
-        """See ``Store.append``. Flushes and syncs first when a bound is reached, so that when the
-        disk refuses, nothing of this call is taken.
+        """See ``Store.append``. Flushes and syncs first if a bound is reached, so that a failure of
+        the disk leaves the store as it was before the call.
 
         Raises:
             StoreError: the disk is full or fails.
@@ -141,7 +141,7 @@ class WheelStore(Store):
         hand.forget_all()
 
     def scanner(self) -> Scanner:
-        """See ``Store.scanner``: with windows of its own, which hear of every change."""
+        """See ``Store.scanner``: with windows of its own, which follow changes of the store."""
         hand = self._make_hand(self._shard, chunk=OFFSET_MAX)
         self._scanning.add(hand)
         return WheelScanner(hand)
@@ -151,7 +151,7 @@ class WheelStore(Store):
         return Hand(shard.starts, self._slots.slot_ms, shard.waiting, load, self._wheel.near)
 
     def _load(self, chunk: int, start_ms: int, after: Key) -> Window:
-        """Read a stretch of a slot; what is lost of it ends the stretch."""
+        """Return a window of a slot from key ``after`` on; it ends before lost rows."""
         shard, slots = self._shard, self._slots
         slot = slots.by_start[start_ms]
         window = Window(start_ms, after, self._wheel.near.share)
@@ -173,8 +173,8 @@ class WheelStore(Store):
     # --- damage --------------------------------------------------------------------------------
 
     def _damage(self, slot: Slot, lost: LostRows, chunk: int) -> SlotDamagedError:
-        """Say what to read again: what is lost of a slot, or a part of it if that is much; with it
-        what is lost of the slots right behind, if that is little.
+        """Return the error that tells what to read again: the lost rows of a slot, or part of them
+        if they are many; if they are few, also those of the slots right behind.
         """
         number = self._shard.number
         width = slot.stop_ms - slot.start_ms
@@ -195,7 +195,7 @@ class WheelStore(Store):
         return _damaged(slot, stop_ms, found)
 
     def rebuild(self, start_ms: int, stop_ms: int, frames: Sequence[Frame]) -> None:
-        """See ``Store.rebuild``. Rows that came after the damage was noticed are kept."""
+        """See ``Store.rebuild``. Rows that were appended after the damage was found are kept."""
         shard = self._shard
         lost_ms: list[tuple[int, int]] = []
         for slot in self._slots_within(start_ms, stop_ms):
@@ -268,23 +268,23 @@ class WheelStore(Store):
         shard.ids.prune(cursor)
 
     def sync(self) -> int:
-        """See ``Store.sync``: that of the whole wheel."""
+        """See ``Store.sync``: syncs the whole wheel."""
         self._wheel.sync()
         return self._shard.durable_offset
 
     def sync_soon(self) -> None:
-        """See ``Store.sync_soon``: that of the whole wheel."""
+        """See ``Store.sync_soon``: syncs the whole wheel."""
         self._wheel.sync_soon()
 
     def lumps(self, start_ms: int, stop_ms: int) -> list[Lump]:
-        """See ``Store.lumps``: a lump for each slot. Nothing is read."""
+        """See ``Store.lumps``: a lump for each slot, without reading files."""
         return [
             (slot.start_ms, slot.stop_ms, self._slots.records_in(self._shard, slot))
             for slot in self._slots_within(start_ms, stop_ms)
         ]
 
     def stats(self) -> StoreStats:
-        """See ``Store.stats``; the oldest due time is no later than the true one."""
+        """See ``Store.stats``; the oldest due time may be early, never late."""
         self._wheel.advance()
         shard = self._shard
         oldest_ms, passed = None, 0
