@@ -125,18 +125,18 @@ class DigestingStore(Store):
     # --- store ---------------------------------------------------------------------------------
 
     def open(self) -> int:
-        """See ``Store.open``."""
+        """Recover, and return the durable horizon S; see ``Store.open``."""
         stored = self.inner.open()
         self.digest = ShardDigest(stored)
         return stored
 
     @property
     def label(self) -> bytes:
-        """See ``Store.label``."""
+        """Return the label of the stored records; see ``Store.label``."""
         return self.inner.label
 
     def set_label(self, label: bytes) -> None:
-        """See ``Store.set_label``."""
+        """Replace the label of all records; see ``Store.set_label``."""
         self.inner.set_label(label)
 
     def append(
@@ -146,7 +146,7 @@ class DigestingStore(Store):
         marks: Sequence[Mark],
         stop_offset: int,
     ) -> None:
-        """See ``Store.append``."""
+        """Add records and marks of the next offsets; see ``Store.append``."""
         self.inner.append(frames, named, marks, stop_offset)
         self.digest.store(frames, named, marks, stop_offset)
         self._take_census(frames, marks)
@@ -163,16 +163,16 @@ class DigestingStore(Store):
                     making.cancel(key_ms)
 
     def read_due(self, after: Key, upto_ms: int, limit: int) -> list[Frame]:
-        """See ``Store.read_due``."""
+        """Return the next due frames, in key order; see ``Store.read_due``."""
         return self.inner.read_due(after, upto_ms, limit)
 
     def next_due_ms(self, after: Key) -> int | None:
-        """See ``Store.next_due_ms``."""
+        """Return a lower bound of the next key time, epoch ms; see ``Store.next_due_ms``."""
         return self.inner.next_due_ms(after)
 
     def rebuild(self, start_ms: int, stop_ms: int, frames: Sequence[Frame]) -> None:
-        """See ``Store.rebuild``. The sums lack what the last scan could not read, so ``damaged``
-        stays until the next scan has ended.
+        """Replace the records of a key range; see ``Store.rebuild``. The sums lack what the last
+        scan could not read, so ``damaged`` stays until the next scan has ended.
         """
         self.inner.rebuild(start_ms, stop_ms, frames)
         self.wants_scan = True
@@ -180,15 +180,15 @@ class DigestingStore(Store):
             self.begin_scan()
 
     def latest_unmarked(self, record_id: bytes, below: int) -> Key | None:
-        """See ``Store.latest_unmarked``."""
+        """Return the key of an id's latest unmarked record; see ``Store.latest_unmarked``."""
         return self.inner.latest_unmarked(record_id, below)
 
     def marked_from(self, mark: int) -> list[tuple[int, Key]]:
-        """See ``Store.marked_from``."""
+        """Return marks from ``mark`` on, with their keys; see ``Store.marked_from``."""
         return self.inner.marked_from(mark)
 
     def prune(self, cursor: Cursor) -> None:
-        """See ``Store.prune``."""
+        """Delete records that ``cursor`` has settled; see ``Store.prune``."""
         self.inner.prune(cursor)
         self.cursor = cursor
         self._pass_key()
@@ -198,30 +198,30 @@ class DigestingStore(Store):
             self._census.pass_key(self.cursor.key[0])
 
     def sync(self) -> int:
-        """See ``Store.sync``."""
+        """Make all records durable, and return the horizon; see ``Store.sync``."""
         return self.inner.sync()
 
     def sync_soon(self) -> None:
-        """See ``Store.sync_soon``."""
+        """Start a sync without waiting for it; see ``Store.sync_soon``."""
         self.inner.sync_soon()
 
     def scan(self, after: Key, upto_ms: int) -> Iterator[Frame]:
-        """See ``Store.scan``."""
+        """Yield frames of a key range, in key order; see ``Store.scan``."""
         return self.inner.scan(after, upto_ms)
 
     def scanner(self) -> Scanner:
-        """See ``Store.scanner``."""
+        """Return a reader in small steps; see ``Store.scanner``."""
         return self.inner.scanner()
 
     @property
     def census(self) -> Census | None:
-        """See ``Store.census``: None until the first scan has ended."""
+        """Return counts by target and due time; None before the first scan has ended."""
         return None if self.digest.sums is None else self._census
 
     def lumps(self, start_ms: int, stop_ms: int) -> list[Lump]:
-        """See ``Store.lumps``. The first minutes are as fine as in the inner store; the others are
-        by the minute, and beyond the roll window by the hour or day. Cancelled records are left
-        out once a scan has ended.
+        """Return counts of the keys in a range; see ``Store.lumps``. The first minutes are as fine
+        as in the inner store; the others are by the minute, and beyond the roll window by the hour
+        or day. Cancelled records are left out once a scan has ended.
         """
         census = self.census
         if census is None:
@@ -240,11 +240,11 @@ class DigestingStore(Store):
         return found + census.lumps(fine_ms, stop_ms)
 
     def stats(self) -> StoreStats:
-        """See ``Store.stats``."""
+        """Return figures of the store; see ``Store.stats``."""
         return self.inner.stats()
 
     def reset(self) -> None:
-        """See ``Store.reset``."""
+        """Delete all records and the label; see ``Store.reset``."""
         self.inner.reset()
         self.digest.reset()
         self._census, self._making_census = Census(), None
@@ -253,7 +253,7 @@ class DigestingStore(Store):
         self._scan_after = None
 
     def close(self) -> None:
-        """See ``Store.close``."""
+        """Sync, and release every handle; see ``Store.close``."""
         self._on_close()
         self.inner.close()
 

@@ -115,7 +115,7 @@ class IdRows:
         return None if found is None else _KEY.unpack(found)
 
     def latest_unmarked(self, record_id: bytes, below: int) -> Key | None:
-        """See ``Store.latest_unmarked``."""
+        """Return the key of an id's latest unmarked record; see ``Store.latest_unmarked``."""
         key = self._find(record_id)
         if key is None or key[1] >= below:
             return None
@@ -123,7 +123,7 @@ class IdRows:
         return key
 
     def marked_from(self, mark: int, stop_offset: int) -> list[tuple[int, Key]]:
-        """See ``Store.marked_from``; ``stop_offset``: S of the store."""
+        """Return marks from ``mark`` on, with their keys; ``stop_offset``: S of the store."""
         start = self._marked(max(mark, 0), 0, 0)
         stop = self._marked(max(stop_offset, 0), 0, 0)
         found = map(self._mark_of, read_keys(self._database, start, stop, sys.maxsize))

@@ -231,7 +231,7 @@ class IdIndex:
         self._database.write(batch)
 
     def append(self, named: Sequence[Named], marks: Sequence[Mark], stop_offset: int) -> None:
-        """See ``Store.append``."""
+        """Add the rows of ids and marks of one ``Store.append``."""
         batch = WriteBatch(raw_mode=True)
         if self._rows is None:
             self._rows = IdRows(self._database.open(), self._prefix)
@@ -241,14 +241,14 @@ class IdIndex:
         self._database.write(batch)
 
     def latest_unmarked(self, record_id: bytes, below: int) -> Key | None:
-        """See ``Store.latest_unmarked``."""
+        """Return the key of an id's latest unmarked record; see ``Store.latest_unmarked``."""
         if self._rows is None:
             return None
         with self._database.guard("read"):
             return self._rows.latest_unmarked(record_id, below)
 
     def marked_from(self, mark: int, stop_offset: int) -> list[tuple[int, Key]]:
-        """See ``Store.marked_from``."""
+        """Return marks from ``mark`` on, with their keys; see ``Store.marked_from``."""
         if self._rows is None:
             return []
         with self._database.guard("read"):

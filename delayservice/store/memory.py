@@ -43,11 +43,11 @@ class MemoryStore(Store):
 
     @property
     def label(self) -> bytes:
-        """See ``Store.label``: ``b""`` until it is set."""
+        """Return the label; ``b""`` until it is set."""
         return self._label
 
     def set_label(self, label: bytes) -> None:
-        """See ``Store.set_label``."""
+        """Replace the label of all records; see ``Store.set_label``."""
         self._label = label
 
     def append(
@@ -57,7 +57,7 @@ class MemoryStore(Store):
         marks: Sequence[Mark],
         stop_offset: int,
     ) -> None:
-        """See ``Store.append``."""
+        """Add records and marks of the next offsets; see ``Store.append``."""
         for frame in frames:
             self._put(frame)
         for _, key_ms, offset, mark in marks:
@@ -86,7 +86,7 @@ class MemoryStore(Store):
             self._stands_for[record_id] = key
 
     def read_due(self, after: Key, upto_ms: int, limit: int) -> list[Frame]:
-        """See ``Store.read_due``; nothing is ever damaged here."""
+        """Return the next due frames, in key order; never raises ``SlotDamagedError``."""
         start = self._position_after(after)
         stop = min(start + limit, bisect_left(self._order, (upto_ms + 1, -1)))
         return [self._frame(key) for key in self._order[start:stop]]
@@ -103,7 +103,7 @@ class MemoryStore(Store):
         return self._order[position][0] if position < len(self._order) else None
 
     def rebuild(self, start_ms: int, stop_ms: int, frames: Sequence[Frame]) -> None:
-        """See ``Store.rebuild``."""
+        """Replace the records of a key range by ``frames``; see ``Store.rebuild``."""
         start, stop = (bisect_left(self._order, (ms, -1)) for ms in (start_ms, stop_ms))
         for key in self._order[start:stop]:
             self._bytes -= len(self._payloads.pop(key))
@@ -114,12 +114,12 @@ class MemoryStore(Store):
                 self._put(frame)
 
     def latest_unmarked(self, record_id: bytes, below: int) -> Key | None:
-        """See ``Store.latest_unmarked``."""
+        """Return the key of an id's latest unmarked record; see ``Store.latest_unmarked``."""
         key = self._stands_for.get(record_id)
         return key if key is not None and key[1] < below else None
 
     def marked_from(self, mark: int) -> list[tuple[int, Key]]:
-        """See ``Store.marked_from``."""
+        """Return marks from ``mark`` on, with their keys; see ``Store.marked_from``."""
         return sorted((found, key) for key, found in self._marks.items() if found >= mark)
 
     def prune(self, cursor: Cursor) -> None:
@@ -151,17 +151,17 @@ class MemoryStore(Store):
         return self._durable_offset
 
     def scan(self, after: Key, upto_ms: int) -> Iterator[Frame]:
-        """See ``Store.scan``."""
+        """Yield frames of a key range, in key order; see ``Store.scan``."""
         yield from self.read_due(after, upto_ms, len(self._order))
 
     def lumps(self, start_ms: int, stop_ms: int) -> list[Lump]:
-        """See ``Store.lumps``; exact."""
+        """Return exact counts of the keys in a range; see ``Store.lumps``."""
         start, stop = (bisect_left(self._order, (ms, -1)) for ms in (start_ms, stop_ms))
         unmarked = (key for key in self._order[start:stop] if key not in self._marks)
         return [(key_ms, key_ms + 1, 1) for key_ms, _ in unmarked]
 
     def stats(self) -> StoreStats:
-        """See ``Store.stats``."""
+        """Return figures of the store; see ``Store.stats``."""
         oldest = self._order[0][0] if self._order else None
         return StoreStats(len(self._order), self._bytes, oldest, self._durable_offset)
 

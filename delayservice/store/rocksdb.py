@@ -71,7 +71,7 @@ class RocksStore(Store):
     # --- life ----------------------------------------------------------------------------------
 
     def open(self) -> int:
-        """See ``Store.open``."""
+        """Recover, and return the durable horizon S; see ``Store.open``."""
         state = self._state = self._rocks.attach(self._place)
         prefix = self._prefix = prefix_of(state.number)
         self._pack_key = partial(_KEY.pack, state.number, b"f")
@@ -99,22 +99,22 @@ class RocksStore(Store):
 
     @property
     def label(self) -> bytes:
-        """See ``Store.label``."""
+        """Return the label of the stored records; see ``Store.label``."""
         return self._label
 
     def set_label(self, label: bytes) -> None:
-        """See ``Store.set_label``."""
+        """Replace the label of all records; see ``Store.set_label``."""
         self._rocks.write_label(self._number, label, self._stop_offset, self._count)
         self._label = label
 
     def reset(self) -> None:
-        """See ``Store.reset``."""
+        """Delete all records and the label; see ``Store.reset``."""
         self._rocks.empty(self._number)
         self._rocks.records -= self._count
         self._take_over(ShardState(self._number, 0, 0, b""))
 
     def close(self) -> None:
-        """See ``Store.close``; the last shard that is open closes the database."""
+        """Close the shard; the database is closed with its last open shard."""
         if self._state is not None:
             self._state = None
             self._rocks.detach(self._place, self._count)
@@ -128,8 +128,8 @@ class RocksStore(Store):
         marks: Sequence[Mark],
         stop_offset: int,
     ) -> None:
-        """See ``Store.append``: writes one batch, and syncs only after each ``sync_bytes`` of all
-        shards.
+        """Add records and marks in one batch, and sync after each ``sync_bytes`` of all shards; see
+        ``Store.append``.
         """
         self._rocks.make_room()
         batch = WriteBatch(raw_mode=True)
@@ -167,7 +167,7 @@ class RocksStore(Store):
     # --- due -----------------------------------------------------------------------------------
 
     def read_due(self, after: Key, upto_ms: int, limit: int) -> list[Frame]:
-        """See ``Store.read_due``.
+        """Return the next due frames, in key order; see ``Store.read_due``.
 
         Raises:
             StoreError: the database is damaged; the next ``open`` moves it to quarantine.
@@ -206,20 +206,20 @@ class RocksStore(Store):
         return found
 
     def next_due_ms(self, after: Key) -> int | None:
-        """See ``Store.next_due_ms``; exact but for a mark whose record is gone."""
+        """Return the next key time, epoch ms; it is early only for a mark whose record is gone."""
         start = self._above(max(after, (self._pruned_ms, -1)))
         with self._rocks.guard("read"):
             found = read_keys(self._db, start, self._frames_end, 1)
         return int(_unpack_key(found[0][:_KEY_BYTES])[0]) if found else None
 
     def scan(self, after: Key, upto_ms: int) -> Iterator[Frame]:
-        """See ``Store.scan``."""
+        """Yield frames of a key range, in key order; see ``Store.scan``."""
         while found := self.read_due(after, upto_ms, 1000):
             yield from found
             after = found[-1][:2]
 
     def rebuild(self, start_ms: int, stop_ms: int, frames: Sequence[Frame]) -> None:
-        """See ``Store.rebuild``."""
+        """Replace the records of a key range by ``frames``; see ``Store.rebuild``."""
         batch = WriteBatch(raw_mode=True)
         batch.delete_range(self._pack_key(start_ms, 0), self._pack_key(stop_ms, 0))
         self._put_frames(batch, [frame for frame in frames if start_ms <= frame[0] < stop_ms])
@@ -228,21 +228,21 @@ class RocksStore(Store):
     # --- ids -----------------------------------------------------------------------------------
 
     def latest_unmarked(self, record_id: bytes, below: int) -> Key | None:
-        """See ``Store.latest_unmarked``."""
+        """Return the key of an id's latest unmarked record; see ``Store.latest_unmarked``."""
         with self._rocks.guard("read"):
             return self._ids.latest_unmarked(record_id, min(below, self._stop_offset))
 
     def marked_from(self, mark: int) -> list[tuple[int, Key]]:
-        """See ``Store.marked_from``."""
+        """Return marks from ``mark`` on, with their keys; see ``Store.marked_from``."""
         with self._rocks.guard("read"):
             return self._ids.marked_from(mark, self._stop_offset)
 
     # --- prune and sync ------------------------------------------------------------------------
 
     def prune(self, cursor: Cursor) -> None:
-        """See ``Store.prune``: rows below K's second are never read again. Few rows are deleted one
-        by one, and many by range, because a range tombstone slows every reader of every shard: with
-        5,000 of them in the memory table, a prune of one shard took 1.3 ms.
+        """Delete settled records; rows below K's second are never read again. Few rows are deleted
+        one by one, and many by range, because a range tombstone slows every reader of every shard:
+        with 5,000 of them in the memory table, a prune of one shard took 1.3 ms.
         """
         stop_ms = cursor.key[0] // _SLOT_MS * _SLOT_MS
         batch = WriteBatch(raw_mode=True)
@@ -283,13 +283,13 @@ class RocksStore(Store):
         return count
 
     def sync(self) -> int:
-        """See ``Store.sync``: syncs the whole database."""
+        """Sync the whole database, and return the horizon; see ``Store.sync``."""
         self._rocks.sync()
         return self._rocks.durable_offset(self._number)
 
     def lumps(self, start_ms: int, stop_ms: int) -> list[Lump]:
-        """See ``Store.lumps``: exact for the first keys, and one lump for the rest, which may
-        include records behind the range.
+        """Return counts of the keys in a range: exact for the first keys, and one lump for the
+        rest, which may include records behind the range.
         """
         start_ms = max(start_ms, self._pruned_ms)
         start, stop = self._pack_key(start_ms, 0), self._pack_key(stop_ms, 0)
@@ -308,7 +308,7 @@ class RocksStore(Store):
         return found
 
     def stats(self) -> StoreStats:
-        """See ``Store.stats``: bytes are the database's, times this shard's share of records."""
+        """Return figures of the store; bytes are estimated by this shard's share of records."""
         stored = self._rocks.bytes * self._count // max(self._rocks.records, 1)
         oldest_ms = self.next_due_ms((self._pruned_ms, -1))
         durable_offset = self._rocks.durable_offset(self._number)

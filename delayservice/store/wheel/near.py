@@ -202,7 +202,7 @@ class Hand:
         return bisect_right(self._starts, ms - self._slot_ms)
 
     def next_due_ms(self, after: Key) -> int | None:
-        """See ``Store.next_due_ms``: exact inside a window, else a slot's start."""
+        """Return the next key time, exact inside a window, else a slot's start, epoch ms."""
         for at in range(self._first(after[0]), len(self._starts)):
             start_ms = self._starts[at]
             start = max(after, (start_ms, -1))
