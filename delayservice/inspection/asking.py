@@ -33,7 +33,7 @@ _log = structlog.get_logger(__name__)
 
 
 class NotAnsweredError(DelayServiceError):
-    """A worker did not answer: it is restarting, or busy."""
+    """Error for a question that a worker did not answer: it is restarting, or busy."""
 
 
 class _Envelope(msgspec.Struct):

@@ -49,7 +49,7 @@ class Unreadable(NamedTuple):
 
 
 class CutFacts(NamedTuple):
-    """The fields of a cut row beside its place.
+    """Fields of a cut row beside its place.
 
     Attributes:
         cut: offset of the checkpoint in its partition of the checkpoint topic.

@@ -57,8 +57,8 @@ class Keeping(Protocol):
 
 
 class AnyLane(Protocol):
-    """One partition of a delay topic on one node. It never commits: all lanes of a worker share one
-    transaction.
+    """Lane: one partition of a delay topic on one node. It never commits, because all lanes of a
+    worker share one transaction.
     """
 
     @property

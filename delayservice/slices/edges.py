@@ -76,5 +76,5 @@ class Edges:
 
     @property
     def fingerprints(self) -> tuple[str, ...]:
-        """Fingerprints of the secrets that verify copies; the first one signs them."""
+        """Return the fingerprints of the secrets; requeued records are signed by the first one."""
         return tuple(map(fingerprint, self.routes.secrets))

@@ -22,7 +22,7 @@ _FRAME_BYTES: Final = 300
 
 
 class Log(NamedTuple):
-    """The log from which a shard's records are read again.
+    """Log from which a shard's records are read again.
 
     Attributes:
         source: the logs of the slice.

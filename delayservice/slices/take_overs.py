@@ -27,7 +27,7 @@ class TakeOver:
 
 
 class TakeOvers:
-    """The take-overs of one worker. Single-threaded, as the loop that owns it."""
+    """Take-overs of one worker. Single-threaded, as the loop that owns it."""
 
     def __init__(self, edges: Edges) -> None:
         self._background = edges.background
