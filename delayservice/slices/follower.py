@@ -99,7 +99,7 @@ class Follower:
         self, checkpoint: Checkpoint, lanes: Mapping[str, AnyLane], *, is_owner: bool
     ) -> None:
         self._newest = checkpoint
-        # Of a topic that was deleted and made anew, the checkpoint knows only the old one.
+        # After a topic was deleted and created again, the checkpoint has only the old shard.
         known = {
             topic: shard
             for topic, shard in checkpoint.shards.items()

@@ -82,10 +82,10 @@ class Intake:
             return False
         except KafkaEdgeError as exc:
             if not lane.shard.owned:
-                lane.step_down()  # what was read is read again; an owner does when it lets go
+                lane.step_down()  # reads the run again; an owner steps down with its release
             self._owning.interrupted_safely(slice_, str(exc))
             if not lane.shard.owned:
-                lane.step_down()  # what was taken with the failure is read again
+                lane.step_down()  # reads again what was ingested before the failure
             return False
         self._edges.observer.ingested(number, records)
         self._is_active(number)

@@ -133,7 +133,7 @@ class Lane(BaseLane):
         elif newer is not None:
             self._lose_end(cursor, bounds)
         if self.shard.stored == 0 or last_read.offset >= bounds.end:
-            last_read = LastRead(last_read.leader_epoch)  # which tells what H had passed
+            last_read = LastRead(last_read.leader_epoch)  # the epoch shows what H has passed
         cursor = self._fit_to_log(cursor, bounds)
         read_to = stored_without_gap(self._label.gaps, cursor.offset, self.shard.stored)
         self._skip_lost(lost, cursor.offset, read_to, bounds.start)
@@ -182,7 +182,7 @@ class Lane(BaseLane):
             self._lose_end(cursor, bounds)
             cursor = Cursor(cursor.key, min(cursor.offset, bounds.end))
         if self._proof.expire(bounds.start):
-            self._fetch.position = NOWHERE  # begun anew, or the log would seem to be truncated
+            self._fetch.position = NOWHERE  # forces a seek, or the log would seem to be truncated
         if self.shard.stored < bounds.start:
             report_expired(self.place, self.shard.stored, bounds.start)
             self._go_on_at(bounds.start)
@@ -235,11 +235,11 @@ class Lane(BaseLane):
         try:
             self._proof.prove(run)
         except LogTruncatedError:
-            self._fetch.position = NOWHERE  # whatever comes next is read after a seek
+            self._fetch.position = NOWHERE  # a seek is needed before the next read
             raise
         entries = self.reader.read_batch(run.rows)
         if self.reader.has_refused and not self._label.has_refused:
-            # Before the store goes past the copy.
+            # Written before the store's S passes the refused record.
             self._label.write(self.contracts, has_refused=True)
         self._foresight.note(entries)
         shard, store = self.shard, self.store

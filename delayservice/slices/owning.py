@@ -156,7 +156,7 @@ class Owning:
         self._joining.clear()
         for number, slice_ in self._slices.items():
             if slice_.phase is not Phase.REPLICA:
-                if slice_.phase in ON_THE_WAY:  # else a commit of its own has ended the row
+                if slice_.phase in ON_THE_WAY:  # an owner has committed since its claim
                     self._count_failure(slice_, why)
                 self.step_down(slice_)
                 if self._opener.losses > LOSSES_MAX:

@@ -49,7 +49,7 @@ _NEXT: Final[Mapping[tuple[Phase, Step], Phase]] = {
     (Phase.TAKEN, Step.FENCE): Phase.TAKING,
     (Phase.TAKEN, Step.SERVE): Phase.OWNER,
     (Phase.OWNER, Step.JOIN): Phase.TAKEN,
-    # While the first checkpoint or the release is due, another shard changes nothing.
+    # While the first checkpoint or the release is due, another shard does not change the phase.
     (Phase.TAKEN, Step.JOIN): Phase.TAKEN,
     (Phase.RELEASING, Step.JOIN): Phase.RELEASING,
     (Phase.TAKING, Step.RELEASE): Phase.RELEASING,

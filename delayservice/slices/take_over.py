@@ -79,7 +79,7 @@ def take_over(
     """
     claims = succession.await_claims(slices)
     wanted = succession.confirm(slices.keys())
-    # Read before anything is fenced: a node with another secret must not fence one that serves.
+    # Checked before any writer is fenced: a node with another secret must not fence the owner.
     newest = {n: _own_checkpoint(succession.newest(n), n, secrets) for n in wanted}
     names = {n: names_to_fence(claims[n], _tenure(newest[n]), me) for n in wanted}
     legacy = {
