@@ -61,7 +61,7 @@ class Scanner:
             except SlotDamagedError as damage:
                 before = (damage.start_ms - 1, OFFSET_MAX)
                 if before > after:
-                    upto = before  # what lies before it comes first
+                    upto = before  # rows before the damage are returned first
                     continue
                 return [], (damage.stop_ms, -1), damage  # below the first key behind it
             return rows, rows[-1][:2] if rows else upto, None

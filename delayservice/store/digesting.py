@@ -156,7 +156,7 @@ class DigestingStore(Store):
         for _, key_ms, _, _ in marks:
             self._census.cancel(key_ms)
         making, scanned = self._making_census, self._scan_after
-        if making is not None and scanned is not None:  # the scan comes to what lies above
+        if making is not None and scanned is not None:  # the scan will read frames above
             making.add(frame for frame in frames if frame[:2] <= scanned)
             for _, key_ms, offset, _ in marks:
                 if (key_ms, offset) <= scanned:
@@ -234,7 +234,7 @@ class DigestingStore(Store):
         found = fine + census.far_corrections(-(-start_ms // MINUTE_MS) * MINUTE_MS, fine_ms)
         if self.inner.lumps_hold_marked:
             found += census.cancelled(start_ms, fine_ms)
-        if len(fine) < len(near):  # the store knows no more than the sum of many minutes
+        if len(fine) < len(near):  # the store has only the sum of many minutes
             coarse_ms = max(min(set(near) - set(fine))[0], start_ms)
             found += _coarse(census, fine, coarse_ms, fine_ms)
         return found + census.lumps(fine_ms, stop_ms)

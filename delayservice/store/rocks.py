@@ -182,7 +182,7 @@ def _open_view(path: Path, options: RocksOptions, view: Path) -> Rdict:
         elif source.suffix in {".sst", ".log"}:
             (view / source.name).symlink_to(source.resolve())
     read_manifest(view)
-    # A cache of its own: in a shared one a block may be good that is damaged on the disk by now.
+    # A separate cache: a shared one may hold a good block that is damaged on the disk by now.
     native = _to_native(options, Cache(options.block_cache_bytes))
     native.create_if_missing(False)  # noqa: FBT003 - so it is in rocksdict
     access = AccessType.read_only(error_if_log_file_exist=False)

@@ -56,7 +56,7 @@ def verify_rocks(
     try:
         with viewed_database(path) as rocks:
             places = rocks.places
-            if shard.shard:  # a database in which nothing was stored yet has no shard
+            if shard.shard:  # an empty database has no shard
                 check.run(view_of(rocks, shard))
     except StoreError as exc:
         has_any = any(database.glob("*"))
@@ -81,7 +81,7 @@ def _check_rights(database: Path) -> None:
             with file.open("rb"):
                 pass
     except FileNotFoundError:
-        return  # beside a running node files go
+        return  # a running node may remove files meanwhile
     except PermissionError as exc:
         raise StoreError(
             f"can't read {exc.filename}: {exc.strerror}; run as the user of the service, or read a "

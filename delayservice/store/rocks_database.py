@@ -4,7 +4,7 @@
 with its number, so that one range deletes them. Keys, big endian::
 
     0 u32, 'p', number u32    -> partition i32, topic          a shard and its number
-    0 u32, 'h', number u32    -> stop offset i64, count i64    the horizon of its very content
+    0 u32, 'h', number u32    -> stop offset i64, count i64    the horizon of its content
     0 u32, 'l', number u32    -> label                         by what it was read
     0 u32, 'w'                -> which files there are         see ``Witness``
     number u32, ...                                            see ``delayservice.store.rocksdb``

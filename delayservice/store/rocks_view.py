@@ -47,7 +47,7 @@ class RocksView(RocksStore):
         the shard. Each block that is read is checked.
 
         Raises:
-            StoreError: one can't be read.
+            StoreError: a row can't be read.
         """
         prefix = self._prefix
         with self._rocks.guard("read"):
@@ -59,7 +59,7 @@ def all_rows(database: Rdict, start: bytes, stop: bytes) -> Iterator[tuple[bytes
     """Yield rows with ``start <= key < stop``, in order.
 
     Raises:
-        Exception: one can't be read (rocksdict has no narrower class).
+        Exception: a row can't be read (rocksdict has no narrower class).
     """
     while found := read_rows(database, start, stop, _ROWS):
         yield from found
@@ -71,7 +71,7 @@ def viewed_database(path: Path) -> Iterator[ViewedDatabase]:
     """Open the present state of a worker's database for reading.
 
     Raises:
-        StoreError: there is none of this format, or it is damaged.
+        StoreError: the folder has no database of this format, or it is damaged.
     """
     with TemporaryDirectory() as view:
         rocks = ViewedDatabase(path, Path(view))
@@ -87,7 +87,7 @@ def viewed_store(shard: ShardFolder) -> Iterator[RocksView]:
     """Open the present state of a shard's store for reading.
 
     Raises:
-        StoreError: there is none of this format, it does not hold the shard, or it is damaged.
+        StoreError: the folder has no database of this format or of this shard, or it is damaged.
     """
     with viewed_database(Path(shard.path)) as rocks:
         yield view_of(rocks, shard)

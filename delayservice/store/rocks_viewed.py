@@ -29,7 +29,7 @@ class ViewedDatabase(RocksDatabase):
     """
 
     def __init__(self, path: Path, view: Path) -> None:
-        # All table files are opened at once, so that none goes while it is read.
+        # All table files are opened at once, so that no file is missing while rows are read.
         super().__init__(path, RocksOptions(open_files_max=-1))
         self._view = view
 

@@ -194,7 +194,7 @@ class Hand:
             elif window.cut[0] > upto_ms:
                 break
             else:
-                after = max(after, window.cut)  # a giant slot: go on with its next stretch
+                after = max(after, window.cut)  # a giant slot: read its next window
         return found
 
     def _first(self, ms: int) -> int:

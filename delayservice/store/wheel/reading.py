@@ -67,7 +67,7 @@ EVERYTHING: Final = ReadBounds()
 
 
 class Rows(NamedTuple):
-    """Records of one block; ``slot_ms``: start and end of its slot, epoch milliseconds."""
+    """Records of one block; ``slot_ms``: start and end of the slot, epoch milliseconds."""
 
     slot_ms: tuple[int, int]
     frames: list[Frame]

@@ -173,8 +173,8 @@ class WheelStore(Store):
     # --- damage --------------------------------------------------------------------------------
 
     def _damage(self, slot: Slot, lost: LostRows, chunk: int) -> SlotDamagedError:
-        """Return the error that tells what to read again: the lost rows of a slot, or part of them
-        if they are many; if they are few, also those of the slots right behind.
+        """Return an error with the range to read again: the lost rows of a slot, or part of them if
+        they are many; if they are few, also those of the slots right behind.
         """
         number = self._shard.number
         width = slot.stop_ms - slot.start_ms
