@@ -99,7 +99,7 @@ class Pending(msgspec.Struct, frozen=True, kw_only=True):
         topic: its delay topic.
         partition: its partition of the delay topic.
         offset: its offset there.
-        key_ms: its key, epoch milliseconds: the due time, or an earlier time at which it is rolled.
+        key_ms: its key, epoch milliseconds: its due time, roll time, or end of a pause if parked.
         due_ms: its due time, epoch milliseconds.
         target: target topic.
         target_partition: partition of the target topic; -1: chosen by the key.

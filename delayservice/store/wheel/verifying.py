@@ -227,7 +227,7 @@ class _Check:
             read.suspect(_disorder(rows, block, part))
 
     def check_ids(self) -> None:
-        """Compare ids with records, if the shard has ids and they are readable."""
+        """Compare ids with records, if the shard has ids; an unreadable index is a finding."""
         if not self._state.has_ids:
             return
         where = IDS_FOLDER
