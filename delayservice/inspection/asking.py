@@ -1,7 +1,7 @@
-"""Questions to a worker process and its answers, over a pipe of their own.
+"""Questions of the supervisor to a worker process, and the answers, over a pipe.
 
-Any number of questions may be on their way; each has a number, and its answer bears it. A worker
-that ends leaves its questions unanswered, which is an error where they were asked.
+Up to ``WAITING_MAX`` questions may be under way; each has a number, which its answer repeats. When
+a worker ends, its open questions fail with ``NotAnsweredError``.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ _log = structlog.get_logger(__name__)
 
 
 class NotAnsweredError(DelayServiceError):
-    """A worker did not answer: it is restarting, or busy."""
+    """Error for a question that a worker did not answer: it is restarting, or busy."""
 
 
 class _Envelope(msgspec.Struct):
     number: int
     question: Question
     deadline_s: float
-    """Deadline by the monotonic clock, which all processes of a machine share."""
+    """Deadline, monotonic seconds; all processes of a machine share that clock."""
 
 
 class _Reply(msgspec.Struct):
@@ -55,11 +55,11 @@ _read_reply = msgspec.msgpack.Decoder(_Reply).decode
 
 
 class Asker:
-    """The supervisor's end. Every method may be called by any thread.
+    """The supervisor's end of a pipe to one worker. Any thread may call any method.
 
     Args:
-        pipe: to one worker.
-        name: of the worker, for messages.
+        pipe: connection to the worker.
+        name: name of the worker, for messages.
     """
 
     def __init__(self, pipe: Connection, name: str) -> None:
@@ -73,8 +73,8 @@ class Asker:
         threading.Thread(target=self._hear, name=f"answers-{name}", daemon=True).start()
 
     def ask(self, question: Question, timeout_s: float) -> Asked:
-        """Send a question; raises ``NotAnsweredError`` if the worker has ended, or has enough to
-        answer.
+        """Send a question; raises ``NotAnsweredError`` if the worker has ended, or if too many
+        questions are open.
         """
         future: Future[_Reply] = Future()
         with self._lock:
@@ -93,7 +93,7 @@ class Asker:
         return Asked(self, number, future, deadline_s)
 
     def _send(self, data: bytes, timeout_s: float) -> None:
-        """Send without the lock of answers: a worker that reads nothing must not hold up others."""
+        """Send bytes without holding the lock of answers, which a blocked pipe must not delay."""
         if not self._sending.acquire(timeout=timeout_s):
             raise NotAnsweredError(f"{self._name} takes no questions; try again")
         try:
@@ -104,7 +104,7 @@ class Asker:
             self._sending.release()
 
     def forget(self, number: int) -> None:
-        """Drop a question whose answer is not needed any more."""
+        """Forget a question, so that its answer is ignored."""
         with self._lock:
             self._waiting.pop(number, None)
 
@@ -130,7 +130,7 @@ class Asker:
 
 
 class Asked(NamedTuple):
-    """A question that is on its way."""
+    """Question under way, whose answer can be awaited."""
 
     asker: Asker
     number: int
@@ -138,7 +138,7 @@ class Asked(NamedTuple):
     deadline_s: float
 
     def answer(self, kind: type[T]) -> T:
-        """Return the worker's answer; raise ``NotAnsweredError`` with the reason if none comes."""
+        """Wait for and return the answer; raise ``NotAnsweredError`` if it fails or is late."""
         try:
             reply = self.future.result(max(self.deadline_s - time.monotonic(), 0.0))
         except FutureTimeoutError:
@@ -150,10 +150,10 @@ class Asked(NamedTuple):
 
 
 def answer_questions(pipe: Connection, answer: Callable[[Question], Answer]) -> None:
-    """Answer at the worker's end, on threads of its own, until the other end is closed.
+    """Start threads that answer questions at the worker's end, until the other end is closed.
 
-    The thread that reads closes the pipe. Nothing else may: ``Connection`` can't be closed while
-    another thread waits in it, which would go on with no handle, or with one that is reused.
+    Only the reading thread closes the pipe. If another thread closed it, the reading one could go
+    on with an invalid or reused handle.
     """
     pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="answering")
     sending = threading.Lock()

@@ -1,5 +1,5 @@
-"""Counting what waits in the lanes of a slice, for metrics: about once a second, so each lane is
-counted anew only when something was stored or settled since.
+"""Counts of the pending records in the lanes of a slice, for metrics. They are taken about once a
+second, so a lane is counted again only if records were stored or settled since.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from delayservice.inspection.query import HORIZONS_MS, count_within, together
 from delayservice.slices.any_lane import AnyLane, PreciseLane
 
 TARGETS_MAX = 20
-"""Targets of a delay topic in a slice that are counted by themselves."""
+"""Most targets of a delay topic in a slice that are counted one by one."""
 
 
 @dataclass(slots=True)
 class LaneCounts:
-    """The records that waited in a lane when it was looked at.
+    """Counts of a lane's pending records at one time.
 
     Attributes:
-        seen: tells whether it has changed since.
-        pending: records that wait.
-        lumps: when they are due; empty for level topics.
-        next_due_ms: when the first of them is due, epoch milliseconds; None: none waits.
-        targets: what waits for which target, the largest ones; empty while it is not known.
+        seen: state of the lane when it was counted, to notice changes; None: not counted.
+        pending: number of pending records.
+        lumps: counts by due time; empty for level topics.
+        next_due_ms: when the first of them is due, epoch milliseconds; None: no record is pending.
+        targets: counts by target, for the largest targets; empty while they are unknown.
     """
 
     seen: object = None
@@ -41,8 +41,8 @@ class LaneCounts:
 def count_lane(
     lane: AnyLane, now_ms: int, before: LaneCounts, *, is_time: bool = True
 ) -> LaneCounts:
-    """Return the counts of a lane; ``before``: those that were returned the last time. Unless
-    ``is_time``, they stand for a little longer, but for the first due time.
+    """Return the counts of a lane; ``before``: the last result. Unless ``is_time``, the last counts
+    are kept, and only the first due time is updated.
     """
     precise = lane.precise
     if precise is None:
@@ -79,7 +79,7 @@ def _count(lane: PreciseLane, now_ms: int, seen: object) -> LaneCounts:
 
 
 def topic_counts(counts: LaneCounts, now_ms: int) -> TopicCounts:
-    """Return what metrics show of a lane."""
+    """Return the counts that metrics show of a lane, at ``now_ms``, epoch milliseconds."""
     within = counts_within(counts.lumps, [now_ms + horizon_ms for horizon_ms in HORIZONS_MS])
     return TopicCounts(counts.pending, within if counts.lumps else [], counts.targets)
 

@@ -1,7 +1,7 @@
-"""Looking at what is pending, for people: each question, asked of one lane.
+"""Answers of one lane to queries of people about pending records.
 
-A question holds the slice up meanwhile, so everything is bounded, and nothing is mended: what
-can't be read is left to delivery, and counted.
+A query delays the slice meanwhile, so its work is bounded. It rebuilds no damaged part of a store:
+that is left to delivery, and counted.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from delayservice.slices.any_lane import AnyLane, PreciseLane
 
 _CHUNK_ROWS: Final = 500
 _NEAR_MS: Final = 10_000
-"""The time ahead in which single records are counted."""
+"""Time from now in which records are read and counted one by one, in milliseconds."""
 _NEAR_ROWS: Final = 200
 _FIRST_ROWS: Final = 20
 _OUTCOMES: Final = "a cancel or fire; the outcomes topic says what it did"
@@ -46,12 +46,12 @@ _END: Final[Key] = (DUE_STOP_MS, OFFSET_MAX)
 
 
 class LaneSearch:
-    """The next pending records of a lane, in the order of their keys, a little at a time: a caller
-    that searches holds the lane up while ``read`` runs, and while nothing else does.
+    """Search for a lane's pending records in key order, in small steps. Only ``read`` must not run
+    beside the lane's loop; ``sift`` and ``page`` may.
 
     Args:
         lane: the lane.
-        asked: what is looked for.
+        asked: the query.
     """
 
     def __init__(self, lane: PreciseLane, asked: Search) -> None:
@@ -69,11 +69,11 @@ class LaneSearch:
 
     @property
     def is_over(self) -> bool:
-        """Return whether the page is full, or there is nothing more."""
+        """Return whether the page is full, or all keys were read."""
         return self._is_full or self._is_whole
 
     def read(self) -> None:
-        """Read the next frames."""
+        """Read the next frames of the store."""
         left = self._asked.scan_max - self._scanned
         self._frames, self._after, damage = self._scanner.read_on(
             self._after, self._upto, min(_CHUNK_ROWS, left)
@@ -82,7 +82,7 @@ class LaneSearch:
         self._is_whole = self._after >= self._upto
 
     def sift(self) -> None:
-        """Keep those of them that are asked for."""
+        """Add those of the frames just read that match the query to the page."""
         for frame in self._frames:
             self._scanned += 1
             found = _wanted(self.lane, frame, self._asked)
@@ -102,7 +102,7 @@ class LaneSearch:
 
 
 def _wanted(lane: PreciseLane, frame: Frame, asked: Search) -> Pending | None:
-    """Return the record of a frame if the search asks for it; most are not."""
+    """Return the record of a frame if it matches the query; None: it does not, or is settled."""
     key_ms, offset, mark, packed = frame
     if lane.shard.committed.has_settled((key_ms, offset), mark):
         return None
@@ -116,7 +116,7 @@ def _wanted(lane: PreciseLane, frame: Frame, asked: Search) -> Pending | None:
 
 
 def find(lane: PreciseLane, asked: Find) -> Pending | None:
-    """Return the pending record of an id."""
+    """Return the pending record of an id; None: there is none in this lane."""
     key = lane.store.latest_unmarked(asked.record_id, lane.shard.stored)
     return None if key is None else _at(lane, key)
 
@@ -130,7 +130,7 @@ def _at(lane: PreciseLane, key: Key) -> Pending | None:
 def _frames(
     lane: PreciseLane, after: Key, upto: Key, at_once: int = _CHUNK_ROWS
 ) -> Iterator[Frame]:
-    """Frames with ``after < key <= upto``, so many read at once; what is damaged is left out."""
+    """Yield frames with ``after < key <= upto``, ``at_once`` per read, without damaged parts."""
     scanner = lane.store.scanner()
     while after < upto:
         frames, after, _ = scanner.read_on(after, upto, at_once)
@@ -138,7 +138,7 @@ def _frames(
 
 
 def pending(lane: PreciseLane, frame: Frame, *, whole: bool = False) -> Pending | None:
-    """Return a frame as people read it; None: it is settled. ``whole``: with its content."""
+    """Return the record of a frame; None: it is settled. ``whole``: with value and headers."""
     key_ms, offset, mark, packed = frame
     if lane.shard.committed.has_settled((key_ms, offset), mark):
         return None
@@ -170,7 +170,7 @@ def _pending(lane: PreciseLane, key: Key, mark: int, payload: Payload, *, whole:
 
 
 def locate(lane: AnyLane, asked: Locate) -> Fate:
-    """Return the fate of a source record, also of a level topic's."""
+    """Return the state of a source record of a delay topic or level topic."""
     if lane.precise is not None:
         return _locate(lane.precise, asked)
     if asked.row[0] < lane.shard.committed.offset:
@@ -196,7 +196,7 @@ def _locate(lane: PreciseLane, asked: Locate) -> Fate:
 
 
 def _locate_other(lane: PreciseLane, entry: Entry) -> Fate:
-    """Return the fate of a cancel or fire, or of a record that breaks the contract."""
+    """Return the state of a cancel, a fire, an invalid record, or one to be sent to its home."""
     is_passed = entry[0] < lane.shard.committed.offset
     if entry[1] == INVALID:
         code, detail = entry[5][:2]
@@ -222,7 +222,7 @@ def _waits(row: Pending) -> str:
 
 
 def ahead(lanes: Mapping[str, AnyLane], now_ms: int) -> BacklogCounts:
-    """Return the number of records by due time."""
+    """Return counts of the records of all lanes by due time. ``now_ms``: epoch milliseconds."""
     horizon = BacklogCounts()
     lumps: list[Lump] = []
     for lane in lanes.values():
@@ -236,8 +236,8 @@ def ahead(lanes: Mapping[str, AnyLane], now_ms: int) -> BacklogCounts:
 
 
 def lumps_of(lane: PreciseLane, now_ms: int) -> list[Lump]:
-    """Return the number of records of a lane by due time. Those of the next seconds are read, as
-    far as they are few, for of the second that K is in the store counts also what is settled.
+    """Return counts of a lane's records by due time. Records of the next seconds are read if they
+    are few, because the store's counts of the present second include settled records.
     """
     committed, near_ms = lane.shard.committed, now_ms // SECOND_MS * SECOND_MS + _NEAR_MS
     frames = _frames(lane, committed.key, (near_ms - 1, OFFSET_MAX), _NEAR_ROWS)
@@ -251,7 +251,7 @@ def lumps_of(lane: PreciseLane, now_ms: int) -> list[Lump]:
 
 
 def _dues(lane: PreciseLane, frames: Iterable[Frame]) -> Iterator[Lump]:
-    """Yield the due time of each record that waits among the frames."""
+    """Yield a lump of 1 ms for the due time of each pending record of the frames."""
     for key_ms, offset, mark, packed in frames:
         if mark == NO_MARK and not lane.shard.committed.has_settled((key_ms, offset), mark):
             due_ms = max(key_ms, decode_payload(packed)[5])
@@ -259,8 +259,9 @@ def _dues(lane: PreciseLane, frames: Iterable[Frame]) -> Iterator[Lump]:
 
 
 def next_due_ms(lane: PreciseLane, lumps: Iterable[Lump]) -> int | None:
-    """Return when the first record that waits is due; ``lumps``: of the lane. To the millisecond if
-    it is among the first few that are stored, else no later than the truth.
+    """Return when a lane's first pending record is due, epoch ms; None: there is no such record.
+    The time is exact if it is among the first few stored records, else it may be early. ``lumps``:
+    of the lane.
     """
     counts = [lump for lump in together(lumps, 0) if lump[2] > 0]
     first_ms = lane.next_due_ms()
@@ -274,5 +275,5 @@ def next_due_ms(lane: PreciseLane, lumps: Iterable[Lump]) -> int | None:
     dues = [start_ms for start_ms, _, _ in _dues(lane, rows)]
     if dues and len(rows) < _FIRST_ROWS:
         return min(dues)
-    # What is far is counted by the hour: it is due above its key, which is not below the first.
+    # Lumps far ahead begin at a full hour, so they may seem to begin before the lane's first key.
     return min([*dues, *(max(start_ms, first_ms) for start_ms, _, _ in counts)])

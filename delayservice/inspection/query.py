@@ -1,7 +1,7 @@
-"""Queries about pending records, and how the answers of many shards become one.
+"""Queries about pending records, and the merging of answers from many shards.
 
-Shards answer a page at a time. Records of all of them have one order, that of their positions, so
-a page can be merged from theirs and asked on for from where it ended.
+Each shard answers with one page. Records of all shards have one order, that of their positions. So
+their pages can be merged into one, and the next page begins behind its end.
 """
 
 from __future__ import annotations
@@ -27,22 +27,22 @@ HORIZONS_MS: Final = (
     *(5_000, 10_000, 30_000, 60_000, 300_000, 600_000, 1_800_000),
     *(HOUR_MS, 2 * HOUR_MS, 6 * HOUR_MS, 12 * HOUR_MS, 24 * HOUR_MS),
 )
-"""Times ahead up to which waiting records are counted."""
+"""Times from now up to which waiting records are counted, in milliseconds."""
 
 
 class Search(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Pending records by due time; one that is parked counts by the time until which it is.
+    """Query for pending records by due time; a parked record counts by the end of its pause.
 
     Attributes:
         from_ms: first due time, epoch milliseconds.
-        to_ms: end of the range.
-        target: only records for this target topic; a pattern, as the settings have them.
-        topic: only records of this delay topic.
-        limit: records at most.
-        scan_max: records that one shard looks at for one page.
-        after: begin behind this position; None: at the beginning.
-        beyond_window: also records that will be rolled before they are due. Their keys are their
-            roll times, so everything up to ``to_ms`` has to be looked at.
+        to_ms: exclusive end of the range, epoch milliseconds.
+        target: pattern of target topics, as in settings; None: records for all targets.
+        topic: delay topic; None: records of all delay topics.
+        limit: most records of a page.
+        scan_max: most records that one shard reads for one page.
+        after: position behind which the page begins; None: at the beginning.
+        beyond_window: whether to include records that will be rolled before they are due. Their
+            keys are their roll times, so all records with keys below ``to_ms`` are read.
     """
 
     from_ms: int
@@ -56,13 +56,13 @@ class Search(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class Find(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """The pending record of an id, in whichever shard it is."""
+    """Query for the pending record of a ``delay-id``, in any shard."""
 
     record_id: bytes
 
 
 class Locate(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Asks for the fate of a source record.
+    """Query for the state of a source record.
 
     Attributes:
         topic: the delay topic.
@@ -76,43 +76,43 @@ class Locate(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class Ahead(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Asks how many records are due when, from ``now_ms`` on."""
+    """Query for counts of records by due time, from ``now_ms`` on, epoch milliseconds."""
 
     now_ms: int
 
 
 class Standings(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Asks for the nodes, and for the slices that each owns."""
+    """Query for the nodes, and for the slices that each owns."""
 
 
 class HeldTopics(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Asks for the pauses that a worker has read: keys of the pauses topic."""
+    """Query for the pauses that a worker has read, as keys of the pauses topic."""
 
 
 Question: TypeAlias = Search | Find | Locate | Ahead | Standings | HeldTopics
 
 
 class Pending(msgspec.Struct, frozen=True, kw_only=True):
-    """A pending record.
+    """A pending record, as people read it.
 
     Attributes:
         topic: its delay topic.
-        partition: its partition.
-        offset: its offset.
-        key_ms: when it is looked at next: its due time, or before that its roll time.
+        partition: its partition of the delay topic.
+        offset: its offset there.
+        key_ms: its key, epoch milliseconds: its due time, roll time, or end of a pause if parked.
         due_ms: its due time, epoch milliseconds.
         target: target topic.
-        target_partition: partition there; -1: by key.
-        record_id: its ``delay-id``.
+        target_partition: partition of the target topic; -1: chosen by the key.
+        record_id: its ``delay-id``; None: it has no id.
         key: output key.
-        value: output value; left out of lists.
-        value_bytes: its size; None: the value is null.
-        headers: own headers; left out of lists.
+        value: output value; None in lists.
+        value_bytes: size of the value; None: the value is null.
+        headers: output headers of its own; empty in lists.
         source: ``topic:partition:offset`` of the user's original record.
-        attempt: 1 for the first.
-        expires_ms: after this it is expired.
+        attempt: number of the delivery attempt, from 1.
+        expires_ms: time after which it expires, epoch milliseconds; None: never.
         recurs: whether it is an occurrence of a recurring schedule.
-        marked_by: offset of what cancels or replaces it as soon as it is read; -1: nothing.
+        marked_by: offset of its canceller, which takes effect when H reaches it; -1: no canceller.
     """
 
     topic: str
@@ -135,18 +135,18 @@ class Pending(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def position(self) -> Position:
-        """Return its position among all."""
+        """Return its position in the order of all pending records."""
         return self.key_ms, self.topic, self.partition, self.offset
 
 
 class Page(msgspec.Struct, frozen=True, kw_only=True):
-    """Pending records in order.
+    """One page of pending records, in order.
 
     Attributes:
         rows: the records.
-        upto: nothing else lies up to here; None: nothing else at all.
-        scanned: records that were looked at.
-        damaged: stretches that can't be read now; delivery mends them when they are due.
+        upto: position up to which ``rows`` are complete; None: they are complete to the end.
+        scanned: number of records that were read.
+        damaged: number of key ranges that can't be read now; delivery rebuilds them when due.
     """
 
     rows: list[Pending]
@@ -156,12 +156,12 @@ class Page(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Fate(msgspec.Struct, frozen=True, kw_only=True):
-    """The fate of a source record.
+    """State of a source record.
 
     Attributes:
-        state: ``pending``; ``late``: due, and about to be settled; ``unread``: the node has not
-            read so far; ``settled``; ``control``: a cancel or a fire, not settled yet; ``invalid``:
-            about to be dead-lettered.
+        state: ``pending``; ``late``: due, and about to be settled; ``unread``: not yet read by the
+            node; ``settled``; ``control``: a cancel or a fire, not settled yet; ``invalid``: about
+            to be dead-lettered.
         detail: a sentence for people.
         pending: the record, while it is pending or late.
     """
@@ -176,8 +176,8 @@ class BacklogCounts(msgspec.Struct, kw_only=True):
 
     Attributes:
         total: pending records, those of level topics included.
-        levels: those of them in level topics, which are not in the lumps.
-        lumps: in no particular order; they may overlap.
+        levels: pending records of level topics, which are not in ``lumps``.
+        lumps: counts by ranges of due times, in no particular order; ranges may overlap.
     """
 
     total: int = 0
@@ -185,7 +185,7 @@ class BacklogCounts(msgspec.Struct, kw_only=True):
     lumps: list[Lump] = []
 
     def add(self, other: BacklogCounts) -> None:
-        """Count another node's or shard's records in."""
+        """Add the counts of another node or shard."""
         self.total += other.total
         self.levels += other.levels
         self.lumps = [*self.lumps, *other.lumps]
@@ -194,8 +194,7 @@ class BacklogCounts(msgspec.Struct, kw_only=True):
 def merged(pages: Sequence[Page], limit: int) -> Page:
     """Merge the pages of several shards, or workers, into one.
 
-    Only what lies up to where every one of them has looked may be shown: another shard may have
-    something in between.
+    The merged page ends at the lowest ``upto``, because beyond it a shard may have further records.
     """
     bounds = [page.upto for page in pages if page.upto is not None]
     bound = min(bounds, default=None)
@@ -214,7 +213,7 @@ def merged(pages: Sequence[Page], limit: int) -> Page:
 
 
 def key_after(after: Position | None, topic: str, partition: int, start_ms: int) -> Key:
-    """Return the key behind which a shard begins, so that its page begins behind ``after``."""
+    """Return the key above which a shard reads, so that its page begins behind ``after``."""
     first: Key = (start_ms, -1)
     if after is None:
         return first
@@ -226,7 +225,7 @@ def key_after(after: Position | None, topic: str, partition: int, start_ms: int)
 
 
 def together(lumps: Iterable[Lump], now_ms: int) -> list[Lump]:
-    """Put records into fewer lumps: of seconds, then minutes, then hours."""
+    """Merge lumps: by seconds for the next minutes, then by minutes, and far ahead by hours."""
     counts: dict[tuple[int, int], int] = {}
     for start_ms, stop_ms, count in lumps:
         ahead_ms = start_ms - now_ms
@@ -240,7 +239,7 @@ def together(lumps: Iterable[Lump], now_ms: int) -> list[Lump]:
 
 
 def count_within(lumps: Iterable[Lump], start_ms: int, stop_ms: int) -> int:
-    """Estimate the records in ``[start_ms, stop_ms)``; those of a lump lie evenly in it."""
+    """Return the estimated records in ``[start_ms, stop_ms)``, if each lump is evenly spread."""
     parts = []  # summed exactly: the order of lumps must not decide how a half is rounded
     for start, stop, count in lumps:
         shared = min(stop, stop_ms) - max(start, start_ms)

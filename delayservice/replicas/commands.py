@@ -1,11 +1,11 @@
-"""The records of the repair topic: commands to the nodes, and their answers. JSON.
+"""Records of the repair topic: commands to nodes, and their answers, as JSON.
 
 ``scan``          read the copy of a shard from the disk, and publish a cut after that
 ``detail``        write the keys, marks and hashes of a range, to be compared record by record
-``rebuild``       put a range aside and read it again from the delay topic
-``rebuild_copy``  start the store of a shard over from the delay topic; replicas only
+``rebuild``       replace a range by what is read again from the delay topic
+``rebuild_copy``  rebuild the whole store of a shard from the delay topic; replicas only
 
-The one who carries out a plan writes its commands, one after another, and waits for the reports.
+The program that runs a plan writes its commands one after another, and waits for the reports.
 """
 
 from __future__ import annotations
@@ -24,24 +24,24 @@ DetailRow = tuple[int, int, int, str]
 
 
 class Command(msgspec.Struct, frozen=True, tag_field="kind", tag="command", kw_only=True):
-    """One step of a plan, for one node and one shard.
+    """Command of one step of a repair plan, for one node and one shard.
 
     Attributes:
         plan: the plan's id; the key of every record about it.
         step: number of the step; an answer names it.
-        command: what is to be done.
-        node: who is to do it.
+        command: the kind of the command.
+        node: the node that is to carry it out.
         topic: the delay topic.
         partition: its partition.
         start_ms: first key of the range, epoch milliseconds.
-        stop_ms: end of the range.
-        first_offset: of the first record that belongs in the range.
-        stop_offset: end of these offsets, for people: a node reads on to the end of the log, for
-            what cancels them may lie anywhere. 0: not known.
-        expires_ms: not to be begun later than this.
-        topic_id: id of the delay topic that is meant; a node that serves another one of that name
-            refuses. Empty: any.
-        replica_only: the owner of the slice refuses.
+        stop_ms: exclusive end of the range, epoch milliseconds.
+        first_offset: offset of the first record that belongs to the range.
+        stop_offset: end of the range's offsets, for people: a node reads to the end of the log,
+            because cancellers may lie anywhere. 0: unknown.
+        expires_ms: time after which a node must not begin it, epoch milliseconds.
+        topic_id: id of the delay topic. A node that serves another topic of that name refuses the
+            command. Empty: any topic of that name.
+        replica_only: whether the owner of the slice has to refuse it.
         v: version of the format.
     """
 
@@ -62,16 +62,16 @@ class Command(msgspec.Struct, frozen=True, tag_field="kind", tag="command", kw_o
 
 
 class Report(msgspec.Struct, frozen=True, tag_field="kind", tag="report", kw_only=True):
-    """Result of a step; the last answer to it.
+    """Result of a step, as the last answer to its command.
 
     Attributes:
         plan: as in the command.
         step: as in the command.
-        node: who reports.
-        status: whether it was done.
-        detail: why not, or what was done, for people.
-        frames: records that were read or rebuilt.
-        at_ms: the node's clock.
+        node: the node that reports.
+        status: whether the command was carried out.
+        detail: why it failed, as text for people; empty: it was done.
+        frames: number of records that were read or rebuilt.
+        at_ms: time by the node's clock, epoch milliseconds.
         v: version of the format.
     """
 
@@ -86,16 +86,16 @@ class Report(msgspec.Struct, frozen=True, tag_field="kind", tag="report", kw_onl
 
 
 class Detail(msgspec.Struct, frozen=True, tag_field="kind", tag="detail", kw_only=True):
-    """Some of the records of a range, as the node has them.
+    """Part of the records of a range, as a node's copy holds them.
 
     Attributes:
         plan: as in the command.
         step: as in the command.
-        node: whose copy it is.
+        node: the node whose copy it is.
         topic: the delay topic.
         partition: its partition.
-        rows: in key order, over all details of a step.
-        last: whether that was all.
+        rows: the records; in key order over all details of a step.
+        last: whether this is the last detail of the step.
         v: version of the format.
     """
 
@@ -116,12 +116,12 @@ _decode = msgspec.json.Decoder(Message).decode
 
 
 def encode_message(message: Message) -> bytes:
-    """Message to bytes."""
+    """Return a message as JSON bytes."""
     return _encode(message)
 
 
 def decode_message(data: bytes) -> Message | None:
-    """Bytes to message; None: no message of this version, which a reader skips."""
+    """Return the message in ``data``; None: it is no message of this version, to be skipped."""
     try:
         message = _decode(data)
     except (msgspec.DecodeError, ValueError):

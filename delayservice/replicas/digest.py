@@ -1,12 +1,12 @@
-"""The digest of a shard's copy: how many records are pending in each minute, and a hash of them.
+"""Digest of a shard's copy: count and hash of the pending records in each minute.
 
-Copies are compared by these, a row for each hour, instead of record by record. The set is: offsets
-below H with keys above K, less those that an offset below H cancels or replaces. It is kept up
-incrementally: what is stored above H waits in ``_later`` until H passes.
+Copies are compared by digests, one row per hour, and not record by record. A digest covers records
+with offsets below H and keys above K, except those cancelled or replaced by an offset below H. It
+is updated incrementally: changes from offsets above H wait in ``_later`` until H passes them.
 
-A hash is a sum modulo 2^64, so the order does not matter and a record can be taken out again. What
-cancels a record knows its key and its id but not its payload; so a record that bears an id is
-hashed with the id instead. Its payload is compared when single records are (``detail``).
+A hash is a sum modulo 2^64, so order does not matter and a record can be subtracted. A canceller
+knows a record's key and id but not its payload, so a record with an id is hashed with the id
+instead. Its payload is compared when single records are (``detail``).
 """
 
 from __future__ import annotations
@@ -24,31 +24,31 @@ SLOT_MS: Final = 60_000
 HOUR_MS: Final = 3_600_000
 SLOTS: Final = HOUR_MS // SLOT_MS
 LATER_MAX: Final = 50_000
-"""Changes that wait for H. Beyond, they are counted before their time, and nothing is published
-until H has come so far: a copy that stores on while the slice has no owner must stay bounded."""
+"""Most changes that wait for H. Above it they are counted early, and nothing is published until H
+has passed them. It bounds memory while a slice has no owner."""
 
 _NEAR_SLOTS: Final = 2
 NEAR_MS: Final = _NEAR_SLOTS * SLOT_MS
-"""Slots that begin so near to K's are left out."""
+"""Slots that begin less than this after the start of K's slot are left out, in milliseconds."""
 _MASK: Final = 2**64 - 1
 _GOLDEN: Final = 0x9E37_79B9_7F4A_7C15
 
 _Change: TypeAlias = tuple[int, int, int, int]
-"""``(from_offset, key_ms, offset, amount)``: counts once H is above ``from_offset``."""
+"""``(from_offset, key_ms, offset, amount)``: a change that counts once H is above the first."""
 
 _ONE: Final = 1 << 96
-"""An amount is so often this as records are counted in, plus their hashes: one addition for both
-takes half the time of two, and there is one for every record (``bench whole``). 2^31 hashes fit."""
+"""Weight of one record in an amount, which is the count times this plus the sum of hashes. One
+addition for both takes half the time of two (``bench whole``). 2^31 hashes fit."""
 
 
 def frame_hash(key_ms: int, offset: int, record_id: bytes | None, payload: bytes) -> int:
-    """Return a pending record as a number of 64 bits.
+    """Return the 64-bit hash of a pending record.
 
     Args:
         key_ms: its key, epoch milliseconds.
         offset: its offset in the delay topic.
-        record_id: its ``delay-id``, which is hashed instead of the payload.
-        payload: as ``codec.encode_payload`` made it.
+        record_id: its ``delay-id``, which is hashed instead of the payload; None: it has no id.
+        payload: the result of ``codec.encode_payload``.
     """
     seed = (key_ms * _GOLDEN + offset) & _MASK
     hashed: int = xxh3_64_intdigest(payload if record_id is None else record_id, seed)
@@ -56,7 +56,7 @@ def frame_hash(key_ms: int, offset: int, record_id: bytes | None, payload: bytes
 
 
 class HourRow(NamedTuple):
-    """The records pending in one hour: ``(index in the hour, count, hash)`` of each filled slot."""
+    """Pending records of one hour: ``(index in the hour, count, hash)`` of each filled slot."""
 
     hour_ms: int
     slots: list[tuple[int, int, int]]
@@ -68,15 +68,15 @@ class SlotSums:
     def __init__(self) -> None:
         self._hours: dict[int, list[int]] = {}
         self.changed: set[int] = set()
-        """Hours whose row is not what was last published of it."""
+        """Hours that have changed since their row was last published."""
 
     @property
     def hours(self) -> set[int]:
-        """Hours with any slot."""
+        """Return the hours that have slots, in hours since the epoch."""
         return set(self._hours)
 
     def add(self, changes: Iterable[_Change]) -> None:
-        """Count records in, or out."""
+        """Add the amounts of changes, which are negative for removed records."""
         hours, slots = self._hours, SLOTS
         last, amounts = -1, [0]
         for _, key_ms, _, amount in changes:
@@ -100,7 +100,7 @@ class SlotSums:
             self.changed.add(last)
 
     def all_changed(self) -> None:
-        """Have every hour published anew."""
+        """Mark every hour as changed, so that it is published again."""
         self.changed.update(self._hours)
 
     def take_changed(self) -> list[HourRow]:
@@ -117,25 +117,26 @@ class SlotSums:
         return HourRow(hour * HOUR_MS, slots)
 
     def totals(self) -> tuple[int, int, int]:
-        """Hours, count and hash of all slots together."""
+        """Return the number of hours, and count and hash of all slots together."""
         held = [sum(amounts) for amounts in self._hours.values() if any(amounts)]
         return len(held), *_parts(sum(held))
 
 
 def _parts(amount: int) -> tuple[int, int]:
-    """Count and hash of an amount."""
+    """Return the count and the hash in an amount."""
     count = (amount + _ONE // 2) // _ONE
     return count, (amount - count * _ONE) & _MASK
 
 
 class ShardDigest:
-    """The sums of one shard's copy, and a second set that is being made of what the disk holds.
+    """Sums of one shard's copy, and a second set that a scan makes from the disk.
 
     Attributes:
-        sums: of what is pending below ``counted``; None until they were made once.
-        counted: the offset up to which records and marks count in ``sums``.
-        stored: S, as the store was told last.
-        from_ms: slots that begin below are not summed: they are settled, or about to be.
+        sums: sums of the records pending below ``counted``; None before the first scan has ended.
+        counted: the offset below which records and marks count in ``sums``.
+        stored: S of the store.
+        from_ms: start of the first slot that is summed, epoch milliseconds. Records of earlier
+            slots are settled, or about to be.
     """
 
     def __init__(self, stored: int) -> None:
@@ -151,7 +152,7 @@ class ShardDigest:
     def store(
         self, frames: Sequence[Frame], named: Sequence[Named], marks: Sequence[Mark], stop: int
     ) -> None:
-        """Add the records that a store was given in one ``append``."""
+        """Add the records and marks of one ``Store.append``; ``stop`` is the new S."""
         near = self.from_ms
         ids = {offset: record_id for record_id, _, offset in named}
         hashed, one = xxh3_64_intdigest, _ONE
@@ -184,7 +185,7 @@ class ShardDigest:
             self._count(self._later[-1][0] + 1)
 
     def reset(self) -> None:
-        """Start over with an empty store."""
+        """Clear the sums, because the store was emptied."""
         self._later.clear()
         before, self.sums, self._making = self.sums, SlotSums(), None
         if before is not None:
@@ -194,14 +195,14 @@ class ShardDigest:
     # --- the cursor ----------------------------------------------------------------------------
 
     def follow(self, cursor: Cursor) -> None:
-        """Take a committed cursor: count what H has passed, forget what K has."""
+        """Apply a committed cursor: count changes that H has passed, and drop slots below K."""
         if cursor.offset > self.counted:
             self._count(min(cursor.offset, self.stored))
         self.pass_key(cursor.key)
 
     def pass_key(self, key: Key) -> None:
-        """K is at ``key`` at least, so what is stored from now on lies above: forget what does not,
-        and what is due before it can be compared.
+        """Drop slots that K, which is at least ``key``, has reached, or will reach before they can
+        be compared.
         """
         near_ms = (key[0] // SLOT_MS + _NEAR_SLOTS) * SLOT_MS
         if near_ms > self.from_ms:
@@ -211,7 +212,7 @@ class ShardDigest:
                     sums.forget_below(near_ms)
 
     def _count(self, stop: int) -> None:
-        """Count every change from an offset below ``stop``."""
+        """Add every waiting change from an offset below ``stop`` to the sums."""
         later = self._later
         end = bisect_left(later, (stop,))
         near, upto = self.from_ms, self._made_upto
@@ -224,18 +225,18 @@ class ShardDigest:
         self.counted = max(self.counted, stop)
 
     def is_exact_at(self, offset: int) -> bool:
-        """Return whether the sums are those of H = ``offset``."""
+        """Return whether the sums hold for H = ``offset``."""
         return self.sums is not None and self.counted <= offset <= self.stored
 
     # --- made anew of what the disk holds --------------------------------------------------------
 
     def begin(self) -> None:
-        """Begin to make the sums anew."""
+        """Start new sums, to be filled by ``scanned``."""
         self._making, self._made_upto = SlotSums(), (0, 0)
 
     def scanned(self, frames: Iterable[tuple[Frame, bytes | None]], upto: Key) -> None:
-        """Take what the disk holds above the last ``upto`` and up to this one, each record with its
-        id. What is above ``counted`` comes by ``_later``.
+        """Add records read from the disk, each with its id, to the new sums. Their keys are above
+        the last ``upto``, up to this one. Offsets above ``counted`` are added later by ``_later``.
         """
         making = self._making
         if making is None:
@@ -249,7 +250,7 @@ class ShardDigest:
         self._made_upto = upto
 
     def finish(self) -> bool:
-        """Go on with the sums of the disk; whether they differ from those that were kept up."""
+        """Replace the sums by those of the disk, and return whether they differed."""
         before, made = self.sums, self._making
         if made is None:
             raise AssertionError("finished before begin")
@@ -261,5 +262,5 @@ class ShardDigest:
         return differs
 
     def abandon(self) -> None:
-        """Drop what was begun."""
+        """Drop the new sums that ``begin`` started."""
         self._making = None

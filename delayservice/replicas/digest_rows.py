@@ -1,9 +1,8 @@
-"""The records of the digest topic: JSON, for Spark and for people.
-``docs/internals/digests.md`` has them.
+"""Records of the digest topic, as JSON for Spark and people; see ``docs/internals/digests.md``.
 
-An hour row says what one copy has pending in one hour; the cut row, written after the hour rows
-that changed, says at which checkpoint all of them hold. ``life`` is new whenever a copy begins to
-publish from nothing: rows of an earlier life are no part of it.
+An hour row holds the digest of one copy for one hour. The cut row, written after the changed hour
+rows, names the checkpoint at which all hour rows of the copy hold. A copy that begins to publish
+from nothing gets a new ``life``; rows of another ``life`` do not belong to it.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 class Place(NamedTuple):
-    """Node and shard of a copy."""
+    """Node, shard and ``life`` of a copy."""
 
     node: str
     topic: str
@@ -35,12 +34,12 @@ class Place(NamedTuple):
 
     @property
     def cut_key(self) -> bytes:
-        """Key of its cut row."""
+        """Return the key of the copy's cut row."""
         return f"c/{self.node}/{self.topic}/{self.partition}".encode()
 
 
 class Unreadable(NamedTuple):
-    """Keys ``[start_ms, stop_ms)`` that the disk did not give back, of these offsets."""
+    """Key range ``[start_ms, stop_ms)`` of a copy that can't be read, with its offsets and why."""
 
     start_ms: int
     stop_ms: int
@@ -50,25 +49,25 @@ class Unreadable(NamedTuple):
 
 
 class CutFacts(NamedTuple):
-    """The fields of a cut row beside its place.
+    """Fields of a cut row beside its place.
 
     Attributes:
         cut: offset of the checkpoint in its partition of the checkpoint topic.
-        cut_ms: when the broker appended it.
-        epoch: of the owner that wrote it.
-        commit: which of the owner's commits it is.
+        cut_ms: time at which the broker appended it, epoch milliseconds.
+        epoch: epoch of the owner that wrote it.
+        commit: number of the commit among those of that owner.
         cursor: K and H of the shard.
         stored: S of the copy.
-        from_ms: slots below are not in the rows.
-        totals: hours, records and hash of all rows together.
-        pending: records that wait in the copy, those in slots below ``from_ms`` included; about,
-            for the minute that K is in counts as a whole.
-        scanned_ms: when the last complete scan of the disk began; 0: there was none yet.
-        behind: the copy has not come as far as the cut, so its rows say nothing.
+        from_ms: start of the first slot in the rows, epoch milliseconds.
+        totals: number of hours, count of records, and hash of all rows together.
+        pending: approximate number of pending records, those in slots below ``from_ms`` included:
+            the minute that K is in counts as a whole.
+        scanned_ms: start of the last complete scan, epoch milliseconds; 0: there was no scan yet.
+        behind: whether the copy has not reached the cut, so that its rows can't be compared.
         role: ``owner`` or ``replica``.
         store: kind of its store.
-        damaged: what the scan could not read.
-        at_ms: the node's clock.
+        damaged: key ranges that the last scan could not read.
+        at_ms: time by the node's clock, epoch milliseconds.
     """
 
     cut: int
@@ -106,7 +105,7 @@ def hour_row(place: Place, cut: int, hour: HourRow) -> Row:
 
 
 def cut_row(place: Place, facts: CutFacts) -> Row:
-    """Return the row that says what all hour rows of a copy's life, up to here, are true of."""
+    """Return a copy's cut row, which names the checkpoint at which its hour rows hold."""
     hours, count, hashed = facts.totals
     return place.cut_key, _encode(
         {
@@ -135,5 +134,5 @@ def cut_row(place: Place, facts: CutFacts) -> Row:
 
 
 def retired_row(place: Place) -> Row:
-    """Return the row of a node that keeps no copy of the shard any more."""
+    """Return the tombstone of a copy that the node no longer keeps."""
     return place.cut_key, None

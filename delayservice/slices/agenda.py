@@ -1,4 +1,4 @@
-"""Which shards of a worker have something to settle, and when the next one will."""
+"""Agenda of a worker: which shards have something to settle now, and when the next one will."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from delayservice.slices.any_lane import AnyLane
 
 
 class Agenda:
-    """Due times of all owned shards, and those that H has to walk.
+    """Due times of all owned shards, and the shards to be visited in the next turn.
 
     Attributes:
-        walking: shards whose H has not passed all that was read, or that have to be looked at with
-            the next turn for another reason.
+        walking: shards whose H has not passed all records read, or that the next turn has to visit
+            for another reason.
     """
 
     def __init__(self) -> None:
@@ -20,36 +20,36 @@ class Agenda:
         self._dues: DueTimes[Place] = DueTimes()
 
     def walk(self, lane: AnyLane) -> None:
-        """Look at an owned shard with the next turn: something was read, or has changed."""
+        """Schedule an owned shard for the next turn, because records were read or state changed."""
         self.walking[lane.place] = None
         self.look_when_due(lane)
 
     def look_when_due(self, lane: AnyLane) -> None:
-        """Look at a shard when its next record is due."""
+        """Schedule a shard for the time at which its next record is due."""
         self._dues.put(lane.place, lane.next_due_ms())
 
     def wait(self, lane: AnyLane) -> None:
-        """Look at a shard again in a moment: something is due that can't be settled yet."""
+        """Schedule a shard for the next turn, because a due record can't be settled yet."""
         self._dues.put(lane.place, None)
         self.walking[lane.place] = None
 
     def look_again(self, lane: AnyLane) -> None:
-        """Look at a shard that has changed, or forget it if it is not owned."""
+        """Schedule a changed shard for the next turn, or forget it if it is not owned."""
         if lane.shard.owned:
             self.walk(lane)
         else:
             self.forget(lane.place)
 
     def forget(self, place: Place) -> None:
-        """Look at a shard no longer."""
+        """Remove a shard from the agenda."""
         self.walking.pop(place, None)
         self._dues.put(place, None)
 
     def next_due_ms(self) -> int | None:
-        """Return when the next record is due, epoch milliseconds; None: none waits."""
+        """Return when the next record is due, epoch milliseconds; None: no shard has one."""
         return self._dues.next_ms()
 
     def take(self, now_ms: int) -> list[Place]:
-        """Return the shards to look at now, the earliest due first, and forget their times."""
+        """Return the shards to visit now, the earliest due first, and forget their due times."""
         places = dict.fromkeys(self._dues.take_due(now_ms))
         return list(places | self.walking)

@@ -1,4 +1,4 @@
-"""The interface of lanes of both kinds to the slice loop: precise (``lane``), level (``level``)."""
+"""Interface of precise lanes (``lane``) and level lanes (``level``) to the worker's loop."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ class ShardFacts(Protocol):
 
     @property
     def owned(self) -> bool:
-        """Return whether this node settles it."""
+        """Return whether this node settles the shard."""
 
     @property
     def is_walked(self) -> bool:
-        """Return whether H has passed all that was read."""
+        """Return whether H has passed all records that were read."""
 
     @property
     def stored(self) -> int:
-        """S: source offsets below it need not be read from the log to be kept."""
+        """Return S, the next source offset to be stored."""
 
     @property
     def committed(self) -> Cursor:
-        """Return the cursor as last committed."""
+        """Return the last committed cursor."""
 
     @property
     def is_staged(self) -> bool:
@@ -43,22 +43,22 @@ class ShardFacts(Protocol):
 
     @property
     def is_filling(self) -> bool:
-        """Return whether a commit is wanted soon, although it may carry nothing but the cursor."""
+        """Return whether storing will soon have to wait for a commit of the cursor."""
 
 
 class Keeping(Protocol):
-    """Place of a lane's pending records; see ``store.base.Store``."""
+    """Store of a lane's pending records, as far as all lanes have it; see ``store.base.Store``."""
 
     def stats(self) -> StoreStats:
-        """Cheap enough to be asked every second."""
+        """Return figures of the store; cheap enough for a call every second."""
 
     def prune(self, cursor: Cursor) -> None:
-        """Forget what the committed ``cursor`` makes useless."""
+        """Delete the records that the committed ``cursor`` has settled."""
 
 
 class AnyLane(Protocol):
-    """One delay topic's partition on one node. It never commits: all lanes of a slice share one
-    transaction.
+    """Lane: one partition of a delay topic on one node. It never commits, because all lanes of a
+    worker share one transaction.
     """
 
     @property
@@ -75,15 +75,15 @@ class AnyLane(Protocol):
 
     @property
     def topic_id(self) -> str:
-        """Return the id of the topic, which tells it from another one of the same name."""
+        """Return the topic's id, which differs from that of a deleted topic of the same name."""
 
     @property
     def contracts(self) -> Contracts:
-        """Return the contracts that its records are read by."""
+        """Return the contracts by which its records are read."""
 
     @property
     def shard(self) -> ShardFacts:
-        """Return how far it is."""
+        """Return the progress of the shard."""
 
     @property
     def store(self) -> Keeping:
@@ -91,44 +91,44 @@ class AnyLane(Protocol):
 
     @property
     def past_due(self) -> Mapping[int, int]:
-        """Return when records that were due at once were written, by offset, epoch milliseconds."""
+        """Return append times of records that were already due, by offset, epoch milliseconds."""
 
     @property
     def verdicts(self) -> Verdicts:
-        """Return the broker's answers about single records."""
+        """Return the records that brokers refused, with the reasons."""
 
     @property
     def awaited_end(self) -> int:
-        """Return up to where the log has to be read first; 0: nothing is awaited."""
+        """Return the offset up to which the log has to be read first; 0: there is no such need."""
 
     @property
     def precise(self) -> PreciseLane | None:
-        """Return this lane if a store keeps its records; None: a level topic's."""
+        """Return this lane if a store keeps its records; None for the lane of a level topic."""
 
     # --- roles ---------------------------------------------------------------------------------
 
     def adopt(self, contracts: Contracts) -> None:
-        """Read records by these parameters from now on (rule 2)."""
+        """Read records by these contracts from now on (rule 2)."""
 
     def offsets_ahead(self, end: int, now_ms: int) -> int:
-        """Return how far above the end of the log a new contract has to begin, so that no replica
-        has stored a record by the contract before when it hears of the new one.
+        """Return the distance, in offsets, from the end of the log to the start of a new contract.
+        Replicas read the new contract before they store a record that it applies to.
         """
 
     def log_reaches(self, end: int) -> None:
-        """Note that the log goes on up to ``end``."""
+        """Note that the log ends at ``end``."""
 
     def follow(self, cursor: Cursor) -> None:
-        """Be a replica, and keep up with the checkpoint."""
+        """Become or stay a replica, whose cursor is that of the newest checkpoint."""
 
     def step_down(self) -> None:
-        """Settle no more, wherever that was interrupted."""
+        """Become a replica again; safe after an error in any other call."""
 
     def last_below(self, offset: int) -> LastRead:
         """Return the last record below ``offset`` if it was read, else ``NOTHING_READ``."""
 
     def fit(self, cursor: Cursor, last_read: LastRead) -> Cursor:
-        """Return a checkpoint's cursor as far as it holds for the log that was read here."""
+        """Return a checkpoint's cursor, with H lowered to what replaced lost records of the log."""
 
     def take_over(
         self,
@@ -137,52 +137,54 @@ class AnyLane(Protocol):
         last_read: LastRead = NOTHING_READ,
         lost: tuple[Lost, ...] = (),
     ) -> None:
-        """Own the shard from ``cursor`` on; ``bounds`` were read after fencing; ``last_read`` and
-        ``lost``: as the checkpoint says.
+        """Own the shard from ``cursor`` on. ``bounds``: of the log, read after fencing;
+        ``last_read``, ``lost``: from the checkpoint.
         """
 
     def refit(self, bounds: Bounds, *, is_truncated: bool = False) -> None:
-        """Go on with what the log holds. ``is_truncated``: it lost what was read."""
+        """Continue with what the log holds now. ``is_truncated``: it lost records already read."""
 
     # --- poll → store, due → settle --------------------------------------------------------------
 
     def ingest(self, run: Run) -> int:
-        """Take one run of the log; returns its number of records."""
+        """Take one run of the log, and return its number of records."""
 
     def let_store(self, *, may_store: bool) -> None:
-        """Store more, or not: whether the disk has room."""
+        """Allow or forbid storing of new records."""
 
     def settle_late(self, now_ms: int, limit: int, may_read: MayRead = at_will) -> list[Output]:
-        """Settle what was due before it was read; ``may_read``: see ``Shard``."""
+        """Settle records that were due before they were read, and return at most about ``limit``
+        outputs. ``may_read``: whether there is time to read another record.
+        """
 
     def settle_due(self, now_ms: int, limit: int, bytes_max: int) -> Iterable[list[Output]]:
-        """Settle what is due, in chunks, at most about ``limit`` outputs and ``bytes_max`` bytes.
-        Each chunk is to be sent, or the transaction aborted and no other asked for.
+        """Settle due records, and yield chunks of at most about ``limit`` outputs and ``bytes_max``
+        bytes in all. The caller sends each chunk, or aborts the transaction and takes no other.
         """
 
     def next_due_ms(self) -> int | None:
-        """Return when to look again, if nothing else happens before."""
+        """Return when the next record is due, epoch milliseconds; None: no record is pending."""
 
     # --- commit --------------------------------------------------------------------------------
 
     def checkpoint(self) -> ShardCheckpoint:
-        """Return the state of this shard that a commit would write now."""
+        """Return the shard's part of a checkpoint that is committed now."""
 
     def committed(self) -> None:
         """Note that the staged cursor is committed."""
 
     def aborted(self) -> None:
-        """Note that the transaction was aborted for certain."""
+        """Return to the committed cursor: the transaction was certainly aborted."""
 
     def sync_soon(self) -> None:
-        """Make durable what there is, some time soon."""
+        """Ask the store to make all it holds durable, without waiting."""
 
     def close(self) -> None:
-        """Make durable what there is, and let go."""
+        """Make all that is stored durable, and close the lane."""
 
 
 class PreciseLane(AnyLane, Protocol):
-    """A lane that keeps its records in a store, which can be searched, compared and repaired."""
+    """Lane whose records are kept in a store, which can be searched, compared and repaired."""
 
     @property
     def store(self) -> Store:
@@ -190,14 +192,14 @@ class PreciseLane(AnyLane, Protocol):
 
     @property
     def reader(self) -> RecordReader:
-        """Reads its records from the log."""
+        """Return the decoder of its log's records."""
 
     @property
     def mended(self) -> MendedStore:
-        """Return the store as it is read: damage is mended from the log."""
+        """Return the store's reader, which rebuilds damaged parts from the log."""
 
     def is_denied(self, target: str) -> bool:
-        """Return whether settings deny a target to records that are written now."""
+        """Return whether settings deny records written now the target topic ``target``."""
 
     def start_over(self) -> Iterator[int]:
-        """Read a replica's whole store again from the log; see ``Lane``."""
+        """Rebuild a replica's whole store from the log, in steps; see ``Lane.start_over``."""

@@ -1,4 +1,4 @@
-"""State and steps that lanes of both kinds share: precise (``lane``) and level (``level``)."""
+"""State and steps common to precise lanes (``lane``) and level lanes (``level``)."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from delayservice.slices.lost import report_lost
 
 
 class BaseLane(ABC):
-    """One delay topic's partition on one node; see ``AnyLane``.
+    """Base class of lanes: one partition of a delay topic on one node; see ``AnyLane``.
 
     Args:
         topic: the delay topic.
         partition: its partition.
-        topic_id: of this topic, not of an earlier one of the name.
-        source: the slice's logs.
-        routes: where outcomes go.
-        flow: the limits of the slice; None: there are none.
-        targets: what is known of them; None: all can be written to.
+        topic_id: the topic's id, which a deleted topic of the same name does not share.
+        source: the logs of the slice.
+        routes: topics of outputs, and the secrets.
+        flow: the limits of the slice; None: no limits.
+        targets: states of target topics; None: all can be written to.
     """
 
     contracts: Contracts
@@ -58,11 +58,11 @@ class BaseLane(ABC):
 
     @property
     def verdicts(self) -> Verdicts:
-        """Return the broker's answers about single records."""
+        """Return the records that brokers refused, with the reasons."""
         return self._settler.verdicts
 
     def checkpoint(self) -> ShardCheckpoint:
-        """Return the state of this shard that a commit would write now."""
+        """Return the shard's part of a checkpoint that is committed now."""
         return ShardCheckpoint(
             self.topic_id, self.shard.staged, self.contracts, self._proof.committed_last, self._lost
         )
@@ -74,17 +74,17 @@ class BaseLane(ABC):
         self._read_on()
 
     def aborted(self) -> None:
-        """Note that the transaction was aborted for certain."""
+        """Return to the committed cursor: the transaction was certainly aborted."""
         self.shard.abort()
         self.verdicts.aborted()
         self._read_on()
 
     def _skip_lost(self, lost: tuple[Lost, ...], h: int, stored: int, log_start: int) -> None:
-        """Note what H skips at a take-over; see ``skipped``."""
+        """Record, and report if new, the lost offsets that H skips at a take-over."""
         self._lost = skipped(lost, h, stored, log_start)
         if self._lost != lost:
             report_lost(self.place, self._lost[-1])
 
     @abstractmethod
     def _read_on(self) -> None:
-        """Fetch on from where the shard wants to, or pause."""
+        """Fetch from the offset that the shard needs next, or pause fetching."""

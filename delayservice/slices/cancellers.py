@@ -1,4 +1,4 @@
-"""Looks up in the log what cancelled a copy before it came back (rule 13)."""
+"""Search of the log for the records that cancelled requeued records meanwhile (rule 13)."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ _Scan: TypeAlias = Callable[[Key, int], Iterator[Frame]]
 
 
 class Cancellers:
-    """Finds the first user record with the id of a copy, in the log or in the store.
+    """Finder of the first user record with the id of a requeued record, in the log or the store.
 
     Args:
         shard: the shard.
-        log: returns its log, as it is read now.
-        scan: reads frames of its store.
-        note_gap: takes offsets that the log has lost, which may have held cancellers.
+        log: returns the shard's log with its present reader.
+        scan: reads frames of the shard's store.
+        note_gap: takes offsets that the log has lost, and that may have held cancellers.
     """
 
     def __init__(
@@ -39,14 +39,16 @@ class Cancellers:
         self._note_gap = note_gap
         self._log_start = 0
         self._known: dict[int, int] = {}
-        """Cancellers of records that were stored before the take-over, by offset of the record."""
+        """Cancellers of records stored before the take-over, by offset of the record."""
 
     def take_over(self, marked: Iterable[tuple[int, Key]]) -> None:
-        """Remember the marks that the store had at the take-over."""
+        """Remember the marks in the store at the take-over."""
         self._known = {key[1]: mark for mark, key in marked}
 
     def find(self, scans: Sequence[CopyScan]) -> tuple[dict[int, int], list[CopyScan]]:
-        """Return the canceller of each copy, or ``NO_MARK``, and the uncertain copies."""
+        """Return cancellers' offsets, or ``NO_MARK``, by offset of the copy; and the copies that
+        were looked up in the log alone.
+        """
         if not scans:
             return {}, []
         found = self._scan_back(scans)
@@ -54,7 +56,7 @@ class Cancellers:
         return found | stored, [scan for scan in scans if scan.copy_offset not in stored]
 
     def find_one(self, scan: CopyScan) -> int:
-        """Return the canceller of a copy whose own frame in the store is damaged."""
+        """Return the offset of the canceller of a copy whose frame in the store is damaged."""
         found, offset = self._scan_back([scan])[scan.copy_offset], scan.copy_offset
         if offset in self._known:
             return self._known[offset]
@@ -62,8 +64,8 @@ class Cancellers:
         return found
 
     def _scan_back(self, scans: Sequence[CopyScan]) -> dict[int, int]:
-        """Return, by copy, the offset of the first user record of its id in ``[base, copy)``, or
-        ``NO_MARK``. One pass serves all: after a crash there may be thousands.
+        """Return by copy the offset of the first user record of its id in ``[base, copy)``, or
+        ``NO_MARK``. One pass over the log serves all: after a crash there may be thousands.
         """
         found = {scan.copy_offset: NO_MARK for scan in scans}
         by_id: dict[bytes, list[CopyScan]] = {}
@@ -84,9 +86,9 @@ class Cancellers:
         return found
 
     def _stored(self, scans: Sequence[CopyScan]) -> dict[int, int]:
-        """Return, by copy, the mark in the store, where the log no longer holds all that may cancel
-        it. A copy above K that was stored and is gone was pruned, so H has passed its canceller:
-        ``base`` stands for it.
+        """Return by copy its mark in the store, if the log has lost part of ``[base, copy)``.
+        If a copy above K was stored and is gone, it was pruned because H has passed its canceller:
+        ``base`` is returned for it.
         """
         known = {}
         for key_ms, offset, _, base in scans:
@@ -101,8 +103,8 @@ class Cancellers:
         return known
 
     def note_cut(self, scans: Sequence[CopyScan], kept: Collection[int]) -> None:
-        """Note copies whose canceller may be among what the log has lost. ``kept``: those that are
-        pending; for an owner, those that H has yet to pass count as well.
+        """Report a gap for copies whose canceller may be among the offsets that the log has lost.
+        ``kept``: offsets of pending copies; an owner also counts copies that H has yet to pass.
         """
         start = self._log_start
         walked_from = self._shard.committed.offset if self._shard.owned else OFFSET_MAX

@@ -1,4 +1,4 @@
-"""Keeps a slice's copies comparable, and carries out what a repair plan asks of them."""
+"""Digests of a slice's copies, and execution of the commands of repair plans."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _log = structlog.get_logger(__name__)
 
 
 class _Task(NamedTuple):
-    """A command that is being carried out, and on which copy."""
+    """Command in execution, with the lane whose copy it is for."""
 
     command: Command
     lane: AnyLane | None
@@ -29,13 +29,13 @@ class _Task(NamedTuple):
 
 
 class CopyKeeper:
-    """The digests of a slice's copies, and the commands that came for them.
+    """Digests of a slice's copies, and the commands for them.
 
     Args:
-        digests: of the slice.
-        log: where answers go.
+        digests: the digests of the slice.
+        log: takes the answers to commands.
         node_id: this node.
-        clock: for what has expired.
+        clock: wall clock, by which commands expire.
     """
 
     def __init__(self, digests: SliceDigests, log: RepairLog, node_id: str, clock: Clock) -> None:
@@ -47,11 +47,11 @@ class CopyKeeper:
         self._task: _Task | None = None
 
     def ask(self, command: Command) -> None:
-        """Take a command, to be carried out by the slice's thread. Any thread may call this."""
+        """Queue a command for the slice's thread. Any thread may call this."""
         self._commands.append(command)
 
     def turn(self, lanes: Mapping[str, AnyLane], *, is_owner: bool) -> None:
-        """Do a little of everything that is to be done."""
+        """Do one step of the digests and one of the present command."""
         self.digests.turn(lanes, is_owner=is_owner)
         if self._task is None and self._commands:
             command = self._commands.popleft()
@@ -69,7 +69,7 @@ class CopyKeeper:
 
     @property
     def is_busy(self) -> bool:
-        """Return whether there is more to do at once."""
+        """Return whether a scan or a command is unfinished."""
         return self.digests.is_reading or self._task is not None or bool(self._commands)
 
     # --- commands ------------------------------------------------------------------------------

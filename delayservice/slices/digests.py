@@ -1,7 +1,7 @@
-"""The digests of one slice's copies: kept up, checked against the disk, published.
+"""Digests of one slice's copies: updated, checked against the disk, published.
 
-Copies on several nodes can only be compared at one and the same cursor. So all of them publish at
-the same checkpoints, which each finds by itself in the checkpoint topic: the first one of every
+Copies on several nodes can only be compared at the same cursor. So all nodes publish at the same
+checkpoints, called cuts, which each node finds in the checkpoint topic: the first one of every
 interval, by the broker's timestamps, and the last one before a pause.
 """
 
@@ -24,7 +24,7 @@ from delayservice.store.base import Store
 from delayservice.store.digesting import DigestingStore
 
 PAUSE_MS: Final = 10_000
-"""Age of the newest checkpoint from which on digests are published at it."""
+"""Age from which the newest checkpoint is a cut, in milliseconds: digests are published at it."""
 
 Done = Callable[[], None]
 
@@ -32,23 +32,23 @@ _log = structlog.get_logger(__name__)
 
 
 class ScanTurns:
-    """Lets a worker read one copy at a time from the disk."""
+    """Lock by which a worker reads one copy at a time from the disk."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
 
     def take(self) -> bool:
-        """Return whether it is the caller's turn now; who has it gives it back."""
+        """Return whether the caller may read now; if so, it has to call ``give`` afterwards."""
         return self._lock.acquire(blocking=False)
 
     def give(self) -> None:
-        """Let another one read."""
+        """End the caller's turn, so that another slice may read."""
         self._lock.release()
 
 
 @dataclass(slots=True)
 class _Copy:
-    """One shard's copy."""
+    """State of one shard's copy: its store, scans and published cuts."""
 
     place: Place
     store: DigestingStore
@@ -57,13 +57,13 @@ class _Copy:
     scanned_s: float = float("-inf")
     published_cut: int = -1
     rows_lost: bool = False
-    """Set by the producer's thread: the topic lacks a row that was published."""
+    """Whether a published row did not reach the topic. The producer's thread sets it."""
     asked: list[Done] = field(default_factory=list)
-    """Called when a cut is published after the next scan."""
+    """Callbacks for the first cut published after the next scan."""
     reading_for: list[Done] = field(default_factory=list)
-    """Called when a cut is published after the present scan."""
+    """Callbacks for the first cut published after the present scan."""
     awaited: list[Done] = field(default_factory=list)
-    """Called when the next cut is published: their scan has ended."""
+    """Callbacks for the next published cut, because their scan has ended."""
 
 
 class SliceDigests:
@@ -72,12 +72,12 @@ class SliceDigests:
     Args:
         slice_no: the slice.
         node_id: this node.
-        checkpoints: where cuts are found.
-        clock: for scans and for the rows.
-        log: where rows go.
-        turns: shared by the slices of a worker.
-        scan_interval_ms: how often a copy is read again from the disk.
-        store_kind: for the rows.
+        checkpoints: the checkpoint topic, in which cuts are found.
+        clock: monotonic clock for scan intervals, wall clock for the rows.
+        log: takes the rows.
+        turns: lock for scans, shared by the slices of a worker.
+        scan_interval_ms: time between two scans of a copy from the disk, milliseconds.
+        store_kind: kind of store that the rows name.
     """
 
     def __init__(
@@ -105,7 +105,7 @@ class SliceDigests:
         self._last_cut: tuple[ReadBack, Checkpoint] | None = None
 
     def keep(self, topic: str, topic_id: str, store: Store) -> Store:
-        """``store``, with a digest as long as it is open."""
+        """Return ``store`` wrapped, so that its digest is kept until it is closed."""
 
         def close() -> None:
             self._stop_reading(copy)
@@ -123,8 +123,8 @@ class SliceDigests:
     # --- one turn ------------------------------------------------------------------------------
 
     def turn(self, lanes: Mapping[str, AnyLane], *, is_owner: bool) -> None:
-        """Publish where a cut has come, and go on with a scan. Stores are pruned after this: what H
-        has passed is counted when the cuts below it are published.
+        """Publish digests at new cuts, and continue a scan. Stores are to be pruned after this,
+        because digests at older cuts count records that H has passed since.
         """
         for topic, lane in lanes.items():
             if topic in self._copies:  # an owner stores by a K that has not come back yet
@@ -140,12 +140,12 @@ class SliceDigests:
 
     @property
     def is_reading(self) -> bool:
-        """Return whether there is more to read at once."""
+        """Return whether a copy is being read from the disk."""
         return self._reading is not None
 
     @property
     def damaged(self) -> int:
-        """Stretches that the last scans could not read."""
+        """Return the number of key ranges that the last scans could not read."""
         return sum(len(copy.store.damaged) for copy in self._copies.values())
 
     def _cuts(self) -> list[tuple[ReadBack, Checkpoint]]:
@@ -162,7 +162,7 @@ class SliceDigests:
         return [(cut, checkpoint) for cut, checkpoint in decoded if checkpoint is not None]
 
     def _decoded(self, cut: ReadBack) -> Checkpoint | None:
-        """Return the checkpoint of a cut; None: something else wrote it."""
+        """Return the checkpoint of a cut; None: the record is no checkpoint of this slice."""
         try:
             return decode_checkpoint_of(self._slice_no, cut.data)
         except KafkaEdgeError:
@@ -224,7 +224,9 @@ class SliceDigests:
     # --- scan ----------------------------------------------------------------------------------
 
     def ask_scan(self, topic: str, done: Done) -> bool:
-        """Scan a copy, and call ``done`` at the cut after; False: it is not kept here."""
+        """Scan a copy, and call ``done`` at the cut after it; return False if it is not kept
+        here.
+        """
         copy = self._copies.get(topic)
         if copy is None:
             return False
@@ -270,7 +272,7 @@ class SliceDigests:
     def _publish_again(
         self, copy: _Copy, read_back: ReadBack, checkpoint: Checkpoint, *, is_owner: bool
     ) -> None:
-        """Publish at the last cut, if nothing was committed since; else at the next."""
+        """Publish a scanned copy at the last cut, unless it has changed since that cut."""
         shard = checkpoint.shards.get(copy.place.topic)
         if shard is not None and copy.store.digest.is_exact_at(shard.cursor.offset):
             self._publish(copy, read_back, checkpoint, is_owner=is_owner)

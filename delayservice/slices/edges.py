@@ -1,4 +1,4 @@
-"""Clients, clocks, threads and settings of a worker's loop."""
+"""Clients, clocks, threads and settings that a worker's loop gets from outside."""
 
 from __future__ import annotations
 
@@ -28,30 +28,30 @@ from delayservice.slices.slice import Slice
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Edges:
-    """The edges of one loop.
+    """Clients, clocks, threads and settings of one worker's loop.
 
     Attributes:
         node_id: this node.
         source: the logs of the delay topics.
         sink: the transactional writer.
-        checkpoints: checkpoints as they are read back.
-        succession: what a take-over asks of Kafka and the ensemble.
-        background: threads for calls that wait.
-        writing: one thread for the writer, whose calls must not queue behind others.
+        checkpoints: checkpoints that are read back from their topic.
+        succession: calls of a take-over to Kafka and the ensemble.
+        background: threads for calls that block.
+        writing: the writer's own thread, whose calls must not queue behind others.
         clock: wall clock and monotonic clock.
-        gate: the ensemble: roles, and whether the clock is in doubt.
+        gate: the node's roles by ZooKeeper, and whether its clock is in doubt.
         observer: metrics.
-        routes: where outcomes go.
-        limits: how much is done at once.
-        contract_of: returns the contract that settings ask for, by delay topic and newest version
-            that may be used.
+        routes: topics of outputs, and the secrets.
+        limits: sizes, intervals and waits of the loop.
+        contract_of: returns the contract that settings ask for; takes the delay topic and the
+            newest contract version allowed.
         flow_rules: returns the limits of a slice.
         disk_level: returns how full the disk is.
-        copies_of: returns what compares and repairs a slice's copies; None: nothing does.
-        pausing: surrounds the wait for records, while other threads may look at the lanes.
+        copies_of: returns the keeper of a slice's copies; None: they are not compared.
+        pausing: context around the wait for records, in which other threads may read the lanes.
         is_held: returns whether deliveries of a delay topic are paused.
-        tended: takes a slice for its metrics, about once a second after something happened to it,
-            else now and then; returns whether to do so again soon.
+        tended: updates the metrics of a slice: about once a second while it is active, less often
+            when it is idle. Returns whether to call it again in a second.
     """
 
     node_id: str
@@ -76,5 +76,5 @@ class Edges:
 
     @property
     def fingerprints(self) -> tuple[str, ...]:
-        """Fingerprints of the secrets that verify copies; the first one signs them."""
+        """Return the fingerprints of the secrets; requeued records are signed by the first one."""
         return tuple(map(fingerprint, self.routes.secrets))

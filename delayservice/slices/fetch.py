@@ -11,11 +11,11 @@ NOWHERE: Final = -1
 
 
 class Fetch:
-    """The client at one log.
+    """Position and pause of the client at one log.
 
     Attributes:
-        position: the offset of the next record; ``NOWHERE``: what comes next is read after a seek.
-        is_paused: whether nothing is fetched.
+        position: the offset of the next record; ``NOWHERE``: a seek is needed before the next read.
+        is_paused: whether fetching is paused.
         source: the slice's logs.
     """
 
@@ -26,18 +26,18 @@ class Fetch:
         self._place = place
 
     def go_to(self, offset: int, last_read: LastRead = NOTHING_READ) -> None:
-        """Read on from ``offset``. ``last_read``: the last record below it, where it was read."""
+        """Read from ``offset`` on. ``last_read``: the last record below it, if it was read."""
         self.source.seek(self._place, offset, last_read)
         self.position = offset
 
     def pause(self, *, is_paused: bool) -> None:
-        """Fetch nothing, or go on."""
+        """Pause or resume fetching."""
         if is_paused != self.is_paused:
             (self.source.pause if is_paused else self.source.resume)(self._place)
             self.is_paused = is_paused
 
     def let_go(self) -> None:
-        """Read this log no more. A pause ends first: the client would remember it."""
+        """Stop reading this log. A pause is ended first, because the client would remember it."""
         self.pause(is_paused=False)
         if self.position != NOWHERE:
             self.source.drop(self._place)

@@ -1,4 +1,4 @@
-"""Follows the checkpoint that a node reads back: prunes, and knows its lag."""
+"""Application of checkpoints that a node reads back: prunes the stores and measures the lag."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from delayservice.slices.any_lane import AnyLane
 
 
 class Follower:
-    """One slice's checkpoint as it comes back from Kafka: to its owner, and to every replica.
+    """Follower of one slice's checkpoints, on its owner and on every replica.
 
     Args:
         slice_no: the slice.
-        checkpoints: where they are read.
-        clock: for the lag.
-        secrets: fingerprints of those that this node verifies copies by.
+        checkpoints: checkpoints that are read back.
+        clock: monotonic clock for the lag.
+        secrets: fingerprints of the secrets by which this node verifies requeued records.
 
     Attributes:
-        refusal: why nothing of this slice may be stored or served here until the node is restarted
-            with the right secret; empty: it may. It stays when the slice is served with a known
-            secret again: what the other one signed meanwhile may still be pending.
+        refusal: why this slice may not be stored or served here until the node is restarted with
+            the right secret; empty: it may. It stays even when the slice is served with a known
+            secret again, because records signed with the other secret may still be pending.
     """
 
     def __init__(
@@ -51,31 +51,31 @@ class Follower:
 
     @property
     def lost_offsets(self) -> int:
-        """Return the number of offsets that retention deleted unsettled, by that checkpoint."""
+        """Return by the newest checkpoint how many offsets retention deleted unsettled."""
         shards = () if self._newest is None else self._newest.shards.values()
         return sum(lost.stop - lost.first for shard in shards for lost in shard.lost)
 
     def stepped_down(self, lanes: Mapping[str, AnyLane], claim: int) -> None:
-        """Go by the newest checkpoint if a later owner wrote it than the one of ``claim``, which
-        this node was: it has only pruned by it, and stores what comes next by its contracts.
+        """Adopt contracts and cursors of the newest checkpoint if a later owner wrote it than this
+        node, which owned the slice by ``claim`` and has only pruned by that checkpoint.
         """
         newest = self._newest
         if newest is not None and newest.tenure is not None and newest.tenure.claim > claim:
             self._follow(newest, lanes, is_owner=False)
 
     def again(self) -> None:
-        """Follow the newest checkpoint again: there are other lanes now."""
+        """Make the next ``prune`` apply the newest checkpoint again, because lanes have changed."""
         self._last = None
 
     def prune(self, lanes: Mapping[str, AnyLane], *, is_owner: bool) -> ReadBack | None:
-        """Forget what a newer checkpoint has settled (rule 5): one path for the owner and
-        for every replica, which also reads on by its contracts.
+        """Prune the stores by a newer checkpoint (rule 5), on the owner and on every replica alike.
+        A replica also adopts its contracts and cursors.
 
         Returns:
-            It, if there was one.
+            The checkpoint as it was read back; None: there is no newer one, or it is refused.
 
         Raises:
-            KafkaEdgeError: it is no checkpoint of this slice.
+            KafkaEdgeError: the record is no checkpoint of this slice.
             WrongSecretError: the slice is refused from now on.
         """
         if self.refusal:
@@ -99,7 +99,7 @@ class Follower:
         self, checkpoint: Checkpoint, lanes: Mapping[str, AnyLane], *, is_owner: bool
     ) -> None:
         self._newest = checkpoint
-        # Of a topic that was deleted and made anew, the checkpoint knows only the old one.
+        # After a topic was deleted and created again, the checkpoint has only the old shard.
         known = {
             topic: shard
             for topic, shard in checkpoint.shards.items()
@@ -115,7 +115,7 @@ class Follower:
                 lane.follow(cursor)
 
     def lag_s(self, lanes: Mapping[str, AnyLane], log_ends: Mapping[str, int]) -> float:
-        """Return the lag of a replica's copies, seconds; infinite while it is not known."""
+        """Return the lag of a replica's copies, seconds; infinite while it is unknown."""
         if not lanes or self.refusal:
             return math.inf
         if self._newest is None and self._checkpoints.is_unserved(self._slice_no):

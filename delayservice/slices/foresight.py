@@ -1,5 +1,5 @@
-"""Preparations for records that were just read: their targets are looked up by the time they are
-due, and turns that an earlier owner gave away are kept.
+"""Preparations for records that were just read: their targets are looked up before they are due,
+and the turns that an earlier owner assigned to paced records are kept.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from delayservice.engine.settle import Settler
 
 
 class Foresight:
-    """Looks at the entries of one shard as they are stored.
+    """Preparation for the entries of one shard, made when they are stored.
 
     Args:
-        settler: says which targets settings deny: those are not looked up, for any client can name
-            any number of them.
-        flow: the limits of the slice; None: there are none.
-        targets: what is known of targets; None: all can be written to.
+        settler: knows the targets that settings deny. They are not looked up, because a client
+            can name any number of them.
+        flow: the limits of the slice; None: no limits.
+        targets: states of target topics; None: all can be written to.
     """
 
     def __init__(self, settler: Settler, flow: Flow | None, targets: Targets | None) -> None:
@@ -29,14 +29,14 @@ class Foresight:
         self._targets = targets
 
     def note(self, entries: Sequence[Entry]) -> None:
-        """Take a run of entries."""
+        """Prepare for a run of entries."""
         if self._flow is not None and self._flow.has_rates:
             self._observe_turns(self._flow, entries)
         if self._targets is not None:
             self._expect(self._targets, entries)
 
     def _observe_turns(self, flow: Flow, entries: Sequence[Entry]) -> None:
-        """Note the turns of copies: an earlier owner gave them away, and this one honours them."""
+        """Note the turns of requeued records, which an earlier owner assigned."""
         for entry in entries:
             if entry[1] == COPY:
                 target, turn_ms = entry[4][0], turn_of(entry[4][6])

@@ -1,4 +1,4 @@
-"""Poll → store: what the logs hold goes to the lanes."""
+"""Poll → store: passes records of the logs to the lanes."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ _log = structlog.get_logger(__name__)
 
 
 class Intake:
-    """Single-threaded, as the loop that owns it.
+    """Reader of the logs for a worker's lanes. Single-threaded, as the loop that owns it.
 
     Args:
-        parts: of the loop.
-        owning: lets go of slices whose logs fail.
-        is_active: takes the number of a slice that something was stored of.
-        drop_lane: serves a shard no longer.
-        settle_down: has nothing in flight.
+        parts: parts of the loop.
+        owning: releases slices whose logs fail.
+        is_active: takes the number of a slice of which records were stored.
+        drop_lane: stops serving a shard; takes its slice and delay topic.
+        settle_down: ends the transaction in flight and the open one.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class Intake:
         self._may_store = True
 
     def poll(self, wait_ms: float, gather_ms: float) -> float:
-        """Poll and store; return how long the wait for records was, seconds."""
+        """Poll and store records; return the time spent waiting for them, seconds."""
         self._mind_the_disk()
         edges = self._edges
         began_s = edges.clock.monotonic_s()
@@ -69,7 +69,7 @@ class Intake:
         return waited_s
 
     def store(self, run: Run) -> bool:
-        """Store what was read of a shard; return whether it could be stored."""
+        """Store a run of a shard's log; return whether it could be stored."""
         topic, number = run.place
         found = self._parts.find(number, topic)
         if found is None or found[0].follower.refusal:  # since a moment ago
@@ -82,10 +82,10 @@ class Intake:
             return False
         except KafkaEdgeError as exc:
             if not lane.shard.owned:
-                lane.step_down()  # what was read is read again; an owner does when it lets go
+                lane.step_down()  # reads the run again; an owner steps down with its release
             self._owning.interrupted_safely(slice_, str(exc))
             if not lane.shard.owned:
-                lane.step_down()  # what was taken with the failure is read again
+                lane.step_down()  # reads again what was ingested before the failure
             return False
         self._edges.observer.ingested(number, records)
         self._is_active(number)
@@ -95,7 +95,7 @@ class Intake:
         return True
 
     def _hear_trouble(self, trouble: Trouble) -> None:
-        """Go on with a log that has expired or was truncated; a new topic gets a new lane."""
+        """Handle a log that failed, expired or was truncated. A recreated topic gets a new lane."""
         topic, number = trouble.place
         found = self._parts.find(number, topic)
         if found is None:  # dropped a moment ago
@@ -135,7 +135,7 @@ class Intake:
                 self.let_store(slice_)
 
     def let_store(self, slice_: Slice) -> None:
-        """Let the lanes of a slice store, unless the disk is full or the slice is refused."""
+        """Allow the lanes of a slice to store, unless the disk is full or the slice is refused."""
         may_store = self._may_store and not slice_.follower.refusal
         for lane in slice_.lanes.values():
             lane.let_store(may_store=may_store)

@@ -1,5 +1,5 @@
-"""Shards of owned slices that wait for the end of their log: they were added, or the log may have
-lost an offset that they wait for. The ends are asked for together, on a helper thread.
+"""Queries for the log ends of shards in owned slices, sent together on a helper thread: for shards
+that were added, and for shards that wait for an offset which the log may have lost.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _log = structlog.get_logger(__name__)
 
 @dataclass(slots=True)
 class _Query:
-    """A question for the ends of logs. ``stored`` and ``awaited``: of each shard when it began."""
+    """Query for log ends. ``stored``, ``awaited``: S and awaited end of each shard at its start."""
 
     future: Future[Mapping[Place, Bounds]]
     lanes: list[AnyLane]
@@ -31,20 +31,20 @@ class _Query:
     awaited: Mapping[Place, int]
 
     def is_too_short(self, bounds: Bounds, lane: AnyLane) -> bool:
-        """Return whether a log ends below an offset that its shard has waited for since before the
-        question: the log did hold that offset.
+        """Return whether a log ends below an offset that its shard awaited before and after the
+        query. The log held that offset once, so it was truncated.
         """
         return bounds.end < min(lane.awaited_end, self.awaited[lane.place])
 
 
 class Joining:
-    """Single-threaded, as the loop that owns it.
+    """Queries for log ends of owned slices. Single-threaded, as the loop that owns it.
 
     Args:
-        slices: those of the loop, by number.
+        slices: the slices of the loop, by number.
         edges: threads, clock, succession.
-        join: takes a shard, the bounds of its log, and its S when they were asked for: it is to be
-            owned as well, or to begin anew.
+        join: takes a slice, a lane, the bounds of its log, and its S before the query; takes the
+            shard over, or again from the log as it is now.
     """
 
     def __init__(
@@ -61,22 +61,22 @@ class Joining:
         self._join = join
         self._queries: list[_Query] = []
         self._waiting: dict[AnyLane, None] = {}
-        """Shards whose ends are asked for after a rest."""
+        """Lanes whose log ends are queried after a rest."""
         self._ask_after_s = -math.inf
 
     @property
     def is_asking(self) -> bool:
-        """Return whether an answer is awaited."""
+        """Return whether a query is under way."""
         return bool(self._queries)
 
     def clear(self) -> None:
-        """Forget all: the writer was lost."""
+        """Drop all queries and waiting shards, because the writer was lost."""
         self._queries.clear()
         self._waiting.clear()
 
     def await_end(self, lane: AnyLane) -> None:
-        """Ask for the end of a shard's log if the shard waits for an offset: the log may have lost
-        it, and the client reports nothing where the log has grown again to the position.
+        """Query the end of a shard's log after a rest, if the shard awaits an offset. The log may
+        have lost it, which the client does not report once the log has grown to its position again.
         """
         if lane.awaited_end:
             if not self._waiting:
@@ -84,15 +84,15 @@ class Joining:
             self._waiting[lane] = None
 
     def ask(self, lanes: list[AnyLane]) -> None:
-        """Ask for the ends of these shards' logs."""
+        """Query the log ends of these lanes now."""
         stored = stored_of(lanes)
         future = self._background.submit(lambda: self._succession.bounds(stored.keys()))
         awaited = {lane.place: lane.awaited_end for lane in lanes}
         self._queries.append(_Query(future, lanes, stored, awaited))
 
     def hear(self, *, may_join: bool) -> None:
-        """Take the answers, and ask again for shards that still wait. ``may_join``: no commit is on
-        its way, so that the first checkpoint of a shard is beyond doubt.
+        """Handle answers, and query again for shards that still wait. ``may_join``: no commit is on
+        its way, so it is certain which commit carries a shard's first checkpoint.
         """
         if may_join:
             for query in [one for one in self._queries if one.future.done()]:
@@ -128,5 +128,5 @@ class Joining:
 
 
 def stored_of(lanes: Iterable[AnyLane]) -> dict[Place, int]:
-    """Return S of each shard."""
+    """Return S of each lane's shard, by place."""
     return {lane.place: lane.shard.stored for lane in lanes}

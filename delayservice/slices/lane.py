@@ -1,6 +1,6 @@
-"""The precise lane: one shard with its log and its store.
+"""Precise lane: one shard with its log and its store.
 
-It carries out what the shard decides, and never commits: all lanes of a worker share one
+It executes the decisions of the shard. It never commits, because all lanes of a worker share one
 transaction (see ``worker_loop``).
 """
 
@@ -34,13 +34,13 @@ from delayservice.slices.store_label import StoreLabel
 from delayservice.store.base import Store
 
 _FIRST_MEAN_BYTES = 32_768.0
-"""Payload size assumed before any was read: a first batch of large records must fit in memory."""
+"""Payload bytes assumed per record at first, so that a first batch of large ones fits in memory."""
 _CHUNK_RECORDS = 1_000
-"""Outputs that are made and handed over at once: as many as the processor's cache holds."""
+"""Outputs of one chunk: as many as the processor's cache holds."""
 
 
 class Lane(BaseLane):
-    """One delay topic's partition on one node."""
+    """Precise lane of one partition of a delay topic; see ``BaseLane`` for the arguments."""
 
     shard: Shard
     _proof: LogProof
@@ -61,7 +61,7 @@ class Lane(BaseLane):
         self.past_due = PastDue()
         self._foresight = Foresight(self._settler, flow, targets)
         self._read_runs: deque[tuple[int, int]] = deque()
-        """Runs that H may not have passed: end, and append time of the first record, epoch ms."""
+        """Runs not yet passed by H: end offset, and append time of the first record, epoch ms."""
         self._may_store = True
         self._mean_bytes = _FIRST_MEAN_BYTES
         self.shard = Shard(self._settler, store.open())
@@ -83,10 +83,10 @@ class Lane(BaseLane):
     # --- roles ---------------------------------------------------------------------------------
 
     def adopt(self, contracts: Contracts) -> None:
-        """Read records by these parameters from now on (rule 2); nothing is read before the first.
+        """Read records by these contracts from now on (rule 2); reading begins with the first call.
 
-        The store starts over if its label does not say that its records are read in the same way.
-        Else the label is written before anything is read anew, so that it is right after a crash.
+        The store is emptied if, by its label, its records were read in another way or an unknown
+        one. Otherwise the label is written before the next read, so that it is right after a crash.
         """
         if self._is_adopted and contracts == self.contracts:
             return
@@ -100,20 +100,20 @@ class Lane(BaseLane):
             self._label.write(contracts)
 
     def offsets_ahead(self, end: int, now_ms: int) -> int:
-        """Return how many offsets came within some seconds; see ``AnyLane``."""
+        """Return the growth of the log within some seconds, in offsets; see ``AnyLane``."""
         return self._growth.offsets_ahead(end, now_ms)
 
     def log_reaches(self, end: int) -> None:
-        """Do nothing: the whole log is read in any case."""
+        """Do nothing: a precise lane reads the whole log."""
 
     def step_down(self) -> None:
-        """Settle no more, and read again what may have been read and not stored."""
+        """Become a replica again, and seek to the next offset to be stored."""
         self._fetch.position = NOWHERE
         self._read_runs.clear()
         self.follow(self.shard.committed)
 
     def follow(self, cursor: Cursor) -> None:
-        """Store only, and keep up with the checkpoint."""
+        """Become or stay a replica, which only stores, at the checkpoint's cursor."""
         self.shard.follow(cursor)
         self._proof.follow()
         self._read_on()
@@ -133,7 +133,7 @@ class Lane(BaseLane):
         elif newer is not None:
             self._lose_end(cursor, bounds)
         if self.shard.stored == 0 or last_read.offset >= bounds.end:
-            last_read = LastRead(last_read.leader_epoch)  # which tells what H had passed
+            last_read = LastRead(last_read.leader_epoch)  # the epoch shows what H has passed
         cursor = self._fit_to_log(cursor, bounds)
         read_to = stored_without_gap(self._label.gaps, cursor.offset, self.shard.stored)
         self._skip_lost(lost, cursor.offset, read_to, bounds.start)
@@ -145,12 +145,12 @@ class Lane(BaseLane):
         self._read_on()
 
     def fit(self, cursor: Cursor, last_read: LastRead) -> Cursor:
-        """Return the cursor of a checkpoint as far as it holds for the log that was read here."""
+        """Return a checkpoint's cursor, with H lowered to what replaced lost records of the log."""
         newer = self._proof.first_newer(cursor, last_read)
         return cursor if newer is None else Cursor(cursor.key, newer.offset)
 
     def refit(self, bounds: Bounds, *, is_truncated: bool = False) -> None:
-        """Go on with what the log holds, in the same role; see ``AnyLane``."""
+        """Continue in the same role with what the log holds now; see ``AnyLane``."""
         cursor, last_read = self.shard.committed, self._proof.committed_last
         position = self._fetch.position
         below = self.last_below(position)
@@ -166,30 +166,30 @@ class Lane(BaseLane):
 
     @property
     def awaited_end(self) -> int:
-        """Up to where the log has to be read; see ``AnyLane``."""
+        """Return the offset up to which the log has to be read first; 0: none has to be."""
         is_doubtful = self.shard.owned and self._proof.is_doubtful
         return max(self.shard.awaited_end, self.shard.stored if is_doubtful else 0)
 
     def last_below(self, offset: int) -> LastRead:
-        """Return the last record below ``offset``, where it was read; see ``AnyLane``."""
+        """Return the last record below ``offset`` if it was read, else ``NOTHING_READ``."""
         return self._proof.last_below(offset)
 
     def _fit_to_log(self, cursor: Cursor, bounds: Bounds) -> Cursor:
-        """Report what the log has lost, and return the cursor from which the rest is served: a log
-        that ends below H was truncated, one that starts above what was stored has expired.
+        """Fit the store to the log, report losses, and return the cursor with H at most the end. A
+        log that ends below H or S was truncated; one that starts above S has expired.
         """
         if cursor.offset > bounds.end or self.shard.stored > bounds.end:
             self._lose_end(cursor, bounds)
             cursor = Cursor(cursor.key, min(cursor.offset, bounds.end))
         if self._proof.expire(bounds.start):
-            self._fetch.position = NOWHERE  # begun anew, or the log would seem to be truncated
+            self._fetch.position = NOWHERE  # forces a seek, or the log would seem to be truncated
         if self.shard.stored < bounds.start:
             report_expired(self.place, self.shard.stored, bounds.start)
             self._go_on_at(bounds.start)
         return cursor
 
     def _lose_end(self, cursor: Cursor, bounds: Bounds) -> None:
-        """Start over with a log that has lost its end; how much of it shows when it is read."""
+        """Report that the log has lost its end, and empty the store, to be filled from the log."""
         report_truncated(
             self.place,
             "the store is rebuilt from what the log holds now",
@@ -201,7 +201,7 @@ class Lane(BaseLane):
         self._proof.forget_last()
 
     def _go_on_at(self, start: int) -> None:
-        """Go on at ``start`` with a store that never saw the offsets below it."""
+        """Continue storing at ``start``, and note the offsets from S to ``start`` as a gap."""
         self._note_gap(Gap(self.shard.stored, start, start))
         self.store.append([], [], [], start)
         self.shard.stored = start
@@ -212,7 +212,7 @@ class Lane(BaseLane):
             self.shard.walk.doubts = doubtful(self._label.gaps, self._lost)
 
     def reset_store(self) -> None:
-        """Start the store over from the beginning of the log."""
+        """Empty the store, to be filled from the beginning of the log."""
         self.store.reset()
         self.shard.stored = 0
         self._proof.start_over()
@@ -228,18 +228,18 @@ class Lane(BaseLane):
     # --- poll → store --------------------------------------------------------------------------
 
     def ingest(self, run: Run) -> int:
-        """Store one run of the log; returns its number of records."""
+        """Store one run of the log, and return its number of records."""
         if run.start != self._fetch.position:
             return 0  # read before a seek
         epoch_before = self._proof.position[0].leader_epoch
         try:
             self._proof.prove(run)
         except LogTruncatedError:
-            self._fetch.position = NOWHERE  # whatever comes next is read after a seek
+            self._fetch.position = NOWHERE  # a seek is needed before the next read
             raise
         entries = self.reader.read_batch(run.rows)
         if self.reader.has_refused and not self._label.has_refused:
-            # Before the store goes past the copy.
+            # Written before the store's S passes the refused record.
             self._label.write(self.contracts, has_refused=True)
         self._foresight.note(entries)
         shard, store = self.shard, self.store
@@ -264,18 +264,18 @@ class Lane(BaseLane):
         return len(entries)
 
     def is_denied(self, target: str) -> bool:
-        """Return whether settings deny a target to records that are written now."""
+        """Return whether settings deny records written now the target topic ``target``."""
         return self._settler.denial(self.shard.stored, target) is not None
 
     def _unwalked_ms(self) -> int | None:
-        """Return when the first record that H has not passed was appended; None: it passed all."""
+        """Return the append time of the first run not passed by H, epoch ms; None: all passed."""
         runs, h = self._read_runs, self.shard.staged.offset
         while runs and runs[0][0] <= h:
             runs.popleft()
         return runs[0][1] if runs else None
 
     def let_store(self, *, may_store: bool) -> None:
-        """Store more, or not; what is stored is read again in any case, so that H can pass it."""
+        """Allow or forbid storing of new records; stored ones are still read, so that H moves."""
         if may_store != self._may_store:
             self._may_store = may_store
             self._hold_back()
@@ -289,7 +289,7 @@ class Lane(BaseLane):
     # --- due → settle --------------------------------------------------------------------------
 
     def settle_late(self, now_ms: int, limit: int, may_read: MayRead = at_will) -> list[Output]:
-        """Walk H."""
+        """Move H over records that were read, and return the outputs; see ``AnyLane``."""
         if self._proof.is_doubtful:
             return []
         read = self.shard.read
@@ -299,11 +299,11 @@ class Lane(BaseLane):
         return outputs
 
     def settle_due(self, now_ms: int, limit: int, bytes_max: int) -> Iterator[list[Output]]:
-        """Walk K over the store, for about ``limit`` outputs and ``bytes_max`` payload bytes.
+        """Move K over the store, for about ``limit`` outputs and ``bytes_max`` payload bytes.
 
-        It yields chunks, so that Kafka sends one while the next is read, and the memory of one is
+        Yields chunks of outputs: Kafka sends one while the next is read, and the memory of one is
         still in the cache for the next (``bench whole``). The caller sends each chunk, or aborts
-        the transaction and asks for no more.
+        the transaction and takes no other.
         """
         shard = self.shard
         if self._proof.is_doubtful or not shard.may_advance_key:
@@ -331,8 +331,8 @@ class Lane(BaseLane):
                 return
 
     def start_over(self) -> Iterator[int]:
-        """Read a replica's whole store again from the log, in steps, or raise ``KafkaEdgeError``:
-        it may hold the last copy of a record, or this node has become the owner.
+        """Rebuild a replica's whole store from the log, in steps. Raise ``KafkaEdgeError`` if the
+        log lacks a pending record, or this node has become the owner.
         """
         bounds = self._fetch.source.bounds(self.place)
         yield from self.mended.check_is_in_log(bounds.start)
@@ -346,7 +346,7 @@ class Lane(BaseLane):
         return Log(self._fetch.source, self.reader, self.place, self._cancellers.find_one)
 
     def next_due_ms(self) -> int | None:
-        """Return when to look again, if nothing else happens before."""
+        """Return when the next record is due, epoch milliseconds; None: no record is pending."""
         return self.store.next_due_ms(self.shard.staged.key)
 
     # --- commit → prune ------------------------------------------------------------------------
@@ -357,7 +357,7 @@ class Lane(BaseLane):
         self.past_due.forget(self.shard.committed)
 
     def sync_soon(self) -> None:
-        """Make durable what there is, and what tells the log that it was read from."""
+        """Ask the store to make all it holds durable, with a label that names the last record."""
         self._note_position()
         self.store.sync_soon()
 
@@ -366,7 +366,7 @@ class Lane(BaseLane):
             self._label.write(self.contracts)
 
     def close(self) -> None:
-        """Make durable what there is, and let go."""
+        """Write the label, end a pause of the client, and close the store."""
         self._note_position()
         self._fetch.pause(is_paused=False)  # the client would remember it for the next lane
         self.store.close()

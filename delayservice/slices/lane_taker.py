@@ -1,4 +1,4 @@
-"""Makes a shard an owner's: by the last checkpoint, the log as it is now, and the settings."""
+"""Take-over of single shards, from the last checkpoint, the present log and the settings."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ _log = structlog.get_logger(__name__)
 
 
 class LaneTaker:
-    """Takes over single shards of slices that are claimed.
+    """Take-over of single shards of claimed slices.
 
     Args:
-        parts: of the loop.
-        await_end: asks for the end of a log that a shard waits for.
+        parts: parts of the loop.
+        await_end: queries the log end of a shard that awaits an offset.
     """
 
     def __init__(self, parts: LoopParts, await_end: Callable[[AnyLane], None]) -> None:
@@ -31,8 +31,8 @@ class LaneTaker:
         self._await_end = await_end
 
     def take(self, slice_: Slice, lane: AnyLane, bounds: Bounds, stored_before: int) -> None:
-        """Own a shard. ``stored_before``: its S before the bounds were asked for; what was stored
-        since may lie above them, and the log is no shorter for that.
+        """Make this node own a shard. ``stored_before``: its S before ``bounds`` were queried.
+        Records stored since may lie above ``bounds.end``, which is no sign of truncation.
         """
         if stored_before <= bounds.end:
             bounds = bounds._replace(end=max(bounds.end, lane.shard.stored))
@@ -51,8 +51,8 @@ class LaneTaker:
         self._parts.agenda.look_again(lane)
 
     def _with_homes(self, lane: AnyLane, wanted: Contract) -> Contract:
-        """Return what settings ask for, with ids at home where they are by the contracts that are
-        in force of the topic's partitions, whatever the settings say now.
+        """Return ``wanted`` with the ``id_partitions`` of the contracts in force: a changed setting
+        is ignored, because pending ids would not be found any more.
         """
         slices = self._parts.slices.values()
         lanes = [s.lanes[lane.topic] for s in slices if lane.topic in s.lanes]

@@ -1,8 +1,7 @@
-"""One partition of a level topic with its log, which is its store as well: the level lane.
+"""Level lane: one partition of a level topic. Its log is its store.
 
-An owner fetches ahead up to a threshold, pauses the partition and waits for the head. A replica
-fetches nothing, for there is nothing to keep, and is never behind. What the records become is
-decided in ``engine.level``.
+An owner fetches ahead up to a threshold, pauses the partition and waits until the head is due. A
+replica stores nothing, so it fetches nothing and has no lag. ``engine.level`` decides the outcomes.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from delayservice.slices.lost import report_truncated
 from delayservice.store.base import StoreStats
 
 _CHUNK_RECORDS = 1_000
-"""Outputs that are made and handed over at once, as in ``lane``."""
+"""Outputs of one chunk, as in ``lane``."""
 _DELIVERED = "what was written in their place is delivered"
 
 _log = structlog.get_logger(__name__)
@@ -37,34 +36,34 @@ _log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class FetchAhead:
-    """Part of one partition that is held in memory until it is due."""
+    """Limits of what is held in memory of one partition until it is due: records and bytes."""
 
     records: int
     bytes: int
 
 
 class LogAsStore:
-    """In place of a store: the log keeps everything, so there is nothing to forget or to save."""
+    """Store interface of a level lane. The log keeps all records, so calls change nothing."""
 
     def __init__(self, shard: LevelShard) -> None:
         self._shard = shard
 
     def stats(self) -> StoreStats:
-        """Return figures of the records that wait, up to the known end of the log; none on disk."""
+        """Return figures of the waiting records up to the known end of the log; 0 bytes on disk."""
         shard = self._shard
         return StoreStats(shard.pending, 0, shard.next_due_ms(), shard.stored)
 
     def prune(self, cursor: Cursor) -> None:
-        """Retention does it."""
+        """Do nothing: retention deletes the records."""
 
 
 class LevelLane(BaseLane):
-    """One level topic's partition on one node; see ``BaseLane`` for the other arguments.
+    """Lane of one partition of a level topic; see ``BaseLane`` for the other arguments.
 
     Args:
-        ahead: how much is fetched ahead.
-        park_topic: the delay topic that records whose target fails are parked in, in the same
-            partition; None: there is none now, and they are dead-lettered.
+        ahead: limits of what is fetched ahead.
+        park_topic: returns the delay topic in which records are parked when their target fails, in
+            the same partition; None: there is no such topic now, and they are dead-lettered.
     """
 
     shard: LevelShard
@@ -92,15 +91,15 @@ class LevelLane(BaseLane):
         self._is_fit = False
 
     precise = None
-    """Nothing is kept but the log."""
+    """None: a level lane has no store beside the log."""
 
     # --- roles ---------------------------------------------------------------------------------
 
     def adopt(self, contracts: Contracts) -> None:
-        """Read records by these parameters from now on (rule 2).
+        """Read records by these contracts from now on (rule 2).
 
-        If the topic was ever a precise one, records below H may still be pending, and no level lane
-        can find them: then it settles nothing, and the cursor stays.
+        If the topic was ever a precise one, records below H may still be pending, and a level lane
+        cannot find them: then it settles nothing, and the cursor stays.
         """
         if contracts == self.contracts:
             return
@@ -112,29 +111,29 @@ class LevelLane(BaseLane):
         return 0
 
     def log_reaches(self, end: int) -> None:
-        """Count what is there as stored: the lane fetches no more than it needs."""
+        """Count the log up to ``end`` as stored; the lane itself fetches only what it needs."""
         self.shard.reaches(end)
 
     def follow(self, cursor: Cursor) -> None:
-        """Be a replica, and keep up with the checkpoint."""
+        """Become or stay a replica at the checkpoint's cursor, and stop fetching."""
         self.shard.follow(cursor)
         self._fetch.let_go()
 
     def step_down(self) -> None:
-        """Settle no more."""
+        """Become a replica again at the committed cursor."""
         self.follow(self.shard.committed)
 
     @property
     def awaited_end(self) -> int:
-        """Up to where the log has to be read; see ``AnyLane``."""
+        """Return the offset up to which the log has to be read first; 0: none has to be."""
         return self._proof.awaited_end if self.shard.owned else 0
 
     def last_below(self, _offset: int) -> LastRead:
-        """Return nothing: an owner proves by what it reads again that the log is the same."""
+        """Return ``NOTHING_READ``: an owner checks the log by reading it again."""
         return NOTHING_READ
 
     def fit(self, cursor: Cursor, _last_read: LastRead) -> Cursor:
-        """Return the cursor of a checkpoint as it is: nothing is kept that it could not fit."""
+        """Return the cursor unchanged: a level lane keeps no records that could contradict it."""
         return cursor
 
     def take_over(
@@ -144,8 +143,8 @@ class LevelLane(BaseLane):
         last_read: LastRead = NOTHING_READ,
         lost: tuple[Lost, ...] = (),
     ) -> None:
-        """Own the shard from ``cursor`` on, or from what the log holds below it in place of records
-        that it has lost; see ``AnyLane``.
+        """Own the shard from ``cursor`` on, or from below it where the log has lost its end and
+        holds other records now; see ``AnyLane``.
         """
         self._skip_lost(lost, cursor.offset, cursor.offset, bounds.start)
         cursor = self._fit_to_log(cursor, bounds)
@@ -167,7 +166,7 @@ class LevelLane(BaseLane):
         self._read_on()
 
     def refit(self, bounds: Bounds, *, is_truncated: bool = False) -> None:  # noqa: ARG002  # no store
-        """Go on with what the log holds, in the same role; see ``AnyLane``."""
+        """Continue in the same role with what the log holds now; see ``AnyLane``."""
         cursor = self.shard.committed
         if self.shard.owned:
             self.take_over(cursor, bounds, self._proof.committed_last, self._lost)
@@ -175,7 +174,7 @@ class LevelLane(BaseLane):
             self.follow(cursor)
 
     def _fit_to_log(self, cursor: Cursor, bounds: Bounds) -> Cursor:
-        """Report what the log has lost, and return the cursor from which the rest is served."""
+        """Return the cursor, with H moved into ``bounds``; a truncated log is reported."""
         if cursor.offset > bounds.end:
             report_truncated(
                 self.place, _DELIVERED, cursor_offset=cursor.offset, read_from=bounds.end
@@ -186,7 +185,7 @@ class LevelLane(BaseLane):
     # --- poll ----------------------------------------------------------------------------------
 
     def ingest(self, run: Run) -> int:
-        """Take one run of the log; returns its number of records."""
+        """Take one run of the log, and return its number of new records."""
         if run.start != self._fetch.position:
             return 0  # read before a seek
         h = self._proof.offset
@@ -208,27 +207,27 @@ class LevelLane(BaseLane):
         return len(rows)
 
     def _read_on(self) -> None:
-        # Enough may wait. The client throws away what it fetched when it is paused, so it goes on
-        # for half of the threshold at least before it is paused again.
+        # A paused client throws away what it has fetched. So fetching resumes only when there is
+        # room for at least half of the threshold.
         if self._fetch.is_paused and self.shard.has_room:
             self._fetch.pause(is_paused=False)
         elif self.shard.is_full:
             self._fetch.pause(is_paused=True)
 
     def sync_soon(self) -> None:
-        """Do nothing: the brokers have made all durable."""
+        """Do nothing: the log is durable on the brokers."""
 
     def let_store(self, *, may_store: bool) -> None:
-        """Do nothing: it has no store."""
+        """Do nothing: a level lane has no store."""
 
     # --- due → settle --------------------------------------------------------------------------
 
     def settle_late(self, _now_ms: int, _limit: int, _may_read: MayRead = at_will) -> list[Output]:
-        """Return nothing: what is late is at the head."""
+        """Return an empty list: late records are at the head, where ``settle_due`` begins."""
         return []
 
     def settle_due(self, now_ms: int, limit: int, bytes_max: int) -> Iterator[list[Output]]:
-        """Settle from the head on what is due, in chunks; see ``AnyLane``."""
+        """Settle due records from the head of the log on, in chunks; see ``AnyLane``."""
         self._settler.requeuer.topic = self._park_topic()
         left = min(limit, int(bytes_max / self.shard.mean_bytes) + 1)
         while left > 0:
@@ -242,9 +241,9 @@ class LevelLane(BaseLane):
         self._read_on()
 
     def next_due_ms(self) -> int | None:
-        """Return when the head is due."""
+        """Return when the next record is due, epoch ms; None: all fetched records are staged."""
         return self.shard.next_due_ms()
 
     def close(self) -> None:
-        """Let go."""
+        """Stop reading the log."""
         self._fetch.let_go()

@@ -1,10 +1,10 @@
-"""Finds where a level topic's log holds other records below H than those that H has passed.
+"""Search for records below H that replaced lost records of a level topic's log.
 
-A log that loses its end, and grows again, has new records at offsets below H. Leader epochs ascend
-along a log: up to a record whose epoch the writer of the checkpoint knew, nothing was lost, and the
-first record of a higher epoch is the first that H has not passed. There is no store to compare
-with, so the log is read again from right below H, and from ever further back until it shows such a
-record.
+A log that loses its end and grows again has new records at offsets below H. Leader epochs ascend
+along a log. So nothing was lost up to a record whose epoch the writer of the checkpoint knew, and
+the first record of a higher epoch is the first that H has not passed. There is no store to compare
+with: the log is read again from just below H, and from further and further back until it shows a
+record of a known epoch.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from delayservice.engine.checkpoint import NOTHING_READ, LastRead
 from delayservice.engine.ports import Bounds, Run
 
 _FURTHER: Final = 8
-"""Each look begins so many times as far below H as the one before."""
+"""Factor by which the step back from H grows with each reading."""
 
 
 class LevelProof:
-    """The facts that an owner knows about one level topic's log. Single-threaded, as the lane is.
+    """Search state of one level topic's log on its owner. Single-threaded, as the lane is.
 
     Attributes:
-        committed_last: the newest record that was read, as the next checkpoint says.
-        offset: H, or the first offset below it that H has not passed after all.
+        committed_last: the newest record that was read, for the next checkpoint.
+        offset: H, or an offset below it at which the log holds a record that H has not passed.
     """
 
     def __init__(self) -> None:
@@ -36,11 +36,13 @@ class LevelProof:
 
     @property
     def awaited_end(self) -> int:
-        """H while the log is read again from below it; else 0."""
+        """Return H while the log is read again from below it, else 0."""
         return 0 if self._is_over or self._begun_at >= self.offset else self.offset
 
     def begin(self, offset: int, last_read: LastRead, bounds: Bounds) -> int:
-        """Return where to read from: H, or below it if another leader has the log."""
+        """Return the offset to read from: ``offset`` (H), or below it if the log's leader has
+        changed since ``last_read``.
+        """
         epoch = last_read.leader_epoch
         self.committed_last = LastRead(
             epoch
@@ -52,8 +54,8 @@ class LevelProof:
         return self._begun_at
 
     def look(self, run: Run) -> int | None:
-        """Look at a run, and move ``offset`` back to what replaced lost records; return where to
-        read from instead of going on, or None.
+        """Examine a run, and move ``offset`` back to the first record that replaced a lost one.
+        Return the offset from which to read again, or None to continue.
         """
         if self._is_over:
             return None
@@ -71,7 +73,7 @@ class LevelProof:
         return None
 
     def note(self, run: Run) -> None:
-        """Note what was read at H or above."""
+        """Update ``committed_last`` by a run with records at H or above."""
         epoch, last = run.leader_epoch, run.rows[-1][0]
         if epoch >= 0 and (
             last > self.committed_last.offset or epoch > self.committed_last.leader_epoch

@@ -10,35 +10,37 @@ from delayservice.slices.upkeep import UpkeepPace
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Bounds of one worker."""
+    """Bounds of one worker's loop."""
 
     poll_records: int = 4_000
+    """Most records that one poll returns."""
     transaction_records: int = 20_000
-    """Outputs after which a transaction is committed even before its time; the shards that have
-    something due share them."""
+    """Outputs at which a transaction is committed early; shards with due records share them."""
     transaction_bytes: int = 32 << 20
-    """Payload bytes of a transaction, about."""
+    """Approximate limit of the payload bytes of a transaction."""
     transaction_interval_ms_min: float = 10.0
-    """Bounds of the time between the starts of two commits."""
+    """Lower bound of the interval between two starts of commits, which follows their duration."""
     transaction_interval_ms_max: float = 100.0
+    """Upper bound of that interval between commits."""
     visible_at_commit: bool = True
-    """True: outputs are seen with their commit only, exactly once."""
+    """True: exactly once, outputs become visible with the commit; False: at least once, at once."""
     cursor_interval_ms: float = 500.0
-    """A commit that would only move cursors waits this long, for its loss costs nothing but reading
-    a little again; unless storing would have to wait for it."""
+    """Time between commits that only move cursors, unless storing has to wait for one. If they are
+    lost, a few records are read again."""
     idle_wait_ms: int = 600
-    """Longest wait for records when nothing is due. What other threads have for the loop, a role or
-    the end, wakes it; what changes by itself, such as the disk, is seen after this time."""
+    """Longest wait for records when nothing is due. Changes of roles and the end of the process
+    wake the loop; other changes, such as the disk level, are noticed after this time."""
     pace: UpkeepPace = field(default_factory=UpkeepPace)
+    """Intervals of the loop's upkeep."""
     rest_s: float = 1.0
-    """Time for which a slice that could not be served is left alone."""
+    """Pause before a slice that could not be served is tried again, or log ends are queried."""
 
 
 def limits_of(settings: Settings) -> Limits:
-    """Return the bounds of a worker's transactions: a node's budget is shared by its workers.
+    """Return the bounds of a worker's loop; its node's workers share the transactions per second.
 
-    At least once, a transaction carries cursors and shows no record; nothing is settled while it is
-    committed, so it is committed as rarely as may be.
+    In at-least-once mode a transaction carries only cursors, and nothing is settled during its
+    commit. So it is committed at the longest interval.
     """
     delivery = settings.delivery
     visible_at_commit = delivery.mode == "exactly_once"

@@ -1,7 +1,7 @@
-"""Proof that a log is still the one that was read: records that it has to hold, and leader epochs.
+"""Check that a log still holds the records that were read from it, by offsets and leader epochs.
 
-A log that loses its end, and grows again, has other records at the same offsets. They are told
-apart by the epoch of the leader that appended them: it ascends along a log and from life to life.
+A log that loses its end and grows again has other records at the same offsets. They differ in the
+epoch of the leader that appended them, which ascends along a log and with each new leader.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from delayservice.engine.shard import Shard
 
 
 class LogProof:
-    """The facts that one lane knows about its log. Single-threaded, as the lane is.
+    """Known facts about one lane's log, and checks against them. Single-threaded, as the lane is.
 
     Args:
         topic: the delay topic.
         partition: its partition.
-        shard: how far the lane is.
+        shard: progress of the lane.
 
     Attributes:
-        committed_last: of an owner, the last record read as its checkpoints say.
-        is_whole: whether all that is stored was read in this life, from a log that has kept it
-            since.
+        committed_last: on an owner, the last record read, for its next checkpoint.
+        is_whole: whether all stored records were read since the start of this process or of an
+            empty store, from a log that still holds them.
     """
 
     def __init__(self, topic: str, partition: int, shard: Shard) -> None:
@@ -34,19 +34,17 @@ class LogProof:
         self.is_whole = shard.stored == 0
         self._last_read = NOTHING_READ
         self._read_stop = 0
-        """End of that reading: no record lies between ``_last_read`` and here."""
+        """Offset up to which the log was read: no record lies between ``_last_read`` and it."""
         self._log_start = 0
         """Start of the log when ``expire`` was called last."""
         self._epochs: list[LastRead] = []
-        """The first record that was read of each leader epoch, since the store began or in this
-        life."""
+        """First record read of each leader epoch, since the process or an empty store began."""
         self._doubts: list[LastRead] = []
         self._unproved_from = self._unproved_stop = 0
-        """Offsets that a life before had stored when it crashed, after it had noted what it read
-        last."""
+        """Range of offsets that a process had stored before a crash, after its last label."""
 
     def restore(self, last_read: LastRead, read_stop: int) -> None:
-        """Go on with what an earlier life had read last, if the store still holds that record."""
+        """Restore the last read record from the store's label, if the store still holds it."""
         if 0 <= last_read.offset < self._shard.stored:
             self._last_read, self._read_stop = last_read, read_stop
             if read_stop < self._shard.stored:
@@ -54,7 +52,7 @@ class LogProof:
 
     @property
     def position(self) -> tuple[LastRead, int]:
-        """Return the last record that was read, and where that reading stopped."""
+        """Return the last record that was read, and the offset up to which the log was read."""
         return self._last_read, self._read_stop
 
     @property
@@ -63,21 +61,21 @@ class LogProof:
         return bool(self._doubts) or self._unproved_from < self._unproved_stop
 
     def doubted_from(self, wanted: int) -> int:
-        """Return where to read next: the first record that is in doubt, or else ``wanted``."""
+        """Return the next offset to read: that of the first doubtful record, else ``wanted``."""
         doubted = [known.offset for known in self._doubts]
         if self._unproved_from < self._unproved_stop:
             doubted.append(self._unproved_from)
         return min(doubted, default=wanted)
 
     def last_below(self, offset: int) -> LastRead:
-        """Return the last record below ``offset``, where it was read; see ``AnyLane``."""
+        """Return the last record below ``offset`` if it was read, else ``NOTHING_READ``."""
         is_held = self._last_read.offset >= max(self._log_start - 1, 0)
         is_known = is_held and self._last_read.offset < offset <= self._read_stop
         return self._last_read if is_known else NOTHING_READ
 
     def first_newer(self, cursor: Cursor, last_read: LastRead) -> LastRead | None:
-        """Return the first record below H of a higher epoch than the writer of the checkpoint had
-        read by then: it stands in place of what the log has lost, and H has not passed it.
+        """Return the first record below H with a higher epoch than the checkpoint's last read one;
+        None: there is no such record. It replaced lost records, and H has not passed it.
         """
         if last_read.leader_epoch < 0:
             return None
@@ -88,19 +86,21 @@ class LogProof:
     # --- roles ---------------------------------------------------------------------------------
 
     def follow(self) -> None:
-        """Be a replica's: nothing is settled, so nothing is in doubt."""
+        """Clear doubts and ``committed_last``: the lane is a replica's, which settles nothing."""
         self.committed_last = NOTHING_READ
         self._doubts.clear()
 
     def take_over(self, last_read: LastRead, bounds: Bounds) -> None:
-        """Be an owner's. ``last_read``: as its checkpoint says; ``bounds``: of the log now."""
+        """Collect the records that an owner has to read again. ``last_read``: of its checkpoint;
+        ``bounds``: of the log now.
+        """
         self.committed_last = last_read
         known = (last_read, self._last_read)
         self._doubts = [one for one in known if self._has_to_be_read(one, bounds)]
 
     def _has_to_be_read(self, known: LastRead, bounds: Bounds) -> bool:
-        """Return whether the log may have been truncated since this record was read, and has grown
-        again: it has another leader now, and nothing that has to be read in any case would show it.
+        """Return whether the record has to be read again: the log has another leader since, so it
+        may have been truncated and grown again, and the record lies below what is read next.
         """
         return (
             0 <= known.leader_epoch != bounds.leader_epoch
@@ -110,8 +110,8 @@ class LogProof:
     # --- forget --------------------------------------------------------------------------------
 
     def expire(self, start: int) -> bool:
-        """Note that the log starts at ``start`` now; return whether the client may have begun
-        behind the last record that was read, which is gone.
+        """Note that the log starts at ``start`` now; return whether the last record that was read
+        has expired, so that the client has to seek again.
         """
         self._unproved_from = max(self._unproved_from, start)
         is_gone = max(self._log_start - 1, 0) <= self._last_read.offset < start - 1
@@ -119,11 +119,11 @@ class LogProof:
         return is_gone
 
     def forget_last(self) -> None:
-        """Forget the last record that was read: the log has lost it, or may have."""
+        """Forget the last record that was read, because the log may have lost it."""
         self._last_read = NOTHING_READ
 
     def start_over(self) -> None:
-        """Begin with an empty store: all that will be in it is read from now on."""
+        """Forget all epochs and doubts, because the store was emptied."""
         self._epochs.clear()
         self._unproved_from = self._unproved_stop = 0
         self.is_whole = True
@@ -131,10 +131,10 @@ class LogProof:
     # --- read ----------------------------------------------------------------------------------
 
     def prove(self, run: Run) -> None:
-        """See that this is the log that was read before, as far as it is read again.
+        """Check that a run agrees with what was read before, and note its last record and epoch.
 
         Raises:
-            LogTruncatedError: it is not; the shard has to be fitted to it.
+            LogTruncatedError: it does not agree; the lane has to be refitted to the log.
         """
         self._doubts = [known for known in self._doubts if known.offset >= run.stop]
         for known in (self._last_read, self.committed_last):
@@ -154,7 +154,7 @@ class LogProof:
             self._last_read, self._read_stop = LastRead(epoch, last), run.stop
 
     def _prove_stored(self, run: Run) -> None:
-        """Prove that the last stored records are of the epoch that the label names."""
+        """Check that records stored before a crash are not of a newer epoch than the label's."""
         if not run.start <= self._unproved_from < run.stop:
             return
         is_newer = run.leader_epoch > self._last_read.leader_epoch

@@ -1,4 +1,4 @@
-"""Reports what a log has lost before it was served."""
+"""Log messages about records that a log has lost."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _log = structlog.get_logger(__name__)
 
 
 def report_lost(place: Place, lost: Lost) -> None:
-    """Log a range of offsets that is lost, once for each take-over that skips it."""
+    """Log a range of offsets that retention deleted unsettled, once per take-over that skips it."""
     _log.error(
         "offsets_lost",
         topic=place[0],
@@ -32,7 +32,7 @@ def report_lost(place: Place, lost: Lost) -> None:
 
 
 def report_truncated(place: Place, consequence: str, **facts: int) -> None:
-    """Log that a log has lost its end. ``consequence``: what the lane does about it."""
+    """Log that a log has lost its end. ``consequence``: what the lane does, for the hint."""
     _log.error(
         "log_truncated",
         topic=place[0],
@@ -44,8 +44,8 @@ def report_truncated(place: Place, consequence: str, **facts: int) -> None:
 
 
 def report_expired(place: Place, first: int, stop: int) -> None:
-    """Log offsets that retention deleted before this store had them. On a first start, or after the
-    store was wiped, what was pending among them was rolled if the retention rule held.
+    """Log the offsets from ``first`` to ``stop`` that retention deleted before they were stored. On
+    a first start or with a wiped store, pending records among them were rolled to later offsets.
     """
     _log.warning(
         "log_starts_later",

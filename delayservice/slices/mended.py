@@ -1,4 +1,4 @@
-"""A lane's store that is mended from the log where it turns out to be damaged."""
+"""Reads of a lane's store, in which damaged parts are rebuilt from the log."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ _log = structlog.get_logger(__name__)
 
 
 class MendedStore:
-    """Reads the store of one shard.
+    """Reader of one shard's store that rebuilds a damaged slot from the log and reads again.
 
     Args:
         store: the store.
         shard: the shard.
-        log: returns its log, as it is read now.
+        log: returns the shard's log with its present reader.
     """
 
     def __init__(self, store: Store, shard: Shard, log: Callable[[], Log]) -> None:
@@ -38,7 +38,7 @@ class MendedStore:
         self._log = log
 
     def read_due(self, after: Key, now_ms: int, limit: int) -> list[Frame]:
-        """Read the next frames that are due; see ``Store.read_due``."""
+        """Return the next due frames; see ``Store.read_due``."""
         while True:
             try:
                 return self._store.read_due(after, now_ms, limit)
@@ -46,7 +46,7 @@ class MendedStore:
                 self._mend(damage)
 
     def scan(self, after: Key, upto_ms: int) -> Iterator[Frame]:
-        """Read all frames up to a key; see ``Store.scan``."""
+        """Yield all frames up to key time ``upto_ms``; see ``Store.scan``."""
         while True:
             try:
                 for frame in self._store.scan(after, upto_ms):
@@ -58,7 +58,11 @@ class MendedStore:
                 return
 
     def pending_at(self, key: Key) -> Payload:
-        """Return what is pending at a key, in the store or, if it came late, in the log."""
+        """Return the payload of the record pending at a key, from the store, else from the log.
+
+        Raises:
+            KafkaEdgeError: neither holds the record.
+        """
         key_ms, offset = key
         for frame in self.scan((key_ms, offset - 1), key_ms):
             if frame[1] == offset:
@@ -75,17 +79,17 @@ class MendedStore:
         )
 
     def repair(self, start_ms: int, stop_ms: int, first_offset: int) -> Iterator[int]:
-        """Read a range of keys again from the log, whatever is stored of it, in many small steps.
-        Records that the log has lost are kept as they are stored.
+        """Rebuild a range of keys from the log, damaged or not, in many small steps. Stored records
+        that the log no longer holds are kept.
 
         Args:
             start_ms: the first key, epoch milliseconds; the range is widened to whole hours, which
-                no slot is wider than.
-            stop_ms: the end of the range.
+                is the greatest width of a slot.
+            stop_ms: the end of the range, epoch milliseconds.
             first_offset: offset of the first record in the log that belongs to the range.
 
         Yields:
-            After each step, the number of records in the range as far as it is known.
+            After each step, the number of records in the range found so far.
         """
         start_ms, stop_ms = start_ms // HOUR_MS * HOUR_MS, -(-stop_ms // HOUR_MS) * HOUR_MS
         done = 0
@@ -100,8 +104,8 @@ class MendedStore:
             yield done
 
     def check_is_in_log(self, log_start: int) -> Iterator[int]:
-        """Check in steps that the log holds every pending record, or raise ``KafkaEdgeError``: this
-        store may hold the last copy of one.
+        """Check in steps that the log from ``log_start`` on holds every pending record. Raise
+        ``KafkaEdgeError`` otherwise, because this store may hold the last copy of a record.
         """
         k, h = self._shard.committed
         scanner, after, end = self._store.scanner(), k, (DUE_STOP_MS, OFFSET_MAX)
@@ -115,14 +119,14 @@ class MendedStore:
             yield 0
 
     def _reread(self, again: Rereading, start_ms: int, first_offset: int) -> Iterator[int]:
-        """Read what is in a range of keys, up to what is stored when it ends."""
+        """Read a range of keys from the log in steps, up to S at the end of the last step."""
         log, stored = self._log(), self._shard.stored
         log_start = log.source.bounds(log.place).start
         scanner, after = self._store.scanner(), (start_ms, -1)
         while after < (upto := (again.stop_ms - 1, OFFSET_MAX)):
             held, after, damage = scanner.read_on(after, upto, _SCAN_ROWS)
             again.hold(frame for frame in held if frame[1] < log_start)
-            # Of what could not be read it is not known where it begins.
+            # The lowest offset of a damaged part is unknown, so the log is read from its start.
             lowest = 0 if damage is not None else min([frame[1] for frame in held], default=None)
             first_offset = first_offset if lowest is None else min(first_offset, lowest)
             yield 0

@@ -1,7 +1,7 @@
-"""Which slices a worker owns: claim → take over → first checkpoint → serve → release.
+"""Ownership of a worker's slices: claim → take over → first checkpoint → serve → release.
 
-What takes long runs on helper threads: opening a writer, and what a take-over waits for. What is
-written to Kafka goes with the worker's next commit.
+Helper threads open writers and run the waits of take-overs. Claims, checkpoints and releases are
+written with the worker's next commit.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ from delayservice.slices.transaction import Ended
 from delayservice.slices.writer import LOSSES_MAX, WriterOpener
 
 _FAILURES_MAX: Final = 4
-"""Aborts in a row: one or two are what it takes to find a record that a broker refuses."""
+"""Failed commits in a row after which a slice is left to other nodes. One or two failures occur
+when a broker refuses a record."""
 _WRITING: Final = frozenset({Role.OWNER, Role.HEIR})
 """Roles in which a node needs a writer."""
 
@@ -34,7 +35,7 @@ _log = structlog.get_logger(__name__)
 
 
 class Owning:
-    """Single-threaded, as the loop that owns it."""
+    """Ownership of the slices of one worker. Single-threaded, as the loop that owns it."""
 
     def __init__(self, parts: LoopParts) -> None:
         edges = parts.edges
@@ -60,7 +61,7 @@ class Owning:
     # --- roles ---------------------------------------------------------------------------------
 
     def role(self, number: int) -> Role:
-        """Return what this node may do with a slice now."""
+        """Return this node's present role for a slice; ``REPLICA`` if it has no other."""
         return self._role_of.get(number, Role.REPLICA)
 
     @property
@@ -70,7 +71,7 @@ class Owning:
 
     @property
     def is_changing(self) -> bool:
-        """Return whether slices are on their way here, or may be in a moment."""
+        """Return whether a slice is being taken over or released, or this node is an heir."""
         return bool(
             self._take_overs.is_going
             or self._joining.is_asking
@@ -80,11 +81,11 @@ class Owning:
 
     @property
     def is_settling(self) -> bool:
-        """Return whether any slice is owned, or on the way to or from it."""
+        """Return whether any slice is owned, being taken over or being released."""
         return any(slice_.phase is not Phase.REPLICA for slice_ in self._slices.values())
 
     def follow_roles(self) -> None:
-        """Claim what this node is to own, release what it is not to own any more."""
+        """Claim slices that this node is to own, and release those it is no longer to own."""
         roles = self._gate.roles()
         if self._resting_s and min(self._resting_s.values()) <= self._clock.monotonic_s():
             now_s = self._clock.monotonic_s()
@@ -125,7 +126,7 @@ class Owning:
 
     @property
     def lacks_writer(self) -> bool:
-        """Return whether there is no writer although slices are to be owned."""
+        """Return whether a writer is needed and there is none."""
         return self._is_writer_wanted and not self._transaction.writer
 
     def _hear_opening(self) -> None:
@@ -145,7 +146,7 @@ class Owning:
         self._roles = None  # what was to be claimed waited for the writer
 
     def lose_writer(self, lost: OwnershipLostError) -> None:
-        """Give the writer up, and claim anew what this node is still to own."""
+        """Discard the writer, step down from all slices, and claim those still to be owned."""
         why = str(lost)
         _log.warning("ownership_lost", writer=self._transaction.writer, why=why)
         if not isinstance(lost, WriterGivenUpError):
@@ -155,7 +156,7 @@ class Owning:
         self._joining.clear()
         for number, slice_ in self._slices.items():
             if slice_.phase is not Phase.REPLICA:
-                if slice_.phase in ON_THE_WAY:  # else a commit of its own has ended the row
+                if slice_.phase in ON_THE_WAY:  # an owner has committed since its claim
                     self._count_failure(slice_, why)
                 self.step_down(slice_)
                 if self._opener.losses > LOSSES_MAX:
@@ -165,14 +166,14 @@ class Owning:
     # --- take over -----------------------------------------------------------------------------
 
     def hear_helpers(self) -> None:
-        """Take what helper threads have to say."""
+        """Handle the results of helper threads: opened writers, take-overs and log ends."""
         self._hear_opening()
         for job in self._take_overs.take_done():
             self._hear_take_over(job)
         self._joining.hear(may_join=self._transaction.commit is None)
 
     def hear_commit(self, ended: Ended) -> None:
-        """Do what follows from the end of a commit."""
+        """Handle the end of a commit: serve, step down from, or take over its slices."""
         if ended.why:
             self._failed(ended)
             return
@@ -191,7 +192,7 @@ class Owning:
         self._begin_take_over([*claimed, *upgraded], upgraded)
 
     def _failed(self, ended: Ended) -> None:
-        """Let go of slices that this node can't commit: another node perhaps can."""
+        """Count a failed commit for its slices, and release those whose checkpoint got stuck."""
         for number in {*ended.commit.checkpoints, *ended.commit.claiming}:
             slice_ = self._slices.get(number)
             if slice_ is not None:
@@ -200,7 +201,7 @@ class Owning:
             self.interrupted_safely(self._slices[number], ended.why)
 
     def _count_failure(self, slice_: Slice, why: str) -> None:
-        """Note that a commit of a slice failed; leave it to others after a few in a row."""
+        """Count a failed commit of a slice; leave it to other nodes after ``_FAILURES_MAX``."""
         slice_.failures += 1
         if slice_.failures >= _FAILURES_MAX:
             slice_.failures = 0
@@ -208,8 +209,8 @@ class Owning:
             self._gate.gave_up(slice_.number, why)
 
     def _begin_take_over(self, numbers: Collection[int], upgraded: Collection[int]) -> None:
-        """Take over slices whose claims are committed. ``upgraded``: so is their first checkpoint,
-        but version 1 may have come between.
+        """Take over slices whose claims are committed. ``upgraded``: slices whose first checkpoint
+        is committed too, but a node of version 1 may have served them in between.
         """
         self._transaction.changing -= set(numbers)
         slices = [self._slices[number] for number in numbers]
@@ -244,7 +245,7 @@ class Owning:
                 self._take(slice_, found, job.stored)
 
     def _take(self, slice_: Slice, taken: Taken, stored: Mapping[Place, int]) -> None:
-        """Make the lanes owners from the last checkpoint on; the next commit says so."""
+        """Make the lanes owners from the last checkpoint on; the next commit carries the first."""
         missing = [place for place in slice_.places if place not in taken.bounds]
         slice_.taken_over(taken, self._gate.epoch(slice_.number))
         try:
@@ -259,7 +260,7 @@ class Owning:
         self._transaction.changing.add(slice_.number)
 
     def join(self, slice_: Slice, lanes: list[AnyLane]) -> None:
-        """Let shards that were added be owned as well, if their slice is."""
+        """Start to take over added shards if their slice is served, and review roles."""
         if slice_.phase in SERVED:
             self._joining.ask(lanes)
         self._roles = None
@@ -279,7 +280,7 @@ class Owning:
         slice_.move(Step.JOIN)
 
     def _serve_from_now(self, slice_: Slice) -> None:
-        """Settle from now on: the first checkpoint is committed."""
+        """Settle a slice from now on, because its first checkpoint is committed."""
         slice_.move(Step.SERVE)
         slice_.trouble = ""
         slice_.setbacks = 0
@@ -301,7 +302,7 @@ class Owning:
     # --- let go --------------------------------------------------------------------------------
 
     def retire(self, slice_: Slice) -> None:
-        """Let go in good order, if it is served: finish the transaction, say so in the log."""
+        """Release a slice with the next commit, if it is served."""
         if slice_.phase in SERVED:
             self._release(slice_)
 
@@ -310,7 +311,7 @@ class Owning:
         self._transaction.changing.add(slice_.number)
 
     def release_all(self) -> None:
-        """Let go of every slice in good order, and claim none any more."""
+        """Release every slice with the next commit, and make no new claims."""
         self._is_leaving = True
         for slice_ in self._slices.values():
             self.retire(slice_)
@@ -324,7 +325,7 @@ class Owning:
         self.step_down(slice_)
 
     def step_down(self, slice_: Slice) -> None:
-        """Settle nothing of a slice from now on."""
+        """Make this node a replica of a slice at once."""
         slice_.step_down()
         self._transaction.changing.discard(slice_.number)
         self._transaction.touched.discard(slice_.number)
@@ -334,8 +335,8 @@ class Owning:
         self._roles = None  # it may be wanted again already
 
     def interrupted(self, slice_: Slice, why: str) -> None:
-        """Let go of a slice that can't be served here now; raises ``OwnershipLostError`` if the
-        writer turns out to be lost.
+        """Release a slice that can't be served here now, and let another node try. Raises
+        ``OwnershipLostError`` if the writer turns out to be lost.
         """
         _log.warning("slice_interrupted", slice=slice_.number, why=why)
         slice_.trouble = why
@@ -346,14 +347,14 @@ class Owning:
             self._release(slice_)
 
     def interrupted_safely(self, slice_: Slice, why: str) -> None:
-        """Do the same outside of a transaction."""
+        """Call ``interrupted``, and handle the loss of the writer instead of raising it."""
         try:
             self.interrupted(slice_, why)
         except OwnershipLostError as lost:
             self.lose_writer(lost)
 
     def _give_up(self, number: int, why: str) -> None:
-        """Leave a slice alone for a moment, and let another node try."""
+        """Make no claim on a slice for ``rest_s``, and let another node try."""
         self._rest(number)
         self._gate.gave_up(number, why)
 

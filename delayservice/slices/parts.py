@@ -1,4 +1,4 @@
-"""The parts of a worker's loop that its steps share."""
+"""Parts of a worker's loop that its steps share."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ class LoopParts:
     """Parts of one loop.
 
     Attributes:
-        slices: those of the loop, by number.
+        slices: the slices of the loop, by number.
         transaction: carries outputs, claims, checkpoints and releases.
-        agenda: notes shards that have something to settle.
+        agenda: shards that have something to settle, and when.
         edges: clients, clocks, threads and settings.
     """
 
@@ -29,7 +29,7 @@ class LoopParts:
     edges: Edges
 
     def find(self, number: int, topic: str) -> tuple[Slice, AnyLane] | None:
-        """Return a shard with its slice; None: it is not served here."""
+        """Return the slice and the lane of a delay topic; None: the shard is not served here."""
         slice_ = self.slices.get(number)
         lane = None if slice_ is None else slice_.lanes.get(topic)
         return None if slice_ is None or lane is None else (slice_, lane)

@@ -1,4 +1,4 @@
-"""The way of a slice on one node from replica to owner and back, as one table."""
+"""Phases of a slice on one node, from replica to owner and back, as one table."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ class Phase(Enum):
     """Phases of a slice on one node."""
 
     REPLICA = "replica"
-    """Store, and settle nothing."""
+    """The node stores records, and settles none."""
     CLAIMING = "claiming"
     """The next commit carries the claim."""
     TAKING = "taking"
@@ -19,7 +19,7 @@ class Phase(Enum):
     TAKEN = "taken"
     """The next commit carries the first checkpoint."""
     OWNER = "owner"
-    """Settle."""
+    """The node stores and settles records."""
     RELEASING = "releasing"
     """The next commit carries the release."""
 
@@ -38,7 +38,7 @@ class Step(Enum):
 
 
 class PhaseError(Exception):
-    """A step that the table does not have: an error in this program."""
+    """Step that the table does not allow in the present phase: a bug in this program."""
 
 
 _NEXT: Final[Mapping[tuple[Phase, Step], Phase]] = {
@@ -49,7 +49,7 @@ _NEXT: Final[Mapping[tuple[Phase, Step], Phase]] = {
     (Phase.TAKEN, Step.FENCE): Phase.TAKING,
     (Phase.TAKEN, Step.SERVE): Phase.OWNER,
     (Phase.OWNER, Step.JOIN): Phase.TAKEN,
-    # While the first checkpoint or the release is due, another shard changes nothing.
+    # While the first checkpoint or the release is due, another shard does not change the phase.
     (Phase.TAKEN, Step.JOIN): Phase.TAKEN,
     (Phase.RELEASING, Step.JOIN): Phase.RELEASING,
     (Phase.TAKING, Step.RELEASE): Phase.RELEASING,
@@ -59,11 +59,11 @@ _NEXT: Final[Mapping[tuple[Phase, Step], Phase]] = {
 }
 
 OWNED: Final = frozenset({Phase.TAKEN, Phase.OWNER, Phase.RELEASING})
-"""Phases in which the lanes go by the own cursor, and not by checkpoints that are read back."""
+"""Phases in which lanes keep their own cursor, and ignore those of checkpoints read back."""
 SERVED: Final = frozenset({Phase.TAKEN, Phase.OWNER})
 """Phases that a release ends in good order, with a last checkpoint."""
 ON_THE_WAY: Final = frozenset({Phase.CLAIMING, Phase.TAKING, Phase.TAKEN})
-"""Phases of a take-over."""
+"""Phases of a take-over, before the slice is owned."""
 
 
 def next_phase(phase: Phase, step: Step) -> Phase:

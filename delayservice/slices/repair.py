@@ -1,4 +1,4 @@
-"""Read a damaged or missing slot again from the log (rule 4): never skipped, never guessed."""
+"""Reading of a damaged or missing slot again from the log (rule 4), without loss."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from delayservice.engine.shard import CopyScan
 from delayservice.engine.storing import is_user_record
 
 _BYTES_MAX: Final = 32 << 20
-"""Bytes held of a range while the log is read; a single millisecond may take more."""
+"""Bytes held in memory of a range while the log is read; a single key time may need more."""
 _FRAME_BYTES: Final = 300
-"""Bytes that a frame takes beside its payload."""
+"""Bytes of memory that a frame takes beside its payload."""
 
 
 class Log(NamedTuple):
-    """The log from which a shard's records are read again.
+    """Log from which a shard's records are read again.
 
     Attributes:
-        source: the log.
-        reader: of its records.
+        source: the logs of the slice.
+        reader: decoder of the log's records.
         place: the delay topic and its partition.
-        scan_back: finds the canceller of a copy.
+        scan_back: returns the offset of a requeued record's canceller, or ``NO_MARK``.
     """
 
     source: Source
@@ -38,11 +38,11 @@ class Log(NamedTuple):
 
 
 def reread_slot(log: Log, damage: SlotDamagedError, stored: int) -> tuple[int, list[Frame]]:
-    """Return the end of the keys that were read, and the frames below it, marks included: all of
-    the damaged slot, or its first keys where that is too much at once.
+    """Return the end of the keys that were read, epoch ms, and the frames below it with marks: all
+    of the damaged slot, or only its first keys if memory is too small for all.
 
-    A mark may lie anywhere up to ``stored``, so the log is read beyond the slot's own range for as
-    long as one of its records bears an id that nothing has marked.
+    A canceller may lie anywhere up to ``stored``. So the log is read beyond the slot's own range
+    while one of its records has an id and no mark.
     """
     stop = min(damage.stop_offset, stored)
     slot = _Slot(damage.start_ms, damage.stop_ms, log.scan_back)
@@ -59,12 +59,12 @@ def reread_slot(log: Log, damage: SlotDamagedError, stored: int) -> tuple[int, l
 
 
 class Rereading:
-    """Reads a range of keys again from the log a little at a time, while all else goes on.
+    """Reader of a range of keys from the log in small steps, between which the loop goes on.
 
     Args:
-        log: what is read.
-        start_ms: first key of the range.
-        stop_ms: its end.
+        log: the log to read.
+        start_ms: the first key of the range, epoch milliseconds.
+        stop_ms: the end of the range, epoch milliseconds.
     """
 
     def __init__(self, log: Log, start_ms: int, stop_ms: int) -> None:
@@ -73,24 +73,24 @@ class Rereading:
 
     @property
     def stop_ms(self) -> int:
-        """Return the end of the keys that are read: lower than asked where that is too much at
-        once.
+        """Return the end of the keys that are read, epoch milliseconds: lower than asked for if
+        memory is too small for all.
         """
         return self._slot.stop_ms
 
     def hold(self, frames: Iterable[Frame]) -> None:
-        """Have these, too: the log has them no longer."""
+        """Add frames that the log no longer holds."""
         for frame in frames:
             self._slot.hold(frame)
 
     def mark(self, marked: Iterable[tuple[int, Key]]) -> None:
-        """Note marks that were set since ``hold``, as ``Store.marked_from`` says them."""
+        """Add marks that were set since ``hold``, in the form of ``Store.marked_from``."""
         for x, (_, offset) in marked:
             self._slot.mark(offset, x)
 
     def read(self, start: int, stop: int) -> Iterator[int]:
-        """Read ``[start, stop)``, a run at a time, and yield the number of frames; raises
-        ``KafkaEdgeError`` if the log has lost its begin.
+        """Read offsets ``[start, stop)`` run by run, and yield the number of frames so far; raises
+        ``KafkaEdgeError`` if the log no longer holds ``start``.
         """
         for run in self._log.source.scan(self._log.place, start, stop) if start < stop else ():
             for entry in self._log.reader.read_batch(run.rows):
@@ -99,13 +99,13 @@ class Rereading:
             yield len(self._slot)
 
     def frames(self) -> list[Frame]:
-        """Return what was read of the range, marks included."""
+        """Return the frames of the range with their marks."""
         return self._slot.frames()
 
 
 class _Slot:
-    """Collects a range's records and the marks that later records set on them. Where they are too
-    much for memory the range ends earlier, and its end is another one's start.
+    """Collector of a range's records and of the marks that later records set on them. If memory is
+    too small for them, ``stop_ms`` is lowered, and the next range starts there.
     """
 
     def __init__(self, start_ms: int, stop_ms: int, scan_back: Callable[[CopyScan], int]) -> None:
@@ -155,7 +155,7 @@ class _Slot:
             self._narrow()
 
     def _narrow(self) -> None:
-        """Leave the later half of the keys to the next range, but not the only one there is."""
+        """Lower ``stop_ms`` to drop the later half of the keys; a single key is kept."""
         keys = sorted({key_ms for key_ms, _ in self._kept.values()})
         self.stop_ms = keys[(len(keys) + 1) // 2] if len(keys) > 1 else keys[0] + 1
         self._kept = {o: kept for o, kept in self._kept.items() if kept[0] < self.stop_ms}

@@ -1,4 +1,4 @@
-"""Due → settle: the shards of a worker share one transaction."""
+"""Due → settle: divides a worker's transaction among its shards with due records."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from delayservice.slices.parts import LoopParts
 from delayservice.slices.slice import Slice
 
 _SHARE_MIN: Final = 200
-"""Least number of outputs that a shard gets of a transaction."""
+"""Least share of a transaction that a shard gets, in outputs."""
 _READ_S: Final = 0.05
-"""Time of one turn for reading records that are fired, of all shards together, seconds."""
+"""Time in one turn for reading records that are fired, for all shards together, seconds."""
 
 
 class Settling:
-    """Single-threaded, as the loop that owns it.
+    """Settling of due records of all owned slices. Single-threaded, as the loop that owns it.
 
     Attributes:
         is_hungry: whether more is due than the last turn could settle.
@@ -33,7 +33,7 @@ class Settling:
         self._read_until_s = -math.inf
 
     def settle(self) -> None:
-        """Settle each shard's share of the transaction; what some leave goes to those with more."""
+        """Settle each shard's share of the transaction; shards with more due share what is left."""
         now_ms = self._clock.wall_ms()
         lanes = self._lanes_to_settle(now_ms)
         self.is_hungry = False
@@ -68,7 +68,9 @@ class Settling:
                     self._parts.agenda.look_when_due(lane)
 
     def _lanes_to_settle(self, now_ms: int) -> list[tuple[Slice, AnyLane]]:
-        """Return those that H has to walk and those with something due, earliest first."""
+        """Return the owned shards to settle now: those with a due record first, the earliest due
+        first, then those whose H has to move.
+        """
         agenda, is_held = self._parts.agenda, self._parts.edges.is_held
         lanes = []
         for place in agenda.take(now_ms):
@@ -85,7 +87,7 @@ class Settling:
     def _settle_lane(
         self, slice_: Slice, lane: AnyLane, now_ms: int, limit: int, bytes_max: int
     ) -> int:
-        """Settle what is late and what is due of one shard; return how many outputs that made."""
+        """Settle late and due records of one shard; return the number of outputs staged."""
         transaction, before = self._parts.transaction, slice_.uncommitted.records
         transaction.touched.add(slice_.number)  # first: what is staged may have to be put back
         try:

@@ -1,6 +1,6 @@
-"""One slice on one node: its lanes, and how far it is on the way to being owned.
+"""One slice on one node: its lanes and its phase.
 
-The worker's loop drives it; it has no client, thread or timer of its own.
+The worker's loop calls it; it has no client, thread or timer of its own.
 """
 
 from __future__ import annotations
@@ -21,22 +21,24 @@ from delayservice.slices.take_over import Taken
 
 
 class Slice:
-    """The state of one slice. Single-threaded, as the loop that owns it.
+    """State of one slice. Single-threaded, as the loop that owns it.
 
     Attributes:
         lanes: its shards that are served here, by delay topic.
-        phase: where it stands.
-        turn: of the newest own claim: one that was released, or gave no answer, has a lower one.
-        claim: offset of the own claim while it is owned; -1 before the first.
-        uncommitted: what was staged since the last commit.
-        setbacks: take-overs in a row that failed.
-        trouble: why it could not be served the last time, for people; empty: all is well.
+        phase: its phase on this node, from replica to owner.
+        turn: number of the newest claim by this process, higher than that of every claim before.
+        claim: offset of this node's claim, from its take-over on; -1 before the first.
+        uncommitted: tally of the outputs staged since the last commit.
+        setbacks: number of failed take-overs in a row.
+        trouble: why it could not be served last time, as text for people; empty: no trouble.
     """
 
     def __init__(
         self, number: int, flow: Flow, follower: Follower, copies: CopyKeeper | None
     ) -> None:
-        """``flow``: limits that all lanes share; ``copies``: compares and repairs them."""
+        """Create a replica. ``flow``: limits shared by all lanes; ``copies``: keeper of the copies,
+        None: they are not compared.
+        """
         self.number = number
         self.flow = flow
         self.follower = follower
@@ -53,8 +55,8 @@ class Slice:
         self.setbacks = 0
         self.trouble = ""
         self.stated: dict[str, Contracts] = {}
-        """By delay topic, the contracts of the newest checkpoint in the log, until one is committed
-        that may extend them."""
+        """Contracts of the newest committed checkpoint, by delay topic, kept until the next commit,
+        which may extend them."""
         self._unserved: dict[str, ShardCheckpoint] = {}
         self._commits = 0
 
@@ -79,11 +81,13 @@ class Slice:
 
     @property
     def damaged(self) -> int:
-        """Return how many stretches of the copies the last scan of the disk could not read."""
+        """Return the number of key ranges that the last scans of the copies could not read."""
         return 0 if self.copies is None else self.copies.digests.damaged
 
     def lag_s(self, log_ends: Mapping[str, int]) -> float:
-        """Return the lag of this node's copy, seconds; ``log_ends``: by delay topic, if known."""
+        """Return the lag of this node's copies, seconds; 0 on the owner. ``log_ends``: known ends
+        of logs, by delay topic.
+        """
         return 0.0 if self.is_owner else self.follower.lag_s(self.lanes, log_ends)
 
     # --- commit --------------------------------------------------------------------------------
@@ -96,11 +100,11 @@ class Slice:
 
     @property
     def is_filling(self) -> bool:
-        """Return whether a commit is wanted soon, although it may carry nothing but cursors."""
+        """Return whether storing will soon have to wait for a commit of the cursors."""
         return any(lane.shard.is_filling for lane in self.lanes.values())
 
     def checkpoint(self, node_id: str, writer: str, secret_fingerprint: str) -> bytes:
-        """Return what a commit now says of all shards."""
+        """Return the encoded checkpoint of all shards for a commit now, and count it."""
         self._commits += 1
         shards = {t: lane.checkpoint() for t, lane in self.lanes.items() if lane.shard.owned}
         return encode_checkpoint(
@@ -116,7 +120,7 @@ class Slice:
         )
 
     def committed(self, now_ms: int) -> None:
-        """Note that all that was staged is committed."""
+        """Make the staged state of all lanes the committed one. ``now_ms``: epoch milliseconds."""
         self.failures = 0
         self.stated.clear()
         for lane in self.lanes.values():
@@ -124,7 +128,7 @@ class Slice:
         self.flow.commit(now_ms)
 
     def aborted(self) -> None:
-        """Note that the transaction was aborted for certain: the same is settled again."""
+        """Drop the staged state of all lanes: the transaction was certainly aborted."""
         for lane in self.lanes.values():
             lane.aborted()
         self.flow.abort()
@@ -133,8 +137,8 @@ class Slice:
     # --- ownership -----------------------------------------------------------------------------
 
     def taken_over(self, taken: Taken, epoch_min: int) -> None:
-        """Go on from the last checkpoint. What is not served here keeps its cursor, or its next
-        owner would deliver it all again.
+        """Own the slice from its last checkpoint on. Shards that are not served here keep their
+        cursor in new checkpoints; otherwise their next owner would deliver every record again.
         """
         checkpoint = taken.checkpoint
         self.claim = taken.claim
@@ -145,11 +149,11 @@ class Slice:
         self.move(Step.TAKE)
 
     def known_of(self, topic: str) -> ShardCheckpoint | None:
-        """Return what the last checkpoint before this ownership says of a shard."""
+        """Return a shard's part of the last checkpoint before this ownership; None: it has none."""
         return self._unserved.get(topic)
 
     def step_down(self) -> None:
-        """Settle no more, drop what was not committed, and go on storing."""
+        """Become a replica: drop staged state, stop settling, and continue storing."""
         self.move(Step.STEP_DOWN)
         self.flow.abort()
         self.uncommitted.clear()
@@ -164,7 +168,7 @@ class Slice:
     # --- shards --------------------------------------------------------------------------------
 
     def put_down(self, topic: str) -> None:
-        """Let go of a shard; its cursor stays as committed."""
+        """Close and remove a shard; new checkpoints keep its cursor."""
         lane = self.lanes.pop(topic)
         if lane.shard.owned:
             self._unserved[topic] = lane.checkpoint()

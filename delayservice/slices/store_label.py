@@ -1,4 +1,4 @@
-"""The label of a lane's store, which says how the records in it were read."""
+"""Label of a lane's store: the contracts and secrets by which its records were read."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ _log = structlog.get_logger(__name__)
 
 
 class StoreLabel:
-    """Keeps the label right: it is written before anything is read by new parameters.
+    """Reader and writer of the label, which is written before new contracts are used.
 
     Attributes:
-        known: the label; None: nothing says how the store was filled.
-        fingerprints: of the secrets that copies are verified with in this life.
+        known: the label; None: it is unknown how the store was filled.
+        fingerprints: fingerprints of the secrets by which this process verifies requeued records.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class StoreLabel:
 
     @property
     def has_refused(self) -> bool:
-        """Return whether the store lacks a copy because the secret that signed it is missing."""
+        """Return whether the store lacks a requeued record whose signing secret is unknown here."""
         return self.known is not None and self.known.has_refused
 
     @property
@@ -55,7 +55,7 @@ class StoreLabel:
         has_refused: bool | None = None,
         gaps: tuple[Gap, ...] | None = None,
     ) -> None:
-        """Write the label. ``has_refused``, ``gaps``: None: as they were."""
+        """Write the label. ``has_refused``, ``gaps``: None leaves the value unchanged."""
         self.known = Label(
             contracts,
             self.fingerprints,
@@ -66,7 +66,7 @@ class StoreLabel:
         self._store.set_label(self.known.encode())
 
     def is_read_otherwise(self, stored: int, contracts: Contracts) -> bool:
-        """Return whether stored records would be read in another way now."""
+        """Return whether ``contracts`` would read stored records in another way, and log it."""
         if stored == 0:
             return False
         why = "stored by unknown parameters"

@@ -1,7 +1,7 @@
-"""Takes slices over: names, fence, read ("Ownership" in the design).
+"""Take-over of slices: find and fence older writers, read checkpoints ("Ownership" in the design).
 
-The claims are committed before this begins. The first checkpoints are committed after it, with no
-outputs; only then the slices are served.
+The claims are committed before this begins. The first checkpoints are committed after it, without
+outputs. Only then are the slices served.
 """
 
 from __future__ import annotations
@@ -26,23 +26,23 @@ from delayservice.engine.ports import Bounds, Place, Succession
 from delayservice.slices.any_lane import AnyLane
 
 CONTRACTS_BYTES_MAX: Final = 64 << 10
-"""Size of a shard's contracts in a checkpoint, JSON: about 200 changes of settings."""
+"""Limit of the bytes of a shard's contracts in a checkpoint, as JSON: about 200 changes."""
 
 _log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """The facts that a take-over found about one slice.
+    """Facts that a take-over found about one slice.
 
     Attributes:
-        claim: offset of the own claim; checkpoints name it.
-        checkpoint: the newest there is, which is the last of any older writer; None: never served.
-        bounds: of the logs of its shards, read after the older writers were fenced.
-        fenced: writers whose claims may be forgotten once the first checkpoint is committed.
-        is_upgrade: whether a node of version 1 served it last. Such a node may come back between
-            the fence and the first checkpoint, which it would not follow: so all of this is done
-            again after that checkpoint, until no older one follows it.
+        claim: offset of this node's claim; checkpoints name it.
+        checkpoint: the newest one, which is the last of all older writers; None: never served.
+        bounds: bounds of the logs of its shards, read after the older writers were fenced.
+        fenced: writers whose claims may be deleted once the first checkpoint is committed.
+        is_upgrade: whether a node of version 1 served it last. Such a node may write again between
+            the fence and the first checkpoint, which it ignores. So the take-over is repeated
+            after the first checkpoint, until no node of version 1 has written since.
     """
 
     claim: int
@@ -60,25 +60,26 @@ def take_over(
     secrets: Collection[str],
     upgraded: Collection[int] = (),
 ) -> dict[int, Taken]:
-    """Take over slices whose claims are committed; on a helper thread, for all of it waits.
+    """Fence older writers of slices whose claims are committed, and read the last checkpoints. It
+    blocks, so it runs on a helper thread.
 
     Args:
-        succession: Kafka and the ensemble.
-        me: the own writer.
-        slices: with the number above which the turn of the own claim of each is.
+        succession: Kafka and ZooKeeper.
+        me: transactional id of this worker's writer.
+        slices: by slice, a number below the turn of this worker's newest claim.
         places: the shards of these slices that are served here.
-        secrets: fingerprints of those that this node verifies copies by.
+        secrets: fingerprints of the secrets by which this node verifies requeued records.
         upgraded: slices whose first checkpoint is committed, and which version 1 served before.
 
     Returns:
-        What was found of each slice that this node is still to own.
+        The facts about each slice that this node is still to own, by slice.
 
     Raises:
         KafkaEdgeError: no answer in time, or a checkpoint can't be followed.
     """
     claims = succession.await_claims(slices)
     wanted = succession.confirm(slices.keys())
-    # Read before anything is fenced: a node with another secret must not fence one that serves.
+    # Checked before any writer is fenced: a node with another secret must not fence the owner.
     newest = {n: _own_checkpoint(succession.newest(n), n, secrets) for n in wanted}
     names = {n: names_to_fence(claims[n], _tenure(newest[n]), me) for n in wanted}
     legacy = {
@@ -117,9 +118,9 @@ def _own_checkpoint(
 def take_over_lane(
     lane: AnyLane, known: ShardCheckpoint | None, bounds: Bounds, wanted: Contract, now_ms: int
 ) -> None:
-    """Let ``lane`` own its shard from the checkpoint on. ``known``: its part of the checkpoint;
-    None: it was never served. ``bounds``: of its log, read after fencing. ``wanted``: what settings
-    ask for.
+    """Make ``lane`` own its shard from the checkpoint on. ``known``: its part of the checkpoint;
+    None: it was never served. ``bounds``: of its log, read after fencing. ``wanted``: the contract
+    that settings ask for. ``now_ms``: epoch milliseconds.
     """
     if known is not None and known.topic_id != lane.topic_id:
         _log.error(
@@ -139,11 +140,11 @@ def take_over_lane(
 def _agreed(
     lane: AnyLane, known: ShardCheckpoint | None, bounds: Bounds, wanted: Contract, now_ms: int
 ) -> Contracts:
-    """Apply what settings ask for from above the end of the log on (rule 2): keys that exist stay,
-    and replicas hear of it before they store a record that is read by it.
+    """Return the contracts, with ``wanted`` added from above the end of the log on (rule 2). So
+    existing keys stay, and replicas know it before they store a record that it applies to.
 
-    Contracts of records that retention has deleted are dropped. What would make the checkpoint too
-    large for its topic, and so end all commits of the slice, waits until more of them are.
+    Contracts of records that retention has deleted are dropped. If ``wanted`` would make the
+    checkpoint too large for its topic, it is left out until more contracts can be dropped.
     """
     if known is None:
         return Contracts([(0, wanted)])

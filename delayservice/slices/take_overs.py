@@ -1,4 +1,4 @@
-"""Take-overs on their way: claims are awaited, writers fenced and checkpoints read on threads."""
+"""Take-overs under way: helper threads await claims, fence writers and read checkpoints."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from delayservice.slices.slice import Slice
 from delayservice.slices.take_over import Taken, take_over
 
 _GROUP_MAX: Final = 4_096
-"""Slices that are taken over together."""
+"""Most slices that are taken over together."""
 
 
 @dataclass(slots=True)
 class TakeOver:
-    """A take-over on its way. ``stored``: S of the shards when it began."""
+    """Take-over under way. ``stored``: S of the shards at its start."""
 
     future: Future[dict[int, Taken]]
     slices: tuple[int, ...]
@@ -27,7 +27,7 @@ class TakeOver:
 
 
 class TakeOvers:
-    """The take-overs of one worker. Single-threaded, as the loop that owns it."""
+    """Take-overs of one worker. Single-threaded, as the loop that owns it."""
 
     def __init__(self, edges: Edges) -> None:
         self._background = edges.background
@@ -37,25 +37,25 @@ class TakeOvers:
 
     @property
     def is_going(self) -> bool:
-        """Return whether a take-over is on its way."""
+        """Return whether a take-over is under way."""
         return bool(self._jobs)
 
     def clear(self) -> None:
-        """Give all of them up: the writer was lost."""
+        """Cancel and forget all take-overs, because the writer was lost."""
         for job in self._jobs:
             job.future.cancel()
         self._jobs.clear()
 
     def take_done(self) -> Iterator[TakeOver]:
-        """Return those that have ended, one at a time, and forget them."""
+        """Yield the take-overs that have ended, and forget each."""
         for job in [job for job in self._jobs if job.future.done()]:
             if job in self._jobs:  # else the writer was lost with the one before
                 self._jobs.remove(job)
                 yield job
 
     def begin(self, slices: Iterable[Slice], writer: str, upgraded: Collection[int]) -> None:
-        """Take slices over whose claims are committed. ``upgraded``: of these the first checkpoint
-        is committed as well.
+        """Start the take-over of slices whose claims are committed. ``upgraded``: slices whose
+        first checkpoint is committed as well.
         """
         for group in _grouped(slices):
             turns = {slice_.number: slice_.turn - 1 for slice_ in group}
@@ -77,7 +77,7 @@ class TakeOvers:
 
 
 def _grouped(slices: Iterable[Slice]) -> Iterator[list[Slice]]:
-    """Yield slices in groups, which are smaller where a take-over failed before."""
+    """Yield slices in groups of at most ``_GROUP_MAX``, halved with each failed take-over."""
     by_setbacks: dict[int, list[Slice]] = {}
     for slice_ in slices:
         by_setbacks.setdefault(slice_.setbacks, []).append(slice_)

@@ -1,7 +1,6 @@
-"""The one transaction of a worker: what is staged of its slices, and its commit.
+"""The one transaction of a worker: staged outputs of its slices, and the commit.
 
-At most one is being filled or committed at any time. The commit runs on a helper thread, and the
-loop asks for its end.
+The commit runs on a helper thread, and the loop polls for its end.
 """
 
 from __future__ import annotations
@@ -34,13 +33,14 @@ from delayservice.slices.slice import Slice
 
 _PROBE_EVERY_S: Final = 0.1
 _PROBES_MAX: Final = 64
-"""Probes under way; the oldest are given up. While the clock is in doubt there is one a second."""
+"""Most probes under way; older ones are dropped. While the clock is in doubt, one is sent each
+second."""
 
 _log = structlog.get_logger(__name__)
 
 
 class Timing(NamedTuple):
-    """Duration of a commit, seconds, and time of its acknowledgement, monotonic."""
+    """Duration of a commit, seconds, and monotonic time of its acknowledgement; None: unknown."""
 
     took_s: float
     acknowledged_s: float | None
@@ -48,13 +48,13 @@ class Timing(NamedTuple):
 
 @dataclass(slots=True)
 class Probe:
-    """A checkpoint that is compared with the broker's clock when it is read back.
+    """Checkpoint by which the broker's clock is compared with ours when it is read back.
 
     Attributes:
-        slice_no: whose it is.
-        data: the checkpoint.
+        slice_no: the slice of the checkpoint.
+        data: the encoded checkpoint.
         sent_s: when its commit began, monotonic seconds.
-        acknowledged_s: when the broker had acknowledged it; None: not known (yet).
+        acknowledged_s: when the broker acknowledged it, monotonic seconds; None: unknown so far.
     """
 
     slice_no: int
@@ -65,15 +65,15 @@ class Probe:
 
 @dataclass(slots=True)
 class Commit:
-    """A transaction on its way: what it carries of which slice.
+    """Commit under way, and what it carries.
 
     Attributes:
-        future: how long it took.
-        started_s: when it was handed to the helper thread, monotonic.
-        checkpoints: by slice.
-        claiming, releasing: slices that change hands by it.
+        future: timing of the commit, once it has ended.
+        started_s: when it was handed to the helper thread, monotonic seconds.
+        checkpoints: encoded checkpoints, by slice.
+        claiming, releasing: slices that it claims and releases.
         forgotten: slices and writers whose claims it deletes.
-        probe: one of the checkpoints, if it is to be compared with the broker's clock.
+        probe: the one of its checkpoints that is a probe of the broker's clock; None: no probe.
     """
 
     future: Future[Timing]
@@ -86,7 +86,7 @@ class Commit:
 
     @property
     def is_change(self) -> bool:
-        """Return whether slices change hands by it."""
+        """Return whether the commit claims or releases slices."""
         return bool(self.claiming or self.releasing)
 
 
@@ -95,9 +95,9 @@ class Ended:
     """Result of a commit.
 
     Attributes:
-        commit: what was to be committed.
-        why: it was aborted for certain; empty: it was committed.
-        stuck: slices whose checkpoints the broker has not acknowledged in time.
+        commit: the commit that has ended.
+        why: why it was certainly aborted; empty: it was committed.
+        stuck: slices whose checkpoints the broker did not acknowledge in time.
     """
 
     commit: Commit
@@ -106,15 +106,15 @@ class Ended:
 
 
 class Transaction:
-    """Single-threaded, as the loop that owns it.
+    """The transaction of one worker. Single-threaded, as the loop that owns it.
 
     Attributes:
-        writer: the transactional id in use; empty: there is none.
+        writer: the transactional id in use; empty: there is no writer.
         changing: slices whose phase the next commit changes.
-        touched: slices of which something may be staged.
-        records: outputs that are staged.
+        touched: slices that may have staged outputs or cursors.
+        records: number of staged outputs.
         is_open: whether the sink holds outputs that no commit carries yet.
-        commit: the one on its way.
+        commit: the commit under way; None: there is no such commit.
         forgettable: slices and writers whose claims the next commit may delete.
     """
 
@@ -139,7 +139,7 @@ class Transaction:
         self._pacer = Pacer(limits.transaction_interval_ms_min, limits.transaction_interval_ms_max)
         self._last_commit_s = -math.inf
         self._turns = 0
-        """Claims that were written in this life."""
+        """Number of claims written by this process."""
         self._resettle = False
         self._probes: deque[Probe] = deque(maxlen=_PROBES_MAX)
 
@@ -156,7 +156,7 @@ class Transaction:
         self.records += len(outputs)
 
     def put_back(self, refused: RefusedError) -> None:
-        """Start over without the records that were refused; they get a dead letter each."""
+        """Abort the transaction, and note the refused records, which will be dead-lettered."""
         for (place, offset), reason in refused.refusals.items():
             slice_ = self._slices.get(place[1])
             if slice_ is not None and place[0] in slice_.lanes:
@@ -164,7 +164,7 @@ class Transaction:
         self.start_over("records_refused", why=str(refused))
 
     def start_over(self, event: str, **facts: object) -> None:
-        """Drop the transaction: nothing of it becomes visible; the same is settled again."""
+        """Log ``event`` with ``facts``, abort the transaction, and settle its records again."""
         _log.warning(event, **facts)
         self._sink.abort()
         self._aborted()
@@ -181,12 +181,12 @@ class Transaction:
                     self._agenda.look_again(lane)
 
     def take_aborted(self) -> bool:
-        """Return whether there was an abort since the last call."""
+        """Return whether a transaction was aborted since the last call."""
         resettle, self._resettle = self._resettle, False
         return resettle
 
     def discard(self) -> None:
-        """Give the writer up, and everything that is staged or on its way."""
+        """Discard the writer, all that is staged, and the commit under way."""
         self._sink.discard()
         self.writer = ""
         self.commit = None
@@ -205,8 +205,8 @@ class Transaction:
 
     @property
     def _has_staged_slice(self) -> bool:
-        """Return whether a slice is staged. A slice that is not is passed over once, not in each
-        turn: it is touched again when something happens to it.
+        """Return whether a touched slice is staged. Slices that are not are removed from
+        ``touched``, so that each is examined once after a change, and not in each turn.
         """
         while self.touched:
             number = self.touched.pop()
@@ -218,7 +218,9 @@ class Transaction:
 
     @property
     def is_urgent(self) -> bool:
-        """Return whether a commit is wanted for more than the cursors."""
+        """Return whether a commit is needed before ``cursor_interval_ms`` has passed: outputs or
+        changes of phase are staged, or storing will have to wait.
+        """
         return bool(
             self.changing
             or self.records
@@ -227,13 +229,13 @@ class Transaction:
 
     @property
     def is_time(self) -> bool:
-        """Return whether to commit now what is staged."""
+        """Return whether it is time to commit what is staged."""
         is_full = self.records >= self._limits.transaction_records
         return bool(self.changing) or is_full or self.commit_in_ms <= 0
 
     @property
     def commit_in_ms(self) -> float:
-        """Time until what is staged is to be committed, milliseconds."""
+        """Return the time until what is staged is to be committed, milliseconds."""
         wait_ms = self.may_commit_in_ms
         if self.is_urgent:
             return wait_ms
@@ -241,19 +243,19 @@ class Transaction:
 
     @property
     def may_commit_in_ms(self) -> float:
-        """Time until the next commit may begin, milliseconds."""
+        """Return the time until the next commit may begin, milliseconds."""
         return max(self._pacer.interval_ms - self.since_commit_s * 1000, 0.0)
 
     @property
     def since_commit_s(self) -> float:
-        """Time since the last commit began, seconds."""
+        """Return the time since the last commit began, seconds."""
         return self._clock.monotonic_s() - self._last_commit_s
 
     # --- commit --------------------------------------------------------------------------------
 
     def begin_commit(self, also: Collection[int] = ()) -> None:
-        """Hand the transaction to the helper thread: the checkpoints of all slices that changed,
-        claims and releases. ``also``: slices whose checkpoint is wanted in any case.
+        """Start a commit of outputs, claims, releases and checkpoints of changed slices on the
+        helper thread. ``also``: owned slices whose checkpoint is written even if it is unchanged.
         """
         self._last_commit_s = self._clock.monotonic_s()
         controls: list[Control] = []
@@ -275,7 +277,7 @@ class Transaction:
         self._note_probe(commit)
 
     def _note_probe(self, commit: Commit) -> None:
-        """Compare one checkpoint with the broker's clock when it comes back."""
+        """Make one checkpoint of the commit a probe, at most every ``_PROBE_EVERY_S``."""
         is_time = not self._probes or commit.started_s - self._probes[-1].sent_s >= _PROBE_EVERY_S
         if is_time and commit.checkpoints:
             number, data = next(iter(commit.checkpoints.items()))
@@ -283,14 +285,14 @@ class Transaction:
             self._probes.append(commit.probe)
 
     def take_probe(self, slice_no: int, data: bytes) -> Probe | None:
-        """Return the probe that a checkpoint is, as it is read back; None: it is no probe."""
+        """Return and forget the probe that equals a checkpoint read back; None: it is no probe."""
         found = next((p for p in self._probes if p.slice_no == slice_no and p.data == data), None)
         if found is not None:
             self._probes.remove(found)
         return found
 
     def _controls(self, slice_: Slice, commit: Commit, *, is_wanted: bool) -> list[Control]:
-        """Return what the service itself has to say of a slice, and note it in ``commit``."""
+        """Return a slice's claim, checkpoint or release as records, and note it in ``commit``."""
         number, controls = slice_.number, []
         if slice_.phase is Phase.CLAIMING:
             commit.claiming.append(number)
@@ -313,21 +315,22 @@ class Transaction:
         return Control(slice_.number, value, self.writer)
 
     def _commit_timed(self, controls: Sequence[Control]) -> Timing:
-        """Commit; return how long it took. Runs on the writer's thread."""
+        """Commit and return the timing. Runs on the writer's thread."""
         started_s = self._clock.monotonic_s()
         acknowledged_s = self._sink.commit(controls)
         return Timing(self._clock.monotonic_s() - started_s, acknowledged_s)
 
     def wait(self) -> None:
-        """Wait for the end of the commit, if one is on its way."""
+        """Wait for the end of the commit, if one is under way."""
         if self.commit is not None:
             self.commit.future.exception()
 
     def hear(self) -> Ended | None:
-        """Take the end of the commit, if it has come.
+        """Handle and return the result of the commit; None: it has not ended, or none is under way.
 
         Raises:
-            OwnershipLostError: fenced, or the result is not known: a successor finds out.
+            OwnershipLostError: the writer was fenced, or the result is unknown; the next owner
+                reads it from the checkpoint topic.
         """
         commit = self.commit
         if commit is None or not commit.future.done():
@@ -361,7 +364,7 @@ class Transaction:
         return Ended(commit)
 
     def _take_back(self, commit: Commit) -> None:
-        """Take back what an aborted transaction carried: the next one will carry it."""
+        """Return the checkpoints and deletions of an aborted commit to the next commit."""
         self.touched |= commit.checkpoints.keys()
         self.forgettable += commit.forgotten
 

@@ -1,5 +1,5 @@
-"""The work of a worker's loop for its slices besides delivery: follow checkpoints, look after
-copies and metrics, have the stores synced. Nothing of it is done for every slice in every turn.
+"""Periodic work of a worker's loop beside delivery: apply checkpoints, update copies and metrics,
+sync stores. No turn does all of it for every slice.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from delayservice.slices.phase import OWNED
 from delayservice.slices.slice import Slice
 
 _TENDED_PER_S: Final = 20
-"""Idle slices that are looked after in a second: with more of them, each has to wait."""
+"""Most idle slices that are tended per second."""
 _ROUND_S: Final = 4.0
-"""Shortest time in which all idle slices are looked after once."""
+"""Least time between two visits to an idle slice, seconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class UpkeepPace:
-    """Intervals, seconds.
+    """Intervals of upkeep, in seconds.
 
     Attributes:
-        news_s: checkpoints that were read back are followed.
-        tend_s: copies and metrics of active slices are looked after.
-        sync_s: how old the stores' durable horizon may get, however little is stored: what a
-            restart reads again must still be in the log.
+        news_s: least time between two applications of checkpoints that were read back.
+        tend_s: time between two updates of the copies and metrics of active slices.
+        sync_s: time between two syncs of the stores. A restart reads the log from the durable
+            horizon on, so the horizon must not become older than the log's retention.
     """
 
     news_s: float = 0.2
@@ -39,17 +39,18 @@ class UpkeepPace:
 
 
 class Upkeep:
-    """Single-threaded, as the loop that owns it; only ``attend`` may be called by other threads.
+    """Upkeep of one worker's slices. Single-threaded, as the loop that owns it; only ``attend`` may
+    be called by other threads.
 
     Args:
-        slices: those of the loop, by number.
-        checkpoints: as they are tailed.
-        clock: monotonic.
-        pace: how often.
-        disk_level: how full the disk is.
-        tended: looks after the metrics of a slice; whether that is to be done again soon.
-        heard: given a slice and its checkpoint that was read back.
-        interrupted: given a slice that can't be served, and why.
+        slices: the slices of the loop, by number.
+        checkpoints: checkpoints that are read back.
+        clock: monotonic clock.
+        pace: intervals.
+        disk_level: returns how full the disk is.
+        tended: updates the metrics of a slice; returns whether to call it again in a second.
+        heard: takes a slice and its checkpoint that was read back.
+        interrupted: takes a slice that can't be served, and why.
     """
 
     def __init__(
@@ -65,7 +66,7 @@ class Upkeep:
         interrupted: Callable[[Slice, str], None],
     ) -> None:
         self.active: set[int] = set()
-        """Slices that something happened to since they were looked after."""
+        """Slices that have changed since they were tended."""
         self._slices = slices
         self._checkpoints = checkpoints
         self._clock = clock
@@ -80,33 +81,33 @@ class Upkeep:
         self._news_s = self._tended_s = self._synced_s = clock.monotonic_s()
 
     def add(self, number: int) -> None:
-        """Look after one more slice."""
+        """Add a slice to the upkeep."""
         self._round.append(number)
 
     def active_now(self, number: int) -> None:
-        """Note that something happened to a slice."""
+        """Mark a slice as active, so that it is tended within about a second."""
         self.active.add(number)
 
     def remove(self, number: int) -> None:
-        """Look after a slice no longer."""
+        """Remove a slice from the upkeep."""
         self._round.remove(number)
 
     def follow_again(self, number: int) -> None:
-        """Follow the newest checkpoint again: the slice has other shards now."""
+        """Apply the newest checkpoint of a slice again, because its shards have changed."""
         self._news.add(number)
         self.active.add(number)
 
     def attend(self, number: int) -> None:
-        """Look after a slice's copies with the next turn: there is a command. Any thread may."""
+        """Carry out a slice's commands from the next turn on. Any thread may call this."""
         self._busy.add(number)
 
     @property
     def is_busy(self) -> bool:
-        """Return whether a copy is being read from the disk."""
+        """Return whether a slice's copies have unfinished scans or commands."""
         return bool(self._busy)
 
     def turn(self) -> None:
-        """Do what it is time for."""
+        """Do the upkeep that is due now."""
         self._take_news()
         self._tend()
         self._sync_when_time()
@@ -139,7 +140,7 @@ class Upkeep:
     # --- copies and metrics --------------------------------------------------------------------
 
     def _tend(self) -> None:
-        """Look after what is active each second, and after the rest in turn."""
+        """Tend active slices each ``tend_s``, and some idle slices in rotation."""
         for number in list(self._busy):
             slice_ = self._slices.get(number)
             if slice_ is None or not _turn_copies(slice_):
@@ -180,7 +181,7 @@ class Upkeep:
 
 
 def _turn_copies(slice_: Slice) -> bool:
-    """Do a little for the copies of a slice; return whether there is more to do."""
+    """Do one step for a slice's copies; return whether scans or commands are unfinished."""
     if slice_.copies is None or slice_.follower.refusal:
         return False
     slice_.copies.turn(slice_.lanes, is_owner=slice_.is_owner)

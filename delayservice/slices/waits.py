@@ -1,4 +1,4 @@
-"""Waits of a worker's loop for records when nothing else is to be done."""
+"""Time that a worker's loop may wait for records."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ _NOT_SETTLING_WAIT_MS: Final = 50.0
 _CHANGING_WAIT_MS: Final = 5.0
 _HELPER_WAIT_MS: Final = 2.0
 _WALKING_WAIT_MS: Final = 10.0
-"""Wait while H stands still, or a delay topic is paused."""
+"""Wait while H cannot move, or a delay topic is paused, in milliseconds."""
 _BUSY_WAIT_MS: Final = 5.0
-"""Wait while a copy is read from the disk, so that reading does not fill a core."""
+"""Wait while a copy is scanned, in milliseconds, so that the scan does not use a whole core."""
 _LEAST_WAIT_MS: Final = 0.5
 _GATHER_MS_MAX: Final = 10.0
 
 
 class Waits:
-    """Answers from the state of the parts of one loop."""
+    """Calculation of one loop's waits from the state of its parts."""
 
     def __init__(
         self, parts: LoopParts, owning: Owning, settling: Settling, upkeep: Upkeep
@@ -36,10 +36,11 @@ class Waits:
         self._limits = parts.edges.limits
 
     def wait_ms(self) -> float:
-        """Return how long nothing is to be done unless a record comes."""
+        """Return how long the loop may wait for a record, milliseconds."""
         transaction, limits = self._transaction, self._limits
         if transaction.commit is not None and not transaction.commit.is_change:
-            # Nothing is settled before this one has ended, and exactly once another may begin.
+            # Nothing is settled before this commit has ended and, with visible_at_commit, before
+            # the next one may begin.
             rest_ms = transaction.may_commit_in_ms if limits.visible_at_commit else 0
             return max(_HELPER_WAIT_MS, rest_ms)
         if transaction.commit is not None or self._owning.is_opening:
@@ -58,19 +59,19 @@ class Waits:
         wait_ms = min(wait_ms, self._due_in_ms())
         if transaction.is_staged:
             wait_ms = min(wait_ms, transaction.commit_in_ms)
-        # At least a moment, so that something which is due but has to wait does not spin.
+        # Never zero: a due record that can't be settled yet must not make the loop spin.
         return max(wait_ms, _LEAST_WAIT_MS)
 
     def gather_ms(self, wait_ms: float) -> float:
-        """Return how long to gather records after the first has come: none of them is settled
-        before the next commit may begin, and each turn has its price.
+        """Return how long to gather records after the first has come, milliseconds. They are not
+        settled before the next commit may begin, and fewer turns cost less.
         """
         if not self._limits.visible_at_commit or wait_ms <= _LEAST_WAIT_MS:
             return 0.0
         return min(self._transaction.may_commit_in_ms, wait_ms, _GATHER_MS_MAX)
 
     def _due_in_ms(self) -> float:
-        """Return the time until the next record is due and may be settled."""
+        """Return the time until the next record is due and may be settled, milliseconds."""
         due_ms = self._agenda.next_due_ms()
         due_in_ms = math.inf if due_ms is None else due_ms - self._edges.clock.wall_ms()
         if not self._limits.visible_at_commit:

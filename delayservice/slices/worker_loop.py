@@ -1,10 +1,10 @@
-"""The loop of a worker over all its slices: poll → store → due → settle → commit → prune.
+"""Loop of a worker over all its slices: poll → store → due → settle → commit → prune.
 
-Single-threaded: one loop owns the source, the sink and the stores, so there is nothing to lock.
-What blocks runs on helper threads: opening a writer, the commit, and what a take-over waits for.
+Single-threaded: one loop owns the source, the sink and the stores, so no locks are needed. Calls
+that block run on helper threads: opening a writer, the commit, and the waits of take-overs.
 Meanwhile the loop goes on polling and storing. Storing needs no ownership; settling does.
 
-Nothing here is done for every slice in every turn: what a turn costs follows the records.
+No turn visits every slice: the cost of a turn depends on its records.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _ASK_THE_TIME_S: Final = 1.0
 
 
 class WorkerLoop:
-    """The loop over all slices of one worker."""
+    """Loop over all slices of one worker."""
 
     def __init__(self, edges: Edges) -> None:
         self.slices: dict[int, Slice] = {}
@@ -70,11 +70,11 @@ class WorkerLoop:
 
     @property
     def is_settling(self) -> bool:
-        """Return whether any slice is owned, or on the way to or from it."""
+        """Return whether any slice is owned, being taken over or being released."""
         return self._owning.is_settling
 
     def attend(self, number: int) -> None:
-        """Look after a slice's copies at once: there is a command. Any thread may call this."""
+        """Carry out a slice's commands at once. Any thread may call this."""
         self._upkeep.attend(number)
         self.wake()
 
@@ -114,8 +114,8 @@ class WorkerLoop:
             self._owning.hear_commit(ended)
 
     def _serve(self) -> None:
-        """Settle and commit; while the ensemble is out of sight, only finish what has begun. The
-        roles are asked anew, for the process may have stood still in the poll.
+        """Settle and commit when it is time; settle nothing while the clock is in doubt. Roles are
+        updated first, because the process may have been suspended during the poll.
         """
         transaction = self._transaction
         if transaction.commit is not None or not transaction.writer:
@@ -133,9 +133,8 @@ class WorkerLoop:
 
     @property
     def _is_time_to_settle(self) -> bool:
-        """Return whether to settle with this turn. What is seen with its commit only is settled
-        right before that, in one step for all that came due meanwhile: so each partition gets one
-        batch.
+        """Return whether to settle in this turn. With ``visible_at_commit``, all records that have
+        become due are settled together just before the commit: each partition gets one batch.
         """
         return (
             not self._edges.limits.visible_at_commit
@@ -155,12 +154,12 @@ class WorkerLoop:
             self._hear_commit()
 
     def restate(self, slice_no: int) -> None:
-        """Commit a checkpoint again, for another record lies above it in its topic."""
+        """Commit a slice's checkpoint again, because another record follows it in its topic."""
         self._restated.add(slice_no)
 
     def _ask_the_time(self) -> None:
-        """Commit without outputs while the clock is in doubt, and nothing is settled: the broker's
-        timestamp on the checkpoint tells whether the clock is right.
+        """Commit a checkpoint without outputs, about once a second, while the clock is in doubt.
+        The broker's timestamp on the checkpoint shows whether the clock is right.
         """
         if self._transaction.since_commit_s < _ASK_THE_TIME_S:
             return
@@ -170,31 +169,33 @@ class WorkerLoop:
             self._hear_commit()
 
     def _not_followed(self, slice_: Slice, why: str) -> None:
-        """Let go of a slice whose checkpoint can't be followed, and perhaps store nothing of it."""
+        """Release a slice whose checkpoint can't be applied; store no more of it if refused."""
         self._owning.interrupted_safely(slice_, why)
         self._intake.let_store(slice_)
 
     def _tend(self, slice_: Slice) -> bool:
-        """Look after an active slice, about once a second; return whether to do so again soon."""
+        """Query awaited log ends of a slice, and update its metrics; return whether to do so again
+        in a second.
+        """
         for lane in slice_.lanes.values():
             self._owning.await_end(lane)
         return self._edges.tended(slice_)
 
     def _heard_checkpoint(self, slice_: Slice, read_back: ReadBack) -> None:
-        """Compare the broker's clock with ours by an own checkpoint that came back."""
+        """Compare the broker's clock with ours if a checkpoint read back is a probe."""
         probe = self._transaction.take_probe(slice_.number, read_back.data)
         if probe is not None:
             answer = read_back._replace(acknowledged_s=probe.acknowledged_s)
             self._gate.heard_broker(answer.broker_ms, answer, probe.sent_s)
 
     def uncommitted_s(self, slice_: Slice) -> float:
-        """Return how long something of a slice has been waiting to be committed, seconds."""
+        """Return the time since the last commit if an owned slice is staged, else 0, seconds."""
         if not slice_.is_owner or not slice_.is_staged:
             return 0.0
         return self._transaction.since_commit_s
 
     def _settle_down(self) -> None:
-        """Have nothing in flight: wait for a commit, and drop what is staged since."""
+        """Wait for the end of the commit under way, and abort the open transaction."""
         try:
             self._transaction.wait()
             self._hear_commit()
@@ -206,7 +207,7 @@ class WorkerLoop:
     # --- slices and shards ---------------------------------------------------------------------
 
     def add_slice(self, number: int) -> Slice:
-        """Keep a slice; it has no shards yet."""
+        """Add a slice without shards, and return it."""
         edges = self._edges
         follower = Follower(number, edges.checkpoints, edges.clock, edges.fingerprints)
         slice_ = Slice(number, Flow(edges.flow_rules()), follower, edges.copies_of(number))
@@ -215,7 +216,7 @@ class WorkerLoop:
         return slice_
 
     def add_lanes(self, number: int, lanes: Iterable[AnyLane]) -> None:
-        """Serve more shards of a slice: an owner takes them over."""
+        """Add shards to a slice, which is added if it is new; an owner takes the shards over."""
         slice_ = self.slices.get(number) or self.add_slice(number)
         added = list(lanes)
         for lane in added:
@@ -227,7 +228,7 @@ class WorkerLoop:
         self._owning.join(slice_, added)
 
     def drop_lane(self, number: int, topic: str) -> None:
-        """Serve a shard no longer: its topic is gone or unfit. Its cursor stays as committed."""
+        """Remove a shard whose topic is gone or unfit; checkpoints keep its committed cursor."""
         slice_ = self.slices[number]
         lane = slice_.lanes[topic]
         if lane.shard.owned:
@@ -237,7 +238,7 @@ class WorkerLoop:
         self._agenda.forget(lane.place)
 
     def drop_slice(self, number: int) -> bool:
-        """Keep no copy of a slice any more; False: it has to be released first."""
+        """Remove a slice and return True; or start its release and return False, if it is owned."""
         slice_ = self.slices[number]
         if slice_.phase is not Phase.REPLICA:
             self._owning.retire(slice_)
@@ -249,7 +250,7 @@ class WorkerLoop:
         return True
 
     def close(self) -> None:
-        """Make the stores durable, let go of everything."""
+        """End the transaction, step down from all slices, and close the stores and the writer."""
         self._settle_down()
         for slice_ in self.slices.values():
             self._owning.step_down(slice_)

@@ -1,4 +1,4 @@
-"""Opens the writer of a worker, and rests after it was lost more than once."""
+"""Opening of a worker's writer, with a pause after repeated losses."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from delayservice.slices.edges import Edges
 
 _OPEN_RETRY_S: Final = 1.0
 LOSSES_MAX: Final = 2
-"""Losses in a row after which slices are left to other nodes."""
+"""Losses in a row above which slices are left to other nodes."""
 _LOSS_REST_S: Final = 0.1
 _LOSS_REST_S_MAX: Final = 5.0
 _LOSSES_S: Final = 20.0
@@ -19,10 +19,10 @@ _LOSSES_S: Final = 20.0
 
 
 class WriterOpener:
-    """Opens one writer at a time, on its own thread.
+    """Opener of one writer at a time, on the writer's thread.
 
     Attributes:
-        losses: writers that were lost in a row.
+        losses: number of writers lost in a row.
     """
 
     def __init__(self, edges: Edges) -> None:
@@ -39,15 +39,15 @@ class WriterOpener:
         return self._opening is not None
 
     def open_when_time(self) -> bool:
-        """Begin to open a writer; return whether that was done."""
+        """Start to open a writer unless one is being opened or rests; return whether it started."""
         if self._opening is not None or self._clock.monotonic_s() < self._open_after_s:
             return False
         self._opening = self._edges.writing.submit(self._edges.sink.open)
         return True
 
     def hear(self) -> str | None:
-        """Return the id of a writer that was opened, or None; raises ``KafkaEdgeError`` if it was
-        not.
+        """Return the id of the opened writer; None: none was opened since the last call. Raises
+        ``KafkaEdgeError`` if opening failed.
         """
         opening = self._opening
         if opening is None or not opening.done():
@@ -60,7 +60,7 @@ class WriterOpener:
             raise
 
     def count_loss(self) -> None:
-        """Rest before the next writer is opened, if this one was not the first in a while."""
+        """Count a lost writer, and delay the next opening if several were lost in a row."""
         now_s = self._clock.monotonic_s()
         self.losses = 1 if now_s - self._lost_s > _LOSSES_S else self.losses + 1
         self._lost_s = now_s

@@ -1,4 +1,4 @@
-"""A store that keeps the digest of its records beside them."""
+"""Store wrapper that keeps the digest and the census of the records."""
 
 from __future__ import annotations
 
@@ -19,24 +19,25 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 SCAN_ROWS: Final = 4_096
-"""Read in one turn of a scan: as many as a block of the wheel has."""
+"""Most records read in one turn of a scan: as many as a block of the wheel has."""
 
 _FINE_MINUTES: Final = 4
-"""From the one that K is in; in that, and in no other, the census counts settled records."""
+"""Minutes from K's on that are counted by the inner store. In K's own minute, the census includes
+settled records."""
 _END: Final[Key] = (DUE_STOP_MS, OFFSET_MAX)
 
 
 class DigestingStore(Store):
-    """Hands everything on to another store, and keeps its digest.
+    """Wrapper that passes all calls to another store, and keeps its digest and census.
 
     Args:
-        inner: the store.
-        on_close: told when the store is closed.
+        inner: the wrapped store.
+        on_close: called when the store is closed.
 
     Attributes:
-        digest: of what is pending in it.
-        damaged: what the last scan could not read.
-        wants_scan: some of the store was rebuilt since the last scan began.
+        digest: digest of the pending records.
+        damaged: key ranges that the last scan could not read.
+        wants_scan: whether part of the store was rebuilt since the last scan began.
     """
 
     def __init__(
@@ -51,7 +52,7 @@ class DigestingStore(Store):
         self.damaged: list[Unreadable] = []
         self.wants_scan = False
         self.cursor: Cursor | None = None
-        """The newest that it was pruned by; None before the first."""
+        """Cursor of the last ``prune``; None before the first."""
         self._on_close = on_close
         self._scanner: Scanner | None = None
         self._scan_after: Key | None = None
@@ -59,8 +60,8 @@ class DigestingStore(Store):
 
     @property
     def near(self) -> int:
-        """Return how many records have keys from K on in slots that the digest leaves out, about:
-        all of the minute that K is in; 0 while the census is not known.
+        """Return about how many records from K on are in slots that the digest leaves out. The
+        minute that K is in counts as a whole. 0 while the census is unknown.
         """
         if self.cursor is None or self.census is None:
             return 0
@@ -72,18 +73,18 @@ class DigestingStore(Store):
 
     @property
     def is_scanning(self) -> bool:
-        """Return whether a scan has begun and not ended."""
+        """Return whether a scan is under way."""
         return self._scan_after is not None
 
     @property
     def may_scan(self) -> bool:
-        """Return whether what is on the disk is what belongs there: not while what was stored after
-        the last sync of an earlier life is read again, for what it marks may be pruned already.
+        """Return whether the disk may be compared with the digest. It may not while the log is read
+        again after a crash: records that are marked again may be pruned already.
         """
         return self.cursor is not None and self.digest.stored >= self.cursor.offset
 
     def begin_scan(self) -> None:
-        """Make the digest anew of what the disk holds; one that is under way begins anew."""
+        """Start a scan that makes the digest from the disk; a scan under way starts again."""
         self.digest.begin()
         self._scan_after = (0, 0)
         self._scanner = None
@@ -92,8 +93,8 @@ class DigestingStore(Store):
         self.wants_scan = False
 
     def scan_on(self) -> bool:
-        """Read a little further; whether the scan has ended with that. What can't be read is noted
-        and left as it is: its delivery mends it, or a repair.
+        """Do one step of the scan, and return whether it has ended. Damaged parts are noted and
+        left as they are; delivery or a repair rebuilds them.
         """
         after = self._scan_after
         if after is None:
@@ -124,18 +125,18 @@ class DigestingStore(Store):
     # --- store ---------------------------------------------------------------------------------
 
     def open(self) -> int:
-        """See ``Store.open``."""
+        """Recover, and return the durable horizon S; see ``Store.open``."""
         stored = self.inner.open()
         self.digest = ShardDigest(stored)
         return stored
 
     @property
     def label(self) -> bytes:
-        """See ``Store.label``."""
+        """Return the label of the stored records; see ``Store.label``."""
         return self.inner.label
 
     def set_label(self, label: bytes) -> None:
-        """See ``Store.set_label``."""
+        """Replace the label of all records; see ``Store.set_label``."""
         self.inner.set_label(label)
 
     def append(
@@ -145,7 +146,7 @@ class DigestingStore(Store):
         marks: Sequence[Mark],
         stop_offset: int,
     ) -> None:
-        """See ``Store.append``."""
+        """Add records and marks of the next offsets; see ``Store.append``."""
         self.inner.append(frames, named, marks, stop_offset)
         self.digest.store(frames, named, marks, stop_offset)
         self._take_census(frames, marks)
@@ -155,23 +156,23 @@ class DigestingStore(Store):
         for _, key_ms, _, _ in marks:
             self._census.cancel(key_ms)
         making, scanned = self._making_census, self._scan_after
-        if making is not None and scanned is not None:  # the scan comes to what lies above
+        if making is not None and scanned is not None:  # the scan will read frames above
             making.add(frame for frame in frames if frame[:2] <= scanned)
             for _, key_ms, offset, _ in marks:
                 if (key_ms, offset) <= scanned:
                     making.cancel(key_ms)
 
     def read_due(self, after: Key, upto_ms: int, limit: int) -> list[Frame]:
-        """See ``Store.read_due``."""
+        """Return the next due frames, in key order; see ``Store.read_due``."""
         return self.inner.read_due(after, upto_ms, limit)
 
     def next_due_ms(self, after: Key) -> int | None:
-        """See ``Store.next_due_ms``."""
+        """Return a lower bound of the next key time, epoch ms; see ``Store.next_due_ms``."""
         return self.inner.next_due_ms(after)
 
     def rebuild(self, start_ms: int, stop_ms: int, frames: Sequence[Frame]) -> None:
-        """See ``Store.rebuild``. What the last scan could not read is missing in its sums, so the
-        damage stands until the next scan.
+        """Replace the records of a key range; see ``Store.rebuild``. The sums lack what the last
+        scan could not read, so ``damaged`` stays until the next scan has ended.
         """
         self.inner.rebuild(start_ms, stop_ms, frames)
         self.wants_scan = True
@@ -179,15 +180,15 @@ class DigestingStore(Store):
             self.begin_scan()
 
     def latest_unmarked(self, record_id: bytes, below: int) -> Key | None:
-        """See ``Store.latest_unmarked``."""
+        """Return the key of an id's latest unmarked record; see ``Store.latest_unmarked``."""
         return self.inner.latest_unmarked(record_id, below)
 
     def marked_from(self, mark: int) -> list[tuple[int, Key]]:
-        """See ``Store.marked_from``."""
+        """Return marks from ``mark`` on, with their keys; see ``Store.marked_from``."""
         return self.inner.marked_from(mark)
 
     def prune(self, cursor: Cursor) -> None:
-        """See ``Store.prune``."""
+        """Delete records that ``cursor`` has settled; see ``Store.prune``."""
         self.inner.prune(cursor)
         self.cursor = cursor
         self._pass_key()
@@ -197,30 +198,30 @@ class DigestingStore(Store):
             self._census.pass_key(self.cursor.key[0])
 
     def sync(self) -> int:
-        """See ``Store.sync``."""
+        """Make all records durable, and return the horizon; see ``Store.sync``."""
         return self.inner.sync()
 
     def sync_soon(self) -> None:
-        """See ``Store.sync_soon``."""
+        """Start a sync without waiting for it; see ``Store.sync_soon``."""
         self.inner.sync_soon()
 
     def scan(self, after: Key, upto_ms: int) -> Iterator[Frame]:
-        """See ``Store.scan``."""
+        """Yield frames of a key range, in key order; see ``Store.scan``."""
         return self.inner.scan(after, upto_ms)
 
     def scanner(self) -> Scanner:
-        """See ``Store.scanner``."""
+        """Return a reader in small steps; see ``Store.scanner``."""
         return self.inner.scanner()
 
     @property
     def census(self) -> Census | None:
-        """See ``Store.census``: not known until the copy was read once."""
+        """Return counts by target and due time; None before the first scan has ended."""
         return None if self.digest.sums is None else self._census
 
     def lumps(self, start_ms: int, stop_ms: int) -> list[Lump]:
-        """See ``Store.lumps``: the first minutes as finely as the other store has them, all else by
-        the minute, and by the hour or day what is due beyond the roll window. What is cancelled
-        does not count, once the copy was read.
+        """Return counts of the keys in a range; see ``Store.lumps``. The first minutes are as fine
+        as in the inner store; the others are by the minute, and beyond the roll window by the hour
+        or day. Cancelled records are left out once a scan has ended.
         """
         census = self.census
         if census is None:
@@ -233,17 +234,17 @@ class DigestingStore(Store):
         found = fine + census.far_corrections(-(-start_ms // MINUTE_MS) * MINUTE_MS, fine_ms)
         if self.inner.lumps_hold_marked:
             found += census.cancelled(start_ms, fine_ms)
-        if len(fine) < len(near):  # the store knows no more than the sum of many minutes
+        if len(fine) < len(near):  # the store has only the sum of many minutes
             coarse_ms = max(min(set(near) - set(fine))[0], start_ms)
             found += _coarse(census, fine, coarse_ms, fine_ms)
         return found + census.lumps(fine_ms, stop_ms)
 
     def stats(self) -> StoreStats:
-        """See ``Store.stats``."""
+        """Return figures of the store; see ``Store.stats``."""
         return self.inner.stats()
 
     def reset(self) -> None:
-        """See ``Store.reset``."""
+        """Delete all records and the label; see ``Store.reset``."""
         self.inner.reset()
         self.digest.reset()
         self._census, self._making_census = Census(), None
@@ -252,13 +253,13 @@ class DigestingStore(Store):
         self._scan_after = None
 
     def close(self) -> None:
-        """See ``Store.close``."""
+        """Sync, and release every handle; see ``Store.close``."""
         self._on_close()
         self.inner.close()
 
 
 def _coarse(census: Census, fine: Sequence[Lump], start_ms: int, stop_ms: int) -> list[Lump]:
-    """Return what the census has beyond ``fine`` from ``start_ms`` on, by the minute."""
+    """Return counts by the minute from ``start_ms`` on, for records that ``fine`` leaves out."""
     found = []
     for minute_ms in range(start_ms // MINUTE_MS * MINUTE_MS, stop_ms, MINUTE_MS):
         end_ms = minute_ms + MINUTE_MS

@@ -1,10 +1,10 @@
-"""Every effect that the file-based stores have on a disk, in one small class.
+"""Access of the file-based stores to the file system, in one small class.
 
-The stores reach the file system through ``Files`` alone, so that a test can record each effect and
-show the store any disk that a crash may leave behind. Writes go to a stated position, never to
-"the end": what lies beyond the position is rubbish of an earlier life and is written over.
+The stores use the file system through ``Files`` alone, so that a test can record each effect and
+simulate every disk state that a crash may leave. Writes go to a stated position and not to the end
+of the file, because bytes beyond that position are remains of a crash and are overwritten.
 
-Failed writes and failed fsyncs become ``StoreError``. Reads raise ``OSError``, for the caller
+Failed writes and failed fsyncs raise ``StoreError``. Reads raise ``OSError``, because the caller
 decides whether a missing file is damage.
 """
 
@@ -27,7 +27,7 @@ _TWIN_HANDLES = 4
 
 
 class _Failing:
-    """Turn an ``OSError`` inside the block into a ``StoreError`` that says what to do."""
+    """Context that raises an ``OSError`` inside it as a ``StoreError`` that says what to do."""
 
     __slots__ = ("_advice", "_deed", "_path")
 
@@ -48,14 +48,14 @@ def _writing(path: str) -> AbstractContextManager[None]:
 
 
 def _syncing(path: str) -> AbstractContextManager[None]:
-    # After a failed fsync the kernel may have dropped the dirty pages and call the next one fine.
+    # After a failed fsync the kernel may drop the dirty pages, and report success for the next one.
     return _Failing("fsync", path, "the process must exit and start again from its last horizon")
 
 
 def make_folder(path: Path) -> None:
-    """Create a folder and those above it, all for the owner only; those that exist are left alone.
+    """Create a folder and its parents, with rights for the owner only; existing ones stay as is.
 
-    ``Path.mkdir(parents=True)`` would give its mode to the last one only.
+    ``Path.mkdir(parents=True)`` would set the mode of the last folder only.
     """
     for folder in (*reversed(path.parents), path):
         folder.mkdir(mode=FOLDER_MODE, exist_ok=True)
@@ -66,7 +66,7 @@ class Files:
 
     Args:
         handles_max: files kept open at once; the least recently used is closed first.
-        read_only: files are opened for reading only: the folder belongs to another process.
+        read_only: whether files are opened for reading only, as another process owns the folder.
     """
 
     def __init__(self, handles_max: int = 256, *, read_only: bool = False) -> None:
@@ -75,7 +75,7 @@ class Files:
         self._read_flags = os.O_RDONLY if read_only else os.O_RDWR
 
     def twin(self) -> Files:
-        """Return the same disk with open files of its own, for a thread beside the owner's."""
+        """Return an object with open files of its own, for another thread than the owner's."""
         return Files(_TWIN_HANDLES)
 
     def make_dir(self, path: str) -> None:
@@ -92,7 +92,7 @@ class Files:
                 done += os.pwrite(handle, data[done:], position + done)
 
     def read_at(self, path: str, position: int, size: int) -> bytes:
-        """At most ``size`` bytes from byte ``position``, fewer at the end of the file.
+        """Return at most ``size`` bytes from byte ``position``, fewer at the end of the file.
 
         Raises:
             OSError: the file is missing or the medium fails.
@@ -111,26 +111,26 @@ class Files:
         return Path(path).exists()
 
     def size_of(self, path: str) -> int:
-        """Return the bytes of a file; -1: it is missing."""
+        """Return the size of a file in bytes; -1: it is missing."""
         try:
             return Path(path).stat().st_size
         except FileNotFoundError:
             return -1
 
     def cut(self, path: str, size: int) -> None:
-        """Cut a file off after ``size`` bytes."""
+        """Truncate a file to ``size`` bytes."""
         with _writing(path):
             os.truncate(path, size)
 
     def list_dir(self, path: str) -> list[str]:
-        """Names in a folder, sorted; none when the folder is missing."""
+        """Return the names in a folder, sorted; an empty list if the folder is missing."""
         try:
             return sorted(os.listdir(path))  # noqa: PTH208 - names are wanted, not paths
         except FileNotFoundError:
             return []
 
     def sync_file(self, path: str) -> None:
-        """Make a file's content durable. A file that is gone was pruned: nothing to do.
+        """Make a file's content durable. A missing file was pruned and is ignored.
 
         Shares no state with the other methods, so a thread beside the owner may call it.
         """
@@ -145,7 +145,7 @@ class Files:
                 os.close(handle)
 
     def sync_dir(self, path: str) -> None:
-        """Make the names in a folder durable. A folder that is gone was pruned."""
+        """Make the names in a folder durable. A missing folder was pruned and is ignored."""
         with _syncing(path):
             try:
                 handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -213,7 +213,7 @@ class Files:
 
 
 def walk(files: Files, path: str) -> Iterator[str]:
-    """Every file below a folder."""
+    """Yield the path of every file below a folder."""
     for name in files.list_dir(path):
         child = f"{path}/{name}"
         if Path(child).is_dir():

@@ -1,4 +1,4 @@
-"""Findings in a store folder: damage and remarks, and what each means."""
+"""Findings of a check of a store folder: kinds of damage and remarks, with their meaning."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Final, NamedTuple
 
 
 class Case(NamedTuple):
-    """A kind of finding: whether it is damage, what a node does about it, and what to do."""
+    """Kind of finding: whether it is damage, what a node does about it, and what to do."""
 
     name: str
     is_damage: bool
@@ -86,14 +86,14 @@ SET_ASIDE: Final = Case(
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that was found.
+    """One finding of a check.
 
     Attributes:
-        case: what it means.
-        what: a sentence.
-        where: file or folder, below the shard's.
-        due_ms: keys that it is about, ``[first, stop)``; None: all, or none.
-        offsets: source offsets ``[first, stop)`` that are affected; None: all, or none.
+        case: kind of the finding.
+        what: description of the finding, one sentence.
+        where: path of the file or folder below the shard's folder.
+        due_ms: affected keys, ``[first, stop)``, epoch milliseconds; None: no range applies.
+        offsets: affected source offsets, ``[first, stop)``; None: no range applies.
     """
 
     case: Case
@@ -105,13 +105,13 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class CheckVerdict:
-    """The findings of a check of one shard's folder, and how much it read.
+    """Result of a check of one shard's folder.
 
     Attributes:
-        stop_offset: S; 0 where nothing says.
-        records: that were read and are sound.
-        bytes: of files or payloads that were checked.
-        findings: damage first.
+        stop_offset: S; 0: unknown.
+        records: number of sound records that were read.
+        bytes: number of bytes of files or payloads that were checked.
+        findings: the findings, damage first.
     """
 
     stop_offset: int
@@ -121,5 +121,5 @@ class CheckVerdict:
 
     @property
     def is_damaged(self) -> bool:
-        """Return whether anything is damage."""
+        """Return whether any finding is damage."""
         return any(found.case.is_damage for found in self.findings)

@@ -1,4 +1,4 @@
-r"""The folder of a durable store: one owner at a time, one format, a place for the damaged.
+r"""Folder of a durable store: its lock, its format, and the quarantine for damaged files.
 
 ```
 <folder>/LOCK         locked (flock) by the process that has the store open; holds its process id
@@ -7,10 +7,10 @@ r"""The folder of a durable store: one owner at a time, one format, a place for 
 <folder>/quarantine/  damaged files, the newest few, for a person to look at; never read again
 ```
 
-The checksum tells another backend's folder, or one of a newer service, which are refused and left
-alone, from one whose VERSION is damaged, which is filled anew. Services up to formats wheel 3 and
-rocksdb 2 wrote no checksum and ended the line after the number: such a line is believed. They read
-64 bytes, and so they understand a line that this service writes.
+The checksum tells a foreign or newer folder from one whose VERSION is damaged. The first is refused
+and left as it is, the second is filled again. Services up to formats wheel 3 and rocksdb 2 wrote no
+checksum and ended the line after the number: such a line is accepted. They read 64 bytes, so they
+can read the line that this service writes.
 """
 
 from __future__ import annotations
@@ -31,22 +31,22 @@ if TYPE_CHECKING:
 _log = structlog.get_logger(__name__)
 
 VERSION_BYTES = 73
-"""Size of VERSION."""
+"""Size of the file VERSION, in bytes."""
 
 _WORDS_BYTES = 64
 
 QUARANTINE_MAX = 64
-"""Damaged files that are kept; a failing disk must not fill itself with its own failures."""
+"""Most damaged files that are kept, so that a failing disk is not filled with them."""
 
 
 class Format(NamedTuple):
-    """The identity of a folder: the name of the backend, and the number of its format."""
+    """Format of a folder: the name of the backend, and the number of its format."""
 
     kind: str
     version: int
 
     def __str__(self) -> str:
-        """Return it in the form of VERSION."""
+        """Return the format as VERSION states it."""
         return f"{self.kind} {self.version}"
 
 
@@ -57,7 +57,7 @@ def version_text(kind: str, version: int) -> bytes:
 
 
 def parse_format(data: bytes) -> Format | None:
-    """Return what VERSION says; None: it is damaged."""
+    """Return the format that the content of VERSION states; None: it is damaged."""
     words, checksum = data[:_WORDS_BYTES], data[_WORDS_BYTES:]
     is_unchecked = len(data) < _WORDS_BYTES and data.endswith(b"\n")
     if not is_unchecked and checksum != _sum_line(words):
@@ -74,10 +74,10 @@ def _sum_line(words: bytes) -> bytes:
 
 
 def read_format(path: str) -> Format | None:
-    """Return what a folder says of itself; None: nothing.
+    """Return the format of a folder; None: VERSION is missing or damaged.
 
     Raises:
-        StoreError: it may not be read.
+        StoreError: VERSION may not be read.
     """
     try:
         return parse_format(Path(path, "VERSION").read_bytes()[:VERSION_BYTES])
@@ -110,8 +110,8 @@ class StoreFolder:
         """Lock the folder and check its format.
 
         Returns:
-            True when the content is of the format that this code reads, False when the folder is
-            new, of an older format, or says nothing of itself: nothing in it may be trusted.
+            True if the content is of the format that this code reads; False if the folder is new,
+            of an older format, or without a readable VERSION: its content must not be used.
 
         Raises:
             StoreError: another process has the folder open, or its format is foreign or newer.
@@ -125,19 +125,19 @@ class StoreFolder:
             raise
 
     def stamp(self) -> None:
-        """Write VERSION: from here on the content is ours. Not durable by itself."""
+        """Write VERSION, which makes the content valid; its name is not made durable here."""
         path = f"{self.path}/VERSION"
         self._files.write_at(path, 0, version_text(self._kind, self._version))
         self._files.sync_file(path)
 
     def leave(self) -> None:
-        """Give the lock back."""
+        """Release the lock of the folder."""
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
 
     def quarantine(self, path: str, name: str) -> None:
-        """Move a damaged file or folder out of the way; ``name`` is what it is called there."""
+        """Move a damaged file or folder to quarantine; ``name``: its name there."""
         folder = f"{self.path}/quarantine"
         self._files.make_dir(folder)
         known = self._files.list_dir(folder)

@@ -1,4 +1,4 @@
-"""Rows of the id index of one shard; `ids` has their layout."""
+"""Rows of one shard's id index; their layout is in ``ids``."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ _MARKED = Struct(">cqqq")
 
 
 class IdFacts(NamedTuple):
-    """One unmarked record that bears an id; ``stands_for`` is the record that the row of its id
-    names, None where there is no such row.
+    """Unmarked record that has an id. ``stands_for``: key of the record that the row of its id
+    names; None: there is no such row.
     """
 
     record_id: bytes
@@ -46,7 +46,7 @@ class IdFacts(NamedTuple):
 
 
 class MarkFacts(NamedTuple):
-    """One marked record: what marked it, and the id."""
+    """Marked record, with the offset that marked it and its id."""
 
     key: Key
     mark: int
@@ -54,17 +54,17 @@ class MarkFacts(NamedTuple):
 
 
 def synced_offset(database: Rdict, prefix: bytes) -> int | None:
-    """Return the stop offset that a shard's ids in a wheel had at their last sync; None: none."""
+    """Return the stop offset of a shard's ids in a wheel at their last sync; None: never synced."""
     found = database.get(prefix + _SYNCED)
     return None if found is None else int(_I64.unpack(found)[0])
 
 
 class IdRows:
-    """The rows of one shard, in whatever database they are kept.
+    """Id rows of one shard, in a database of a wheel or of the RocksDB store.
 
     Args:
-        database: where they are.
-        prefix: what the keys of this shard begin with.
+        database: database that holds the rows.
+        prefix: first bytes of all keys of this shard.
     """
 
     def __init__(self, database: Rdict, prefix: bytes) -> None:
@@ -74,7 +74,7 @@ class IdRows:
         self._due_floor = self._due(0, 0)
         self._mark_floor = self._marked(0, 0, 0)
         self._asked: dict[bytes, Key] = {}
-        """Answers since the last rows were added: what is marked next was asked for before."""
+        """Look-ups since rows were last added, kept because the next marks are for these ids."""
 
     def _due(self, key_ms: int, offset: int) -> bytes:
         return self._prefix + _DUE.pack(b"d", key_ms, offset)
@@ -87,7 +87,7 @@ class IdRows:
         return key_ms, offset
 
     def put(self, batch: WriteBatch, named: Sequence[Named], marks: Sequence[Mark]) -> None:
-        """Add the rows of ``Store.append``."""
+        """Add the id rows of one ``Store.append`` to ``batch``."""
         put, delete = batch.put, batch.delete
         marked = set()
         for record_id, key_ms, offset, mark in marks:
@@ -115,7 +115,7 @@ class IdRows:
         return None if found is None else _KEY.unpack(found)
 
     def latest_unmarked(self, record_id: bytes, below: int) -> Key | None:
-        """See ``Store.latest_unmarked``."""
+        """Return the key of an id's latest unmarked record; see ``Store.latest_unmarked``."""
         key = self._find(record_id)
         if key is None or key[1] >= below:
             return None
@@ -123,7 +123,7 @@ class IdRows:
         return key
 
     def marked_from(self, mark: int, stop_offset: int) -> list[tuple[int, Key]]:
-        """See ``Store.marked_from``; ``stop_offset``: of the store."""
+        """Return marks from ``mark`` on, with their keys; ``stop_offset``: S of the store."""
         start = self._marked(max(mark, 0), 0, 0)
         stop = self._marked(max(stop_offset, 0), 0, 0)
         found = map(self._mark_of, read_keys(self._database, start, stop, sys.maxsize))
@@ -134,22 +134,22 @@ class IdRows:
         return (key_ms, offset), mark
 
     def named_between(self, start_ms: int, stop_ms: int) -> Iterator[IdFacts]:
-        """Return the unmarked records with an id and ``start_ms <= key_ms < stop_ms``."""
+        """Yield the unmarked records with an id and ``start_ms <= key_ms < stop_ms``."""
         for due, record_id in self._scan(self._due(start_ms, 0), self._due(stop_ms, 0)):
             yield IdFacts(record_id, self._key_of(due), self._find(record_id))
 
     def marks(self) -> Iterator[MarkFacts]:
-        """Return all marks that are kept, ascending."""
+        """Yield all kept marks, ascending."""
         for row, record_id in self._scan(self._prefix + b"m", self._names):
             yield MarkFacts(*self._mark_of(row), record_id)
 
     def prune(self, batch: WriteBatch, key_ms: int, mark: int) -> None:
-        """Delete, a bounded number of rows for each call, what is of no more use.
+        """Add deletions of rows of settled records to ``batch``, a bounded number per call.
 
         Args:
             batch: takes the deletions.
-            key_ms: records with a key below are settled.
-            mark: and so are those that an offset below marked.
+            key_ms: key time below which records are settled, epoch milliseconds.
+            mark: offset below which a mark means that its record is settled.
         """
         self._asked.clear()
         stop = self._due(key_ms, 0)
@@ -166,7 +166,7 @@ class IdRows:
         self._mark_floor = _passed(self._mark_floor, stop, keys)
 
     def cut(self, batch: WriteBatch, stop_offset: int) -> None:
-        """Take back what offsets from ``stop_offset`` on did: names, and marks of earlier names."""
+        """Add to ``batch`` what undoes rows and marks of offsets from ``stop_offset`` on."""
         for row, value in self._scan(self._names, self._prefix + b"o"):
             if stop_offset <= _KEY.unpack(value)[1]:
                 batch.delete(row)
@@ -187,7 +187,7 @@ class IdRows:
 
 
 def _passed(floor: bytes, stop: bytes, keys: Sequence[bytes]) -> bytes:
-    """Return where the next search begins: deleted rows are slow to pass, so that none is passed
-    twice.
+    """Return the key at which the next search begins. It lies behind deleted rows, which are slow
+    to pass.
     """
     return max(floor, stop if len(keys) < _PRUNE_ROWS_MAX else keys[-1])

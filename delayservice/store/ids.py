@@ -1,19 +1,19 @@
-"""The id index: which record each ``delay-id`` stands for, and which offsets marked records.
+"""Id index: the current record of each ``delay-id``, and the offsets that marked records.
 
-An id has one row, which is written over, so that it is found in one step whatever the id's history.
+An id has one row, which is overwritten, so a look-up takes one step whatever the id's history.
 At most one record of an id is both unmarked and pending: a user record marks the one before it, and
-a copy is written in the transaction that settles its original (rules 3 and 12).
+a requeued record is written in the transaction that settles its original (rules 3 and 12).
 Keys, big endian, behind the number of the shard (u32)::
 
     'n' id                              -> key_ms i64, offset i64   the record the id stands for
     'd' key_ms i64, offset i64          -> id                       the same, in key order
     'm' mark i64, key_ms i64, offset i64 -> id                      marks that H has not passed
     's'                                 -> stop offset i64          S of the last sync
-    'w'                                 -> stop offset i64          up to where rows may reach
+    'w'                                 -> stop offset i64          end of the rows' offsets
 
-A mark deletes the first two rows of its record and keeps in 'm' what they said. So an index that a
-crash left ahead of the durable horizon is cut back to it: what comes again may be read by other
-contracts. For that a mark is kept until both H and the durable horizon have passed it.
+A mark deletes the first two rows of its record and keeps their content in 'm'. So an index that is
+ahead of the durable horizon after a crash can be cut back to it, which is needed because records
+may be read again by other contracts. A mark is kept until H and the durable horizon have passed it.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ _REBUILT: Final = "it is removed, and shards with ids are rebuilt from Kafka"
 
 
 class IdDatabase:
-    """The rows of all shards of a wheel in one database, made when the first id comes.
+    """Database of the ids of all shards of a wheel, created with the first id.
 
     Args:
         path: folder of the database.
@@ -78,19 +78,19 @@ class IdDatabase:
         self._reclaimer = Reclaimer(path)
 
     def shard(self, generation: int) -> IdIndex:
-        """Return the ids of one shard; its rows begin with ``generation``."""
+        """Return the id index of one shard, whose row keys begin with ``generation``."""
         return IdIndex(self, generation)
 
     def recover(self, shards: Sequence[tuple[IdIndex, int, bool]]) -> None:
-        """Open what a life before left, and say of each shard whether its ids are whole. A database
-        that is damaged is removed, and then no shard's are.
+        """Open an existing database, and set ``is_whole`` of each shard's index. A damaged database
+        is removed; then shards that had ids are not whole.
 
         Args:
-            shards: the ids of each shard, the horizon that slots and ids are to agree on, and
-                whether ids had been synced by then. Rows of others are removed.
+            shards: the index of each shard, the horizon to which slots and ids are restored, and
+                whether ids had been synced by then. Rows of other shards are removed.
 
         Raises:
-            StoreError: it does not open for want of space, memory, files or rights.
+            StoreError: it can't be opened for lack of space, memory, files or rights.
         """
         try:
             if self._path.is_dir():
@@ -110,7 +110,7 @@ class IdDatabase:
             ids.is_whole = not expected
 
     def open(self) -> Rdict:
-        """Return the database, made if it is missing."""
+        """Return the open database, created if it is missing."""
         if self._database is None:
             self._database = open_database(self._path, IDS_OPTIONS)
         return self._database
@@ -153,8 +153,8 @@ class IdDatabase:
             database.write(batch)
 
     def sync(self, offsets: Sequence[tuple[int, int]]) -> None:
-        """Make every row durable, with the offset that the rows of each shard speak for, before the
-        horizon of the wheel is written.
+        """Make every row durable, with the stop offset of each shard's rows. To be called before
+        the horizon of the wheel is written.
 
         Args:
             offsets: generation and stop offset of each shard that has ids.
@@ -179,34 +179,34 @@ class IdDatabase:
             self._database = self._witness = None
 
     def guard(self, deed: str) -> AbstractContextManager[None]:
-        """Return a context in which what RocksDB raises becomes a ``StoreError``."""
+        """Return a context in which errors of RocksDB are raised as ``StoreError``."""
         return Guarded(deed, self._what, self._path)
 
 
 class IdIndex:
-    """The ids of one shard of a wheel.
+    """Id index of one shard of a wheel.
 
     Args:
-        database: of all shards.
-        generation: the rows of this one begin with it.
+        database: database of all shards.
+        generation: number with which the shard's row keys begin.
     """
 
     def __init__(self, database: IdDatabase, generation: int) -> None:
         self._database = database
         self.generation = generation
         self.is_whole = True
-        """Whether everything below the horizon is here."""
+        """Whether the rows of all offsets below the horizon are present."""
         self._prefix = prefix_of(generation)
         self._durable_offset = 0
         self._rows: IdRows | None = None
 
     @property
     def in_use(self) -> bool:
-        """Return whether there are or were any ids."""
+        """Return whether the shard has or had ids."""
         return self._rows is not None
 
     def recover(self, stop_offset: int, *, expected: bool) -> None:
-        """Take what a life before left: see ``IdDatabase.recover``."""
+        """Use the existing rows, cut back to ``stop_offset``; see ``IdDatabase.recover``."""
         database = self._database.open()
         synced = synced_offset(database, self._prefix)
         if synced is None:
@@ -220,7 +220,7 @@ class IdIndex:
             self._durable_offset = stop_offset
 
     def _cut(self, rows: IdRows, stop_offset: int) -> None:
-        """A scan of all rows, but only where a life ended without its last sync."""
+        """Undo rows from ``stop_offset`` on, by a scan of all rows if any may reach beyond it."""
         batch = WriteBatch(raw_mode=True)
         with self._database.guard("read"):
             written = self._database.open().get(self._prefix + WRITTEN)
@@ -231,7 +231,7 @@ class IdIndex:
         self._database.write(batch)
 
     def append(self, named: Sequence[Named], marks: Sequence[Mark], stop_offset: int) -> None:
-        """See ``Store.append``."""
+        """Add the rows of ids and marks of one ``Store.append``."""
         batch = WriteBatch(raw_mode=True)
         if self._rows is None:
             self._rows = IdRows(self._database.open(), self._prefix)
@@ -241,22 +241,22 @@ class IdIndex:
         self._database.write(batch)
 
     def latest_unmarked(self, record_id: bytes, below: int) -> Key | None:
-        """See ``Store.latest_unmarked``."""
+        """Return the key of an id's latest unmarked record; see ``Store.latest_unmarked``."""
         if self._rows is None:
             return None
         with self._database.guard("read"):
             return self._rows.latest_unmarked(record_id, below)
 
     def marked_from(self, mark: int, stop_offset: int) -> list[tuple[int, Key]]:
-        """See ``Store.marked_from``."""
+        """Return marks from ``mark`` on, with their keys; see ``Store.marked_from``."""
         if self._rows is None:
             return []
         with self._database.guard("read"):
             return self._rows.marked_from(mark, stop_offset)
 
     def prune(self, cursor: Cursor) -> None:
-        """Delete what the cursor has made useless, some of it now and the rest in later calls. A
-        mark above the durable horizon is kept: after a crash it is taken back and comes again.
+        """Delete rows that the cursor has settled, some of them now and the rest in later calls.
+        Marks above the durable horizon are kept, because a crash undoes them.
         """
         if self._rows is not None:
             batch = WriteBatch(raw_mode=True)
@@ -267,15 +267,15 @@ class IdIndex:
                 self._database.write(batch)
 
     def note_durable(self, stop_offset: int) -> None:
-        """Note that the store's own horizon is durable: marks below it are not taken back."""
+        """Note the durable horizon of the store, below which marks can be pruned."""
         self._durable_offset = stop_offset
 
     def discard(self) -> None:
-        """Remove all of them."""
+        """Delete all rows of the shard."""
         self._database.remove(self.generation)
         self.forget()
 
     def forget(self) -> None:
-        """Take note that there are none."""
+        """Note that the shard has no rows."""
         self._rows = None
         self._durable_offset = 0

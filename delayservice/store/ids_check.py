@@ -1,7 +1,7 @@
-"""Checks that the rows of ids and the records agree.
+"""Check that the rows of ids and the records agree.
 
-Only what is not due yet is judged: what is due may have been settled and pruned, records and rows
-of ids each in their own lumps.
+Only records that are not due yet are checked. Due ones may have been settled, and their records and
+rows of ids are pruned at different times.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from delayservice.store.id_rows import IdFacts, IdRows
 
 
 class NamedRecord(NamedTuple):
-    """A record that bears an id, as the store holds it."""
+    """Stored record that has an id."""
 
     record_id: bytes
     key_ms: int
@@ -30,15 +30,15 @@ def check_ids(
     is_whole: Callable[[int], bool],
     where: str,
 ) -> Iterator[Finding]:
-    """Compare the rows of ids of one stretch of keys with its records.
+    """Compare the rows of ids of one range of keys with its records, and yield the differences.
 
     Args:
-        rows: of ids.
-        span_ms: keys ``[start, stop)``.
-        records: those of the stretch that bear an id, by offset.
-        stop_offset: S; rows of it and above are of no account.
-        is_whole: whether everything of a key is in ``records``, as far as it was stored.
-        where: the ids, for findings.
+        rows: rows of ids.
+        span_ms: key range ``[start, stop)``, epoch milliseconds.
+        records: the records of the range that have an id, by offset.
+        stop_offset: S; rows of this offset and above are ignored.
+        is_whole: whether ``records`` has all stored records of a key.
+        where: name of the id index, for findings.
 
     Raises:
         Exception: a row can't be read.
@@ -52,7 +52,7 @@ def check_ids(
             if why is not None and (offset in records or is_whole(key_ms)):
                 yield _finding(f"offset {offset}: {why}", where, key_ms, offset)
     for (key_ms, offset), mark, _ in rows.marks():
-        known.add(offset)  # a mark from S on is of no account, and is taken back at the next start
+        known.add(offset)  # a mark from S on is ignored, because the next start undoes it
         record = records.get(offset)
         is_asked = mark < stop_offset and span_ms[0] <= key_ms < span_ms[1]
         if is_asked and record is not None and record.mark != mark:
@@ -66,7 +66,7 @@ def check_ids(
 
 
 def _difference(fact: IdFacts, record: NamedRecord | None, stop_offset: int) -> str | None:
-    """Return why a row of an id and its record do not agree; None: they do."""
+    """Return how a row of an id and its record differ; None: they agree."""
     if record is None:
         return "the ids know a record that is not there"
     if (record.record_id, record.key_ms) != (fact.record_id, fact.key[0]):

@@ -1,6 +1,6 @@
-"""The reference store: a dictionary and a sorted list, gone with the process.
+"""Reference store in memory: a dictionary and a sorted list, lost with the process.
 
-Every rule of ``Store`` in its plainest form; the durable backends must behave as this one does.
+It implements the rules of ``Store`` in the plainest form. Durable stores must behave as it does.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class MemoryStore(Store):
-    """Keeps everything in memory; ``open`` always starts at offset 0."""
+    """Store in memory; ``open`` always returns horizon 0."""
 
     lumps_hold_marked = False
 
@@ -25,7 +25,7 @@ class MemoryStore(Store):
         self.reset()
 
     def reset(self) -> None:
-        """Forget everything."""
+        """Delete all records and the label."""
         self._order: list[Key] = []
         self._payloads: dict[Key, bytes] = {}
         self._marks: dict[Key, int] = {}
@@ -37,17 +37,17 @@ class MemoryStore(Store):
         self._label = b""
 
     def open(self) -> int:
-        """Start empty: the horizon is 0."""
+        """Delete everything, and return horizon 0."""
         self.reset()
         return 0
 
     @property
     def label(self) -> bytes:
-        """See ``Store.label``: nothing says, until it is set."""
+        """Return the label; ``b""`` until it is set."""
         return self._label
 
     def set_label(self, label: bytes) -> None:
-        """See ``Store.set_label``."""
+        """Replace the label of all records; see ``Store.set_label``."""
         self._label = label
 
     def append(
@@ -57,7 +57,7 @@ class MemoryStore(Store):
         marks: Sequence[Mark],
         stop_offset: int,
     ) -> None:
-        """See ``Store.append``."""
+        """Add records and marks of the next offsets; see ``Store.append``."""
         for frame in frames:
             self._put(frame)
         for _, key_ms, offset, mark in marks:
@@ -86,7 +86,7 @@ class MemoryStore(Store):
             self._stands_for[record_id] = key
 
     def read_due(self, after: Key, upto_ms: int, limit: int) -> list[Frame]:
-        """See ``Store.read_due``; nothing is ever damaged here."""
+        """Return the next due frames, in key order; never raises ``SlotDamagedError``."""
         start = self._position_after(after)
         stop = min(start + limit, bisect_left(self._order, (upto_ms + 1, -1)))
         return [self._frame(key) for key in self._order[start:stop]]
@@ -98,12 +98,12 @@ class MemoryStore(Store):
         return (key[0], key[1], self._marks.get(key, NO_MARK), self._payloads[key])
 
     def next_due_ms(self, after: Key) -> int | None:
-        """The exact key of the next frame."""
+        """Return the exact key time of the next frame, epoch milliseconds; None: there is none."""
         position = self._position_after(after)
         return self._order[position][0] if position < len(self._order) else None
 
     def rebuild(self, start_ms: int, stop_ms: int, frames: Sequence[Frame]) -> None:
-        """See ``Store.rebuild``."""
+        """Replace the records of a key range by ``frames``; see ``Store.rebuild``."""
         start, stop = (bisect_left(self._order, (ms, -1)) for ms in (start_ms, stop_ms))
         for key in self._order[start:stop]:
             self._bytes -= len(self._payloads.pop(key))
@@ -114,16 +114,16 @@ class MemoryStore(Store):
                 self._put(frame)
 
     def latest_unmarked(self, record_id: bytes, below: int) -> Key | None:
-        """See ``Store.latest_unmarked``."""
+        """Return the key of an id's latest unmarked record; see ``Store.latest_unmarked``."""
         key = self._stands_for.get(record_id)
         return key if key is not None and key[1] < below else None
 
     def marked_from(self, mark: int) -> list[tuple[int, Key]]:
-        """See ``Store.marked_from``."""
+        """Return marks from ``mark`` on, with their keys; see ``Store.marked_from``."""
         return sorted((found, key) for key, found in self._marks.items() if found >= mark)
 
     def prune(self, cursor: Cursor) -> None:
-        """Forget exactly what the cursor makes useless, and nothing that it does not."""
+        """Delete at once all that ``Store.prune`` allows to delete."""
         kept = []
         for key in self._order:
             useless = key[0] < cursor.key[0] or cursor.has_settled(
@@ -146,25 +146,25 @@ class MemoryStore(Store):
             del self._stands_for[record_id]
 
     def sync(self) -> int:
-        """Nothing to make durable: the horizon holds until the process ends."""
+        """Return the horizon, which holds until the process ends; nothing is made durable."""
         self._durable_offset = self._stop_offset
         return self._durable_offset
 
     def scan(self, after: Key, upto_ms: int) -> Iterator[Frame]:
-        """See ``Store.scan``."""
+        """Yield frames of a key range, in key order; see ``Store.scan``."""
         yield from self.read_due(after, upto_ms, len(self._order))
 
     def lumps(self, start_ms: int, stop_ms: int) -> list[Lump]:
-        """See ``Store.lumps``; exact."""
+        """Return exact counts of the keys in a range; see ``Store.lumps``."""
         start, stop = (bisect_left(self._order, (ms, -1)) for ms in (start_ms, stop_ms))
         unmarked = (key for key in self._order[start:stop] if key not in self._marks)
         return [(key_ms, key_ms + 1, 1) for key_ms, _ in unmarked]
 
     def stats(self) -> StoreStats:
-        """See ``Store.stats``."""
+        """Return figures of the store; see ``Store.stats``."""
         oldest = self._order[0][0] if self._order else None
         return StoreStats(len(self._order), self._bytes, oldest, self._durable_offset)
 
     def close(self) -> None:
-        """Drop everything."""
+        """Delete everything."""
         self.reset()

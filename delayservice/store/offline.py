@@ -1,7 +1,7 @@
-"""A shard's store of either kind looked at offline: what it says of itself, and its records.
+"""Offline inspection of a shard's store of either kind: its figures, records, and a check.
 
-Nothing is locked or written, so a node may have it open. What is told is as of the last sync of a
-wheel, and of this moment of RocksDB.
+Nothing is locked or written, so a node may have the store open. The state is that of the last sync
+for a wheel, and the present one for RocksDB.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ _BODIES_BYTES_MAX: Final = 64 << 20
 
 
 def _nothing(_done: int, _total: int) -> None:
-    """Report no progress."""
+    """Ignore a report of progress."""
 
 
 @dataclass(frozen=True, slots=True)
 class HourFacts:
-    """The slots of a wheel due in one hour: ``slots`` files, of which ``damaged`` are damaged."""
+    """Figures of a wheel's slots in one hour: ``slots`` files, of which ``damaged`` are damaged."""
 
     hour_ms: int
     slots: int
@@ -62,16 +62,16 @@ class HourFacts:
 
 @dataclass(frozen=True, slots=True)
 class StoreFacts:
-    """Return what a shard's store says of itself.
+    """Figures of a shard's store.
 
     Attributes:
         kind: ``wheel`` or ``rocksdb``.
-        version: of the format.
-        stop_offset: S; None: nothing here can be trusted, a node would start over.
-        label: by what the records below S were read, as JSON.
-        hours: in order.
-        first_ms: lowest key, epoch milliseconds; None: nothing is stored, or it can't be read.
-        last_ms: the highest.
+        version: number of the format.
+        stop_offset: S; None: the store is damaged, and a node would start over.
+        label: contracts by which the records below S were read, as JSON.
+        hours: figures by hour, in order.
+        first_ms: lowest key, epoch milliseconds; None: no record is stored or readable.
+        last_ms: highest key, epoch milliseconds; None as for ``first_ms``.
     """
 
     kind: str
@@ -84,20 +84,20 @@ class StoreFacts:
 
     @property
     def records(self) -> int:
-        """Number of stored records, with settled ones that were not pruned yet."""
+        """Return the number of stored records, including settled ones not pruned yet."""
         return sum(hour.records for hour in self.hours)
 
     @property
     def bytes(self) -> int:
-        """Bytes of files (wheel) or payloads (RocksDB)."""
+        """Return the bytes of files (wheel) or payloads (RocksDB)."""
         return sum(hour.bytes for hour in self.hours)
 
 
 def check_format(path: str) -> str | None:
-    """The kind of store in a folder of the format that this code reads; None: nothing says.
+    """Return the kind of store in a folder; None: it has no readable VERSION.
 
     Raises:
-        StoreError: it is of another format or of no known kind.
+        StoreError: the store is of another format or of an unknown kind.
     """
     found = read_format(path)
     if found is None:
@@ -124,10 +124,10 @@ def check_format(path: str) -> str | None:
 
 
 def look(shard: ShardFolder, on_progress: Callable[[int, int], None] = _nothing) -> StoreFacts:
-    """Return what a shard's store says of itself.
+    """Return the figures of a shard's store.
 
     Raises:
-        StoreError: it can't be read, or is of another format.
+        StoreError: the store can't be read, or is of another format.
     """
     kind = check_format(shard.path)
     if kind is None:
@@ -209,15 +209,15 @@ def _look_at_rocks(store: RocksView, on_progress: Callable[[int, int], None]) ->
 def read_records(
     shard: ShardFolder, bounds: ReadBounds, wanted: Callable[[Frame], bool], limit: int
 ) -> Iterator[Frame | Damage]:
-    """Records in key order, and what could not be read.
+    """Yield records in key order, and damaged ranges.
 
     Memory: that of ``limit`` records.
 
     Args:
-        shard: its folder.
-        bounds: keys that are asked for.
-        wanted: whether a record is.
-        limit: so many at most.
+        shard: the shard's folder.
+        bounds: range of keys to read.
+        wanted: returns whether to yield a record.
+        limit: most records to yield.
 
     Raises:
         StoreError: the store can't be read, or is of another format.
@@ -259,9 +259,8 @@ def _wanted(
     wanted: Callable[[Frame], bool],
     damages: list[Damage],
 ) -> Iterator[Frame]:
-    """Yield records of a slot that are asked for, in no order; what can't be read goes to
-    ``damages``. A file whose time has passed was pruned, if it is missing: the horizon says so with
-    the next sync only.
+    """Yield the wanted records of a slot, in no order, and add damage to ``damages``. The file of a
+    slot that was due may be missing: it was pruned, and the horizon follows with the next sync.
     """
     now_ms = time.time_ns() // 1_000_000
     for rows in read_parts(shard, [part], bounds):
@@ -276,9 +275,7 @@ def _wanted(
 
 
 def wheel_reader(path: str) -> AbstractContextManager[RunReader]:
-    """Open a wheel's files for ``verify``; memory: 64 MiB, 500 bytes for each block
-    and 20 for each run.
-    """
+    """Open a wheel's files for ``verify``. Memory: 64 MiB, 500 bytes per block and 20 per run."""
     return open_reader(path, _BODIES_BYTES_MAX, sys.maxsize)
 
 
@@ -288,16 +285,16 @@ def verify(
     on_progress: Callable[[int, int], None] = _nothing,
     reader: RunReader | None = None,
 ) -> CheckVerdict:
-    """Check everything in a shard's folder.
+    """Check everything in a shard's folder, and return the findings.
 
     Args:
-        shard: its folder.
-        now_ms: the wall clock, epoch milliseconds: what is due may have been settled.
-        on_progress: told how much of how much was checked.
-        reader: of the wheel that the shard is in, to be given for all its shards.
+        shard: the shard's folder.
+        now_ms: the present time, epoch milliseconds; records due by then may have been settled.
+        on_progress: takes the amount checked, and the whole amount.
+        reader: reader of the shard's wheel, shared by the checks of all its shards.
 
     Raises:
-        StoreError: it can't be read, or is of another format.
+        StoreError: the store can't be read, or is of another format.
     """
     kind = check_format(shard.path)
     if kind == "wheel":

@@ -1,12 +1,11 @@
-"""RocksDB as both durable stores use it: every option in one place, the odd ways of rocksdict too.
+"""RocksDB as both durable stores use it: all options, and the workarounds for rocksdict.
 
-Found by trying, with rocksdict 0.3.29:
+Found by tests of rocksdict 0.3.29:
 
 - An iterator ignores ``iterate_lower_bound``, or stops at once with it. So every scan states its
   lower end as ``from_key`` (never less than the cursor: range tombstones are slow to walk) and its
   upper end as ``iterate_upper_bound``.
-- ``items`` and ``keys`` end at a damaged block as if there was nothing more. So the end of a scan
-  is checked.
+- ``items`` and ``keys`` end at a damaged block without an error. So the end of a scan is checked.
 - A closed or damaged database raises bare ``Exception``.
 - Synced writes hold the GIL. So writes are unsynced and ``flush_wal`` makes them durable.
 """
@@ -55,19 +54,19 @@ _NO_DAMAGE: Final = (
     *map(os.strerror, (ENOSPC, EDQUOT, EMFILE, ENFILE, ENOMEM, EACCES, EPERM, EROFS)),
     "DB already closed",
 )
-"""Words of RocksDB's messages when something other than its files is at fault."""
+"""Words of RocksDB's error messages for causes other than damaged files."""
 
 
 @dataclass(frozen=True, slots=True)
 class RocksOptions:
-    """Options of one database, whatever the number of its shards.
+    """Options of one database, for all its shards together.
 
     Attributes:
         write_buffer_bytes: size of a memory table; two may exist.
-        write_buffers_bytes: memory tables of every database of the process that asks for the same:
-            above this, they are flushed before they are full.
-        block_cache_bytes: cache of blocks, shared by every database of the process that asks for
-            the same size.
+        write_buffers_bytes: total size of memory tables above which they are flushed early; shared
+            by all databases of the process with the same value.
+        block_cache_bytes: size of the block cache; shared by all databases of the process with the
+            same value.
         block_bytes: size of a block on disk before compression.
         target_file_bytes: size of a table file.
         level_base_bytes: size of level 1.
@@ -77,9 +76,9 @@ class RocksOptions:
         compression: of table files: ``none``, ``snappy``, ``lz4`` or ``zstd``.
         bloom_bits: size of a table's filter, in bits for each row: it spares a search for a row
             that is not there. 0: no filter.
-        sync_bytes: bytes appended, and so to read again after a crash, at which the store syncs
-            by itself.
-        unused_s: a shard that is not open for so long is removed: its slice has moved.
+        sync_bytes: bytes appended since the last sync, which a crash would lose, at which the store
+            syncs by itself.
+        unused_s: time after which a shard that is not open is removed, as its slice has moved.
     """
 
     write_buffer_bytes: int = 8 << 20
@@ -141,7 +140,7 @@ def open_database(path: Path, options: RocksOptions) -> Rdict:
     """Open or create the database in ``path``. The caller holds the lock of the store.
 
     Raises:
-        Exception: it is damaged (rocksdict has no narrower class).
+        Exception: the database is damaged (rocksdict has no narrower class).
     """
     if (path / CONDEMNED).exists():
         raise StoreError(f"the database {path} was found damaged; it is to be made anew")
@@ -160,11 +159,11 @@ def open_database(path: Path, options: RocksOptions) -> Rdict:
 
 
 def open_to_read(path: Path, options: RocksOptions, view: Path) -> Rdict:
-    """Open the database in ``path`` as it is now, write-ahead log included, without a lock.
+    """Open the present state of the database in ``path``, with its write-ahead log, without a lock.
 
-    rocksdict writes a file beside every database that it opens. So what is opened is ``view``, an
-    empty folder that gets links to the files, and a copy of what says which of them count. Beside a
-    running node a file may go before it is opened: then it is tried again.
+    rocksdict writes a file beside every database that it opens. So the empty folder ``view`` is
+    filled with links to the files and a copy of the file that lists them, and opened instead. If a
+    running node removes a file before it is opened, this is tried again.
 
     Raises:
         Exception: it is missing or damaged (rocksdict has no narrower class).
@@ -183,7 +182,7 @@ def _open_view(path: Path, options: RocksOptions, view: Path) -> Rdict:
         elif source.suffix in {".sst", ".log"}:
             (view / source.name).symlink_to(source.resolve())
     read_manifest(view)
-    # A cache of its own: in a shared one a block may be good that is damaged on the disk by now.
+    # A separate cache: a shared one may hold a good block that is damaged on the disk by now.
     native = _to_native(options, Cache(options.block_cache_bytes))
     native.create_if_missing(False)  # noqa: FBT003 - so it is in rocksdict
     access = AccessType.read_only(error_if_log_file_exist=False)
@@ -196,7 +195,7 @@ def _is_manifest(file: Path) -> bool:
 
 @contextmanager
 def guarded_read(what: str) -> Iterator[None]:
-    """Whatever RocksDB raises in a database that is only looked at becomes a ``StoreError``.
+    """Raise errors of RocksDB in a database opened for reading as ``StoreError``.
 
     Raises:
         StoreError: the read failed.
@@ -213,27 +212,27 @@ def guarded_read(what: str) -> Iterator[None]:
 
 
 def condemn(path: Path) -> None:
-    """Have ``open_database`` refuse: damage inside RocksDB has no bounds that could be trusted."""
+    """Make ``open_database`` refuse the database, because the extent of damage in it is unknown."""
     marker = path / CONDEMNED
     with suppress(OSError), marker.open("wb") as file:  # if that fails, the damage is met again
         os.fsync(file.fileno())
 
 
 def is_damage(error: Exception) -> bool:
-    """Return whether what RocksDB raised may come from its files, and not from what surrounds them,
-    which another start may find in order.
+    """Return whether an error of RocksDB may mean damaged files, and not a cause such as lack of
+    space, memory or rights, which may be gone at another start.
     """
     return not any(cause in str(error) for cause in _NO_DAMAGE)
 
 
 class Guarded:
-    """Whatever RocksDB raises in this context becomes a ``StoreError``, and damage condemns the
-    database. A class, because each look-up of an id enters it.
+    """Context that raises errors of RocksDB as ``StoreError``; damage condemns the database. It is
+    a class for speed, because each look-up of an id enters it.
 
     Args:
-        deed: what is being done, for the message.
-        what: to what, for the message.
-        database: its folder.
+        deed: verb of the operation, for the message.
+        what: object of the operation, for the message.
+        database: folder of the database.
     """
 
     __slots__ = ("_database", "_deed", "_what")
@@ -244,13 +243,13 @@ class Guarded:
         self._database = database
 
     def __enter__(self) -> None:
-        """Begin the deed."""
+        """Enter the context."""
 
     def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
-        """End it.
+        """Leave the context.
 
         Raises:
-            StoreError: it failed.
+            StoreError: the operation failed.
         """
         if not isinstance(error, Exception) or isinstance(error, StoreError):
             return
@@ -263,18 +262,18 @@ class Guarded:
 
 
 def prefix_of(number: int) -> bytes:
-    """Return what the keys of a shard begin with, in a database of many."""
+    """Return the first bytes of all keys of a shard, which encode its number."""
     return _NUMBER.pack(number)
 
 
 def number_of(key: bytes) -> int:
-    """Return the number of the shard that a key is of."""
+    """Return the number of the shard that a key belongs to."""
     return int(_NUMBER.unpack_from(key)[0])
 
 
 class Reclaimer:
-    """Frees the space of removed shards in a thread: RocksDB by itself leaves it until others are
-    written in the same range.
+    """Thread that frees the space of removed shards. RocksDB alone frees it only when other rows
+    are written in the same range.
 
     Args:
         database: folder of the database.
@@ -285,7 +284,7 @@ class Reclaimer:
         self._executor: ThreadPoolExecutor | None = None
 
     def reclaim(self, database: Rdict, number: int) -> None:
-        """Free the space of a shard whose rows were deleted, some time soon."""
+        """Start to free the space of a shard whose rows were deleted."""
         if self._executor is None:
             self._executor = ThreadPoolExecutor(1, "store-reclaim")
         self._executor.submit(self._compact, database, number)
@@ -299,15 +298,15 @@ class Reclaimer:
                 condemn(self._path)
 
     def close(self) -> None:
-        """Wait for what is under way, before the database is closed."""
+        """Wait for the work under way; to be called before the database is closed."""
         if self._executor is not None:
             self._executor.shutdown()
             self._executor = None
 
 
 def close_database(database: Rdict, path: Path) -> None:
-    """Close a database. What can't be flushed is in its write-ahead log; damage that is met on the
-    way condemns the database.
+    """Close a database. Rows that can't be flushed stay in its write-ahead log; damage found while
+    closing condemns the database.
     """
     try:
         database.close()
@@ -317,7 +316,7 @@ def close_database(database: Rdict, path: Path) -> None:
 
 
 def read_rows(database: Rdict, start: bytes, stop: bytes, limit: int) -> list[tuple[bytes, bytes]]:
-    """At most ``limit`` rows with ``start <= key < stop``, in order.
+    """Return at most ``limit`` rows with ``start <= key < stop``, in order.
 
     Raises:
         Exception: a row in that range can't be read.
@@ -330,7 +329,7 @@ def read_rows(database: Rdict, start: bytes, stop: bytes, limit: int) -> list[tu
 
 
 def read_keys(database: Rdict, start: bytes, stop: bytes, limit: int) -> list[bytes]:
-    """At most ``limit`` keys with ``start <= key < stop``, in order.
+    """Return at most ``limit`` keys with ``start <= key < stop``, in order.
 
     Raises:
         Exception: a row in that range can't be read.
@@ -349,7 +348,9 @@ def _upto(stop: bytes) -> ReadOptions:
 
 
 def _check_end(database: Rdict, start: bytes, stop: bytes) -> None:
-    """Make sure that nothing more is there: ``items`` ends at a damaged block without a word."""
+    """Raise if there are more rows in ``[start, stop)``, or they can't be read: ``items`` ends at a
+    damaged block without an error.
+    """
     rows = database.iter(_upto(stop))
     rows.seek(start)
     rows.status()

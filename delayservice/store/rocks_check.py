@@ -1,6 +1,6 @@
-"""A shard in a RocksDB checked as a whole: every row of it, and so every block that holds any.
+"""Check of one shard in a RocksDB: every row of it, and so every block that holds its rows.
 
-Nothing is locked or written in its folder. Beside a running node the check is of one moment.
+No file in the folder is locked or written. While a node runs, one moment's state is checked.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ _RECORD_BYTES: Final = _KEY.size
 def verify_rocks(
     shard: ShardFolder, now_ms: Callable[[], int], on_progress: Callable[[int, int], None]
 ) -> CheckVerdict:
-    """Check what a database holds of one shard; with the first shard also the folder's names.
+    """Check one shard of a database; with the first shard, also the names in the folder.
 
     Args:
         shard: the folder, whose VERSION was checked, and the shard.
-        now_ms: the wall clock, epoch milliseconds: what is due may have been settled.
-        on_progress: told how many records of how many were checked.
+        now_ms: the present time, epoch milliseconds; records due by then may have been settled.
+        on_progress: takes the number of checked records, and of all records.
 
     Raises:
         StoreError: a file may not be read.
@@ -56,7 +56,7 @@ def verify_rocks(
     try:
         with viewed_database(path) as rocks:
             places = rocks.places
-            if shard.shard:  # a database in which nothing was stored yet has no shard
+            if shard.shard:  # an empty database has no shard
                 check.run(view_of(rocks, shard))
     except StoreError as exc:
         has_any = any(database.glob("*"))
@@ -69,10 +69,10 @@ def verify_rocks(
 
 
 def _check_rights(database: Path) -> None:
-    """A file that may not be read is no damage.
+    """Check that all files of a database may be read, as a lack of rights is no damage.
 
     Raises:
-        StoreError: there is one.
+        StoreError: a file may not be read.
     """
     if not database.is_dir():
         return
@@ -81,7 +81,7 @@ def _check_rights(database: Path) -> None:
             with file.open("rb"):
                 pass
     except FileNotFoundError:
-        return  # beside a running node files go
+        return  # a running node may remove files meanwhile
     except PermissionError as exc:
         raise StoreError(
             f"can't read {exc.filename}: {exc.strerror}; run as the user of the service, or read a "
@@ -100,7 +100,7 @@ def _check_names(path: Path) -> Iterator[Finding]:
 
 
 class _RocksCheck:
-    """The rows of one shard."""
+    """Check of the rows of one shard."""
 
     def __init__(self, now_ms: Callable[[], int], on_progress: Callable[[int, int], None]) -> None:
         self.found: list[Finding] = []
@@ -109,7 +109,7 @@ class _RocksCheck:
         self._on_progress = on_progress
 
     def run(self, store: RocksView) -> None:
-        """Check records with their ids, then every row there is, to have read every block."""
+        """Check records with their ids, then read every row, and so every block."""
         self.stop_offset = store.stop_offset
         self._check_records(store)
         if self.records != store.records:
@@ -121,7 +121,7 @@ class _RocksCheck:
             pass
 
     def _check_records(self, store: RocksView) -> None:
-        """An hour at a time, so that of the ids only those of an hour are in memory."""
+        """Check records and ids hour by hour, so that memory holds the ids of one hour only."""
         hour_ms, named = 0, dict[int, NamedRecord]()
         for frame in _frames(store):
             if frame[0] >= hour_ms + _HOUR_MS:
@@ -159,7 +159,7 @@ class _RocksCheck:
 
 
 def _frames(store: RocksView) -> Iterator[Frame]:
-    """Records with their marks, whose rows come right after them."""
+    """Yield records with their marks, which are the rows right behind them."""
     last: Frame | None = None
     for row, value in store.rows(b"f", b"g"):
         key_ms, offset = _KEY.unpack_from(row)

@@ -1,10 +1,10 @@
-"""One RocksDB for all shards of a worker: one write-ahead log, and one sync for every horizon.
+"""RocksDB database of all shards of a worker: one write-ahead log, and one sync for all horizons.
 
 ``docs/internals/format-rocksdb.md`` has layout, invariants and recovery. All rows of a shard begin
-with its number, so that they lie together and go in one range. Keys, big endian::
+with its number, so that one range deletes them. Keys, big endian::
 
     0 u32, 'p', number u32    -> partition i32, topic          a shard and its number
-    0 u32, 'h', number u32    -> stop offset i64, count i64    the horizon of its very content
+    0 u32, 'h', number u32    -> stop offset i64, count i64    the horizon of its content
     0 u32, 'l', number u32    -> label                         by what it was read
     0 u32, 'w'                -> which files there are         see ``Witness``
     number u32, ...                                            see ``delayservice.store.rocksdb``
@@ -58,13 +58,13 @@ _SHARDS_MAX: Final = 2**32 - 2
 
 
 class ShardState(NamedTuple):
-    """The figures of one shard in a database.
+    """Figures of one shard in a database.
 
     Attributes:
-        number: its rows begin with it.
+        number: number with which its rows begin.
         stop_offset: the horizon S.
-        records: how many it holds.
-        label: see ``Store.label``.
+        records: number of its records.
+        label: label of its store; see ``Store.label``.
     """
 
     number: int
@@ -74,10 +74,10 @@ class ShardState(NamedTuple):
 
 
 class RocksDatabase:
-    """The database of one worker. Single-threaded: the worker's loop owns it.
+    """Database of one worker. Single-threaded: the worker's loop owns it.
 
     Args:
-        path: the worker's folder; nothing in it is named after a topic.
+        path: the worker's folder; no name in it is a topic's.
         options: options of the database.
     """
 
@@ -85,7 +85,7 @@ class RocksDatabase:
         self.options = options or RocksOptions()
         self.what = f"the store {path}"
         self.records = 0
-        """Records of all open shards."""
+        """Number of records of all open shards."""
         self._files = Files()
         self._folder = StoreFolder(path, "rocksdb", FORMAT, self._files)
         self._path = path
@@ -107,11 +107,11 @@ class RocksDatabase:
     # --- life ----------------------------------------------------------------------------------
 
     def open(self) -> None:
-        """Recover what is in the folder; fine if it is open. What is damaged is put aside.
+        """Recover the folder's database, unless it is open already. A damaged one is quarantined.
 
         Raises:
-            StoreError: another process has it open, its format is foreign or newer, or it does not
-                open for want of space, memory, files or rights.
+            StoreError: another process has it open, its format is foreign or newer, or it can't be
+                opened for lack of space, memory, files or rights.
         """
         if self._database is not None:
             return
@@ -139,7 +139,7 @@ class RocksDatabase:
         return True
 
     def _fill(self) -> None:
-        """Read which shards there are, and each one's state, so that damage is met now.
+        """Read the state of every shard, so that damage is found at the start.
 
         Raises:
             Exception: a row can't be read (rocksdict has no narrower class).
@@ -160,7 +160,7 @@ class RocksDatabase:
         self._files.sync_dir(str(self._path))
 
     def close(self) -> None:
-        """Sync and release every handle; fine if it is closed."""
+        """Sync and release every handle, unless it is closed already."""
         try:
             if self._database is not None:
                 self.sync()
@@ -182,7 +182,7 @@ class RocksDatabase:
 
     @property
     def database(self) -> Rdict:
-        """The database.
+        """Return the open database.
 
         Raises:
             StoreError: it is not open.
@@ -192,10 +192,10 @@ class RocksDatabase:
         return self._database
 
     def guard(self, deed: str) -> AbstractContextManager[None]:
-        """Return a context in which what RocksDB raises becomes a ``StoreError``.
+        """Return a context in which errors of RocksDB are raised as ``StoreError``.
 
         Args:
-            deed: what is being done, for the message.
+            deed: verb of the operation, for the message.
         """
         return Guarded(deed, self.what, self._database_path)
 
@@ -203,14 +203,14 @@ class RocksDatabase:
 
     @property
     def places(self) -> list[Place]:
-        """The shards that it holds, sorted."""
+        """Return the shards in the database, sorted."""
         return sorted(self._numbers)
 
     def attach(self, place: Place) -> ShardState:
-        """Open a shard for a lane to use; a new one gets a number.
+        """Open a shard for a lane, and return its state; a new shard gets a number.
 
         Raises:
-            StoreError: it is in use already, or as ``open``.
+            StoreError: the shard is in use already, or the database can't be opened.
         """
         self.open()
         if place in self._open_places:
@@ -248,7 +248,7 @@ class RocksDatabase:
         return ShardState(number, stop_offset, count, bytes(label))
 
     def detach(self, place: Place, count: int) -> None:
-        """Let go of a shard that holds ``count`` records; the last one closes the database."""
+        """Close a shard of ``count`` records; the database is closed with its last shard."""
         self._open_places.discard(place)
         self._idle_s[place] = time.monotonic()
         self.records -= count
@@ -258,7 +258,7 @@ class RocksDatabase:
             self.close()
 
     def empty(self, number: int) -> None:
-        """Forget all of a shard, durably: what it stored must not come back."""
+        """Delete all rows of a shard durably, so that a crash does not restore them."""
         batch = WriteBatch(raw_mode=True)
         batch.delete(_ROW.pack(0, _LABELS, number))
         batch.delete_range(prefix_of(number), prefix_of(number + 1))
@@ -266,7 +266,7 @@ class RocksDatabase:
         self.sync()
 
     def remove(self, place: Place) -> None:
-        """Remove a shard that no lane uses; a node that keeps it again begins with the log."""
+        """Remove a shard that no lane uses; if it is attached again, it is filled from the log."""
         was_open = self._database is not None
         self.open()
         if place in self._numbers and place not in self._open_places:
@@ -289,7 +289,7 @@ class RocksDatabase:
     # --- writing -------------------------------------------------------------------------------
 
     def make_room(self) -> None:
-        """Sync when as much is to be read again after a crash as may be.
+        """Sync if ``sync_bytes`` were written since the last sync.
 
         Raises:
             StoreError: the sync failed; the process must exit.
@@ -298,7 +298,7 @@ class RocksDatabase:
             self.sync()
 
     def write(self, number: int, batch: WriteBatch, stop_offset: int, count: int) -> None:
-        """Write rows of a shard with the horizon and the count that hold with them.
+        """Write rows of a shard in one batch with its new horizon and record count.
 
         Raises:
             StoreError: the disk is full or fails, or the database is damaged.
@@ -307,7 +307,7 @@ class RocksDatabase:
         self._write(number, batch, stop_offset)
 
     def write_label(self, number: int, label: bytes, stop_offset: int, count: int) -> None:
-        """Write a shard's label: a batch of its own, before all that is read by it."""
+        """Write a shard's label in a batch of its own, before records that are read by it."""
         batch = WriteBatch(raw_mode=True)
         batch.put(_ROW.pack(0, _LABELS, number), label)
         self.write(number, batch, stop_offset, count)
@@ -324,7 +324,7 @@ class RocksDatabase:
         self._written[number] = stop_offset
 
     def sync(self) -> None:
-        """Make everything durable that was written: the horizons of all shards at once.
+        """Make all written rows durable, and so the horizons of all shards.
 
         Raises:
             StoreError: the sync failed; the process must exit.
@@ -342,7 +342,7 @@ class RocksDatabase:
         return self._durable[number]
 
     def _remove_unused(self) -> None:
-        """Remove shards whose slices have moved: they would keep space for ever."""
+        """Remove shards whose slices have moved, because they would keep space for ever."""
         least_s = time.monotonic() - self.options.unused_s
         for place in [place for place, idle_s in self._idle_s.items() if idle_s < least_s]:
             _log.info("unused_shard_removed", shard=place[0], partition=place[1])
@@ -350,7 +350,7 @@ class RocksDatabase:
 
     @property
     def bytes(self) -> int:
-        """Bytes of table files and memory tables."""
+        """Return the bytes of table files and memory tables."""
         sizes = ("rocksdb.total-sst-files-size", "rocksdb.cur-size-all-mem-tables")
         return sum(self.database.property_int_value(name) or 0 for name in sizes)
 

@@ -1,15 +1,15 @@
-"""A check that RocksDB leaves out when it opens a database: are its MANIFEST and logs whole?
+"""Check that a database's MANIFEST and logs are whole, which RocksDB omits when it opens one.
 
-The MANIFEST lists the tables that count. It is a log of records in blocks of 32 KiB::
+The MANIFEST lists the valid tables. It is a log of records in blocks of 32 KiB::
 
     crc u32, length u16, type u8        little endian; crc32c of type and content, masked
     content                             length bytes
 
-RocksDB takes a record that reaches beyond the end of the file for one that a crash cut off, and
-leaves out all from there on. So a damaged length can hide tables, while the write-ahead log, which
-is newer, still says up to where everything is stored. A MANIFEST that was cut between two records,
-and a write-ahead log that is gone while a newer one is there, look whole to RocksDB. So each batch
-carries a row that says what there was when it was written: see ``Witness``.
+If a record reaches beyond the end of the file, RocksDB assumes that a crash cut it off, and ignores
+everything from there on. So a damaged length can hide tables, while the newer write-ahead log still
+contains the horizon. RocksDB also accepts a MANIFEST that was cut between two records, and a
+missing write-ahead log if a newer one exists. So each batch has a row that lists the files at the
+time of writing: see ``Witness``.
 Source: https://github.com/facebook/rocksdb/wiki/Write-Ahead-Log-File-Format and, for the content,
 ``VersionEdit::EncodeTo`` in https://github.com/facebook/rocksdb/blob/main/db/version_edit.cc
 """
@@ -35,7 +35,7 @@ _HEAD: Final = Struct("<IHB")
 _MASK_DELTA: Final = 0xA282EAD8
 _U32: Final = 0xFFFFFFFF
 _FULL, _FIRST, _LAST = 1, 2, 4
-"""Types of a record that is whole, and of the first and the last part of one."""
+"""Types of a whole record, and of the first and the last part of a divided one."""
 _COMPARATOR, _LOG_NUMBER, _DATABASE_ID = 1, 2, 8193
 """Fields at the beginning of an edit: two texts, and the lowest log that is still needed."""
 _ROW: Final = b"\0\0\0\0w"
@@ -45,13 +45,13 @@ _WITNESSED: Final = Struct(">QQQ")
 
 
 class Manifest(NamedTuple):
-    """The state of a database's files before it is opened.
+    """State of a database's files before it is opened.
 
     Attributes:
-        number: of the MANIFEST.
-        size: its bytes.
-        log_number: logs with a lower number are not needed: what they hold is in tables.
-        logs: numbers of the write-ahead logs that are there.
+        number: number of the MANIFEST.
+        size: size of the MANIFEST in bytes.
+        log_number: lowest log that is needed; the content of lower ones is in tables.
+        logs: numbers of the existing write-ahead logs.
     """
 
     number: int
@@ -61,13 +61,13 @@ class Manifest(NamedTuple):
 
 
 def read_manifest(database: Path) -> Manifest | None:
-    """Read the MANIFEST in use, and make sure that it ends where it seems to. Checksums are checked
-    here, because RocksDB 9.8 never returns from a record whose type was changed to 5. None: a new
-    database, or one that RocksDB refuses.
+    """Read the MANIFEST in use, and check that it is whole. None: the database is new, or RocksDB
+    will refuse it. Checksums are checked too, because RocksDB 9.8 hangs at a record whose type was
+    changed to 5.
 
     Raises:
-        StoreError: it is damaged.
-        OSError: it is missing.
+        StoreError: the MANIFEST is damaged.
+        OSError: the MANIFEST is missing.
     """
     if not (database / "CURRENT").exists():
         return None
@@ -113,7 +113,9 @@ def _parts(path: Path, data: bytes) -> Iterator[tuple[int, bytes]]:
 
 
 def _check_cut(path: Path, crc: int, kind: int, content: bytes) -> None:
-    """A record that was cut off has no end; one with a damaged length has."""
+    """Raise ``StoreError`` if the last record has a damaged length: then its checksum fits part of
+    the content. It fits no part if a crash cut the record off.
+    """
     found = google_crc32c.value(bytes([kind]))
     for number in range(len(content) + 1):
         if _masked(found) == crc:
@@ -126,7 +128,7 @@ def _masked(crc: int) -> int:
 
 
 def _log_number(edit: bytes) -> int:
-    """Return the lowest log that is needed by an edit; 0 where it says nothing of logs."""
+    """Return the lowest log that an edit says is needed; 0: it does not mention logs."""
     at = 0
     while at < len(edit):
         tag, at = _varint(edit, at)
@@ -140,7 +142,7 @@ def _log_number(edit: bytes) -> int:
 
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:
-    """Return an integer of seven bits a byte, and where it ends."""
+    """Return an integer of seven bits per byte, and the position of its end."""
     value = shift = 0
     while at < len(data):
         value |= (data[at] & 0x7F) << shift
@@ -151,11 +153,11 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
 
 
 class Witness:
-    """Says in each batch of a database which files it was written beside: the size of the MANIFEST,
-    and the oldest write-ahead log that was needed.
+    """Writer of a row in each batch of a database that states the files at that time: the size of
+    the MANIFEST, and the oldest write-ahead log that was needed.
 
-    So the loss of a table or of a log is noticed when a batch was written after the MANIFEST knew
-    of it. What is left is a crash between the end of a flush and the next batch.
+    So the loss of a table or a log is detected if a batch was written after the MANIFEST listed it.
+    It is missed only after a crash between the end of a flush and the next batch.
 
     Args:
         path: folder of the database.
@@ -174,7 +176,7 @@ class Witness:
         self._manifest, self._number = str(manifest), _number_of(manifest)
 
     def sign(self, batch: WriteBatch) -> None:
-        """Add the row to a batch."""
+        """Add the row that states the files to a batch."""
         try:
             size = os.stat(self._manifest).st_size  # noqa: PTH116 - for each batch
         except FileNotFoundError:  # it was full, and there is a new one
@@ -191,10 +193,10 @@ class Witness:
 
 
 def check_witness(database: Rdict, found: Manifest | None) -> None:
-    """Compare what an opened database says of its files with what was found before it was opened.
+    """Compare the row of ``Witness`` in an opened database with the files found before opening it.
 
     Raises:
-        OSError: some of it is lost.
+        OSError: the end of the MANIFEST or a needed log is lost.
     """
     row = database.get(_ROW)
     if row is None or found is None:

@@ -1,4 +1,4 @@
-"""A worker's RocksDB read by another process than its owner: every row, and records by due time."""
+"""Reading of a worker's RocksDB by another process: every row, and records by due time."""
 
 from __future__ import annotations
 
@@ -25,29 +25,29 @@ _ROWS: Final = 10_000
 
 
 class RocksView(RocksStore):
-    """A shard's store with a look at all that the database holds of it."""
+    """Store of one shard, with access to all rows that the database has of it."""
 
     @property
     def stop_offset(self) -> int:
-        """S."""
+        """Return S, the horizon of the shard."""
         return self._stop_offset
 
     @property
     def records(self) -> int:
-        """Number of records that the database reports."""
+        """Return the number of records that the database states."""
         return self._count
 
     @property
     def ids(self) -> IdRows:
-        """The rows of ids."""
+        """Return the id rows of the shard."""
         return self._ids
 
     def rows(self, start: bytes, stop: bytes) -> Iterator[tuple[bytes, bytes]]:
-        """Yield the shard's rows with ``start <= key < stop``, all keys without the number of the
-        shard; each block that is read is checked.
+        """Yield the shard's rows with ``start <= key < stop``. All keys are without the number of
+        the shard. Each block that is read is checked.
 
         Raises:
-            StoreError: one can't be read.
+            StoreError: a row can't be read.
         """
         prefix = self._prefix
         with self._rocks.guard("read"):
@@ -56,10 +56,10 @@ class RocksView(RocksStore):
 
 
 def all_rows(database: Rdict, start: bytes, stop: bytes) -> Iterator[tuple[bytes, bytes]]:
-    """Rows with ``start <= key < stop``, in order.
+    """Yield rows with ``start <= key < stop``, in order.
 
     Raises:
-        Exception: one can't be read (rocksdict has no narrower class).
+        Exception: a row can't be read (rocksdict has no narrower class).
     """
     while found := read_rows(database, start, stop, _ROWS):
         yield from found
@@ -68,10 +68,10 @@ def all_rows(database: Rdict, start: bytes, stop: bytes) -> Iterator[tuple[bytes
 
 @contextmanager
 def viewed_database(path: Path) -> Iterator[ViewedDatabase]:
-    """Open a worker's database as it is now.
+    """Open the present state of a worker's database for reading.
 
     Raises:
-        StoreError: there is none of this format, or it is damaged.
+        StoreError: the folder has no database of this format, or it is damaged.
     """
     with TemporaryDirectory() as view:
         rocks = ViewedDatabase(path, Path(view))
@@ -84,10 +84,10 @@ def viewed_database(path: Path) -> Iterator[ViewedDatabase]:
 
 @contextmanager
 def viewed_store(shard: ShardFolder) -> Iterator[RocksView]:
-    """Open a shard's store as it is now.
+    """Open the present state of a shard's store for reading.
 
     Raises:
-        StoreError: there is none of this format, it does not hold the shard, or it is damaged.
+        StoreError: the folder has no database of this format or of this shard, or it is damaged.
     """
     with viewed_database(Path(shard.path)) as rocks:
         yield view_of(rocks, shard)
@@ -106,7 +106,7 @@ def view_of(rocks: ViewedDatabase, shard: ShardFolder) -> RocksView:
 
 @contextmanager
 def viewed_ids(path: str) -> Iterator[Rdict]:
-    """The database of a wheel's ids as it is now.
+    """Open the present state of a wheel's id database for reading.
 
     Raises:
         StoreError: it is missing or damaged.

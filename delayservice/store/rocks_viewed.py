@@ -1,4 +1,4 @@
-"""Database of a running node or of a backup, opened to read only."""
+"""Database of a running node or a backup, opened for reading only."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class ViewedDatabase(RocksDatabase):
-    """The database of a running node or a backup: no lock is taken and nothing is written.
+    """Database of a running node or a backup, opened without a lock; nothing is written to it.
 
     Args:
         path: the worker's folder.
@@ -29,15 +29,15 @@ class ViewedDatabase(RocksDatabase):
     """
 
     def __init__(self, path: Path, view: Path) -> None:
-        # All table files are opened at once, so that none goes while it is read.
+        # All table files are opened at once, so that no file is missing while rows are read.
         super().__init__(path, RocksOptions(open_files_max=-1))
         self._view = view
 
     def open(self) -> None:
-        """Open it as it is now.
+        """Open the present state of the database.
 
         Raises:
-            StoreError: there is none of this format, or it is damaged.
+            StoreError: the folder has no database of this format, or it is damaged.
         """
         if self._database is not None:
             return
@@ -54,17 +54,17 @@ class ViewedDatabase(RocksDatabase):
         raise StoreError(f"{self._path} holds no shard {place[0]}/{place[1]}")
 
     def close(self) -> None:
-        """Let go of it."""
+        """Release the database."""
         self._release()
 
     def guard(self, deed: str) -> AbstractContextManager[None]:
-        """See ``RocksDatabase.guard``: damage is reported, and nothing is condemned."""
+        """Return a context that raises errors of RocksDB as ``StoreError``, without condemning."""
         del deed
         return guarded_read(self.what)
 
 
 def places_in(path: Path) -> list[Place]:
-    """Return the shards of a worker's database; an empty list where it can't be read."""
+    """Return the shards of a worker's database; an empty list if it can't be read."""
     with TemporaryDirectory() as view:
         database = ViewedDatabase(path, Path(view))
         with suppress(StoreError):

@@ -1,4 +1,4 @@
-"""The RocksDB store: a shard's records in key order, in the one database of its worker.
+"""RocksDB store: a shard's records in key order, in the database of its worker.
 
 ``docs/internals/format-rocksdb.md`` has layout, invariants and recovery. Keys are big endian, so
 that byte order is key order, and begin with the number of the shard::
@@ -7,8 +7,8 @@ that byte order is key order, and begin with the number of the shard::
     number u32, 'f', key_ms i64, offset i64, 1    -> mark i64    what marked it; follows its record
     number u32, 'n', 'd', 'm'                                    ids, see ``delayservice.store.ids``
 
-The write-ahead log of RocksDB gives back a prefix of the batches after a crash, and each batch
-carries the stop offset of its shard; so horizon, label and content always agree.
+After a crash, RocksDB restores a prefix of the batches from its write-ahead log. Each batch has the
+stop offset of its shard, so horizon, label and content always agree.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ _LUMP_RECORDS = 50_000
 _LUMP_MS = 600_000
 _LUMPS_KEYS = 20_000
 _REST_MS: Final = 3_600_000
-"""Least width of the lump of all that was not counted: it is known to be coarse by that."""
+"""Least width of the last lump, of records not counted one by one, in milliseconds. The width shows
+that the lump is coarse."""
 _I64 = Struct(">q")
 _KEY = Struct(">Icqq")
 _KEY_TAIL = Struct(">5xqq")
@@ -52,12 +53,12 @@ def _records_in(keys: Sequence[bytes]) -> int:
 
 
 class RocksStore(Store):
-    """A shard's pending records in the database that it shares with its worker's other shards.
+    """Store of one shard in the database that all shards of its worker share.
 
     Args:
         rocks: the database of the worker.
         topic: hash of the topic's id.
-        partition: of the topic.
+        partition: partition of the topic.
     """
 
     lumps_hold_marked = False
@@ -70,7 +71,7 @@ class RocksStore(Store):
     # --- life ----------------------------------------------------------------------------------
 
     def open(self) -> int:
-        """See ``Store.open``."""
+        """Recover, and return the durable horizon S; see ``Store.open``."""
         state = self._state = self._rocks.attach(self._place)
         prefix = self._prefix = prefix_of(state.number)
         self._pack_key = partial(_KEY.pack, state.number, b"f")
@@ -83,7 +84,7 @@ class RocksStore(Store):
         self._stop_offset, self._label = state.stop_offset, state.label
         self._pruned_ms = self._deleted_ms = 0
         self._passed = 0
-        """Records below ``_pruned_ms`` that were not deleted yet; ``_count`` includes them."""
+        """Number of records below ``_pruned_ms`` not deleted yet; ``_count`` includes them."""
         self._count = state.records
 
     @property
@@ -98,22 +99,22 @@ class RocksStore(Store):
 
     @property
     def label(self) -> bytes:
-        """See ``Store.label``."""
+        """Return the label of the stored records; see ``Store.label``."""
         return self._label
 
     def set_label(self, label: bytes) -> None:
-        """See ``Store.set_label``."""
+        """Replace the label of all records; see ``Store.set_label``."""
         self._rocks.write_label(self._number, label, self._stop_offset, self._count)
         self._label = label
 
     def reset(self) -> None:
-        """See ``Store.reset``."""
+        """Delete all records and the label; see ``Store.reset``."""
         self._rocks.empty(self._number)
         self._rocks.records -= self._count
         self._take_over(ShardState(self._number, 0, 0, b""))
 
     def close(self) -> None:
-        """See ``Store.close``; the last shard that is open closes the database."""
+        """Close the shard; the database is closed with its last open shard."""
         if self._state is not None:
             self._state = None
             self._rocks.detach(self._place, self._count)
@@ -127,8 +128,8 @@ class RocksStore(Store):
         marks: Sequence[Mark],
         stop_offset: int,
     ) -> None:
-        """See ``Store.append``: one batch, written and not synced, but for every
-        ``sync_bytes`` of all shards.
+        """Add records and marks in one batch, and sync after each ``sync_bytes`` of all shards; see
+        ``Store.append``.
         """
         self._rocks.make_room()
         batch = WriteBatch(raw_mode=True)
@@ -166,10 +167,10 @@ class RocksStore(Store):
     # --- due -----------------------------------------------------------------------------------
 
     def read_due(self, after: Key, upto_ms: int, limit: int) -> list[Frame]:
-        """See ``Store.read_due``.
+        """Return the next due frames, in key order; see ``Store.read_due``.
 
         Raises:
-            StoreError: the database is damaged; it is put aside when the store is opened again.
+            StoreError: the database is damaged; the next ``open`` moves it to quarantine.
         """
         start = self._above(max(after, (self._pruned_ms, -1)))
         stop = self._above((upto_ms, OFFSET_MAX))
@@ -177,9 +178,9 @@ class RocksStore(Store):
             found = read_rows(self._db, start, stop, limit)
             if all([len(key) == _KEY_BYTES for key, _ in found]):  # noqa: C419 - twice as fast
                 return self._with_last_mark(found)
-            # Twice the rows hold the limit's records, for each is followed by one mark at most.
+            # Each record is followed by at most one mark, so twice the rows hold ``limit`` records.
             rows = read_rows(self._db, start, stop, 2 * limit)
-        # Nothing but marks whose records were pruned: look behind them.
+        # Only marks whose records were pruned were found: continue behind them.
         return self._with_marks(rows, limit) or self.read_due(
             _unpack_key(rows[-1][0][:_KEY_BYTES]), upto_ms, limit
         )
@@ -205,20 +206,20 @@ class RocksStore(Store):
         return found
 
     def next_due_ms(self, after: Key) -> int | None:
-        """See ``Store.next_due_ms``; exact but for a mark whose record is gone."""
+        """Return the next key time, epoch ms; it is early only for a mark whose record is gone."""
         start = self._above(max(after, (self._pruned_ms, -1)))
         with self._rocks.guard("read"):
             found = read_keys(self._db, start, self._frames_end, 1)
         return int(_unpack_key(found[0][:_KEY_BYTES])[0]) if found else None
 
     def scan(self, after: Key, upto_ms: int) -> Iterator[Frame]:
-        """See ``Store.scan``."""
+        """Yield frames of a key range, in key order; see ``Store.scan``."""
         while found := self.read_due(after, upto_ms, 1000):
             yield from found
             after = found[-1][:2]
 
     def rebuild(self, start_ms: int, stop_ms: int, frames: Sequence[Frame]) -> None:
-        """See ``Store.rebuild``."""
+        """Replace the records of a key range by ``frames``; see ``Store.rebuild``."""
         batch = WriteBatch(raw_mode=True)
         batch.delete_range(self._pack_key(start_ms, 0), self._pack_key(stop_ms, 0))
         self._put_frames(batch, [frame for frame in frames if start_ms <= frame[0] < stop_ms])
@@ -227,20 +228,20 @@ class RocksStore(Store):
     # --- ids -----------------------------------------------------------------------------------
 
     def latest_unmarked(self, record_id: bytes, below: int) -> Key | None:
-        """See ``Store.latest_unmarked``."""
+        """Return the key of an id's latest unmarked record; see ``Store.latest_unmarked``."""
         with self._rocks.guard("read"):
             return self._ids.latest_unmarked(record_id, min(below, self._stop_offset))
 
     def marked_from(self, mark: int) -> list[tuple[int, Key]]:
-        """See ``Store.marked_from``."""
+        """Return marks from ``mark`` on, with their keys; see ``Store.marked_from``."""
         with self._rocks.guard("read"):
             return self._ids.marked_from(mark, self._stop_offset)
 
     # --- prune and sync ------------------------------------------------------------------------
 
     def prune(self, cursor: Cursor) -> None:
-        """See ``Store.prune``: nothing below K's second is read again. Few rows are deleted one by
-        one, and many in large lumps, because a range tombstone costs every reader of every shard:
+        """Delete settled records; rows below K's second are never read again. Few rows are deleted
+        one by one, and many by range, because a range tombstone slows every reader of every shard:
         with 5,000 of them in the memory table, a prune of one shard took 1.3 ms.
         """
         stop_ms = cursor.key[0] // _SLOT_MS * _SLOT_MS
@@ -282,13 +283,13 @@ class RocksStore(Store):
         return count
 
     def sync(self) -> int:
-        """See ``Store.sync``: that of the whole database."""
+        """Sync the whole database, and return the horizon; see ``Store.sync``."""
         self._rocks.sync()
         return self._rocks.durable_offset(self._number)
 
     def lumps(self, start_ms: int, stop_ms: int) -> list[Lump]:
-        """See ``Store.lumps``: exact for the first keys, and one lump for the rest, in which some
-        from behind the range may be.
+        """Return counts of the keys in a range: exact for the first keys, and one lump for the
+        rest, which may include records behind the range.
         """
         start_ms = max(start_ms, self._pruned_ms)
         start, stop = self._pack_key(start_ms, 0), self._pack_key(stop_ms, 0)
@@ -307,7 +308,7 @@ class RocksStore(Store):
         return found
 
     def stats(self) -> StoreStats:
-        """See ``Store.stats``: bytes are a part of the database's, by the records."""
+        """Return figures of the store; bytes are estimated by this shard's share of records."""
         stored = self._rocks.bytes * self._count // max(self._rocks.records, 1)
         oldest_ms = self.next_due_ms((self._pruned_ms, -1))
         durable_offset = self._rocks.durable_offset(self._number)

@@ -1,7 +1,6 @@
-"""Finding the folders of shards on a disk, for tools that look at them beside or without their
-node.
+"""Search for the folders of shards on a disk, for tools that read them beside or without a node.
 
-Nothing here locks, writes or opens for writing.
+No file is locked, written, or opened for writing.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from delayservice.store.wheel.horizon import NAME, HorizonDamagedError, read_hor
 
 KINDS: Final = ("wheel", "rocksdb")
 _SHARD_NAME: Final = re.compile("[0-9a-f]{24}")
-"""See ``delayservice.process.stores``."""
+"""Pattern of a shard's folder name, a hash; see ``delayservice.process.stores``."""
 _LOCKS: Final = Path("/proc/locks")
 
 
@@ -29,8 +28,7 @@ class ShardFolder(NamedTuple):
     """Folder of the store of one shard.
 
     ``path`` is the folder of its worker's wheel or database, or the shard's own one in older
-    formats. ``shard`` is a hash of the topic's id; ``partition`` is -1 where nothing says which it
-    is.
+    formats. ``shard`` is a hash of the topic's id; ``partition`` is -1 if it is unknown.
     """
 
     path: str
@@ -39,20 +37,20 @@ class ShardFolder(NamedTuple):
 
 
 def find_shards(root: Path, kinds: tuple[str, ...] = KINDS) -> list[ShardFolder]:
-    """Find the shards of a node's state folder, of a folder of one kind in it, or of a worker.
+    """Return the shards in a node's state folder, in the folder of one store kind, or of a worker.
 
     Raises:
-        StoreError: there are none.
+        StoreError: there are no shards.
     """
     folders = find_stores(root, kinds)
     return [shard for folder in folders for shard in _shards_of(folder)]
 
 
 def find_stores(root: Path, kinds: tuple[str, ...] = KINDS) -> list[Path]:
-    """Find the folders with a store in them, as ``find_shards`` does: a worker's is one.
+    """Return the folders that hold a store, one for each worker, in the folders of ``find_shards``.
 
     Raises:
-        StoreError: there are none.
+        StoreError: there are no stores.
     """
     if (root / "VERSION").is_file():
         return [root]
@@ -68,8 +66,8 @@ def find_stores(root: Path, kinds: tuple[str, ...] = KINDS) -> list[Path]:
 
 
 def _may_be_store(path: Path) -> bool:
-    """Return whether a folder holds a store, or held one that has lost what it says of itself.
-    Other programs name folders by numbers as well.
+    """Return whether a folder holds a store, or may have held one by the name of its parent. Other
+    programs name folders by numbers as well.
     """
     is_named = _SHARD_NAME.fullmatch(path.parent.name) is not None
     names = ("VERSION", NAME, DATABASE)
@@ -85,7 +83,7 @@ def _shards_of(folder: Path) -> list[ShardFolder]:
 
 
 def kept_shards(folder: Path) -> list[ShardFolder]:
-    """Return the shards in a worker's folder of either kind, as far as it can be read."""
+    """Return the shards in a worker's folder of either kind; an unreadable one has no shards."""
     found = read_format(str(folder))
     if found is not None and found.kind == "rocksdb":
         return [ShardFolder(str(folder), *place) for place in places_in(folder)]
@@ -93,7 +91,7 @@ def kept_shards(folder: Path) -> list[ShardFolder]:
 
 
 def wheel_shards(folder: Path) -> list[ShardFolder]:
-    """Return the shards of a wheel, by its horizon; none where that can't be trusted."""
+    """Return the shards of a wheel by its horizon; an empty list if the horizon is damaged."""
     files = Files(read_only=True)
     try:
         rows = read_horizon(str(folder), files).shards
@@ -105,7 +103,7 @@ def wheel_shards(folder: Path) -> list[ShardFolder]:
 
 
 def user_of(path: str) -> int | None:
-    """Id of the process that has a store open; None: none has, or the system does not say."""
+    """Return the id of the process that has a store open; None: the store is closed, or unknown."""
     lock = Path(path, "LOCK")
     with suppress(OSError, ValueError):
         inode = os.stat(lock).st_ino  # noqa: PTH116 - beside the table of the kernel

@@ -1,10 +1,10 @@
-"""The file time wheel: one append-only file for each slot of due times, for all shards of a worker.
+"""File time wheel: one append-only file for each slot of due times, for all shards of a worker.
 
 The Kafka log is its write-ahead log; ``docs/internals/format-wheel.md`` has layout, invariants and
-recovery. The way of a record: ``append`` puts it into its slot's rows in memory, a flush writes
-them as blocks to the slot's file, ``sync`` makes all of it durable and then, last, the horizon of
-all shards; ``read_due`` takes from windows near the hand; ``prune`` lets go of slots, and their
-files are removed when all shards have.
+recovery. ``append`` puts a record into its slot's rows in memory. A flush writes these as blocks to
+the slot's file. ``sync`` makes the files durable, and last the horizon of all shards. ``read_due``
+reads from windows near the hand. ``prune`` drops slots of a shard; a file is removed when all
+shards have dropped its slot.
 """
 
 from delayservice.store.wheel.store import WheelStore

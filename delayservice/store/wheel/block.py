@@ -1,8 +1,8 @@
-"""The bytes of a slot file: blocks of rows, in the order in which they were written.
+"""Byte layout of a slot file: blocks of rows, in the order in which they were written.
 
-A block holds runs, one for each of its shards. Rows of a run are in key order. Rows lie in columns,
-because columns are packed and unpacked by C code (frame by frame, the same work costs four times as
-much; ``bench pending`` pays for that)::
+A block holds runs, one for each of its shards. Rows of a run are in key order. Rows are stored as
+columns, because C code packs and unpacks columns (frame by frame, the same work takes four times as
+long; ``bench pending``)::
 
     header, 24 bytes, little endian, and the runs
       crc            u32   CRC32C of the rest of the header and of the runs, seeded with that of the
@@ -23,9 +23,9 @@ much; ``bench pending`` pays for that)::
       mark       i64 x count   only with flag 1; -1: not marked
       payloads, one after another
 
-A header's checksum holds for one place in one slot only, so a block that was moved or taken from
-another slot is noticed. A header stands for itself, because a reader skips bodies by what headers
-say.
+A header's checksum is valid for one position in one slot only, so a block that was moved or copied
+from another slot is detected. Header and body have separate checksums, because a reader skips
+bodies by their headers.
 """
 
 from __future__ import annotations
@@ -53,11 +53,12 @@ HEADER_BYTES: Final = 24
 VERSION: Final = 6
 ROWS_MAX: Final = 4096
 BODY_BYTES_MAX: Final = 1 << 20
-"""A longer run is cut at either bound (a single larger payload is a block of its own)."""
+"""Most payload bytes of a block. A longer run is cut, as at ``ROWS_MAX`` rows; a single larger
+payload is a block of its own."""
 
 SHARED_BYTES_MAX: Final = 64 << 10
-"""Shorter runs share a block up to this size: sparse shards would have a block for each row, and a
-reader of one shard reads the runs beside it as well."""
+"""Most bytes of a block that short runs share. Without sharing, sparse shards would have a block
+for each row; but a reader of one shard reads the whole block."""
 
 _ROW_BYTES: Final = 16
 _RUN_BYTES: Final = 8
@@ -75,7 +76,7 @@ if HEADER.size != HEADER_BYTES:
 
 
 class MarkOnly(bytes):
-    """The payload of a row that is no record but a mark for one; compared by identity."""
+    """Payload of a row that is only a mark for an earlier record; compared by identity."""
 
     __slots__ = ()
 
@@ -84,22 +85,22 @@ MARK_ONLY: Final = MarkOnly()
 
 
 class BlockDamagedError(ValueError):
-    """A block is cut short, or its checksum is wrong. Callers within the wheel catch this."""
+    """Error for a block that is cut short or has a wrong checksum; caught within the wheel."""
 
 
 class Block:
-    """A block's header, and where it lies in the file.
+    """Header of a block, and its position in the file.
 
     Attributes:
-        position: of the header.
-        body_position: of the body.
+        position: byte position of the header.
+        body_position: byte position of the body.
         length: bytes of the body.
         body_crc: checksum of the body.
         has_marks: whether the body has a column of marks.
         first_ms: lowest key, epoch milliseconds.
-        last_ms: highest key.
-        generations: of its runs, ascending.
-        starts: index of the first row of each run, and the number of rows.
+        last_ms: highest key, epoch milliseconds.
+        generations: generations of its runs, ascending.
+        starts: index of the first row of each run, and last the number of all rows.
     """
 
     __slots__ = (
@@ -115,7 +116,7 @@ class Block:
     )
 
     def __init__(self, data: bytes, start_ms: int, position: int) -> None:
-        """Check and take a header and its runs, read at ``position`` of a slot's file.
+        """Decode and check a header and its runs, read at ``position`` of a slot's file.
 
         Raises:
             BlockDamagedError: it is cut short, its checksum is wrong or its version is unknown.
@@ -135,16 +136,16 @@ class Block:
 
     @property
     def end(self) -> int:
-        """Position of the byte after the block."""
+        """Return the position of the byte after the block."""
         return self.body_position + self.length
 
     @property
     def rows(self) -> int:
-        """Number of rows of all runs."""
+        """Return the number of rows of all runs."""
         return self.starts[-1]
 
     def bytes_of(self, rows: int) -> int:
-        """Return the bytes that so many of its rows take, by their part of all rows."""
+        """Return the estimated bytes of ``rows`` rows, by their share of all rows."""
         return (self.end - self.position) * rows // self.rows
 
     def run(self, generation: int) -> tuple[int, int]:
@@ -154,7 +155,7 @@ class Block:
 
 
 class Body:
-    """The rows of a block, checked.
+    """Body of a block, checked against its header.
 
     Args:
         start_ms: the slot's start, epoch milliseconds.
@@ -202,7 +203,7 @@ class Body:
 
 
 def count_records(rows: Sequence[Frame]) -> int:
-    """Count the rows that are records and not marks only."""
+    """Return the number of rows that are records, and not only marks."""
     if max(map(_mark_of, rows), default=NO_MARK) == NO_MARK:
         return len(rows)
     return len(rows) - sum([row[3] is MARK_ONLY for row in rows])
@@ -215,10 +216,10 @@ def bounds_of(rows: Sequence[Frame]) -> tuple[int, int]:
 
 
 def sort_rows(rows: Iterable[Frame]) -> list[Frame]:
-    """Return rows of the log's order in key order.
+    """Return rows, which are in log order, in key order.
 
-    Two stable sorts by an integer each, the first of what is sorted already, take a third of the
-    time that comparing tuples takes (``tests.store_bench --case burst``).
+    Two stable sorts by an integer each, the first one of sorted input, take a third of the time of
+    comparing tuples (``tests.store_bench --case burst``).
     """
     found = sorted(rows, key=_offset_of)
     found.sort(key=_key_ms_of)
@@ -226,12 +227,12 @@ def sort_rows(rows: Iterable[Frame]) -> list[Frame]:
 
 
 def encode_blocks(start_ms: int, runs: Iterable[Run], position: int) -> bytes:
-    """Encode runs as blocks.
+    """Return runs encoded as blocks.
 
     Args:
         start_ms: the slot's start, epoch milliseconds.
-        runs: by ascending generation; a mark is a row whose payload is ``MARK_ONLY``.
-        position: where in the file the first block goes.
+        runs: runs by ascending generation; a mark is a row whose payload is ``MARK_ONLY``.
+        position: position in the file at which the first block will be written.
     """
     parts: list[bytes] = []
     for group in _groups(runs):
@@ -247,7 +248,7 @@ def _sum(start_ms: int, position: int, rest: bytes) -> int:
 
 
 def _groups(runs: Iterable[Run]) -> Iterator[list[Run]]:
-    """Yield the runs of each block: long runs are cut, and short ones put together."""
+    """Yield the runs of each block: long runs are cut, and short ones are combined."""
     group: list[Run] = []
     group_bytes = 0
     for generation, rows in runs:
@@ -281,7 +282,7 @@ def _cut(rows: Sequence[Frame]) -> Iterator[Sequence[Frame]]:
 
 
 def _encode_block(start_ms: int, group: Sequence[Run]) -> tuple[bytes, bytes]:
-    """Return a header without its checksum, with the runs, and the body."""
+    """Return the header with its runs and without its checksum, and the body."""
     rows = [row for _, run in group for row in run]
     keys, offsets, marks, payloads = zip(*rows, strict=True)
     has_marks = max(marks) != NO_MARK
@@ -306,16 +307,16 @@ def _encode_block(start_ms: int, group: Sequence[Run]) -> tuple[bytes, bytes]:
 def walk_blocks(
     read: Callable[[int, int], bytes], start_ms: int, position: int, size: int
 ) -> Iterator[Block]:
-    """Yield the blocks of a slot's file from ``position`` to ``size``, by their headers.
+    """Yield the headers of a slot file's blocks from ``position`` to ``size``.
 
     Args:
-        read: bytes of the file, by position and size.
-        start_ms: the slot's start.
-        position: where a block begins.
-        size: where the last block must end.
+        read: returns bytes of the file, by position and size.
+        start_ms: the slot's start, epoch milliseconds.
+        position: position at which a block begins.
+        size: position at which the last block must end.
 
     Raises:
-        BlockDamagedError, OSError: the file is damaged or missing; what came before is good.
+        BlockDamagedError, OSError: the file is damaged or missing; earlier blocks are valid.
     """
     data, base = b"", position
     while position < size:
@@ -333,7 +334,7 @@ def walk_blocks(
 
 
 def _header_bytes(data: bytes, at: int) -> int:
-    """Return the bytes of a header and its runs, as far as ``data`` has them."""
+    """Return the size in bytes of a header with its runs, if ``data`` has enough to tell."""
     if len(data) - at < HEADER_BYTES:
         return HEADER_BYTES
     runs: int = HEADER.unpack_from(data, at)[5]

@@ -1,4 +1,4 @@
-"""The horizon: a small file that says what the slot files of a wheel durably hold.
+"""Horizon: a small file that lists the durable content of the slot files of a wheel.
 
 ::
 
@@ -7,9 +7,9 @@
                crc        u32       CRC32C of the rest
                content    msgpack, an array: the fields of ``WheelHorizon`` in order
 
-It is written only after all that it speaks of is durable, into a temporary file that is renamed.
-Bytes of slot files beyond the sizes that it states are cut off after a crash. A wheel whose horizon
-is missing or damaged starts over at offset 0.
+It is written only after everything that it lists is durable, into a temporary file that is renamed.
+Bytes of slot files beyond the listed sizes are cut off after a crash. A wheel whose horizon is
+missing or damaged starts over at offset 0.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ _VERSION: Final = 6
 
 
 class HorizonDamagedError(ValueError):
-    """The horizon is damaged. Callers within the wheel catch this."""
+    """Error for a damaged horizon. Callers within the wheel catch it."""
 
 
 class ShardRow(msgspec.Struct, array_like=True, frozen=True):
-    """A shard's place in the wheel.
+    """Entry of one shard in the horizon.
 
     Attributes:
-        number: its place in the columns of ``SlotRow``.
-        generation: names its runs in blocks.
+        number: its index in the columns of ``SlotRow``.
+        generation: number of its runs in blocks.
         topic: hash of the topic's id, hexadecimal.
-        partition: of the topic.
+        partition: partition of the topic.
         stop_offset: the horizon S.
-        has_ids: whether S speaks of ids.
-        label: see ``Store.label``.
+        has_ids: whether the id index has rows of this shard.
+        label: label of the shard's store; see ``Store.label``.
     """
 
     number: int
@@ -56,9 +56,9 @@ class ShardRow(msgspec.Struct, array_like=True, frozen=True):
 
 
 class LostRows(msgspec.Struct, array_like=True, frozen=True):
-    """Rows of a shard in a slot that are to be read again: those of source offsets
-    ``[first_offset, stop_offset)``, of which ``count`` were records. Those of keys below
-    ``from_ms`` have been read again already.
+    """Rows of a shard in a slot that have to be read again from the log: those of source offsets
+    ``[first_offset, stop_offset)``, of which ``count`` are records. Keys below ``from_ms`` have
+    been read again already.
     """
 
     shard: int
@@ -69,16 +69,17 @@ class LostRows(msgspec.Struct, array_like=True, frozen=True):
 
 
 class SlotRow(msgspec.Struct, array_like=True, frozen=True):
-    """The durable content of a slot's file.
+    """Durable content of a slot's file.
 
     Attributes:
         start_ms: the slot's start, epoch milliseconds.
-        size: the file's first bytes that are good.
-        counts: records of each shard by its number, u32.
-        firsts: lowest offset of a row, i64.
-        stops: above the highest offset of a row or mark, i64; 0: the shard has nothing here.
-        floors: by shard number, the position below which its blocks do not count; most have none.
-        lost: what is to be read again.
+        size: number of valid bytes at the start of the file.
+        counts: column of the records of each shard, u32.
+        firsts: column of the lowest offset of each shard's rows, i64.
+        stops: column of one above the highest offset of each shard's rows and marks, i64; 0: no
+            rows.
+        floors: by shard number, the position below which its blocks are ignored; 0 if not listed.
+        lost: rows of all shards that have to be read again.
     """
 
     start_ms: int
@@ -91,13 +92,13 @@ class SlotRow(msgspec.Struct, array_like=True, frozen=True):
 
 
 class WheelHorizon(msgspec.Struct, array_like=True, frozen=True):
-    """The durable content of a wheel.
+    """Durable content of a wheel.
 
     Attributes:
-        slot_ms: width of a slot.
-        next_generation: the lowest generation that no shard has had.
+        slot_ms: width of a slot, milliseconds.
+        next_generation: the lowest generation not used yet.
         shards: all shards, in any order.
-        slots: the slots that hold anything, in any order.
+        slots: the slots that hold rows, in any order.
     """
 
     slot_ms: int
@@ -110,7 +111,7 @@ _decoder = msgspec.msgpack.Decoder(WheelHorizon)
 
 
 def encode_horizon(horizon: WheelHorizon) -> bytes:
-    """Return the bytes of the file."""
+    """Return the bytes of a horizon file."""
     content = msgspec.msgpack.encode(horizon)
     return _HEAD.pack(_MAGIC, _VERSION, google_crc32c.value(content)) + content
 
@@ -119,8 +120,8 @@ def read_horizon(path: str, files: Files) -> WheelHorizon:
     """Read the horizon of the wheel in folder ``path``.
 
     Raises:
-        HorizonDamagedError: it can't be trusted; the text says why.
-        OSError: it is missing, or the medium fails.
+        HorizonDamagedError: the horizon is damaged; the text says how.
+        OSError: the file is missing, or the medium fails.
     """
     name, data = f"{path}/{NAME}", b""
     while part := files.read_at(name, len(data), 1 << 22):
@@ -138,7 +139,7 @@ def read_horizon(path: str, files: Files) -> WheelHorizon:
 
 
 def write_horizon(path: str, files: Files, data: bytes) -> None:
-    """Replace the horizon atomically and durably; all that it speaks of must be durable already.
+    """Replace the horizon atomically and durably; everything it lists must be durable already.
 
     Raises:
         StoreError: the disk is full or fails.

@@ -1,8 +1,8 @@
-"""The rows near the hand: windows of slots in key order, all of a worker within one bound.
+"""Rows near the hand: windows of slots in key order, with one memory bound for a worker.
 
-A window is a stretch of what a shard has in one slot. A slot that fits is one window. Of a giant
-slot, the end of each stretch is estimated by the headers of its blocks, and one stretch is read
-after the other. Rows that come in later are taken into the window that they belong to.
+A window is a key range of a shard's rows in one slot. A slot that fits into memory is one window. A
+giant slot is read window by window; the end of each is estimated from the headers of its blocks.
+Rows that are appended later are added to the window that they belong to.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ _PRELOAD_MS: Final = 1_000
 
 
 class Near:
-    """The bound of all windows of a worker.
+    """Memory bound of all windows of a worker.
 
     Args:
-        bytes_max: memory for windows.
+        bytes_max: memory for windows, in bytes.
     """
 
     def __init__(self, bytes_max: int) -> None:
@@ -45,17 +45,17 @@ class Near:
 
     @property
     def share(self) -> int:
-        """Bytes of memory that one more window may take."""
+        """Return the memory that one more window may take, in bytes."""
         share = self._bytes_max // max(_SHARES, 2 * len(self._hands))
         return max(share, min(_STRETCH_BYTES_MIN, self._bytes_max // _SHARES))
 
     @property
     def has_room(self) -> bool:
-        """Return whether another window takes nothing from the others."""
+        """Return whether another window fits without dropping one."""
         return 2 * self.cost <= self._bytes_max
 
     def admit(self, window: Window, hand: Hand) -> None:
-        """Count a window; those that were used least recently make room for it."""
+        """Count a new window, and drop the least recently used ones to make room."""
         self._hands[window] = hand
         self.count(window)
         while self.cost > self._bytes_max and len(self._hands) > 1:
@@ -63,28 +63,28 @@ class Near:
             self._hands[oldest].forget(oldest.start_ms)
 
     def use(self, window: Window) -> None:
-        """Note that a window is in use."""
+        """Mark a window as the most recently used."""
         self._hands.move_to_end(window)
 
     def count(self, window: Window) -> None:
-        """Note that what a window takes has changed."""
+        """Update the count of a window whose memory has changed."""
         self.cost += window.cost - window.counted
         window.counted = window.cost
 
     def forget(self, window: Window) -> None:
-        """Count a window no longer."""
+        """Remove a window from the count."""
         del self._hands[window]
         self.cost -= window.counted
 
 
 def stretch_end_ms(costs: Sequence[tuple[int, int, int]], stop_ms: int, window: Window) -> int:
-    """Estimate up to which due time the rows above a window's start fit into its budget, as if rows
-    were spread evenly between the first and last of their block.
+    """Return the estimated key time up to which rows from a window's start fit into its budget, if
+    rows are spread evenly over their block.
 
     Args:
-        costs: of each block: its first key, the first above its last, bytes of memory.
-        stop_ms: the slot's exclusive end: the answer where all of it fits.
-        window: says where the stretch begins and what it may cost.
+        costs: of each block, its first key time, one above its last, and its memory in bytes.
+        stop_ms: the slot's exclusive end, which is returned if all rows fit.
+        window: the window, with its start and budget.
     """
     after_ms = window.after[0]
     low = after_ms + 1  # so that there is progress whatever the budget
@@ -117,11 +117,11 @@ def read_stretch(
     """Fill an empty window from a slot's file.
 
     Args:
-        read: rows of a generation in a block, by the first and last key wanted.
-        stop_ms: the slot's exclusive end.
-        blocks: those that hold rows of the generation.
-        generation: of the shard's store.
-        window: says where the stretch begins and what it may cost.
+        read: returns rows of a generation in a block, from a first to a last key time.
+        stop_ms: the slot's exclusive end, epoch milliseconds.
+        blocks: the blocks that hold rows of the generation.
+        generation: generation of the shard's store.
+        window: the window, with its start and budget.
 
     Raises:
         BlockDamagedError, OSError: the file is damaged or missing.
@@ -145,14 +145,14 @@ def _cost_within(block: Block, generation: int) -> int:
 
 
 class Hand:
-    """Reads a shard's due rows in key order, through windows.
+    """Reader of a shard's due rows in key order, through windows.
 
     Args:
-        starts: starts of the slots in which the shard has anything, sorted.
-        slot_ms: width of a slot.
+        starts: starts of the slots in which the shard has rows, sorted, epoch milliseconds.
+        slot_ms: width of a slot, milliseconds.
         waiting: rows of the shard that are in no file yet, by the slot's start.
-        load: a window of the slot with a start, above a key; may raise ``SlotDamagedError``.
-        near: bound of the windows.
+        load: returns a window of a slot above a key; may raise ``SlotDamagedError``.
+        near: memory bound of the windows.
     """
 
     def __init__(
@@ -194,7 +194,7 @@ class Hand:
             elif window.cut[0] > upto_ms:
                 break
             else:
-                after = max(after, window.cut)  # a giant slot: go on with its next stretch
+                after = max(after, window.cut)  # a giant slot: read its next window
         return found
 
     def _first(self, ms: int) -> int:
@@ -202,7 +202,7 @@ class Hand:
         return bisect_right(self._starts, ms - self._slot_ms)
 
     def next_due_ms(self, after: Key) -> int | None:
-        """See ``Store.next_due_ms``: exact inside a window, else a slot's start."""
+        """Return the next key time, exact inside a window, else a slot's start, epoch ms."""
         for at in range(self._first(after[0]), len(self._starts)):
             start_ms = self._starts[at]
             start = max(after, (start_ms, -1))
@@ -218,8 +218,8 @@ class Hand:
         return None
 
     def preload(self, ms: int) -> None:
-        """Load the next slot if it begins soon after ``ms`` and there is room beside the windows in
-        use, so that its first rows are not late.
+        """Load the next slot in advance, so that its first rows are not late: if it begins soon
+        after ``ms``, and fits beside the windows in use.
         """
         for start_ms in self._starts[bisect_right(self._starts, ms) :][:1]:
             is_soon = start_ms <= ms + _PRELOAD_MS and start_ms not in self._windows
@@ -228,7 +228,7 @@ class Hand:
                     self._window(start_ms, (start_ms, -1))
 
     def before_flush(self, start_ms: int) -> None:
-        """Keep the rows that a window needs: they are about to go to the slot's file."""
+        """Add waiting rows of a slot to its window, before they are written to the slot's file."""
         window = self._windows.get(start_ms)
         if window is not None:
             self._refresh(window)
@@ -240,7 +240,7 @@ class Hand:
         return 0 if window is None else window.passed(key)
 
     def forget(self, start_ms: int) -> None:
-        """Drop the window of a slot that changed under it or is gone."""
+        """Drop the window of a slot that was changed or removed."""
         window = self._windows.pop(start_ms, None)
         if window is not None:
             self._near.forget(window)

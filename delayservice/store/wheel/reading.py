@@ -1,9 +1,9 @@
-"""Reads a wheel's files without its owner: beside a running node, a stopped one, or in a backup.
+"""Reading of a wheel's files by another process: of a running node, a stopped one, or a backup.
 
-Files are not locked and only opened for reading. Only what the horizon vouches for is read
+Files are not locked, and are opened for reading only. Only what the horizon lists is read
 (``docs/internals/format-wheel.md``). A running node creates and removes files meanwhile: if a file
-is not what the horizon says, the horizon is read again. A file that it no longer speaks of was
-pruned; any other is damaged.
+differs from the horizon, the horizon is read again. A file that it no longer lists was pruned; any
+other is damaged.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ HOUR_MS: Final = 3_600_000
 _TRIES: Final = 3
 _Found = TypeVar("_Found")
 _DAMAGE: Final = frozenset({errno.ENOENT, errno.ENOTDIR, errno.EIO})
-"""Errors that mean damage; any other (rights, limits) is raised."""
+"""Error numbers that mean damage; other errors (rights, limits) are raised."""
 
 
 class Damage(NamedTuple):
-    """A range that could not be read: keys in ``[start_ms, stop_ms)``, of records and marks in
+    """Range that could not be read: keys in ``[start_ms, stop_ms)``, of records and marks with
     source offsets ``[first_offset, stop_offset)``; ``stop_offset`` None: up to the end of the log.
     """
 
@@ -49,17 +49,17 @@ class Damage(NamedTuple):
     stop_offset: int | None
     why: str
     is_missing: bool = False
-    """The file is gone: if its time has passed, a node has pruned it and not said so yet."""
+    """Whether the file is missing. If it was due, a node has pruned it since the last horizon."""
 
 
 class ReadBounds(NamedTuple):
-    """Keys that are asked for: ``from_ms <= key_ms < to_ms``."""
+    """Range of keys to read: ``from_ms <= key_ms < to_ms``, epoch milliseconds."""
 
     from_ms: int = 0
     to_ms: int = DUE_STOP_MS
 
     def meets(self, first_ms: int, stop_ms: int) -> bool:
-        """Return whether ``[first_ms, stop_ms)`` has keys that are asked for."""
+        """Return whether ``[first_ms, stop_ms)`` overlaps the range."""
         return first_ms < self.to_ms and stop_ms > self.from_ms
 
 
@@ -67,25 +67,25 @@ EVERYTHING: Final = ReadBounds()
 
 
 class Rows(NamedTuple):
-    """Records of one block; ``slot_ms`` is what its file is for."""
+    """Records of one block; ``slot_ms``: start and end of the slot, epoch milliseconds."""
 
     slot_ms: tuple[int, int]
     frames: list[Frame]
 
 
 class Part(NamedTuple):
-    """The entry of a shard in the horizon of one slot.
+    """Part of a shard in one slot, by the horizon.
 
     Attributes:
-        start_ms: of the slot.
-        stop_ms: its exclusive end.
-        size: bytes of the file that are good.
-        generation: of the shard's store.
-        floor: blocks below this position do not count.
-        records: in the file, lost ones among them.
-        first_offset: lowest of a row.
-        stop_offset: above the highest of a row or mark.
-        lost: what the node has not read again yet.
+        start_ms: start of the slot, epoch milliseconds.
+        stop_ms: exclusive end of the slot.
+        size: number of valid bytes at the start of the file.
+        generation: generation of the shard's store.
+        floor: position below which blocks are ignored.
+        records: number of records in the file, including lost ones.
+        first_offset: lowest offset of a row.
+        stop_offset: one above the highest offset of a row or mark.
+        lost: rows that the node has not read again yet.
     """
 
     start_ms: int
@@ -100,11 +100,11 @@ class Part(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The file, below the wheel's folder."""
+        """Return the path of the file below the wheel's folder."""
         return f"{FOLDER}/{file_name(self.start_ms)}"
 
     def blocks(self, reader: RunReader) -> list[Block]:
-        """Return the blocks of the file that count.
+        """Return the valid blocks of the shard in the file.
 
         Raises:
             BlockDamagedError, OSError: the file is damaged or missing.
@@ -115,14 +115,14 @@ class Part(NamedTuple):
 
 
 class WheelState(NamedTuple):
-    """The state of one shard that the horizon vouches for.
+    """State of one shard, by the horizon.
 
     Attributes:
-        stop_offset: S: everything below is here, or noticed to be missing.
-        label: by which contracts it was read, as JSON.
-        parts: of the slots that hold anything of it, in order.
-        generation: of its store; its ids are in a folder of that name.
-        has_ids: whether the horizon speaks of ids.
+        stop_offset: S: records below are stored, or listed as lost.
+        label: contracts by which it was read, as JSON.
+        parts: its parts in slots that hold rows of it, in order.
+        generation: generation of its store, with which the rows of its ids begin.
+        has_ids: whether it has ids.
     """
 
     stop_offset: int
@@ -132,12 +132,12 @@ class WheelState(NamedTuple):
     has_ids: bool
 
     def part_from(self, start_ms: int) -> Part | None:
-        """Return the slot that begins at ``start_ms``; None: nothing of it is stored."""
+        """Return the part in the slot that begins at ``start_ms``; None: it has no rows there."""
         return next((part for part in self.parts if part.start_ms == start_ms), None)
 
 
 def load_horizon(path: str) -> WheelHorizon | None:
-    """Read the horizon of a wheel; None: it can't be trusted, and a node starts over from the log.
+    """Return the horizon of a wheel; None: it is damaged, and a node starts over from the log.
 
     Raises:
         StoreError: the folder is of another kind or a newer format, or may not be read.
@@ -166,10 +166,10 @@ def _is_ours(path: str) -> bool:
 
 
 def load_state(folder: ShardFolder) -> WheelState | None:
-    """Return what a wheel's horizon vouches for of one shard; None: see ``load_horizon``.
+    """Return the state of one shard by its wheel's horizon; None: the horizon is damaged.
 
     Raises:
-        StoreError: as ``load_horizon``.
+        StoreError: the folder is of another kind or a newer format, or may not be read.
     """
     horizon = load_horizon(folder.path)
     if horizon is None:
@@ -199,7 +199,7 @@ def _parts_of(horizon: WheelHorizon, number: int, generation: int) -> Iterator[P
 
 
 def hours_of(parts: Iterable[Part], bounds: ReadBounds) -> dict[int, tuple[Part, ...]]:
-    """Return the slots that have keys which are asked for, by the hour in which they begin."""
+    """Return the parts that overlap ``bounds``, by the hour in which their slots begin."""
     hours: dict[int, list[Part]] = {}
     for part in parts:
         if bounds.meets(part.start_ms, part.stop_ms):
@@ -210,14 +210,14 @@ def hours_of(parts: Iterable[Part], bounds: ReadBounds) -> dict[int, tuple[Part,
 def read_parts(
     folder: ShardFolder, parts: Sequence[Part], bounds: ReadBounds
 ) -> Iterator[Rows | Damage]:
-    """Yield what slots hold of a shard: each record once, with its mark, in no order.
+    """Yield the rows of a shard's parts: each record once, with its mark, in no order.
 
     Memory: 70 bytes for each record of a slot, and a few blocks.
 
     Args:
         folder: the wheel and the shard.
-        parts: its slots, as the horizon has them.
-        bounds: keys that are asked for.
+        parts: its parts, by the horizon.
+        bounds: range of keys to read.
 
     Raises:
         StoreError: a file may not be read.
@@ -235,8 +235,8 @@ def open_reader(
 
     Args:
         path: the wheel's folder.
-        bodies_bytes_max: memory for blocks that several shards read.
-        indexed_max: slots whose headers are kept.
+        bodies_bytes_max: memory for cached blocks that several shards read, in bytes.
+        indexed_max: most slots whose headers are cached.
     """
     reader = RunReader(path, Files(8, read_only=True), bodies_bytes_max, indexed_max)
     try:
@@ -252,7 +252,7 @@ def read_newest(
     read: Callable[[Part], _Found],
     is_damaged: Callable[[_Found], bool],
 ) -> tuple[Part, _Found] | None:
-    """Read a slot, and anew by the newest horizon while it seems damaged; None: it was pruned."""
+    """Read a slot, again by each newer horizon while it seems damaged; None: it was pruned."""
     found = read(part)
     for _ in range(_TRIES):
         state = load_state(folder) if is_damaged(found) else None
@@ -295,7 +295,7 @@ def _read_part(
 
 
 def _blocks(reader: RunReader, part: Part) -> tuple[list[Block], Damage | None]:
-    """Return a shard's blocks in a slot's file, and what is wrong with it."""
+    """Return a shard's readable blocks in a slot's file, and the damage; None: no damage."""
     damage = None
     if part.lost is not None:
         damage = _damaged(part, "the node has not read again yet what was damaged")
@@ -346,7 +346,7 @@ def _records(
 
 
 def unreadable(what: str, exc: OSError) -> StoreError:
-    """Return the error of a file that this user may not read."""
+    """Return the error for a file that this user may not read."""
     return StoreError(
         f"can't read {what}: {exc.strerror}; run as the user of the service, or read a copy"
     )

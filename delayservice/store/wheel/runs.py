@@ -1,4 +1,4 @@
-"""Reads the rows of shards from slot files; keeps headers and shared blocks for the next shard."""
+"""Reader of rows from slot files, with a cache of headers and shared blocks for other shards."""
 
 from __future__ import annotations
 
@@ -19,32 +19,32 @@ if TYPE_CHECKING:
 FOLDER: Final = "slots"
 
 _INDEXED_MAX: Final = 64
-"""Slots whose headers are kept in memory."""
+"""Most slots whose headers are cached."""
 
 _PLACE_BITS: Final = 32
 
 
 @lru_cache(maxsize=4096)
 def file_name(start_ms: int) -> str:
-    """Name the file of a slot after its start in UTC: ``2026-11-21T02-00-10.000``."""
+    """Return the name of a slot's file, its start in UTC: ``2026-11-21T02-00-10.000``."""
     t = time.gmtime(start_ms // 1000)
     day = f"{t.tm_year:04d}-{t.tm_mon:02d}-{t.tm_mday:02d}"
     return f"{day}T{t.tm_hour:02d}-{t.tm_min:02d}-{t.tm_sec:02d}.{start_ms % 1000:03d}"
 
 
 class Index:
-    """The headers of a slot's file, and where the runs of each generation are."""
+    """Headers of a slot's file, and the positions of each generation's runs."""
 
     __slots__ = ("_runs", "blocks", "size")
 
     def __init__(self) -> None:
         self.size = 0
-        """Bytes of the file that it covers."""
+        """Number of the file's bytes whose headers it has."""
         self.blocks: list[Block] = []
         self._runs: array[int] = array("Q")  # generation and index in ``blocks``, sorted
 
     def extend(self, blocks: list[Block]) -> None:
-        """Take the blocks that follow."""
+        """Add the next blocks of the file."""
         first = len(self.blocks)
         self.blocks += blocks
         runs = [
@@ -64,16 +64,16 @@ class Index:
 
 
 class RunReader:
-    """Reads runs from the slot files of a wheel.
+    """Reader of runs from the slot files of a wheel.
 
-    Headers of a slot are read once for all its shards, and so is a block that several of them
-    share, as long as it is kept.
+    Headers of a slot are read once for all its shards, and so is a block that several shards
+    share, while it is cached.
 
     Args:
         path: the wheel's folder.
-        files: where bytes come from.
-        bodies_bytes_max: memory for the bodies of shared blocks.
-        indexed_max: slots whose headers are kept.
+        files: file system access.
+        bodies_bytes_max: memory for cached bodies of shared blocks, in bytes.
+        indexed_max: most slots whose headers are cached.
     """
 
     def __init__(
@@ -86,20 +86,20 @@ class RunReader:
         self._indexes: OrderedDict[int, Index] = OrderedDict()
         self._bodies: OrderedDict[Block, Body] = OrderedDict()
         self.kept_bytes = 0
-        """Bytes of the bodies that are kept."""
+        """Bytes of the cached bodies."""
 
     def path_of(self, start_ms: int) -> str:
-        """Return a slot's file."""
+        """Return the path of a slot's file."""
         return f"{self._path}/{FOLDER}/{file_name(start_ms)}"
 
     def blocks(self, start_ms: int, size: int, generation: int, floor: int) -> list[Block]:
         """Return the blocks that hold rows of a generation.
 
         Args:
-            start_ms: the slot's start.
-            size: bytes of the file that are good.
-            generation: of the shard's store.
-            floor: blocks below this position do not count.
+            start_ms: the slot's start, epoch milliseconds.
+            size: number of valid bytes at the start of the file.
+            generation: generation of the shard's store.
+            floor: position below which blocks are ignored.
 
         Raises:
             BlockDamagedError, OSError: the file is damaged or missing.
@@ -120,7 +120,7 @@ class RunReader:
         return index.of(generation, floor)
 
     def good_blocks(self, start_ms: int, generation: int, floor: int) -> list[Block]:
-        """Return the blocks that ``blocks`` met before the damage that it raised."""
+        """Return the blocks before the damage for which ``blocks`` raised an error."""
         return self._indexes[start_ms].of(generation, floor)
 
     def rows(
@@ -153,16 +153,16 @@ class RunReader:
             self.kept_bytes -= self._bodies.popitem(last=False)[0].length
 
     def forget(self, start_ms: int) -> None:
-        """Forget a slot whose file is gone or was replaced."""
+        """Remove a slot from the cache, because its file was removed or replaced."""
         self._indexes.pop(start_ms, None)
 
     def reopen(self, start_ms: int) -> None:
-        """Forget a slot, and open files anew: by now there may be others of these names."""
+        """Remove a slot from the cache, and close all files, which may have been replaced."""
         self.forget(start_ms)
         self._files.close()
 
     def close(self) -> None:
-        """Forget all slots and close their files."""
+        """Clear the cache, and close all files."""
         self._files.close()
         self._indexes.clear()
         self._bodies.clear()

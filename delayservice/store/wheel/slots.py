@@ -1,7 +1,7 @@
-"""The slots of a wheel: what each shard has in them, in memory and in files.
+"""Slots of a wheel, with the rows of each shard in memory and in files.
 
-A row waits in memory until its slot is flushed: then all rows of the slot that wait are appended to
-its file. A file is removed when no shard has anything in its slot.
+A row waits in memory until its slot is flushed, which appends all waiting rows of the slot to its
+file. A file is removed when no shard has rows in its slot.
 """
 
 from __future__ import annotations
@@ -43,22 +43,22 @@ _log = structlog.get_logger(__name__)
 
 @dataclass(eq=False, slots=True)
 class SlotShard:
-    """The state of one shard in a wheel.
+    """State of one shard in a wheel.
 
     Attributes:
         topic: hash of the topic's id.
-        partition: of the topic.
-        number: its place in the columns of slots.
-        generation: of what it stores: a store that starts over has a new one.
-        ids: its ids.
-        has_ids: whether the durable horizon speaks of ids.
-        stop_offset: S of what is in memory.
+        partition: partition of the topic.
+        number: its index in the columns of slots.
+        generation: number of its runs in blocks; a store that starts over gets a new one.
+        ids: its id index.
+        has_ids: whether the durable horizon says that it has ids.
+        stop_offset: S, with the rows in memory.
         durable_offset: the durable horizon.
-        label: see ``Store.label``.
-        cursor_key: K of the newest cursor that it was pruned by.
-        starts: starts of the slots in which it has anything, sorted.
+        label: label of its store; see ``Store.label``.
+        cursor_key: K of the last ``prune``.
+        starts: starts of the slots in which it has rows, sorted, epoch milliseconds.
         waiting: rows that are in no file yet, by the slot's start.
-        pending: records, settled ones that are not pruned yet among them.
+        pending: number of records, including settled ones that are not pruned yet.
         hands: returns the readers of the shard, whose windows change with its rows.
         is_open: whether a lane uses it.
         idle_s: monotonic time at which it was closed.
@@ -90,23 +90,23 @@ class SlotShard:
 
 @dataclass(eq=False, slots=True)
 class Slot:
-    """The records stored for keys in ``[start_ms, stop_ms)``.
+    """Slot of a wheel: the records with keys in ``[start_ms, stop_ms)``.
 
-    Columns by shard number say what is in the file: they are dense, for a thousand shards in 720
-    slots are 720,000 cells.
+    Its columns, by shard number, describe the file. They are compact arrays, because a thousand
+    shards in 720 slots are 720,000 cells.
 
     Attributes:
         start_ms: the start, epoch milliseconds.
         stop_ms: the exclusive end.
-        size: bytes of the file.
-        counts: records of each shard in the file, lost ones among them.
+        size: size of the file in bytes.
+        counts: number of records of each shard in the file, including lost ones.
         firsts: lowest offset of each shard's rows.
-        stops: above the highest offset of each shard's rows and marks; 0: it has none.
-        floors: by shard number, the position below which its blocks do not count.
-        lost: by shard number, what is to be read again.
-        users: number of shards that have anything here, in the file or in memory.
+        stops: one above the highest offset of each shard's rows and marks; 0: no rows.
+        floors: by shard number, the position below which its blocks are ignored.
+        lost: by shard number, rows that have to be read again from the log.
+        users: number of shards that have rows here, in the file or in memory.
         waiting: numbers of the shards with rows that are not in the file yet.
-        dirty: written to since the last sync.
+        dirty: whether the file was written to since the last sync.
     """
 
     start_ms: int
@@ -123,7 +123,7 @@ class Slot:
 
     @classmethod
     def of_row(cls, row: SlotRow, slot_ms: int) -> Slot:
-        """Make a slot of what the horizon has."""
+        """Return the slot that an entry of the horizon describes."""
         return cls(
             row.start_ms,
             row.start_ms + slot_ms,
@@ -145,7 +145,7 @@ class Slot:
         return number < len(self.stops) and self.stops[number] > 0
 
     def note(self, number: int, count: int, first: int, stop: int) -> None:
-        """Note rows of a shard: ``count`` records, of offsets ``[first, stop)``."""
+        """Note rows of a shard in the file: ``count`` records, offsets ``[first, stop)``."""
         more = number + 1 - len(self.stops)
         if more > 0:
             for column in (self.counts, self.firsts, self.stops):
@@ -156,8 +156,8 @@ class Slot:
         self.counts[number] += count
 
     def clear(self, number: int) -> None:
-        """Forget what a shard has in the file; its blocks count until a floor or a newer generation
-        says otherwise.
+        """Clear the columns of a shard. Its blocks in the file stay valid until a floor is set or
+        its generation changes.
         """
         if number < len(self.stops):
             self.counts[number] = self.firsts[number] = self.stops[number] = 0
@@ -165,26 +165,26 @@ class Slot:
         self.floors.pop(number, None)
 
     def lose(self, number: int) -> None:
-        """Note that what a shard had in the file is to be read again."""
+        """Note that the rows of a shard in the file have to be read again from the log."""
         first, stop, count = self.firsts[number], self.stops[number], self.counts[number]
         self.lost[number] = LostRows(number, self.start_ms, first, stop, count)
 
 
 class Slots:
-    """The slots of a wheel.
+    """All slots of a wheel.
 
     Args:
-        folder: the wheel's.
-        files: where effects go.
-        slot_ms: width of a slot.
-        bodies_bytes_max: memory for blocks that several shards read.
+        folder: folder of the slot files.
+        files: file system access.
+        slot_ms: width of a slot, milliseconds.
+        bodies_bytes_max: memory for cached blocks that several shards read, in bytes.
 
     Attributes:
-        by_start: slots that hold anything, by their starts.
-        shards: by number.
-        buffer_bytes: memory of the rows that wait.
-        unsynced_bytes: memory of the rows that were taken since the last sync.
-        has_changed: whether there is anything that the durable horizon does not say.
+        by_start: slots that hold rows, by their starts.
+        shards: the shards, by number.
+        buffer_bytes: memory of the rows that are in no file yet, in bytes.
+        unsynced_bytes: memory of the rows that were added since the last sync, in bytes.
+        has_changed: whether the durable horizon is out of date.
         has_names: whether files were created since the last sync.
     """
 
@@ -199,7 +199,7 @@ class Slots:
         self.fill([], [])
 
     def fill(self, shards: Iterable[SlotShard], rows: Iterable[SlotRow]) -> None:
-        """Begin with what a horizon has."""
+        """Replace all slots and shards by those of a horizon."""
         self.by_start: dict[int, Slot] = {}
         self.shards = {shard.number: shard for shard in shards}
         self.buffer_bytes = self.unsynced_bytes = 0
@@ -224,7 +224,7 @@ class Slots:
     # --- rows ----------------------------------------------------------------------------------
 
     def take(self, shard: SlotShard, rows: Sequence[Frame]) -> None:
-        """Put rows into their slots; ``pending`` is the caller's to count."""
+        """Add rows to their slots in memory; the caller has to update ``pending`` by ``count``."""
         waiting, slot_ms = shard.waiting, self.slot_ms
         last = -1
         for row in rows:
@@ -253,31 +253,31 @@ class Slots:
         return run
 
     def count(self, shard: SlotShard, records: int) -> None:
-        """Count more records of a shard, or fewer."""
+        """Add ``records``, which may be negative, to the number of pending records of a shard."""
         shard.pending += records
         self._records += records
 
     def records_in(self, shard: SlotShard, slot: Slot) -> int:
-        """Return how many records a shard has in a slot, in the file and in memory."""
+        """Return the number of a shard's records in a slot, in the file and in memory."""
         found = slot.counts[shard.number] if slot.held_by(shard.number) else 0
         return found + count_records(shard.waiting.get(slot.start_ms, []))
 
     def bytes_of(self, shard: SlotShard) -> int:
-        """Return the bytes that a shard takes on the disk and in memory, by its part of the
+        """Return the estimated bytes of a shard on the disk and in memory, by its share of the
         records.
         """
         stored = self._file_bytes + self.buffer_bytes
         return stored * shard.pending // max(self._records, 1)
 
     def drop(self, shard: SlotShard, start_ms: int) -> None:
-        """Forget what a shard has in a slot; the file goes with the last shard of it."""
+        """Remove a shard's rows from a slot; the file is removed with the last shard's."""
         slot = self.by_start[start_ms]
         self._clear(shard, slot)
         if not slot.users:
             self._remove(slot)
 
     def replace(self, shard: SlotShard, start_ms: int, rows: Sequence[Frame]) -> None:
-        """Have ``rows`` and no others in a slot of a shard."""
+        """Replace the rows of a shard in a slot by ``rows``."""
         slot = self.by_start[start_ms]
         self._clear(shard, slot)
         if slot.size:
@@ -324,15 +324,15 @@ class Slots:
 
     @property
     def kept_bytes(self) -> int:
-        """Bytes of the blocks that are kept for other shards to read."""
+        """Return the bytes of cached blocks that several shards read."""
         return self._reader.kept_bytes
 
     def waiting(self) -> list[Slot]:
-        """Return the slots with rows that wait."""
+        """Return the slots with rows that are in no file yet."""
         return [slot for slot in self.by_start.values() if slot.waiting]
 
     def flush_fullest(self, bytes_max: int) -> None:
-        """Flush the fullest slots, so that writes are large, until what is left is within bounds.
+        """Flush the slots with the most waiting rows until ``bytes_max`` or less is left in memory.
 
         Raises:
             StoreError: the disk is full or fails; nothing is lost.
@@ -346,7 +346,7 @@ class Slots:
         return sum(len(self.shards[number].waiting[slot.start_ms]) for number in slot.waiting)
 
     def flush(self, slot: Slot) -> None:
-        """Append the rows of a slot that wait to its file.
+        """Append the waiting rows of a slot to its file.
 
         Raises:
             StoreError: the disk is full or fails; nothing is lost.
@@ -366,7 +366,7 @@ class Slots:
             slot.note(shard.number, count_records(rows), *bounds_of(rows))
 
     def check_file(self, slot: Slot) -> None:
-        """Cut what the horizon does not speak of, and condemn a file that lacks any of it."""
+        """Truncate a slot's file to the size in the horizon; quarantine it if it is shorter."""
         path = self.path_of(slot.start_ms)
         size = self._files.size_of(path) if slot.size else 0
         if size > slot.size:
@@ -375,7 +375,7 @@ class Slots:
             self.condemn(slot, f"the file has {max(size, 0)} bytes of {slot.size}")
 
     def condemn(self, slot: Slot, reason: str) -> None:
-        """Put a damaged file into quarantine: all that its shards had there is to be read again."""
+        """Move a damaged file to quarantine; its rows have to be read again from the log."""
         path = self.path_of(slot.start_ms)
         _log.error("slot_condemned", path=path, why=reason, shards=slot.users)
         if self._files.exists(path):

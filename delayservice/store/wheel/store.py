@@ -25,27 +25,27 @@ if TYPE_CHECKING:
 
 _SCAN_ROWS: Final = 1000
 REREAD_ROWS: Final = 50_000
-"""Records that are read again at once after damage, about: they are in memory until then."""
+"""Approximate number of records read again at once after damage, which are held in memory."""
 
 
 class WheelScanner(Scanner):
-    """A hand that goes on where it was, as long as the store is not reset."""
+    """Scanner with windows of its own, valid until the store is reset."""
 
     def __init__(self, hand: Hand) -> None:
         self.hand = hand
 
     def read(self, after: Key, upto_ms: int, limit: int) -> list[Frame]:
-        """See ``Scanner.read``."""
+        """Return at most ``limit`` frames above ``after`` and due by ``upto_ms``, in key order."""
         return self.hand.read(after, upto_ms, limit)
 
 
 class WheelStore(Store):
-    """A shard's pending records in a wheel that it shares with the other shards of its worker.
+    """Store of one shard in the wheel that all shards of its worker share.
 
     Args:
-        wheel: of the worker.
+        wheel: the wheel of the worker.
         topic: hash of the topic's id.
-        partition: of the topic.
+        partition: partition of the topic.
     """
 
     def __init__(self, wheel: Wheel, topic: str, partition: int) -> None:
@@ -58,7 +58,7 @@ class WheelStore(Store):
     # --- life ----------------------------------------------------------------------------------
 
     def open(self) -> int:
-        """See ``Store.open``. Reads the horizon, but no slot file."""
+        """Recover, and return the durable horizon S. Reads the horizon file, but no slot file."""
         shard = self._attached = self._wheel.attach(*self._place)
         self._hand = self._make_hand(shard, chunk=REREAD_ROWS)
         self._scanning = WeakSet()
@@ -73,21 +73,21 @@ class WheelStore(Store):
 
     @property
     def label(self) -> bytes:
-        """See ``Store.label``."""
+        """Return the label of the stored records; see ``Store.label``."""
         return self._shard.label
 
     def set_label(self, label: bytes) -> None:
-        """See ``Store.set_label``: the next sync that begins takes it along."""
+        """Replace the label of all records; the next sync that begins makes it durable."""
         self._shard.label = label
         self._slots.has_changed = True
 
     def reset(self) -> None:
-        """See ``Store.reset``."""
+        """Delete all records and the label; see ``Store.reset``."""
         self._wheel.start_over(self._shard)
         self._scanning.clear()
 
     def close(self) -> None:
-        """See ``Store.close``. Beside other shards of the wheel, its sync is not waited for."""
+        """Sync, and close the shard. While other shards are open, it does not wait for the sync."""
         shard, self._attached = self._shard, None
         self._wheel.detach(shard)
 
@@ -100,8 +100,8 @@ class WheelStore(Store):
         marks: Sequence[Mark],
         stop_offset: int,
     ) -> None:
-        """See ``Store.append``. Flushes and syncs first when a bound is reached, so that when the
-        disk refuses, nothing of this call is taken.
+        """Add records and marks; see ``Store.append``. Flushes and syncs first if a bound is
+        reached, so that a failure of the disk leaves the store as it was before the call.
 
         Raises:
             StoreError: the disk is full or fails.
@@ -120,7 +120,7 @@ class WheelStore(Store):
     # --- due -----------------------------------------------------------------------------------
 
     def read_due(self, after: Key, upto_ms: int, limit: int) -> list[Frame]:
-        """See ``Store.read_due``."""
+        """Return the next due frames, in key order; see ``Store.read_due``."""
         self._wheel.advance()
         found = self._hand.read(after, upto_ms, limit)
         if len(found) < limit:
@@ -128,11 +128,11 @@ class WheelStore(Store):
         return found
 
     def next_due_ms(self, after: Key) -> int | None:
-        """See ``Store.next_due_ms``: exact inside a window, else a slot's start."""
+        """Return the next key time, exact inside a window, else a slot's start, epoch ms."""
         return self._hand.next_due_ms(after)
 
     def scan(self, after: Key, upto_ms: int) -> Iterator[Frame]:
-        """See ``Store.scan``: with windows of its own."""
+        """Yield frames of a key range, in key order, through windows of its own."""
         hand = self._make_hand(self._shard, chunk=REREAD_ROWS)
         self._scanning.add(hand)
         while found := hand.read(after, upto_ms, _SCAN_ROWS):
@@ -141,7 +141,7 @@ class WheelStore(Store):
         hand.forget_all()
 
     def scanner(self) -> Scanner:
-        """See ``Store.scanner``: with windows of its own, which hear of every change."""
+        """Return a reader with windows of its own, which follow changes of the store."""
         hand = self._make_hand(self._shard, chunk=OFFSET_MAX)
         self._scanning.add(hand)
         return WheelScanner(hand)
@@ -151,7 +151,7 @@ class WheelStore(Store):
         return Hand(shard.starts, self._slots.slot_ms, shard.waiting, load, self._wheel.near)
 
     def _load(self, chunk: int, start_ms: int, after: Key) -> Window:
-        """Read a stretch of a slot; what is lost of it ends the stretch."""
+        """Return a window of a slot from key ``after`` on; it ends before lost rows."""
         shard, slots = self._shard, self._slots
         slot = slots.by_start[start_ms]
         window = Window(start_ms, after, self._wheel.near.share)
@@ -173,8 +173,8 @@ class WheelStore(Store):
     # --- damage --------------------------------------------------------------------------------
 
     def _damage(self, slot: Slot, lost: LostRows, chunk: int) -> SlotDamagedError:
-        """Say what to read again: what is lost of a slot, or a part of it if that is much; with it
-        what is lost of the slots right behind, if that is little.
+        """Return an error with the range to read again: the lost rows of a slot, or part of them if
+        they are many; if they are few, also those of the slots right behind.
         """
         number = self._shard.number
         width = slot.stop_ms - slot.start_ms
@@ -195,7 +195,7 @@ class WheelStore(Store):
         return _damaged(slot, stop_ms, found)
 
     def rebuild(self, start_ms: int, stop_ms: int, frames: Sequence[Frame]) -> None:
-        """See ``Store.rebuild``. Rows that came after the damage was noticed are kept."""
+        """Replace the records of a key range; rows appended after the damage was found are kept."""
         shard = self._shard
         lost_ms: list[tuple[int, int]] = []
         for slot in self._slots_within(start_ms, stop_ms):
@@ -248,18 +248,18 @@ class WheelStore(Store):
     # --- ids -----------------------------------------------------------------------------------
 
     def latest_unmarked(self, record_id: bytes, below: int) -> Key | None:
-        """See ``Store.latest_unmarked``."""
+        """Return the key of an id's latest unmarked record; see ``Store.latest_unmarked``."""
         shard = self._shard
         return shard.ids.latest_unmarked(record_id, min(below, shard.stop_offset))
 
     def marked_from(self, mark: int) -> list[tuple[int, Key]]:
-        """See ``Store.marked_from``."""
+        """Return marks from ``mark`` on, with their keys; see ``Store.marked_from``."""
         return self._shard.ids.marked_from(mark, self._shard.stop_offset)
 
     # --- prune and sync ------------------------------------------------------------------------
 
     def prune(self, cursor: Cursor) -> None:
-        """See ``Store.prune``: slots whose exclusive end is at or below K."""
+        """Delete slots whose exclusive end is at or below K; see ``Store.prune``."""
         shard = self._shard
         self._wheel.advance()
         shard.cursor_key = cursor.key
@@ -268,23 +268,23 @@ class WheelStore(Store):
         shard.ids.prune(cursor)
 
     def sync(self) -> int:
-        """See ``Store.sync``: that of the whole wheel."""
+        """Sync the whole wheel, and return the horizon; see ``Store.sync``."""
         self._wheel.sync()
         return self._shard.durable_offset
 
     def sync_soon(self) -> None:
-        """See ``Store.sync_soon``: that of the whole wheel."""
+        """Start a sync of the whole wheel; see ``Store.sync_soon``."""
         self._wheel.sync_soon()
 
     def lumps(self, start_ms: int, stop_ms: int) -> list[Lump]:
-        """See ``Store.lumps``: a lump for each slot. Nothing is read."""
+        """Return counts of the keys in a range, one lump per slot, without reading files."""
         return [
             (slot.start_ms, slot.stop_ms, self._slots.records_in(self._shard, slot))
             for slot in self._slots_within(start_ms, stop_ms)
         ]
 
     def stats(self) -> StoreStats:
-        """See ``Store.stats``; the oldest due time is no later than the true one."""
+        """Return figures of the store; the oldest due time may be early, never late."""
         self._wheel.advance()
         shard = self._shard
         oldest_ms, passed = None, 0

@@ -1,4 +1,4 @@
-"""Snapshot of what a sync of the wheel makes durable, in its order."""
+"""Snapshot of what a sync of the wheel makes durable, and in which order."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from delayservice.store.wheel.runs import FOLDER
 from delayservice.store.wheel.slots import SlotShard
 
 _FSYNC_THREADS: Final = 16
-"""Fsyncs in flight share the journal's commits: 2,000 small files took 3.1 s one by one and 0.22 s
-with 16 threads on ext4."""
+"""Threads for fsyncs, which share commits of the journal: on ext4, 2,000 small files took 3.1 s one
+by one, and 0.22 s with 16 threads."""
 
 
 @dataclass(frozen=True, slots=True)
 class SyncPlan:
-    """A snapshot of what a sync covers; ``run`` touches nothing that the owner's thread changes."""
+    """Snapshot of what a sync covers; ``run`` uses no state that the owner's thread changes."""
 
     path: str
     files: Files
@@ -35,8 +35,8 @@ class SyncPlan:
     shards: list[tuple[SlotShard, ShardRow]]
 
     def run(self) -> None:
-        """Make it durable: (1) slot files, (2) their names, (3) ids and marks, (4) the horizon. A
-        crash in between leaves the horizon before, and that is still true.
+        """Make durable in this order: (1) slot files, (2) their names, (3) ids and marks, (4) the
+        horizon. After a crash in between, the previous horizon is still true.
 
         Raises:
             StoreError: an fsync failed; the process must exit.

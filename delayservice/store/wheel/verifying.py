@@ -1,7 +1,7 @@
-"""Checks all that a wheel holds of one shard: every block that counts, every record, ids.
+"""Check of one shard in a wheel: every valid block, every record, and the ids.
 
-Files are not locked and only opened for reading. A running node creates and removes files
-meanwhile: what seems damaged is read again by the newest horizon.
+Files are not locked, and are opened for reading only. A running node creates and removes files
+meanwhile, so what seems damaged is read again by the newest horizon.
 """
 
 from __future__ import annotations
@@ -61,13 +61,13 @@ def verify_wheel(
     on_progress: Callable[[int, int], None],
     reader: RunReader,
 ) -> CheckVerdict:
-    """Check what a wheel holds of one shard; with the first shard also the folder's names.
+    """Check one shard of a wheel; with the first shard, also the names in the folder.
 
     Args:
         shard: the wheel's folder, whose VERSION was checked, and the shard.
-        now_ms: the wall clock, epoch milliseconds: what is due may have been settled.
-        on_progress: told how many slots of how many were checked.
-        reader: of the wheel's files; what is read for one shard is not read again for the next.
+        now_ms: the present time, epoch milliseconds; records due by then may have been settled.
+        on_progress: takes the number of checked slots, and of all slots.
+        reader: reader of the wheel's files, whose cache serves the next shards.
 
     Raises:
         StoreError: a file may not be read.
@@ -91,7 +91,7 @@ def verify_wheel(
 
 
 def _check_horizon(path: str) -> Iterator[Finding]:
-    """Say why a horizon can't be trusted, if there is one or ought to be."""
+    """Yield a finding if the horizon is damaged, or missing though slot files exist."""
     files = Files(read_only=True)
     try:
         read_horizon(path, files)
@@ -107,7 +107,7 @@ def _check_horizon(path: str) -> Iterator[Finding]:
 
 
 def _check_names(path: str) -> Iterator[Finding]:
-    """Look for what is in the folder beside what the horizon speaks of."""
+    """Yield findings for files in the folder that the horizon does not list."""
     files = Files(read_only=True)
     for name in files.list_dir(path):
         if name not in _KNOWN:
@@ -131,7 +131,7 @@ def _check_names(path: str) -> Iterator[Finding]:
 
 @dataclass(slots=True)
 class _Read:
-    """The content read of one slot; ``why``: the damage found in it."""
+    """Content that was read of one slot; ``why``: the damage found in it."""
 
     records: int = 0
     bytes: int = 0
@@ -142,13 +142,13 @@ class _Read:
     is_inconsistent: bool = False
 
     def suspect(self, why: str) -> None:
-        """Note that something does not fit though all checksums are right."""
+        """Note an inconsistency although all checksums are right."""
         if why and not self.why:
             self.why, self.is_inconsistent = why, True
 
 
 class _Check:
-    """The slots of one shard, one after the other."""
+    """Check of one shard, slot by slot."""
 
     def __init__(
         self,
@@ -227,7 +227,7 @@ class _Check:
             read.suspect(_disorder(rows, block, part))
 
     def check_ids(self) -> None:
-        """Compare ids with records, if the horizon speaks of any and they can be read."""
+        """Compare ids with records, if the shard has ids; an unreadable index is a finding."""
         if not self._state.has_ids:
             return
         where = IDS_FOLDER
@@ -257,7 +257,7 @@ class _Check:
 
 
 def _disorder(rows: list[Frame], block: Block, part: Part) -> str:
-    """Say what is wrong with rows whose checksum is right; "": nothing."""
+    """Return what is wrong with rows whose checksum is right; empty: they are in order."""
     keys = [row[:2] for row in rows]
     at = f"the block at byte {block.position}"
     if any(above < below for below, above in pairwise(keys)):
@@ -273,7 +273,7 @@ def _disorder(rows: list[Frame], block: Block, part: Part) -> str:
 
 
 def _take(rows: list[Frame], read: _Read) -> None:
-    """Note records that bear an id, and marks; payloads that can't be decoded are suspect."""
+    """Note records with an id, and marks, in ``read``, and payloads that can't be decoded."""
     for key_ms, offset, mark, payload in rows:
         if mark != NO_MARK:
             read.marks[offset] = mark

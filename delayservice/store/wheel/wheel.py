@@ -1,4 +1,4 @@
-"""The wheel of a worker: its shards, what of them is durable, and how a start recovers that.
+"""Wheel of a worker: its shards, their sync, and the recovery at a start.
 
 ``docs/internals/format-wheel.md`` has layout, invariants and recovery.
 """
@@ -41,23 +41,23 @@ IDS_FOLDER: Final = "ids"
 
 
 _BODIES_SHARE: Final = 8
-"""Share of ``near_bytes_max`` for blocks that several shards read."""
+"""Divisor of ``near_bytes_max`` that gives the memory for cached shared blocks."""
 
 _log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class WheelOptions:
-    """Bounds of a worker's wheel, whatever the number of its shards.
+    """Bounds of a worker's wheel, for all its shards together.
 
     Attributes:
-        slot_ms: width of a slot; a wheel of another width starts over.
-        buffer_bytes_max: memory for rows that are not in a file yet.
-        near_bytes_max: memory for the rows near the hand; for a moment a quarter more.
-        sync_bytes: bytes taken, and so to read again after a crash, at which ``append`` syncs by
-            itself; more if the horizon itself is large.
-        handles_max: slot files kept open.
-        unused_s: a shard that is not open for so long is removed: its slice has moved.
+        slot_ms: width of a slot, milliseconds; a wheel of another width starts over.
+        buffer_bytes_max: memory for rows that are not in a file yet, in bytes.
+        near_bytes_max: memory for the rows near the hand, in bytes; for a moment a quarter more.
+        sync_bytes: bytes appended since the last sync, which a crash would lose, at which
+            ``append`` starts a sync; more if the horizon itself is large.
+        handles_max: most slot files kept open.
+        unused_s: time after which a shard that is not open is removed, as its slice has moved.
     """
 
     slot_ms: int = 10_000
@@ -69,14 +69,14 @@ class WheelOptions:
 
 
 class Wheel:
-    """The slots of all shards of one worker. Single-threaded: the worker's loop owns it.
+    """Wheel of one worker. Single-threaded: the worker's loop owns it.
 
     Args:
-        path: the worker's folder; nothing in it is named after a topic.
+        path: the worker's folder; no name in it is a topic's.
         options: bounds.
-        files: where effects go; tests put their own here.
-        executor: where syncs run that are not waited for; a thread of its own unless given.
-        make_ids: makes the database of ids in a folder.
+        files: file system access; tests replace it.
+        executor: runs syncs in the background; None: a thread of the wheel's own.
+        make_ids: creates the database of ids in a folder.
     """
 
     def __init__(
@@ -122,7 +122,7 @@ class Wheel:
     # --- life ----------------------------------------------------------------------------------
 
     def open(self) -> None:
-        """Recover what the horizon vouches for; fine if it is open. Slot files are not read.
+        """Recover what the horizon lists, unless it is open already. Slot files are not read.
 
         Raises:
             StoreError: another process has the folder open, or its format is foreign or newer.
@@ -166,7 +166,7 @@ class Wheel:
         return horizon
 
     def _discard(self) -> None:
-        """Remove everything, the horizon first: without it the rest counts for nothing."""
+        """Remove everything, the horizon first, because other files are ignored without it."""
         self._horizon_files.remove(f"{self._path}/{NAME}")
         self._files.sync_dir(self._path)
         for name in (FOLDER, IDS_FOLDER):
@@ -178,7 +178,7 @@ class Wheel:
         write_horizon(self._path, self._horizon_files, encode_horizon(empty))
 
     def _check_files(self) -> None:
-        """Cut what no horizon speaks of, and condemn files that are not what it says."""
+        """Remove or cut what the horizon does not list, and quarantine files that are too short."""
         self._files.make_dir(f"{self._path}/{FOLDER}")
         slots = self.slots.by_start.values()
         known = {file_name(slot.start_ms) for slot in slots if slot.size}
@@ -189,7 +189,7 @@ class Wheel:
             self.slots.check_file(slot)
 
     def close(self) -> None:
-        """Sync and release every handle; fine if it is closed."""
+        """Sync and release every handle, unless it is closed already."""
         if self._is_open:
             try:
                 self.sync()
@@ -197,7 +197,7 @@ class Wheel:
                 self.abandon()
 
     def abandon(self) -> None:
-        """Release every handle without a sync: the tail is read again from the log."""
+        """Release every handle without a sync; records since the last are read from the log."""
         with suppress(StoreError):  # it was raised before, or the tail does not matter
             self._finish_running()
         self._ids.close()
@@ -214,10 +214,10 @@ class Wheel:
     # --- shards --------------------------------------------------------------------------------
 
     def attach(self, topic: str, partition: int) -> SlotShard:
-        """Return a shard for a lane to use, opened.
+        """Return a shard, opened for a lane.
 
         Raises:
-            StoreError: it is in use already, or as ``open``.
+            StoreError: the shard is in use already, or the wheel can't be opened.
         """
         self.open()
         shard = self.shards.get((topic, partition))
@@ -237,7 +237,7 @@ class Wheel:
         return shard
 
     def detach(self, shard: SlotShard) -> None:
-        """Let go of a shard; the last one closes the wheel."""
+        """Close a shard; the wheel is closed with its last one."""
         shard.is_open = False
         shard.idle_s = time.monotonic()
         if not any(other.is_open for other in self.shards.values()):
@@ -251,7 +251,7 @@ class Wheel:
         self.sync_soon()
 
     def start_over(self, shard: SlotShard) -> None:
-        """Forget all of a shard, durably: what it stored must not come back."""
+        """Delete all records of a shard durably, so that a crash does not restore them."""
         self._finish_running()
         self._empty(shard)
         shard.generation = self._take_generation()
@@ -261,7 +261,7 @@ class Wheel:
         self.sync()
 
     def remove(self, topic: str, partition: int) -> None:
-        """Remove a shard that no lane uses; a node that keeps it again begins with the log."""
+        """Remove a shard that no lane uses; if it is attached again, it is filled from the log."""
         was_open = self._is_open
         self.open()
         shard = self.shards.get((topic, partition))
@@ -287,10 +287,10 @@ class Wheel:
     # --- in ------------------------------------------------------------------------------------
 
     def make_room(self) -> None:
-        """Flush and sync when a bound is reached, before anything is taken.
+        """Flush and sync if a bound is reached, before new rows are added.
 
         Raises:
-            StoreError: the disk is full or fails; nothing is lost.
+            StoreError: the disk is full or fails; the rows in memory are kept.
         """
         limit = max(self.options.sync_bytes, 4 * self._horizon_bytes)
         if self.slots.unsynced_bytes >= 2 * limit:
@@ -317,17 +317,17 @@ class Wheel:
             self._finish(plan)
 
     def sync_soon(self) -> None:
-        """Sync without keeping the caller waiting: rows are flushed a little with each call, and
-        then a thread does the fsyncs.
+        """Start a sync without waiting for it: each later call flushes some rows, and then a
+        thread does the fsyncs.
         """
         self._sync_wanted = self._running is None and self.slots.has_changed
         self.advance()
 
     def advance(self) -> None:
-        """Do a little for a sync that is wanted, or take note that it is done.
+        """Do one step of a sync that was started, or finish it if its thread is done.
 
         Raises:
-            StoreError: it failed; the process must exit, and this is raised by every later call.
+            StoreError: the sync failed; the process must exit. Every later call raises this again.
         """
         if self._running is not None:
             if self._running[1].done():
@@ -351,7 +351,7 @@ class Wheel:
             self._finish(plan)
 
     def _make_plan(self) -> SyncPlan:
-        """Flush, and say what must be made durable."""
+        """Flush all rows, and return the plan of a sync."""
         self._remove_unused()
         slots = self.slots
         for slot in slots.waiting():
@@ -387,7 +387,7 @@ class Wheel:
                 shard.ids.note_durable(row.stop_offset)
 
     def _remove_unused(self) -> None:
-        """Remove shards whose slices have moved: their rows would keep files for ever."""
+        """Remove shards whose slices have moved, because their rows would keep files for ever."""
         least_s = time.monotonic() - self.options.unused_s
         for shard in list(self.shards.values()):
             if not shard.is_open and shard.idle_s < least_s:
@@ -396,5 +396,5 @@ class Wheel:
 
     @property
     def memory_bytes(self) -> int:
-        """Bytes of memory that rows take: those that wait for a file, and those near the hand."""
+        """Return the memory of rows, in bytes: those not in a file yet, and those near the hand."""
         return self.slots.buffer_bytes + self.slots.kept_bytes + self.near.cost

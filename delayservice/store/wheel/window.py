@@ -1,4 +1,4 @@
-"""Window of the rows near the hand: a stretch of a slot, in key order."""
+"""Window of the rows near the hand: a key range of a slot, in key order."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 ROW_BYTES: Final = 200
-"""Memory of a row beside its payload: a tuple, three integers, a bytes header."""
+"""Memory of a row beside its payload, in bytes: a tuple, three integers, a bytes header."""
 
 
 _INSERTED_MAX: Final = 64
@@ -26,14 +26,14 @@ _payload_of = itemgetter(3)
 
 
 def cost_of(rows: Sequence[Frame]) -> int:
-    """Return the bytes of memory that rows take, near enough for a budget."""
+    """Return the approximate memory of rows, in bytes."""
     return sum(map(len, map(_payload_of, rows))) + ROW_BYTES * len(rows)
 
 
 def collapse(rows: list[Frame]) -> list[Frame]:
-    """Return sorted rows with each record once and its mark put to it; marks without a record go.
+    """Return sorted rows with each record once, marks included; marks without a record are dropped.
 
-    A record's mark has its key, so the two are never parted by a limit (``group_end``).
+    A mark has the key of its record, so a limit never separates the two (``group_end``).
     """
     if len({row[1] for row in rows}) == len(rows) and not any(
         [row[3] is MARK_ONLY for row in rows]  # noqa: C419 - a generator takes twice as long
@@ -55,24 +55,24 @@ def collapse(rows: list[Frame]) -> list[Frame]:
 
 def _position_after(rows: Sequence[Frame], key: Key) -> int:
     """Return the index of the first of the sorted rows that is above ``key``."""
-    # A shorter tuple sorts before a longer one that it begins, so no key function is needed.
+    # A tuple sorts before a longer one with the same beginning, so no key function is needed.
     return bisect_left(rows, (key[0], key[1] + 1))
 
 
 def group_end(rows: Sequence[Frame], end: int) -> int:
-    """Return the end of the group of rows of one key that ``end`` falls into."""
+    """Return the index at or above ``end`` at which the rows of one key end."""
     while 0 < end < len(rows) and rows[end][:2] == rows[end - 1][:2]:
         end += 1
     return end
 
 
 class Window:
-    """A stretch of a shard's rows in a slot, in key order.
+    """Window of a shard's rows in a slot, in key order.
 
     Args:
-        start_ms: the slot's start.
-        after: rows above this key are in it.
-        budget: bytes of memory that its rows may take; for a moment twice that.
+        start_ms: the slot's start, epoch milliseconds.
+        after: key above which the window begins.
+        budget: memory for its rows, in bytes; for a moment twice that.
     """
 
     __slots__ = ("_gone", "_rows", "after", "budget", "cost", "counted", "cut", "seen", "start_ms")
@@ -82,13 +82,13 @@ class Window:
         self.after = after
         self.budget = budget
         self.cut: Key | None = None
-        """The rows up to this key are in it; None: all of the slot's."""
+        """Key up to which it has the rows; None: it has all rows of the slot above ``after``."""
         self.seen = 0
-        """How many of the shard's rows that wait for the file are in it."""
+        """Number of the shard's rows waiting for the file that it has taken in."""
         self.cost = 0
         """Bytes of memory that its rows take."""
         self.counted = 0
-        """Bytes that ``Near`` has counted of it."""
+        """Bytes of its memory that are counted in ``Near.cost``."""
         self._rows: list[Frame] = []
         self._gone = 0
 
@@ -109,13 +109,13 @@ class Window:
         return found
 
     def passed(self, key: Key) -> int:
-        """Return how many records at or below ``key`` it has had."""
+        """Return the number of records at or below ``key`` that it has held so far."""
         if key < self.after:
             return 0
         return self._gone + count_records(self._rows[: _position_after(self._rows, key)])
 
     def add(self, rows: Iterable[Frame]) -> None:
-        """Take in those rows that belong to this stretch; cut it when it outgrows its budget."""
+        """Add the rows that belong to this window, and cut it if it exceeds twice its budget."""
         after, cut = self.after, self.cut
         mine = [row for row in rows if after < row[:2] and (cut is None or row[:2] <= cut)]
         if mine:
@@ -130,7 +130,7 @@ class Window:
                 self._cut()
 
     def load(self, runs: Iterable[list[Frame]]) -> None:
-        """Fill an empty window from blocks; the lowest rows stay if they are too many."""
+        """Fill an empty window from runs of blocks; only the lowest rows are kept if it is full."""
         rows, cost = self._rows, 0
         for run in runs:
             cost += cost_of(run)
@@ -148,7 +148,7 @@ class Window:
         self.cost = cost_of(self._rows)
 
     def _cut(self) -> None:
-        """Keep the lowest rows that are worth the budget."""
+        """Drop the highest rows, so that the others fit into the budget."""
         rows = self._rows
         cost = stop = 0
         while stop < len(rows) and cost <= self.budget:
@@ -161,13 +161,13 @@ class Window:
             self.cut = rows[-1][:2]
 
     def end_with(self, key: Key) -> None:
-        """End the stretch with ``key``, if it does not end before."""
+        """End the window at ``key``, unless it ends earlier."""
         if self.cut is None or self.cut > key:
             self.cut = key
             self._settle()
 
     def drop_upto(self, key: Key) -> None:
-        """Forget the rows up to ``key`` when they are more than half; only a take-over reads them
+        """Drop the rows up to ``key`` if they are more than half. Only a take-over would read them
         again.
         """
         if key <= self.after:
