@@ -1,1 +1,1 @@
-"""Ownership of slices: which node owns which."""
+"""Ownership of slices: election and placement of the owner of each slice."""

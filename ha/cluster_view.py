@@ -24,18 +24,18 @@ class ClusterView:
         self._is_informed = False
         self._live: frozenset[str] = frozenset()
         self._caught_up: dict[str, frozenset[int]] = {}
-        """Slices that other workers could own now, by the workers' names."""
+        """Slices that each other worker could own now, by worker name."""
         self._placed: dict[int, frozenset[str]] = {}
         self._ranked: dict[int, tuple[str, ...]] = {}
 
     def lives(self, notes: Mapping[str, LifeNote]) -> None:
-        """Take how far the copies of others are, by node; asked for with ``rivals``."""
+        """Set the latest notes of the workers that ``rivals`` names, by worker name."""
         # Sets, for they are searched once for each slice.
         self._caught_up = {name: frozenset(note.caught_up) for name, note in notes.items()}
 
     @property
     def known(self) -> frozenset[int]:
-        """Return every slice that was reported."""
+        """Return the numbers of all slices that ``serve`` has reported so far."""
         return frozenset(self._facts)
 
     @property
@@ -50,7 +50,7 @@ class ClusterView:
         return min(known)
 
     def _rank(self, *, without_me: bool) -> None:
-        """Place the copies of each slice, and rank its candidates."""
+        """Place the copies of each slice and rank its candidates; this node may be excluded."""
         members = [
             PlacedMember(note.node_id, note.broker_id, note.rack) for note in self._nodes.values()
         ]
@@ -70,6 +70,6 @@ class ClusterView:
         return None if note is None else f"{node_id}:{slice_no % note.workers}"
 
     def _is_ready(self, node_id: str, slice_no: int) -> bool:
-        """Return whether another node's copy is known to be good enough."""
+        """Return whether a node has reported its copy of the slice as ready to own."""
         name = self._worker_of(node_id, slice_no)
         return name is not None and slice_no in self._caught_up.get(name, ())

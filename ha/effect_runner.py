@@ -1,4 +1,4 @@
-"""Carries out what an election decides, the effects of one kind together."""
+"""Runner of an election's effects, which carries out those of one kind together."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _log = structlog.get_logger(__name__)
 
 
 class EffectRunner:
-    """Changes owner nodes in the name of one worker.
+    """Runner that writes one worker's decisions to the owner nodes in ZooKeeper.
 
     Args:
         ensemble: the worker's session.
-        me: owner note of this worker; its epoch does not matter.
-        seat_of: returns the seat of a slice as last read.
+        me: owner note of this worker; its epoch is ignored.
+        seat_of: returns the last known seat of a slice; None: unknown.
     """
 
     def __init__(
@@ -35,8 +35,8 @@ class EffectRunner:
         """Carry out effects on different slices.
 
         Raises:
-            EnsembleError: some could not be carried out. Others of the same kind were, those of
-                the kinds that come later were not.
+            EnsembleError: some effects failed. Others of the same kind were carried out, those of
+                later kinds were not.
         """
         claims: list[int] = []
         evictions: list[int] = []
@@ -52,7 +52,7 @@ class EffectRunner:
                     reasons[slice_no] = why
                 case Evict(slice_no):
                     evictions.append(slice_no)
-        # First what other nodes wait for.
+        # First the effects that other nodes wait for.
         if heirs:
             self._announce(heirs)
         if reasons:
@@ -85,7 +85,7 @@ class EffectRunner:
 
 
 def _by_value(values: Mapping[int, str]) -> dict[str, list[int]]:
-    """The slices of each value."""
+    """Return the slices grouped by value."""
     found = defaultdict(list)
     for slice_no, value in values.items():
         found[value].append(slice_no)

@@ -1,11 +1,11 @@
-"""The election: one worker's decisions, from what ZooKeeper shows. No I/O and no clock.
+"""The election: one worker's decisions, from the state in ZooKeeper. No I/O and no clock.
 
-There is no controller. Every node ranks the candidates of a slice with the same pure function; the
-first one claims a vacant slice at once, the others a little later each, and ZooKeeper lets one of
-them win. An owner that is not the first hands over when the first has caught up: it names its heir,
+There is no controller. Every node ranks the candidates of a slice with the same pure function. The
+first candidate claims a vacant slice at once, each other one a little later; ZooKeeper lets one
+win. An owner that is not the first hands over when the first has caught up: it names its heir,
 goes on until the heir has noticed, finishes its transaction, and resigns.
 
-Told with ``nodes``, ``live``, ``seat`` and so on; ``step`` answers with what is to be done.
+``nodes``, ``live``, ``seat`` and similar methods take events; ``step`` returns the effects.
 """
 
 from __future__ import annotations
@@ -45,15 +45,15 @@ class Election(ClusterView):
 
     Args:
         me: this node.
-        worker: which of its workers this is; it serves every slice whose number is this one modulo
-            the number of workers.
+        worker: number of this worker in its node; it serves every slice whose number is this one
+            modulo the number of workers.
         replicas: copies of each slice; None: every node keeps one.
-        pace: how fast.
-        kept: slices of which this node had copies before: it goes on with them until it hears where
-            they belong.
+        pace: intervals between decisions.
+        kept: slices of which this node had copies before; it keeps them until their placement is
+            known.
 
     A slice that has existed once stays in the plan: a topic that can't be described for a moment
-    comes back, and to plan without it would move copies and owners of others as well.
+    comes back, and a plan without it would move copies and owners of other slices as well.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class Election(ClusterView):
         self._slices: dict[int, SliceElection] = {}
         self._kept: frozenset[int] = frozenset()
         self._copies = kept
-        """Slices of which there is something on the disk, among them those not heard of yet."""
+        """Slices with data on the disk, including slices that ``serve`` has not reported yet."""
         self._is_registered = False
         self._is_leaving = False
         self._facts_here = WorkerFacts()
@@ -78,7 +78,7 @@ class Election(ClusterView):
         self._wake_s = math.inf
 
     def nodes(self, notes: Iterable[NodeNote]) -> None:
-        """Hear who the members of the cluster are."""
+        """Set the members of the cluster, alive or not, and plan again if they changed."""
         nodes = {note.node_id: note for note in notes} | {self._me.node_id: self._me}
         is_news = nodes != self._nodes or not self._is_informed
         self._nodes = nodes
@@ -87,21 +87,21 @@ class Election(ClusterView):
             self._plan()
 
     def live(self, node_ids: Collection[str], *, is_registered: bool) -> None:
-        """Which nodes have a living worker, and whether this worker is known to the others."""
+        """Set the nodes that have a living worker, and whether this worker is registered."""
         self._is_registered = is_registered
         if self._live != frozenset(node_ids):
             self._live = frozenset(node_ids)
             self._plan()
 
     def pin(self, *, is_pinned: bool) -> None:
-        """Return whether owners stay where they are, though another node is preferred."""
+        """Set whether owners keep their slices even if another node is preferred."""
         self._is_pinned = is_pinned
 
     def serve(self, facts: Collection[SliceFacts]) -> frozenset[int]:
-        """These slices exist; which of them this worker is to keep a copy of.
+        """Set the slices that exist; return those of which this worker keeps a copy.
 
-        A copy that is no longer placed here is kept until those that are can do without it. One of
-        a slice that is not told of any more is kept as it is: nothing says where it belongs.
+        A copy that is no longer placed here is kept until the nodes it is placed on have caught up.
+        A copy of a slice missing from ``facts`` stays as it is: its placement is unknown.
         """
         told = {fact.slice_no: fact for fact in facts}
         known = self._facts | told
@@ -119,14 +119,14 @@ class Election(ClusterView):
         return kept
 
     def seat(self, slice_no: int, seat: Seat, now_s: float) -> None:
-        """Hear who owns a slice, as ZooKeeper shows it now."""
+        """Set the owner of a slice as just read from ZooKeeper."""
         state = self._slices.get(slice_no)
         if state is None:
             return
         before = state.seat
         state.seat = seat
         if before is None or before.is_mine != seat.is_mine or epoch_of(before) != epoch_of(seat):
-            # At first sight no node may have had the time yet to be ready.
+            # At the first reading, no node may have had the time to catch up yet.
             state.since_s = now_s if before is not None else now_s + self._pace.first_s
             state.is_handing_over = False
             state.announced_s = math.inf
@@ -135,7 +135,7 @@ class Election(ClusterView):
             state.is_giving_up = False
 
     def _inherit(self, state: SliceElection, before: Seat | None, seat: Seat) -> None:
-        """Take over successor and giver of a slice from the last note of an owner that has left."""
+        """Set heir and giver of a slice from the last note of an owner that has left."""
         last = before.owner if before and not seat.owner else None
         if last is not None:
             state.heir, state.giver = last.heir, last
@@ -145,7 +145,7 @@ class Election(ClusterView):
         self._drop_gone_giver(state)
 
     def _drop_gone_giver(self, state: SliceElection) -> None:
-        """Forget a giver that left the cluster: it did not let go for the sake of another owner."""
+        """Clear the giver if it has left the cluster: it did not hand over to a better owner."""
         giver = state.giver
         if giver is not None:
             note = self._nodes.get(giver.node_id)
@@ -153,13 +153,13 @@ class Election(ClusterView):
             state.giver = giver if is_there and giver.node_id in self._live else None
 
     def forget_seats(self) -> None:
-        """The session is lost, and with it everything that was known."""
+        """Clear all seats and the registration, after the session was lost."""
         for state in self._slices.values():
             state.seat = None
         self._is_registered = False
 
     def settling(self, slice_no: int, *, is_settling: bool) -> None:
-        """The slice's loop has begun to settle, or has stopped."""
+        """Set whether the slice's loop is settling; a start clears the count of failures."""
         state = self._slices.get(slice_no)
         if state is not None:
             state.is_settling = is_settling
@@ -167,53 +167,53 @@ class Election(ClusterView):
                 state.failures = 0
 
     def gave_up(self, slice_no: int, why: str) -> None:
-        """The slice's loop can't serve it."""
+        """Record why the loop of an own slice can't serve it; the next ``step`` resigns it."""
         state = self._slices.get(slice_no)
         if state is not None and state.seat is not None and state.seat.is_mine:
             state.trouble = why
 
     def standing(self, slice_no: int, standing: SliceStanding) -> None:
-        """Take how far this node's copy is."""
+        """Set the progress of this node's copy of a slice."""
         state = self._slices.get(slice_no)
         if state is not None:
             state.standing = standing
 
     def judge(self, facts: WorkerFacts) -> bool:
-        """Take what is known about this worker; return whether the verdict on it has changed."""
+        """Set the facts about this worker; return whether its electability has changed."""
         before, now = electability(self._facts_here), electability(facts)
         self._facts_here = facts
         return (now.cause, now.may_keep) != (before.cause, before.may_keep)
 
     def leave(self) -> None:
-        """Hand everything over; claim nothing more."""
+        """Begin to hand over all own slices, and stop claiming any."""
         self._is_leaving = True
         self._plan()
 
     @property
     def slices(self) -> frozenset[int]:
-        """The slices that this worker keeps a copy of."""
+        """Return the slices of which this worker keeps a copy."""
         return self._kept
 
     @property
     def owned(self) -> list[int]:
-        """The slices whose owner node this worker holds."""
+        """Return the slices whose owner node this worker's session holds."""
         return [n for n, state in self._slices.items() if state.seat and state.seat.is_mine]
 
     @property
     def epochs(self) -> dict[int, int]:
-        """Numbers of this worker's ownerships, by slice."""
+        """Return the epochs of this worker's ownerships, by slice."""
         seats = ((n, state.seat) for n, state in self._slices.items())
         return {n: seat.owner.epoch for n, seat in seats if seat and seat.is_mine and seat.owner}
 
     @property
     def wake_s(self) -> float:
-        """Return when ``step`` is to be called again if nothing happens before."""
+        """Return when to call ``step`` next if no event comes before, in s; infinity: never."""
         return self._wake_s
 
     @property
     def rivals(self) -> frozenset[str]:
-        """Names of the workers whose progress has to be known: possible heirs, and those that
-        relieve this node of a copy.
+        """Return the names of the workers whose notes are needed: possible heirs, and workers that
+        take over a copy from this node.
         """
         wanted = [(n, node_id) for n in self.owned for node_id in self._relief(n)]
         for slice_no in self._kept:
@@ -224,7 +224,7 @@ class Election(ClusterView):
         return frozenset(name for name in names if name is not None)
 
     def seat_of(self, slice_no: int) -> Seat | None:
-        """Return the last known owner of a slice; None: not known."""
+        """Return the last known seat of a slice; None: unknown."""
         state = self._slices.get(slice_no)
         return None if state is None else state.seat
 
@@ -238,7 +238,7 @@ class Election(ClusterView):
         return electability(self._facts_here, copy)
 
     def life(self, now_s: float) -> LifeNote:
-        """Return this worker's note to the others. It offers to own what it would claim."""
+        """Return this worker's note for ZooKeeper: the slices it may own, and its progress."""
         return LifeNote(
             self._me.node_id,
             self._me.instance,
@@ -248,7 +248,7 @@ class Election(ClusterView):
         )
 
     def roles(self, now_s: float) -> dict[int, Role]:
-        """Return what this worker may do with each slice, as far as the others are concerned."""
+        """Return this worker's role for each slice, without regard to lease and connection."""
         return {n: self._role(n, state, now_s) for n, state in self._slices.items()}
 
     def _role(self, slice_no: int, state: SliceElection, now_s: float) -> Role:
@@ -263,7 +263,7 @@ class Election(ClusterView):
         return Role.HEIR if is_able else Role.REPLICA
 
     def _plan(self) -> None:
-        """Rank the candidates anew; the facts, the nodes or the living have changed."""
+        """Place and rank again, after facts, members or live nodes have changed."""
         for state in self._slices.values():
             self._drop_gone_giver(state)
         self._rank(without_me=self._is_leaving)
@@ -280,8 +280,8 @@ class Election(ClusterView):
         return slice_no in self._copies and (is_owner or not ready)
 
     def _candidates(self, slice_no: int) -> tuple[str, ...]:
-        """Return the nodes that an owner may hand over to: any when it has to go, else the first.
-        While ownership is pinned none, though its copy may belong to another node by now.
+        """Return the nodes that an owner may hand over to: all ranked ones if it is not ranked,
+        else the first. Empty while ownership is pinned, unless this worker is leaving or not live.
         """
         ranked = self._ranked.get(slice_no, ())
         me = self._me.node_id
@@ -292,8 +292,8 @@ class Election(ClusterView):
         return ranked
 
     def step(self, now_s: float) -> list[Effect]:
-        """Return what is to be done now. Each effect is carried out, and its seat told, before the
-        next step; one that failed is asked for again.
+        """Return the effects due at ``now_s``. The caller carries out each one and passes its seat
+        to ``seat`` before the next step; a failed effect is returned again.
         """
         self._wake_s = math.inf
         effects = (self._decide(n, state, now_s) for n, state in self._slices.items())
@@ -303,7 +303,7 @@ class Election(ClusterView):
         seat = state.seat
         if seat is None:
             return None
-        if seat.is_mine:  # registered or not: what it can't serve it has to leave
+        if seat.is_mine:  # registered or not: it must leave a slice that it can't serve
             return self._as_owner(slice_no, state, now_s)
         if not self._is_registered and not self._is_leaving:
             return None
@@ -321,7 +321,7 @@ class Election(ClusterView):
         if state.is_handing_over:
             return None if state.is_settling else Resign(slice_no, "handed over")
         if not state.is_settling and not self._is_leaving:
-            return None  # not served yet: there is nothing to hand over
+            return None  # not served yet, so it can't be handed over
         heir = self._heir(slice_no, state, now_s)
         announced = state.seat.owner.heir if state.seat and state.seat.owner else ""
         if heir != announced:
@@ -334,8 +334,8 @@ class Election(ClusterView):
         return None
 
     def _why_to_leave(self, slice_no: int) -> str:
-        """Return why an own slice is to be left at once; empty: it is not, or no other node may own
-        it.
+        """Return why to resign an own slice at once; empty: the worker may keep it, or no other
+        node is ready.
         """
         verdict = electability(self._facts_here)
         if verdict.may_own or verdict.may_keep:
@@ -344,13 +344,13 @@ class Election(ClusterView):
         return verdict.reason if is_relieved else ""
 
     def _relief(self, slice_no: int) -> tuple[str, ...]:
-        """The nodes that may relieve this owner of a slice: all others when it should not own."""
+        """Return the nodes that may take a slice from this owner: all others if it may not own."""
         if electability(self._facts_here).may_own:
             return self._candidates(slice_no)
         return tuple(n for n in self._ranked.get(slice_no, ()) if n != self._me.node_id)
 
     def _give_up(self, state: SliceElection, why: str, now_s: float) -> None:
-        """Leave the slice alone for a while, once for each time that it could not be served."""
+        """Count a failure, once for each tenure, and set the pause before the next claim."""
         if not state.is_giving_up:
             state.is_giving_up = True
             state.failures += 1
@@ -358,11 +358,11 @@ class Election(ClusterView):
             state.rest_until_s = now_s + rest_s(state.failures)
 
     def _heir(self, slice_no: int, state: SliceElection, now_s: float) -> str:
-        """Return the node to hand over to; none when empty."""
+        """Return the node to hand over to; empty: there is no node, or it is too early."""
         candidates = self._candidates(slice_no)
         has_to_go = self._me.node_id not in self._ranked.get(slice_no, ())
         if not candidates:
-            if self._is_leaving:  # no other node is there, so there is nothing to wait for
+            if self._is_leaving:  # there is no other node to wait for
                 state.is_handing_over = True
                 self._wake_s = now_s
             return ""
@@ -392,7 +392,7 @@ class Election(ClusterView):
         return None
 
     def _is_over(self, end_s: float, now_s: float) -> bool:
-        """Return whether the time has come; if not, it is when to look again."""
+        """Return whether ``end_s`` has passed; if not, set ``wake_s`` to it at the latest."""
         if end_s > now_s:
             self._wake_s = min(self._wake_s, end_s)
         return end_s <= now_s

@@ -1,4 +1,4 @@
-"""A worker's election as other threads ask it and report to it."""
+"""Thread-safe access to a worker's election, for questions and reports of other threads."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ _log = structlog.get_logger(__name__)
 
 
 class ElectionPort:
-    """The part of a worker's ownership that any thread may call. ``_run`` is the thread that
-    decides.
+    """The part of a worker's ownership that any thread may call. ``_run`` is the body of the
+    deciding thread.
 
     Args:
         zookeeper: the ensemble.
         me: this node.
         election: the decisions.
-        lease: how long they are valid without an answer.
+        lease: time for which roles are valid without an answer from ZooKeeper.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class ElectionPort:
         self._rival = ""
         self._pin: PinNote | None = None
         self._unusable = ""
-        """Why ZooKeeper did not answer, or refused, the last time."""
+        """Reason of ZooKeeper's last failure or refusal; empty: there was no failure."""
         self._ensemble = Ensemble(zookeeper, self._changed)
         self._thread = threading.Thread(target=self._run, name="ownership", daemon=True)
         self._has_failed = False
@@ -66,12 +66,12 @@ class ElectionPort:
         return self._has_failed
 
     def start(self) -> None:
-        """Connect, and begin to decide."""
+        """Start connecting to ZooKeeper, and the deciding thread."""
         self._ensemble.connect()
         self._thread.start()
 
     def roles(self) -> Mapping[int, Role]:
-        """Return what this worker may do with each slice now, lease and connection applied."""
+        """Return this worker's role for each slice, limited by lease and connection."""
         views = self._views
         if not self._lease.is_valid:
             return views.ended
@@ -79,33 +79,33 @@ class ElectionPort:
 
     def on_change(self, callback: Callable[[], None]) -> None:
         """Register the one callable that the ownership thread calls when ``roles`` has changed.
-        While that thread waits for ZooKeeper, the end of the lease shows in ``roles`` only.
+        It is not called at the end of the lease while that thread waits for ZooKeeper.
         """
         self._on_change = callback
 
     def role(self, slice_no: int) -> Role:
-        """Return what this worker may do with the slice."""
+        """Return this worker's role for the slice."""
         return self.roles().get(slice_no, Role.REPLICA)
 
     def confirm(self, slice_no: int) -> bool:
-        """Return whether it is the owner beyond doubt."""
+        """Ask ZooKeeper's leader; return whether this worker owns the slice."""
         return slice_no in self.confirm_all([slice_no])
 
     def confirm_all(self, slice_nos: Iterable[int]) -> frozenset[int]:
-        """Return those slices that this worker owns beyond doubt, as ZooKeeper's leader sees it."""
+        """Ask ZooKeeper's leader; return those of the slices that this worker owns."""
         roles = self.roles()
         asked = [n for n in slice_nos if roles.get(n) is Role.OWNER]
         confirmed = set()
         try:
             for slice_no in self._ensemble.confirm_all(asked) if asked else ():
-                confirmed.add(slice_no)  # one by one: an error about another comes at the end
+                confirmed.add(slice_no)  # one by one: errors are raised at the end
         except EnsembleError as exc:
             missing = sorted(set(asked) - confirmed)
             _log.warning("ownership_not_confirmed", slices=missing, why=str(exc))
         return frozenset(confirmed)
 
     def epoch(self, slice_no: int) -> int:
-        """The number of this ownership."""
+        """Return the epoch of this worker's ownership of the slice; 0: not the owner."""
         return self._views.epochs.get(slice_no, 0)
 
     def contract_version(self) -> int:
@@ -114,24 +114,24 @@ class ElectionPort:
             return self._election.contract_version
 
     def pinned(self) -> str:
-        """Return why owners stay where they are; empty: they don't have to."""
+        """Return why ownership is pinned; empty: it is not."""
         pin = self._pin
         return "" if pin is None else str(pin)
 
     def settling(self, slice_no: int, *, is_settling: bool) -> None:
-        """The slice's loop has begun to settle, or has stopped."""
+        """Report that the slice's loop has begun to settle, or has stopped."""
         with self._lock:
             self._election.settling(slice_no, is_settling=is_settling)
         self._wake.set()
 
     def gave_up(self, slice_no: int, why: str) -> None:
-        """The slice can't be served here now."""
+        """Report why this worker can't serve the slice now."""
         with self._lock:
             self._election.gave_up(slice_no, why)
         self._wake.set()
 
     def standing(self, slice_no: int, standing: SliceStanding) -> None:
-        """Take how far this node's copy is."""
+        """Report the progress of this node's copy of a slice."""
         now_s = self._lease.now_s()
         with self._lock:
             could = self._election.verdict(slice_no, now_s).may_own
@@ -141,7 +141,7 @@ class ElectionPort:
             self._wake.set()
 
     def serve(self, slices: Collection[SliceFacts]) -> frozenset[int]:
-        """These slices exist; which of them to keep a copy of."""
+        """Set the slices that exist; return those of which this worker keeps a copy."""
         with self._lock:
             before = self._election.slices
             kept = self._election.serve(slices)
@@ -150,7 +150,7 @@ class ElectionPort:
         return kept
 
     def survey(self) -> Members:
-        """The cluster, as ZooKeeper has it now.
+        """Return the state of the cluster as read from ZooKeeper now.
 
         Raises:
             DelayServiceError: ZooKeeper does not answer.
@@ -163,7 +163,7 @@ class ElectionPort:
             raise DelayServiceError(str(exc)) from exc
 
     def judge(self, facts: WorkerFacts) -> Verdict:
-        """Take what is known about this worker; return whether it may own."""
+        """Set the facts about this worker, with its ZooKeeper state; return whether it may own."""
         facts = facts._replace(zookeeper=self._trouble)
         with self._lock:
             is_news = self._election.judge(facts)
@@ -178,8 +178,8 @@ class ElectionPort:
 
     @property
     def _trouble(self) -> str:
-        """Return why no slice can be owned in this session; empty: they can. A connection that is
-        away for less than the lease is no trouble yet.
+        """Return why this session can't own a slice; empty: it can. A lost connection counts only
+        after the end of the lease.
         """
         if self._is_registered and self._lease.is_valid:
             return ""
@@ -188,7 +188,7 @@ class ElectionPort:
         return self._unusable or "there is no session yet"
 
     def close(self) -> None:
-        """Hand over what can be handed over, and leave."""
+        """Hand over own slices, waiting up to 8 s, and end the session."""
         self._leaving.set()
         self._wake.set()
         self._left.wait(_LEAVE_S)

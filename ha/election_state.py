@@ -13,27 +13,27 @@ _UNKNOWN = SliceStanding({}, math.inf)
 
 
 class ClaimSlice(NamedTuple):
-    """Become the owner of a vacant slice."""
+    """Effect: become the owner of a vacant slice."""
 
     slice_no: int
 
 
 class Announce(NamedTuple):
-    """Name the node that is about to inherit an own slice; none any more when empty."""
+    """Effect: write the heir of an own slice to its owner node; empty: withdraw the heir."""
 
     slice_no: int
     heir: str
 
 
 class Resign(NamedTuple):
-    """Leave an own slice, whose loop has stopped, to others."""
+    """Effect: give up an own slice, for the reason ``why``."""
 
     slice_no: int
     why: str
 
 
 class Evict(NamedTuple):
-    """Remove what a dead predecessor of this very worker has left behind."""
+    """Effect: remove the owner node that a dead session of this worker has left."""
 
     slice_no: int
 
@@ -46,16 +46,16 @@ class ElectionPace:
     """Intervals between decisions, in seconds.
 
     Attributes:
-        stagger_s: a vacant slice is claimed so much later for each better candidate.
-        lag_s_max: a copy that is further behind may not own.
-        alert_s: from naming the heir to stopping; longer than it takes to wake its loop.
-        tenure_s: a new owner keeps a slice so long before it hands over to a better one.
-        handed_s: so long if a living owner has handed it over. Nodes may count different leaders
-            for as long as a leader takes to be stable; each would hand over to the other.
-        first_s: a node that is not the first waits this much longer for a slice that it sees for
-            the first time: when a cluster starts, no copy is ready at once.
-        heir_s: so much longer everybody else leaves a slice to a living heir.
-        last_s: a worker that may own as the last resort only waits so much longer.
+        stagger_s: delay of the claim of a vacant slice, for each better candidate.
+        lag_s_max: largest lag of a copy that may own.
+        alert_s: wait between naming the heir and stopping; longer than it takes to wake its loop.
+        tenure_s: time for which a new owner keeps a slice before it hands over to a better node.
+        handed_s: tenure if a living owner handed the slice over. Nodes may count different leaders
+            until a leader is stable; with a shorter tenure they would hand over to each other.
+        first_s: extra delay of a node that is not the first, for a slice that it reads for the
+            first time: when a cluster starts, no copy is ready at once.
+        heir_s: extra delay of other candidates while a named heir is alive.
+        last_s: extra delay of a worker that may own only as the last resort.
     """
 
     stagger_s: float = 0.15
@@ -81,24 +81,24 @@ class SliceElection:
 
     seat: Seat | None = None
     since_s: float = 0.0
-    """Since when the seat is as it is."""
+    """Time since which the seat is unchanged, on the lease's clock, in s."""
     standing: SliceStanding = _UNKNOWN
     is_settling: bool = False
     is_handing_over: bool = False
     announced_s: float = math.inf
     heir: str = ""
-    """The successor of a slice that was left."""
+    """Node that the last owner named as its heir; empty: no node."""
     giver: OwnerNote | None = None
-    """Of a slice that another handed over: who, as long as that node has not gone."""
+    """Owner that handed the slice over to this node; None: no owner, or it is not alive."""
     trouble: str = ""
-    """Why its loop can't serve it, while it is owned."""
+    """Reason why this worker's loop can't serve the owned slice; empty: it can."""
     is_giving_up: bool = False
     failures: int = 0
-    """How often in a row it was left because it could not be served, and why the last time."""
+    """Consecutive resignations because the slice could not be served; ``failure``: last reason."""
     failure: str = ""
     rest_until_s: float = -math.inf
 
 
 def epoch_of(seat: Seat) -> int:
-    """Return the number of an ownership; -1 without an owner."""
+    """Return the epoch of a seat's owner; -1 without an owner."""
     return -1 if seat.owner is None else seat.owner.epoch

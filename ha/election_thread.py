@@ -1,7 +1,7 @@
-"""Ownership by election: carries out what ``election`` decides, on a thread of its own.
+"""Ownership by election: a thread that carries out what ``election`` decides.
 
-Storing needs none of this. While ZooKeeper is out of reach, owners begin no transaction; when the
-lease is over they step down; everything goes on without a restart when it comes back.
+Storing does not depend on it. While ZooKeeper is out of reach, owners begin no transaction; at the
+end of the lease they step down; delivery resumes without a restart when ZooKeeper is back.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _RETRY_S: Final = 0.2
 _REFUSED_S: Final = 2.0
 _LOGIN_HINT: Final = "check zookeeper.auth, zookeeper.username and its password"
 _PATIENCE_S: Final = 2.0
-"""To connect takes a moment, which is no news."""
+"""Time without an answer before it is reported, in s: connecting takes a moment."""
 
 _log = structlog.get_logger(__name__)
 _T = TypeVar("_T")
@@ -44,9 +44,9 @@ class ElectedOwnership(ElectionPort):
         zookeeper: the ensemble.
         placement: how copies and owners are placed.
         me: this node.
-        worker: which of its workers this is.
+        worker: number of this worker in its node.
         boot_s: seconds since boot, suspend included.
-        alert_s: longer than it takes to wake the loop of an heir.
+        alert_s: wait between naming an heir and stopping; longer than waking its loop takes.
         kept: slices of which this node had copies before.
     """
 
@@ -95,7 +95,7 @@ class ElectedOwnership(ElectionPort):
                 self._wake.wait(self._wait_s())
                 self._wake.clear()
                 self._turn()
-        except BaseException:  # noqa: BLE001  # whatever it is, the worker has to know
+        except BaseException:  # noqa: BLE001  # the worker must learn of any error
             self._has_failed = True
             self._views = RoleViews({}, {})
             _log.exception("ownership_failed")
@@ -219,10 +219,10 @@ class ElectedOwnership(ElectionPort):
         return True
 
     def _read_members(self, *, anew: bool) -> None:
-        """Read the members when they have changed, and with every beat how far rivals are."""
+        """Read the members if ``anew``, and in any case the progress of rivals."""
         if anew:
-            # Notes last: a node that comes back writes it first, and a note that changes later
-            # wakes no node.
+            # Notes last: a returning node writes its note before it registers, and no watch fires
+            # for a note that changes later.
             self._names = frozenset(self._ensemble.live())
             self._nodes = self._ensemble.nodes()
             self._read_pin()
@@ -250,7 +250,7 @@ class ElectedOwnership(ElectionPort):
             _log.info("ownership_unpinned")
 
     def _forget_the_gone(self, nodes: Collection[NodeNote], live: Collection[str]) -> None:
-        """A node that is away for long is replaced, where copies are counted."""
+        """Remove nodes that are away longer than ``away_ms``, unless ``replicas`` is "all"."""
         now_s = self._lease.now_s()
         gone = {note.node_id for note in nodes} - set(live) - {self._me.node_id}
         self._gone_since_s = {n: self._gone_since_s.get(n, now_s) for n in gone}
@@ -260,9 +260,9 @@ class ElectedOwnership(ElectionPort):
                 self._ensemble.forget(node_id)
 
     def _read_seats(self, slice_nos: Collection[int], *, have_acted: bool) -> None:
-        """Read the owners of slices; warn of an own node that is gone, unless it was acted on."""
-        # Changes up to now are covered by this reading. Own claims fire watches as well, and would
-        # have every slice read twice.
+        """Read the owners of slices; warn of a lost own owner node, unless ``have_acted``."""
+        # This reading covers changes up to now. Own claims fire watches as well, and each slice
+        # would be read twice.
         for what in self._take_changes() - set(slice_nos):
             self._changes.put(what)
         for slice_no, held in self._ensemble.owners(slice_nos):
@@ -274,8 +274,8 @@ class ElectedOwnership(ElectionPort):
                 _log.warning("owner_node_gone", slice=slice_no)
 
     def _between_beats(self, items: Sequence[_T]) -> Iterator[Sequence[_T]]:
-        """Yield the items in batches, with a beat in between when it is due: the lease must not run
-        out while there is much to do.
+        """Yield the items in batches, and send a beat between them when due, so that the lease does
+        not end during a long turn.
         """
         for start in range(0, len(items), REQUESTS_MAX):
             self._beat_when_time()
@@ -292,7 +292,7 @@ class ElectedOwnership(ElectionPort):
             self._wake.set()
 
     def _out_of_reach(self) -> None:
-        """Say so, now and then; replace a session that kazoo has given up."""
+        """Log that ZooKeeper is out of reach; replace a session that kazoo has given up."""
         now_s = self._lease.now_s()
         timeout_s = self._ensemble.session_timeout_s
         self._beat_due_s = now_s + timeout_s / _BEATS_PER_SESSION
@@ -309,7 +309,7 @@ class ElectedOwnership(ElectionPort):
             self._ensemble.replace()
 
     def _complain(self, event: str, why: str, hint: str) -> None:
-        """Once for each reason, and all again now and then."""
+        """Log a warning once for each reason, and again after 30 s."""
         now_s = self._lease.now_s()
         if now_s - self._reminded_s > _REMIND_S:
             self._reminded_s = now_s

@@ -1,8 +1,8 @@
-"""ZooKeeper as the nodes use it: a session, small notes, and watches that only say "look again".
+"""ZooKeeper as the nodes use it: a session, small notes, and watches that only ask to read again.
 
 kazoo, as found by reading and trying 2.11: its ``Election`` and ``Lock`` are not used (design
 section 6); its connection thread ends for good on a refused login and on
-errors that it does not know, without a word, so the owner of the session has to replace it.
+errors that it does not know, without a log line, so the owner of the session must replace it.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _log = structlog.get_logger(__name__)
 
 
 class Held(NamedTuple):
-    """An owner node as it is: its note, whether this session holds it, and whether none does."""
+    """An owner node: its note, whether this session holds it, and whether no session does."""
 
     note: OwnerNote
     is_mine: bool
@@ -47,25 +47,25 @@ class Held(NamedTuple):
 class Ensemble(Session):
     """One session. Any thread may call. A call ends when no answer has come for a session timeout.
 
-    What is asked about many slices is sent without waiting for each answer. A request that fails
-    does not keep the others from being carried out; its error is raised after them.
+    Requests about many slices are sent without waiting for each answer. If one fails, the others
+    are still carried out; its error is raised after them.
 
     Args:
-        options: where it is and how to log in.
-        changed: called, from a thread of kazoo's, with what is to be looked at again: a slice, or
-            ``MEMBERS``, or ``EVERYTHING`` when the connection comes or goes. Must not block.
+        options: address of ZooKeeper and login.
+        changed: called, from a thread of kazoo's, with what to read again: a slice, ``MEMBERS``, or
+            ``EVERYTHING`` when the connection comes or goes. Must not block.
     """
 
     def prepare(self) -> None:
-        """Make the folders that everything lies in."""
+        """Create the parent nodes of all notes."""
         for folder in ("nodes", "live", "slices"):
             path = self._path(folder)
             with still_there(path):
                 self._ask(self._client.ensure_path_async, path)
 
     def register(self, node: NodeNote, life: LifeNote) -> LifeNote | None:
-        """Be known to the others. Gives the note of another living node of this name, if one is in
-        the way; what a dead predecessor of this very worker left is replaced.
+        """Register this worker; return None, or the note of another living node of the same name.
+        A note that a dead session of this worker left is replaced.
         """
         path = self._life_path(life)
         with self._batch() as batch:
@@ -87,23 +87,23 @@ class Ensemble(Session):
         return LifeNote(life.node_id, "?", life.worker)
 
     def _namesake(self, life: LifeNote) -> LifeNote | None:
-        """A worker of another node of this name, which may have more workers than that one."""
+        """Return the note of a live worker of another node of this name; None: no such node."""
         names = [name for name in self.live() if (worker_of(name) or ("",))[0] == life.node_id]
         others = self.lives(names).values()
         return next((other for other in others if other.instance != life.instance), None)
 
     def enroll(self, node: NodeNote) -> None:
-        """Belong to the cluster, alive or not."""
+        """Write the note that makes a node a member of the cluster, alive or not."""
         self._put(self._path("nodes", node.node_id), encode(node))
 
     def unregister(self, life: LifeNote) -> None:
-        """Be no candidate any more; the session goes on."""
+        """Remove this worker's note, so that it is no candidate; the session goes on."""
         self._delete(self._life_path(life))
 
     def beat(self, life: LifeNote | None) -> bool:
-        """Prove that the session lives, to the ensemble's leader and not only to the nearest
-        server, which may be cut off from it. False: this worker's own node is gone, or another's by
-        now, whose note is not overwritten.
+        """Get an answer from the ensemble's leader, as the nearest server may be cut off from it.
+        Return False if this worker's own node is gone or belongs to another session, whose note is
+        not overwritten.
         """
         if life is None:
             self._ask(self._client.sync_async, self._root)
@@ -120,7 +120,7 @@ class Ensemble(Session):
         return bool(after.ephemeralOwner == self._session_id)
 
     def nodes(self) -> list[NodeNote]:
-        """Every node of the cluster; watched."""
+        """Return the notes of all nodes of the cluster; watched."""
         with self._batch() as batch:
             return self._nodes(batch, self._watched_children("nodes"))
 
@@ -129,7 +129,7 @@ class Ensemble(Session):
         return [held[0] for held in found.values() if held is not None and held[0] is not None]
 
     def pin(self) -> PinNote | None:
-        """Return why owners stay where they are; None: they don't have to. Watched."""
+        """Return the note that pins ownership; None: not pinned. Watched."""
         path = self._path("pinned")
         if self._ask(self._client.exists_async, path, watch=self._watch) is None:
             return None
@@ -138,15 +138,15 @@ class Ensemble(Session):
         return None if held is None else held[0] or PinNote()
 
     def forget(self, node_id: str) -> None:
-        """Remove a node that has left the cluster for good."""
+        """Remove a node from the members of the cluster."""
         self._delete(self._path("nodes", node_id))
 
     def live(self) -> list[str]:
-        """Names of all living workers; watched."""
+        """Return the names of all live workers; watched."""
         return self._watched_children("live")
 
     def lives(self, names: Iterable[str]) -> dict[str, LifeNote]:
-        """Return the notes of the workers that are there, by name."""
+        """Return the notes of those of the named workers that are alive, by name."""
         with self._batch() as batch:
             return self._lives(batch, names)
 
@@ -155,7 +155,7 @@ class Ensemble(Session):
         return {name: held[0] for name, held in found.items() if held and held[0]}
 
     def survey(self, slices: Iterable[int]) -> Members:
-        """The cluster as it is now, for people; any thread may ask. Nothing is watched.
+        """Return the state of the cluster, for people; sets no watches.
 
         Raises:
             EnsembleError: ZooKeeper does not answer.
@@ -169,8 +169,8 @@ class Ensemble(Session):
         )
 
     def owners(self, slice_nos: Iterable[int]) -> Iterator[tuple[int, Held | None]]:
-        """Yield each slice with its owner; watched. What no session holds would never go, and is
-        removed unless there are nodes below it.
+        """Yield each slice with its owner; watched. An owner node without a session would stay for
+        ever; it is removed unless there are nodes below it.
 
         Raises:
             EnsembleError: at the end, when some slices could not be read; they are left out.
@@ -220,8 +220,8 @@ class Ensemble(Session):
             yield from (n for n, held in found.items() if held is not None and held.is_mine)
 
     def claim_all(self, slice_nos: Iterable[int], owner: OwnerNote) -> frozenset[int]:
-        """Become the owner of slices, of each with its next epoch; return those that were won.
-        Others were faster for the rest.
+        """Claim slices, each with its next epoch; return those that were won. Other workers were
+        faster for the rest.
         """
         with self._batch() as batch:
             epochs = self._epochs(batch, slice_nos)
@@ -229,7 +229,7 @@ class Ensemble(Session):
             return batch.commit_all(claims)
 
     def _epochs(self, batch: Pipeline, slice_nos: Iterable[int]) -> dict[int, tuple[bytes, int]]:
-        """Content and version of the slices' epoch nodes, which are made where they are missing."""
+        """Return content and version of the slices' epoch nodes; missing ones are created."""
         paths = {slice_no: self._epoch_path(slice_no) for slice_no in slice_nos}
         found = batch.ask_all(each(self._client.get_async, paths))
         missing = {n: paths[n] for n, read in found.items() if isinstance(read, NoNodeError)}
@@ -243,7 +243,7 @@ class Ensemble(Session):
         return {n: (data, stat.version) for n, (data, stat) in there.items()}
 
     def _claim(self, slice_no: int, owner: OwnerNote, data: bytes, version: int) -> Any:  # noqa: ANN401  # kazoo has no types
-        """A transaction that takes the epoch and the owner node together."""
+        """Return a transaction that raises the epoch and creates the owner node."""
         path = self._epoch_path(slice_no)
         won = msgspec.structs.replace(owner, epoch=1 + self._epoch(data, path))
         both = self._client.transaction()
@@ -252,7 +252,7 @@ class Ensemble(Session):
         return both
 
     def _epoch(self, data: bytes, path: str) -> int:
-        """Return 0 where the epoch is not a number: the checkpoint keeps the order anyway."""
+        """Return the epoch; 0 if it is not a number, as the checkpoint keeps the order anyway."""
         if not data or (data.isdigit() and len(data) <= _EPOCH_DIGITS_MAX):
             return int(data or b"0")
         if path not in self._unreadable:
@@ -261,7 +261,7 @@ class Ensemble(Session):
         return 0
 
     def announce_all(self, owners: Mapping[int, OwnerNote]) -> None:
-        """Write this session's owner nodes anew."""
+        """Overwrite the notes of owner nodes that this session holds."""
 
         def write(slice_no: int, transaction: Any) -> None:  # noqa: ANN401
             transaction.set_data(self._owner_path(slice_no), encode(owners[slice_no]))
@@ -270,12 +270,12 @@ class Ensemble(Session):
             self._change_owners(batch, owners, lambda held: held.is_mine, write)
 
     def resign_all(self, slice_nos: Iterable[int]) -> None:
-        """Remove this session's owner nodes, and never another's."""
+        """Remove owner nodes of slices, but only those that this session holds."""
         with self._batch() as batch:
             self._change_owners(batch, slice_nos, lambda held: held.is_mine, self._delete_owner)
 
     def evict_all(self, slice_nos: Iterable[int], worker_id: WorkerId) -> None:
-        """Remove the owner nodes of another session of this very worker."""
+        """Remove owner nodes that an earlier session of the same worker holds."""
 
         def is_old(held: Held) -> bool:
             return held.note.worker_id == worker_id and not held.is_mine
@@ -293,10 +293,10 @@ class Ensemble(Session):
         is_meant: Callable[[Held], bool],
         change: Callable[[int, Any], None],
     ) -> None:
-        """Change each owner node if it is the one that is meant, and still is when that is done:
-        each claim sets the epoch. Versions of the node itself would not tell, for all begin at 0.
+        """Change each owner node for which ``is_meant`` holds, unless a claim comes in between, as
+        its epoch shows. The node's own version can't show that, for it begins at 0 again.
         """
-        # The epochs first: a claim in between shows in the check of the epoch.
+        # The epochs first: then the check of the epoch detects a claim in between.
         paths = {slice_no: self._epoch_path(slice_no) for slice_no in slice_nos}
         epochs = batch.ask_all(each(self._client.exists_async, paths))
         changes = {}

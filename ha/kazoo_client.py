@@ -1,7 +1,7 @@
-"""A kazoo client for the settings, and what can only be learned from its log.
+"""A kazoo client for the settings, and facts that only its log contains.
 
-kazoo, as found by reading and trying 2.11: it gives the negotiated session timeout only to
-its log, at a level that shows the session's password as well, and there, too, why it can't connect.
+kazoo, as found by reading and trying 2.11: only its log has the negotiated session timeout, at a
+level that shows the session's password as well, and the reason why it can't connect.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ _RECONNECT_S_MAX: Final = 1.0
 _CONNECT_S: Final = 15.0
 _GRANTED: Final = "Session created"
 _CHANGE: Final = ("Transition to", "Session has expired")
-"""Beginnings of log lines that only follow from a trouble already reported."""
+"""Beginnings of log lines that follow from a failure already logged."""
 
 _log = structlog.get_logger(__name__)
 
 
 class KazooLog(logging.Logger):
-    """Listens to kazoo's log for what it says nowhere else: the timeout, and why it can't connect.
-    What is no warning goes nowhere, nor do the requests of an exception: some show passwords.
+    """Logger that takes from kazoo's log the session timeout and the reason of a failed connection.
+    Lines below warning and the requests of an exception are dropped: some show passwords.
     """
 
     def __init__(self) -> None:
@@ -41,7 +41,7 @@ class KazooLog(logging.Logger):
         self.trouble = ""
 
     def handle(self, record: logging.LogRecord) -> None:
-        """Take one line."""
+        """Read timeout or failure from one log record; print nothing of it above debug."""
         if str(record.msg).startswith(_GRANTED) and isinstance(record.args, tuple):
             self.session_timeout_ms = int(str(record.args[2]))
             self.trouble = ""
@@ -51,10 +51,10 @@ class KazooLog(logging.Logger):
 
 
 def make_client(options: ZooKeeper, log: KazooLog) -> KazooClient:
-    """A client for one session, not started yet.
+    """Return a client for one session, not started yet.
 
     Raises:
-        DelayServiceError: it is to log in with SASL, and the package for that is missing.
+        DelayServiceError: the login is SASL, and the package for that is missing.
     """
     if options.auth == "sasl" and find_spec("puresasl") is None:
         raise DelayServiceError(
@@ -92,7 +92,7 @@ def make_client(options: ZooKeeper, log: KazooLog) -> KazooClient:
 
 @contextmanager
 def connected(options: ZooKeeper) -> Iterator[KazooClient]:
-    """A client for what an operator does by hand.
+    """Connect a client for an operator's command, and close it at the end.
 
     Raises:
         DelayServiceError: no server answers within 15 s.
@@ -114,7 +114,7 @@ def connected(options: ZooKeeper) -> Iterator[KazooClient]:
 
 
 def acl_of(options: ZooKeeper) -> list[ACL] | None:
-    """Return the access rights of what is written; None: anybody may do everything."""
+    """Return the access rights of nodes to be written; None: open to all."""
     accepted = [make_acl(options.auth, one, all=True) for one in options.accepted]
     if options.auth == "digest":
         return [make_digest_acl(options.username, options.secret(), all=True), *accepted]

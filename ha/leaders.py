@@ -1,4 +1,4 @@
-"""Which broker leads a partition, once that has not moved for a while.
+"""The broker that leads a partition, once that has not changed for a while.
 
 A partition's leader moves for a moment whenever a broker restarts; if owners followed at once, each
 slice would be handed over twice for nothing.
@@ -10,10 +10,10 @@ from ha.placement import SliceFacts
 
 
 class StableLeaders:
-    """Remembers what was seen.
+    """Filter of leaders that ignores short changes.
 
     Args:
-        stable_s: how long a leader must have stayed to count.
+        stable_s: time for which a new leader must stay before it counts.
     """
 
     def __init__(self, stable_s: float) -> None:
@@ -22,7 +22,7 @@ class StableLeaders:
         self._seen: dict[int, tuple[int | None, float]] = {}
 
     def settle(self, facts: SliceFacts, now_s: float) -> SliceFacts:
-        """Return the facts with the leader that counts; the first one ever seen counts at once."""
+        """Return the facts with the stable leader; the first known leader counts at once."""
         slice_no, leader = facts.slice_no, facts.leader
         seen, since_s = self._seen.get(slice_no, (leader, now_s))
         if leader != seen:

@@ -1,8 +1,8 @@
-"""Limits how long a node may go on without an answer from ZooKeeper.
+"""Limit of the time for which a node may own slices without an answer from ZooKeeper.
 
-kazoo says SUSPENDED and then nothing for ever when the network is cut, and it says nothing at all
-while the process is frozen. So ownership has an end of its own, on a clock that neither stops in
-suspend nor jumps: the session can't have ended before (design section 6).
+kazoo reports SUSPENDED and then nothing when the network is cut, and nothing at all while the
+process is frozen. So ownership has an end of its own, on a clock that neither stops in suspend nor
+jumps. The session can't end before the lease (design section 6).
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable
 
 _SAFE_PART = 2 / 3
-"""Of the session timeout. The rest is for the server, which hears of us through its leader up to
-half a tick late, and for clocks that run differently fast."""
+"""Length of the lease as a part of the session timeout. The rest allows for the server's leader,
+which learns of a beat up to half a tick late, and for clocks of different speed."""
 
 
 class Lease:
-    """Ends unless it is renewed in time. Written by one thread, read by any.
+    """Lease that ends unless it is renewed in time. Written by one thread, read by any.
 
     Args:
         boot_s: seconds since boot, suspend included.
@@ -26,23 +26,23 @@ class Lease:
         self._end_s = float("-inf")
 
     def now_s(self) -> float:
-        """The lease's clock, to be read before a beat is sent."""
+        """Return the time of the lease's clock, in s; to be read before a beat is sent."""
         return self._boot_s()
 
     def renew(self, sent_s: float, session_timeout_s: float) -> None:
-        """The ensemble has answered a beat that was sent at ``sent_s``."""
+        """Extend the lease after an answer to a beat that was sent at ``sent_s``."""
         self._end_s = max(self._end_s, sent_s + session_timeout_s * _SAFE_PART)
 
     def end(self) -> None:
-        """The session is lost."""
+        """End the lease at once, as the session is lost."""
         self._end_s = float("-inf")
 
     @property
     def end_s(self) -> float:
-        """End of the lease, on its clock; minus infinity when it has been ended."""
+        """Return the end of the lease, on its clock, in s; minus infinity: it was ended."""
         return self._end_s
 
     @property
     def is_valid(self) -> bool:
-        """Return whether the session can't have ended yet."""
+        """Return whether the lease has not ended, so that the session still exists."""
         return self._boot_s() < self._end_s

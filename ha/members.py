@@ -1,4 +1,4 @@
-"""The cluster as one node sees it, for people: who there is, who owns what, how far copies are."""
+"""The cluster as one node sees it, for people: its nodes, owners, and progress of copies."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ class Member(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         node_id: its name.
-        broker_id: the broker that it sits beside, if any.
-        rack: where that is; empty: unknown.
+        broker_id: broker on the same host; None: there is no such broker.
+        rack: rack of the node; empty: unknown.
         address: host name, for people.
-        workers: processes that it is meant to have.
-        alive: those of them that live.
+        workers: configured number of worker processes.
+        alive: numbers of the workers that are alive.
     """
 
     node_id: str
@@ -30,14 +30,14 @@ class Member(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Holding(msgspec.Struct, frozen=True, kw_only=True):
-    """A slice and who owns it.
+    """A slice and its owner.
 
     Attributes:
         slice: its number.
-        owner: node that owns it; empty: no node does.
-        worker: process of that node.
-        epoch: number of this ownership.
-        heir: node that it is about to be handed over to; empty: none.
+        owner: name of the owner's node; empty: the slice is vacant.
+        worker: number of the owner's worker process.
+        epoch: number of this ownership; 0: vacant.
+        heir: node that takes the slice over next; empty: no handover.
     """
 
     slice: int
@@ -52,9 +52,9 @@ class MemberCopies(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         slice: number of the slice.
-        node: who keeps it.
-        stored: source offsets that are stored, added up over the delay topics.
-        caught_up: whether it is near enough to the owner's to take over.
+        node: name of the node that keeps it.
+        stored: number of stored source offsets, summed over the delay topics.
+        caught_up: whether its worker may own the slice now.
     """
 
     slice: int
@@ -67,9 +67,9 @@ class Members(msgspec.Struct, frozen=True, kw_only=True):
     """The cluster.
 
     Attributes:
-        nodes: those that belong to it, alive or not.
-        slices: those that exist.
-        copies: those of living workers.
+        nodes: member nodes, alive or not.
+        slices: all slices with their owners.
+        copies: copies of slices on live workers.
     """
 
     nodes: list[Member]
@@ -80,12 +80,12 @@ class Members(msgspec.Struct, frozen=True, kw_only=True):
 def survey_of(
     nodes: Iterable[NodeNote], lives: Iterable[LifeNote], owners: Mapping[int, OwnerNote | None]
 ) -> Members:
-    """The cluster, from what its nodes tell each other.
+    """Return the state of the cluster from the notes in ZooKeeper.
 
     Args:
-        nodes: who belongs to it.
-        lives: who lives, and how far its copies are.
-        owners: of every slice that exists.
+        nodes: notes of the members.
+        lives: notes of the live workers.
+        owners: owner of every slice that exists; None: vacant.
     """
     lives = list(lives)
     members = [
@@ -117,7 +117,7 @@ def survey_of(
 
 
 def joined(parts: Sequence[Members]) -> Members:
-    """Return what several workers of a node know, as one."""
+    """Merge the views of several workers of a node into one."""
     nodes: dict[str, Member] = {}
     for node in (node for part in parts for node in part.nodes):
         known = nodes.get(node.node_id)

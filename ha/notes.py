@@ -1,12 +1,12 @@
-"""The notes that nodes leave each other in ZooKeeper: small JSON texts, and where they lie.
+"""The notes that nodes share in ZooKeeper: small JSON texts, and their paths.
 
-    <root>/nodes/<node_id>            persistent   NodeNote   who belongs to the cluster
-    <root>/live/<node_id>:<worker>    ephemeral    LifeNote   who lives, and how far its copies are
-    <root>/slices/<n>/owner           ephemeral    OwnerNote  who settles the slice
+    <root>/nodes/<node_id>            persistent   NodeNote   member of the cluster
+    <root>/live/<node_id>:<worker>    ephemeral    LifeNote   live worker, progress of its copies
+    <root>/slices/<n>/owner           ephemeral    OwnerNote  owner of the slice
     <root>/slices/<n>/epoch           persistent   a number, one higher with each owner
-    <root>/pinned                     persistent   PinNote    owners stay where they are
+    <root>/pinned                     persistent   PinNote    owners keep their slices
 
-Names come from the settings, which allow nothing in them that a path could stumble over.
+Names come from the settings, which allow only characters that are valid in a path.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from delayservice.contract.codes import printable
 
 _Note = TypeVar("_Note", bound=msgspec.Struct)
 WorkerId: TypeAlias = tuple[str, str, int]
-"""Node, instance and worker: what an earlier session of the very same worker has in common."""
+"""Node, instance and worker number: identity of a worker process over all of its sessions."""
 
 
 UNADVERTISED_VERSION: Final = 3
-"""Version of the contract that nodes know which do not say it: their service is older than that."""
+"""Contract version assumed for nodes that advertise no version, as their service is older."""
 
 
 class NodeNote(msgspec.Struct, frozen=True):
-    """A node of the cluster, alive or not. ``instance`` tells two nodes of one name apart;
-    ``contract_version`` is the newest version of the contract that it knows.
+    """A node of the cluster, alive or not. ``instance`` distinguishes two nodes of one name;
+    ``contract_version`` is the newest contract version that it supports.
     """
 
     node_id: str
@@ -42,9 +42,9 @@ class NodeNote(msgspec.Struct, frozen=True):
 
 
 class LifeNote(msgspec.Struct, frozen=True):
-    """A worker that lives. ``caught_up``: slices that it could own now; ``stored``: how far each
-    copy is, the next source offsets that it will store, added up over the delay topics: this is
-    written each second, and ZooKeeper is no place for many topics times many slices.
+    """A live worker. ``caught_up``: slices that it could own now. ``stored``: next source offsets
+    to store by slice, summed over the delay topics, because the note is written with every beat
+    and ZooKeeper must not hold many topics times many slices.
     """
 
     node_id: str
@@ -55,12 +55,12 @@ class LifeNote(msgspec.Struct, frozen=True):
 
     @property
     def worker_id(self) -> WorkerId:
-        """Return the worker that wrote the note."""
+        """Return the identity of the worker that wrote the note."""
         return self.node_id, self.instance, self.worker
 
 
 class OwnerNote(msgspec.Struct, frozen=True):
-    """The owner of a slice. ``heir``: whom it is about to hand over to, or empty."""
+    """The owner of a slice. ``heir``: node that it hands over to next; empty: no handover."""
 
     node_id: str
     instance: str
@@ -70,17 +70,17 @@ class OwnerNote(msgspec.Struct, frozen=True):
 
     @property
     def worker_id(self) -> WorkerId:
-        """Return the worker that wrote the note."""
+        """Return the identity of the worker that wrote the note."""
         return self.node_id, self.instance, self.worker
 
 
 class PinNote(msgspec.Struct, frozen=True):
-    """While it is there, no owner hands a slice over only because another node is preferred.
+    """Pin of ownership: while it exists, no owner hands over just because a better node exists.
 
     Attributes:
-        at_ms: since when, epoch milliseconds.
-        by: who wanted it so.
-        why: the reason that was given.
+        at_ms: time of the pin, epoch milliseconds.
+        by: name of the operator; empty: unknown.
+        why: the operator's reason.
     """
 
     at_ms: int = 0
@@ -88,18 +88,18 @@ class PinNote(msgspec.Struct, frozen=True):
     why: str = ""
 
     def __str__(self) -> str:
-        """For people, in one line."""
+        """Return time, operator and reason of the pin in one line."""
         since = datetime.fromtimestamp(self.at_ms / 1_000, UTC).strftime("%Y-%m-%d %H:%MZ")
         return printable(f"since {since} by {self.by or 'an unknown hand'}: {self.why}")
 
 
 def encode(note: msgspec.Struct) -> bytes:
-    """Return the text of a note."""
+    """Return the JSON text of a note."""
     return msgspec.json.encode(note)
 
 
 def decode(data: bytes, kind: type[_Note]) -> _Note | None:
-    """Return the note in a text; None: none of our nodes has written it."""
+    """Return the note in a JSON text; None: not a note of this kind."""
     try:
         return msgspec.json.decode(data, type=kind)
     except msgspec.MsgspecError:
@@ -107,11 +107,11 @@ def decode(data: bytes, kind: type[_Note]) -> _Note | None:
 
 
 def worker_name(node_id: str, worker: int) -> str:
-    """The name of a worker's node below ``live``."""
+    """Return the name of a worker's node below ``live``."""
     return f"{node_id}:{worker}"
 
 
 def worker_of(name: str) -> tuple[str, int] | None:
-    """Return node and worker of such a name; None for any other name."""
+    """Return node id and worker number from a worker's name; None: not a worker's name."""
     node_id, _, worker = name.rpartition(":")
     return (node_id, int(worker)) if node_id and worker.isdecimal() else None

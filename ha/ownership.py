@@ -1,4 +1,4 @@
-"""The owner of a slice: the rest of the service asks here, whatever gives the answer."""
+"""Ownership of slices, as the rest of the service asks for it, with or without ZooKeeper."""
 
 from __future__ import annotations
 
@@ -14,9 +14,8 @@ from ha.placement import SliceFacts
 
 
 class SliceStanding(NamedTuple):
-    """Progress of a node's copy of a slice: ``stored`` by delay topic is S, ``lag_s`` how long ago
-    the owner was where this copy is now (infinite: not known); ``refusal`` why nothing of the
-    slice may be stored (empty: it may).
+    """Progress of a node's copy of a slice: ``stored`` is S by delay topic, ``lag_s`` its lag
+    (infinite: unknown), ``refusal`` why the slice may not be stored (empty: it may).
     """
 
     stored: Mapping[str, int]
@@ -25,15 +24,15 @@ class SliceStanding(NamedTuple):
 
 
 class Ownership(Protocol):
-    """Answers for every slice of a worker, at any time, from any thread."""
+    """Ownership of every slice of a worker; any thread may call."""
 
     @property
     def has_failed(self) -> bool:
-        """Return whether it has ended with an error: the worker has to end as well."""
+        """Return whether the election has ended with an error, so that the worker must end."""
 
     def roles(self) -> Mapping[int, Role]:
-        """Return what this worker may do with each slice now; a slice that is missing is a replica.
-        The same object is returned until a role or an epoch changes, so that a loop may compare
+        """Return this worker's role for each slice now; a missing slice is a replica.
+        The same object is returned until a role or an epoch changes, so that a loop can compare
         identities at every turn.
         """
 
@@ -43,56 +42,56 @@ class Ownership(Protocol):
         """
 
     def role(self, slice_no: int) -> Role:
-        """Return what this worker may do with the slice; costs nothing to ask."""
+        """Return this worker's role for the slice, without I/O."""
 
     def confirm(self, slice_no: int) -> bool:
-        """Return whether this node is the owner: asks the ensemble, before and after fencing."""
+        """Ask ZooKeeper whether this worker owns the slice; used before and after fencing."""
 
     def confirm_all(self, slice_nos: Iterable[int]) -> frozenset[int]:
-        """Return those slices that this worker owns beyond doubt: asks the ensemble once for all.
-        Slices about which the ensemble gives no answer are left out.
+        """Ask ZooKeeper, with one batch, which of the slices this worker owns; return those.
+        Slices without an answer are left out.
         """
 
     def epoch(self, slice_no: int) -> int:
-        """The number of this ownership, higher than that of every owner before."""
+        """Return the epoch of this ownership, higher than that of every earlier owner."""
 
     def contract_version(self) -> int:
         """Return the newest version of the contract that every live node knows."""
 
     def pinned(self) -> str:
-        """Return why owners stay where they are, for people; empty: they don't have to."""
+        """Return why ownership is pinned, for people; empty: it is not."""
 
     def settling(self, slice_no: int, *, is_settling: bool) -> None:
-        """The slice's loop has begun to settle, or has stopped: its transaction is over."""
+        """Report that the slice's loop has begun to settle, or has ended its last transaction."""
 
     def gave_up(self, slice_no: int, why: str) -> None:
-        """The slice can't be served here now: another node may have more luck."""
+        """Report why the slice can't be served here now, so that another node takes it over."""
 
     def standing(self, slice_no: int, standing: SliceStanding) -> None:
-        """Take how far this node's copy is; called about once a second."""
+        """Report the progress of this node's copy; called about once a second."""
 
     def serve(self, slices: Collection[SliceFacts]) -> frozenset[int]:
-        """These slices exist. Which of them this worker is to keep a copy of."""
+        """Set the slices that exist; return those of which this worker keeps a copy."""
 
     def survey(self) -> Members:
-        """The cluster, for people.
+        """Return the state of the cluster, for people.
 
         Raises:
-            DelayServiceError: it can't be asked now.
+            DelayServiceError: ZooKeeper does not answer.
         """
 
     def judge(self, facts: WorkerFacts) -> Verdict:
-        """Take what is known about this worker, but for ZooKeeper; return whether it may own."""
+        """Set the facts about this worker, except ZooKeeper's; return whether it may own."""
 
     def verdict(self, slice_no: int) -> Verdict:
         """Return whether this worker may own a slice of which it keeps a copy."""
 
     def close(self) -> None:
-        """Hand over what can be handed over, and leave."""
+        """Hand over own slices within a limited time, and leave the cluster."""
 
 
 class Standalone:
-    """One node owns every slice; no ZooKeeper."""
+    """Ownership without ZooKeeper: the only node owns every slice."""
 
     has_failed = False
 
@@ -114,41 +113,41 @@ class Standalone:
         self._on_change = callback
 
     def role(self, slice_no: int) -> Role:  # noqa: ARG002  # the answer is the same for all
-        """Owner."""
+        """Return the role of owner."""
         return Role.OWNER
 
     def confirm(self, slice_no: int) -> bool:  # noqa: ARG002
-        """Yes."""
+        """Return True: there is no other node."""
         return True
 
     def confirm_all(self, slice_nos: Iterable[int]) -> frozenset[int]:
-        """Return all of them."""
+        """Return all of the slices: there is no other node."""
         return frozenset(slice_nos)
 
     def epoch(self, slice_no: int) -> int:  # noqa: ARG002
-        """Whatever the checkpoint says, and one more."""
+        """Return 0: the checkpoint counts the epochs."""
         return 0
 
     def contract_version(self) -> int:
-        """Return the own one."""
+        """Return the newest contract version that this node supports."""
         return self._me.contract_version
 
     def pinned(self) -> str:
-        """Ignore it: there is no node to hand over to."""
+        """Return an empty text: there is no other node, so ownership is never pinned."""
         return ""
 
     def settling(self, slice_no: int, *, is_settling: bool) -> None:
-        """Ignore it: no other node waits."""
+        """Ignore the report: no other node waits for it."""
 
     def gave_up(self, slice_no: int, why: str) -> None:
-        """Ignore it: there is no other node."""
+        """Ignore the report: there is no other node to take over."""
 
     def standing(self, slice_no: int, standing: SliceStanding) -> None:
-        """Note it, for people."""
+        """Store the progress of the copy for ``verdict``."""
         self._standings[slice_no] = standing
 
     def serve(self, slices: Collection[SliceFacts]) -> frozenset[int]:
-        """This worker's share."""
+        """Set the slices that exist; return this worker's share of them."""
         mine = frozenset(
             facts.slice_no for facts in slices if facts.slice_no % self._me.workers == self._worker
         )
@@ -159,21 +158,21 @@ class Standalone:
         return mine
 
     def survey(self) -> Members:
-        """This worker and its slices; the other workers tell of theirs."""
+        """Return the cluster with only this worker and its slices in it."""
         name = self._me.node_id
         life = LifeNote(name, self._me.instance, self._worker)
         owner = OwnerNote(name, self._me.instance, self._worker, 0)
         return survey_of([self._me], [life], dict.fromkeys(self._slices, owner))
 
     def judge(self, facts: WorkerFacts) -> Verdict:
-        """Return it; there is no other node that could own."""
+        """Set the facts about this worker; return whether it may own."""
         self._facts = facts
         return electability(facts)
 
     def verdict(self, slice_no: int) -> Verdict:
-        """Return what is to be said of the slice."""
+        """Return whether this worker may own the slice, for people."""
         standing = self._standings.get(slice_no, SliceStanding({}, math.inf))
         return electability(self._facts, CopyFacts(standing.lag_s, refusal=standing.refusal))
 
     def close(self) -> None:
-        """Nothing to leave."""
+        """Do nothing: there is no session to end."""

@@ -1,4 +1,4 @@
-"""Owners stay where they are while an operator wants it so, as for an upgrade."""
+"""Pinning of ownership by an operator, for example during an upgrade."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from ha.notes import PinNote, encode
 
 
 def set_pin(options: ZooKeeper, note: PinNote | None) -> bool:
-    """Let owners keep their slices from now on, or no longer. May be repeated.
+    """Pin ownership, or end the pin. May be repeated.
 
     Args:
-        options: log in with these.
-        note: why and by whom; None: no longer.
+        options: address of ZooKeeper and login.
+        note: reason and operator; None: end the pin.
 
     Returns:
         Whether owners were pinned before.
 
     Raises:
-        DelayServiceError: the ensemble is not reached, or does not let this user do it.
+        DelayServiceError: the ensemble is not reached, or refuses this user.
     """
     path = f"{options.root}/pinned"
     try:

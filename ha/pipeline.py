@@ -1,4 +1,4 @@
-"""Requests to ZooKeeper, alone or many at a time, and what becomes of their errors.
+"""Requests to ZooKeeper, alone or many at a time, and the handling of their errors.
 
 ZooKeeper carries out the requests of one session in the order in which they were sent. A thousand
 of them that are sent without waiting for each answer cost little more than one round trip.
@@ -24,11 +24,11 @@ from kazoo.exceptions import (
 )
 
 REQUESTS_MAX: Final = 256
-"""Requests of a batch that may be without an answer at a time. A ZooKeeper server slows all of its
-clients down at 1,000 (``globalOutstandingLimit``)."""
+"""Largest number of requests of a batch that wait for an answer at a time. A ZooKeeper server slows
+all of its clients down at 1,000 (``globalOutstandingLimit``)."""
 
 _ANSWERS: Final = (NoNodeError, NodeExistsError, BadVersionError)
-"""Errors that tell how the nodes are, and are answers therefore."""
+"""Errors that describe the state of the nodes, and so count as answers."""
 _OVERTAKEN: Final = (*_ANSWERS, NotEmptyError)
 _CONSEQUENCES: Final = (RolledBackError, RuntimeInconsistency)
 """Errors of an operation whose cause is another part of the same transaction."""
@@ -39,21 +39,21 @@ Request: TypeAlias = Callable[[], Any]
 
 
 class EnsembleError(Exception):
-    """ZooKeeper did not answer, or not in time; the same may be asked again."""
+    """ZooKeeper did not answer in time; the request may be repeated."""
 
 
 class EnsembleRefusedError(EnsembleError):
-    """ZooKeeper does not allow that to this user, or to a client without a login."""
+    """ZooKeeper refused the request of this user, or of a client without a login."""
 
 
 class Pipeline:
-    """Requests that belong together. A batch goes on when one of its requests fails, and leaves
-    that out of its answers; the first failure of all batches is kept for ``raise_failure``.
+    """Batches of requests. A batch goes on when one of its requests fails, and leaves that out of
+    its answers; the first failure of all batches is kept for ``raise_failure``.
 
     Args:
-        client: kazoo's, of one session.
-        timeout_s: wait for an answer, counted from the answer before. After one such wait without
-            an answer nothing more is sent or waited for.
+        client: kazoo client of one session.
+        timeout_s: wait for an answer, counted from the answer before. After one timeout, no more
+            requests are sent or waited for.
     """
 
     def __init__(self, client: KazooClient, timeout_s: float) -> None:
@@ -67,13 +67,13 @@ class Pipeline:
 
         Raises:
             NoNodeError, NodeExistsError, BadVersionError: the nodes are not as assumed.
-            EnsembleError: there is no answer.
+            EnsembleError: ZooKeeper gave no answer, or refused.
         """
         return self._answer(self._sent(request))
 
     def ask_all(self, requests: Mapping[_Key, Request]) -> dict[_Key, Any]:
-        """Send many requests and return the answers by key, without those that failed. The errors
-        that ``ask`` raises about nodes are answers here.
+        """Send many requests and return the answers by key, without failed requests. The errors
+        about nodes that ``ask`` raises are answers here.
         """
         answers: dict[_Key, Any] = {}
         waiting: deque[tuple[_Key, Any]] = deque()
@@ -87,8 +87,8 @@ class Pipeline:
         return answers
 
     def commit_all(self, transactions: Mapping[_Key, Any]) -> frozenset[_Key]:
-        """Commit many transactions, each by itself, and return the keys of those carried out. The
-        nodes of the others were not as they had been read.
+        """Commit many transactions, each by itself, and return the keys of those carried out. For
+        the others, the nodes have changed since they were read.
         """
         done = set()
         commits = {key: transaction.commit_async for key, transaction in transactions.items()}
@@ -116,14 +116,14 @@ class Pipeline:
 
     @contextmanager
     def _failing(self) -> Iterator[None]:
-        """Keep the first failure for later."""
+        """Catch a failure, and keep the first one for ``raise_failure``."""
         try:
             yield
         except EnsembleError as exc:
             self._failure = self._failure or exc
 
     def _sent(self, request: Request) -> Any:  # noqa: ANN401
-        """Send unless disconnected: kazoo would queue it, and carry it out when it is too late."""
+        """Send a request unless disconnected: kazoo would queue it and send it too late."""
         if self._is_silent or not self._client.connected:
             raise EnsembleError("ZooKeeper is out of reach")
         return request()
@@ -143,7 +143,7 @@ class Pipeline:
 
 
 def _is_carried_out(results: list[Any]) -> bool:
-    """Return whether a transaction was carried out, all or nothing."""
+    """Return whether a transaction was carried out; raise if the cause is not a changed node."""
     failed = [result for result in results if isinstance(result, Exception)]
     causes = [result for result in failed if not isinstance(result, _CONSEQUENCES)]
     if all(isinstance(cause, _OVERTAKEN) for cause in causes):

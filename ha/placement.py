@@ -1,7 +1,7 @@
-"""Which nodes keep a copy of a slice, and which of them is to own it.
+"""Placement of the copies of each slice on nodes, and the order of its owners.
 
-Pure, and the same on every node whatever the order of the facts: that is why no node has to decide
-for the others. Rendezvous hashing, highest random weight (Thaler and Ravishankar 1998), with a
+Pure, with the same result on every node whatever the order of the facts, so that no controller is
+needed. Rendezvous hashing, highest random weight (Thaler and Ravishankar 1998), with a
 bound on each node's load (Mirrokni, Thorup and Zadimoghaddam 2018).
 
 All pairs of a slice and a node are sorted once, best first, and each is taken if the slice still
@@ -20,15 +20,15 @@ from typing import Final
 _Pair = tuple[int, int, int, str]
 """Rank (lower is better), weight negated, slice, node: sorted, the best pair comes first."""
 _NOT_BESIDE: Final = 1 << 30
-"""The rank of a node that is beside none of the brokers that matter."""
+"""Rank of a node that does not run beside a broker of the slice."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlacedMember:
-    """A node as every node knows it.
+    """A node, for placement.
 
-    ``broker_id`` is the broker it sits beside, if any; an empty ``rack`` is unknown and not shared
-    with anybody.
+    ``broker_id`` is the broker on the same host, if any; an empty ``rack`` is unknown and counts as
+    a rack of its own.
     """
 
     node_id: str
@@ -52,18 +52,17 @@ class SliceFacts:
 def place(
     members: Collection[PlacedMember], slices: Collection[SliceFacts], replicas: int | None
 ) -> dict[int, frozenset[str]]:
-    """Which nodes keep a copy of each slice: ``replicas`` of them, or all when None or too many.
+    """Return the nodes that keep a copy of each slice: ``replicas``, or all if None or too many.
 
-    What binds, the strongest first:
+    Rules, the strongest first:
 
     1. every slice has its number of distinct nodes, and no node keeps more than 1.25 times the
        mean, rounded up;
-    2. racks apart: none keeps a copy more of a slice while another, with a node that has room,
-       keeps fewer;
+    2. copies of a slice are spread evenly over racks that have nodes with room;
     3. nodes beside the brokers that hold the partition, in Kafka's order;
     4. the weight.
 
-    The leader does not matter here: it moves, and copies are dear to move. Of members with the same
+    The leader is ignored: it moves often, and moving copies is expensive. Of members with the same
     ``node_id``, and of slices with the same number, one counts.
 
     Raises:
@@ -122,7 +121,7 @@ def rank_owners(
 
 
 class _Draft:
-    """Copies on nodes, in the making. ``nodes_of`` has every slice that some pair names."""
+    """Unfinished placement of copies on nodes. ``nodes_of`` has every slice of the pairs."""
 
     def __init__(self, pairs: Iterable[_Pair], racks: Mapping[str, str], load_max: int) -> None:
         self.nodes_of: dict[int, set[str]] = {}
@@ -137,11 +136,11 @@ class _Draft:
             self._slices_of.setdefault(node, set())
 
     def fill(self, pairs: Iterable[_Pair], copies: int) -> None:
-        """Give each slice ``copies`` nodes, each of which is the best that is to be had.
+        """Give each slice ``copies`` nodes, the best available ones.
 
-        A bound that cannot be kept is raised by as little as possible. For ``place`` that never
-        happens: when every node with room keeps the slice already, then a full node that does not
-        keep it has some other slice that a node with room lacks, for it has more of them.
+        A bound on the load that cannot be kept is raised by as little as possible. For ``place``
+        that never happens: if all nodes with room keep the slice already, a full node without it
+        keeps more slices than they do, and so one that a node with room lacks.
         """
         for per_rack in range(1, copies + 1):
             pairs = [pair for pair in pairs if not self._settles(pair, copies, per_rack)]
@@ -151,7 +150,7 @@ class _Draft:
                     self._load_max += 1
 
     def _settles(self, pair: _Pair, copies: int, per_rack: int) -> bool:
-        """Take the pair if that is allowed. Whether it needs no second look: loads only grow."""
+        """Place the pair if allowed; return whether it is done with, as loads only grow."""
         _, _, slice_no, node = pair
         taken = self.nodes_of[slice_no]
         if len(taken) == copies or not self._has_room(node):
@@ -167,7 +166,7 @@ class _Draft:
         A slice moves into a node's place, the slice that was there moves on, and so on until a node
         has room: an augmenting path, searched breadth first.
         """
-        origin: dict[int, tuple[int, str]] = {}  # a slice: who takes its place, and where
+        origin: dict[int, tuple[int, str]] = {}  # slice: its successor and the node
         waiting, seen = deque([slice_no]), {slice_no}
         while waiting:
             mover = waiting.popleft()
@@ -181,7 +180,7 @@ class _Draft:
         return False
 
     def _move(self, slice_no: int, origin: Mapping[int, tuple[int, str]]) -> bool:
-        """Carry out a chain of moves, from its end, if the slice there finds a node with room."""
+        """Carry out the chain of moves that ends at the slice; False: no node has room for it."""
         free = [node for node in self._others(slice_no) if self._has_room(node)]
         if not free:
             return False
@@ -194,7 +193,7 @@ class _Draft:
         return True
 
     def _apart(self, slice_no: int, free: Iterable[str]) -> str:
-        """The best of the nodes in racks with the fewest copies of the slice."""
+        """Return the first node in the racks with the fewest copies of the slice."""
         return min(free, key=lambda node: self._in_rack(slice_no, node))
 
     def _take(self, slice_no: int, node: str) -> None:
@@ -211,7 +210,7 @@ class _Draft:
         return len(self._slices_of[node]) < self._load_max
 
     def _others(self, slice_no: int) -> list[str]:
-        """The nodes that may keep the slice and do not, best first."""
+        """Return the nodes that may keep the slice but do not, best first."""
         return [node for node in self._choices[slice_no] if node not in self.nodes_of[slice_no]]
 
     def _in_rack(self, slice_no: int, node: str) -> int:
@@ -220,36 +219,36 @@ class _Draft:
 
 
 def _by_id(members: Iterable[PlacedMember]) -> dict[str, PlacedMember]:
-    """Members by id, in an order that does not depend on theirs."""
+    """Return members by id, in an order independent of the input's."""
     known = sorted(members, key=lambda m: (m.node_id, _or_below(m.broker_id), m.rack))
     return {member.node_id: member for member in known}
 
 
 def _by_number(slices: Iterable[SliceFacts]) -> dict[int, SliceFacts]:
-    """Slices by number, in an order that does not depend on theirs."""
+    """Return slices by number, in an order independent of the input's."""
     known = sorted(slices, key=lambda s: (s.slice_no, _or_below(s.leader), s.replicas))
     return {facts.slice_no: facts for facts in known}
 
 
 def _or_below(broker_id: int | None) -> int:
-    """A broker id that sorts, None first."""
+    """Return the broker id, or -1 for None, which sorts first."""
     return -1 if broker_id is None else broker_id
 
 
 def _racks(nodes: Mapping[str, PlacedMember]) -> dict[str, str]:
-    """A name for each node's rack; one of its own where the rack is unknown."""
+    """Return a rack name for each node; an unknown rack gets a name of its own."""
     return {node: f"rack {m.rack}" if m.rack else f"node {node}" for node, m in nodes.items()}
 
 
 def _load_max(copies: int, nodes: int) -> int:
-    """1.25 times the mean load, rounded up. In integers: 1.25 times a float mean may round up."""
+    """Return 1.25 times the mean load, rounded up; in integers, as floats may round wrongly."""
     return -(-5 * copies // (4 * nodes)) if nodes else 0
 
 
 def _sorted_pairs(
     keepers: Mapping[int, Collection[str]], rank: Callable[[int, str], int]
 ) -> list[_Pair]:
-    """Every slice with each of its possible nodes, the best pair first."""
+    """Return all pairs of a slice and a possible node, best first."""
     return sorted(
         (rank(slice_no, node), -_weight(slice_no, node), slice_no, node)
         for slice_no, nodes in keepers.items()
@@ -258,6 +257,6 @@ def _sorted_pairs(
 
 
 def _weight(slice_no: int, node: str) -> int:
-    """The random weight of a node for a slice: 64 bits, the same on every machine."""
+    """Return the weight of a node for a slice: a 64-bit hash, equal on every machine."""
     digest = blake2b(f"{slice_no} {node}".encode(), digest_size=8).digest()
     return int.from_bytes(digest)

@@ -1,4 +1,4 @@
-"""Access rights of the nodes' data in ZooKeeper, set anew when a password is replaced."""
+"""Access rights of the nodes' data in ZooKeeper, which an operator sets after a new password."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from ha.kazoo_client import acl_of, connected
 
 
 def set_rights(options: ZooKeeper, done: Callable[[int], None] = lambda _: None) -> int:
-    """Let those write that the settings name, and no others, on every node under
-    ``zookeeper.root``. What nodes of the service write meanwhile has the rights that they were
-    started with. May be repeated.
+    """Set the access rights of every node under ``zookeeper.root`` to those of the settings.
+    ZooKeeper nodes that the service writes meanwhile get the rights that it was started with.
+    May be repeated.
 
     Args:
-        options: log in with these; the rights are what nodes with the same ones write.
+        options: address of ZooKeeper, login, and the users that may write.
         done: called with the number of ZooKeeper nodes that were set so far.
 
     Returns:
-        How many ZooKeeper nodes were set.
+        Number of ZooKeeper nodes that were set.
 
     Raises:
-        DelayServiceError: the ensemble is not reached, or does not let this user do it; some nodes
-            may have the new rights by then.
+        DelayServiceError: the ensemble is not reached, or refuses this user; some nodes may have
+            the new rights by then.
     """
     acl = acl_of(options) or OPEN_ACL_UNSAFE
     count = 0
@@ -53,7 +53,7 @@ def set_rights(options: ZooKeeper, done: Callable[[int], None] = lambda _: None)
 
 
 def _paths(client: KazooClient, path: str) -> Iterator[str]:
-    """Yield a path and all below it, each before what is below it."""
+    """Yield a path and all paths below it, parents first."""
     yield path
     with suppress(NoNodeError):
         for name in client.get_children(path):

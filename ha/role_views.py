@@ -1,4 +1,4 @@
-"""Roles of all slices as a loop reads them at every turn: made once, and compared by identity."""
+"""Roles of all slices, for loops that compare them by identity at every turn."""
 
 from __future__ import annotations
 

@@ -23,9 +23,9 @@ from ha.pipeline import EnsembleError, Pipeline
 _CLOSE_S: Final = 1.0
 
 MEMBERS: Final = -1
-"""In place of a slice: the nodes, or which of them live."""
+"""Value in place of a slice: the members or the live workers have changed."""
 EVERYTHING: Final = -2
-"""In place of a slice: all that was looked at before."""
+"""Value in place of a slice: read all nodes again."""
 
 _Key = TypeVar("_Key")
 _Note = TypeVar("_Note", bound=msgspec.Struct)
@@ -35,9 +35,9 @@ class Session:
     """One session, which can be replaced by a new one.
 
     Args:
-        options: where ZooKeeper is and how to log in.
-        changed: called, from a thread of kazoo's, with what is to be looked at again: a slice, or
-            ``MEMBERS``, or ``EVERYTHING`` when the connection comes or goes. Must not block.
+        options: address of ZooKeeper and login.
+        changed: called, from a thread of kazoo's, with what to read again: a slice, ``MEMBERS``, or
+            ``EVERYTHING`` when the connection comes or goes. Must not block.
     """
 
     def __init__(self, options: ZooKeeper, changed: Callable[[int], None]) -> None:
@@ -63,11 +63,11 @@ class Session:
         self._changed(EVERYTHING)
 
     def connect(self) -> None:
-        """Begin to connect, and go on for ever; returns at once."""
+        """Start connecting, with retries without end; return at once."""
         self._client.start_async()
 
     def replace(self) -> None:
-        """Give the session up for a new one: the old one is beyond repair."""
+        """Close the session and start a new one, as kazoo does not repair a failed one."""
         old = self._client
         old.remove_listener(self._listen)
         self._is_refused = False
@@ -77,39 +77,39 @@ class Session:
         self.connect()
 
     def close(self) -> None:
-        """End the session: its nodes go at once, or with the session when there is no answer."""
+        """End the session; its nodes vanish at once, or at its timeout if ZooKeeper is silent."""
         self._client.remove_listener(self._listen)
         _close_beside(self._client).join(_CLOSE_S)
 
     @property
     def is_connected(self) -> bool:
-        """Return whether the connection stands."""
+        """Return whether the client is connected."""
         return bool(self._client.connected)
 
     @property
     def is_refused(self) -> bool:
-        """Return whether the login was refused; kazoo does not try again then."""
+        """Return whether the login was refused, so that kazoo does not retry."""
         return self._is_refused
 
     @property
     def trouble(self) -> str:
-        """Return why there is no connection, as far as kazoo says; empty when it has not said."""
+        """Return why there is no connection, from kazoo's log; empty: unknown."""
         return self._kazoo_log.trouble
 
     def take_lost(self) -> bool:
-        """Return whether the session was lost since this was asked last."""
+        """Return whether the session was lost since the last call, and clear that."""
         was_lost = self._lost.is_set()
         self._lost.clear()
         return was_lost
 
     @property
     def is_lost(self) -> bool:
-        """Return whether that is still to be asked."""
+        """Return whether a loss of the session waits for ``take_lost``."""
         return self._lost.is_set()
 
     @property
     def session_timeout_s(self) -> float:
-        """The session timeout that the ensemble granted; before that, the one asked for."""
+        """Return the session timeout granted by ZooKeeper, in s; before that, the requested one."""
         granted_s = self._kazoo_log.session_timeout_ms / 1000
         return granted_s or float(self._options.session_timeout_s)
 
@@ -122,13 +122,13 @@ class Session:
         return "/".join((self._root, *parts))
 
     def _ask(self, call: Callable[..., Any], *args: Any, **options: Any) -> Any:  # noqa: ANN401
-        """Ask and wait for the answer."""
+        """Send one request and return its answer."""
         pipeline = Pipeline(self._client, self.session_timeout_s)
         return pipeline.ask(partial(call, *args, **options))
 
     @contextmanager
     def _batch(self) -> Iterator[Pipeline]:
-        """Requests that don't wait for each other; raises the first failure at the end."""
+        """Open a pipeline, and raise its first failure at the end."""
         pipeline = Pipeline(self._client, self.session_timeout_s)
         yield pipeline
         pipeline.raise_failure()
@@ -144,7 +144,7 @@ class Session:
     def _read(
         self, batch: Pipeline, paths: Mapping[_Key, str], kind: type[_Note], **options: object
     ) -> dict[_Key, tuple[_Note | None, int] | None]:
-        """Notes and the sessions that hold them; None where there is no such node."""
+        """Return the note of each path and its session's id; None: there is no such node."""
         found = batch.ask_all(each(self._client.get_async, paths, **options))
         return {
             key: None
@@ -180,8 +180,8 @@ class Session:
 
 @contextmanager
 def still_there(path: str) -> Iterator[None]:
-    """Take a node that was removed by hand meanwhile for a missing answer: the next turn makes it
-    again.
+    """Turn the error of a node removed by hand into ``EnsembleError``; the next turn creates the
+    node again.
     """
     try:
         yield
@@ -192,12 +192,12 @@ def still_there(path: str) -> Iterator[None]:
 def each(
     call: Callable[..., Any], paths: Mapping[_Key, str], **options: object
 ) -> dict[_Key, Callable[[], Any]]:
-    """Send the same request for each path."""
+    """Return a request for each path, by key, without sending it."""
     return {key: partial(call, path, **options) for key, path in paths.items()}
 
 
 def _close_beside(client: KazooClient) -> threading.Thread:
-    """Kazoo waits for ten seconds for an answer."""
+    """Close a client in a thread, as kazoo waits up to 10 s for an answer; return the thread."""
     closing = threading.Thread(target=_close, args=(client,), name="zookeeper-close", daemon=True)
     closing.start()
     return closing

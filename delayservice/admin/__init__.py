@@ -1,1 +1,1 @@
-"""The admin API and the page: a node's answers to people, and the changes that they can ask for."""
+"""The admin API and the page: queries about a node, and changes of its records and pauses."""

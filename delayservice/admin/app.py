@@ -28,10 +28,10 @@ address; changes need the token as a bearer. A node answers for the copies that 
 
 
 def make_app(panel: Panel, token: str) -> FastAPI:
-    """The application.
+    """Return the application with all routes of the API and the page.
 
     Args:
-        panel: what the routes work with.
+        panel: access to the node, the cluster and the log.
         token: required for every change.
     """
     admin = panel.settings.admin

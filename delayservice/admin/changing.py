@@ -1,6 +1,6 @@
-"""Changes of pending records, through the log, so that every copy hears of them in order.
+"""Changes of pending records, written to the log so that every copy reads them in order.
 
-The answer is what the log says was done, not what was asked for.
+The answer is the outcome that the log reports, not the request.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from delayservice.contract.partitioner import partition_for
 from delayservice.inspection.query import Pending
 
 WAITING_MAX: Final = 8
-"""Requests that may wait for their outcome at a time: each has a thread of the server's."""
+"""Largest number of requests that wait for an outcome at a time, each in a server thread."""
 _BUSY_RETRY_S: Final = 1
 _SOON_MS: Final = 2_000
-"""A record that is due so soon may be delivered before it can be replaced."""
+"""Time before the due time in which a record may be delivered before it is replaced, in ms."""
 _SAID: Final = {
     "cancelled": "it is cancelled, and will not be delivered",
     "fired": "it goes to its target now, unless that is paused or can't be written to",
@@ -46,7 +46,7 @@ _NOTHING_REPLACED: Final = (
 
 
 class WaitingRoom:
-    """Room for those who wait: who finds none is refused, and takes no thread from the others."""
+    """Limit of waiting requests; further ones are refused, so that other requests get threads."""
 
     def __init__(self, size: int = WAITING_MAX) -> None:
         self._size = size
@@ -54,10 +54,10 @@ class WaitingRoom:
 
     @contextmanager
     def place(self) -> Iterator[None]:
-        """Around a wait.
+        """Count a waiting request inside of the context.
 
         Raises:
-            Refusal: there is no room.
+            Refusal: the limit of waiting requests is reached.
         """
         if not self._room.acquire(blocking=False):
             raise Refusal(
@@ -77,9 +77,9 @@ class Aim:
     """Destination of a control record.
 
     Attributes:
-        places: topic and partition.
-        targets: of the records that it is about, as far as they are known.
-        elsewhere: slices that were not asked, because this node keeps no copy of them.
+        places: topics and partitions to write to.
+        targets: known target topics of the records to change.
+        elsewhere: slices that were not searched, because this node keeps no copy of them.
     """
 
     places: Sequence[tuple[str, int]]
@@ -88,7 +88,7 @@ class Aim:
 
 
 def changing_routes(panel: Panel, waiting: WaitingRoom) -> APIRouter:
-    """Cancel, fire and reschedule."""
+    """Return the routes that cancel, fire and reschedule."""
     routes = APIRouter(prefix="/v1/records", tags=["records"], responses=described(400, 404, 409))
 
     @routes.post("/cancel")
@@ -126,10 +126,10 @@ def _control(panel: Panel, asked: ById, operation: str) -> Done:
 
 
 def aim_of(panel: Panel, asked: ById, record_id: bytes) -> Aim:
-    """Return where the id is pending, or else where it belongs: the log decides.
+    """Return the partitions where the id is pending, or else those to which it belongs.
 
     Raises:
-        Refusal: there is no such partition, or the workers don't say.
+        Refusal: there is no such partition, or the workers do not answer.
     """
     if asked.topic is not None and asked.partition is not None:
         return Aim([_checked(panel, asked.topic, asked.partition)])
@@ -163,10 +163,10 @@ def _found(panel: Panel, asked: ById, record_id: bytes) -> list[Pending]:
 
 
 def _checked(panel: Panel, topic: str, partition: int) -> tuple[str, int]:
-    """A place that controls may be written to.
+    """Return topic and partition, if control records may be written there.
 
     Raises:
-        Refusal: there is none.
+        Refusal: there is no such partition, or its topic takes no ids.
     """
     partitions = panel.delay_topics.get(topic, 0)
     if not partitions or topic in panel.settings.levels.by_topic:
@@ -177,7 +177,7 @@ def _checked(panel: Panel, topic: str, partition: int) -> tuple[str, int]:
 
 
 def said(outcome: str, aim: Aim) -> str:
-    """An outcome, in a sentence."""
+    """Return an outcome as a sentence."""
     if outcome == "not_pending" and aim.elsewhere:
         numbers = ", ".join(map(str, aim.elsewhere))
         return (
@@ -188,7 +188,7 @@ def said(outcome: str, aim: Aim) -> str:
 
 
 def _why_unheard(panel: Panel, aim: Aim) -> str:
-    """Return why no outcome of a control was heard, as far as that is known."""
+    """Return the likely reason why no outcome of a control record has come yet."""
     if panel.desk.is_stopping:
         return "this node stops, and waits no longer"
     if panel.pauses.newest is None:
@@ -218,10 +218,10 @@ def _reschedule(panel: Panel, asked: Reschedule) -> Done:
 
 
 def _the_one(panel: Panel, asked: Reschedule, record_id: bytes) -> Pending:
-    """The record to be replaced.
+    """Return the record to be replaced.
 
     Raises:
-        Refusal: there is none, or more than one.
+        Refusal: no record or more than one is pending under the id.
     """
     rows = _found(panel, asked, record_id)
     if not rows:
@@ -242,7 +242,7 @@ def refuse_what_would_fail(panel: Panel, row: Pending, asked: Reschedule) -> Non
     """Refuse a record that would be dead-lettered, expire at once, or be delivered twice.
 
     Raises:
-        Refusal: says why.
+        Refusal: the record can't be rescheduled; its message says why.
     """
     if row.recurs:
         raise Refusal(
@@ -289,7 +289,7 @@ def refuse_what_would_fail(panel: Panel, row: Pending, asked: Reschedule) -> Non
 
 
 def _again(row: Pending, asked: Reschedule) -> list[Header]:
-    """Headers that ask for the same record at another time."""
+    """Return the headers that schedule the same record at another time."""
     time = (
         (names.DELAY_AT, b"%d" % asked.at_ms)
         if asked.at_ms is not None

@@ -16,8 +16,8 @@ from delayservice.metrics.status import NodeState
 
 
 def health_routes(panel: Panel) -> APIRouter:
-    """For probes; nothing is secret in them. They read what the workers report, on the loop: they
-    are answered however many requests wait for a thread.
+    """Return the routes for probes, which contain no secrets. They run on the event loop, so that
+    they answer even if all threads are busy.
     """
     routes = APIRouter(tags=["health"])
 
@@ -66,7 +66,7 @@ def add_cluster_routes(routes: APIRouter, panel: Panel) -> None:
 
 
 def cluster_of(panel: Panel) -> cluster_models.Cluster:
-    """The cluster as this node sees it."""
+    """Return the cluster as this node sees it."""
     members = panel.inquiry.members()
     topics = panel.delay_topics
     here = {status.slice: status for status in panel.hub.status().slices}

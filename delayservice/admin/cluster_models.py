@@ -1,4 +1,4 @@
-"""State of the cluster, as the API gives it in JSON; that of a node is in ``metrics.status``."""
+"""JSON objects of the cluster's state in the API; those of a node are in ``metrics.status``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Requests that would be misread are refused: a body that is not JSON, a misspelt query name."""
+"""Refusal of requests that would be misread: a body that is not JSON, a misspelt query name."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ _JSON: Final = "application/json"
 
 
 def takes_json(request: Request) -> None:
-    """Let pass what has no body, or one that says that it is JSON.
+    """Accept a request without a body, or with one whose content type is JSON.
 
     Raises:
-        Refusal: 415, the body is something else, or does not say what it is.
+        Refusal: 415, the content type is missing or another one.
     """
     given = request.headers.get("content-type", "")
     if _has_body(request) and given.partition(";")[0].strip().lower() != _JSON:
@@ -28,11 +28,11 @@ def _has_body(request: Request) -> bool:
 
 
 def knows_query(request: Request) -> None:
-    """Let pass a query whose names the API's description knows: with a misspelt filter it would
-    find everything.
+    """Accept a query with known names only, as a misspelt filter would be ignored and find
+    everything.
 
     Raises:
-        Refusal: 422, with the names that are known.
+        Refusal: 422, with the known names.
     """
     operation = request.app.openapi()["paths"][request.scope["route"].path][request.method.lower()]
     known = {one["name"] for one in operation.get("parameters", ()) if one["in"] == "query"}

@@ -1,8 +1,8 @@
 """Guards of requests: host names, sizes, the token.
 
-Changes need the token as a bearer. A browser sends that only if a script of the page itself does,
-so no other site can make a change in a user's name; what a browser sends by itself, the
-password of basic authentication, is good for reading only.
+Changes need the token as a bearer. A browser sends that only from a script of the page itself, so
+that no other site can make a change in a user's name. The password of basic authentication, which
+a browser sends by itself, allows reading only.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class NeedsToken(Refusal):
 
 
 def reader(token: str) -> Callable[..., None]:
-    """Lets pass who may read, where that needs the token."""
+    """Return a check of read requests: they need the token as a bearer or as a password."""
 
     def check(bearer: _Bearer, basic: _Basic) -> None:
         shown = bearer.credentials if bearer is not None else basic.password if basic else None
@@ -59,7 +59,7 @@ def reader(token: str) -> Callable[..., None]:
 
 
 def writer(token: str) -> Callable[..., None]:
-    """Lets pass who may change something."""
+    """Return a check of change requests: they need the token as a bearer."""
 
     def check(bearer: _Bearer) -> None:
         shown = None if bearer is None else bearer.credentials
@@ -78,13 +78,13 @@ def _check(shown: str | None, token: str, needed: str, scheme: str) -> None:
 
 
 class RequestGate:
-    """Turns away strange hosts, large bodies, and sets the headers that keep a browser in bounds.
+    """ASGI middleware that refuses unknown hosts and large bodies, and sets security headers.
 
-    A page of another site that has its name point here (DNS rebinding) asks with that name.
+    The check of host names stops DNS rebinding: another site's page whose name points here.
 
     Args:
-        app: what comes behind.
-        hosts: names that are allowed besides loopback's; ``*``: any.
+        app: application behind it.
+        hosts: allowed host names besides loopback's; ``*``: any.
     """
 
     def __init__(self, app: ASGIApp, hosts: frozenset[str]) -> None:
@@ -92,7 +92,7 @@ class RequestGate:
         self._hosts = hosts | _OWN_HOSTS
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve a request."""
+        """Refuse a request, or pass it to the application."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return

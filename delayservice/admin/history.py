@@ -1,4 +1,4 @@
-"""The last minutes of a node, sampled, so that a page has something to show at once."""
+"""Samples of a node's last minutes, so that a page can show charts at once."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ class Sample(BaseModel):
 
 
 class History:
-    """Keeps a quarter of an hour.
+    """Samples of the last 15 minutes, about one per second.
 
     Args:
-        totals: of the node, as of now.
+        totals: returns the current totals of the node.
     """
 
     def __init__(self, totals: Callable[[], NodeTotals]) -> None:
@@ -45,15 +45,15 @@ class History:
         self._thread = threading.Thread(target=self._run, name="history", daemon=True)
 
     def start(self) -> None:
-        """Begin to sample."""
+        """Start the sampling thread."""
         self._thread.start()
 
     def close(self) -> None:
-        """Stop."""
+        """Stop sampling."""
         self._stopping.set()
 
     def last(self, count: int) -> list[Sample]:
-        """The newest samples, oldest first."""
+        """Return the newest ``count`` samples, oldest first."""
         return list(self._samples)[-count:]
 
     def _run(self) -> None:
@@ -61,7 +61,7 @@ class History:
             self.sample(time.monotonic(), time.time_ns() // 1_000_000)
 
     def sample(self, now_s: float, now_ms: int) -> None:
-        """Take one."""
+        """Store the counts since the call before as a sample."""
         total, pending = self._totals()
         if self._last is not None:
             before_s, before = self._last

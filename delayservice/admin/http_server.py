@@ -1,4 +1,4 @@
-"""The HTTP server of the node: uvicorn on a thread of the supervisor, away from what delivers."""
+"""The HTTP server of the node: uvicorn on a thread of the supervisor, outside of the workers."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _LOOK_S: Final = 0.5
 
 
 class HttpServer:
-    """Serves one application on one address until it is closed.
+    """Server of one application on one address.
 
     Args:
-        app: answers the requests.
-        section: section of the settings whose ``listen`` is the address; the thread's name, too.
-        listen: ``host:port``; port 0: any free one; empty: nothing is served.
+        app: application that answers the requests.
+        section: section of the settings whose ``listen`` is the address; also the thread's name.
+        listen: ``host:port``; port 0: any free one; empty: no server.
     """
 
     def __init__(self, app: ASGIApp, section: str, listen: str) -> None:
@@ -47,10 +47,10 @@ class HttpServer:
         self._thread: threading.Thread | None = None
 
     def serve(self) -> str | None:
-        """Listen, on a thread of its own.
+        """Start to listen, on a thread of its own.
 
         Returns:
-            ``host:port`` that it listens on, or None when the setting is empty.
+            ``host:port`` that it listens on; None: the setting is empty.
 
         Raises:
             DelayServiceError: another program uses the address, or this machine does not have it.
@@ -66,11 +66,11 @@ class HttpServer:
         return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
     def stop(self) -> None:
-        """Accept no more requests."""
+        """Stop accepting requests, without waiting."""
         self._server.should_exit = True
 
     def close(self) -> None:
-        """Stop, and finish the requests that were accepted. May be called without ``serve``."""
+        """Stop, and wait for the accepted requests. May be called without ``serve``."""
         self.stop()
         if self._thread is not None:
             self._thread.join(_CLOSE_S + 1)
@@ -95,12 +95,12 @@ class HttpServer:
 
 
 class _Server(uvicorn.Server):
-    """Looks for its end less often than the original: ten times a second was a tenth of what an
-    idle node takes.
+    """uvicorn's server with rarer checks for its end: ten a second took a tenth of an idle node's
+    CPU time.
     """
 
     async def main_loop(self) -> None:
-        """Run until ``should_exit``; every look also sets the date that answers bear."""
+        """Run until ``should_exit``; every check also sets the date of the answers."""
         await self.on_tick(0)
         is_over = False
         while not is_over:

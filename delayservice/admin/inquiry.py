@@ -1,6 +1,6 @@
-"""Questions to all workers of the node at once, and their answers as one.
+"""Queries to all workers of the node at once, with merged answers.
 
-What many ask at the same time, as the pages of several people do, is asked once a second.
+A query that many make at the same time, as the pages of several people do, runs once a second.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ class Inquiry(Protocol):
     """The queries of the API to a node."""
 
     def search(self, asked: Search) -> Page:
-        """Pending records by due time."""
+        """Return a page of pending records by due time."""
 
     def find(self, record_id: bytes) -> list[Pending]:
-        """The pending records of an id: one in each shard at most."""
+        """Return the pending records of an id, one in each shard at most."""
 
     def locate(self, asked: Locate) -> Fate | None:
         """Return the fate of a source record; None: this node keeps no copy of its shard."""
@@ -50,14 +50,14 @@ class Inquiry(Protocol):
         """Return the number of records by due time."""
 
     def members(self) -> Members:
-        """The cluster."""
+        """Return the state of the cluster."""
 
     def held(self) -> list[list[bytes]]:
         """Return the pauses that each worker has read."""
 
 
 class _Kept:
-    """An answer, or why it is missing, kept for a second: all who wait get the same one."""
+    """Cache of an answer or its error for one second; all waiting threads get the same."""
 
     def __init__(self, ask: Callable[[], Any]) -> None:
         self._ask = ask
@@ -83,10 +83,10 @@ class _Kept:
 
 
 class Workers:
-    """Asks the workers of this node. Any thread may.
+    """Queries to the workers of this node. Any thread may call.
 
     Args:
-        askers: those that there are now.
+        askers: returns the channels to the current workers.
     """
 
     def __init__(self, askers: Callable[[], Sequence[Asker]]) -> None:
@@ -95,31 +95,31 @@ class Workers:
         self._members = _Kept(self._ask_members)
 
     def search(self, asked: Search) -> Page:
-        """See ``Inquiry.search``."""
+        """Return a page of pending records by due time, merged from all workers."""
         return merged(self._all(asked, Page), asked.limit)
 
     def find(self, record_id: bytes) -> list[Pending]:
-        """See ``Inquiry.find``."""
+        """Return the pending records of an id, from all workers."""
         answers = self._all(Find(record_id=record_id), list[Pending])
         return [row for rows in answers for row in rows]
 
     def locate(self, asked: Locate) -> Fate | None:
-        """See ``Inquiry.locate``."""
+        """Return the fate of a source record; None: this node keeps no copy of its shard."""
         answers: list[Fate | None] = self._all(asked, Fate | None)  # type: ignore[arg-type]
         return next((fate for fate in answers if fate is not None), None)
 
     def horizon(self) -> BacklogCounts:
-        """See ``Inquiry.horizon``."""
+        """Return the number of records by due time, at most a second old."""
         kept: BacklogCounts = self._horizon.get()
         return kept
 
     def members(self) -> Members:
-        """See ``Inquiry.members``."""
+        """Return the state of the cluster, at most a second old."""
         kept: Members = self._members.get()
         return kept
 
     def held(self) -> list[list[bytes]]:
-        """See ``Inquiry.held``."""
+        """Return the pauses that each worker has read."""
         return self._all(HeldTopics(), list[bytes])
 
     def _ask_horizon(self) -> BacklogCounts:
@@ -129,14 +129,14 @@ class Workers:
         return horizon
 
     def _ask_members(self) -> Members:
-        """ZooKeeper tells every worker the same; without one, each knows of its own slices."""
+        """Return the merged members: without ZooKeeper, each worker knows only its own slices."""
         return joined(self._all(Standings(), Members))
 
     def _all(self, question: Question, kind: type[T]) -> list[T]:
-        """Every worker's answer.
+        """Return the answers of all workers.
 
         Raises:
-            NotAnsweredError: one of them gives none: the whole would be wrong.
+            NotAnsweredError: a worker gives no answer, so that the result would be incomplete.
         """
         askers = self._askers()
         if not askers:

@@ -1,7 +1,7 @@
 """``/metrics`` for Prometheus and ``/status`` for people and health checks.
 
-They have an address of their own, ``metrics.listen``, for they are read from other machines, and
-need no token.
+They have an address of their own, ``metrics.listen``, because other machines read them without a
+token.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ class _Collector(Collector):
         self._hub = hub
 
     def collect(self) -> Iterable[Metric]:
-        """Return all metrics of this moment."""
+        """Return the current values of all metrics."""
         return export(self._hub.facts())
 
 
 def make_metrics_app(hub: MetricsHub) -> ASGIApp:
-    """Return the application that shows what ``hub`` has collected, under any host name."""
+    """Return the application that serves the hub's metrics, under any host name."""
     registry = CollectorRegistry()
     registry.register(_Collector(hub))
 

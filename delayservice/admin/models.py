@@ -17,7 +17,7 @@ from delayservice.inspection.query import Fate, Pending
 
 
 def _no_truth(value: object) -> object:
-    if isinstance(value, bool):  # which Python takes for a number, and JSON does not
+    if isinstance(value, bool):  # a number in Python, but not in JSON
         raise ValueError("a number is expected")  # noqa: TRY004  # pydantic's way to be told
     return value
 
@@ -30,10 +30,10 @@ def _no_seconds(at_ms: int) -> int:
 
 
 Whole = Annotated[int, BeforeValidator(_no_truth)]
-"""A number in a request."""
+"""Integer in a request; true and false are refused."""
 
 ID_CHARS_MAX: Final = 4_096
-"""More than any id may have, and short enough for a URL."""
+"""Longest id in a request, in characters: longer than any id, and fit for a URL."""
 
 
 class Content(BaseModel):
@@ -61,7 +61,7 @@ class Header(BaseModel):
 
     @classmethod
     def all_of(cls, headers: Sequence[RawHeader]) -> list[Header]:
-        """In their order."""
+        """Return the JSON form of all headers, in their order."""
         return [cls(name=name, value=Content.of(value)) for name, value in headers]
 
 

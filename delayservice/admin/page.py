@@ -1,7 +1,7 @@
-"""The page: everything of the API that people look at, as HTML made here.
+"""The page: the API's data for people, as HTML rendered here.
 
-It is whole without a script. The script asks for the same HTML once a second and puts what has
-changed into place, so there is one way to draw each thing.
+It is complete without a script. The script loads the same HTML once a second and replaces the
+changed parts, so that each part is rendered in one way only.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class PagePart(Generic[T]):
-    """A part of a page; the others are shown when it can't be had."""
+    """Data of a part of a page, or the problem shown in its place when it can't be read."""
 
     value: T | None = None
     problem: str = ""
@@ -73,7 +73,7 @@ def _part(ask: Callable[[], T]) -> PagePart[T]:
 
 
 def environment() -> Environment:
-    """Return the environment of templates: it escapes everything; a missing name is an error."""
+    """Return the environment of templates, which escapes all values and refuses unknown names."""
     made = Environment(
         loader=PackageLoader("delayservice.admin"),
         autoescape=True,
@@ -87,10 +87,10 @@ def environment() -> Environment:
 
 
 class Pages:
-    """Draws the pages of one node.
+    """Renderer of the pages of one node.
 
     Args:
-        panel: what they show.
+        panel: access to the data to show.
     """
 
     def __init__(self, panel: Panel) -> None:
@@ -98,22 +98,22 @@ class Pages:
         self._templates = environment()
 
     def draw(self, name: str, http_status: int = 200, **shown: object) -> HTMLResponse:
-        """A page.
+        """Return a rendered page.
 
         Args:
-            name: of its template.
-            http_status: of the answer.
-            shown: what the template is about.
+            name: name of its template.
+            http_status: status code of the answer.
+            shown: variables of the template.
         """
         template = self._templates.get_template(f"{name}.html")
         return HTMLResponse(template.render(here=name, **self._common(), **shown), http_status)
 
     def failed(self, status: int, detail: str) -> HTMLResponse:
-        """A page that says why there is no other."""
+        """Return an error page."""
         return self.draw("error", status, title=HTTPStatus(status).phrase, detail=detail)
 
     def _common(self) -> dict[str, object]:
-        """Return the head of every page."""
+        """Return the template variables of every page."""
         panel = self._panel
         now_ms = panel.wall_ms()
         cluster = _part(lambda: cluster_of(panel))
@@ -132,7 +132,7 @@ class Pages:
         }
 
     def overview(self, unit: str, minutes: int) -> HTMLResponse:
-        """Health, what is due, what was done."""
+        """Return the page with health, due records, and throughput of the last minutes."""
         panel = self._panel
         timeline = _part(lambda: timeline_of(panel, unit, BUCKETS[unit]))
         bars = page_charts.bars_of(timeline.value) if timeline.value is not None else None
@@ -150,14 +150,14 @@ class Pages:
         )
 
     def record(self, topic: str, partition: int, offset: int) -> HTMLResponse:
-        """One record, as it was written, and what has become of it."""
+        """Return the page of one record, as it was written, and its fate."""
         row = self._panel.read(topic, partition, offset)
         fate = self._panel.inquiry.locate(Locate(topic=topic, partition=partition, row=row))
         found = models.RecordFate.of(topic, partition, row, fate)
         return self.draw("record", record=found, pending=found.pending)
 
     def pending(self, asked: TypedSearch) -> Response:
-        """Search, by id or by what else is known."""
+        """Return the page of a search by id or by other criteria, or a redirect to one record."""
         asked.read(self._panel.wall_ms())
         if asked.errors:
             return self.draw("pending", 422, **self._searched(asked, None))
@@ -212,7 +212,7 @@ class Pages:
         }
 
     def dead_letters(self, code: str, last: int) -> HTMLResponse:
-        """The newest of them."""
+        """Return the page of the newest dead letters."""
         found = self._panel.dead_letters(last, code or None)
         rows = [(one, one.place in found.replayed) for one in found.letters[:_LETTERS]]
         return self.draw(
@@ -227,7 +227,7 @@ class Pages:
         )
 
     def config(self) -> HTMLResponse:
-        """The configuration in effect."""
+        """Return the page of the configuration in effect."""
         sections = [
             (section, list(_flat((section,), table)))
             for section, table in redacted(self._panel.settings).items()
@@ -244,10 +244,10 @@ def _flat(path: tuple[str, ...], value: object) -> list[tuple[str, str]]:
 
 @dataclass(slots=True)
 class TypedSearch:
-    """A search as it was typed, and its meaning.
+    """Search fields as typed, and their parsed values.
 
     Attributes:
-        errors: what can't be read, by the name of its field.
+        errors: messages about invalid fields, by field name.
     """
 
     id: str
@@ -263,7 +263,7 @@ class TypedSearch:
     errors: dict[str, str] = field(default_factory=dict)
 
     def read(self, now_ms: int) -> None:
-        """Find out what it means; what can't be read is in ``errors`` then."""
+        """Parse the fields; messages about invalid ones go to ``errors``."""
         self.from_ms = self._moment("from", self.due_from, now_ms, 0)
         self.to_ms = self._moment("to", self.due_to, now_ms, DUE_STOP_MS)
         if not self.errors and self.from_ms >= self.to_ms:
@@ -290,7 +290,7 @@ class TypedSearch:
             self.errors["id"] = exc.detail
 
     def query(self, after: str = "") -> str:
-        """Return the search as the query of an address, with the same times on every page."""
+        """Return the search as a URL query; with ``after``, times are fixed for all pages."""
         fixed = {"from": self.due_from, "to": self.due_to}
         if after:
             fixed = {
@@ -306,7 +306,7 @@ def _record_url(topic: str, partition: int, offset: int) -> str:
 
 
 def page_routes(panel: Panel) -> APIRouter:
-    """The pages."""
+    """Return the routes of the pages."""
     pages = Pages(panel)
     routes = APIRouter(route_class=_route_class(pages), include_in_schema=False)
 
@@ -355,12 +355,12 @@ def page_routes(panel: Panel) -> APIRouter:
 
 
 def static_files() -> StaticFiles:
-    """Style and script: the same for every client, so no token is needed."""
+    """Return style and script, which need no token as they are equal for every client."""
     return StaticFiles(packages=[("delayservice.admin", "static")])
 
 
 def _route_class(pages: Pages) -> type[APIRoute]:
-    """Errors of pages are pages."""
+    """Return a route class that renders errors as pages."""
 
     class PageRoute(APIRoute):
         def get_route_handler(self) -> _Handler:

@@ -1,4 +1,4 @@
-"""Charts as numbers: what the templates draw as SVG. No styles, no text, no clock."""
+"""Charts as numbers, which the templates draw as SVG. No styles, no text, no clock."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _TICKS: Final = 5
 _MINUTE_MS: Final = 60_000
 _DECADES_MIN: Final = 2
 _STEPS: Final = (10, 12, 16, 20, 24, 30, 40, 50, 60, 80, 100)
-"""Tenths at which an axis may end; half of each is round enough to be written beside it."""
+"""Possible ends of an axis, in tenths of a power of ten, whose halves are round as well."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChartBar:
-    """One interval of the timeline; lengths in units of the drawing."""
+    """Bar of one interval of the timeline; lengths in units of the drawing."""
 
     start_ms: int
     stop_ms: int
@@ -36,14 +36,14 @@ class ChartBar:
 
 @dataclass(frozen=True, slots=True)
 class Bars:
-    """The timeline.
+    """Bar chart of the timeline.
 
     Attributes:
-        bars: one for each interval.
+        bars: one bar for each interval.
         top: count at the upper edge.
         ticks_ms: times at even distances, from the left edge to the right one.
-        total: records in all of them.
-        peak: the fullest; None when all are empty.
+        total: number of records in all bars.
+        peak: bar with most records; None: all are empty.
     """
 
     bars: list[ChartBar]
@@ -54,17 +54,17 @@ class Bars:
 
     @property
     def width(self) -> int:
-        """Width of the drawing: ten units for each bar."""
+        """Return the width of the drawing: ten units for each bar."""
         return 10 * len(self.bars)
 
 
 def bars_of(timeline: Timeline) -> Bars:
-    """The timeline as bars."""
+    """Return the bar chart of a timeline."""
     counts = [bucket.count for bucket in timeline.buckets]
     top = round_up(max(counts))
     bars = []
     for number, bucket in enumerate(timeline.buckets):
-        # One record beside a million is still to be seen.
+        # One record beside a million must stay visible.
         height = max(bucket.count / top * HEIGHT, 1.5) if bucket.count else 0.0
         stop_ms = bucket.start_ms + timeline.unit_ms
         y = round(HEIGHT - height, 2)
@@ -78,7 +78,7 @@ def bars_of(timeline: Timeline) -> Bars:
 
 
 def round_up(number: float) -> int:
-    """The next number at which an axis may end."""
+    """Return the next number from ``number`` on at which an axis may end."""
     if number <= 1:
         return 1
     if number <= 10:  # noqa: PLR2004  # below that, halves of even numbers are whole
@@ -89,7 +89,7 @@ def round_up(number: float) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """Some seconds of the past together: rates per second, lateness in milliseconds."""
+    """Merged samples of some seconds: rates per second, lateness in milliseconds."""
 
     at_ms: int
     ingested: float
@@ -100,19 +100,19 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Past:
-    """The last minutes.
+    """Line charts of the last minutes.
 
     Attributes:
-        minutes: how many.
-        now_ms: the right edge.
-        rates_top: records a second at the upper edge.
-        delivered: lines of SVG points.
-        ingested: likewise.
-        decades: the axis of lateness, logarithmic, from one millisecond up: powers of ten.
-        p50: lines of SVG points.
-        p99: likewise.
-        rows: minute by minute, newest first.
-        last_minute: all of the newest minute together; None: nothing is known of it.
+        minutes: length of the shown time, in minutes.
+        now_ms: time at the right edge, epoch milliseconds.
+        rates_top: rate at the upper edge, in records per second.
+        delivered: lines of the delivery rate, as SVG points.
+        ingested: lines of the storing rate, as SVG points.
+        decades: length of the logarithmic axis of lateness from 1 ms up, in powers of ten.
+        p50: lines of the median lateness, as SVG points.
+        p99: lines of the 99th percentile of lateness, as SVG points.
+        rows: one point for each minute, newest first.
+        last_minute: point of the newest minute; None: there are no samples of it.
     """
 
     minutes: int
@@ -128,12 +128,12 @@ class Past:
 
     @property
     def start_ms(self) -> int:
-        """The left edge."""
+        """Return the time at the left edge, epoch milliseconds."""
         return self.now_ms - self.minutes * _MINUTE_MS
 
 
 def past_of(samples: Sequence[Sample], minutes: int, now_ms: int) -> Past:
-    """Samples as lines."""
+    """Return the line charts of samples."""
     start_ms = now_ms - minutes * _MINUTE_MS
     seen = [sample for sample in samples if sample.at_ms >= start_ms]
     step_ms = max(minutes * _MINUTE_MS // _POINTS_MAX, 1_000)
@@ -172,14 +172,14 @@ def past_of(samples: Sequence[Sample], minutes: int, now_ms: int) -> Past:
 
 
 def _together(samples: Sequence[Sample], step_ms: int) -> list[Point]:
-    """One point for each step of the clock, so that points stay what they are from poll to poll."""
+    """Return a point for each fixed step of the clock, so that old points don't change."""
     steps = groupby(samples, key=lambda sample: sample.at_ms // step_ms)
     points = (_point(step * step_ms, list(found)) for step, found in steps)
     return [point for point in points if point is not None]
 
 
 def _point(at_ms: int, samples: Sequence[Sample]) -> Point | None:
-    """Medians of medians, and the worst of the 99th percentiles."""
+    """Merge samples: mean rates, median of medians, largest 99th percentile; None: no samples."""
     seconds = sum(sample.seconds for sample in samples)
     if not seconds:
         return None
@@ -195,7 +195,7 @@ def _point(at_ms: int, samples: Sequence[Sample]) -> Point | None:
 
 
 def _lines(found: Iterable[tuple[float, float | None]], step: float) -> list[str]:
-    """Polylines, broken where there is nothing. A single point becomes a short line."""
+    """Return polylines with breaks at missing values. A single point becomes a short line."""
     lines: list[list[tuple[float, float]]] = [[]]
     last_x = -math.inf
     for x, y in found:

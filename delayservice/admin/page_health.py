@@ -10,15 +10,15 @@ from delayservice.admin import cluster_models
 from delayservice.metrics.status import NodeState, Pause, TargetState
 
 BEHIND_MS: Final = 2_000
-"""A record that waits so long after it was due shows that something is slow."""
+"""Age of an overdue record above which a warning is shown, in ms."""
 
 _PARKED_SHOWN: Final = 3
-"""Targets with parked records that are named one by one."""
+"""Number of targets with parked records that are named one by one."""
 
 
 @dataclass(frozen=True, slots=True)
 class HealthFinding:
-    """Something that is not as it should be.
+    """Problem or warning about a node or the cluster.
 
     Attributes:
         level: ``problem``: records are or will be late; ``warning``: they may be.
@@ -37,13 +37,13 @@ def findings_of(
     pauses: Sequence[Pause],
     now_ms: int,
 ) -> list[HealthFinding]:
-    """Return everything that a person should know, the worst first.
+    """Return all problems and warnings, the worst first.
 
     Args:
-        status: of this node.
-        cluster: of all nodes; None: not known now.
-        pauses: what people have paused.
-        now_ms: epoch milliseconds.
+        status: state of this node.
+        cluster: state of all nodes; None: unknown now.
+        pauses: active pauses.
+        now_ms: current time, epoch milliseconds.
     """
     parked = [one for one in status.targets if one.parked]
     found = [*_of_node(status), *map(_of_pause, pauses), *_of_parked(parked)]
@@ -65,7 +65,7 @@ def _of_node(status: NodeState) -> Iterator[HealthFinding]:
 
 
 def _of_parked(parked: Sequence[TargetState]) -> Iterator[HealthFinding]:
-    """Records whose target failed; of many targets, the ones with the most."""
+    """Yield warnings about parked records: the targets with most by name, others summed up."""
     for one in parked[:_PARKED_SHOWN]:
         yield HealthFinding(
             "warning",

@@ -1,8 +1,8 @@
-"""Text of the page: figures, times, and values that other people have written.
+"""Text of the page: figures, times, and values from records.
 
-Records come from anybody. Markup in them is escaped like everywhere; here, what would still change
-how the text around it looks (control characters, overrides of direction, invisible ones) is
-written out as its code point.
+Records come from any writer. Their markup is escaped as everywhere; characters that would still
+change how the surrounding text looks (control, direction and invisible characters) are replaced by
+their code points here.
 """
 
 from __future__ import annotations
@@ -26,28 +26,28 @@ VALUE_CHARS_MAX: Final = 16_384
 _CELL_CHARS_MAX: Final = 200
 _YEAR_10000_MS: Final = 253_402_300_800_000
 _UNSEEN: Final = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
-"""Categories of code points that can't be seen, or move what stands beside them."""
+"""Unicode categories of characters that are invisible or move neighbouring text."""
 _STACK: Final = re.compile(
     r"([\u0300-\u036f\u0483-\u0489\u1ab0-\u1aff\u20d0-\u20ff]{3})"
     r"[\u0300-\u036f\u0483-\u0489\u1ab0-\u1aff\u20d0-\u20ff]+"
 )
-"""Marks piled upon one letter, which would cover the lines around it."""
+"""Stacked marks on one letter, which would cover the lines around it."""
 _STEPS: Final = ((86_400_000, "d"), (3_600_000, "h"), (60_000, "min"), (1_000, "s"))
 _SIGN: Final = re.compile(r"([+-])\s*(.+)")
 
 
 def count(number: int) -> str:
-    """A number with separators."""
+    """Return a number with thousands separators."""
     return f"{number:,}"
 
 
 def rate(per_second: float) -> str:
-    """A rate without its unit: one decimal as long as that says something."""
+    """Return a rate without its unit, with one decimal below 100."""
     return f"{per_second:,.0f}" if per_second >= 100 or not per_second else f"{per_second:,.1f}"  # noqa: PLR2004  # digits
 
 
 def lateness(ms: int | None) -> str:
-    """Return a short time with its unit; a dash where it is missing."""
+    """Return a duration of ``ms`` milliseconds with its unit; a dash for None."""
     if ms is None:
         return NO_FIGURE
     if ms < 1_000:  # noqa: PLR2004  # a second
@@ -56,7 +56,7 @@ def lateness(ms: int | None) -> str:
 
 
 def span(ms: int) -> str:
-    """A duration in its two largest units: ``2 h 5 min``."""
+    """Return a duration in its two largest units: ``2 h 5 min``."""
     left_s = abs(ms) // 1_000 * 1_000
     parts = []
     for size, unit in _STEPS:
@@ -71,7 +71,7 @@ def span(ms: int) -> str:
 
 
 def size(octets: int | None) -> str:
-    """Bytes with a unit that fits."""
+    """Return a number of bytes with a fitting unit; ``null`` for None."""
     if octets is None:
         return "null"
     if octets < 1_024:  # noqa: PLR2004  # a kibibyte
@@ -80,7 +80,7 @@ def size(octets: int | None) -> str:
 
 
 def utc(ms: int) -> str:
-    """``2026-11-21 18:37:42.123``; a time that no calendar has stays a number."""
+    """Return ``2026-11-21 18:37:42.123``; a time beyond the calendar stays a number of ms."""
     if not 0 <= ms < _YEAR_10000_MS:
         return f"{ms:,} ms"
     moment = datetime.fromtimestamp(ms / 1_000, UTC)
@@ -88,7 +88,7 @@ def utc(ms: int) -> str:
 
 
 def moment(ms: int, form: str = "full") -> Markup:
-    """A point in time, in UTC; the script of the page makes local time of it.
+    """Return a point in time as HTML, in UTC; the page's script converts it to local time.
 
     Args:
         ms: epoch milliseconds.
@@ -111,12 +111,12 @@ def relative(ms: int, now_ms: int) -> Markup:
 
 
 def visible(text: str, chars_max: int = _CELL_CHARS_MAX, keep: str = "") -> Markup:
-    """Text of strangers, harmless, and cut if it is long.
+    """Return text of unknown origin as safe HTML, cut if it is long.
 
     Args:
-        text: it.
-        chars_max: characters at most.
-        keep: control characters that are let through.
+        text: text to show.
+        chars_max: largest number of characters.
+        keep: control characters that stay as they are.
     """
     cut = _STACK.sub(r"\1", text[:chars_max])
     runs = groupby(cut, key=lambda char: char in keep or unicodedata.category(char) not in _UNSEEN)
@@ -134,7 +134,7 @@ def _code_point(char: str) -> Markup:
 
 
 def content(found: Content | None, chars_max: int = _CELL_CHARS_MAX, keep: str = "") -> Markup:
-    """Bytes: text, or base64 with a word that it is."""
+    """Return bytes as HTML: text, or base64 with a label."""
     if found is None:
         return Markup('<span class="none">null</span>')
     if found.data == "":
@@ -146,20 +146,20 @@ def content(found: Content | None, chars_max: int = _CELL_CHARS_MAX, keep: str =
 
 
 def is_plain(text: str) -> bool:
-    """Return whether text may be put on a clipboard: pasted into a shell, it does nothing by
-    itself.
+    """Return whether text may be copied to a clipboard: without control and invisible characters,
+    so that a shell does not run it when pasted.
     """
     return not any(unicodedata.category(char) in _UNSEEN for char in text)
 
 
 def read_moment(text: str, now_ms: int) -> int | None:
-    """A point in time as people write it: ``now``, ``+10m``, ``-1h``, RFC 3339, epoch ms.
+    """Parse a typed point in time: ``now``, ``+10m``, ``-1h``, RFC 3339, epoch ms.
 
     Returns:
-        Epoch milliseconds; None for nothing.
+        Epoch milliseconds; None: the text is empty.
 
     Raises:
-        ValueError: it can't be read; the text says how to write it.
+        ValueError: the text is invalid; the message says how to write it.
     """
     asked = text.strip()
     if not asked:
@@ -181,7 +181,7 @@ def read_moment(text: str, now_ms: int) -> int | None:
 
 
 def _zoned(text: str) -> str:
-    """Complete an RFC 3339 text: the seconds and the zone (then UTC) may be left out here."""
+    """Add missing seconds, and a missing zone as UTC, to an RFC 3339 text."""
     short = re.fullmatch(
         r"(\d{4}-\d\d-\d\d)[T ](\d\d:\d\d)(:\d\d(?:\.\d+)?)?(Z|[+-]\d\d:\d\d)?", text
     )
@@ -192,7 +192,7 @@ def _zoned(text: str) -> str:
 
 
 def install(environment: Environment) -> None:
-    """Let templates use them."""
+    """Add the functions of this module to the templates' filters."""
     environment.filters.update(
         count=count,
         rate=rate,

@@ -1,4 +1,4 @@
-"""The panel that routes work with: it knows the node, the cluster and the log."""
+"""The panel: access of the routes to the node, the cluster and the log."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ from delayservice.metrics.hub import MetricsHub
 
 _TOPICS_FRESH_S: Final = 5.0
 SURVEY_BYTES_MAX: Final = 32 << 20
-"""Records of the dead-letter topic that one look at it reads."""
+"""Largest size of the dead letters that one survey reads, in bytes."""
 _GOOD_STATES: Final = frozenset({"owner", "replica"})
 _SURVEY_WAIT_S: Final = 5.0
 
 
 class Panel:
-    """Answers the routes.
+    """Access of the routes to data and clients.
 
     Args:
-        settings: of the node.
-        hub: what its workers report.
-        inquiry: what its workers are asked.
-        history: the last minutes.
-        admin: asks Kafka about topics.
-        desk: writes controls.
-        pauses: what is paused.
-        wall_ms: epoch milliseconds.
+        settings: settings of the node.
+        hub: metrics of its workers.
+        inquiry: queries to its workers.
+        history: samples of the last minutes.
+        admin: client for facts about topics.
+        desk: writer of control records.
+        pauses: reader of the pauses topic.
+        wall_ms: wall clock, epoch milliseconds.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class Panel:
 
     @property
     def delay_topics(self) -> dict[str, int]:
-        """Partitions of each delay topic that exists, precise ones first.
+        """Return the number of partitions of each existing delay topic, precise ones first.
 
         Raises:
             KafkaEdgeError: the cluster does not answer.
@@ -80,13 +80,13 @@ class Panel:
         return topics
 
     def slices_elsewhere(self) -> list[int]:
-        """Slices of which this node keeps no copy."""
+        """Return the slices of which this node keeps no copy."""
         here = {facts.metrics.slice for facts in self.hub.facts().slices}
         return [held.slice for held in self.inquiry.members().slices if held.slice not in here]
 
     def is_catching_up(self, slice_no: int) -> bool:
-        """Return whether this node's copy of a slice is so far behind that it may know of what is
-        gone.
+        """Return whether this node's copy of a slice lags, so that it may contain records settled
+        since.
         """
         return any(
             one.metrics.slice == slice_no and one.metrics.state not in _GOOD_STATES
@@ -94,10 +94,10 @@ class Panel:
         )
 
     def read(self, topic: str, partition: int, offset: int) -> Row:
-        """A record of a delay topic, as it was written.
+        """Return a record of a delay topic, as it was written.
 
         Raises:
-            Refusal: there is none.
+            Refusal: there is no such record.
             KafkaEdgeError: the cluster does not answer.
         """
         if partition >= self.delay_topics.get(topic, 0):
@@ -118,11 +118,11 @@ class Panel:
         )
 
     def dead_letters(self, last: int, code: str | None = None) -> Survey:
-        """The newest dead letters. One look at a time: each reads megabytes.
+        """Return the newest dead letters. One survey runs at a time, as each reads megabytes.
 
         Args:
-            last: offsets of each partition that are looked at, from its end, at most.
-            code: only those with this code.
+            last: largest number of offsets to read from the end of each partition.
+            code: error code of the dead letters to return; None: all.
 
         Raises:
             Refusal: another request is reading them.

@@ -37,7 +37,7 @@ _LOOK_S: Final = 0.02
 
 
 def pause_routes(panel: Panel, waiting: WaitingRoom) -> APIRouter:
-    """Pause and resume deliveries to a target, or a delay topic, on every node."""
+    """Return the routes that pause and resume targets and delay topics, on every node."""
     routes = APIRouter(prefix="/v1/pauses", tags=["pauses"], responses=described(404))
 
     @routes.put("/{kind}/{name}")
@@ -63,10 +63,10 @@ def pause_routes(panel: Panel, waiting: WaitingRoom) -> APIRouter:
 
 
 def _write_pause(panel: Panel, paused: Paused, value: bytes | None) -> None:
-    """Write it, and wait until this node's workers have heard.
+    """Write or delete a pause, and wait until this node's workers have read it.
 
     Raises:
-        Refusal: they have not, in time.
+        Refusal: the workers have not read it in time.
     """
     key = encode_key(paused)
     panel.desk.write(panel.settings.topics.pauses, 0, key, value, [])
@@ -97,4 +97,4 @@ def _write_pause(panel: Panel, paused: Paused, value: bytes | None) -> None:
 
 
 class NotHeardError(Exception):
-    """A worker has not heard of a pause yet."""
+    """A worker has not read a pause yet."""

@@ -33,12 +33,12 @@ class Problem(BaseModel):
 
 
 class Refusal(Exception):  # noqa: N818  # it is an answer
-    """The request is understood and not done.
+    """Refusal of a valid request, answered with problem details.
 
     Args:
-        status: of the answer.
+        status: status code of the answer.
         detail: what happened, to what, and what to do about it.
-        retry_after_s: when it may be asked again; None: that won't help.
+        retry_after_s: time until a retry makes sense, in s; None: a retry won't help.
     """
 
     def __init__(self, status: int, detail: str, retry_after_s: int | None = None) -> None:
@@ -49,7 +49,7 @@ class Refusal(Exception):  # noqa: N818  # it is an answer
 
 
 def described(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """Return the OpenAPI description of these failures; any route may fail with 422 and 503."""
+    """Return the OpenAPI description of failures: these, and those of every route."""
     return {
         status: {
             "model": Problem,
@@ -63,7 +63,7 @@ def described(*statuses: int) -> dict[int | str, dict[str, Any]]:
 def answer(
     status: int, detail: str, errors: list[str] | None = None, headers: dict[str, str] | None = None
 ) -> JSONResponse:
-    """A problem as a response."""
+    """Return a problem as a response."""
     problem = Problem(
         title=HTTPStatus(status).phrase, status=status, detail=detail, errors=errors or []
     )
@@ -71,7 +71,7 @@ def answer(
 
 
 def install(app: FastAPI) -> None:
-    """Have every error of ``app`` answered so: on the loop, for the threads may all be busy."""
+    """Add error handlers to ``app``, which run on the event loop as all threads may be busy."""
 
     @app.exception_handler(Refusal)
     async def refused(_: Request, exc: Refusal) -> JSONResponse:
@@ -107,7 +107,7 @@ def install(app: FastAPI) -> None:
 
 
 def _methods_of(request: Request) -> set[str]:
-    """Return all methods of a path, which only the first of its routes knows."""
+    """Return all methods of a path; the framework reports only those of its first route."""
     found: set[str] = set()
     for path, operations in request.app.openapi()["paths"].items():
         if compile_path(path)[0].match(request.url.path):

@@ -35,7 +35,7 @@ from delayservice.metrics.status import Pause
 
 UNITS_MS: Final = {"second": SECOND_MS, "minute": MINUTE_MS, "hour": HOUR_MS}
 SCAN_MAX: Final = 20_000
-"""Records that each shard looks at for one page: some 10 ms of its time."""
+"""Largest number of records that each shard reads for one page, which takes some 10 ms."""
 
 _TOPIC: Final = r"^[A-Za-z0-9._-]{1,249}$"
 _MOMENT: Final = (
@@ -47,12 +47,12 @@ _Cursor: TypeAlias = tuple[
     Annotated[int, Meta(ge=0, le=2**31 - 1)],
     Annotated[int, Meta(ge=-1, le=OFFSET_MAX)],
 ]
-"""A position that a page may have ended at."""
+"""Type of a position at which a page ended."""
 _Unit = Annotated[str, Query(pattern="^(second|minute|hour)$", description="Width of a bucket.")]
 
 
 def reading_routes(panel: Panel) -> APIRouter:
-    """Everything else that is read."""
+    """Return the routes that read: cluster, pending records, dead letters, configuration."""
     routes = APIRouter(prefix="/v1", responses=described())
     add_cluster_routes(routes, panel)
     _add_pending(routes, panel)
@@ -128,12 +128,12 @@ def _add_search(routes: APIRouter, panel: Panel) -> None:
 
 
 def may_be_beyond_window(panel: Panel, from_ms: int) -> bool:
-    """Return whether all that is due from a time on will be rolled before it is due."""
+    """Return whether all records due from a time on are beyond the roll window now."""
     return from_ms > panel.wall_ms() + panel.settings.roll_window_ms
 
 
 def pending_page(panel: Panel, asked: Search) -> models.PendingPage:
-    """Search for pending records, for the API and for the page."""
+    """Return a page of a search for pending records, for the API and for the page."""
     page = panel.inquiry.search(asked)
     return models.PendingPage(
         records=[models.PendingRecord.of(row) for row in page.rows],
@@ -189,7 +189,7 @@ def timeline_of(panel: Panel, unit: str, buckets: int) -> models.Timeline:
 
 
 def _epoch_ms(moment: str) -> int:
-    """Epoch milliseconds or RFC 3339.
+    """Return epoch milliseconds of a text with epoch milliseconds or RFC 3339.
 
     Raises:
         Refusal: there is no such day or time.
@@ -208,7 +208,7 @@ def position_of(cursor: str) -> Position:
     """Return the position at which a page ended.
 
     Raises:
-        Refusal: no page ever said so.
+        Refusal: the text is not the cursor of a page.
     """
     try:
         padded = cursor.encode() + b"=" * (-len(cursor) % 4)
@@ -251,10 +251,10 @@ def _add_records(routes: APIRouter, panel: Panel) -> None:
 
 
 def id_bytes(text: str, encoding: str) -> bytes:
-    """An id as the log has it.
+    """Return the bytes of an id.
 
     Raises:
-        Refusal: it is no base64.
+        Refusal: the text is not base64.
     """
     if encoding == "utf-8":
         return text.encode()
@@ -298,10 +298,10 @@ def _add_rest(routes: APIRouter, panel: Panel) -> None:
 
 
 def pauses_of(panel: Panel) -> list[Pause]:
-    """Return the pauses that this node has heard of.
+    """Return the active pauses that this node has read.
 
     Raises:
-        Refusal: it has heard nothing yet.
+        Refusal: the pauses topic has not been read yet.
     """
     newest = panel.pauses.newest
     if newest is None:

@@ -1,4 +1,4 @@
-"""The admin API of a node with what it works with, and the token that changes need."""
+"""The admin API of a node with its clients, and the token that changes need."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ _log = structlog.get_logger(__name__)
 
 
 def admin_token(settings: Settings) -> str:
-    """The configured token; else one of this node's own, made once, which only its user may read.
+    """Return the configured token, or this node's own, made once and readable by its user only.
 
     Raises:
-        SettingsError: a file can't be read or written, or holds no token.
+        SettingsError: the file can't be read or written, or contains no token.
     """
     configured = settings.admin.configured_token()
     if configured is not None:
@@ -52,7 +52,7 @@ def admin_token(settings: Settings) -> str:
 
 
 def _make_token(path: Path) -> None:
-    """Write the token by a rename: half a token, or an empty one, would let anybody in."""
+    """Write a new token by a rename: a partial or empty token would be a security hole."""
     unfinished = path.with_suffix(".new")
     unfinished.unlink(missing_ok=True)
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
@@ -64,12 +64,12 @@ def _make_token(path: Path) -> None:
 
 
 class AdminServer:
-    """Serves the API until it is closed.
+    """Server of the admin API and the page.
 
     Args:
-        settings: of the node.
-        hub: what the workers report.
-        askers: the workers that there are now.
+        settings: settings of the node.
+        hub: metrics of the workers.
+        askers: returns the channels to the current workers.
     """
 
     def __init__(
@@ -99,19 +99,19 @@ class AdminServer:
         self._server = HttpServer(app, "admin", settings.admin.listen)
 
     def serve(self) -> str | None:
-        """Listen, and begin to sample; see ``HttpServer.serve``."""
+        """Start to listen and to sample; return ``host:port``, or None if the setting is empty."""
         listening = self._server.serve()
         if listening is not None:
             self._history.start()
         return listening
 
     def stop(self) -> None:
-        """Accept no more requests, and end those that wait for workers which are about to stop."""
+        """Stop accepting requests, and end those that wait for the outcome of a change."""
         self._history.close()
         self._desk.stop()
         self._server.stop()
 
     def close(self) -> None:
-        """Stop, and answer what was asked before. May be called without ``serve``."""
+        """Stop, and wait for the accepted requests. May be called without ``serve``."""
         self.stop()
         self._server.close()

@@ -1,1 +1,1 @@
-"""The work of the command line, one module for each larger command."""
+"""Implementation of the command line, one module for each larger command."""

@@ -10,7 +10,7 @@ from delayservice.commands.pending import FOUND, pending, show
 
 
 def add_to(app: typer.Typer) -> None:
-    """Register the commands."""
+    """Add the commands of this module to ``app``."""
     app.command(epilog="Example: [bold]delayservice pending --target 'orders*' --counts[/]")(
         pending
     )

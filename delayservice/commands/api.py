@@ -1,4 +1,4 @@
-"""A running node's admin API, for the commands that ask it."""
+"""Client of a running node's admin API, for the commands that use it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from delayservice.config.settings import Settings
 
-# Help is read more often than anything runs: what is heavy is imported when it does.
+# Heavy modules are imported when a command runs, so that help is shown at once.
 # ruff: noqa: PLC0415
 
 EXIT_NOTHING: Final = 4
@@ -46,27 +46,27 @@ TokenOption = Annotated[
 
 @dataclass(frozen=True, slots=True)
 class Api:
-    """A node's API."""
+    """Client of a node's admin API."""
 
     client: Client
     address: str
     no_token: str = ""
-    """Why no token is sent; empty: one is."""
+    """Why no token is sent; empty: a token is sent."""
 
     def get(self, path: str, **query: object) -> Any:  # noqa: ANN401  # JSON
-        """Ask.
+        """Return the JSON answer to a GET request.
 
         Raises:
-            DelayServiceError: there is no answer, or a refusal.
+            DelayServiceError: there is no answer, or the node refuses the request.
         """
         asked = {name: value for name, value in query.items() if value is not None}
         return self._answer("GET", path, params=asked)
 
     def send(self, method: str, path: str, body: object = None) -> Any:  # noqa: ANN401  # JSON
-        """Have something changed.
+        """Send a request with a JSON body; return the JSON answer.
 
         Raises:
-            DelayServiceError: as ``get``.
+            DelayServiceError: there is no answer, or the node refuses the request.
         """
         return self._answer(method, path, json=body)
 
@@ -87,7 +87,7 @@ class Api:
 
 @dataclass(frozen=True, slots=True)
 class ApiOptions:
-    """Options of a command that asks a node's API."""
+    """Options of a command that uses a node's API."""
 
     api: ApiOption = None
     token_file: TokenOption = None
@@ -96,12 +96,12 @@ class ApiOptions:
     as_json: JsonOption = False
 
     def connect(self) -> Api:
-        """Return the API of the node; see ``connect``."""
+        """Return a client of the node's API that the options name."""
         return connect(load_settings(self.config, self.sets), self.api, self.token_file)
 
 
 class NothingThereError(DelayServiceError):
-    """The API knows of no such thing."""
+    """The API found nothing under this name (404)."""
 
 
 def _refusal(response: Response, api: Api) -> DelayServiceError:
@@ -117,17 +117,17 @@ def _refusal(response: Response, api: Api) -> DelayServiceError:
 
 
 def connect(settings: Settings, address: str | None, token_file: Path | None) -> Api:
-    """The API of a node.
+    """Return a client of a node's API.
 
     Raises:
-        DelayServiceError: it is not known where it listens.
+        DelayServiceError: the address of the API is unknown.
     """
     from httpx import URL, Client, InvalidURL
 
     where = address or settings.admin.listen
     if not where:
         raise DelayServiceError("admin.listen is empty: this node serves no API; name one by --api")
-    # A node that listens on every address is asked on this machine.
+    # A node that listens on every address is reached by loopback.
     where = where.replace("0.0.0.0:", "127.0.0.1:").replace("[::]:", "[::1]:")
     try:
         url = URL(f"http://{where}")
@@ -179,7 +179,7 @@ def _read_token(path: Path) -> str:
 
 
 def tell_nothing(why: str, *, as_json: bool) -> NoReturn:
-    """Say that there is no such thing, and end with the status that says so."""
+    """Print why nothing was found, and exit with ``EXIT_NOTHING``."""
     if as_json:
         print_json({"detail": why})
     else:
@@ -188,7 +188,7 @@ def tell_nothing(why: str, *, as_json: bool) -> NoReturn:
 
 
 def instant(epoch_ms: int) -> str:
-    """A point in time as people read it, in UTC."""
+    """Return a point in time for people, in UTC."""
     try:
         moment = datetime.fromtimestamp(epoch_ms / 1_000, UTC)
     except (OverflowError, ValueError, OSError):
@@ -197,5 +197,5 @@ def instant(epoch_ms: int) -> str:
 
 
 def add_row(table: Table, *cells: str) -> None:
-    """A row of what others have written: neither markup nor anything that steers the terminal."""
+    """Add a row of text of unknown origin: markup and terminal controls have no effect."""
     table.add_row(*(Text(plain(cell)) for cell in cells))

@@ -1,4 +1,4 @@
-"""``delayservice cancel``, ``fire`` and ``reschedule``: the log says what was done."""
+"""``delayservice cancel``, ``fire`` and ``reschedule``, with the outcome from the log."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from delayservice.commands.api import EXIT_NOTHING, ApiOptions, NothingThereErro
 from delayservice.commands.console import err, out, print_json, say
 from delayservice.commands.options import with_options
 
-# Help is read more often than anything runs: what is heavy is imported when it does.
+# Heavy modules are imported when a command runs, so that help is shown at once.
 # ruff: noqa: PLC0415
 
 EXIT_NOT_KNOWN: Final = 5

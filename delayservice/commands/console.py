@@ -10,7 +10,7 @@ from typing import Final
 from rich.console import Console
 
 _WIDTH_ELSEWHERE: Final = 120
-"""A pipe has no width of its own, and the usual 80 columns would cut the numbers of a table."""
+"""Width of output without a terminal, in columns; 80 would cut the numbers of a table."""
 
 _has_width = sys.stdout.isatty() or bool(os.environ.get("COLUMNS"))
 out = Console(highlight=False, soft_wrap=True, width=None if _has_width else _WIDTH_ELSEWHERE)
@@ -18,19 +18,19 @@ err = Console(stderr=True, highlight=False, soft_wrap=True)
 
 
 def plain(text: str) -> str:
-    """Replace characters that steer a terminal or turn the order of what is read."""
+    """Return the text with control and direction characters replaced."""
     if text.isprintable():
         return text
     return "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in text)
 
 
 def say(console: Console, text: str, style: str) -> None:
-    """A line with text of others in it."""
+    """Print a line that contains text of unknown origin, without markup or controls."""
     console.print(plain(text), style=style, markup=False)
 
 
 def print_json(value: object) -> None:
-    """Write one JSON object on one line, for programs; what can't be printed is escaped."""
+    """Print one JSON object on one line, for programs; unprintable characters are escaped."""
     text = json.dumps(value, ensure_ascii=False)
     if not text.isprintable():  # within strings only: JSON itself is printable
         text = "".join(char if char.isprintable() else json.dumps(char)[1:-1] for char in text)

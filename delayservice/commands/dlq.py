@@ -1,4 +1,4 @@
-"""``delayservice dlq``: look at dead letters, and send them again."""
+"""``delayservice dlq``: list dead letters, and replay them."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from connectors.kafka.dead_letters import Advance, DeadLetterTopic, Replay
     from delayservice.config.settings import Settings
 
-# Help is read more often than anything runs: what is heavy is imported when it does.
+# Heavy modules are imported when a command runs, so that help is shown at once.
 # ruff: noqa: PLC0415
 
 REPLAYS_MAX: Final = 3
@@ -139,7 +139,7 @@ def replay(
     transactional_id = f"{settings.kafka.transactional_id_prefix}-dlq-replay"
     producer = settings.kafka.client_config("producer")
     with Replayer(settings.topics.dead_letter, transactional_id, producer) as replayer:
-        # Opened only now: a replay that was fenced has its end and its markers below it.
+        # Opened after fencing, so that the end of the log is above the records of an older replay.
         topic, counts = _open(settings)
         sieve = _Sieve(settings, counts, choice, topic)
         if not yes:
@@ -159,7 +159,7 @@ def replay(
 
 @dataclass(frozen=True, slots=True)
 class _Choice:
-    """Which dead letters are replayed, and how."""
+    """Choice of the dead letters to replay, and of their new due time."""
 
     wanted: Filter
     time: Header | None
@@ -168,7 +168,7 @@ class _Choice:
 
 
 class _Sieve:
-    """Sifts dead letters: what can be replayed goes on, what can't is counted."""
+    """Filter of dead letters that yields those to replay and counts the others by reason."""
 
     def __init__(
         self, settings: Settings, counts: dict[str, int], choice: _Choice, topic: DeadLetterTopic
@@ -216,10 +216,10 @@ class _Sieve:
 def _filter(
     codes: list[str] | None, since: str | None, until: str | None, source: str | None
 ) -> Filter:
-    """The filter that the options ask for.
+    """Return the filter of the options.
 
     Raises:
-        DelayServiceError: one of them can't be read, or names a code that there is not.
+        DelayServiceError: an option is invalid, or names an unknown code.
     """
     for code in codes or ():
         if code not in EXPLANATIONS:
@@ -239,7 +239,7 @@ def _filter(
 
 
 def _new_time(at: str | None, delay: str | None) -> Header | None:
-    """The header of another due time, if one is asked for."""
+    """Return the header of another due time; None: the due time stays."""
     from delayservice.commands.send import delay_ms, instant_ms
 
     if at is not None and delay is not None:
@@ -252,7 +252,7 @@ def _new_time(at: str | None, delay: str | None) -> Header | None:
 
 
 def _open(settings: Settings) -> tuple[DeadLetterTopic, dict[str, int]]:
-    """The dead-letter topic as it is now, and how many partitions each topic has.
+    """Return the dead-letter topic up to its current end, and the partition counts of all topics.
 
     Raises:
         KafkaEdgeError: no broker answers, or there is no such topic.
@@ -277,7 +277,7 @@ def _survey(topic: DeadLetterTopic, sieve: _Sieve) -> ReplayTally:
 
 
 def _batches(replays: Iterable[Replay]) -> Iterator[list[Replay]]:
-    """Yield batches, each for one transaction."""
+    """Yield the records in batches, each for one transaction."""
     batch: list[Replay] = []
     held = 0
     for found in replays:
@@ -292,7 +292,7 @@ def _batches(replays: Iterable[Replay]) -> Iterator[list[Replay]]:
 
 @contextmanager
 def _progress(offsets: int) -> Iterator[Advance]:
-    """A bar on a terminal, on standard error; what is yielded moves it."""
+    """Show a progress bar on a terminal, on standard error; yield the function that moves it."""
     from rich.progress import Progress
 
     with Progress(console=err, transient=True, disable=not err.is_terminal) as bar:

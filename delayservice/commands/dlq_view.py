@@ -16,14 +16,14 @@ from delayservice.contract.dead_letters import DeadLetter
 if TYPE_CHECKING:
     from connectors.kafka.dead_letters import Place, Replay
 
-# Help is read more often than anything runs: what is heavy is imported when it does.
+# Heavy modules are imported when a command runs, so that help is shown at once.
 # ruff: noqa: PLC0415
 
 _VALUE_CHARS_MAX: Final = 200
 _FACTS: Final = ("time", "code", "source", "target", "id", "key", "value", "replays")
 _NUMBERS: Final = {"key", "value", "replays"}
 _FOLDED_WIDTH_MIN: Final = 30
-"""Columns of text that may be folded are at least this wide, or there is no table."""
+"""Least width of columns with folded text, in characters; otherwise no table is shown."""
 
 
 @dataclass(slots=True)
@@ -34,7 +34,7 @@ class ReplayTally:
     skipped: Counter[str] = field(default_factory=Counter)
 
     def count(self, batch: Iterable[Replay], refused: Collection[Place] = ()) -> None:
-        """Count a batch."""
+        """Count the records of a batch as replayed, and those in ``refused`` as skipped."""
         for letter, _ in batch:
             if letter.place in refused:
                 self.skipped[REFUSED] += 1
@@ -91,7 +91,7 @@ def show(
 def _cells(
     letter: DeadLetter, replayed: Collection[Place], *, every: bool, values: bool
 ) -> list[str]:
-    """Return what is shown of a dead letter, in the order of the columns."""
+    """Return the cells of a dead letter, in the order of the columns."""
     cells = [
         _time(letter.time_ms),
         letter.code,
@@ -118,13 +118,13 @@ def _show_table(names: list[str], rows: list[list[str]]) -> None:
         justify: Literal["left", "right"] = "right" if name in _NUMBERS else "left"
         table.add_column(name, justify=justify, no_wrap=is_fact, overflow="fold")
     for row in rows:
-        # Text, never markup: what it says was written by anybody.
+        # Text, never markup: its origin is unknown.
         table.add_row(*(Text(cell) for cell in row))
     out.print(table)
 
 
 def _show_blocks(names: list[str], rows: list[list[str]]) -> None:
-    """Some lines for each dead letter, where a table would lose its last columns."""
+    """Print some lines for each dead letter, for terminals too narrow for a table."""
     for row in rows:
         time, code, source, target, *rest = row
         out.print(f"{time}  {code}", style="bold", markup=False)

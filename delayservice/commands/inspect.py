@@ -1,4 +1,4 @@
-"""``delayservice inspect``: what a store folder holds, read offline and left as it is."""
+"""``delayservice inspect``: content of a store folder, read offline without changes."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ from delayservice.store.wheel.reading import Damage, ReadBounds
 _HOURS_SHOWN: Final = 24
 _TEXT_SHOWN: Final = 60
 _YEAR_MS_MAX: Final = 253_402_300_800_000
-"""From the year 10000 on there is no RFC 3339."""
+"""Start of the year 10000, epoch milliseconds; RFC 3339 has no later times."""
 
 
 @dataclass(frozen=True, slots=True)
 class RecordFilter:
-    """Which records are asked for; None: any."""
+    """Filter of records; a field of None accepts any."""
 
     bounds: ReadBounds
     record_id: bytes | None
     target: str | None
 
     def __call__(self, frame: Frame) -> bool:
-        """Return whether this one is."""
+        """Return whether the record matches id and target."""
         if self.record_id is None and self.target is None:
             return True
         payload = decode_payload(frame[3])
@@ -50,10 +50,10 @@ class RecordFilter:
 def wanted(
     since: str | None, until: str | None, record_id: str | None, target: str | None
 ) -> RecordFilter:
-    """Return what the options ask for.
+    """Return the filter of the options.
 
     Raises:
-        DelayServiceError: a point in time can't be read.
+        DelayServiceError: a point in time is invalid.
     """
     to_ms = min(_instant_ms("--to", until, DUE_STOP_MS), DUE_STOP_MS)
     bounds = ReadBounds(_instant_ms("--from", since, 0), to_ms)
@@ -65,7 +65,7 @@ def _instant_ms(option: str, text: str | None, default: int) -> int:
 
 
 def time_text(ms: int | None) -> str:
-    """A point in time for people and programs: RFC 3339 in UTC."""
+    """Return a point in time for people and programs, as RFC 3339 in UTC."""
     if ms is None:
         return "none"
     if ms >= _YEAR_MS_MAX:
@@ -74,13 +74,13 @@ def time_text(ms: int | None) -> str:
 
 
 def show_facts(path: Path, *, as_json: bool) -> bool:
-    """Print what each shard's store says of itself.
+    """Print the facts of each shard's store.
 
     Returns:
-        Whether all could be read.
+        Whether all stores could be read.
 
     Raises:
-        StoreError: there are no stores.
+        StoreError: the folder contains no stores.
     """
     shards = find_shards(path)
     seen: list[dict[str, object]] = []
@@ -126,7 +126,7 @@ def shard_names(shard: ShardFolder) -> dict[str, object]:
 
 
 def shard_text(shard: ShardFolder) -> str:
-    """Return where a shard is: the folder, and which one of a wheel's."""
+    """Return the place of a shard: its folder, and in a shared store its name and partition."""
     whole = Path(shard.path).resolve()
     is_own = whole.name == str(shard.partition) and whole.parent.name == shard.shard
     return (
@@ -135,7 +135,7 @@ def shard_text(shard: ShardFolder) -> str:
 
 
 def _label(facts: StoreFacts) -> object:
-    """Return the contracts by which it was read; the raw label where it is not JSON."""
+    """Return the contracts in the store's label; the label in hex if it is not JSON."""
     try:
         return json.loads(facts.label) if facts.label else None
     except ValueError:
@@ -178,7 +178,7 @@ def _hours_table(facts: StoreFacts) -> Table:
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """A record with the shard that it is of."""
+    """A record and its shard."""
 
     shard: ShardFolder
     frame: Frame
@@ -188,13 +188,13 @@ class _Row:
 def show_records(
     path: Path, wanted: RecordFilter, limit: int, *, values: bool, as_json: bool
 ) -> bool:
-    """Records of each shard, in due order.
+    """Print records of each shard, in due order.
 
     Returns:
-        Whether all that was asked for could be read.
+        Whether all requested records could be read.
 
     Raises:
-        StoreError: there are no stores.
+        StoreError: the folder contains no stores.
     """
     show = _print_json_record if as_json else _print_record
     is_whole = True
@@ -244,7 +244,7 @@ def _print_json_record(row: _Row, values: bool) -> None:  # noqa: FBT001 - priva
 
 
 def _field(name: str, data: bytes | None) -> dict[str, str | None]:
-    """Bytes as text if they are UTF-8, else as ``<name>_base64``."""
+    """Return a JSON field of bytes: as text if they are UTF-8, else as ``<name>_base64``."""
     if data is None:
         return {name: None}
     try:
@@ -280,7 +280,7 @@ def _content(value: bytes | None, headers: list[tuple[str, bytes | None]]) -> It
 
 
 def safe_text(data: bytes | None) -> str:
-    """Bytes for a terminal: no control character reaches it, and what is long is cut."""
+    """Return bytes as text for a terminal, without control characters, cut if long."""
     if data is None:
         return "null"
     try:

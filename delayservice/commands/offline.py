@@ -1,4 +1,4 @@
-"""Options of ``delayservice inspect`` and ``verify``. What they do is imported when they run."""
+"""Options of ``delayservice inspect`` and ``verify``; they import their work when they run."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import typer
 
 from delayservice.commands.options import JsonOption
 
-# RocksDB is imported where it is opened, see ``delayservice.cli``.
+# RocksDB is imported when a command runs, so that help is shown at once.
 # ruff: noqa: PLC0415
 
 INSPECT_EPILOG: Final = (

@@ -1,4 +1,4 @@
-"""Options that several commands have, and the settings that they load."""
+"""Options of several commands, and loading of their settings."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from delayservice.config.settings import Loaded, Settings
 
 INSTALLED: Final = Path("/etc/delayservice/delayservice.toml")
-"""Where deployments put the configuration. Commands that ask or change something find it there, so
-that a run-book works as it stands; a node is given its own."""
+"""Configuration file of deployments: the default of commands that query or change something, so
+that a run-book needs no path. A node gets its file by an option."""
 
 ConfigOption = Annotated[
     Path | None,
@@ -41,10 +41,10 @@ BootstrapOption = Annotated[
 
 
 def load(config: Path | None, sets: list[str] | None, *, is_node: bool = False) -> Loaded:
-    """The settings and where each comes from; ``is_node``: of what is to run here.
+    """Return the settings and their origins; ``is_node``: without the default file.
 
     Raises:
-        SettingsError: see ``settings.load``.
+        SettingsError: a file or a value is invalid.
     """
     from delayservice.config.settings import load_with_origins  # noqa: PLC0415  # help is read more often
 
@@ -55,17 +55,17 @@ def load(config: Path | None, sets: list[str] | None, *, is_node: bool = False) 
 def load_settings(
     config: Path | None, sets: list[str] | None, bootstrap: str | None = None
 ) -> Settings:
-    """The settings, with another broker than the configured one if it is given.
+    """Return the settings; ``bootstrap`` replaces the configured brokers.
 
     Raises:
-        SettingsError: see ``settings.load``.
+        SettingsError: a file or a value is invalid.
     """
     named = [f"kafka.bootstrap={bootstrap}"] if bootstrap else []
     return load(config, [*(sets or []), *named]).settings
 
 
 def moment_ms(option: str, text: str | None) -> int | None:
-    """A point in time that an option gives, or so long ago: RFC 3339, epoch milliseconds, ``2h``.
+    """Return an option's time in epoch ms: RFC 3339, epoch milliseconds, or ``2h`` ago.
 
     Raises:
         DelayServiceError: it can't be read.
@@ -91,7 +91,7 @@ class CommonOptions:
     as_json: JsonOption = False
 
     def settings(self) -> Settings:
-        """Return the settings; see ``load_settings``."""
+        """Return the settings that the options name."""
         return load_settings(self.config, self.sets)
 
 
@@ -105,7 +105,7 @@ class KafkaOptions:
     as_json: JsonOption = False
 
     def settings(self) -> Settings:
-        """Return the settings; see ``load_settings``."""
+        """Return the settings that the options name."""
         return load_settings(self.config, self.sets, self.bootstrap)
 
 

@@ -1,4 +1,4 @@
-"""``delayservice pause``, ``resume`` and ``pauses``: stop deliveries for a while, on every node."""
+"""``delayservice pause``, ``resume`` and ``pauses``: stop deliveries on every node for a while."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``delayservice pending`` and ``show``: what waits, and what has become of a record."""
+"""``delayservice pending`` and ``show``: pending records, and the fate of one record."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from delayservice.commands.api import (
 from delayservice.commands.console import err, out, print_json
 from delayservice.commands.options import ConfigOption, SetOption, load_settings, with_options
 
-# Help is read more often than anything runs: what is heavy is imported when it does.
+# Heavy modules are imported when a command runs, so that help is shown at once.
 # ruff: noqa: PLC0415
 
 FOUND: Final = "Exit status: 0 done, 1 an error, 2 wrong usage, 4 there is no such thing."
@@ -88,7 +88,7 @@ def pending(
 
 
 def _records(api: Api, query: Mapping[str, object], limit: int) -> Iterator[dict[str, Any]]:
-    """Page by page, with what was looked at shown meanwhile."""
+    """Yield pending records page by page, and show the number of scanned ones meanwhile."""
     cursor: str | None = None
     found = scanned = 0
     with err.status("looking") as status:
@@ -215,7 +215,7 @@ def _lines(record: dict[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _text(content: dict[str, str] | None, null: str = "") -> str:
-    """Bytes as a person reads them."""
+    """Return the text of a JSON content, with a label if it is base64."""
     if content is None:
         return null
     return content["data"] if content["encoding"] == "utf-8" else f"base64 {content['data']}"

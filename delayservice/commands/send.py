@@ -1,4 +1,4 @@
-"""``delayservice send``: one record into a delay topic, with its delivery report."""
+"""``delayservice send``: write one record into a delay topic, with its delivery report."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ from delayservice.contract.times import check_is_ms
 
 TIMEOUT_S = 15.0
 _ANY_PARTITION = -1
-"""librdkafka's word for: the partitioner decides."""
+"""librdkafka's number for a partition that the partitioner chooses."""
 
 Header: TypeAlias = tuple[str, bytes]
 
 
 @dataclass(frozen=True, slots=True)
 class Outgoing:
-    """A record to send; ``partition`` None lets the key or the id decide."""
+    """A record to send; ``partition`` None: the key or the id decides."""
 
     topic: str
     key: bytes | None
@@ -60,14 +60,14 @@ class DeliveryReport:
 
 
 def time_header(at: str | None, after: str | None) -> list[Header]:
-    """Make the header that says when, checked here so that a typo is no dead letter later.
+    """Return the header of the due time, checked here so that a typo causes no dead letter.
 
     Args:
         at: epoch milliseconds or RFC 3339, with a zone.
         after: a duration (``30s``, ``2h``, ``PT30S``) or milliseconds.
 
     Raises:
-        DelayServiceError: both are given, or it can't be read.
+        DelayServiceError: both are given, or the time is invalid.
     """
     if at is not None and after is not None:
         raise DelayServiceError("give --at or --after, not both")
@@ -82,7 +82,7 @@ def operation(record_id: str | None, *, cancel: bool, fire: bool) -> str | None:
     """Return the operation on a pending record; None for a schedule.
 
     Raises:
-        DelayServiceError: both are asked for, or no id says with which record.
+        DelayServiceError: both are given, or the id is missing.
     """
     if cancel and fire:
         raise DelayServiceError("give --cancel or --fire, not both")
@@ -93,19 +93,19 @@ def operation(record_id: str | None, *, cancel: bool, fire: bool) -> str | None:
 
 
 def milliseconds(option: str, text: str | None) -> str | None:
-    """A duration that an option gives, as a header has it; None when it is not given.
+    """Return an option's duration in ms as a header's text; None: the option is not given.
 
     Raises:
-        DelayServiceError: it can't be read.
+        DelayServiceError: the duration is invalid.
     """
     return None if text is None else str(delay_ms(option, text))
 
 
 def instant_ms(option: str, text: str) -> int:
-    """Read a point in time, epoch milliseconds or RFC 3339, that an option gives.
+    """Return an option's point in time (epoch milliseconds or RFC 3339) in epoch milliseconds.
 
     Raises:
-        DelayServiceError: it can't be read, has no zone, or looks like seconds.
+        DelayServiceError: the time is invalid, has no zone, or looks like seconds.
     """
     if text.strip().isdecimal():
         try:
@@ -126,10 +126,10 @@ def instant_ms(option: str, text: str) -> int:
 
 
 def delay_ms(option: str, text: str) -> int:
-    """Read a duration, with units or in milliseconds, that an option gives.
+    """Return an option's duration (with units or in milliseconds) in milliseconds.
 
     Raises:
-        DelayServiceError: it can't be read.
+        DelayServiceError: the duration is invalid.
     """
     if text.strip().isdecimal():
         return int(text)
@@ -140,10 +140,10 @@ def delay_ms(option: str, text: str) -> int:
 
 
 def own_headers(texts: Sequence[str]) -> list[Header]:
-    """Read ``name=value`` headers.
+    """Parse ``name=value`` headers.
 
     Raises:
-        DelayServiceError: one has no ``=`` or no name.
+        DelayServiceError: a header has no ``=`` or no name.
     """
     headers = []
     for text in texts:
@@ -155,7 +155,7 @@ def own_headers(texts: Sequence[str]) -> list[Header]:
 
 
 def read_value(value: str | None, value_file: Path | None, *, null: bool) -> bytes | None:
-    """Take the value from the argument, a file or, without either, standard input.
+    """Return the value from the argument, a file or, without both, standard input.
 
     Raises:
         DelayServiceError: more than one is given, the file can't be read, or nothing is piped in.
@@ -177,12 +177,12 @@ def read_value(value: str | None, value_file: Path | None, *, null: bool) -> byt
 
 
 def doubt(settings: Settings, record: Outgoing, now_ms: int) -> str | None:
-    """Say why the service will probably not deliver a record; None: nothing is known against it.
+    """Return why the service will probably not deliver a record; None: no reason is known.
 
     Args:
-        settings: a node's own; without any targets they are not, and what is allowed is not known.
-        record: what is about to be sent.
-        now_ms: about when the broker appends it, epoch milliseconds.
+        settings: a node's settings; without targets they are a client's, and allow any target.
+        record: record to be sent.
+        now_ms: approximate time of the broker's append, epoch milliseconds.
 
     Raises:
         ContractError: the settings contradict each other.
@@ -212,7 +212,7 @@ def _allowlist(settings: Settings, topic: str) -> Allowlist:
 def _missing_target(settings: Settings, target: str) -> str | None:
     try:
         found = topic_ids(admin_client(settings.kafka.client_config("admin")), [target])
-    except (KafkaEdgeError, KafkaException):  # who may write here may not be allowed to ask there
+    except (KafkaEdgeError, KafkaException):  # a user who may write here may have no rights there
         return None
     return None if found else f"its target {target} does not exist (yet)"
 
@@ -221,14 +221,14 @@ def _missing_target(settings: Settings, target: str) -> str | None:
 def hearing(
     settings: Settings, wait_s: float | None
 ) -> Iterator[Callable[[DeliveryReport], str | None]]:
-    """Listen to the outcomes topic, from before a control is written.
+    """Listen to the outcomes topic, beginning before a control record is written.
 
     Args:
         settings: of the cluster.
-        wait_s: how long to wait for an outcome; None: not at all.
+        wait_s: wait for an outcome, in s; None: no wait.
 
     Yields:
-        What gives the outcome of the control that a report is about; None: none was heard in time.
+        Function that returns the outcome of a report's control record; None: none in time.
 
     Raises:
         KafkaEdgeError: the outcomes topic can't be read.
@@ -255,8 +255,8 @@ def send(
 
     Args:
         config: options of a producer (``Kafka.client_config``).
-        record: what to send.
-        on_ready: called when the cluster has answered, before anything is written.
+        record: record to send.
+        on_ready: called when the cluster has answered, before the record is written.
 
     Raises:
         KafkaEdgeError: no broker answers, the topic is unknown, or the broker refuses the record.
@@ -267,7 +267,7 @@ def send(
         producer = Producer(
             {
                 "message.timeout.ms": str(int(TIMEOUT_S * 1_000)),
-                # What matters is raised; a warning on the way there only frightens.
+                # Errors that matter are raised; warnings before them would mislead.
                 "log_level": "2",
                 **config,
                 "error_cb": troubles.append,
@@ -297,11 +297,11 @@ def send(
 def _choose_partition(
     producer: Producer, record: Outgoing, bootstrap: str, troubles: Sequence[KafkaError]
 ) -> int | None:
-    """Find the partition, after making sure of the topic. An id lives within one partition."""
+    """Check the topic; return the partition to write to, which is fixed for an id; None: any."""
     try:
         metadata = producer.list_topics(record.topic, timeout=TIMEOUT_S)
     except KafkaException as exc:
-        producer.poll(0)  # hands over why
+        producer.poll(0)  # delivers the reason to the error callback
         reasons = [error for error in troubles if error.code() in UNREACHABLE]
         why = _words(reasons[-1] if reasons else exc.args[0])
         raise KafkaEdgeError(f"no broker answers at {bootstrap}: {why}") from exc
@@ -332,7 +332,7 @@ def _words(error: object) -> str:
 
 
 def due_text(headers: Sequence[Header], timestamp_ms: int) -> str | None:
-    """Say when the record will be due, in UTC; None when no header of ours says so."""
+    """Return the record's due time, in UTC; None: no header of the contract gives it."""
     by_name = dict(headers)
     try:
         if names.DELAY_AT in by_name:

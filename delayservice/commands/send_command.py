@@ -1,4 +1,4 @@
-"""``delayservice send``: its options. What it does is in ``commands.send``."""
+"""Options of ``delayservice send``; its work is in ``commands.send``."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from delayservice.commands.options import KafkaOptions, with_options
 if TYPE_CHECKING:
     from delayservice.commands.send import Outgoing
 
-# Help is read more often than anything runs: librdkafka is imported by the command.
+# librdkafka is imported when the command runs, so that help is shown at once.
 # ruff: noqa: PLC0415
 
 EPILOG: Final = (
@@ -31,7 +31,7 @@ EPILOG: Final = (
 
 @dataclass(frozen=True, slots=True)
 class RecordOptions:
-    """Options of a record that is sent."""
+    """Options that describe the record to send."""
 
     value_file: Annotated[Path | None, typer.Option(help="Read the value, as it is.")] = None
     null: Annotated[bool, typer.Option("--null", help="A null value.")] = False
@@ -74,7 +74,7 @@ class RecordOptions:
 
     @property
     def is_control(self) -> bool:
-        """Whether the record changes a pending one."""
+        """Return whether the record cancels or fires a pending one."""
         return self.cancel or self.fire
 
 
@@ -127,7 +127,7 @@ def _outgoing(topic: str, value: str | None, asked: RecordOptions) -> Outgoing:
     """Return the record that the options describe.
 
     Raises:
-        DelayServiceError: an option can't be read, or options contradict each other.
+        DelayServiceError: an option is invalid, or options contradict each other.
     """
     from delayservice.commands import send as sending
     from delayservice.contract import names
@@ -161,7 +161,7 @@ def _outgoing(topic: str, value: str | None, asked: RecordOptions) -> Outgoing:
 
 
 def _said(due: str | None, outcome: str | None, *, is_control: bool) -> str:
-    """Return what has become of a record that was sent."""
+    """Return the text about the due time or the outcome of a sent record."""
     if not is_control:
         return f"due {due}" if due else "written"
     return outcome or "asked for; what it does is not known yet (--wait 5s waits for it)"

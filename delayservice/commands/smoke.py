@@ -1,4 +1,4 @@
-"""``delayservice smoke``: delayed records for a running service, judged as they arrive."""
+"""``delayservice smoke``: send delayed records to a running service, and check arrivals."""
 
 from __future__ import annotations
 

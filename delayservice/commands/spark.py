@@ -1,4 +1,4 @@
-"""``delayservice spark``: jobs that prove, compare, report and schedule, by Spark."""
+"""``delayservice spark``: Spark jobs that audit, compare, report and schedule."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from connectors.spark.reconcile.options import ReconcileOptions
     from delayservice.config.settings import Settings
 
-# Help is read more often than anything runs: what is heavy is imported by the command.
+# Heavy modules are imported when a command runs, so that help is shown at once.
 # ruff: noqa: PLC0415
 
 EXIT_ERROR: Final = 1
@@ -50,7 +50,7 @@ _Until = Annotated[str | None, typer.Option(help="Written before; as --since.")]
 
 @dataclass(frozen=True, slots=True)
 class ComparedOptions:
-    """Options of a comparison: which copies there should be, and how they are compared."""
+    """Options of a comparison: the expected copies, and limits."""
 
     folders: Annotated[
         list[str] | None,
@@ -154,7 +154,7 @@ def _reconcile_options(
     """Return the options of a comparison.
 
     Raises:
-        DelayServiceError: an option can't be read.
+        DelayServiceError: an option is invalid.
     """
     from connectors.spark.reconcile.digests import Expected
     from connectors.spark.reconcile.options import ReconcileOptions
@@ -289,7 +289,7 @@ def export(
 
 
 def main() -> None:
-    """Run these commands by themselves, as a cluster does, and end with their exit status."""
+    """Run the Spark commands as a program of their own, and exit with their status."""
     try:
         app(prog_name="job.py")
     except DelayServiceError as exc:

@@ -1,4 +1,4 @@
-"""``delayservice spark audit`` and ``spark archive``: proof, and what a later proof needs."""
+"""``delayservice spark audit`` and ``spark archive``: audits, and data for later audits."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from connectors.spark.audit.state import AuditManifest
     from delayservice.config.settings import Settings
 
-# Help is read more often than anything runs: what is heavy is imported by the command.
+# Heavy modules are imported when a command runs, so that help is shown at once.
 # ruff: noqa: PLC0415
 
 
@@ -47,7 +47,7 @@ ARCHIVE_EPILOG: Final = (
 
 @dataclass(frozen=True, slots=True)
 class LimitOptions:
-    """Options of an audit: from which time on something is a finding."""
+    """Options of an audit: limits of time beyond which a record is a finding."""
 
     late: Annotated[
         str | None, typer.Option(help="What is later than this is a finding: 500ms, 5s.")
@@ -69,10 +69,10 @@ class LimitOptions:
     ] = None
 
     def applied(self, options: AuditOptions, settings: Settings) -> AuditOptions:
-        """Return the options with these limits.
+        """Return a copy of ``options`` with these limits.
 
         Raises:
-            DelayServiceError: a limit can't be read.
+            DelayServiceError: a limit is invalid.
         """
         from delayservice.commands.send import delay_ms
 
@@ -190,7 +190,7 @@ def archive(
 
 
 def _show_judged(found: AuditResult) -> None:
-    """The range of the verdict, what could not be judged in it, and what was found."""
+    """Print the audited offsets, the findings, and the records that could not be judged."""
     for one in found.judged:
         span = f"offsets {one.start} to {one.stop - 1}" if one.start < one.stop else "no offsets"
         out.print(f"judged: {span} of {one.topic}:{one.partition}", markup=False)
@@ -212,7 +212,7 @@ def _show_rows(rows: Sequence[Mapping[str, object]]) -> None:
 def show_findings(
     findings: Mapping[str, int], sample: Sequence[Mapping[str, object]], path: str
 ) -> None:
-    """Print how many findings of each kind there are, and the first of them."""
+    """Print the number of findings of each kind, and a sample of them."""
     if not findings:
         out.print("nothing was found", style="bold green")
         return
@@ -225,7 +225,7 @@ def show_findings(
 def _follow(
     job: Running, options: AuditOptions, interval_s: float, *, from_start: bool, as_json: bool
 ) -> int:
-    """Judge what comes, each interval, until told to stop; return the exit status."""
+    """Audit new records at each interval until Ctrl-C or SIGTERM; return the exit status."""
     from connectors.spark.audit import Following
     from connectors.spark.audit.result import exit_status
     from connectors.spark.common.progress import each_interval
@@ -259,7 +259,7 @@ def _show_interval(manifest: AuditManifest, found: AuditResult, *, as_json: bool
 
 
 def _audit_options(settings: Settings, output: str, targets: Sequence[str] | None) -> AuditOptions:
-    """Return the options of an audit that settings give."""
+    """Return the options of an audit from the settings."""
     topics = settings.topics
     delayed = (*topics.delay, *settings.levels.by_topic)
     read = read_options(settings, output, targets)

@@ -1,4 +1,4 @@
-"""``delayservice spark reconcile --follow``: each comparison as a line."""
+"""``delayservice spark reconcile --follow``: repeated comparisons, one line each."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ EXIT_FAILED = 1
 def run(
     job: Running, options: ReconcileOptions, interval_s: float, repairs: int, *, as_json: bool
 ) -> int:
-    """Compare until Ctrl-C or SIGTERM; the exit status."""
+    """Compare until Ctrl-C or SIGTERM; return the exit status."""
     asked = FollowOptions(reconcile=options, interval_s=interval_s, repairs_max=repairs)
 
     def heard(said: ReconcileResult | str, made: Repairs) -> None:
@@ -26,7 +26,7 @@ def run(
         elif as_json:
             told = {**said.to_json(), "shards": len(said.compared), "repairs": made.to_json()}
             print_json(told)
-            sys.stdout.flush()  # each line is of use when it comes
+            sys.stdout.flush()  # so that a reader gets each line at once
         else:
             _show(said, made)
 

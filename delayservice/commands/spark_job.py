@@ -22,8 +22,8 @@ def main() -> None:
 
 
 def _make_importable() -> None:
-    """A script's own folder is where Python looks first, and modules here have names of others:
-    ``html`` is one of Python's own. What holds the packages belongs there instead.
+    """Replace the script's folder in the module path by the one of the packages: modules here have
+    names of Python's own, such as ``html``.
     """
     here = Path(__file__).resolve().parent
     sys.path[:] = [entry for entry in sys.path if not entry or Path(entry).resolve() != here]

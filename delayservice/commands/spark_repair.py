@@ -15,13 +15,13 @@ from delayservice.replicas.commands import Report
 
 
 def run(settings: Settings, path: Path, *, is_dry: bool, timeout_s: float, as_json: bool) -> bool:
-    """Show a plan, or have it carried out.
+    """Print a repair plan, or let the nodes carry it out.
 
     Returns:
-        Whether nothing is left to do, or nothing was to be done here.
+        Whether the plan is complete; True also for a dry run.
 
     Raises:
-        PlanError: it is no plan, or of another cluster.
+        PlanError: the file is not a plan, or of another cluster.
         DelayServiceError: the file can't be read.
         KafkaEdgeError: the cluster does not answer.
     """

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from delayservice.config.settings import Settings
     from delayservice.contract.contracts import Contract
 
-# Help is read more often than anything runs: what is heavy is imported when it does.
+# Heavy modules are imported when a command runs, so that help is shown at once.
 # ruff: noqa: PLC0415
 
 _LOOK_EVERY_S: Final = 0.5
@@ -48,7 +48,7 @@ EPILOG: Final = (
 
 @dataclass(frozen=True, slots=True)
 class InputOptions:
-    """Options of what is read."""
+    """Options of the input."""
 
     source: Annotated[
         str | None,
@@ -91,10 +91,10 @@ class InputOptions:
     ] = None
 
     def check(self, *, is_dry: bool) -> None:
-        """Check that options fit together.
+        """Check that the options fit together.
 
         Raises:
-            BadParameter: they don't.
+            BadParameter: options contradict each other, or one is missing.
         """
         if (self.source is None) == (self.from_topic is None):
             raise typer.BadParameter("give one input: INPUT, or --from-topic")
@@ -112,7 +112,7 @@ class InputOptions:
         """Return the options of a stream.
 
         Raises:
-            DelayServiceError: an option can't be read.
+            DelayServiceError: an option is invalid.
         """
         from connectors.spark.schedule.stream import StreamOptions
         from delayservice.commands.send import delay_ms
@@ -131,7 +131,7 @@ class InputOptions:
 
 @dataclass(frozen=True, slots=True)
 class FieldOptions:
-    """Options of what a row becomes."""
+    """Options that map columns of a row to parts of a record."""
 
     target: Annotated[
         str | None,
@@ -172,10 +172,10 @@ class FieldOptions:
     ] = None
 
     def fields(self, given: InputOptions) -> Fields:
-        """Return columns of a row by the part of a record that they become.
+        """Return the columns of a row for each part of a record.
 
         Raises:
-            DelayServiceError: a header can't be read.
+            DelayServiceError: a header is invalid.
         """
         from connectors.spark.schedule.mapping import Fields
 
@@ -271,7 +271,7 @@ def _follow(
 
 
 def _name(settings: Settings, source: str | None, topic: str, job: str | None) -> str:
-    """Return the name of a job; of rows, the same for every run with this input."""
+    """Return the name of a job; for rows, equal for every run with the same input."""
     name = f"{settings.kafka.transactional_id_prefix}-schedule"
     if source is None:
         return name
@@ -279,7 +279,7 @@ def _name(settings: Settings, source: str | None, topic: str, job: str | None) -
 
 
 def _contracts(settings: Settings, client: Mapping[str, str], topic: str) -> Sequence[Contract]:
-    """Return what holds for records that are written now."""
+    """Return the contracts that apply to records written now."""
     from connectors.spark.schedule.run import served_contracts
     from delayservice.config.contract import contract_for
 

@@ -27,17 +27,17 @@ if TYPE_CHECKING:
 
     from connectors.spark.common.progress import Say
 
-# Help is read more often than anything runs: Spark is imported by the command that needs it.
+# Spark is imported when a command runs, so that help is shown at once.
 # ruff: noqa: PLC0415
 
 NEEDED: Final = ("pyspark", "pyarrow", "pandas", "matplotlib", "jinja2")
-"""What the extra ``spark`` brings."""
+"""Packages of the extra ``spark``."""
 
 EXIT_FINDINGS: Final = 3
 STATUS: Final = "Exit status: 0 clean, 1 an error, 2 wrong usage, 3 something was found."
 
 _STRAY: Final = Path("artifacts")
-"""Spark 4.0.0 makes this in the working directory, whether it needs it or not."""
+"""Folder that Spark 4.0.0 always creates in the working directory; removed if empty."""
 _JAVA_END_S: Final = 60.0
 _STDERR: Final = 2
 _LOOK_EVERY_S: Final = 0.5
@@ -71,7 +71,7 @@ ConfOption = Annotated[
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """A session, and how to say what is being done in it."""
+    """A Spark session, and a function that shows its current step."""
 
     spark: SparkSession
     say: Say
@@ -79,7 +79,7 @@ class Running:
 
 @dataclass(frozen=True, slots=True)
 class SessionOptions:
-    """Options of a command that has a session of Spark."""
+    """Options of a command that uses a Spark session."""
 
     master: MasterOption = None
     conf: ConfOption = None
@@ -87,7 +87,7 @@ class SessionOptions:
     def running(
         self, command: str, *, as_json: bool, usual: Mapping[str, str] = MappingProxyType({})
     ) -> AbstractContextManager[Running]:
-        """Return a session for one command; see ``running``."""
+        """Return a context with a Spark session for one command."""
         return running(command, self.master, self.conf, as_json=as_json, usual=usual)
 
 
@@ -100,13 +100,13 @@ def running(
     as_json: bool,
     usual: Mapping[str, str] = MappingProxyType({}),
 ) -> Iterator[Running]:
-    """A session for one command, with progress on standard error.
+    """Open a Spark session for one command, with progress on standard error.
 
     Args:
-        command: its name.
-        master: where Spark runs.
-        conf: ``name=value`` settings of Spark; they win.
-        as_json: a program reads the output: no bar.
+        command: name of the command.
+        master: Spark master; None: the default.
+        conf: ``name=value`` settings of Spark; they override all others.
+        as_json: whether a program reads the output; then there is no progress bar.
         usual: settings of Spark that the command needs.
 
     Raises:
@@ -143,10 +143,10 @@ def running(
 
 
 def require_extra() -> None:
-    """Make sure of what the Spark jobs are made with.
+    """Check that the packages of the extra ``spark`` are installed.
 
     Raises:
-        DelayServiceError: something is not installed.
+        DelayServiceError: a package is not installed.
     """
     missing = [name for name in NEEDED if find_spec(name) is None]
     if missing:
@@ -160,7 +160,7 @@ def pairs(option: str, texts: Sequence[str] | None) -> list[tuple[str, str]]:
     """Parse ``name=text`` options.
 
     Raises:
-        DelayServiceError: one has no ``=`` or no name.
+        DelayServiceError: an option has no ``=`` or no name.
     """
     found = []
     for text in texts or ():
@@ -173,8 +173,8 @@ def pairs(option: str, texts: Sequence[str] | None) -> list[tuple[str, str]]:
 
 @contextmanager
 def told_to_stop() -> Iterator[threading.Event]:
-    """An event that Ctrl-C and SIGTERM set. PySpark's own answer to Ctrl-C asks Java for something
-    in the middle of another question, and neither gets its answer.
+    """Yield an event that Ctrl-C and SIGTERM set. PySpark's own handler of Ctrl-C calls Java in the
+    middle of another call, and both hang.
     """
     stop = threading.Event()
     numbers = (signal.SIGINT, signal.SIGTERM)
@@ -187,10 +187,10 @@ def told_to_stop() -> Iterator[threading.Event]:
 
 
 def await_query(query: StreamingQuery) -> int:
-    """Wait until a query ends or the process is told to stop, and return how many batches it wrote.
+    """Wait until a query ends, or for Ctrl-C or SIGTERM; return the number of written batches.
 
     Raises:
-        StreamingQueryException: it failed.
+        StreamingQueryException: the query failed.
     """
     with told_to_stop() as stop:
         while query.isActive and not stop.wait(_LOOK_EVERY_S):
@@ -203,7 +203,7 @@ def await_query(query: StreamingQuery) -> int:
 
 
 def _end_java() -> None:
-    """End the Java process that was started here, and wait for that: it tidies up when it ends."""
+    """End the Java process that was started here, and wait until it has cleaned up."""
     from pyspark import SparkContext
 
     gateway = SparkContext._gateway  # noqa: SLF001  # PySpark has no other way to end it
@@ -217,15 +217,15 @@ def _end_java() -> None:
 
 
 def _remove_empty(folder: Path) -> None:
-    """Remove what Spark left behind; what holds something is not Spark's."""
+    """Remove an empty folder that Spark left; a folder with content is kept."""
     with suppress(OSError):
         folder.rmdir()
 
 
 @contextmanager
 def _unseen() -> Iterator[None]:
-    """Keep what a Java process says that is started meanwhile: a page that was not asked for,
-    before any setting of its log can reach it. It is shown if the start fails, or with ``--debug``.
+    """Hide the output of a Java process that is started meanwhile: log lines that come before its
+    log can be configured. They are shown if the start fails, or with ``--debug``.
     """
     if "--debug" in sys.argv:
         yield

@@ -1,4 +1,4 @@
-"""``delayservice status``: what a running node says of itself."""
+"""``delayservice status``: the state that a running node reports."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ TIMEOUT_S = 5.0
 
 
 def fetch(address: str) -> NodeState:
-    """Ask the node that listens on ``host:port``.
+    """Return the state of the node that listens on ``host:port``.
 
     Raises:
-        DelayServiceError: there is no answer, or not one of a node of this version.
+        DelayServiceError: there is no answer, or it is not from a node of this version.
     """
     host, _, port = address.rpartition(":")
     if not host or not port.isdecimal():
         raise DelayServiceError(f"{address!r} is no address: write host:port")
-    # A node that listens on every address is asked on this machine.
+    # A node that listens on every address is reached by loopback.
     host = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}.get(host, host)  # noqa: S104 (no bind)
     connection = http.client.HTTPConnection(host.strip("[]"), int(port), timeout=TIMEOUT_S)
     try:
@@ -45,7 +45,7 @@ def fetch(address: str) -> NodeState:
 
 
 def show(status: NodeState) -> None:
-    """Print the node, its problems, what is paused and a table of its slices."""
+    """Print the node, its problems, the pauses and a table of its slices."""
     health = "[green]healthy[/]" if status.healthy else "[bold red]not healthy[/]"
     out.print(
         f"node [bold]{status.node_id}[/]  version {status.version}  "
@@ -68,13 +68,13 @@ def show(status: NodeState) -> None:
 
 
 def _paused(pause: Pause) -> str:
-    """Name and reason were typed by a person: control characters are stripped."""
+    """Return a line about a pause, without the control characters of name and reason."""
     reason = f": {pause.reason}" if pause.reason else ""
     return printable(f"{pause.kind} {pause.name} is paused since {_instant(pause.at_ms)}{reason}")
 
 
 def _parked(target: TargetState) -> str:
-    """Say what is parked: the target is missing, or can't be written to."""
+    """Return a line about the parked records of a target, which is missing or not writable."""
     return f"{target.parked:,} records of {target.topic} for target {target.target} are parked"
 
 

@@ -1,4 +1,4 @@
-"""``delayservice verify``: a store folder checked as a whole, and each damage explained."""
+"""``delayservice verify``: check of a whole store folder, with an explanation of each damage."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ EXIT_UNREADABLE: Final = 1
 EXIT_DAMAGED: Final = 3
 
 _REMARKS_SHOWN: Final = 3
-"""Remarks of one case that are shown of a shard; ``--json`` has all."""
+"""Largest number of remarks of one case shown for a shard; ``--json`` has all."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Checked:
-    """A shard's folder and what was found; ``error``: why it could not be checked."""
+    """Result of the check of a shard; ``error``: why it could not be checked."""
 
     shard: ShardFolder
     verdict: CheckVerdict | None
@@ -39,20 +39,20 @@ class _Checked:
 
     @property
     def state(self) -> str:
-        """``sound``, ``damaged`` or ``unreadable``."""
+        """Return ``sound``, ``damaged`` or ``unreadable``."""
         if self.verdict is None:
             return "unreadable"
         return "damaged" if self.verdict.is_damaged else "sound"
 
 
 def run(path: Path, *, as_json: bool) -> int:
-    """Check every shard's store and tell what was found.
+    """Check every shard's store and print the findings.
 
     Returns:
         The exit status.
 
     Raises:
-        StoreError: there are no stores.
+        StoreError: the folder contains no stores.
     """
     shards = find_shards(path)
     checked = _check_all(shards)
@@ -157,7 +157,7 @@ def _show(found: _Checked) -> None:
 
 
 def _explain(finding: Finding) -> None:
-    """Some sentences on one thing."""
+    """Print a finding: place, meaning, and what to do."""
     case = finding.case
     word, style = ("damage", "red") if case.is_damage else ("remark", "dim")
     where = escape(finding.where)

@@ -1,4 +1,4 @@
-"""``delayservice zookeeper``: what an operator does there by hand."""
+"""``delayservice zookeeper``: an operator's changes in ZooKeeper."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The counts of a worker, and how they travel to the supervisor.
+"""The counts of a worker, which it sends to the supervisor.
 
 A worker owns one ``SliceMetrics`` for each of its slices and updates it once per batch, never per
 record. Once a second it sends ``snapshot.encode_snapshot`` of all of them to the supervisor, whose
@@ -38,41 +38,41 @@ LATENESS_BOUNDS_MS = (
     900_000,
     3_600_000,
 )
-"""Upper bounds of the lateness buckets, milliseconds, inclusive; one more bucket is above all."""
+"""Inclusive upper bounds of the lateness buckets, in ms; the last bucket has no bound."""
 
 TRANSACTION_BOUNDS_MS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 2_500, 5_000, 10_000, 30_000)
-"""Upper bounds of the buckets for times of transactions and turns, milliseconds."""
+"""Upper bounds of the buckets for durations of transactions and turns, in ms."""
 
 
 TARGETS_MAX: Final = 20
-"""Pairs of delay topic and target that have figures of their own."""
+"""Largest number of pairs of delay topic and target with metrics of their own."""
 
 
 class Histogram(msgspec.Struct):
-    """Counts per bucket (not cumulative) and the sum of what was observed."""
+    """Counts per bucket (not cumulative) and the sum of the observed values."""
 
     counts: list[int]
     sum_ms: float = 0.0
 
     @classmethod
     def empty(cls, bounds: Sequence[int]) -> Histogram:
-        """Make one without observations: a bucket for each bound and one above all."""
+        """Return a histogram without observations: a bucket for each bound and one above."""
         return cls([0] * (len(bounds) + 1))
 
     def add(self, other: Histogram) -> None:
-        """Add all of ``other``, which has the same bounds."""
+        """Add the counts of ``other``, which has the same bounds."""
         self.counts = [mine + its for mine, its in zip(self.counts, other.counts, strict=True)]
         self.sum_ms += other.sum_ms
 
     def since(self, before: Histogram) -> Histogram:
-        """Return what was observed after ``before``, which has the same bounds."""
+        """Return the observations after ``before``, an earlier state of this histogram."""
         pairs = zip(self.counts, before.counts, strict=True)
         return Histogram([now - earlier for now, earlier in pairs], self.sum_ms - before.sum_ms)
 
     def quantile_ms(self, fraction: float, bounds: Sequence[int]) -> int | None:
-        """Give the bound that this fraction of the observations is at or below: an upper estimate.
+        """Return an upper estimate of the quantile, in ms: the upper bound of its bucket.
 
-        None without observations, and the highest bound for what is above all.
+        None: there are no observations; the highest bound: the quantile is above all bounds.
         """
         total = sum(self.counts)
         seen = 0
@@ -92,8 +92,8 @@ def _transaction_times() -> Histogram:
 
 
 def histogram_of(lateness_ms: Collection[int]) -> Histogram:
-    """Sort lateness into its buckets, milliseconds, in any order. Fast when ascending or descending
-    already, as a batch in key order is.
+    """Return the histogram of lateness values in ms, in any order; fast if they are sorted already,
+    as in a batch in key order.
     """
     found, ordered, below = _lateness(), sorted(lateness_ms), 0
     for index, bound in enumerate(LATENESS_BOUNDS_MS):
@@ -106,16 +106,16 @@ def histogram_of(lateness_ms: Collection[int]) -> Histogram:
 
 
 class WorkerMetrics(msgspec.Struct):
-    """Figures of a worker that belong to no slice. Single-threaded: its loop writes them.
+    """Metrics of a whole worker. Single-threaded: its loop writes them.
 
     Attributes:
         cpu_s: CPU time of the process, seconds.
         memory_bytes: resident memory of the process.
-        turns: time of the loop's turns without the wait for records.
-        transactions: time of committed transactions, begin to commit.
-        targets: lateness by delay topic and target; bounded, the rest counts for
-            ``census.OTHERS``.
-        apart: lateness that is counted apart, by kind (``outcome.PAST_DUE``, ``outcome.RESUMED``,
+        turns: durations of the loop's turns, without the wait for records.
+        transactions: durations of committed transactions, begin to commit.
+        targets: lateness by delay topic and target, for ``TARGETS_MAX`` pairs; other targets count
+            as ``census.OTHERS``.
+        apart: lateness of special cases, by kind (``outcome.PAST_DUE``, ``outcome.RESUMED``,
             ``outcome.SENT_HOME``).
     """
 
@@ -133,14 +133,14 @@ class WorkerMetrics(msgspec.Struct):
     )
 
     def observe_target(self, topic: str, target: str, lateness: Histogram) -> None:
-        """Count deliveries to a target; the first ``TARGETS_MAX`` have counts of their own."""
+        """Add lateness of deliveries to a target; after ``TARGETS_MAX`` pairs, to ``OTHERS``."""
         of_topic = self.targets.setdefault(topic, {})
         if target not in of_topic and sum(map(len, self.targets.values())) >= TARGETS_MAX:
             target = OTHERS
         of_topic.setdefault(target, _lateness()).add(lateness)
 
     def add(self, other: WorkerMetrics) -> None:
-        """Count in what another life of the worker, or another worker, has counted."""
+        """Add the counts of another worker, or of an earlier process of this one."""
         self.cpu_s += other.cpu_s
         self.turns.add(other.turns)
         self.transactions.add(other.transactions)
@@ -153,7 +153,7 @@ class WorkerMetrics(msgspec.Struct):
 
 
 def observe_s(histogram: Histogram, seconds: float) -> None:
-    """Count one time in a histogram with the buckets of ``TRANSACTION_BOUNDS_MS``."""
+    """Add a duration in s to a histogram with the buckets of ``TRANSACTION_BOUNDS_MS``."""
     milliseconds = seconds * 1_000
     histogram.counts[bisect_left(TRANSACTION_BOUNDS_MS, milliseconds)] += 1
     histogram.sum_ms += milliseconds
@@ -163,22 +163,22 @@ class Counters(msgspec.Struct):
     """Counters since the worker started."""
 
     ingested: int = 0
-    """Source records read into the store, control and invalid ones included."""
+    """Source records stored, including control records and invalid ones."""
     settled: dict[str, int] = msgspec.field(default_factory=dict)
     """Committed outcomes by name (``core.outcome.OUTCOME_NAMES``)."""
     rejected: dict[str, int] = msgspec.field(default_factory=dict)
     """Dead letters by ``delay-error`` code."""
     early: int = 0
-    """Deliveries before their due time: anything but 0 is a bug or a broken clock."""
+    """Deliveries before their due time; not 0: a bug or a wrong clock."""
     aborts: int = 0
     """Transactions that were aborted, or whose outcome was unknown."""
     over_cap: int = 0
     """Records beyond the cap of their second (``delivery.slot_records_max``)."""
     lateness: Histogram = msgspec.field(default_factory=_lateness)
-    """Lateness of deliveries that were neither past due when written nor put off."""
+    """Lateness of deliveries, except of records past due when written and records put off."""
 
     def add(self, other: Counters) -> None:
-        """Add all of ``other``."""
+        """Add the counts of ``other``."""
         self.ingested += other.ingested
         self.early += other.early
         self.aborts += other.aborts
@@ -189,7 +189,7 @@ class Counters(msgspec.Struct):
         self.lateness.add(other.lateness)
 
     def since(self, before: Counters) -> Counters:
-        """Return what was counted after ``before``."""
+        """Return the counts after ``before``, an earlier state of these counters."""
         return Counters(
             self.ingested - before.ingested,
             {name: n - before.settled.get(name, 0) for name, n in self.settled.items()},
@@ -207,54 +207,53 @@ class SliceMetrics(msgspec.Struct):
     slice: int
     counters: Counters = msgspec.field(default_factory=Counters)
     state: str = "replica"
-    """``owner``, ``replica``, or of what is neither owned nor could be, ``cause``."""
+    """``owner``, ``replica``, or the value of ``cause`` if the node may not own it."""
     cause: str = ""
     """Why this node may not own it (``core.electability.Cause``); empty: it may."""
     reason: str = ""
-    """The same for people, one sentence."""
+    """Explanation of ``cause`` for people, one sentence."""
     alarm: str = ""
-    """The problem that stops or endangers delivery, in one sentence; empty while all is well."""
+    """Problem that stops or endangers delivery, one sentence; empty: no problem."""
     epoch: int = 0
-    """Of this node's ownership; 0 while another node owns the slice."""
+    """Epoch of this node's ownership; 0: not the owner."""
     lag_s: float = -1.0
-    """How far the copy is behind the owner's, seconds; negative while it is not known."""
+    """Lag of the copy behind the owner's, in s; negative: unknown."""
     storing_stopped: bool = False
     """Whether the disk is too full to store more."""
     damaged: int = 0
-    """Stretches of the copies that the last scan of the disk could not read."""
+    """Number of ranges of the copy that the last scan of the disk could not read."""
     lost_offsets: int = 0
-    """Offsets that retention deleted before they were settled, as the newest checkpoint says."""
+    """Unsettled offsets that retention deleted, according to the newest checkpoint."""
     pending: int = 0
-    """Records that wait; cancelled, replaced and fired ones do not count, as far as the copy was
-    read."""
+    """Records that wait, without those known to be cancelled, replaced or fired."""
     store_bytes: int = 0
     oldest_due_ms: int | None = None
-    """Due time of the first pending record, epoch milliseconds; None when there is none."""
+    """Due time of the first pending record, epoch milliseconds; None: no record is pending."""
     topics: dict[str, TopicCounts] = msgspec.field(default_factory=dict)
-    """What waits, by delay topic; empty while another node owns the slice, so that sums over the
-    nodes count each record once."""
+    """Counts of waiting records by delay topic; empty while another node owns the slice, so that
+    sums over the nodes count each record once."""
     cursor_age_s: float = 0.0
-    """Seconds since the cursor was last committed, or was last seen with nothing to commit."""
+    """Time since the last commit of the cursor, or since it last needed no commit, in s."""
     source_lag: int = 0
-    """Source records that are in Kafka and not ingested yet."""
+    """Source records in Kafka that are not stored yet."""
 
     def add_ingested(self, count: int) -> None:
-        """Count records that were read into the store."""
+        """Add to the count of stored records."""
         self.counters.ingested += count
 
     def add_settled(self, outcome: str, count: int) -> None:
-        """Count settled records after their commit; ``outcome`` as ``OUTCOME_NAMES`` spells it."""
+        """Add settled records after their commit; ``outcome`` is one of ``OUTCOME_NAMES``."""
         settled = self.counters.settled
         settled[outcome] = settled.get(outcome, 0) + count
 
     def add_rejected(self, code: str, count: int = 1) -> None:
-        """Count dead letters by ``delay-error`` code, after their commit."""
+        """Add dead letters with a ``delay-error`` code, after their commit."""
         rejected = self.counters.rejected
         rejected[code] = rejected.get(code, 0) + count
 
     def observe_lateness(self, lateness_ms: Collection[int]) -> Histogram:
-        """Take the lateness of every record of a committed batch, milliseconds, in any order;
-        return what was added.
+        """Add the lateness of a committed batch's records, in ms, in any order; return the added
+        histogram.
         """
         added = histogram_of(lateness_ms)
         if min(lateness_ms, default=0) < 0:
@@ -268,7 +267,7 @@ class SliceMetrics(msgspec.Struct):
 
 
 class AuditFacts(msgspec.Struct):
-    """Result of the newest audit: when, of how many records, and how many findings by kind."""
+    """Result of the newest audit: time, number of records, and findings by kind."""
 
     at_ms: int
     records: int
@@ -279,12 +278,12 @@ class ReconcileFacts(msgspec.Struct):
     """Result of the newest comparison of copies.
 
     Attributes:
-        at_ms: when, epoch milliseconds.
-        findings: how many of each kind.
+        at_ms: time of the comparison, epoch milliseconds.
+        findings: number of findings by kind.
         records: pending records that were compared.
-        pending: all of them.
-        repairs: how many the process that compares has made.
-        is_stopped: it makes no more, for their number is used up.
+        pending: all pending records.
+        repairs: number of repairs made by the comparing process.
+        is_stopped: whether the limit of repairs is reached, so that no more are made.
     """
 
     at_ms: int
@@ -296,11 +295,11 @@ class ReconcileFacts(msgspec.Struct):
 
 
 class PauseFacts(msgspec.Struct):
-    """Every pause that is in force."""
+    """All active pauses."""
 
     told: list[Pause]
-    """Longest first."""
+    """Pauses shown one by one, longest first."""
     counts: dict[str, int]
-    """By kind, whether or not they are told one by one."""
+    """Number of all pauses by kind."""
     others_at_ms: int | None
-    """Since when the longest of those is that are not; None: there are no others."""
+    """Start of the longest pause not in ``told``, epoch milliseconds; None: all are in ``told``."""

@@ -21,12 +21,12 @@ from delayservice.metrics.counts import (
 from delayservice.metrics.status import SliceState, TargetState, WorkerState
 
 SLICES_NAMED_MAX = 10
-"""Slices that one problem names; the others are counted."""
+"""Largest number of slices that a problem names; others are only counted."""
 
 
 @dataclass(frozen=True, slots=True)
 class SliceReport:
-    """One slice as its worker last reported it; the cursor's age is as of now."""
+    """Last report of a slice by its worker; the cursor's age (in s) is current."""
 
     worker: int
     metrics: SliceMetrics
@@ -34,13 +34,13 @@ class SliceReport:
 
 
 class Unelectable(NamedTuple):
-    """The slices that a worker may not own, and why.
+    """A slice that a worker may not own, or all of its slices, and why.
 
     Attributes:
-        worker: which one.
-        slice: one that it has a copy of; None: all of them.
+        worker: number of the worker.
+        slice: number of the slice; None: all slices of the worker.
         cause: one of ``core.electability.Cause``.
-        reason: the same for people, one sentence.
+        reason: explanation of the cause for people, one sentence.
     """
 
     worker: int
@@ -51,7 +51,7 @@ class Unelectable(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class NodeFacts:
-    """A node at one moment; ``totals`` by slice, since the node started."""
+    """State of a node at one moment; ``totals``: counters by slice since the node started."""
 
     node_id: str
     version: str
@@ -60,32 +60,32 @@ class NodeFacts:
     totals: dict[int, Counters]
     audit: AuditFacts | None = None
     restarts: Mapping[int, int] = field(default_factory=dict)
-    """How often each worker was lost, whether or not it is there now."""
+    """Number of losses of each worker process since the node started."""
     workers_missing: int = 0
     disk_used_percent: Mapping[int, float] = field(default_factory=dict)
-    """Used part of the disk of the stores, by worker."""
+    """Used part of the stores' disk, in percent, by worker."""
     problems: Sequence[str] = ()
-    """Problems that belong to no slice, one sentence each."""
+    """Problems of the whole node, one sentence each."""
     slices_there: int | None = None
-    """How many slices the delay topics make; None before a worker has told."""
+    """Number of slices of the delay topics; None: no report yet."""
     topics: Mapping[str, TopicCounts] = field(default_factory=dict)
-    """Records that wait in the slices that this node owns, by delay topic."""
+    """Counts of waiting records in the slices that this node owns, by delay topic."""
     worker_totals: Mapping[int, WorkerMetrics] = field(default_factory=dict)
-    """Counts that belong to no slice, by worker, since the node started."""
+    """Metrics of whole workers, by worker, since the node started."""
     copies: ReconcileFacts | None = None
     pauses: PauseFacts | None = None
-    """None before a worker has heard what is paused."""
+    """Active pauses; None: not read yet."""
     topics_age_s: float | None = None
-    """Time since the delay topics were last looked at with success, of the worker for which that is
-    the longest; None before a worker has told."""
+    """Longest time since a worker's last successful refresh of the delay topics, in s; None: no
+    report yet."""
     unelectable: Sequence[Unelectable] = ()
     pinned: str = ""
-    """Why owners stay where they are; empty: they don't have to."""
+    """Why ownership is pinned; empty: it is not."""
 
 
 def why_not_electable(facts: NodeFacts) -> list[str]:
-    """Return what the node may not own and why, a sentence for each cause; empty: it may own all
-    that it has a copy of.
+    """Return which slices the node may not own and why, a sentence for each cause; empty: it may
+    own all slices of which it has a copy.
     """
     said = [f"worker {one.worker}: {one.reason}" for one in facts.unelectable if one.slice is None]
     slices: dict[str, list[Unelectable]] = {}
@@ -101,7 +101,7 @@ def why_not_electable(facts: NodeFacts) -> list[str]:
 
 
 def topics_of(slices: Iterable[SliceReport]) -> dict[str, TopicCounts]:
-    """Add up what waits in all slices, by delay topic and target."""
+    """Return the counts of waiting records summed over slices, by delay topic and target."""
     topics: dict[str, TopicCounts] = {}
     for report in slices:
         for topic, counts in report.metrics.topics.items():
@@ -118,7 +118,7 @@ def topics_of(slices: Iterable[SliceReport]) -> dict[str, TopicCounts]:
 
 
 def target_states(facts: NodeFacts) -> list[TargetState]:
-    """Return the state of each delay topic and target, those with most parked records first."""
+    """Return the state of each delay topic and target, with most parked records first."""
     waiting = {
         (topic, target): found
         for topic, counts in facts.topics.items()
@@ -151,7 +151,7 @@ def target_states(facts: NodeFacts) -> list[TargetState]:
 
 
 def slice_state(report: SliceReport, totals: Counters) -> SliceState:
-    """Return the state of a slice."""
+    """Return the state of a slice as shown in ``/status``."""
     metrics = report.metrics
     return SliceState(
         slice=metrics.slice,

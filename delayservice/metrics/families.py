@@ -1,6 +1,6 @@
-"""Every metric that Prometheus sees: name, kind, labels and meaning.
+"""All metrics exported to Prometheus: name, kind, labels and meaning.
 
-``docs/metrics.md`` lists the same, and a test compares them.
+``docs/metrics.md`` lists the same metrics, and a test compares them.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _MS = 1_000
 
 
 def export(facts: NodeFacts) -> Iterator[Metric]:
-    """Turn facts into metric families."""
+    """Yield the metric families of a node's facts."""
     yield InfoMetricFamily(
         "delay_build",
         "Version of the service and name of the node.",
@@ -87,7 +87,7 @@ def _filled(
     gauges: Sequence[GaugeMetricFamily],
     rows: Iterable[tuple[Sequence[str], Sequence[float | None]]],
 ) -> Sequence[Metric]:
-    """Add rows of labels and a value for each gauge; None: it is absent."""
+    """Add rows of labels and one value for each gauge; a value of None is left out."""
     for labels, values in rows:
         for gauge, value in zip(gauges, values, strict=True):
             if value is not None:
@@ -272,7 +272,7 @@ def _counters(totals: dict[int, Counters]) -> Iterator[Metric]:
         values = counters.ingested, counters.early, counters.aborts, counters.over_cap
         for family, value in zip(counts, values, strict=True):
             family.add_metric([at], value)
-        for outcome in OUTCOME_NAMES:  # from 0 on: increase() does not see how a series begins
+        for outcome in OUTCOME_NAMES:  # from 0: increase() ignores a series' first value
             settled.add_metric([at, outcome], counters.settled.get(outcome, 0))
         for code, count in sorted(counters.rejected.items()):
             rejected.add_metric([at, code], count)
@@ -336,7 +336,7 @@ def _lateness_of_targets(totals: Mapping[int, WorkerMetrics]) -> Iterator[Metric
 def _add(
     family: HistogramMetricFamily, labels: list[str], histogram: Histogram, bounds_ms: Sequence[int]
 ) -> None:
-    """Prometheus wants cumulative buckets, bounds in seconds, the last without bound."""
+    """Add a histogram in Prometheus' form: cumulative buckets, bounds in s, the last infinite."""
     total = 0
     buckets: list[tuple[str, float]] = []
     names = [*(str(bound / _MS) for bound in bounds_ms), "+Inf"]

@@ -1,7 +1,7 @@
-"""The supervisor's side of metrics: all workers together.
+"""Metrics of all workers, collected in the supervisor.
 
-Counters belong to the node and never go back while it runs: what a worker had counted when it died
-is kept, per slice. A restart of the whole node starts at zero, which Prometheus understands as a
+Counters belong to the node and never decrease while it runs: the counts of a dead worker are kept,
+per slice. After a restart of the whole node they start at zero, which Prometheus detects as a
 counter reset.
 """
 
@@ -39,7 +39,7 @@ T = TypeVar("T")
 
 
 class _Worker:
-    """The last two snapshots of one worker, and when they came."""
+    """The last two snapshots of one worker, with their arrival times."""
 
     __slots__ = ("arrived_s", "before", "snapshot")
 
@@ -49,14 +49,14 @@ class _Worker:
         self.before: tuple[WorkerMetrics, float] | None = None
 
     def take(self, snapshot: Snapshot, arrived_s: float) -> None:
-        """Take the next one."""
+        """Store the next snapshot, which arrived at ``arrived_s``."""
         self.before = self.snapshot.worker, self.arrived_s
         self.snapshot = snapshot
         self.arrived_s = arrived_s
 
     @property
     def cpu_ratio(self) -> float | None:
-        """Part of a core between the two."""
+        """Return the used part of a core between the two snapshots; None: there is only one."""
         if self.before is None or self.arrived_s <= self.before[1]:
             return None
         metrics, arrived_s = self.before
@@ -64,13 +64,13 @@ class _Worker:
 
     @property
     def turn_ms_p99(self) -> int | None:
-        """99th percentile of the turns between the two."""
+        """Return the 99th percentile of turn durations between the two snapshots, in ms."""
         turns = self.snapshot.worker.turns
         between = turns if self.before is None else turns.since(self.before[0].turns)
         return between.quantile_ms(0.99, TRANSACTION_BOUNDS_MS)
 
     def state(self, index: int, restarts: int, now_s: float, totals: WorkerMetrics) -> WorkerState:
-        """Return the state of the process; ``totals`` of all its lives."""
+        """Return the state of the worker; ``totals`` includes its earlier processes."""
         cpu_ratio = self.cpu_ratio
         return WorkerState(
             worker=index,
@@ -85,19 +85,19 @@ class _Worker:
 
 
 class NodeTotals(NamedTuple):
-    """Counts of all slices of a node while it ran, and the records that wait now."""
+    """Counters of all slices since the node started, and the number of waiting records."""
 
     counters: Counters
     pending: int
 
 
 class MetricsHub:
-    """Collects the workers' snapshots. Every method may be called by any thread."""
+    """Collector of the workers' snapshots. Any thread may call any method."""
 
     def __init__(
         self, settings: Settings, monotonic_s: Callable[[], float] = time.monotonic
     ) -> None:
-        """Collect for the node of ``settings``."""
+        """Create a hub for the node of ``settings``."""
         self._node_id = settings.node.node_id
         self._workers_wanted = settings.node.workers
         self._now_s = monotonic_s
@@ -109,14 +109,14 @@ class MetricsHub:
         self._waits_for = ""
         self._past_workers: dict[int, WorkerMetrics] = {}
         self._total = Counters()
-        """Of all slices, dropped ones included; what changed is added, so that it never costs a
-        walk over all of them."""
+        """Sum over all slices, dropped ones included, updated with each change so that no walk over
+        all slices is needed."""
 
     def update(self, worker_index: int, snapshot_bytes: bytes) -> None:
-        """Take what ``metrics.encode_snapshot`` packed.
+        """Store a worker's snapshot, encoded by ``encode_snapshot``.
 
         Raises:
-            DelayServiceError: it is no snapshot of this version.
+            DelayServiceError: the bytes are not a snapshot of this version.
         """
         with self._lock:
             known = self._workers.get(worker_index)
@@ -133,13 +133,13 @@ class MetricsHub:
             known.take(snapshot, self._now_s())
 
     def turn_s(self, worker_index: int) -> float:
-        """Return how long the turn of a worker's loop had lasted when it last reported, seconds."""
+        """Return the duration of the loop's turn at a worker's last report, in s."""
         with self._lock:
             worker = self._workers.get(worker_index)
             return 0.0 if worker is None else worker.snapshot.turn_s
 
     def _add_to_total(self, old: Snapshot | None, new: Snapshot) -> None:
-        """Add what the slices have counted since the snapshot before."""
+        """Add the counts of the slices since the snapshot before to the total."""
         before = {m.slice: m.counters for m in old.slices} if old is not None else {}
         same = old.packed.keys() if old is not None else ()
         for packed in new.packed.keys() - same:
@@ -149,13 +149,13 @@ class MetricsHub:
             self._total.add(counted if earlier is None else counted.since(earlier))
 
     def kafka_missing(self, why: str) -> None:
-        """Note why there are no workers yet: the node waits for Kafka; empty: it does not."""
+        """Set why the node waits for Kafka before it starts workers; empty: it does not wait."""
         self._waits_for = why
 
     def forget(self, worker_index: int) -> None:
-        """Note that a worker is gone: its gauges vanish, its counters stay.
+        """Remove the gauges of a worker that has ended, keep its counters, and count a restart.
 
-        One that dies before its first report counts as well: so it is in a loop of crashes.
+        Workers that die before their first report count as well, to show a loop of crashes.
         """
         with self._lock:
             self._count_loss(worker_index)
@@ -170,7 +170,7 @@ class MetricsHub:
             self._keep(metrics)
 
     def _keep_dropped(self, old: Snapshot, new: Snapshot) -> None:
-        """Keep the counts of slices that the worker no longer reports."""
+        """Keep the counts of slices that are missing from a worker's new snapshot."""
         reported = {metrics.slice for metrics in new.slices}
         for metrics in old.slices:
             if metrics.slice not in reported:
@@ -180,7 +180,7 @@ class MetricsHub:
         self._past.setdefault(metrics.slice, Counters()).add(metrics.counters)
 
     def totals(self) -> NodeTotals:
-        """Return the totals of all slices, as of now."""
+        """Return the current totals of all slices."""
         with self._lock:
             total = Counters()
             total.add(self._total)
@@ -189,11 +189,11 @@ class MetricsHub:
             return NodeTotals(total, pending)
 
     def facts(self) -> NodeFacts:
-        """Everything that is exported, as of now."""
+        """Return the current state of the node, as exported."""
         with self._lock:
             now_s = self._now_s()
             workers = sorted(self._workers.items())
-            # The age of the cursor goes on growing while a worker is silent or its loop hangs.
+            # The age of the cursor keeps growing while a worker is silent or its loop hangs.
             slices = [
                 SliceReport(
                     index,
@@ -225,12 +225,12 @@ class MetricsHub:
                 disk_used_percent={
                     index: worker.snapshot.disk_used_percent for index, worker in workers
                 },
-                # Each once: every worker sees the same topics.
+                # Without duplicates: every worker reports the same topics.
                 problems=list(dict.fromkeys(text for one in snapshots for text in one.problems)),
                 slices_there=max((one.slices_there for one in snapshots), default=None),
                 topics=topics_of(slices),
                 worker_totals=worker_totals,
-                # Of the worker that reported last: every worker hears of each pause and pin.
+                # From the last report: every worker reads all pauses and the pin.
                 pauses=_first(one.pauses for one in heard),
                 copies=_first(one.copies for one in snapshots),
                 topics_age_s=max((one.topics_age_s for one in snapshots), default=None),
@@ -250,7 +250,7 @@ class MetricsHub:
         return totals
 
     def _unelectable(self, worker_index: int) -> Iterator[Unelectable]:
-        """Return the slices that a worker may not own, and why: all of its slices, or some."""
+        """Yield the slices that a worker may not own, with the reason: one entry if it is all."""
         worker = self._workers.get(worker_index)
         silent_s = math.inf if worker is None else self._now_s() - worker.arrived_s
         seen = WorkerFacts(kafka=self._waits_for) if self._waits_for else WorkerFacts(silent_s)
@@ -266,7 +266,7 @@ class MetricsHub:
                 yield Unelectable(worker_index, metrics.slice, metrics.cause, metrics.reason)
 
     def _worker_totals(self) -> dict[int, WorkerMetrics]:
-        """Return the counts of each worker in all its lives."""
+        """Return the metrics of each worker, including its earlier processes."""
         totals: dict[int, WorkerMetrics] = {}
         for number, past in self._past_workers.items():
             totals.setdefault(number, WorkerMetrics()).add(past)
@@ -275,8 +275,8 @@ class MetricsHub:
         return dict(sorted(totals.items()))
 
     def status(self) -> NodeState:
-        """Give what ``/status`` shows. Healthy: the node may own all that it has a copy of, and
-        no slice has an alarm.
+        """Return the content of ``/status``. Healthy: the node may own all slices of which it has a
+        copy, and no slice has an alarm.
         """
         facts = self.facts()
         problems = why_not_electable(facts)

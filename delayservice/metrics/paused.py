@@ -1,4 +1,4 @@
-"""The pauses that metrics and status show: bounded, whatever the topic holds."""
+"""The pauses in metrics and status, limited in number and size whatever the topic holds."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from delayservice.metrics.counts import PauseFacts
 from delayservice.metrics.status import Pause
 
 PAUSES_TOLD_MAX: Final = 200
-"""How many pauses are shown one by one: each is a series in Prometheus."""
+"""Largest number of pauses shown one by one, as each is a series in Prometheus."""
 _REASON_CHARS_MAX: Final = 200
 _AT_MS_MAX: Final = 253_402_300_799_999
-"""The end of the year 9999. A row that is written by hand may say anything."""
+"""End of the year 9999, epoch milliseconds; limit for rows that were written by hand."""
 _NAME: Final = re.compile(r"[A-Za-z0-9._*?-]{1,249}")
-"""A legal topic name, or a pattern of such."""
+"""A legal topic name, or a pattern of topic names."""
 
 
 def pause_facts(pauses: Pauses | None) -> PauseFacts | None:
-    """Return the longest pauses one by one, and the number of all others; None: it is not known yet
-    what is paused.
+    """Return the longest pauses one by one, and the number of all pauses; None: they have not been
+    read yet.
     """
     if pauses is None:
         return None

@@ -1,4 +1,4 @@
-"""Snapshot of the counts of a worker, as it travels to the supervisor."""
+"""Snapshot of a worker's counts, encoded for the supervisor."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from delayservice.metrics.counts import (
 
 
 class _Packing(msgspec.Struct):
-    """``Snapshot``, its slices packed already: each by the thread that writes it."""
+    """``Snapshot`` with encoded slices, each encoded by the thread that writes it."""
 
     pid: int
     started_ns: int
@@ -47,22 +47,21 @@ class Snapshot:
     """All slices of one worker process; counters grow within one ``(pid, started_ns)``.
 
     Attributes:
-        pid: of the process.
-        started_ns: when it started, monotonic.
-        packed: its slices, each by what ``encode_slice`` gave.
-        problems: what a person should know that belongs to no slice, one sentence each.
-        disk_used_percent: of the disk that the stores are on; 0 while they are on none.
-        audit: known to one worker of a node.
-        slices_there: how many slices the delay topics make, on all nodes.
-        pauses: None: the worker has not heard yet what is paused.
-        topics_age_s: time since the delay topics were last looked at with success, or since the
-            start, seconds.
-        verdict: why the worker may own no slice, as a cause and for people; empty: it may.
-        turn_s: how long the present turn of its loop has lasted, seconds: what the loop reports of
-            its slices is that old.
-        worker: what belongs to no slice.
-        pinned: why owners stay where they are; empty: they don't have to.
-        copies: the newest comparison of copies; known to one worker of a node.
+        pid: process id of the worker.
+        started_ns: start of the process, monotonic clock.
+        packed: metrics of its slices, by the bytes of ``encode_slice``.
+        problems: problems of the whole worker for people, one sentence each.
+        disk_used_percent: used part of the stores' disk; 0: the stores are in memory.
+        audit: result of the newest audit; only one worker of a node knows it.
+        slices_there: number of slices of the delay topics, on all nodes.
+        pauses: active pauses; None: not read yet.
+        topics_age_s: time since the last successful refresh of the delay topics, or since the
+            start.
+        verdict: why the worker may not own any slice, as cause and for people; empty: it may.
+        turn_s: duration of the current turn of its loop; the metrics of its slices are that old.
+        worker: metrics of the whole worker.
+        pinned: why ownership is pinned; empty: it is not.
+        copies: result of the newest comparison of copies; only one worker of a node knows it.
     """
 
     pid: int
@@ -82,7 +81,7 @@ class Snapshot:
 
     @property
     def slices(self) -> Collection[SliceMetrics]:
-        """The metrics of each slice."""
+        """Return the metrics of each slice."""
         return self.packed.values()
 
 
@@ -94,7 +93,7 @@ _decode_slice = msgspec.msgpack.Decoder(SliceMetrics).decode
 
 
 def encode_slice(metrics: SliceMetrics) -> bytes:
-    """Pack one slice for ``encode_snapshot``, in the thread that writes it: a tenth of a copy."""
+    """Encode one slice for ``encode_snapshot``; costs a tenth of copying it for other threads."""
     return _encode(metrics)
 
 
@@ -113,8 +112,8 @@ def encode_snapshot(
     pinned: str = "",
     copies: ReconcileFacts | None = None,
 ) -> bytes:
-    """Pack a worker's slices, each from ``encode_slice``, for ``MetricsHub.update``; ``pid`` is the
-    worker's own.
+    """Encode a worker's snapshot for ``MetricsHub.update``; ``slices`` come from ``encode_slice``,
+    ``pid`` is the worker's own.
     """
     packed = [msgspec.Raw(packed) for packed in slices]
     told = list(problems), disk_used_percent, audit, slices_there, pauses, topics_age_s
@@ -123,7 +122,7 @@ def encode_snapshot(
 
 
 def decode_snapshot(data: bytes, known: Mapping[bytes, SliceMetrics] = _NOTHING) -> Snapshot:
-    """Unpack what ``encode_snapshot`` packed.
+    """Return the snapshot that ``encode_snapshot`` encoded.
 
     Args:
         data: the snapshot.
@@ -132,7 +131,7 @@ def decode_snapshot(data: bytes, known: Mapping[bytes, SliceMetrics] = _NOTHING)
             supervisor does.
 
     Raises:
-        DelayServiceError: it is no snapshot; worker and supervisor are of different versions.
+        DelayServiceError: not a snapshot; worker and supervisor have different versions.
     """
     try:
         packing = _decode(data)

@@ -1,1 +1,1 @@
-"""The processes of a node: the supervisor, its workers, and what they need of the machine."""
+"""The processes of a node: the supervisor, its workers, and their use of the machine."""

@@ -1,4 +1,4 @@
-"""A worker's answers: each slice is looked at in turn, for a few milliseconds at a time."""
+"""A worker's answers to queries, which read each slice in turn for a few milliseconds."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from delayservice.process.worker_thread import WorkerThread
 from delayservice.slices.any_lane import AnyLane, PreciseLane
 
 LOOK_TIMEOUT_S: Final = 1.0
-"""How long to wait for a slice that is busy."""
+"""Wait for access to a busy slice, in s."""
 SEARCH_S: Final = 0.3
-"""How long one page of a search may take, once every lane has been looked at."""
+"""Time limit of one page of a search, in s; every lane is read at least once."""
 SEARCH_WAIT_S: Final = 3.0
 SEARCH_PAUSE_S: Final = 0.001
 
 _searching = threading.Lock()
-"""One search at a time: what it unpacks, delivery can't."""
+"""Lock that allows one search at a time, as a search takes CPU time from delivery."""
 
 _Answer = Page | Fate | BacklogCounts | list[Pending] | None
 
@@ -41,7 +41,7 @@ def answer(question: Search | Find | Locate | Ahead, thread: WorkerThread) -> _A
     """Return the answer of a worker's slices.
 
     Raises:
-        DelayServiceError: one of them is busy, or can't be read.
+        DelayServiceError: a slice is busy, or can't be read.
     """
     if isinstance(question, Search):
         return _search(question, thread)
@@ -58,7 +58,7 @@ def answer(question: Search | Find | Locate | Ahead, thread: WorkerThread) -> _A
 
 
 def _search(question: Search, thread: WorkerThread) -> Page:
-    """Every lane is read a little in turn, so that each gets on, until the time is over."""
+    """Read every lane a little in turn until the time is over; return the page found."""
     if not _searching.acquire(timeout=SEARCH_WAIT_S):
         raise DelayServiceError("other searches are under way; try again in a moment")
     try:
@@ -103,10 +103,10 @@ def _precise(lanes: Mapping[str, AnyLane]) -> list[PreciseLane]:
 
 @contextmanager
 def _lanes(thread: WorkerThread, number: int) -> Iterator[Mapping[str, AnyLane]]:
-    """A look at a slice.
+    """Give access to the lanes of a slice.
 
     Raises:
-        DelayServiceError: it is busy; says which.
+        DelayServiceError: the slice is busy; the message names it.
     """
     try:
         with thread.looking(number, LOOK_TIMEOUT_S) as lanes:

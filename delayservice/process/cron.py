@@ -1,9 +1,9 @@
-"""The calendar: cron expressions in time zones. Source of the rules: Debian's cron (cronsim).
+"""The calendar: cron expressions in time zones. The rules are those of Debian's cron (cronsim).
 
 Where clocks are set forward, a time of day that does not exist is kept right after the gap; where
 they are set back, a time of day that comes twice is kept once. Expressions whose minute or hour
-begins with ``*``, and those with seconds, follow elapsed time instead: they match every hour there
-is.
+begins with ``*``, and those with seconds, follow elapsed time instead: they match every hour that
+passes.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from delayservice.contract.codes import CRON_INVALID, ZONE_INVALID, RecordRefuse
 
 _SECOND_MS = 1_000
 _CACHED = 1_024
-"""Schedules mostly share a few expressions and come due together."""
+"""Entries of the cache: schedules mostly share a few expressions and come due together."""
 
 
 _barren: set[tuple[str, str]] = set()
-"""Expressions that match nothing, ever."""
+"""Pairs of expression and zone that never match an instant."""
 
 
 @lru_cache(_CACHED)
@@ -37,10 +37,10 @@ def _zone(name: str) -> ZoneInfo:
 
 @lru_cache(_CACHED)
 def cron_time(cron: str, zone: str, after_ms: int) -> int | None:
-    """The first instant after ``after_ms`` that the expression matches, epoch milliseconds.
+    """Return the first instant after ``after_ms`` that the expression matches, epoch milliseconds.
 
     Returns:
-        None: there is none, as for the 30th of February.
+        The instant; None: it never matches, as for the 30th of February.
 
     Raises:
         RecordRefusedError: ``cron-invalid`` or ``zone-invalid``.
@@ -53,7 +53,7 @@ def cron_time(cron: str, zone: str, after_ms: int) -> int | None:
         found = next(CronSim(cron, after))
     except CronSimError as exc:
         raise RecordRefusedError(CRON_INVALID, f"{cron!r} is no cron expression: {exc}") from exc
-    except StopIteration:  # not within fifty years, so never; to find out takes a tenth of a second
+    except StopIteration:  # no match in fifty years, so never; the search takes a tenth of a second
         if len(_barren) >= _CACHED:
             _barren.clear()
         _barren.add((cron, zone))

@@ -1,4 +1,4 @@
-"""Looks at the disk that the stores are on, and says what may still be written to it."""
+"""Watch of the disk of the stores: its use, and whether storing must stop."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ _log = structlog.get_logger(__name__)
 
 
 def used_percent(folder: Path) -> float:
-    """Return the used share of the folder's disk as ``df`` counts it, without what only root may
-    use.
+    """Return the used share of the folder's disk in percent as ``df`` counts it, without the space
+    reserved for root.
 
     Raises:
-        OSError: the folder can't be looked at.
+        OSError: the use of the disk can't be read.
     """
     usage = shutil.disk_usage(folder)
     return 100 * usage.used / max(usage.used + usage.free, 1)
 
 
 class DiskWatch:
-    """One for a worker; a thread of its own looks, for the disk may hang, and others ask.
+    """Disk state of a worker; one thread measures, as the disk may hang, and others read.
 
     Attributes:
-        level: as of the last look.
-        used: percent of the disk, as of then.
+        level: level of the last measurement.
+        used: used percent of the disk at the last measurement.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class DiskWatch:
         self.used = 0.0
 
     def look(self) -> None:
-        """Look once."""
+        """Measure the use of the disk once, and log a change of the level."""
         self._looking_since_s = self._monotonic_s()
         try:
             self.used = self._look()
@@ -74,13 +74,13 @@ class DiskWatch:
 
     @property
     def waiting_s(self) -> float:
-        """Time for which the look that is under way has had no answer, seconds."""
+        """Return the duration of the measurement under way, in s; 0: there is no measurement."""
         since_s = self._looking_since_s
         return 0.0 if since_s is None else self._monotonic_s() - since_s
 
     @property
     def alarm(self) -> str:
-        """Reason why nothing is stored, one sentence; empty while all is well."""
+        """Return why storing has stopped, one sentence; empty: it has not."""
         if self.level < DiskLevel.STOP:
             return ""
         return (

@@ -1,9 +1,9 @@
-"""Python's cycle collector, kept out of the way of large batches.
+"""Python's cycle collector, run at intervals so that it does not slow down large batches.
 
-Every record is some ten small tuples and lists for as long as its batch lives. The collector counts
-those as news and walks all of them again and again: it took 60 % of the hot path's time (``bench
-whole``). Yet none of them is ever in a cycle; they go when the last reference goes. What cycles
-there are come from rare things, such as exceptions, so one collection now and then is enough.
+Every record is some ten small tuples and lists until its batch ends. The collector counts those as
+new objects and walks all of them again and again: it took 60 % of the hot path's time (``bench
+whole``). Yet they are never in a cycle, and are freed with the last reference. Cycles come only
+from rare objects, such as exceptions, so one collection at long intervals is enough.
 """
 
 from __future__ import annotations
@@ -16,20 +16,19 @@ COLLECT_INTERVAL_S: Final = 30.0
 
 
 class GarbageCollector:
-    """Collects at a fixed interval instead of by count."""
+    """Collector that runs at a fixed interval instead of after a number of new objects."""
 
     def __init__(self) -> None:
-        """Take over: whatever the process has set up by now is kept out of every collection."""
+        """Disable Python's own collections, and exclude all present objects from later ones."""
         gc.disable()
         gc.collect()
         gc.freeze()
         self._collected_s = time.monotonic()
 
     def collect_when_time(self) -> None:
-        """Collect if the last time is long enough ago. Takes milliseconds, in which no thread of
-        the process runs: what survives is kept out of the next collections, for with a thousand
-        slices walking over all of it takes a tenth of a second. It still goes with its last
-        reference.
+        """Collect if the interval has passed. Takes milliseconds, in which no thread of the process
+        runs. Surviving objects are excluded from later collections, as walking over those of a
+        thousand slices takes a tenth of a second; they are still freed with their last reference.
         """
         now_s = time.monotonic()
         if now_s - self._collected_s >= COLLECT_INTERVAL_S:

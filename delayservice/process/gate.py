@@ -11,18 +11,18 @@ from ha.ownership import Ownership
 
 
 class WorkerGate:
-    """Permission to settle slices: they are owned, and the clock is believed."""
+    """Permission to settle slices: ownership of them, and a trusted wall clock."""
 
     def __init__(self, ownership: Ownership, watch: ClockWatch) -> None:
         self._ownership = ownership
         self._watch = watch
 
     def roles(self) -> Mapping[int, Role]:
-        """Return what this node may do with each slice now."""
+        """Return this worker's role for each slice now."""
         return self._ownership.roles()
 
     def epoch(self, slice_no: int) -> int:
-        """Return the least number of this ownership."""
+        """Return the epoch of this ownership; a checkpoint may hold a higher number."""
         return self._ownership.epoch(slice_no)
 
     def contract_version(self) -> int:
@@ -30,19 +30,19 @@ class WorkerGate:
         return self._ownership.contract_version()
 
     def settling(self, slice_no: int, *, is_settling: bool) -> None:
-        """Note that the slice has been taken over, or that its last transaction is over."""
+        """Report that the slice has been taken over, or that its last transaction is over."""
         self._ownership.settling(slice_no, is_settling=is_settling)
 
     def gave_up(self, slice_no: int, why: str) -> None:
-        """Note that the slice can't be served here now."""
+        """Report why the slice can't be served here now."""
         self._ownership.gave_up(slice_no, why)
 
     def frozen(self) -> str | None:
-        """Return why the wall clock is not believed, or None."""
+        """Return why the wall clock is not trusted; None: it is."""
         return self._watch.doubt()
 
     def heard_broker(self, broker_ms: int, read_back: ReadBack | None, sent_s: float) -> None:
-        """Compare the broker's clock with ours."""
+        """Compare a time stamp of the broker, epoch milliseconds, with the wall clock."""
         if read_back is None:
             self._watch.heard(broker_ms)
         elif broker_ms != NO_TIME:

@@ -1,4 +1,4 @@
-"""Lanes and their limits, as the settings ask for them."""
+"""Creation of lanes, and their limits from the settings."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from delayservice.store.base import Store
 
 
 class LaneMaker:
-    """Makes the lane of a shard: precise with a store, or of a level topic.
+    """Factory of the lane of a shard: precise with a store, or of a level topic.
 
     Args:
-        settings: of the node.
-        stores: of the worker.
-        source: where records come from.
-        routes: where outputs go.
-        targets: judges target topics.
+        settings: settings of the node.
+        stores: stores of the worker.
+        source: consumer of the delay topics.
+        routes: destinations of outputs.
+        targets: checks of target topics.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class LaneMaker:
 
     def make(self, topic: ServedTopic, partition: int, loop: WorkerLoop) -> AnyLane:
         """Return the lane of partition ``partition`` of a delay topic; its slice is added to the
-        loop where it is missing.
+        loop if it is missing.
         """
         slice_ = loop.slices.get(partition) or loop.add_slice(partition)
         place = (topic.name, partition, topic.topic_id)
@@ -68,7 +68,7 @@ class LaneMaker:
 
 
 def flow_rules(settings: Settings, slices: int) -> FlowRules:
-    """Return the limits of one slice: an even share of the whole cluster's."""
+    """Return the limits of one slice: an even share of the cluster's rates, in records per s."""
     shares = max(slices, 1)
     return FlowRules(
         tuple((pattern, rate / shares) for pattern, rate in settings.rates.per_s.items()),
@@ -78,7 +78,7 @@ def flow_rules(settings: Settings, slices: int) -> FlowRules:
 
 
 def routes_of(settings: Settings, secrets: tuple[bytes, ...]) -> Routes:
-    """Return where outputs go, and how; the first of ``secrets`` signs, all are accepted."""
+    """Return the destinations of outputs; the first of ``secrets`` signs, all are accepted."""
     return Routes(
         dead_letter=settings.topics.dead_letter,
         outcomes=settings.topics.outcomes,

@@ -1,8 +1,7 @@
-"""Structured logs on standard error: for people on a terminal, JSON lines elsewhere.
+"""Structured logs on standard error: readable text on a terminal, JSON lines elsewhere.
 
-Everything goes one way: structlog's own lines, the standard library's (kazoo) and librdkafka's
-(give its clients ``logger=librdkafka_logger()``). Secrets are blacked out last, whatever logged
-them.
+One pipeline formats all lines: those of structlog, the standard library (kazoo) and librdkafka
+(give its clients ``logger=librdkafka_logger()``). Its last step redacts secrets of every source.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ _BRACKETS = re.compile(r"\[[^]]*\]|\([^)]*\)")
 _REPEAT_S = 10.0
 _REPEATS_MAX = 1_000
 _SECRET_CHARS_MIN = 4
-"""Shorter secrets are not searched for in texts: they would black out half of every line."""
+"""Shortest secret to redact in texts, in characters; shorter ones would match ordinary words."""
 
 
 def configure(
@@ -49,8 +48,8 @@ def configure(
 
     Args:
         log: level and format.
-        node_id: part of every line.
-        worker: the worker's number, part of every line; None in the supervisor.
+        node_id: field of every line.
+        worker: the worker's number, field of every line; None in the supervisor.
         secrets: values that must never be written, in clear (``settings_report.secret_values``).
         stream: where lines go; standard error by default.
     """
@@ -88,13 +87,13 @@ def configure(
 
 
 def librdkafka_logger() -> logging.Logger:
-    """Give librdkafka's clients a way into these logs: their ``logger`` argument."""
+    """Return the logger to pass to librdkafka's clients as ``logger``."""
     return logging.getLogger("librdkafka")
 
 
 class _Repeats(logging.Filter):
-    """Lets a message through once in a while: a client that can't connect says so many times a
-    second, in words that differ only in brackets.
+    """Filter that drops repeated messages: a client that can't connect logs the same many times a
+    second, with differences in brackets only.
     """
 
     def __init__(self) -> None:
@@ -102,7 +101,7 @@ class _Repeats(logging.Filter):
         self._said_s: dict[str, float] = {}
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Return whether this message, apart from brackets, was not written a moment ago."""
+        """Return whether the message, without brackets, is new or its last line long enough ago."""
         said = _BRACKETS.sub("", record.getMessage())
         before_s = self._said_s.get(said, -_REPEAT_S)
         if record.created - before_s < _REPEAT_S:
@@ -114,7 +113,7 @@ class _Repeats(logging.Filter):
 
 
 def _bind(bound: Mapping[str, object]) -> Processor:
-    """Put these on every line. Context variables would miss the threads of kazoo and librdkafka."""
+    """Return a processor that adds fields to lines of all threads, as context variables can't."""
 
     def add(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
         return {**bound, **event}
@@ -153,7 +152,7 @@ def _formatter(
 
 
 class _Redact:
-    """Blacks out secrets by the name they are under, by their text, and by their value."""
+    """Processor that redacts secrets by field name, by pattern of the text, and by known value."""
 
     def __init__(self, secrets: Sequence[str]) -> None:
         known = sorted((s for s in secrets if len(s) >= _SECRET_CHARS_MIN), key=len, reverse=True)

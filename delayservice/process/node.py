@@ -1,7 +1,7 @@
 """The node: a supervisor and its worker processes.
 
-The supervisor touches no record. It prepares topics, starts workers, starts another when one dies,
-serves metrics, and ends everything in good order on SIGTERM.
+The supervisor handles no records. It prepares topics, starts workers, replaces a worker that dies,
+serves metrics, and stops all workers in good order on SIGTERM.
 """
 
 from __future__ import annotations
@@ -42,23 +42,23 @@ from delayservice.process.worker_entry import run_worker
 
 RESTART_WAIT_S_MAX = 30.0
 STEADY_S = 60.0
-"""A worker that lived this long starts again with the shortest wait."""
+"""Uptime after which a worker restarts with the shortest wait, in s."""
 
 _TURN_S: Final = 1.0
 _GRACE_S: Final = 5.0
-"""A worker is ended so much later than it counts as silent, seconds."""
+"""Time from counting as silent to the kill of a worker, in s."""
 _FIRST_REPORT_S_MAX: Final = 60.0
-"""Longest time until a worker that was started reports, seconds; a busy machine takes its time."""
+"""Longest time from start to first report of a worker, in s; long because of busy machines."""
 HUNG_S_MAX: Final = 300.0
-"""Longest time that a worker's loop may hang, seconds, counted from when it may own nothing. Turns
+"""Longest hang of a worker's loop before its kill, in s, counted after ``TURN_S_MAX``. Turns
 take milliseconds under load, and a few minutes when large stores are opened on a slow disk."""
 _STOPPED: Final = (0, -signal.SIGTERM)
-"""How a worker ends that was asked to; by the signal itself when it had not begun yet."""
+"""Exit statuses of a worker after SIGTERM; the signal's own if it came before the handler."""
 _log = structlog.get_logger(__name__)
 
 
 def run(settings: Settings) -> int:
-    """Be a node until SIGTERM or Ctrl-C; the exit status."""
+    """Run a node until SIGTERM or Ctrl-C; return the exit status."""
     logs.configure(settings.log, settings.node.node_id, secrets=secret_values(settings))
     stopping = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -72,7 +72,7 @@ def run(settings: Settings) -> int:
     admin = AdminServer(settings, hub, lambda: supervisor.askers)
     metrics = HttpServer(make_metrics_app(hub), "metrics", settings.metrics.listen)
     try:
-        # Before Kafka is reached: a node that waits for it has to say so.
+        # Before Kafka is reached, so that a waiting node can report it.
         if listening := metrics.serve():
             _log.info("metrics_served", url=listening)
         if asked_at := admin.serve():
@@ -93,8 +93,8 @@ def run(settings: Settings) -> int:
 def _prepare_topics(
     settings: Settings, stopping: threading.Event, waits: Callable[[str], None]
 ) -> bool:
-    """Create what is missing; a cluster that is down is waited for, and ``waits`` called with the
-    reason. False: told to stop.
+    """Create missing topics; wait for a cluster that is down, calling ``waits`` with the reason.
+    Return False if the process is to stop.
     """
     waits("it has not answered yet")
     keeper = TopicKeeper(admin_client(settings.kafka.client_config("admin")), settings)
@@ -102,10 +102,10 @@ def _prepare_topics(
 
 
 def _lock_state_dir(settings: Settings) -> IO[bytes]:
-    """Take the state folder for this node, until the file is closed.
+    """Lock the state folder for this node until the returned file is closed.
 
     Raises:
-        SettingsError: another node has it, or it can't be written.
+        SettingsError: another node has the lock, or the folder can't be written.
     """
     folder = settings.node.state_dir
     try:
@@ -123,7 +123,7 @@ def _lock_state_dir(settings: Settings) -> IO[bytes]:
 
 
 def cluster_secret(settings: Settings) -> bytes:
-    """The configured secret; else one of this node's own, made once and kept in its state folder.
+    """Return the configured secret, or this node's own, made once and kept in its state folder.
 
     Raises:
         SettingsError: the state folder can't be written.
@@ -148,11 +148,11 @@ def cluster_secret(settings: Settings) -> bytes:
 
 def node_instance(settings: Settings) -> str:
     """Return the identity of this node among those of the same name: made once for its
-    state folder, which one node at a time can have.
+    state folder, which one node at a time can lock.
 
-    A copy of the folder is another node, on another host or the same one: the file keeps its text
-    when it is copied, but not its place. A folder that is moved within its file system stays the
-    same node. One that was restored is a new one, which waits for the end of the old one's session.
+    A copy of the folder is another node, on another host or the same one: a copied file has the
+    same text but another place. A folder that is moved within its file system stays the same node.
+    A restored folder is a new node, which waits for the end of the old one's session.
 
     Raises:
         SettingsError: the state folder can't be written.
@@ -183,22 +183,22 @@ class _Child:
     asker: Asker
     started_s: float
     silent_s: float = 0.0
-    """Time without a report, as far as the supervisor itself was awake."""
+    """Time without a report, in s, without time in which the supervisor itself was suspended."""
     hung_s: float = 0.0
-    """Time for which its loop has hung, in the same way."""
+    """Time for which the worker's loop has hung, in s, counted like ``silent_s``."""
     has_reported: bool = False
     is_ended: bool = False
-    """Whether it was ended because its loop hung."""
+    """Whether the worker was killed because its loop hung."""
 
 
 class Supervisor:
-    """Keeps the workers alive.
+    """Supervisor that starts, watches and restarts the worker processes.
 
     Args:
-        settings: of the node.
-        cluster_secrets: what copies are verified by; the first signs them.
-        instance: tells this node from another one of the same name.
-        hub: takes what the workers report.
+        settings: settings of the node.
+        cluster_secrets: secrets that verify copies; the first signs them.
+        instance: identity of this node among nodes of the same name.
+        hub: receiver of the workers' reports.
     """
 
     def __init__(
@@ -219,7 +219,7 @@ class Supervisor:
         return [child.asker for child in list(self._children.values())]
 
     def run(self, stopping: threading.Event) -> None:
-        """Run until told to stop."""
+        """Run the workers until ``stopping`` is set; kill them on an error of the supervisor."""
         try:
             for index in range(self._settings.node.workers):
                 self._start(index)
@@ -229,7 +229,7 @@ class Supervisor:
                 self._end_hung(min(time.monotonic() - began_s, _TURN_S))
                 self._restart_dead()
         except BaseException:
-            # Python waits for its child processes at the end: a node without a head would go on.
+            # Python waits for its child processes at exit: they would run on without a supervisor.
             _log.exception("supervisor_failed")
             self.kill()
             raise
@@ -258,7 +258,7 @@ class Supervisor:
         _log.info("worker_started", worker=index, pid=process.pid)
 
     def _listen(self, timeout_s: float) -> None:
-        """Take snapshots until the time is over, or a worker ends."""
+        """Wait up to ``timeout_s`` for reports, and pass them to the hub; handle ended workers."""
         pipes = {child.pipe: index for index, child in self._children.items()}
         for ready in wait(list(pipes), timeout_s):
             if not isinstance(ready, Connection):
@@ -273,7 +273,7 @@ class Supervisor:
             self._children[index].has_reported = True
 
     def _end_hung(self, elapsed_s: float) -> None:
-        """End the workers that are silent or whose loops hang, which is as safe as any crash."""
+        """Kill workers that are silent or whose loops hang, which is as safe as any crash."""
         for index, child in self._children.items():
             child.silent_s += elapsed_s
             hangs = self._hub.turn_s(index) > TURN_S_MAX
@@ -293,7 +293,7 @@ class Supervisor:
         child.pipe.close()
         child.process.join()
         lived_s = time.monotonic() - child.started_s
-        # One that hangs soon after its start is as one that crashes then.
+        # A hang soon after the start counts as a crash soon after the start.
         steady_s = lived_s - child.hung_s
         tries = 0 if steady_s > STEADY_S else self._restarts.get(index, 0)
         wait_s = min(0.2 * 2**tries, RESTART_WAIT_S_MAX)
@@ -315,13 +315,13 @@ class Supervisor:
                 self._start(index)
 
     def kill(self) -> None:
-        """End the workers at once, which is as safe as any crash."""
+        """Kill the workers at once, which is as safe as any crash."""
         for child in self._children.values():
             child.process.kill()
             child.process.join()
 
     def stop(self) -> int:
-        """End the workers; 0 when every one of them ended in good order."""
+        """Stop the workers; return exit status 0 if all of them ended in good order."""
         _log.info("stopping")
         for child in self._children.values():
             child.process.terminate()

@@ -20,7 +20,7 @@ from delayservice.metrics.snapshot import encode_slice
 
 @dataclass(slots=True)
 class Sampled:
-    """The metrics of one slice, and what was last told of its progress."""
+    """Metrics of one slice, with the state of its sampling and progress log."""
 
     metrics: SliceMetrics
     published: bytes
@@ -28,18 +28,17 @@ class Sampled:
     was_behind: bool = False
     told_s: float = float("-inf")
     is_quiet: bool = False
-    """Whether it is not behind, and neither a record nor a checkpoint has come since the sample
-    before."""
+    """Whether the slice has no lag, and got no record or checkpoint since the sample before."""
     seen: tuple[Mapping[str, int], Checkpoint | None] | None = None
-    """The positions stored, and the newest checkpoint."""
+    """Stored positions and newest checkpoint at the last sample; None: not sampled yet."""
     counts: dict[str, LaneCounts] = field(default_factory=dict)
-    """The records that waited in each lane."""
+    """Counts of the waiting records, by delay topic."""
     count_again_s: float = float("-inf")
-    """Until when they stand, monotonic seconds."""
+    """Time of the next count of waiting records, monotonic seconds."""
 
 
 class MetricsObserver:
-    """Puts what the loop reports into the slices' metrics, once per batch."""
+    """Observer of the loop that updates the metrics of slices, once per batch."""
 
     def __init__(self) -> None:
         self.sampled: dict[int, Sampled] = {}
@@ -56,11 +55,11 @@ class MetricsObserver:
         return found.metrics
 
     def ingested(self, slice_no: int, records: int) -> None:
-        """Source records were stored."""
+        """Count stored source records."""
         self.of(slice_no).add_ingested(records)
 
     def settled(self, slice_no: int, tally: Tally, now_ms: int) -> None:
-        """Outputs were committed."""
+        """Count committed outputs and their lateness, for the time ``now_ms`` of the commit."""
         metrics = self.of(slice_no)
         for number, count in enumerate(tally.counts):
             if count:
@@ -75,12 +74,12 @@ class MetricsObserver:
             metrics.add_rejected(code)
 
     def transaction(self, slices: Collection[int], seconds: float, *, committed: bool) -> None:
-        """A transaction ended. An abort is counted once, for the first slice that it carried."""
+        """Record a transaction's duration, or count an abort once, for its lowest slice."""
         if committed:
             observe_s(self.worker.transactions, seconds)
         elif slices:
             self.of(min(slices)).add_abort()
 
     def turned(self, seconds: float) -> None:
-        """The loop has made a turn."""
+        """Record the duration of a turn of the loop."""
         observe_s(self.worker.turns, seconds)

@@ -1,4 +1,4 @@
-"""Memory that this process uses."""
+"""Memory use of this process."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 
 
 def memory_bytes() -> int:
-    """Return the resident memory of this process; 0 where the system does not tell."""
+    """Return the resident memory of this process in bytes; 0: the system has no such figure."""
     try:
         return int(_STATM.read_text("ascii").split()[1]) * _PAGE_BYTES
     except OSError:

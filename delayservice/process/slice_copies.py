@@ -1,4 +1,4 @@
-"""The copies of a worker's slices: their digests, and the commands to repair them."""
+"""Digests of the copies of a worker's slices, and commands to repair them."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ COMMANDS_KEPT: Final = 10_000
 
 
 class SliceCopies:
-    """Makes the keeper of each slice's copies, and hands commands to it.
+    """Factory of the keeper of each slice's copies, and dispatcher of repair commands.
 
     Args:
-        settings: of the node.
-        checkpoints: cuts are taken where they are.
-        clock: for cuts, and for what has expired.
+        settings: settings of the node.
+        checkpoints: positions at which digests are cut.
+        clock: clock for cuts and for expiry.
     """
 
     def __init__(self, settings: Settings, checkpoints: Checkpoints, clock: NodeClock) -> None:
@@ -35,17 +35,17 @@ class SliceCopies:
         self._scan_turns = ScanTurns()
         self._keepers: dict[int, CopyKeeper] = {}
         self._unplaced: deque[Command] = deque(maxlen=COMMANDS_KEPT)
-        """For slices that are not placed here yet, or are another worker's."""
+        """Newest commands; some are for slices not placed here yet, or of another worker."""
         topics = settings.topics
         self._log = (
             CopyLog(settings.kafka.client_config("producer"), topics.digests, topics.repairs)
             if settings.digests.enabled
             else None
         )
-        """None where digests are off."""
+        """Producer of digests and repairs; None: digests are off."""
 
     def keeper_of(self, slice_no: int) -> CopyKeeper | None:
-        """Make the keeper of a slice that begins here; None where digests are off."""
+        """Return the keeper of a slice that begins here; None: digests are off."""
         settings, log = self._settings, self._log
         if log is None:
             return None
@@ -65,10 +65,10 @@ class SliceCopies:
         return keeper
 
     def watcher(self, attend: Callable[[int], None]) -> RepairWatcher | None:
-        """Return the watcher of the repair topic, which several workers of a node read.
+        """Return the watcher of the repair topic, which each worker reads; None: digests are off.
 
         Args:
-            attend: called with the slice of each command that is for this worker.
+            attend: called with the slice of each command for this worker.
         """
         if self._log is None:
             return None
@@ -83,27 +83,27 @@ class SliceCopies:
         return RepairWatcher(self._settings.topics.repairs, self._settings.node.node_id, ask)
 
     def forget(self, slice_no: int) -> None:
-        """Drop the keeper of a slice of which no copy is kept any more."""
+        """Drop the keeper of a slice whose copy is no longer kept here."""
         self._keepers.pop(slice_no, None)
 
     def retire(self, topic: str, slice_no: int) -> None:
-        """Publish that this node keeps no copy of a shard any more."""
+        """Publish that this node no longer keeps a copy of a shard."""
         if self._log is not None:
             place = Place(self._settings.node.node_id, topic, "", slice_no, "")
             self._log.write(retired_row(place), lambda: None)
 
     def serve(self) -> None:
-        """Take the delivery reports of what was published."""
+        """Process the delivery reports of published digests, without waiting."""
         if self._log is not None:
             self._log.serve()
 
     def flush(self, timeout_s: float) -> None:
-        """Wait until all is written, for ``timeout_s`` at most."""
+        """Wait until all digests are written, for ``timeout_s`` at most."""
         if self._log is not None:
             self._log.flush(timeout_s)
 
     def _hand_over(self, keeper: CopyKeeper, slice_no: int) -> None:
-        """Hand over what came for a slice, also before it was placed here."""
+        """Pass all kept commands for a slice to its keeper."""
         for command in [one for one in self._unplaced if one.partition == slice_no]:
             with suppress(ValueError):  # another thread was faster
                 self._unplaced.remove(command)

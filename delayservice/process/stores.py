@@ -1,4 +1,4 @@
-"""The stores of a worker, as the settings ask for them, and the folders that they live in."""
+"""Stores of a worker, according to the settings, and their folders."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ _FORMATS: Final = {"wheel": WHEEL_FORMAT, "rocksdb": ROCKS_FORMAT}
 
 
 class Stores:
-    """Makes and removes the stores of one worker's shards.
+    """Factory of the stores of one worker's shards.
 
     All shards of a worker share one wheel or one RocksDB; in memory each has its own. Folders are
-    named by the worker's number: no path is made of a name. A shard is known by a hash of the
-    topic's id, so that a recreated topic gets a store of its own.
+    named by the worker's number, so that no name becomes a path. A hash of the topic's id
+    identifies a shard, so that a recreated topic gets a store of its own.
 
     Args:
-        settings: of the node.
+        settings: settings of the node.
         index: number of the worker.
     """
 
@@ -55,28 +55,28 @@ class Stores:
         return WheelStore(self._wheel, hash_of(topic_id), partition)
 
     def remove(self, topic_id: str, partition: int) -> None:
-        """Remove a shard's store from the disk; it is closed, and the log holds all of it."""
+        """Remove a shard's closed store from the disk; Kafka still holds its records."""
         if self._kind == "wheel":
             self._wheel.remove(hash_of(topic_id), partition)
         elif self._kind == "rocksdb":
             self._rocks.remove((hash_of(topic_id), partition))
 
     def kept_slices(self) -> frozenset[int]:
-        """Return the slices of which this worker finds stores on the disk."""
+        """Return the slices with stores of this worker on the disk."""
         return frozenset(shard.partition for shard in kept_shards(self._path))
 
 
 def hash_of(topic_id: str) -> str:
-    """Return what a topic is called in folders and tables of stores."""
+    """Return the name of a topic in folders and tables of stores: 24 hex digits."""
     return hashlib.blake2b(topic_id.encode(), digest_size=12).hexdigest()
 
 
 def remove_strangers(settings: Settings) -> None:
-    """Remove stores of workers that this node no longer has, and of the older formats, which had a
-    folder for each shard: all of it is rebuilt from Kafka. Called before the workers start.
+    """Remove stores of workers that this node no longer has, and stores of older formats, which had
+    a folder for each shard. They are rebuilt from Kafka. Called before the workers start.
 
     Raises:
-        StoreError: one is in use by another process, or of a newer format: it is left as it is.
+        StoreError: a store is in use by another process, or of a newer format; it is kept.
     """
     kind = settings.node.store
     home = settings.node.state_dir / kind

@@ -1,5 +1,5 @@
-"""What a worker knows of target topics: which can be written to, are paused, or led by brokers
-that do not answer.
+"""State of target topics in a worker: which can be written, are paused, or have leaders that do
+not answer.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from delayservice.config.settings import Settings
 
 
 class TargetWatch:
-    """Joins the pauses and the reach of brokers to the state of the topics.
+    """Watch of target topics, which combines pauses and reachable brokers with their state.
 
     Attributes:
-        pauses: reads the pauses topic.
-        reach: asks the brokers.
-        topics: judges the targets; anew when another is paused, or other brokers answer.
+        pauses: reader of the pauses topic.
+        reach: check of the brokers.
+        topics: check of the targets, repeated when pauses or reachable brokers change.
     """
 
     def __init__(self, settings: Settings, admin: AdminClient) -> None:
@@ -45,7 +45,7 @@ class TargetWatch:
         self.topics.changed()
 
     def _why_paused(self, topic: str) -> str | None:
-        """Return why a target topic is paused; the service's own topics go on under any pattern."""
+        """Return why a target topic is paused; None: it is not. Own topics are never paused."""
         if topic in self._names.own or self._is_delay_topic(topic):
             return None
         return self.pauses.why(topic)

@@ -1,6 +1,6 @@
-"""The delay topics as a worker saw them last: which are served, what is wrong, and how old that is.
+"""State of the delay topics as last read by a worker: served topics, problems, and age.
 
-Any thread may ask; one at a time refreshes.
+Any thread may read it; one thread refreshes.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from delayservice.base.errors import KafkaEdgeError
 
 _LOOKS_MISSED: Final = 3
 _OLD_S_MIN: Final = 15.0
-"""A look that is older than this, and than three of its intervals, is a problem. A broker that
-restarts costs one or two looks."""
+"""Least age of the state that is a problem, in s; three intervals if they are longer, because a
+broker's restart makes one or two refreshes fail."""
 
 _log = structlog.get_logger(__name__)
 
 
 class TopicWatcher:
-    """Looks at the delay topics again and again.
+    """Watch of the delay topics, refreshed at intervals.
 
     Args:
-        look: asks the cluster, once with each ``refresh``.
-        is_pending: whether a checkpoint names a topic: then its records may be pending.
-        monotonic_s: the clock.
-        every_s: how often ``refresh`` is called.
+        look: reads the topics from Kafka; called by each ``refresh``.
+        is_pending: returns whether a checkpoint names a topic, so that records may be pending.
+        monotonic_s: monotonic clock, in s.
+        every_s: interval of ``refresh``, in s.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class TopicWatcher:
     ) -> None:
         self._look = look
         self.seen = Look(())
-        """The last good look."""
+        """Result of the last successful refresh."""
         self._is_pending = is_pending
         self._monotonic_s = monotonic_s
         self._old_s = max(_LOOKS_MISSED * every_s, _OLD_S_MIN)
@@ -48,22 +48,22 @@ class TopicWatcher:
         self._has_looked = False
         self._failure = ""
         self._begun: set[str] = set()
-        """Ids of topics that were served once, here or by the writers of the checkpoints."""
+        """Ids of topics that were served before, here or by writers of checkpoints."""
         self.topics: Sequence[ServedTopic] = ()
-        """Every delay topic, as of the last good look."""
+        """Every delay topic, served or not, as of the last successful refresh."""
 
     @property
     def fit(self) -> list[ServedTopic]:
-        """The topics that are served."""
+        """Return the topics that are served."""
         return [topic for topic in self.topics if not topic.problems]
 
     @property
     def age_s(self) -> float:
-        """Time since the last good look, or since the start; seconds."""
+        """Return the time since the last successful refresh, or since the start, in s."""
         return self._monotonic_s() - self._looked_s
 
     def problems(self) -> list[str]:
-        """Return problems for people, one sentence each."""
+        """Return the problems of the delay topics for people, one sentence each."""
         found = []
         if self._failure and not self._has_looked:
             found.append(f"the delay topics could not be looked at yet: {self._failure}")
@@ -78,8 +78,8 @@ class TopicWatcher:
         return found
 
     def refresh(self) -> bool:
-        """Find new topics, added partitions and recreated topics, and judge them; return whether
-        that could be done. What was served goes on if not.
+        """Find new topics, added partitions and recreated topics, and check them; return whether
+        that succeeded. If not, the topics served so far are kept.
         """
         try:
             seen = self._look()
@@ -88,7 +88,7 @@ class TopicWatcher:
             self._failure = str(exc)
             _log.warning("topics_not_refreshed", why=self._failure)
             return False
-        except Exception as exc:  # noqa: BLE001  # the next look may succeed
+        except Exception as exc:  # noqa: BLE001  # the next refresh may succeed
             self._failure = f"{type(exc).__name__}: {exc}"
             _log.exception("topics_not_refreshed", why=self._failure)
             return False

@@ -1,4 +1,4 @@
-"""Lets other threads look at one thread's data while that thread waits for something else."""
+"""Access of other threads to one thread's data while that thread waits."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from delayservice.base.errors import DelayServiceError
 
 
 class BusyError(DelayServiceError):
-    """The thread did not come to wait in time."""
+    """The thread made no pause in time, or has ended."""
 
 
 class Turns:
-    """One thread works for as long as it likes; others look in the pauses that it makes."""
+    """Lock of a working thread, which other threads hold only in its pauses."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -22,7 +22,7 @@ class Turns:
 
     @contextmanager
     def working(self) -> Iterator[None]:
-        """Around all that the thread does. Afterwards no thread looks any more."""
+        """Hold the lock while the thread works; afterwards ``looking`` always fails."""
         with self._lock:
             try:
                 yield
@@ -31,7 +31,7 @@ class Turns:
 
     @contextmanager
     def pausing(self) -> Iterator[None]:
-        """Around a wait of the thread, inside of ``working``."""
+        """Release the lock during a wait of the thread, inside of ``working``."""
         self._lock.release()
         try:
             yield
@@ -40,7 +40,7 @@ class Turns:
 
     @contextmanager
     def looking(self, timeout_s: float) -> Iterator[None]:
-        """Around a look, by another thread.
+        """Hold the lock in another thread, in a pause of the working one.
 
         Raises:
             BusyError: the thread made no pause in time, or has ended.

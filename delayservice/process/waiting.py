@@ -29,7 +29,7 @@ class _Stopped(Enum):
 
 
 STOPPED: Final = _Stopped.STOPPED
-"""The wait ended because the process is to stop."""
+"""Result of a wait that ended because the process is to stop."""
 
 
 def wait_for_kafka(
@@ -37,11 +37,11 @@ def wait_for_kafka(
     stopping: threading.Event,
     waits: Callable[[str], None] = lambda _: None,
 ) -> Answer | Literal[_Stopped.STOPPED]:
-    """Ask until Kafka answers, with growing pauses; ``STOPPED`` when the process is to stop.
+    """Call ``ask`` until Kafka answers, with growing pauses; ``STOPPED``: the process is to stop.
     ``waits`` is called with the reason for each pause.
 
     Raises:
-        DelayServiceError: any other than ``KafkaEdgeError``.
+        DelayServiceError: an error of ``ask`` other than ``KafkaEdgeError``.
     """
 
     def tell(state: RetryCallState) -> None:
@@ -67,25 +67,25 @@ def wait_for_kafka(
 
 
 class StandInReport:
-    """Reports for a worker until its loop does: that it lives, and what it waits for."""
+    """Report of a worker before its loop starts: that it is alive, and why it waits."""
 
     def __init__(self) -> None:
         self._kafka = "it has not answered yet"
 
     def waits(self, why: str) -> None:
-        """Note why the worker waits for Kafka."""
+        """Set the reason why the worker waits for Kafka."""
         self._kafka = why
 
     def encoded(self) -> bytes:
-        """Return it as the supervisor takes it."""
+        """Return the report as an encoded snapshot for the supervisor."""
         verdict = electability(WorkerFacts(kafka=self._kafka))
         return encode_snapshot(os.getpid(), [], verdict=(verdict.cause.value, verdict.reason))
 
 
 @contextmanager
 def reporting(publish: Callable[[bytes], None]) -> Iterator[StandInReport]:
-    """Report every second, on a thread of its own: the thread that waits for Kafka may be in a
-    call.
+    """Publish the report every second from another thread, as the waiting one may be blocked in a
+    call to Kafka.
     """
     report, over = StandInReport(), threading.Event()
 

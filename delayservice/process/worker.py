@@ -1,4 +1,4 @@
-"""A worker: the slices of one process, its Kafka clients, and what looks after them.
+"""A worker: the slices of one process, its Kafka clients, and their maintenance.
 
 The supervisor (``node``) starts it, reads its metrics from a pipe and starts another if it dies.
 """
@@ -57,17 +57,17 @@ from ha.placement import SliceFacts
 
 TURN_S = 1.0
 PUBLISHED_PER_S = 200
-"""Slices whose metrics go to the supervisor in a second: with more of them, less often."""
+"""Slices whose metrics are sent to the supervisor per second; with more slices, less often."""
 PUBLISHED_EVERY_S_MAX = 5.0
 STOP_TIMEOUT_S = 20.0
 FLUSH_TIMEOUT_S = 2.0
 QUIET_MEASURED = 64
-"""Slices to which nothing happens whose logs are measured with each refresh of the topics."""
+"""Number of idle slices whose log ends are read with each refresh of the topics."""
 HELPERS = 4
-"""Threads for take-overs and for what else asks Kafka and waits."""
+"""Number of threads for take-overs and other blocking calls to Kafka."""
 EXIT_FAILED = 70
 EXIT_ORPHANED = 71
-"""Exit statuses of the process: something failed; its supervisor is gone."""
+"""Exit statuses of the process: a failure (70) or a lost supervisor (71)."""
 
 _log = structlog.get_logger(__name__)
 
@@ -108,7 +108,7 @@ class Worker:
         self._slices_there = range(0)
         self._published_s = float("-inf")
         self._placed: tuple[frozenset[int], set[tuple[str, str, int]]] | None = None
-        """The slices that are kept here, and the topics that are served."""
+        """Slices kept here and topics served, as last passed to the loop."""
         self._topics = TopicWatcher(
             lambda: self._keeper.look(layout),
             self._has_checkpoint,
@@ -132,7 +132,7 @@ class Worker:
         )
 
     def begin(self) -> None:
-        """Start all threads; Kafka is asked, which may take a while."""
+        """Read the topics from Kafka, which may take a while, and start all threads."""
         self._checkpoints.start()
         self._refresh()
         self._thread.start()
@@ -150,7 +150,7 @@ class Worker:
         ControlReader(self._control_topics(), client, self._name)
 
     def run(self, stopping: threading.Event, publish: Callable[[bytes], None]) -> bool:
-        """Serve until told to stop; whether anything failed."""
+        """Serve until ``stopping`` is set; return whether a part of the worker failed."""
         garbage = GarbageCollector()
         while not stopping.is_set():
             self._place()
@@ -166,7 +166,7 @@ class Worker:
         """Answer queries about this worker's slices; on any thread.
 
         Raises:
-            DelayServiceError: it can't be answered now.
+            DelayServiceError: the query can't be answered now.
         """
         if isinstance(question, Standings):
             return self._ownership.survey()
@@ -187,8 +187,8 @@ class Worker:
         self._thread.loop.attend(slice_no)
 
     def _repeat(self, name: str, every_s: float, ask: Callable[[], object]) -> None:
-        """Ask Kafka on a thread of its own: the call may have to wait, and what goes on here,
-        the end above all, has not.
+        """Call ``ask`` every ``every_s`` on a thread of its own, so that a blocked call does not
+        delay this thread and its end.
         """
         turn = threading.Event()
 
@@ -244,7 +244,7 @@ class Worker:
         )
 
     def _refresh(self) -> None:
-        """Look at the topics, and find out where their slices belong and how far the logs go."""
+        """Read the topics, their slices' placement facts, and the ends of the logs."""
         if not self._topics.refresh():
             return
         self._checkpoints.policy_problem = "; ".join(self._topics.seen.own_problems)
@@ -252,7 +252,7 @@ class Worker:
         self._facts = self._make_facts(self._topics.topics)
         try:
             self._measure(self._topics.fit)
-        except KafkaEdgeError as exc:  # asked again with the next look
+        except KafkaEdgeError as exc:  # asked again with the next refresh
             _log.warning("log_ends_not_known", why=str(exc))
 
     def _has_checkpoint(self, topic: ServedTopic) -> bool:
@@ -260,14 +260,14 @@ class Worker:
             read_back = self._checkpoints.read_back(number)
             if read_back is None:
                 continue
-            with suppress(KafkaEdgeError):  # the take-over of the slice says what is wrong
+            with suppress(KafkaEdgeError):  # the take-over of the slice reports the error
                 shard = decode_checkpoint(read_back.data).shards.get(topic.name)
                 if shard is not None and shard.topic_id == topic.topic_id:
                     return True
         return False
 
     def _place(self) -> None:
-        """Serve the slices whose copies belong here, as nodes come and go."""
+        """Pass the slices whose copies this worker keeps now to the loop, if they changed."""
         kept = self._ownership.serve(self._facts)
         topics = self._topics.fit
         placed = kept, {(topic.name, topic.topic_id, topic.partitions) for topic in topics}
@@ -283,7 +283,7 @@ class Worker:
         self._thread.want(Wanted(wanted))
 
     def _measure(self, fit: list[ServedTopic]) -> None:
-        """Find out how far the logs go: what is to be stored yet."""
+        """Read the log ends of the busy slices and some idle ones, and pass them to the loop."""
         slices = self._thread.to_measure(QUIET_MEASURED)
         places = [(t.name, n) for t in fit for n in slices if t.partitions > n]
         asked_s = self._clock.monotonic_s()
@@ -293,8 +293,8 @@ class Worker:
         self._thread.measured(asked_s, mine)
 
     def _make_facts(self, found: Sequence[ServedTopic]) -> list[SliceFacts]:
-        """Return what decides where slices go: the first delay topic of the settings that has such
-        a partition speaks for the slice, fit or not.
+        """Return the facts that decide the placement of slices, each from the first delay topic, in
+        the order of the settings, that has the partition, served or not.
         """
         order = {name: number for number, name in enumerate(self._settings.topics.delay)}
         topics = sorted(found, key=lambda topic: (order.get(topic.name, len(order)), topic.name))
@@ -306,12 +306,12 @@ class Worker:
         return facts
 
     def _retired(self, slice_no: int) -> None:
-        """Remove the stores of a slice of which no copy is kept any more: other nodes do. A node
-        that keeps it again begins with the log.
+        """Remove the stores of a slice whose copy is no longer kept here. A node that keeps it
+        again begins with the log.
         """
         self._copies.forget(slice_no)
         for topic in self._topics.topics:
-            if not topic.topic_id:  # it is gone
+            if not topic.topic_id:  # the topic is gone
                 continue
             self._stores.remove(topic.topic_id, slice_no)
             self._copies.retire(topic.name, slice_no)

@@ -1,4 +1,4 @@
-"""The entry of a worker process: what it needs before there is a ``Worker``, and how it ends."""
+"""Entry of a worker process: its preparation before a ``Worker`` exists, and its end."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ from ha.notes import NodeNote
 from ha.ownership import Ownership, Standalone
 
 ALERT_S = 0.3
-"""From when an heir is named until the slice is let go: its loop has heard of it by then, and has
-begun to open a writer."""
+"""Time from naming an heir to stopping the owner's loop, in s; enough for the heir's loop to notice
+and to begin opening a writer."""
 
 _log = structlog.get_logger(__name__)
 
@@ -42,10 +42,10 @@ def run_worker(
     pipe: Connection,
     questions: Connection,
 ) -> None:
-    """Be worker ``index``: the entry of the process. The first of ``secrets`` signs copies.
-    ``crashes``: lives in a row before this one that ended soon after their start.
+    """Run worker ``index``, as the entry of the process. The first of ``secrets`` signs copies.
+    ``crashes``: consecutive earlier processes that ended soon after their start.
 
-    Ends with status 0 after SIGTERM, with another one when a slice failed.
+    Exits with status 0 after SIGTERM, with another one after a failure.
     """
     hidden = [*secret_values(settings), *(secret.decode("latin-1") for secret in secrets)]
     logs.configure(settings.log, settings.node.node_id, index, secrets=hidden)
@@ -65,15 +65,15 @@ def run_worker(
             worker.begin()
         failed = worker.run(stopping, pipe.send_bytes)
     except BaseException:  # noqa: BLE001  # the process has no other handler
-        # Left to itself the process would wait for its slices for ever.
+        # Without an exit the process would wait for its slices for ever.
         _log.exception("worker_failed", worker=index)
         failed = True
     os._exit(EXIT_FAILED if failed else 0)  # librdkafka's threads may outlive a clean exit
 
 
 def _end_with_supervisor(pipe: Connection) -> None:
-    """Nothing restarts or stops a worker whose supervisor is gone, so it ends at once; that is as
-    safe as any crash.
+    """End the process at once when the supervisor is gone, as it could be neither restarted nor
+    stopped; that is as safe as any crash.
     """
 
     def watch() -> None:
@@ -85,12 +85,12 @@ def _end_with_supervisor(pipe: Connection) -> None:
 
 
 def make_ownership(settings: Settings, instance: str, index: int) -> Ownership:
-    """Make and start what tells worker ``index`` which slices it owns.
+    """Make and start the ownership of worker ``index``: by election, or standalone.
 
     Args:
-        settings: without ``zookeeper.hosts`` there is no other node.
-        instance: tells this node from another one of the same name.
-        index: of the worker.
+        settings: settings of the node; without ``zookeeper.hosts`` it is standalone.
+        instance: identity of this node among nodes of the same name.
+        index: number of the worker.
     """
     node = settings.node
     me = NodeNote(

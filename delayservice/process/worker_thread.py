@@ -27,20 +27,20 @@ from ha.ownership import Ownership, SliceStanding
 
 CATCHING_UP_S = 5.0
 PROGRESS_S = 5.0
-"""How often a copy that is catching up says how far it is."""
+"""Interval of progress logs of a copy that is catching up, in s."""
 ENDS_AGE_S_MAX = 10.0
 COUNTING_SHARE = 0.02
-"""Counting takes no more of a core: while much is due a count reads the disk for tens of
-milliseconds, and stands the longer."""
+"""Largest share of a core for counting waiting records. A count that reads the disk for tens of
+milliseconds is repeated the less often."""
 SAMPLE_S = 1.0
 STOP_WAIT_S = 15.0
-"""How long slices may take to be released at the end."""
+"""Time limit for releasing the slices at the end, in s."""
 
 _log = structlog.get_logger(__name__)
 
 
 class _LogEnds(NamedTuple):
-    """Ends of a slice's logs by delay topic, and when they were asked for (monotonic seconds)."""
+    """Ends of a slice's logs by delay topic, and the time of the request (monotonic seconds)."""
 
     asked_s: float
     ends: Mapping[str, int]
@@ -51,28 +51,28 @@ _NOT_ASKED: Final = _LogEnds(float("-inf"), {})
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """The shards that a worker is to keep: delay topics by name, of each slice."""
+    """Shards that a worker is to keep: by slice, the delay topics by name."""
 
     slices: Mapping[int, Mapping[str, ServedTopic]] = field(default_factory=dict)
 
 
 class WorkerThread:
-    """Runs the loop until told to stop.
+    """Thread that runs the loop until ``stop``.
 
-    A store that can't be trusted, or anything unforeseen, is not survived: ``failure`` is set, and
-    the worker ends so that the supervisor starts a clean one.
+    After a corrupt store or an unexpected error the thread ends and sets ``failure``; the worker
+    ends, and the supervisor starts a clean one.
 
     Args:
-        make_loop: makes the loop; given who is told of a slice that was looked after.
-        observer: of the loop.
-        gate: of the loop.
-        clock: monotonic.
-        make_lane: a lane for a delay topic and a partition.
-        close_edges: releases what the loop uses.
-        disk_alarm: why storing has stopped; empty: it has not.
-        checkpoint_alarm: what is wrong with the checkpoints of a slice; empty: nothing.
-        retired: told of a slice of which no copy is kept any more.
-        turns: other threads look at the lanes while the loop waits.
+        make_loop: makes the loop; its argument is called with each slice that was tended.
+        observer: observer of the loop.
+        gate: gate of the loop.
+        clock: monotonic and wall clock.
+        make_lane: returns the lane of a delay topic and a partition.
+        close_edges: closes the loop's clients and threads.
+        disk_alarm: returns why storing has stopped; empty: it has not.
+        checkpoint_alarm: returns the problem of a slice's checkpoints; empty: no problem.
+        retired: called with each slice whose copy is no longer kept.
+        turns: lock for access to the lanes while the loop waits.
     """
 
     def __init__(
@@ -112,24 +112,24 @@ class WorkerThread:
         ownership.on_change(self.loop.wake)
 
     def start(self) -> None:
-        """Begin."""
+        """Start the thread."""
         self._thread.start()
 
     def want(self, wanted: Wanted) -> None:
-        """Keep these slices from now on, with these topics and no others."""
-        for number in wanted.slices:  # they are shown at once, whatever becomes of them
+        """Set the slices to keep from now on, with their topics; the loop drops all others."""
+        for number in wanted.slices:  # shown in metrics at once, even if serving fails
             self._observer.of(number)
         self._wanted = wanted
         self.loop.wake()
 
     @property
     def slices(self) -> list[int]:
-        """The slices that are kept here now."""
+        """Return the numbers of the slices that are kept here now."""
         return sorted(self.loop.slices.copy())
 
     def to_measure(self, quiet_max: int) -> list[int]:
-        """Return the slices whose log ends are to be asked for: all to which something happens, and
-        some of the quiet ones, those whose turn was the longest ago.
+        """Return the slices whose log ends are to be read: all busy ones, and of the idle ones the
+        ``quiet_max`` that were read the longest ago.
         """
         sampled, numbers = self._observer.sampled, self.slices
         quiet = [n for n in numbers if (one := sampled.get(n)) is not None and one.is_quiet]
@@ -137,42 +137,42 @@ class WorkerThread:
         return sorted(set(numbers).difference(quiet[quiet_max:]))
 
     def measured(self, asked_s: float, ends: Mapping[int, Mapping[str, int]]) -> None:
-        """Take where the logs of slices ended, by delay topic, when that was asked, monotonic."""
+        """Set the log ends by slice and delay topic, read at ``asked_s`` (monotonic seconds)."""
         for number, its_ends in ends.items():
             self._log_ends[number] = _LogEnds(asked_s, its_ends)
 
     @property
     def turn_s(self) -> float:
-        """Duration of the present turn of the loop so far, seconds; any thread may ask."""
+        """Return the duration of the current turn of the loop so far, in s; 0: there is no turn."""
         since_s = self._turn_since_s
         return 0.0 if since_s is None else self._clock.monotonic_s() - since_s
 
     @property
     def worker_metrics(self) -> WorkerMetrics:
-        """Figures that belong to no slice, as of about a second ago; never changed once given."""
+        """Return the metrics of the whole worker, about a second old; the object never changes."""
         return self._worker_metrics
 
     @property
     def published(self) -> list[bytes]:
-        """The metrics of every slice, packed by the loop's thread."""
+        """Return the metrics of every slice, encoded by the loop's thread."""
         return [one.published for one in list(self._observer.sampled.values())]
 
     def stop(self) -> None:
-        """Ask it to release its slices and end."""
+        """Request that the loop releases its slices and the thread ends; return at once."""
         self._stopping.set()
         self.loop.wake()
 
     def join(self, timeout_s: float) -> bool:
-        """Wait for the end; False if it did not come in time."""
+        """Wait for the end of the thread; return False if it did not end in time."""
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
     @contextmanager
     def looking(self, slice_no: int, timeout_s: float) -> Iterator[Mapping[str, AnyLane]]:
-        """Around a look at the lanes of a slice, by another thread; delivery waits meanwhile.
+        """Give another thread access to the lanes of a slice; delivery waits meanwhile.
 
         Raises:
-            BusyError: there is too much to do now, or the slice is served here no longer.
+            BusyError: the loop made no pause in time, or the slice is no longer kept here.
         """
         with self._turns.looking(timeout_s):
             slice_ = self.loop.slices.get(slice_no)
@@ -192,7 +192,7 @@ class WorkerThread:
                     self._sample_worker()
                 self._turn_since_s = None
                 self._end()
-            except BaseException as exc:  # noqa: BLE001  # whatever it is, the worker has to know
+            except BaseException as exc:  # noqa: BLE001  # the worker must learn of any error
                 self.failure = exc
                 _log.exception("loop_failed")
             finally:
@@ -207,7 +207,7 @@ class WorkerThread:
         self.loop.close()
 
     def _serve_wanted(self) -> None:
-        """Serve what is wanted now; tried again when the cluster interrupts it."""
+        """Apply the wanted slices and topics; unfinished removals are retried at the next turn."""
         wanted = self._wanted
         if wanted is self._served:
             return
@@ -242,7 +242,7 @@ class WorkerThread:
     # --- metrics -------------------------------------------------------------------------------
 
     def _sample_worker(self) -> None:
-        """Copy what belongs to no slice once a second, for other threads to read."""
+        """Copy the metrics of the whole worker once a second, for other threads to read."""
         now_s = self._clock.monotonic_s()
         if now_s - self._sampled_s >= SAMPLE_S:
             self._sampled_s = now_s
@@ -250,7 +250,7 @@ class WorkerThread:
             taken.add(self._observer.worker)
 
     def _tended(self, slice_: Slice) -> bool:
-        """Publish a slice packed, so that other threads never read what the loop writes; return
+        """Encode a slice's metrics, as other threads must not read what the loop writes; return
         whether it is still behind, and its progress waited for.
         """
         self._observer.of(slice_.number)
@@ -271,7 +271,7 @@ class WorkerThread:
         return ends if self._clock.monotonic_s() - asked_s < ENDS_AGE_S_MAX else {}
 
     def _tell_progress(self, slice_: Slice, sampled: Sampled) -> None:
-        """A copy that was wiped takes its time; say how far it is."""
+        """Log the progress of a copy that is catching up, and once that it has caught up."""
         now_s = self._clock.monotonic_s()
         is_behind = _is_behind(sampled) and not slice_.follower.refusal
         if is_behind == sampled.was_behind and now_s - sampled.told_s < PROGRESS_S:

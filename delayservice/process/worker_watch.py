@@ -1,4 +1,4 @@
-"""Facts about a worker: gathered on threads that may wait, and judged twice a second."""
+"""Facts about a worker, gathered on threads that may block, and judged twice a second."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ _log = structlog.get_logger(__name__)
 
 
 class WorkerWatch:
-    """Has the ownership judge its worker.
+    """Watch that passes the facts about a worker to its ownership for a verdict.
 
     Args:
-        settings: of the node.
-        name: of the worker.
-        reach: asks Kafka.
-        ownership: judges.
-        clock: monotonic.
-        clock_watch: whether the wall clock is believed.
-        disk: of the stores.
-        turn_s: how long the present turn of the loop has lasted, seconds.
-        crashes: lives in a row before this one that ended soon after their start.
+        settings: settings of the node.
+        name: name of the worker.
+        reach: check of Kafka's brokers.
+        ownership: ownership that returns the verdict.
+        clock: monotonic clock.
+        clock_watch: check of the wall clock.
+        disk: watch of the stores' disk.
+        turn_s: returns the duration of the current turn of the loop, in s.
+        crashes: consecutive earlier processes that ended soon after their start.
 
     Attributes:
-        verdict: on the worker, as of the last judgement.
+        verdict: last verdict on whether the worker may own slices.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class WorkerWatch:
         self.judge()
 
     def start(self, repeat: Callable[[str, float, Callable[[], object]], None]) -> None:
-        """Begin. ``repeat`` calls something on a thread of its own again and again."""
+        """Start all checks. ``repeat`` gets name, interval in s and function of each."""
         if self._has_disk:
             repeat("disk", _DISK_EVERY_S, self._disk.look)
         repeat("kafka-reach", _ASKED_EVERY_S, self._reach.check)
@@ -75,7 +75,7 @@ class WorkerWatch:
         repeat("verdict", _JUDGED_EVERY_S, self.judge)
 
     def judge(self) -> None:
-        """Judge once; waits for nothing."""
+        """Update the verdict from the latest facts, without waiting."""
         doubt = self._clock_watch.doubt()
         facts = WorkerFacts(
             kafka=self._reach.trouble,
@@ -97,7 +97,7 @@ class WorkerWatch:
                 _log.warning("worker_not_electable", cause=cause, why=why)
 
     def _ask_the_time(self) -> None:
-        """Ask only while the clock is in doubt: afterwards steps show by the boot clock."""
+        """Ask for the broker's time while the clock is in doubt; later, the boot clock suffices."""
         if self._clock_watch.doubt() is None:
             self._broker_clock.close()
         else:

@@ -31,7 +31,7 @@ def succession_of(
     admin: KafkaAdmin,
     confirm: Callable[[Iterable[int]], frozenset[int]],
 ) -> KafkaSuccession:
-    """Return the Kafka part of take-overs; ``confirm``: which slices are owned beyond doubt."""
+    """Return the Kafka part of take-overs; ``confirm`` returns which slices are owned for sure."""
     topics, kafka = settings.topics, settings.kafka
     return KafkaSuccession(
         checkpoints,

@@ -1,4 +1,4 @@
-"""``delayservice bench``: its options. What each bench does is in ``delay_devtools.bench``."""
+"""Options of ``delayservice bench``; the benches are in ``delay_devtools.bench``."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import typer
 from delay_devtools.bench.options import Bench, DeliveryMode, Options, Store, usual
 from delayservice.config.settings import workers_default
 
-# Help is read more often than anything runs: what is heavy is imported when it does.
+# Heavy modules are imported when the command runs, so that help is shown at once.
 # ruff: noqa: PLC0415
 
 EPILOG = (
@@ -162,7 +162,7 @@ def bench(
         size=size,
         partitions=partitions or own.partitions,
         nodes=nodes,
-        # Several nodes share this machine: a second worker each would only take from the others.
+        # Several nodes share this machine: a second worker each would only slow the others.
         workers=workers or (workers_default() if nodes == 1 else 1),
         rate_per_s=rate or own.rate_per_s,
         seconds=seconds or own.seconds,

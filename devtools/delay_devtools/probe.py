@@ -1,7 +1,7 @@
-"""Ask servers whether they are ready. Probes answer at once and never raise.
+"""Probes of servers for readiness, which return at once and never raise.
 
-A probe makes sure that it speaks to the server that it means: when two clusters choose the same
-port at the same time, the loser must not take the winner's server for its own.
+A probe checks the identity of the server: when two clusters choose the same port at the same time,
+the loser must not take the winner's server for its own.
 """
 
 import os
@@ -17,7 +17,7 @@ _ANSWER_SECONDS_MAX = 1.0
 
 
 def kafka_probe(address: str, cluster_id: str, broker_ids: frozenset[int]) -> Callable[[], bool]:
-    """Return a probe: does our broker at ``host:port`` know all of these brokers as alive?"""
+    """Return a probe whether the cluster's broker at ``host:port`` has these brokers alive."""
     client = AdminClient(
         {
             "bootstrap.servers": address,
@@ -43,7 +43,7 @@ def kafka_probe(address: str, cluster_id: str, broker_ids: frozenset[int]) -> Ca
 
 
 def zookeeper_probe(host: str, port: int, data: Path) -> Callable[[], bool]:
-    """Return a probe: does our ZooKeeper server, the one with this data folder, serve clients?"""
+    """Return a probe whether the ZooKeeper server with this data folder serves clients."""
 
     def ready() -> bool:
         try:

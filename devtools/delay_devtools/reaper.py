@@ -1,12 +1,12 @@
-"""The process that tidies up after an owner that can't: ``python -I reaper.py OWNER_PID FOLDER``.
+"""The process that cleans up after a dead owner: ``python -I reaper.py OWNER_PID FOLDER``.
 
 It lives in a session of its own and reads commands from its standard input, one per line:
 
     watch PID START     a child to be killed; START tells it from a later process of that number
     forget PID          a child that has been stopped
-    dismiss             the owner has tidied up itself
+    dismiss             the owner has cleaned up itself
 
-When the owner dies, however it dies, the children are killed with SIGKILL and FOLDER is removed
+When the owner dies for any reason, the children are killed with SIGKILL and FOLDER is removed
 (an empty FOLDER means that it is kept). Standard library only, so that it starts in milliseconds.
 """
 
@@ -22,7 +22,7 @@ _KILL_SECONDS_MAX = 10
 
 
 def start_time(pid: int) -> str | None:
-    """Return what identifies a process beside its number; None when it is gone.
+    """Return the start time of a process, part of its identity; None: it has ended.
 
     Where there is no ``/proc`` the number alone must do.
     """
@@ -78,12 +78,12 @@ def _kill(pid: int, started: str) -> None:
 
 
 def remove(folder: Path) -> None:
-    """Remove a folder whose writers are gone."""
+    """Remove a folder after the end of its writers; errors are ignored."""
     shutil.rmtree(folder, ignore_errors=True)
 
 
 def main() -> None:
-    """Wait for the owner's end and tidy up."""
+    """Wait for the owner's end and clean up."""
     owner_pid, folder = int(sys.argv[1]), sys.argv[2]
     commands = _commands(owner_pid)
     if commands and commands[-1] == ["dismiss"]:

@@ -151,7 +151,7 @@ def _broker_properties(plan: BrokerPlan, peers: Sequence[BrokerPlan]) -> dict[st
             "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT,SECURE:SASL_SSL"
         ),
         "log.dirs": str(plan.folder / "data"),
-        # A typing error in a topic name must show, not make a topic.
+        # A wrong topic name must cause an error, not a new topic.
         "auto.create.topics.enable": "false",
         "delete.topic.enable": "true",
         "default.replication.factor": copies,
@@ -182,13 +182,13 @@ def broker_command(jvm: Jvm, plan: BrokerPlan) -> list[str]:
 
 
 def format_command(jvm: Jvm, plan: BrokerPlan, cluster_id: str) -> list[str]:
-    """Return the command that prepares a broker's data folder; a formatted one is left alone."""
+    """Return the command that formats a broker's data folder, unless it is formatted already."""
     arguments = ["format", "--ignore-formatted", "--cluster-id", cluster_id, "--config"]
     return jvm.command(
         "kafka.tools.StorageTool",
         *arguments,
         plan.properties_path,
-        # It lives for a second, so the time to compile well is never earned back.
+        # It runs for a second, too short for optimized compilation to pay off.
         options=["-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"],
     )
 

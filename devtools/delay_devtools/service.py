@@ -22,7 +22,7 @@ from delayservice.base.errors import ClusterError
 START_TIMEOUT_S: Final = 60.0
 STOP_TIMEOUT_S: Final = 30.0
 PROGRAM: Final = ("-m", "delayservice")
-"""Arguments of Python."""
+"""Arguments of Python that start the service."""
 
 
 class ServiceProcess:
@@ -65,27 +65,27 @@ class ServiceProcess:
         self.pid = self._process.pid
 
     def __enter__(self) -> Self:
-        """Return the process, which runs already."""
+        """Return this object; the process runs already."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Kill it."""
+        """Kill the process tree."""
         self.kill()
 
     @property
     def running(self) -> bool:
-        """Return whether its supervisor is there."""
+        """Return whether its supervisor runs, frozen or not."""
         return self._process.poll() is None
 
     def events(self, *names: str) -> list[dict[str, Any]]:
-        """Return the log lines of this life whose message is one of ``names``; else all."""
+        """Return the log lines of this run whose message is one of ``names``; no names: all."""
         return self._log.lines(*names)
 
     def wait_serving(self, slices: int, timeout_s: float = START_TIMEOUT_S) -> None:
         """Wait until every slice has an owner.
 
         Raises:
-            ClusterError: it did not happen in time, or the process ended; with the log's tail.
+            ClusterError: a slice has no owner in time, or the process ended; with the log's tail.
         """
         self._wait(
             lambda: len({e["slice"] for e in self.events("took_over")}) >= slices,
@@ -120,7 +120,7 @@ class ServiceProcess:
         return tail(self._log_path)
 
     def processes(self) -> list[psutil.Process]:
-        """Return its supervisor and all that it started; empty when it is gone."""
+        """Return its supervisor and all child processes; empty: the supervisor has ended."""
         try:
             top = psutil.Process(self.pid)
             return [top, *top.children(recursive=True)]

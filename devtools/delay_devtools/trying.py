@@ -1,7 +1,7 @@
 """``delayservice dev try``: show a first delayed record that arrives in a consumer.
 
 It starts a broker and a node, sends one record with the command that users type, and shows what a
-plain ``read_committed`` consumer receives. Then all of it stays until Ctrl-C, to be tried.
+plain ``read_committed`` consumer receives. Then both run until Ctrl-C, for experiments.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _POLL_S: Final = 0.5
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """Addresses of what runs.
+    """Addresses of the running processes.
 
     Attributes:
         bootstrap: address of the broker.
@@ -81,7 +81,7 @@ def run(after: str, *, once: bool, as_json: bool) -> int:
 
     Raises:
         DelayServiceError: ``after`` is no delay.
-        ClusterError: something did not start, or the record did not arrive.
+        ClusterError: a process did not start, or the record did not arrive.
     """
     delay_s = delay_ms("--after", after) / 1_000
     console = Console(stderr=as_json)
@@ -108,7 +108,7 @@ def run(after: str, *, once: bool, as_json: bool) -> int:
 
 @contextmanager
 def _world(console: Console) -> Iterator[tuple[World, ServiceProcess]]:
-    """Start a broker and a node; remove them at the end with all that they wrote."""
+    """Start a broker and a node; stop them at the end, and remove their files."""
     with (
         steps(console, is_shown=console.is_terminal) as shown,
         tempfile.TemporaryDirectory(prefix="delay-try-") as folder,
@@ -257,7 +257,7 @@ def _sum_up(
 
 
 def _invite(console: Console, world: World) -> None:
-    """Say what to type next. Unwrapped, so that it can be pasted whole."""
+    """Print the next commands to try, without line breaks so that they can be pasted."""
     command = Path(sys.executable).with_name("delayservice")
     lines = (
         "",

@@ -1,4 +1,4 @@
-"""``delayservice dev up``: a cluster that lives until it is told to stop."""
+"""``delayservice dev up``: a cluster that runs until Ctrl-C or SIGTERM."""
 
 import json
 import signal
@@ -27,13 +27,13 @@ def run(
     Args:
         brokers: how many Kafka brokers.
         zookeepers: how many ZooKeeper servers, 0 for none.
-        folder: where everything is kept; None for a temporary folder.
+        folder: folder of all files; None: a temporary folder.
         kafka: version of Kafka; None: what the environment says.
         keep: keep the temporary folder at the end.
         as_json: print one JSON object on standard output instead of a panel.
 
     Raises:
-        ClusterError: it did not start; nothing is left running.
+        ClusterError: a server did not start; all servers are stopped.
     """
     console = Console(stderr=as_json)
     with stop_signals():

@@ -1,8 +1,8 @@
 """The bench ``failover``: nodes are killed and come back, under a load that is always due.
 
-In a trial the owner of a slice is killed; others take its slices over; it starts again, and they
-hand the slices back. All figures are of a ``read_committed`` consumer of the target; the nodes'
-logs only say to which change of owner a pause belongs.
+In a trial the owner of a slice is killed; other nodes take its slices over; it starts again, and
+they hand the slices back. All figures are measured by a ``read_committed`` consumer of the target;
+the nodes' logs only assign each pause to a change of owner.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ _CALM_S: Final = 6.0
 """Time longer than a new owner waits before it hands a slice to its home node."""
 _TRIAL_S_MAX: Final = 180.0
 _PAUSE_S_MAX: Final = 1.0
-"""Longest pause before a kill, at random: any time between two heartbeats or transactions."""
+"""Longest random pause before a kill, in s, to hit any time between heartbeats."""
 _SETTLED_S: Final = 1.0
 """Time for which the load goes on after the last trial, to see deliveries after each change."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Kill:
-    """Kill of a node. Epoch milliseconds; at ``dead_ms`` all its processes were dead."""
+    """Kill of a node. Times in epoch milliseconds; ``dead_ms``: end of its last process."""
 
     at_ms: float
     dead_ms: float
@@ -96,7 +96,7 @@ def _try_often(stand: Stand) -> _Seen:
 
 
 def _load_and_judge(stack: ExitStack, stand: Stand, names: Names) -> tuple[Helper, Helper]:
-    """Start a load that goes on until the word ``stop``, and its judge."""
+    """Start a load that runs until the word ``stop``, and its judge."""
     options = stand.options
     shortest, longest = options.delay_ms
     batch = stand.batch(int(options.rate_per_s * options.trials * _TRIAL_S_MAX))
@@ -139,7 +139,7 @@ def _kill(group: NodeGroup, slice_no: int) -> _Kill:
 
 
 def _fill_takeovers(figures: Figures, seen: _Seen) -> None:
-    """Fill in take-over times; that of a trial is of the slice that waited longest."""
+    """Fill in take-over times: for each trial, that of the slice that waited longest."""
     waited = Counter(
         max(_waited_ms(seen.trace, kill, slice_no) for slice_no in kill.slices)
         for kill in seen.kills

@@ -1,4 +1,4 @@
-"""Figures of a run. Every bench fills what it measures; the rest stays None (null in JSON)."""
+"""Figures of a run. Each bench fills in its measurements; others stay None (null in JSON)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from delay_devtools.bench.sampling import Sampler
 from delay_devtools.bench.tally import BenchVerdict
 
 US: Final = 1_000_000
-"""Microseconds of a second."""
+"""Microseconds in a second."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -84,18 +84,18 @@ class Figures:
     def judge(
         self, verdicts: Sequence[BenchVerdict], lateness_of: Iterable[BenchVerdict]
     ) -> dict[int, int]:
-        """Take the findings of judges, and return the lateness histogram.
+        """Fill in the findings of judges, and return the lateness histogram.
 
         Args:
-            verdicts: of every load; what is wrong with any counts.
-            lateness_of: those whose lateness is the bench's.
+            verdicts: verdicts on all loads, whose errors are summed up.
+            lateness_of: verdicts on the loads whose lateness is measured.
         """
         for name in ("lost", "duplicated", "early", "altered", "strangers"):
             setattr(self, name, sum(getattr(verdict, name) for verdict in verdicts))
         return self.take_lateness(lateness_of)
 
     def take_lateness(self, verdicts: Iterable[BenchVerdict]) -> dict[int, int]:
-        """Take the lateness of these loads, and return its histogram."""
+        """Fill in the lateness of these loads, and return its histogram."""
         late = merged(verdict.lateness_ms for verdict in verdicts)
         self.lateness_ms_p50 = quantile(late, 0.5)
         self.lateness_ms_p99 = quantile(late, 0.99)
@@ -103,13 +103,13 @@ class Figures:
         return late
 
     def take_memory(self, sampler: Sampler) -> None:
-        """Take the peaks of memory."""
+        """Fill in the peaks of memory, in MiB."""
         self.rss_mib_peak = sampler.rss_mib_peak
         self.rss_mib_peak_worker = sampler.rss_mib_peak_largest
 
     @property
     def is_good(self) -> bool:
-        """Return whether all arrived as they should; under exactly once, none may be doubled."""
+        """Return whether all records arrived correctly; under exactly once, without duplicates."""
         wrong = [self.lost, self.early, self.altered, self.strangers]
         if self.delivery == "exactly_once":
             wrong.append(self.duplicated)
@@ -125,7 +125,7 @@ def merged(histograms: Iterable[Mapping[int, int]]) -> dict[int, int]:
 
 
 def quantile(histogram: Mapping[int, int], fraction: float) -> int | None:
-    """Return the smallest value that this fraction of all is at or below; None without values."""
+    """Return the quantile of a histogram of counts by value; None: there are no values."""
     total = sum(histogram.values())
     below = 0
     for value in sorted(histogram):

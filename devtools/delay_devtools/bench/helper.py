@@ -1,4 +1,4 @@
-"""A bench's end of a helper process."""
+"""Parent's end of a helper process of a bench."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from delayservice.base.errors import DelayServiceError
 
 _STOP_TIMEOUT_S: Final = 10.0
 _TIMEOUT_S: Final = 1_800.0
-"""Limit for a whole load."""
+"""Time limit of a whole load, in s."""
 _Result = TypeVar("_Result", bound=msgspec.Struct)
 _decode = msgspec.json.Decoder(Message).decode
 
@@ -75,16 +75,16 @@ class Helper:
         self._messages.put(None)
 
     def tell(self, word: str) -> None:
-        """Send it a word."""
+        """Send a word to the helper."""
         self._write(word.encode())
 
     def work(self, timeout_s: float = _TIMEOUT_S) -> Message:
-        """Let it begin, and wait until it is done."""
+        """Start the helper's work, and wait for its end; return its last message."""
         self.tell(wire.GO)
         return self.expect(wire.DONE, timeout_s)
 
     def show(self) -> float:
-        """Let it make its hidden load visible; return that moment, epoch seconds."""
+        """Make the helper's hidden load visible; return the time, epoch seconds."""
         self.tell(wire.SHOW)
         return self.expect(wire.COMPLETE).at_s
 
@@ -102,7 +102,7 @@ class Helper:
             raise DelayServiceError(self._ended()) from exc
 
     def expect(self, word: str, timeout_s: float = _TIMEOUT_S) -> Message:
-        """Wait for a message of this kind; others before it are dropped.
+        """Wait for a message of this kind, and drop others before it.
 
         Raises:
             DelayServiceError: the helper failed or ended, or did not send it in time.

@@ -32,11 +32,11 @@ class JudgePlan(msgspec.Struct, frozen=True):
     Attributes:
         client: librdkafka options of a consumer.
         topic: target topic, read from its start.
-        batch: the records that were sent.
-        last_due_ms: last due time, epoch milliseconds; nothing counts as lost before.
-        is_open: the words ``stop N`` will say that N records were sent; the judge goes on until
-            then, and sends a ``Trace`` as well.
-        quiet_s: time for which it reads on after the last number, to see duplicates.
+        batch: records that were sent.
+        last_due_ms: last due time, epoch milliseconds; before it no record counts as lost.
+        is_open: whether the words ``stop N`` will give the number of sent records; the judge reads
+            until then, and sends a ``Trace`` as well.
+        quiet_s: time of reading after the last missing record, to detect duplicates.
         stall_s: time without records, after ``last_due_ms``, after which the rest counts as lost.
     """
 
@@ -64,7 +64,7 @@ def read(plan: JudgePlan, consumer: Consumer) -> None:
 
 
 class _Judge:
-    """Reader of the target topic, until everything has come or nothing comes any more."""
+    """Reader of the target topic, until all records have arrived or none arrives any more."""
 
     def __init__(self, plan: JudgePlan, consumer: Consumer) -> None:
         self._plan = plan
@@ -131,7 +131,7 @@ def _place_of(message: Any) -> tuple[int, int]:  # noqa: ANN401 (as _is_event)
 
 
 def _is_event(message: Any) -> bool:  # noqa: ANN401 (the client's stubs make every field optional)
-    """Return whether this is an event of the connection, which the client mends itself."""
+    """Return whether this is a connection error, which the client recovers from by itself."""
     error = message.error()
     if error is None:
         return False

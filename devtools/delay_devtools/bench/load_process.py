@@ -20,7 +20,7 @@ from delay_devtools.bench.records import HEAD, KEYS, Batch, keys
 from delay_devtools.clients import Headers
 
 _CHUNK: Final = 2_000
-"""Number of records between two looks at the clock, without a rate."""
+"""Number of records between two readings of the clock, for a load without a rate."""
 _SLICE_S: Final = 0.002
 _FLUSH_TIMEOUT_S: Final = 120.0
 _TRANSACTION_TIMEOUT_S: Final = 60.0
@@ -52,12 +52,12 @@ class LoadPlan(msgspec.Struct, frozen=True):
         target: target topic of the records.
         batch: the records.
         due: their due times.
-        rate_per_s: records a second; 0: as many as possible.
-        is_level: the delay comes from the topic; the records name no time.
-        is_full: every record has an id and an expiry.
-        is_open: the word ``stop`` ends the load before the end of the batch.
-        transactional_id: write all in one transaction of this id, which stays open, so that no
-            consumer sees a record, until the word ``show``; empty for none.
+        rate_per_s: records per second; 0: no limit.
+        is_level: whether the topic gives the delay, so that records have no due time.
+        is_full: whether every record has an id and an expiry.
+        is_open: whether the word ``stop`` ends the load before the end of the batch.
+        transactional_id: id of one transaction for all records, which stays open until the word
+            ``show``, so that no consumer reads them before; empty: no transaction.
     """
 
     client: dict[str, str]
@@ -98,7 +98,7 @@ def send(plan: LoadPlan, producer: Producer, errors: list[str]) -> None:
 
 
 def _settle(producer: Producer, errors: list[str]) -> None:
-    """Wait until everything is acknowledged; report what is not."""
+    """Wait until all records are acknowledged; add the missing number to the errors."""
     left = producer.flush(_FLUSH_TIMEOUT_S)
     if left:
         errors.append(f"{left} records were not acknowledged within {_FLUSH_TIMEOUT_S:.0f} s")
@@ -107,7 +107,7 @@ def _settle(producer: Producer, errors: list[str]) -> None:
 
 
 def _show(producer: Producer) -> None:
-    """Commit, so that the whole load becomes visible at once. The time is taken before that."""
+    """Commit, so that the whole load becomes visible; report the time before the commit."""
     wire.await_word(wire.SHOW)
     at_s = time.time()
     producer.commit_transaction(_TRANSACTION_TIMEOUT_S)
@@ -115,7 +115,7 @@ def _show(producer: Producer) -> None:
 
 
 class _Loader:
-    """Sender of the batch in chunks, up to the first of ``words``."""
+    """Sender of the batch in chunks, until the first of ``words`` is read."""
 
     def __init__(
         self, plan: LoadPlan, producer: Producer, words: SimpleQueue[str] | None = None

@@ -85,15 +85,15 @@ def usual(bench: Bench, nodes: int | None) -> Usual:
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """Options of one run; ``bench_command`` has the text of each.
+    """Options of one run; ``bench_command`` describes each.
 
     Attributes:
         nodes: number of nodes, each beside a broker; several need a ZooKeeper.
         delay_ms: shortest and longest delay, milliseconds.
-        spread_s: window over which pending records are due; 0: what the service can hold without
-            rolling, ``SPREAD_S_MAX`` at most.
-        full: all records have an id and an expiry, targets and seconds have limits that no record
-            meets, and level topics are served beside.
+        spread_s: window over which pending records are due; 0: the roll window of the service,
+            ``SPREAD_S_MAX`` at most.
+        full: whether all records have an id and an expiry, targets and seconds have limits that
+            are never reached, and level topics are served as well.
         sets: settings of the service, ``section.key=value``; they override all others.
         bootstrap: brokers of a running cluster; empty for an embedded one.
     """
@@ -140,7 +140,7 @@ class Options:
         """Return the settings that the service will see: environment, file, and ``--set``.
 
         Raises:
-            SettingsError: one is wrong.
+            SettingsError: a setting is invalid.
         """
         config = os.environ.get("DELAYSERVICE_CONFIG")
         asked = self.sets_of(bootstrap, sets)
@@ -161,10 +161,10 @@ class Options:
 
 
 def check(options: Options) -> Options:
-    """Refuse what can't be measured.
+    """Return the options, if they can be measured.
 
     Raises:
-        SettingsError: says which option, and what to give instead.
+        SettingsError: an option is invalid; the message says what to give instead.
     """
     shortest, longest = options.delay_ms
     if options.size < SIZE_MIN:

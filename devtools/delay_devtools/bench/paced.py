@@ -33,7 +33,7 @@ _START_S: Final = 5.0
 """Limit for the start of a helper."""
 _SLOW_SAMPLES_S: Final = 1.0
 _FIRST_DUE_S_MAX: Final = 900
-"""Time until the first pending record is due, in seconds: longer than a bench takes."""
+"""Longest time until the first pending record is due, in s: longer than a bench takes."""
 
 
 def steady(stand: Stand, figures: Figures) -> dict[int, int]:
@@ -69,7 +69,7 @@ def _measure(stand: Stand, figures: Figures, names: Names) -> BenchVerdict:
 
 
 def _warm_up_service(stand: Stand, names: Names) -> None:
-    """Let the service and the brokers meet this load before it is measured."""
+    """Run the load for a short time before it is measured, to warm up service and brokers."""
     if stand.options.warm_up:
         _keep_rate(stand, names, _WARM, _WARM_UP_S, _WARM_UP_DELAY_MS)
 
@@ -77,7 +77,7 @@ def _warm_up_service(stand: Stand, names: Names) -> None:
 def _keep_rate(
     stand: Stand, names: Names, target: str, seconds: float, delay_ms: tuple[int, int]
 ) -> tuple[BenchVerdict, float]:
-    """Send at the rate of the options, and judge; return also the duration of sending, seconds."""
+    """Send at the options' rate, and judge; return verdict and duration of sending, in s."""
     options = stand.options
     batch = stand.batch(max(int(options.rate_per_s * seconds), 1))
     shortest, longest = delay_ms
@@ -97,7 +97,7 @@ def _keep_rate(
 
 
 def pending(stand: Stand, figures: Figures) -> dict[int, int]:
-    """Measure the same while very many records wait."""
+    """Measure lateness at a steady rate while very many records wait."""
     names = stand.round()
     warm_up(stand)
     sets = stand.create(names, (_WAITING, _STEADY, _WARM))
@@ -115,7 +115,7 @@ def pending(stand: Stand, figures: Figures) -> dict[int, int]:
 def _store_all(
     stand: Stand, figures: Figures, names: Names, serving: Serving, sampler: Sampler
 ) -> None:
-    """Have ``n`` records stored that wait; no other load runs meanwhile."""
+    """Store ``n`` records that wait, without other load."""
     n = stand.options.n
     spread_s = stand.options.spread_s or min(SPREAD_S_MAX, stand.roll_window_s)
     ahead_s = min(_FIRST_DUE_S_MAX, spread_s / 2)

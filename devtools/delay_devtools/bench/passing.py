@@ -31,7 +31,7 @@ def load_plan(
     is_hidden: bool = False,
     is_open: bool = False,
 ) -> LoadPlan:
-    """Return the plan of a load; ``is_hidden``: no consumer sees it before the word ``show``."""
+    """Return the plan of a load; ``is_hidden``: consumers read it only after the word ``show``."""
     return LoadPlan(
         client=stand.client("producer"),
         topic=names.delay,
@@ -105,7 +105,7 @@ def load_and_pass(stand: Stand, n: int) -> tuple[PassthroughCost, BenchVerdict]:
 
 
 def warm_up(stand: Stand, n: int = _WARM_UP_RECORDS) -> None:
-    """Do everything once, unmeasured: a broker that has just started is slow for some seconds."""
+    """Write and pass a load unmeasured, as a new broker is slow for some seconds."""
     if not stand.options.warm_up:
         return
     with stand.steps.doing("Warming the broker up"):

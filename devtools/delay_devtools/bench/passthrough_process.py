@@ -1,5 +1,5 @@
-"""Reference for the service: a bare consume and produce of the same bytes, with as many headers,
-in transactions of the same size. It is one Python process, as a worker is, with a plain fast loop.
+"""Reference for the service: plain consume and produce of the same bytes, with as many headers, in
+transactions of the same size. It is one Python process, like a worker, with a simple fast loop.
 
 ``python -m delay_devtools.bench.passthrough_process``, with a ``PassthroughPlan`` on standard
 input.
@@ -47,7 +47,7 @@ class PassthroughPlan(msgspec.Struct, frozen=True):
 
 
 class PassthroughCost(msgspec.Struct, frozen=True):
-    """Cost of passing all on, from the first request to the last acknowledged commit.
+    """Cost of passing all records on, from the first request to the last commit.
 
     Attributes:
         seconds: duration by the wall clock.
@@ -61,7 +61,7 @@ class PassthroughCost(msgspec.Struct, frozen=True):
 
 
 def pass_through(plan: PassthroughPlan) -> None:
-    """Pass all records on, and send what that took."""
+    """Pass all records on, and send the cost."""
     errors: list[str] = []
     consumer = clients.consumer(plan.consumer, "passthrough")
     partitions = clients.partitions(consumer, plan.source)
@@ -82,7 +82,7 @@ def pass_through(plan: PassthroughPlan) -> None:
 
 
 def _pass(plan: PassthroughPlan, consumer: Consumer, producer: Producer) -> int:
-    """Pass everything on; return the number of transactions."""
+    """Pass all records on; return the number of transactions."""
     headers: Headers = [(name, value.encode()) for name, value in plan.headers]
     passed = transactions = 0
     while passed < plan.n:

@@ -1,8 +1,8 @@
 """Records of a load, which a judge recognises by value and key alone.
 
 A value is ``HEAD`` (24 bytes: number u64, due time in epoch milliseconds u64, tag of the load) and
-filler up to the wanted size; the key follows from the number. So the judge needs nothing from the
-service's headers, and of the sender of the load its ``Batch`` only.
+filler up to the given size; the key follows from the number. So the judge does not need the
+service's headers, and only the ``Batch`` of the load.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Batch(msgspec.Struct, frozen=True):
         return self.tag.encode("ascii")
 
     def filler(self) -> bytes:
-        """Return what follows the head of every value: random, so that it can't be compressed."""
+        """Return the filler after the head of each value: random, so that it is incompressible."""
         # Seeded, to replay.
         return random.Random(self.seed).randbytes(self.size - SIZE_MIN)  # noqa: S311
 

@@ -20,7 +20,7 @@ _BOUNDS_MS: Final = (
 
 
 def show(figures: Figures, lateness_ms: Mapping[int, int], *, as_json: bool) -> None:
-    """Write the figures to standard output."""
+    """Print the figures to standard output."""
     found = {name: _rounded(value) for name, value in asdict(figures).items()}
     if as_json:
         print_json(found)
@@ -39,7 +39,7 @@ def _rounded(value: object) -> object:
 
 
 def buckets(lateness_ms: Mapping[int, int]) -> list[tuple[str, int]]:
-    """Return labels and counts from the first bucket that holds any to the last."""
+    """Return labels and counts from the first non-empty bucket to the last one."""
     counts = [0] * (len(_BOUNDS_MS) + 1)
     for late, count in lateness_ms.items():
         counts[bisect_left(_BOUNDS_MS, late)] += count

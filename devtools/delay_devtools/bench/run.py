@@ -46,15 +46,15 @@ def run(options: Options, *, as_json: bool, plot: Path | None = None) -> int:
     """Run a bench; return 0 only if nothing was lost, early, altered or (exactly once) doubled.
 
     Args:
-        options: what is measured, and how.
+        options: options of the run.
         as_json: print one JSON object.
         plot: file for a plot of ``peers``.
 
     Raises:
-        DelayServiceError: it can't be measured; says what to do.
+        DelayServiceError: the bench can't run; the message says what to do.
     """
     check(options)
-    # The service's own code makes the topics, and would log that to standard output.
+    # The service's code creates the topics, and would log that to standard output.
     logs.configure(LogSettings(level="warning"), "bench")
     is_shown = not as_json or sys.stderr.isatty()
     if options.bench == "peers":
@@ -90,7 +90,7 @@ def _figures(options: Options) -> Figures:
 
 @contextmanager
 def _stand(options: Options, shown: Steps) -> Iterator[Stand]:
-    """Start a cluster and a stand on it; all that was started or made is gone afterwards."""
+    """Start a cluster and a stand on it; stop and remove both at the end."""
     with ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="delay-bench-"))
         servers = Servers(options.bootstrap)

@@ -15,7 +15,7 @@ INTERVAL_S: Final = 0.01
 MIB: Final = 1 << 20
 _BUSY_WINDOW_S: Final = 0.05
 _BUSY: Final = 0.4
-"""Share of a core above which a service works: idle it takes some hundredths, busy about 1."""
+"""Share of a core above which a service counts as busy: idle 0.0x, busy about 1."""
 _S_PER_H: Final = 3_600
 
 
@@ -25,9 +25,9 @@ class UsageSample:
 
     Attributes:
         at_s: epoch seconds.
-        cpu_s: CPU time used since their start, user and system, together.
-        rss_bytes: memory held, together.
-        rss_bytes_largest: memory of the one that holds most.
+        cpu_s: sum of CPU times since their start, user and system.
+        rss_bytes: sum of resident memory.
+        rss_bytes_largest: resident memory of the largest process.
     """
 
     at_s: float
@@ -62,8 +62,8 @@ class Sampler:
     """Sampler of processes, on a thread of its own while it is entered.
 
     Args:
-        processes: workers.
-        interval_s: between two samples.
+        processes: processes to sample.
+        interval_s: time between two samples.
     """
 
     def __init__(self, processes: Sequence[psutil.Process], interval_s: float = INTERVAL_S) -> None:
@@ -95,26 +95,26 @@ class Sampler:
 
     @property
     def rss_mib_peak(self) -> float:
-        """Return the peak of the memory of all together, MiB."""
+        """Return the peak of the sum of resident memory, in MiB."""
         return max((sample.rss_bytes for sample in self.samples), default=0) / MIB
 
     @property
     def rss_mib_peak_largest(self) -> float:
-        """Return the peak of the memory of one, MiB."""
+        """Return the peak of a single process's resident memory, in MiB."""
         return max((sample.rss_bytes_largest for sample in self.samples), default=0) / MIB
 
 
 def busy_until(samples: Sequence[UsageSample], start_s: float, stop_s: float) -> float:
-    """Return when work ended: the last moment at which the processes had used ``_BUSY`` of a core
-    for ``_BUSY_WINDOW_S``.
+    """Return the end of work, epoch seconds: the last moment at which the processes had used
+    ``_BUSY`` of a core for ``_BUSY_WINDOW_S``.
 
     A service publishes its counters once a second; this tells the end to some 30 ms, late rather
     than early, and nothing shorter than ``_BUSY_WINDOW_S``.
 
     Args:
         samples: in order of time.
-        start_s: the work began then, epoch seconds.
-        stop_s: the work is known to have ended by then.
+        start_s: start of the work, epoch seconds.
+        stop_s: time after the end of the work, epoch seconds.
     """
     inside = [sample for sample in samples if start_s <= sample.at_s <= stop_s]
     first = 0
@@ -130,7 +130,7 @@ def busy_until(samples: Sequence[UsageSample], start_s: float, stop_s: float) ->
 
 def slope_mib_per_h(samples: Sequence[UsageSample]) -> float | None:
     """Return the growth of memory in MiB/h, by least squares over the second half of the samples,
-    when caches are full. None of fewer than three.
+    when caches are full. None: there are too few samples.
     """
     half = samples[len(samples) // 2 :]
     if len(half) < 3:  # noqa: PLR2004 (two points are a line whatever happened)

@@ -1,4 +1,4 @@
-"""The service under test, seen from outside: its processes and its own counters."""
+"""The service under test: its processes, and its counters."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _NAMES: Final = {
 
 @dataclass(slots=True)
 class ServiceCounters:
-    """Counters of all slices together; up to two seconds old."""
+    """Sums of the counters of all slices, up to two seconds old."""
 
     ingested: int = 0
     settled: int = 0
@@ -40,7 +40,7 @@ class ServiceCounters:
     pending: int = 0
 
     def __sub__(self, before: ServiceCounters) -> ServiceCounters:
-        """Return what was counted since ``before``; ``pending`` is no counter and stays."""
+        """Return the counts since ``before``; ``pending`` is a gauge and stays as it is."""
         return ServiceCounters(
             self.ingested - before.ingested,
             self.settled - before.settled,
@@ -54,9 +54,9 @@ class Serving:
     """Service that owns every slice.
 
     Args:
-        sets: its settings.
-        folder: its state and its log.
-        slices: how many it has to take over.
+        sets: ``section.key=value`` settings.
+        folder: folder of its state and its log.
+        slices: number of slices that it takes over.
     """
 
     def __init__(self, sets: Sequence[str], folder: Path, slices: int) -> None:
@@ -77,7 +77,7 @@ class Serving:
         self.processes = self._process.processes()
 
     def restart_killed(self) -> float:
-        """Kill it and start it again; return the time of the start, epoch seconds."""
+        """Kill the service and start it again; return the time of the start, epoch seconds."""
         self._process.kill()
         started_s = time.time()
         self._process = ServiceProcess(self._sets, self._log_path)
@@ -107,7 +107,7 @@ class Serving:
         """Wait until the counter of this name has reached ``count``.
 
         Raises:
-            DelayServiceError: it stood still for a minute.
+            DelayServiceError: the counter has not changed for a minute.
         """
         moved_s, before = time.monotonic(), -1
         while True:
@@ -126,5 +126,5 @@ class Serving:
             time.sleep(_LOOK_S)
 
     def stop(self) -> None:
-        """Kill it; its state is thrown away."""
+        """Kill the service; its state is discarded."""
         self._process.kill()

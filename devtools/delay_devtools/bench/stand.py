@@ -1,7 +1,7 @@
 """Stand of a bench: a cluster, topics of its own, the service, and the helpers.
 
 Topics are named ``bench_<run>_<round>_…``, so that no running service serves them and two benches
-on one cluster do not meet. Everything that was started ends with the stand.
+on one cluster do not interfere. All processes end with the stand.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Names:
 
     Attributes:
         prefix: prefix of their names.
-        level_ms: delay of the level topic that is the delay topic; 0: it is a plain one.
+        level_ms: delay of the level topic that is the delay topic; 0: it is a plain delay topic.
     """
 
     prefix: str
@@ -136,7 +136,7 @@ class Stand:
         """Check that the cluster answers.
 
         Raises:
-            DelayServiceError: it does not.
+            DelayServiceError: the cluster does not answer.
         """
         try:
             self._admin.list_topics(timeout=_ASK_TIMEOUT_S)
@@ -157,7 +157,7 @@ class Stand:
         """Make the topics of a round, and return the settings of its service.
 
         Raises:
-            DelayServiceError: they can't be made.
+            DelayServiceError: a topic can't be made.
         """
         topics = [names.delay, *(f"{names.delay}_{n}" for n in range(2, delay_topics + 1))]
         sets = names.sets(self.options.partitions, topics)
@@ -179,7 +179,7 @@ class Stand:
         return self.options.sets_of(self._bootstrap, sets)
 
     def clean_up(self) -> None:
-        """Remove what was made on a cluster of the user."""
+        """Remove topics and ZooKeeper nodes that were made on a cluster of the user."""
         if self._created:
             self._delete_topics()
         if self._roots:
@@ -219,7 +219,7 @@ class Stand:
 
     @contextmanager
     def group(self, names: Names, sets: Sequence[str]) -> Iterator[NodeGroup]:
-        """Make nodes with empty state, each beside a broker; they are not started yet."""
+        """Create nodes with empty state, each beside a broker, without starting them."""
         folder, root = self._folder / names.prefix, f"/{names.prefix}"
         folder.mkdir()
         self._roots.append(root)
@@ -250,11 +250,11 @@ class Stand:
             helper.close()
 
     def client(self, role: ClientRole) -> dict[str, str]:
-        """Return the options of a plain client, as librdkafka takes them."""
+        """Return librdkafka's options of a plain client of this role."""
         return self._clients[role]
 
     def batch(self, n: int) -> Batch:
-        """Return records with a new tag."""
+        """Return a batch of ``n`` records with a new tag."""
         return Batch(uuid.uuid4().hex[:8], n, self.options.size, self.options.seed)
 
 

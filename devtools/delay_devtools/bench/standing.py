@@ -26,11 +26,11 @@ _CALM_S: Final = 6.0
 """Time without a new owner after which several nodes are idle; see the bench ``failover``."""
 _KIB_PER_MIB: Final = 1_024
 _PROBES: Final = 64
-"""Number of keys that reaches each of a few partitions."""
+"""Number of records with different keys, enough to reach each of a few partitions."""
 _PROBE_DELAY_MS: Final = 50
 _SLOW_SAMPLES_S: Final = 0.5
 _DUE_PER_S: Final = 20_000
-"""Rate at which pending records come due, a second; less than a node delivers."""
+"""Rate at which pending records become due, in records per s; less than a node delivers."""
 _LEAD_S: Final = 20.0
 _PERCENT: Final = 100
 
@@ -83,7 +83,7 @@ def _idle_together(stand: Stand, figures: Figures, names: Names, sets: Sequence[
 
 
 def _warm_up_group(stand: Stand, group: NodeGroup) -> None:
-    """Start and stop the nodes once, for fresh brokers are several times slower."""
+    """Start and stop the nodes once, as new brokers are several times slower."""
     if stand.options.warm_up:
         with stand.steps.doing("Warming up"):
             group.start()
@@ -92,7 +92,7 @@ def _warm_up_group(stand: Stand, group: NodeGroup) -> None:
 
 
 def _cpu_percent(nodes: Sequence[Sequence[psutil.Process]], seconds: float) -> list[float]:
-    """Return the share of a core that the processes of each node take within this time."""
+    """Return the share of a core, in percent, that each node's processes use in ``seconds``."""
     started_s, used_s = time.monotonic(), [cpu_s(processes) for processes in nodes]
     time.sleep(seconds)
     took_s = time.monotonic() - started_s
@@ -124,7 +124,7 @@ def restart(stand: Stand, figures: Figures) -> dict[int, int]:
 
 
 def _kill_and_probe(stand: Stand, figures: Figures, names: Names, serving: Serving) -> BenchVerdict:
-    """Kill and start the service, and send it records meanwhile; return the verdict on those."""
+    """Restart the service by a kill, sending records meanwhile; return the verdict on them."""
     batch = stand.batch(_PROBES)
     plan = load_plan(stand, names, _PROBE, batch, Due(after_ms=_PROBE_DELAY_MS))
     judging = judge_plan(stand, names, _PROBE, batch, now_ms() + 60_000)

@@ -1,5 +1,5 @@
 """Benches in rounds, with passthrough on the same log after each: ``whole``, ``burst`` and
-``level``; and passthrough alone, the limit.
+``level``; and passthrough alone, which is the upper limit.
 """
 
 from __future__ import annotations
@@ -40,24 +40,24 @@ _COUNTED_BEFORE_S: Final = 0.3
 
 
 class _TooSlowError(DelayServiceError):
-    """Records were due before all of them were stored."""
+    """Some records were due before all were stored."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Round:
-    """Everything stored and delivered once. Times in seconds.
+    """Results of a round that stored and delivered a load. Times in seconds.
 
     Attributes:
         names: topics of the round.
         batch: records of the round.
-        load_s: time until the load was written, invisible yet.
-        ingest_s: time from then until all was stored; 0 of ``level``, which stores nothing.
+        load_s: time until the load was written, still invisible.
+        ingest_s: time from then until all was stored; 0 for ``level``, which stores no records.
         deliver_s: time until the last record was delivered.
         cpu_s: CPU time of the service.
         broker_cpu_s: CPU time of the brokers.
-        delivered: counters of the service, of the delivery.
-        sampler: memory of the workers.
-        verdict: of the judge.
+        delivered: counters of the service during the delivery.
+        sampler: samples of the workers' memory.
+        verdict: verdict of the judge.
     """
 
     names: Names
@@ -73,12 +73,12 @@ class _Round:
 
     @property
     def records_per_transaction(self) -> float:
-        """Return the number of outputs in the mean transaction that carried any."""
+        """Return the mean number of outputs in transactions with outputs."""
         return self.delivered.settled / max(self.delivered.transactions, 1)
 
 
 def whole(stand: Stand, figures: Figures) -> dict[int, int]:
-    """Store everything, then deliver everything; the rate is over both."""
+    """Store the whole load, then deliver it; the rate is over both."""
     return _compare_stored(stand, figures, lambda one: one.ingest_s + one.deliver_s)
 
 
@@ -97,7 +97,7 @@ def level(stand: Stand, figures: Figures) -> dict[int, int]:
 
 
 def passthrough(stand: Stand, figures: Figures) -> dict[int, int]:
-    """Measure the limit alone."""
+    """Measure passthrough alone, the upper limit of the service."""
     n = stand.options.n
     warm_up(stand, n)
     found = [load_and_pass(stand, n) for _ in range(stand.options.rounds)]
@@ -188,21 +188,21 @@ def _stored_round(stand: Stand, lead_s: float) -> _Round:
 def _leveled_round(stand: Stand) -> _Round:
     with _Scene.of(stand, stand.round(_LEVEL_MS), "leveled") as scene:
         scene.load(Due(after_ms=_LEVEL_MS))
-        time.sleep(_LEVEL_MS / 1_000)  # all are due then, and none is visible yet
+        time.sleep(_LEVEL_MS / 1_000)  # then all are due, and still invisible
         scene.before = scene.serving.counters()
         with scene.measured() as sampler:
             return scene.finish(sampler, scene.loader.show())
 
 
 class _Scene:
-    """A round while it goes on: its service, its hidden load, its judge.
+    """A running round: its service, its hidden load, its judge.
 
     Args:
         stand: topics and processes.
         names: topics of the round.
         target: name of the target.
         serving: the service.
-        stack: ends what is started later.
+        stack: context that ends helpers started later.
     """
 
     def __init__(
@@ -223,14 +223,14 @@ class _Scene:
     @classmethod
     @contextmanager
     def of(cls, stand: Stand, names: Names, target: str) -> Iterator[_Scene]:
-        """Start the service of a round; everything ends with the block."""
+        """Start the service of a round; stop all processes at the end of the context."""
         with ExitStack() as stack:
             sets = stand.create(names, (target, PASSED))
             serving = stack.enter_context(stand.service(names, sets))
             yield cls(stand, names, target, serving, stack)
 
     def load(self, due: Due, last_due_ms: int = 0) -> None:
-        """Write the load, invisible yet, and start the judge."""
+        """Write the load, still invisible, and start the judge."""
         stand, n = self._stand, self.batch.n
         plan = load_plan(stand, self._names, self._target, self.batch, due, is_hidden=True)
         helper = stand.helper("load", plan, stand.steps.bar("Loading", n).at)
@@ -243,7 +243,7 @@ class _Scene:
 
     @contextmanager
     def measured(self) -> Iterator[Sampler]:
-        """Measure CPU and memory from here on."""
+        """Measure CPU time and memory inside of the context."""
         with Sampler(self.serving.workers) as sampler:
             self._used_s = self._cpu_s()
             yield sampler
@@ -252,17 +252,17 @@ class _Scene:
         return cpu_s(self.serving.processes), cpu_s(self._stand.brokers)
 
     def finish(self, sampler: Sampler, start_s: float, ingest_s: float = 0.0) -> _Round:
-        """Wait until the judge has everything.
+        """Wait until the judge has received all records; return the results.
 
         Args:
-            sampler: samples the workers.
+            sampler: sampler of the workers.
             start_s: beginning of the delivery, epoch seconds.
             ingest_s: time that storing took.
         """
         self._judge.expect(wire.COMPLETE)
         used_s, broker_used_s = self._cpu_s()
         verdict = self._judge.result(wire.DONE, BenchVerdict)
-        # The counters are published late; of lost records there is nothing to wait for.
+        # The counters are published late; lost records are never counted.
         counted = (
             self.serving.counters()
             if verdict.lost
@@ -299,13 +299,13 @@ def _fill_ratio(figures: Figures, ratios: list[float]) -> None:
 
 
 def _fill_passed(figures: Figures, n: int, passed: list[PassthroughCost]) -> None:
-    """Fill in what passthrough took for ``n`` records, round by round."""
+    """Fill in the cost of passthrough for ``n`` records, as medians over rounds."""
     figures.passthrough_per_s = median(n / one.seconds for one in passed)
     figures.passthrough_cpu_us_per_message = median(one.cpu_s for one in passed) / n * US
 
 
 def _fill_costs(figures: Figures, n: int, rounds: Sequence[_Round]) -> None:
-    """Fill in medians over rounds; the worst of memory, and all aborts."""
+    """Fill in medians over rounds, the largest peak of memory, and the sum of aborts."""
     figures.n = n
     figures.cpu_us_per_message = median(one.cpu_s for one in rounds) / n * US
     if rounds[0].broker_cpu_s:

@@ -1,4 +1,4 @@
-"""Count of what a judge has seen and of what is wrong with it. Pure: it takes time as input."""
+"""Counts of records that a judge received, and of their errors. Pure: time is an input."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ class BenchVerdict(msgspec.Struct, frozen=True):
 
     Attributes:
         n: records that were sent.
-        seen: records that arrived, doubled ones included.
+        seen: records that arrived, including duplicates.
         lost: numbers that never arrived.
         duplicated: numbers that arrived more than once.
         early: arrivals before their due time.
         altered: arrivals whose key or value is not what was sent.
         strangers: arrivals that were never sent.
-        first_seen_s: when the first record was in the consumer's hand, epoch seconds; 0 for never.
-        last_seen_s: when the last number that was still missing was.
+        first_seen_s: time of the first received record, epoch seconds; 0: no record arrived.
+        last_seen_s: time of the last record that was still missing, epoch seconds.
         lateness_ms: arrivals by lateness (receive time minus due time, milliseconds).
     """
 
@@ -41,10 +41,10 @@ class BenchVerdict(msgspec.Struct, frozen=True):
 
 
 class BatchTally:
-    """Count of every record of one load.
+    """Counter of the records of one load.
 
     Args:
-        batch: the records that are sent.
+        batch: records that are sent.
         is_open: the load may end before its last number; ``close`` sets where.
     """
 
@@ -81,12 +81,12 @@ class BatchTally:
         values: Sequence[bytes | None],
         seen_s: float,
     ) -> None:
-        """Judge records that were in hand together.
+        """Check and count records that were received together.
 
         Args:
             record_keys: their keys.
             values: their values.
-            seen_s: the wall clock when they were, epoch seconds.
+            seen_s: time of the receipt, epoch seconds.
         """
         seen_ms = int(seen_s * 1_000)
         unpack, body_at = HEAD.unpack_from, HEAD.size
@@ -121,7 +121,7 @@ class BatchTally:
             self._last_seen_s = seen_s
 
     def verdict(self) -> BenchVerdict:
-        """Sum up."""
+        """Return the result of all records so far."""
         lost = self._counts.count(0)
         return BenchVerdict(
             n=self._n,

@@ -31,7 +31,7 @@ class Trace(msgspec.Struct, frozen=True):
     slices: dict[int, list[SliceDelivery]]
 
     def first_after(self, slice_no: int, at_ms: float) -> SliceDelivery | None:
-        """Return the delivery that was seen first of those produced after ``at_ms``.
+        """Return the delivery received first of those produced after ``at_ms``; None: none was.
 
         Of records that are produced at nearly the same time, those of another partition of the
         target may be seen first.
@@ -41,10 +41,10 @@ class Trace(msgspec.Struct, frozen=True):
         return min(later, key=_seen, default=None)
 
     def pause_at(self, slice_no: int, at_ms: float) -> DeliveryPause | None:
-        """Return how long nothing was delivered around ``at_ms``; None when nothing came before or
-        after.
+        """Return the pause of deliveries around ``at_ms``; None: there are no deliveries before or
+        after it.
 
-        Produced before is at or before that millisecond: the old owner's; after it the new one's.
+        Records produced up to that millisecond are the old owner's, later ones the new owner's.
         """
         found = self.slices.get(slice_no, [])
         place = bisect_right(found, int(at_ms), key=_produced)
@@ -64,18 +64,18 @@ def _seen(delivery: SliceDelivery) -> int:
 
 
 class Tracer:
-    """Collector of a trace."""
+    """Collector of the deliveries of a trace."""
 
     def __init__(self) -> None:
         self._seen_ms: dict[int, dict[int, int]] = {}
 
     def add(self, places: Iterable[tuple[int, int]], seen_ms: int) -> None:
-        """Take slices and produce times of records that were in hand together at ``seen_ms``."""
+        """Add slices and produce times of records that were received together at ``seen_ms``."""
         for slice_no, produced_ms in places:
             self._seen_ms.setdefault(slice_no, {}).setdefault(produced_ms, seen_ms)
 
     def trace(self) -> Trace:
-        """Return all that was added."""
+        """Return the trace of all added records."""
         return Trace(
             {
                 slice_no: [SliceDelivery(*pair) for pair in sorted(times.items())]

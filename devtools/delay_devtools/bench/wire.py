@@ -1,7 +1,7 @@
 """Protocol between a bench and its helper processes: one JSON object a line.
 
 A helper reads its plan from the first line of standard input, then words; it writes a ``Message`` a
-line to standard output. The plan is no argument: those are public, and it holds passwords.
+line to standard output. The plan contains passwords, and so is not a public argument.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def serve(kind: type[_Plan], work: Callable[[_Plan], None]) -> None:
 
 
 def await_word(word: str) -> None:
-    """Wait for this word; end the process when the parent is gone."""
+    """Wait for this word; exit if the parent sends another one or has ended."""
     if sys.stdin.buffer.readline().strip() != word.encode():
         sys.exit(1)
 
@@ -85,7 +85,7 @@ def tell(
     why: str = "",
     body: msgspec.Struct | None = None,
 ) -> None:
-    """Send the parent a ``Message``."""
+    """Send a ``Message`` to the parent."""
     raw = msgspec.Raw(b"null" if body is None else _encode(body))
     line = _encode(Message(word, count, at_s, why, raw)) + b"\n"
     sys.stdout.buffer.write(line)

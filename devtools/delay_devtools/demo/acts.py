@@ -22,8 +22,8 @@ FAULT: Final = "flushed:stop"
 """Fault point at which a worker stops, in an open transaction with its outputs at the broker."""
 _TRANSACTION_S_MAX: Final = 5.0
 _OWNERS_ASKED: Final = 4
-"""Number of owners of a slice that are tried: on a busy machine a session of two seconds may end by
-itself, and a node that has lost the slice begins no transaction.
+"""Number of owners of a slice that are tried: on a busy machine a session of two seconds may end,
+and a node that has lost the slice begins no transaction.
 """
 _PAUSE_S: Final = {True: (0.5, 1.5), False: (1.5, 3.5)}
 """Shortest and longest pause before a deed, seconds, by whether there are several nodes."""
@@ -51,11 +51,11 @@ class Director:
 
     Args:
         group: the nodes, serving.
-        admin: asks the brokers.
+        admin: client of the brokers.
         targets: partitions that the service writes to.
         go_on: sends the next part of the load.
-        await_delivered: waits until some more records have come to the consumer.
-        rng: when an act happens.
+        await_delivered: waits until the consumer has received some more records.
+        rng: source of the random times of acts.
     """
 
     def __init__(
@@ -83,8 +83,8 @@ class Director:
     def play(self, deeds: Sequence[tuple[Deed, bool]], steps: Steps) -> None:
         """Play the acts in order, each on the owner of another slice and with its part of the load.
 
-        One that does not come off is noted in ``missed``, and the next one is played: whatever
-        happens here, the records are to be judged.
+        An act that fails is added to ``missed``, and the next one is played, so that the records
+        are judged in any case.
         """
         bar = steps.bar("Troubling the nodes", len(deeds))
         for number, (deed, is_inside) in enumerate(deeds):
@@ -103,7 +103,7 @@ class Director:
         bar.say("Troubled the nodes")
 
     def stop(self) -> None:
-        """Send SIGTERM to every node; note those that do not end in good order."""
+        """Send SIGTERM to every node; add failures to ``missed``."""
         for node in self._group.nodes.values():
             try:
                 node.stop_in_order()
@@ -189,7 +189,7 @@ class Director:
         held_back: int,
         woken_ms: float | None = None,
     ) -> Act:
-        """Note an act whose slices have other owners now."""
+        """Record an act whose slices have new owners now, and return it."""
         owners = self._group.owners()
         served_ms = max((owners[slice_no].from_ms for slice_no in slices), default=at_ms)
         act = Act(deed, node.node_id, slices, at_ms, how, held_back, served_ms, woken_ms)
@@ -199,8 +199,8 @@ class Director:
     # --- what the brokers say --------------------------------------------------------------------
 
     def _held_back(self) -> int:
-        """Return the least of some looks at ``Act.held_back``: transactions of other nodes end
-        meanwhile, that of a dead or frozen node stays open.
+        """Return the least of some readings of ``Act.held_back``: transactions of other nodes end
+        between them, that of a dead or frozen node stays open.
         """
         found = [self._held_back_now()]
         while self._has_several and len(found) < _LOOKS:

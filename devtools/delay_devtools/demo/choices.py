@@ -10,7 +10,7 @@ from delay_devtools.ports import ANY_PORTS
 
 SLICES: Final = 4
 SESSION_S: Final = 2
-"""Session timeout of ZooKeeper: a dead node goes unnoticed for this time. Short for a demo."""
+"""Session timeout of ZooKeeper, in s, short for a demo: time until a dead node is noticed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class Choices:
 def sets_of(choices: Choices, bootstrap: str, zookeeper: str) -> dict[str, list[str]]:
     """Return the settings of each node: n1 beside broker 1, and so on.
 
-    They are those of docker-compose.yml, but for what a test lists; name and folder are missing.
+    They equal those of docker-compose.yml, with exceptions in a test; name and folder are missing.
 
     Args:
         choices: number of nodes, store and delivery mode.
@@ -59,7 +59,7 @@ def sets_of(choices: Choices, bootstrap: str, zookeeper: str) -> dict[str, list[
     if not choices.has_several:
         return {"n1": sets}
     sets += sets_of_several(zookeeper, "/demo")
-    # All nodes share this machine: a second worker each would only take from the others.
+    # All nodes share this machine: a second worker each would only slow the others.
     sets += [f"zookeeper.session_timeout_s={SESSION_S}", "node.workers=1"]
     return {
         f"n{number}": [*sets, f"node.broker_id={number}"] for number in range(1, choices.nodes + 1)

@@ -38,16 +38,16 @@ AROUND_FAILOVER_MS: Final = 2_000
 
 @dataclass(frozen=True, slots=True)
 class DemoReport:
-    """Facts of a demo.
+    """Results of a demo.
 
     Attributes:
-        choices: what was asked for.
-        verdict: on every record.
-        sent: how many were acknowledged.
-        started_ms: when the first one was sent, epoch milliseconds.
-        acts: what was done to the nodes.
-        missed: what of it did not come off.
-        events: what they have logged of their slices.
+        choices: options of the demo.
+        verdict: verdict on all records.
+        sent: number of acknowledged records.
+        started_ms: time of the first record, epoch milliseconds.
+        acts: acts that were done to the nodes.
+        missed: acts that failed.
+        events: events of slices in the nodes' logs.
     """
 
     choices: Choices
@@ -60,11 +60,11 @@ class DemoReport:
 
     @property
     def is_good(self) -> bool:
-        """Return whether every record arrived as it should, and every frozen node let go."""
+        """Return whether all records arrived correctly, and frozen nodes gave up their slices."""
         return self.verdict.is_good and Ending.SILENT not in self.endings()
 
     def endings(self) -> list[Ending]:
-        """Say how each node that was frozen and woken learned that it owns nothing."""
+        """Return how each woken node learned that it had lost its slices."""
         return [ending(self.events, act) for act in self.acts if act.deed is Deed.FREEZE]
 
     def lateness_ms(self, *, around_failovers: bool) -> list[int]:
@@ -88,8 +88,8 @@ class DemoReport:
         )
 
     def numbers(self) -> dict[str, float]:
-        """Return what is counted and measured. ``lateness_ms_*`` leaves out what was due around a
-        failover, which is ``lateness_ms_around_restarts_*``.
+        """Return counts and measurements. ``lateness_ms_*`` leaves out records due around a
+        failover, which are in ``lateness_ms_around_restarts_*``.
         """
         verdict, acts = self.verdict, self.acts
         late = self.lateness_ms(around_failovers=False)
@@ -119,7 +119,7 @@ class DemoReport:
         }
 
     def turns(self) -> list[Turn]:
-        """Show which node owned what, and why."""
+        """Return the ownerships of all slices over time, with reasons."""
         return turns(self.events, self.acts)
 
     def seconds_in(self, at_ms: float) -> float:
@@ -127,7 +127,7 @@ class DemoReport:
         return round((at_ms - self.started_ms) / 1_000, 1)
 
     def summary(self, seconds: float) -> dict[str, object]:
-        """Return the last line: the numbers, and the owners in order of slice and time."""
+        """Return the JSON object of the last line: numbers, and owners by slice and time."""
         owners = [
             {
                 "slice": turn.slice_no,

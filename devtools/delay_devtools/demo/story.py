@@ -1,8 +1,8 @@
 """The demo from the first broker to the verdict.
 
-Cluster up, nodes up, records out; then nodes are killed, most of them while a transaction is open
-whose outputs are at the broker already, one is frozen and woken too late, one is restarted in good
-order; and every record is read back and compared.
+Cluster and nodes start, and records are sent. Then nodes are killed, most of them in an open
+transaction whose outputs are at the broker already; one is frozen and woken too late, and one is
+restarted in good order. Finally every record is read back and compared.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ _DELIVERED: Final = 500
 
 
 def run(choices: Choices) -> int:
-    """Run the demo; 0 only if nothing was lost, doubled, early or altered, and every zombie was
-    fenced or stepped down.
+    """Run the demo; return 0 only if no record was lost, doubled, early or altered, and all zombies
+    were fenced or stepped down.
     """
     console = Console()
     started_s = time.monotonic()
@@ -75,7 +75,7 @@ def run(choices: Choices) -> int:
 
 
 class _Story:
-    """Demo on a cluster that is up."""
+    """Demo on a running cluster."""
 
     def __init__(
         self, choices: Choices, cluster: EmbeddedCluster, folder: Path, steps: Steps
@@ -122,7 +122,7 @@ class _Story:
         judge.read_to_end(records, receiving.at)
         events = tuple(
             group.slice_events()
-        )  # how they hand over at the very end is no part of the story
+        )  # hand-overs while all nodes stop are not part of the report
         director.stop()
         return DemoReport(
             choices=self._choices,

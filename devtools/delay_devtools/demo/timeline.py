@@ -32,15 +32,15 @@ class Act:
     """Deed that was done. Times are epoch milliseconds.
 
     Attributes:
-        deed: what was done.
-        node_id: to whom.
-        slices: what it owned then.
-        at_ms: when.
-        how: at which moment of its work.
+        deed: kind of the deed.
+        node_id: node that it was done to.
+        slices: slices that the node owned then.
+        at_ms: time of the deed.
+        how: state of the node's work at that time.
         held_back: offsets in the target topics between the last stable offset and the high
             watermark right after: its flushed outputs that are not committed, and what lies behind.
-        served_ms: when each of its slices had another ownership.
-        woken_ms: when it was let go on; None unless it was frozen.
+        served_ms: time when each of its slices had a new ownership.
+        woken_ms: time when the node was thawed; None: it was not frozen.
     """
 
     deed: Deed
@@ -54,7 +54,7 @@ class Act:
 
     @property
     def is_failover(self) -> bool:
-        """Return whether no node served meanwhile."""
+        """Return whether the slices had no owner meanwhile: all deeds but a restart."""
         return self.deed is not Deed.RESTART
 
 
@@ -63,8 +63,8 @@ class Missed:
     """Deed that failed: the load goes on, and the verdict stands.
 
     Attributes:
-        what: was to be done, and to whom.
-        why: what was waited for in vain, and how the logs end.
+        what: planned deed and node.
+        why: condition that did not come true, and the ends of the logs.
     """
 
     what: str
@@ -85,7 +85,7 @@ class Turn:
     why: str
     until_ms: float | None = None
     vacant_ms: float = 0.0
-    """Time before it in which no node could deliver."""
+    """Time before this ownership in which no node could deliver, in ms."""
     is_fence: bool = False
 
 
@@ -104,14 +104,14 @@ def fences(events: Sequence[SliceEvent], act: Act) -> int:
 
 
 def has_let_go(events: Sequence[SliceEvent], act: Act) -> bool:
-    """Return whether the woken node has spoken of every slice that it owned when it was frozen:
-    each of the three things that it may say shows that it does not own the slice by its old right.
+    """Return whether the woken node has logged the loss of every slice that it owned when frozen:
+    each of three possible log lines shows that its old ownership has ended.
     """
     return {one.slice_no for one in events if _is_of_woken(one, act)} >= set(act.slices)
 
 
 def ending(events: Sequence[SliceEvent], act: Act) -> Ending:
-    """Return what became of a node that was frozen and woken.
+    """Return how a frozen and woken node lost its slices.
 
     The broker refuses what was open; a slice without a transaction is let go because the lease is
     over, and nothing is ever sent that could be refused.

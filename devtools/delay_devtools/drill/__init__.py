@@ -1,9 +1,9 @@
-"""``delayservice spark drill``: a history with known defects, and whether Spark's jobs find them.
+"""``delayservice spark drill``: a history with known defects, which Spark's jobs must find.
 
 ``users``, ``service``, ``outputs`` and ``history`` write what producers and a delay service would
-have written. ``scenes`` are what goes wrong in it, and what only looks so; a ``stage`` has them
-played among the rest. ``replicas`` keeps copies and spoils some of them, ``nodes`` answers for
-them. All of that is made from the documents alone: it shares no code with the jobs that are judged,
-nor with what they read records, copies and digests by. ``judge`` holds the
-findings against what was injected, ``run`` puts it together.
+have written. ``scenes`` are defects in it, and sound cases that look like defects; a ``stage``
+plays them among the rest. ``replicas`` keeps copies and damages some of them, ``nodes`` answers
+for them. All of that is written from the documents alone: it shares no code with the jobs under
+test, nor with their readers of records, copies and digests. ``judge`` compares the findings with
+the injected defects, ``run`` puts it together.
 """

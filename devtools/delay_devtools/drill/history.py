@@ -1,9 +1,9 @@
 """Some days of a delay service, written into real topics as producers and the service write them.
 
-Time goes by in steps. In each, producers write, some of them in transactions and some of those
-aborted; then the owner passes what they wrote and settles what has come due, in a transaction with
-its checkpoint, now and then after one that failed. Where slices share a partition of checkpoints,
-one of them commits often at the end. What is written last, no checkpoint has passed.
+Time passes in steps. In each, producers write, some of them in transactions and some of those
+aborted; then the owner passes these records and settles the due ones, in a transaction with its
+checkpoint, sometimes after one that failed. Where slices share a partition of checkpoints, one of
+them commits often at the end. The last records are beyond every checkpoint.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _ABORTED: Final = 2
 _SAMPLE: Final = 20
 """Number of outputs in a transaction of the service that fails."""
 _BUSY: Final = 1_000
-"""Commits of one slice at the end: the newest checkpoints of others lie far behind them."""
+"""Number of commits of one slice at the end, to leave checkpoints of others far behind."""
 
 
 @dataclass(slots=True)
@@ -38,16 +38,16 @@ class Life:
     """State of a history.
 
     Attributes:
-        names: its topics.
-        topic_id: of the delay topic.
-        shards: as their owner left them.
+        names: names of its topics.
+        topic_id: id of the delay topic.
+        shards: shards in their owner's last state.
         beyond: records above H, by partition.
         checkpoints: offset of the newest checkpoint of each slice.
-        records: what producers have committed.
-        gone: offsets of the first shard below this are taken by retention.
-        turns: from which offset on the second contract counts, by partition.
-        now_ms: the end of it.
-        ends: where all logs end.
+        records: number of records that producers have committed.
+        gone: offset in the first shard below which retention deletes records.
+        turns: first offset of the second contract, by partition.
+        now_ms: end of the history, epoch milliseconds.
+        ends: ends of all logs.
     """
 
     names: TopicNames
@@ -66,12 +66,12 @@ class HistoryWriter:
     """Writer of one history.
 
     Args:
-        life: filled as it goes.
-        users: the producers.
-        theatre: what goes wrong, and what only looks so.
-        plain: writes without transactions.
-        producer: a producer's transactions.
-        owner: the service's.
+        life: state of the history, updated while writing.
+        users: source of producers' records.
+        theatre: player of the scenes.
+        plain: writer without transactions.
+        producer: writer of a producer's transactions.
+        owner: writer of the service's transactions.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class HistoryWriter:
         self._producer = producer
         self._owner = owner
         self._log: list[list[tuple[Record, int]]] = [[] for _ in life.shards]
-        """What H has not passed: records, and when they were appended."""
+        """Records above H and the times of their append, by partition."""
         self._commit = 0
 
     def write(
@@ -101,12 +101,12 @@ class HistoryWriter:
         tell: Callable[[int], None],
         pause: Callable[[int], None] = lambda _: None,
     ) -> None:
-        """Write all of it.
+        """Write the whole history.
 
         Args:
-            records: of producers, beside those of scenes.
-            tell: hears how many records there are.
-            pause: called after each step, with its number; nothing is written meanwhile.
+            records: number of producers' records, without those of scenes.
+            tell: called with the number of records so far.
+            pause: called after each step, with its number; writing waits for it.
         """
         start_ms = self._life.now_ms - TAIL_MS - SPAN_MS
         each, tail = divmod(records, STEPS + 1)
@@ -141,7 +141,7 @@ class HistoryWriter:
     # --- producers -----------------------------------------------------------------------------
 
     def _produce(self, requests: Sequence[Request]) -> None:
-        """Write some without transactions, the others in one; and some in one that is aborted."""
+        """Write half of the records plainly, half in a transaction, and some in an aborted one."""
         half = len(requests) // 2
         self._append(self._plain, requests[:half])
         self._plain.flush()
@@ -167,7 +167,7 @@ class HistoryWriter:
         self._life.records += len(requests)
 
     def _bystanders(self) -> None:
-        """Write what other services write to the same topics; none of it is a defect."""
+        """Write records of other services to the same topics, which are no defects."""
         target, other = ((topic, 0) for topic in self._names.targets)
         foreign: Headers = [("delay-source", b"delay_topic_elsewhere:0:7"), ("delay-settles", b"7")]
         self._plain.write(target, b"k", b"of another producer", [("own", b"1")])
@@ -179,7 +179,7 @@ class HistoryWriter:
     # --- the service ---------------------------------------------------------------------------
 
     def _settle(self, stop_ms: int) -> None:
-        """Pass all that was written and settle what is due before ``stop_ms``."""
+        """Pass all records written so far, and settle those due before ``stop_ms``."""
         steps = [
             (shard, step) for shard in self._life.shards for step in self._steps(shard, stop_ms)
         ]
@@ -219,7 +219,7 @@ class HistoryWriter:
         self._log[shard.place[1]].append((again, step.at_ms))
 
     def _writes(self, writer: CountedWriter, output: OutputRecord) -> int:
-        """Append a record, of a scene if it is one of the delay topic; its offset."""
+        """Append a record; return its offset. H passes records of the delay topic later."""
         topic, partition = output.place
         offset = writer.write(output.place, output.key, output.value, output.headers, output.at_ms)
         if topic == self._names.delay:
@@ -229,7 +229,7 @@ class HistoryWriter:
         return offset
 
     def _be_busy(self) -> None:
-        """Have the first slice commit often, although nothing has changed."""
+        """Write many unchanged checkpoints of the first slice in one transaction."""
         with self._owner.transaction():
             for _ in range(_BUSY):
                 self._checkpoint(0)
@@ -274,7 +274,7 @@ class HistoryWriter:
     # --- the end -------------------------------------------------------------------------------
 
     def _leave(self) -> None:
-        """Leave records above H: copies store them, and mark what they will cancel."""
+        """Leave records above H, which copies store, and mark the records that they cancel."""
         for shard, log in zip(self._life.shards, self._log, strict=True):
             records = [record for record, _ in log]
             for record in records:

@@ -13,7 +13,7 @@ SHOWN_MAX: Final = 20
 """Largest number of missed and of invented findings that are reported."""
 
 Finding = tuple[object, ...]
-"""World of a job (``topics``, ``follow``, ``disks`` or ``digests``), then what it found."""
+"""World of a job (``topics``, ``follow``, ``disks`` or ``digests``), then the fields found."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,13 +21,13 @@ class DrillVerdict:
     """Result of a drill.
 
     Attributes:
-        records: what producers wrote.
-        injected: defects of each kind.
-        found: of those, how many were found with every offset that they concern.
-        invented: findings that no defect leads to.
-        missed: some findings that should be there.
-        inventions: some that should not.
-        seconds: of the jobs, by name.
+        records: number of producers' records.
+        injected: number of defects of each kind.
+        found: number of defects of each kind that were found with all their offsets.
+        invented: number of findings without a defect.
+        missed: sample of expected findings that are missing.
+        inventions: sample of findings without a defect.
+        seconds: durations of the jobs, by name.
     """
 
     records: int
@@ -40,7 +40,7 @@ class DrillVerdict:
 
     @property
     def is_good(self) -> bool:
-        """Return whether all was found and nothing invented."""
+        """Return whether all defects were found, without other findings."""
         return self.invented == 0 and self.injected == self.found
 
     def to_json(self) -> dict[str, object]:
@@ -69,13 +69,13 @@ def judge(
     records: int,
     seconds: Mapping[str, float],
 ) -> DrillVerdict:
-    """Compare.
+    """Return the verdict on the findings.
 
     Args:
-        defects: what was injected.
-        findings: what was found; one that is there twice is invented once.
-        records: what producers wrote.
-        seconds: of the jobs, by name.
+        defects: injected defects.
+        findings: findings of the jobs; a second equal one counts as invented.
+        records: number of producers' records.
+        seconds: durations of the jobs, by name.
     """
     left = Counter(findings)
     missed: list[Finding] = []

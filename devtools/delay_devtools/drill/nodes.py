@@ -25,11 +25,11 @@ _ROWS: Final = 1_000
 _TICK_S: Final = 0.1
 
 Slots = dict[int, dict[int, tuple[int, int]]]
-"""By hour and minute of it: how many records, and the sum of their hashes."""
+"""Number of records and sum of their hashes, by hour and minute."""
 
 
 def publish(life: Life, copies: Sequence[ShardCopy], writer: CountedWriter) -> None:
-    """Write the digests of all copies, after some that hold no more."""
+    """Write the digests of all copies, after outdated ones."""
     place = (life.names.own("digests"), 0)
     for number, copy in enumerate(one for one in copies if one.world == "digests"):
         for key, value in _rows(life, copy, is_silent=number % 2 == 0):
@@ -40,7 +40,7 @@ def publish(life: Life, copies: Sequence[ShardCopy], writer: CountedWriter) -> N
 def _rows(
     life: Life, copy: ShardCopy, *, is_silent: bool
 ) -> Iterator[tuple[bytes, dict[str, Any] | None]]:
-    """Return keys and values; ``is_silent``: a stale copy does not report that itself."""
+    """Yield keys and values of digests; ``is_silent``: a stale copy does not report being stale."""
     topic, partition = copy.place
     of = f"{copy.node}/{topic}/{partition}"
     said = {
@@ -117,7 +117,7 @@ def _sums(copy: ShardCopy) -> Slots:
 
 @contextmanager
 def answering(bootstrap: str, life: Life, copies: Sequence[ShardCopy]) -> Iterator[None]:
-    """Run nodes that answer questions for the records of a range, while the block runs."""
+    """Run nodes that answer queries for the records of a range, inside of the context."""
     topic = life.names.own("repairs")
     kept = {(c.node, *c.place): c for c in copies if c.world == "digests"}
     consumer = clients.consumer({"bootstrap.servers": bootstrap}, f"drill-{life.names.run}")

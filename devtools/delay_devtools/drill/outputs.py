@@ -1,4 +1,4 @@
-"""Records that the service writes for each of its steps; ``scenes`` write some wrong."""
+"""Records that the service writes for each step; ``scenes`` alter some of them."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from delay_devtools.drill.wire import BY_KEY, Headers, Place, partition_of
 
 @dataclass(frozen=True, slots=True)
 class OutputRecord:
-    """A record that is written.
+    """A record to write.
 
     Attributes:
-        place: where it goes.
-        key: as written.
-        value: as written.
-        own: headers of the record itself; of a copy, all.
+        place: topic and partition.
+        key: key of the record.
+        value: value of the record.
+        own: headers of the producer; of a copy, all headers.
         told: headers of the service.
-        at_ms: its timestamp.
+        at_ms: timestamp, epoch milliseconds.
     """
 
     place: Place
@@ -39,7 +39,7 @@ class Clerk:
     """Writer of the record of each step.
 
     Args:
-        names: the topics.
+        names: names of the topics.
     """
 
     def __init__(self, names: TopicNames) -> None:

@@ -1,6 +1,6 @@
-"""Copies that three nodes have of each shard, on disks and in digests; and their defects.
+"""Copies of each shard on three nodes, on disks and in digests, and their defects.
 
-A defect has an hour of one copy for itself, so that no two of them hide each other; a stale copy
+Each defect has an hour of one copy of its own, so that defects can't hide each other; a stale copy
 has no other defect.
 """
 
@@ -26,7 +26,7 @@ NODES: Final = ("n1", "n2", "n3")
 WORLDS: Final = ("disks", "digests")
 STALE: Final = "stale_replica"
 LAST: Final = NODES[-1]
-"""Node that alone has stale copies, so that each shard keeps two to compare."""
+"""The only node with stale copies, so that each shard keeps two copies to compare."""
 _NEAR_MINUTES: Final = 3
 """Distance from K in minutes within which slots are not compared."""
 _ROUND: Final = 4_096
@@ -34,7 +34,7 @@ NO_MARK: Final = -1
 
 
 class CopyFound(NamedTuple):
-    """A finding of the comparison; ``slot_ms`` None: of all of the copy."""
+    """A finding of the comparison; ``slot_ms`` None: it concerns the whole copy."""
 
     kind: str
     node: str
@@ -45,7 +45,7 @@ class CopyFound(NamedTuple):
 
 
 class Frame(NamedTuple):
-    """A record as one copy has it; ``mark`` is ``NO_MARK`` or the offset of its canceller."""
+    """A record of one copy; ``mark`` is ``NO_MARK`` or the offset of its canceller."""
 
     key_ms: int
     offset: int
@@ -60,7 +60,7 @@ class Frame(NamedTuple):
 
     @property
     def sum_hash(self) -> int:
-        """Return what it adds to the sum of its slot."""
+        """Return the hash that the record adds to the sum of its slot."""
         content = self.payload if self.record_id is None else self.record_id
         return record_hash(self.key_ms, self.offset, content)
 
@@ -70,15 +70,15 @@ class ShardCopy:
     """One node's copy of one shard.
 
     Attributes:
-        world: where it is looked at.
-        node: whose it is.
-        place: of the shard.
-        frames: by offset.
+        world: world of the comparison, ``disks`` or ``digests``.
+        node: name of its node.
+        place: topic and partition of the shard.
+        frames: records by offset.
         h: H of the shard.
-        from_ms: slots from here on are compared.
-        stop: S.
-        is_stale: it has fallen behind.
-        damaged: starts of slots or hours that its disk does not give back.
+        from_ms: start of the first compared slot, epoch milliseconds.
+        stop: S of the copy.
+        is_stale: whether the copy is far behind.
+        damaged: starts of unreadable slots or hours, epoch milliseconds.
     """
 
     world: str
@@ -92,7 +92,7 @@ class ShardCopy:
     damaged: list[int] = field(default_factory=list)
 
     def pending(self) -> Iterator[Frame]:
-        """Return the records that count at the cut."""
+        """Yield the records that are compared at the cut."""
         for frame in self.frames.values():
             is_marked = NO_MARK < frame.mark < self.h
             if frame.offset < self.h and frame.key_ms >= self.from_ms and not is_marked:
@@ -105,7 +105,7 @@ class ShardCopy:
 
 @dataclass(slots=True)
 class Cell:
-    """An hour of a copy, and what is pending in it."""
+    """An hour of a copy, and its pending records."""
 
     copy: ShardCopy
     hour_ms: int
@@ -114,7 +114,7 @@ class Cell:
 
 
 def copies_of(life: Life) -> list[ShardCopy]:
-    """Return all copies as they should be."""
+    """Return all copies without defects."""
     made = []
     for shard, beyond in zip(life.shards, life.beyond, strict=True):
         frames = {frame.offset: frame for frame in _frames(shard, beyond)}
@@ -140,9 +140,9 @@ class Spoiler:
     """Injector of defects of copies.
 
     Args:
-        copies: all of them.
+        copies: all copies.
         holes: offsets without a committed record, by place.
-        rng: chance.
+        rng: source of randomness.
     """
 
     def __init__(
@@ -157,7 +157,7 @@ class Spoiler:
         """Inject these, half of each kind on disks and half in digests.
 
         Raises:
-            DelayServiceError: there are more than there is room for.
+            DelayServiceError: there are more defects than free hours.
         """
         worlds = {kind: itertools.cycle(WORLDS) for kind in kinds}
         chosen = [(kind, next(worlds[kind])) for kind in kinds]
@@ -233,7 +233,7 @@ class Spoiler:
         return [cell.copy.found("extra", frame)]
 
     def _alter_record(self, cell: Cell) -> list[CopyFound]:
-        """Alter the content of a record without an id; sums know one with an id by that only."""
+        """Alter the content of a record without an id; the sums of others contain only the id."""
         plain = [frame for frame in cell.pending if frame.record_id is None]
         if not plain:
             return []
@@ -259,7 +259,7 @@ class Spoiler:
         "altered_record": _alter_record,
         "flipped_byte": _damage,
     }
-    """Defects of copies, by name; ``STALE`` is another."""
+    """Methods that inject defects of copies, by name; ``STALE`` is injected separately."""
 
 
 def _plain(value: bytes) -> bytes:
@@ -277,7 +277,7 @@ def _no_room(kind: str) -> DelayServiceError:
 
 
 def keep(life: Life, copies: Iterable[ShardCopy], state: Path) -> dict[str, str]:
-    """Write the copies of disks by the service's own store; the nodes' folders, by their names."""
+    """Write the copies on disks with the service's store; return the nodes' folders by name."""
     for copy in copies:
         if copy.world == "disks":
             folder = str(state / copy.node / "wheel" / "0")
@@ -308,7 +308,7 @@ def _keep(copy: ShardCopy, folder: ShardFolder) -> None:
 
 
 def flip_byte(folder: ShardFolder, start_ms: int) -> None:
-    """Flip one bit of what a shard has in the slot that begins at ``start_ms``."""
+    """Flip one bit in a shard's file of the slot that begins at ``start_ms``."""
     state = load_state(folder)
     if state is None:
         raise AssertionError(folder)

@@ -10,7 +10,7 @@ from delayservice.commands.console import err, out, print_json
 
 
 def show(verdict: DrillVerdict, drill: Drill, *, as_json: bool) -> None:
-    """Show a table for people, or one JSON object; and where kept files lie."""
+    """Print a table for people or one JSON object, and the place of kept files."""
     if drill.options.keep:
         err.print(f"kept: {drill.folder}, topics *_drill_{drill.life.names.run}*", markup=False)
     if as_json:

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from connectors.spark.common.progress import Say
     from delayservice.smoke.progress import Steps
 
-# The injector must not come near what is judged: Spark's jobs are imported when they are run.
+# The injector must not depend on the code under test: Spark's jobs are imported when they run.
 # ruff: noqa: PLC0415
 
 COPY_KINDS: Final = (*Spoiler.KINDS, STALE)
@@ -45,13 +45,13 @@ KINDS: Final = (*DEFECTS, *COPY_KINDS)
 
 _SECRET: Final = b"of a drill, and of nothing else"
 FOLLOWED: Final = "follow"
-"""The world of an audit that follows."""
+"""World of an audit that runs while the history is written."""
 _STALE_MS: Final = 6 * HOUR_MS
 """Age at which a record that is due and not settled counts as overdue."""
 _BEHIND_PART: Final = 20
-"""Part of a log, one in so many, without which a copy counts as behind."""
+"""Divisor of a log's length: a copy that lacks one such part counts as behind."""
 _FINDINGS_SPARE: Final = 10_000
-"""Number of findings beyond the expected ones that are read."""
+"""Largest number of findings that are read beyond the expected ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,11 +63,11 @@ class DrillOptions:
         defects: number of defects of all kinds together.
         seed: seed of everything random.
         partitions: number of partitions of the delay topic and of each target.
-        bootstrap: a cluster; empty: one is started.
-        keep: leave topics and folders.
-        checkpoint_partitions: of the checkpoint topic; slices share them. 0: one for each slice, as
-            in older clusters.
-        cuts: at so many an audit that follows judges the history while it is written; 0: none does.
+        bootstrap: brokers of a cluster; empty: a cluster is started.
+        keep: whether to keep topics and folders.
+        checkpoint_partitions: number of partitions of the checkpoint topic, shared by slices. 0:
+            one for each slice, as in older clusters.
+        cuts: number of audits while the history is written; 0: only the final audit.
     """
 
     records: int = 1_000_000
@@ -85,14 +85,14 @@ class Drill:
     """A history with defects, ready to be judged.
 
     Attributes:
-        options: what was asked for.
-        bootstrap: where it is.
-        folder: for results; the nodes' folders are in it.
-        life: the history.
-        copies: of all nodes.
-        folders: the nodes' state folders, by their names.
-        defects: what was injected.
-        seconds: of the jobs that ran while it was written, by name.
+        options: options of the drill.
+        bootstrap: brokers of its cluster.
+        folder: folder of results and of the nodes' folders.
+        life: state of the history.
+        copies: copies of all nodes.
+        folders: state folders, by node name.
+        defects: injected defects.
+        seconds: durations of the jobs that ran while it was written, by name.
     """
 
     options: DrillOptions
@@ -109,15 +109,15 @@ class Drill:
 def prepared(
     options: DrillOptions, spark: SparkSession | None = None, *, is_shown: bool
 ) -> Iterator[Drill]:
-    """Make a drill on a cluster; remove at the end what was made, unless it is to be kept.
+    """Make a drill on a cluster; remove its topics and folders at the end, unless to be kept.
 
     Args:
-        options: what to inject.
-        spark: for an audit that follows, if there are cuts.
+        options: options of the drill.
+        spark: session for audits while the history is written, if there are cuts.
         is_shown: whether progress is shown.
 
     Raises:
-        DelayServiceError: it can't be made; says what to do.
+        DelayServiceError: the drill can't be made; the message says what to do.
     """
     with ExitStack() as stack:
         folder = Path(tempfile.mkdtemp(prefix="delay-drill-"))
@@ -151,7 +151,7 @@ def _make(
     topic_id = _make_topics(names, topics)
     ends = Ends()
     shards = [ModelShard((names.delay, number)) for number in range(options.partitions)]
-    # It ends at a full hour, so that one seed makes one history at any time of day.
+    # The history ends at a full hour, so that a seed gives the same one at any time of day.
     now_ms = time.time_ns() // 1_000_000 // HOUR_MS * HOUR_MS
     life = Life(names, topic_id, shards, now_ms, ends)
     kinds = list(itertools.islice(itertools.cycle(KINDS), options.defects))
@@ -180,16 +180,16 @@ def _make(
 
 
 def _cuts(options: DrillOptions) -> list[int]:
-    """Return the steps after which an audit that follows judges, besides the end."""
+    """Return the numbers of the steps after which an audit runs, without the end."""
     return [STEPS * number // options.cuts for number in range(1, options.cuts)]
 
 
 def _make_topics(names: TopicNames, topics: TopicAdmin) -> str:
-    """Make them; the id of the delay topic."""
+    """Make the topics; return the id of the delay topic."""
     checkpoint = names.own("checkpoint")
     wide = [names.delay, *names.targets, checkpoint]
     narrow = [names.own(what) for what in ("dead_letter", "outcomes", "digests", "repairs")]
-    # Records bear the times of the history, and are not to be gone for their age.
+    # Records have timestamps of the history, and retention must not delete them for their age.
     old = {"message.timestamp.type": "CreateTime", "retention.ms": "-1"}
     compacted = {name: {"cleanup.policy": "compact"} for name in (checkpoint, narrow[2])}
     counts = {**dict.fromkeys(wide, names.partitions), **dict.fromkeys(narrow, 1)}
@@ -207,7 +207,7 @@ def _write(
     shown: Steps,
     pause: Callable[[int], None],
 ) -> list[Defect]:
-    """Write the history; the defects of its topics."""
+    """Write the history; return the defects of its topics."""
     theatre = theatre_of(life, kinds, rng)
     plain, producer, owner = (
         CountedWriter(bootstrap, life.ends, transactional=transactional)
@@ -239,7 +239,7 @@ def theatre_of(life: Life, kinds: Sequence[str], rng: random.Random) -> Theatre:
 
 
 def judged(drill: Drill, spark: SparkSession, say: Say) -> DrillVerdict:
-    """Run the jobs, and hold what they find against what was injected."""
+    """Run the jobs, and compare their findings with the injected defects."""
     seconds, findings = dict(drill.seconds), []
     if FOLLOWED in seconds:
         path = str(drill.folder / FOLLOWED / "findings")
@@ -256,10 +256,10 @@ def audit_options(drill: Drill, out: str, *, is_over: bool = True, **more: objec
     """Return the options of an audit of a drill.
 
     Args:
-        drill: what to audit.
-        out: a folder for results.
-        is_over: whether all of its history is written. Before, it can't be told what is overdue:
-            its time is not the clock's.
+        drill: drill to audit.
+        out: folder for results.
+        is_over: whether the whole history is written. Before, overdue records can't be found, as
+            the time of the history is not the clock's.
         more: further options.
     """
     from connectors.spark.audit import AuditOptions
@@ -288,7 +288,7 @@ def _audit(drill: Drill, spark: SparkSession, say: Say) -> str:
 
 
 def _follow(drill: Drill, spark: SparkSession, *, is_last: bool = False) -> None:
-    """Judge what has come since the last cut, by an audit that has nothing but its state."""
+    """Audit the records since the last cut, by a new audit that has only the stored state."""
     from connectors.spark.audit import Following
 
     began_s = time.monotonic()
@@ -327,7 +327,7 @@ def _reconcile(drill: Drill, spark: SparkSession, say: Say, folders: dict[str, s
 
 
 def read_findings(spark: SparkSession, path: str, job: str, expected: int) -> list[Finding]:
-    """Return what a job of a drill that expects so many has found."""
+    """Return the findings of a job; ``expected`` limits the number that is read."""
     read = spark.read.option("recursiveFileLookup", value=True)
     rows = read.parquet(path).limit(expected * 100 + _FINDINGS_SPARE).collect()
     if job not in ("topics", FOLLOWED):

@@ -1,7 +1,7 @@
-"""Catalogue of scenes: defects of topics, and what only looks like one.
+"""Catalogue of scenes: defects of topics, and sound cases that look like defects.
 
 It is the one definition of these defects, for the drill and for tests. The name of a scene is the
-kind of its defect. At ``yield`` the service passes what was written before.
+kind of its defect. At ``yield`` the service passes the records written before.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ DEFECTS: Final[Mapping[str, Scene]] = {
 """Kinds of defects of topics. A seed chooses among them in this order."""
 
 SOUND: Final[Mapping[str, Scene]] = {scene.__name__: scene for scene in sound_scenes.SCENES}
-"""Scenes that look like defects, and are none."""
+"""Sound scenes that look like defects."""
 
 FIRST: Final = frozenset({"duplicate_of_what_is_gone"})
 """Scenes that begin with the history, in the first shard, whose first records retention takes."""
 
 TURN: Final = 12
-"""Step after which the contract is another one."""
+"""Number of the step after which the second contract applies."""
 
 STEPS_OF: Final[Mapping[str, range]] = {
     "letter_of_its_contract": range(1, TURN),
     "letter_of_the_former_contract": range(TURN + 1, TURN + 8),
 }
-"""Steps at which scenes begin that depend on the contract."""
+"""Steps at which scenes that depend on the contract begin."""
 
 LAST: Final = frozenset({"unaccounted", "stuck"})
-"""Scenes at the end, which H does not pass."""
+"""Scenes at the end of the history, above H."""

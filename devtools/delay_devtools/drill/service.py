@@ -1,8 +1,8 @@
 """Model of a delay service, by the rules of ``docs/internals/design.md``: for one shard, in
 memory.
 
-``pass_offset`` is rules 8 and 9 (H passes a record), ``advance`` rule 10 (K goes on). Both hand
-over what is to be written; the history writes it. ``awaits`` is rule 14: H stops at a canceller
+``pass_offset`` is rules 8 and 9 (H passes a record), ``advance`` rule 10 (K advances). Both yield
+the steps to write; the history writes them. ``awaits`` is rule 14: H stops at a canceller
 whose victim's copy is not written yet.
 """
 
@@ -26,7 +26,7 @@ from delay_devtools.drill.wire import (
 ROLL_WINDOW_MS: Final = DAY_MS
 PARK_MS: Final = 10_000
 SCENE: Final = "scene"
-"""Operation of records of a scene: H passes them, and the scene does the rest."""
+"""Operation of a scene's records: H only passes them, the scene writes their outputs."""
 _ATTEMPTS: Final = 2
 
 
@@ -35,14 +35,14 @@ class Record:
     """Record of the delay topic.
 
     Attributes:
-        offset: its place.
-        key_ms: its key: when it is to be looked at.
-        request: what it asks for.
-        source: ``delay-source`` of the first one, if this is a copy.
-        attempt: 1 for the first.
-        mark: offset of what cancels, replaces or fires it; None: nothing does.
+        offset: its offset.
+        key_ms: its key: time of its next step, epoch milliseconds.
+        request: producer's record and its meaning.
+        source: ``delay-source`` of the first record, if this is a copy.
+        attempt: number of the attempt, from 1.
+        mark: offset of the record that cancels, replaces or fires it; None: there is no such.
         base: of a copy: the first offset whose record of the same id cancels it.
-        is_flying: a copy that H has not passed.
+        is_flying: whether it is a copy that H has not passed.
     """
 
     offset: int
@@ -74,12 +74,12 @@ class ModelStep:
     """Step of the service.
 
     Attributes:
-        act: what.
-        record: which record it settles; of a control or broken record, as if it waited.
-        at_ms: when.
+        act: kind of the step.
+        record: record that it settles; a control or broken record settles itself.
+        at_ms: time of the step, epoch milliseconds.
         by: offset of the canceller.
-        text: the outcome of a control record, or the code of a letter.
-        again: the copy that is appended, its offset not known yet.
+        text: outcome of a control record, or code of a dead letter.
+        again: copy to append, whose offset is not known yet.
     """
 
     act: Act
@@ -92,14 +92,14 @@ class ModelStep:
 
 @dataclass(slots=True)
 class ModelShard:
-    """One partition of the delay topic, as its owner sees it.
+    """One partition of the delay topic, in its owner's state.
 
     Attributes:
         place: topic and partition.
         key: K.
         h: H.
-        waiting: what is pending, by offset.
-        marked: what was settled before its key came: a store still has it, with its mark.
+        waiting: pending records, by offset.
+        marked: records settled before their key: a store still has them, with a mark.
     """
 
     place: Place
@@ -108,9 +108,9 @@ class ModelShard:
     waiting: dict[int, Record] = field(default_factory=dict)
     marked: list[Record] = field(default_factory=list)
     _named: dict[bytes, Record] = field(default_factory=dict)
-    """The last record of each id that nothing has hit."""
+    """Last record of each id that was not cancelled, replaced or fired."""
     _due: list[tuple[int, int]] = field(default_factory=list)
-    """A heap of keys of what waits, or did."""
+    """Heap of the keys of pending records, some of them settled meanwhile."""
 
     @property
     def name(self) -> str:
@@ -120,12 +120,12 @@ class ModelShard:
     # --- H -------------------------------------------------------------------------------------
 
     def awaits(self, record: Record) -> bool:
-        """Return whether H stops before this record: it hits a copy that has no offset yet."""
+        """Return whether H stops before this record, as its victim is a copy without an offset."""
         earlier = self._named.get(record.request.record_id or b"")
         return record.source is None and earlier is not None and earlier.offset < 0
 
     def pass_offset(self, record: Record, at_ms: int) -> Iterator[ModelStep]:
-        """Let H pass a record at ``at_ms``."""
+        """Advance H past a record at ``at_ms``; yield the steps to write."""
         asked = record.request
         self.h = record.offset + 1
         record.is_flying = False
@@ -146,7 +146,7 @@ class ModelShard:
             yield from self._take(record, at_ms)
 
     def _take(self, record: Record, at_ms: int) -> Iterator[ModelStep]:
-        """Let a schedule or a copy wait, unless its time has passed or it was hit in flight."""
+        """Add a schedule or a copy to the pending or marked ones; yield a step if K is past it."""
         if record.mark is not None:
             self.marked.append(record)
             return
@@ -156,7 +156,7 @@ class ModelShard:
             yield self._settle(record, max(at_ms, record.key_ms), record.offset + 1)
 
     def hit(self, record: Record) -> Record | None:
-        """Mark the last record of the same id, if it waits or is a copy in flight."""
+        """Mark the last record of this id, if pending or a copy in flight; return it, or None."""
         name = record.request.record_id
         if name is None or record.source is not None:
             return None
@@ -181,7 +181,7 @@ class ModelShard:
     # --- K -------------------------------------------------------------------------------------
 
     def advance(self, stop_ms: int, lateness_ms: int) -> Iterator[ModelStep]:
-        """Let K go on to the last record below ``stop_ms``."""
+        """Advance K to the last record below ``stop_ms``; yield the steps to write."""
         while self._due and self._due[0][0] < stop_ms:
             key = heappop(self._due)
             record = self.waiting.get(key[1])
@@ -190,11 +190,11 @@ class ModelShard:
                 yield self._settle(record, key[0] + lateness_ms, self.h)
 
     def forget(self) -> None:
-        """Forget what K has passed, as a store does."""
+        """Drop marked records that K has passed, as a store does."""
         self.marked = [record for record in self.marked if record.key_ms > self.key[0]]
 
     def _settle(self, record: Record, at_ms: int, base: int) -> ModelStep:
-        """Settle a record whose key has come at ``at_ms``."""
+        """Settle a record whose key was reached at ``at_ms``; return the step."""
         asked = record.request
         del self.waiting[record.offset]
         if asked.due_ms > at_ms:
@@ -221,7 +221,7 @@ class ModelShard:
     # --- headers -------------------------------------------------------------------------------
 
     def told(self, record: Record) -> Headers:
-        """Return the headers that say what an output settles."""
+        """Return the headers of an output that name the record it settles."""
         asked = record.request
         told: Headers = [
             ("delay-due-at", b"%d" % asked.due_ms),
@@ -235,7 +235,7 @@ class ModelShard:
         return told
 
     def copy_headers(self, record: Record, again: Record, secret: bytes, **more: object) -> Headers:
-        """Return the headers of the copy ``again`` of ``record``; ``more`` are facts of it."""
+        """Return the headers of the copy ``again`` of ``record``; ``more`` are further facts."""
         asked = again.request
         facts = {
             "settles": record.offset,

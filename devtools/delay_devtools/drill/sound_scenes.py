@@ -1,4 +1,4 @@
-"""Scenes that look like defects and are none; see ``scenes``."""
+"""Sound scenes that look like defects; ``scenes`` is their catalogue."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from delay_devtools.drill.wire import HOUR_MS, MINUTE_MS
 
 
 def redelivered(s: Stage) -> Iterator[None]:
-    """Twice, as after a crash under ``at_least_once``."""
+    """Deliver a record twice, as after a crash under ``at_least_once``."""
     record = s.asks()
     yield
     right = s.does("deliver", record)
@@ -27,7 +27,7 @@ def redelivered(s: Stage) -> Iterator[None]:
 
 
 def forwarded(s: Stage) -> Iterator[None]:
-    """A consumer copies a delivery with its headers to another topic."""
+    """Copy a delivery with its headers to another topic, as a consumer may."""
     record = s.asks()
     yield
     right = s.does("deliver", record)
@@ -37,7 +37,7 @@ def forwarded(s: Stage) -> Iterator[None]:
 
 
 def requeued(s: Stage) -> Iterator[None]:
-    """A copy of a record whose target was not there."""
+    """Deliver a record by a copy, as its target was missing before."""
     record = s.asks(is_named=True, expires=HOUR_MS)
     yield
     copy, _ = s.parks(record)
@@ -46,7 +46,7 @@ def requeued(s: Stage) -> Iterator[None]:
 
 
 def signed_before(s: Stage) -> Iterator[None]:
-    """A copy that was signed with a secret that has been replaced since."""
+    """Deliver a copy that is signed with a former secret."""
     record = s.asks()
     yield
     copy, _ = s.parks(record, secret=b"the one before")
@@ -55,7 +55,7 @@ def signed_before(s: Stage) -> Iterator[None]:
 
 
 def recurring(s: Stage) -> Iterator[None]:
-    """A schedule of two occurrences."""
+    """Deliver both occurrences of a recurring schedule."""
     record = s.asks(every=MINUTE_MS)
     yield
     s.says(s.numbered(s.does("deliver", record)))
@@ -65,7 +65,7 @@ def recurring(s: Stage) -> Iterator[None]:
 
 
 def forged_and_refused(s: Stage) -> Iterator[None]:
-    """A stranger's copy of a record, which is dead-lettered."""
+    """Dead-letter a forged copy of a record."""
     record = s.asks()
     forged = s.forges(record)
     yield
@@ -78,14 +78,14 @@ def forged_and_refused(s: Stage) -> Iterator[None]:
 
 
 def letter_of_its_contract(s: Stage) -> Iterator[None]:
-    """Dead-lettered for what the next contract allows."""
+    """Dead-letter a record for a delay that only the next contract allows."""
     record = s.asks(LONG_MS, code="delay-too-long")
     yield
     s.says(s.does("letter", record, SOON_MS, text="delay-too-long"))
 
 
 def left_out(s: Stage) -> Iterator[None]:
-    """A dead letter that says that its content is left out."""
+    """Write a dead letter without content, with the header that says so."""
     record = s.asks()
     yield
     letter = s.does("letter", record, text="too-large")
@@ -95,7 +95,7 @@ def left_out(s: Stage) -> Iterator[None]:
 
 
 def expired_when_fired(s: Stage) -> Iterator[None]:
-    """A fire comes after the expiry."""
+    """Expire a record that is fired after its expiry."""
     record = s.asks(is_named=True, expires=2 * SECOND_MS)
     fire = s.controls("fire", 10 * SECOND_MS)
     yield

@@ -1,7 +1,7 @@
-"""Stage of scenes: one shard, from one moment on, among all else that goes on there.
+"""Stage of scenes: one shard from one moment on, among its other records.
 
-A scene is a generator. What it writes first is what producers write; at each ``yield`` it waits
-until H and K have passed that, and goes on as the service, which makes a mistake.
+A scene is a generator. It first writes as a producer; at each ``yield`` it waits until H and K have
+passed these records, and then writes as the service, with a mistake.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from delay_devtools.drill.wire import (
 SECOND_MS: Final = 1_000
 LATENESS_MS: Final = 50
 LATE_MS: Final = 60_000
-"""Lateness from which the audit reports a delivery."""
+"""Lateness from which the audit reports a delivery, in ms."""
 GRACE_MS: Final = 5_000
-"""Time within which the audit takes a duplicate for a crash under ``at_least_once``."""
+"""Time within which the audit accepts a duplicate under ``at_least_once``, in ms."""
 LONG_MS: Final = MAX_DELAY_MS + HOUR_MS
-"""Delay that the first contract does not allow, and the second one does."""
+"""Delay that only the second contract allows, in ms."""
 SOON_MS: Final = SECOND_MS + LATENESS_MS
-"""Time of what the service does about a control that is sent after a second."""
+"""Time of the service's answer to a control record that is sent after a second, in ms."""
 TAIL: Final = -1
 """Number of the last step, which H does not pass."""
 _STRANGER: Final = b"a stranger's"
@@ -47,7 +47,7 @@ Where: TypeAlias = tuple[str, int, int]
 
 
 class Found(NamedTuple):
-    """A finding of the audit: the record that it is about, and the output if there is one."""
+    """A finding of the audit: kind, record, and the output if there is one."""
 
     kind: str
     topic: str
@@ -69,12 +69,12 @@ class Scenery:
     """Facts that all scenes of a history share.
 
     Attributes:
-        names: the topics.
-        shards: all of them.
+        names: names of the topics.
+        shards: all shards.
         holes: offsets without a committed record, by place.
-        rng: chance.
-        ahead_ms: so late is no K; it is before the end of the history.
-        stale_ms: what was due before this and is not settled is overdue.
+        rng: source of randomness.
+        ahead_ms: time beyond every K and before the end of the history, epoch milliseconds.
+        stale_ms: due time before which an unsettled record is overdue, epoch milliseconds.
     """
 
     names: TopicNames
@@ -86,13 +86,13 @@ class Scenery:
 
 
 class Stage:
-    """One scene's place and time. Times that it is given count from its beginning.
+    """Place and time of one scene. Times in arguments count from its beginning, in ms.
 
     Args:
-        shared: by all scenes.
-        partition: its shard.
-        start_ms: when it begins.
-        number: of the scene: makes its ids its own.
+        shared: facts shared by all scenes.
+        partition: partition of its shard.
+        start_ms: beginning of the scene, epoch milliseconds.
+        number: number of the scene, part of its record ids.
     """
 
     def __init__(self, shared: Scenery, partition: int, start_ms: int, number: int) -> None:
@@ -105,11 +105,11 @@ class Stage:
         self.findings: list[Found] = []
         self.record_id = b"scene-%d" % number
         self.write: Callable[[OutputRecord], int] = _nowhere
-        """Appends a record; its offset. Given anew whenever the scene goes on."""
+        """Function that appends a record and returns its offset; set whenever the scene resumes."""
         self._shared = shared
         self._clerk = Clerk(shared.names)
         self._keys: dict[int, tuple[int, int]] = {}
-        """Key of the last record that is to be settled, by partition."""
+        """Key of the last record to be settled, by partition."""
         self._ends: dict[int, int] = {}
         self._signed: dict[tuple[bytes | None, int], Headers] = {}
 
@@ -127,7 +127,7 @@ class Stage:
         every: int = 0,
         code: str = "",
     ) -> Record:
-        """Write a schedule, due after ``due``; ``code``: why its contract does not allow it."""
+        """Write a schedule, due after ``due``; ``code``: the error of its contract."""
         rng, at_ms, due_ms = self.rng, self.start_ms + at, self.start_ms + due
         own: Headers = [("trace", b"%016x" % rng.getrandbits(64)), ("hop", b"1")]
         made = Request(self.partition, at_ms, None, b"%x" % rng.getrandbits(160), [], own=own)
@@ -167,7 +167,7 @@ class Stage:
         return self._written(made, 0)
 
     def forges(self, record: Record, at: int = SECOND_MS) -> Record:
-        """Write a copy of ``record`` that a stranger has signed."""
+        """Write a copy of ``record`` with a foreign signature."""
         again = self._again(record, record.request, 1)
         self._copy(record, again, self.start_ms + at, _STRANGER)
         return again
@@ -187,7 +187,7 @@ class Stage:
     def does(
         self, act: Act, record: Record, at: int | None = None, by: int = -1, text: str = ""
     ) -> OutputRecord:
-        """Return what the service writes for this act; a delivery soon after it is due."""
+        """Return the service's output for an act, by default soon after the due time."""
         at_ms = record.request.due_ms + LATENESS_MS if at is None else self.start_ms + at
         return self._clerk.output(self.shard, ModelStep(act, record, at_ms, by, text))
 
@@ -196,15 +196,15 @@ class Stage:
         return (*output.place, self._append(output, 0))
 
     def delivers(self, record: Record) -> Where:
-        """Deliver as it should be."""
+        """Write a correct delivery; return its place."""
         return self.says(self.does("deliver", record))
 
     def delivers_copy(self, copy: Record) -> Where:
-        """Deliver a copy when its key has come."""
+        """Write the delivery of a copy at its key; return its place."""
         return self.says(self.does("deliver", copy, copy.key_ms - self.start_ms + LATENESS_MS))
 
     def answers(self, control: Record, outcome: str, at: int = SECOND_MS + LATENESS_MS) -> Where:
-        """Write the outcome of a cancel or fire."""
+        """Write the outcome of a cancel or fire; return its place."""
         return self.says(self.does("control", control, at, text=outcome))
 
     def parks(
@@ -214,7 +214,7 @@ class Stage:
         base: int = 0,
         secret: bytes = b"",
     ) -> tuple[Record, Where]:
-        """Append a copy of a record, ``changes`` made to what it asks for; the copy, and where."""
+        """Append a copy of a record with ``changes`` of its request; return copy and place."""
         again = self._again(record, replace(record.request, **changes), 2)  # type: ignore[arg-type]  # fields of it
         again.base = base or again.base
         at_ms = record.request.due_ms + LATENESS_MS
@@ -248,7 +248,7 @@ class Stage:
         return again, self._copy(settled, again, at_ms, self.names.secret, v=2, recur=recur)
 
     def sends_home(self, record: Record) -> tuple[Record, Where]:
-        """Write a record's envelope into the next partition; what is there now, and where."""
+        """Write a record's envelope to the next partition; return the new record and its place."""
         asked = record.request
         place = (self.names.delay, (self.partition + 1) % self.names.partitions)
         source = f"{self.shard.name}:{record.offset}".encode()
@@ -263,12 +263,12 @@ class Stage:
 
     @staticmethod
     def numbered(output: OutputRecord) -> OutputRecord:
-        """Return the delivery of a schedule's first occurrence, which bears its number."""
+        """Return the delivery with the number of a schedule's first occurrence."""
         (due, (name, source), *more) = output.told
         return replace(output, told=[due, (name, (source or b"") + b"#1"), *more])
 
     def arrived(self, there: Record) -> OutputRecord:
-        """Return the delivery of a record that was sent to another partition, which names that."""
+        """Return the delivery of a record that was sent to another partition, with that source."""
         shard = self._shared.shards[there.request.partition]
         at_ms = there.request.due_ms + LATENESS_MS
         output = self._clerk.output(shard, ModelStep("deliver", there, at_ms))
@@ -302,13 +302,13 @@ class Stage:
         return offset
 
     def is_passed(self, stop_ms: int) -> bool:
-        """Return whether H has passed all of it, and the time of each record has come."""
+        """Return whether H has passed the scene's records, and all are due before ``stop_ms``."""
         shards = self._shared.shards
         is_behind = all(shards[number].h > end for number, end in self._ends.items())
         return is_behind and all(key[0] < stop_ms for key in self._keys.values())
 
     def settle(self) -> None:
-        """Have K pass what was written so far: it is settled now."""
+        """Advance K past the records of the scene, which are settled now."""
         for number, key in self._keys.items():
             shard = self._shared.shards[number]
             shard.key = max(shard.key, key)
@@ -322,12 +322,12 @@ Scene: TypeAlias = Callable[[Stage], Iterator[None]]
 
 
 class Theatre:
-    """Player of scenes as time goes by.
+    """Player of scenes step by step.
 
     Args:
-        shared: what they share.
-        plan: for each step, or ``TAIL``, the scenes that begin in it, by name.
-        scenes: by name; those without a finding are sound.
+        shared: facts shared by all scenes.
+        plan: names of the scenes that begin in each step or in ``TAIL``.
+        scenes: scenes by name; those without a finding are sound.
         pinned: scenes that are played in the first shard.
     """
 
@@ -361,7 +361,7 @@ class Theatre:
             self._go(name, stage, self._scenes[name](stage), write)
 
     def go_on(self, stop_ms: int, write: Callable[[OutputRecord], int]) -> None:
-        """Go on with the scenes whose records the service has passed."""
+        """Resume the scenes whose records the service has passed."""
         played, self._played = self._played, []
         for name, stage, scene in played:
             if stage.is_passed(stop_ms):

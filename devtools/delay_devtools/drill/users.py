@@ -1,4 +1,4 @@
-"""Records of producers: every way to ask for a delay that ``docs/header-contract.md`` knows."""
+"""Records of producers: every way to request a delay of ``docs/header-contract.md``."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from delay_devtools.drill.wire import (
 
 KEYS: Final = 997
 _NAMED_MAX: Final = 200
-"""Number of ids of each partition that later records name again."""
+"""Largest number of ids of a partition that later records use again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,11 +28,11 @@ class TopicNames:
     """The topics of a drill, and the secret of its cluster.
 
     Attributes:
-        run: what makes the names its own.
-        partitions: of delay topic and targets.
-        secret: that copies are signed with.
-        checkpoint_partitions: of the checkpoint topic; slices share them. 0: one for each slice and
-            checkpoints of version 1, as in older clusters.
+        run: unique part of the names.
+        partitions: number of partitions of the delay topic and of each target.
+        secret: secret that signs copies.
+        checkpoint_partitions: number of partitions of the checkpoint topic, shared by slices. 0:
+            one for each slice and checkpoints of version 1, as in older clusters.
     """
 
     run: str
@@ -77,21 +77,21 @@ class Request:
     """Record of a producer, and its meaning by the contract.
 
     Attributes:
-        partition: of the delay topic.
-        written_ms: its timestamp.
-        key: as written.
-        value: as written.
-        headers: as written.
-        op: ``schedule``, ``cancel``, ``fire``, or ``""`` for one that breaks the contract.
-        due_ms: when to deliver.
-        target: where to.
-        to: the target's partition, or ``BY_KEY``.
-        out_key: the output's key.
-        own: headers that are delivered.
-        record_id: its id.
-        expires_ms: when it is too late.
-        code: why it breaks the contract.
-        is_refused_once: the target does not take it at the first attempt.
+        partition: partition of the delay topic.
+        written_ms: timestamp, epoch milliseconds.
+        key: key as written.
+        value: value as written.
+        headers: headers as written.
+        op: ``schedule``, ``cancel``, ``fire``, or empty if it breaks the contract.
+        due_ms: due time, epoch milliseconds.
+        target: target topic.
+        to: partition of the target, or ``BY_KEY``.
+        out_key: key of the output.
+        own: headers to deliver.
+        record_id: id of the record; None: no id.
+        expires_ms: expiry, epoch milliseconds; None: no expiry.
+        code: error code of a record that breaks the contract.
+        is_refused_once: whether the target refuses it at the first attempt.
     """
 
     partition: int
@@ -112,11 +112,11 @@ class Request:
 
 
 class Users:
-    """Producers, from a seed.
+    """Source of producers' records.
 
     Args:
-        names: the topics.
-        rng: chance.
+        names: names of the topics.
+        rng: seeded source of randomness.
     """
 
     def __init__(self, names: TopicNames, rng: random.Random) -> None:
@@ -295,7 +295,7 @@ class Users:
 
 
 def _ask(made: Request, when: Header, *more: Header) -> None:
-    """Set the headers: its own, then those that ask for a delay."""
+    """Set the headers: the producer's own, then those that request the delay."""
     made.headers = [*made.own, when, ("delay-target-topic", made.target.encode()), *more]
 
 

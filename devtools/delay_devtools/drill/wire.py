@@ -1,4 +1,4 @@
-"""Formats and formulas of the documents, written again: nothing here is the service's own code.
+"""Formats and formulas of the documents, implemented anew without the service's code.
 
 Sources: ``docs/header-contract.md``, ``docs/internals/design.md`` (checkpoint, copies),
 ``docs/internals/digests.md`` (digests), and Kafka's ``Utils.murmur2``.
@@ -29,32 +29,32 @@ DAY_MS: Final = 86_400_000
 MAX_DELAY_MS: Final = 100 * DAY_MS
 """Longest delay of the first contract."""
 BY_KEY: Final = -1
-"""A target partition that is chosen by key."""
+"""Value of a target partition that the key selects."""
 START_KEY: Final = (0, 2**63 - 1)
-"""K of a shard that has settled nothing."""
+"""K of a shard without settled records."""
 
 _MASK_64: Final = 2**64 - 1
 _MASK_32: Final = 2**32 - 1
 _GOLDEN: Final = 0x9E37_79B9_7F4A_7C15
 
 pack: Final = msgspec.msgpack.Encoder().encode
-"""A payload ``(target, partition, key, value, headers, due_ms, meta)`` as a store keeps it."""
+"""Encoder of a store's payload ``(target, partition, key, value, headers, due_ms, meta)``."""
 
 
 def to_json(value: object) -> bytes:
-    """Return JSON without blanks."""
+    """Return JSON without blanks, in UTF-8."""
     return json.dumps(value, separators=(",", ":")).encode()
 
 
 def record_hash(key_ms: int, offset: int, content: bytes) -> int:
-    """Return 64 bits of a pending record; ``content`` is its payload, or in sums its id if it has
-    one.
+    """Return the 64-bit hash of a pending record; ``content`` is its payload, or in sums its id if
+    it has one.
     """
     return xxhash.xxh3_64_intdigest(content, (key_ms * _GOLDEN + offset) & _MASK_64)
 
 
 def hash_text(number: int) -> str:
-    """Return 64 bits as digests write them; sums are modulo 2^64."""
+    """Return a hash or sum modulo 2^64 as digests write it: 16 hex digits."""
     return f"{number & _MASK_64:016x}"
 
 
@@ -74,7 +74,7 @@ def partition_of(key: bytes, count: int) -> int:
 
 
 def topic_hash(topic_id: str) -> str:
-    """Return what a node's stores call a topic."""
+    """Return the name of a topic in a node's stores."""
     return hashlib.blake2b(topic_id.encode(), digest_size=12).hexdigest()
 
 
@@ -87,10 +87,10 @@ def signed_copy(
     """Return the headers of a copy: the record's own, the facts of the copy, and the signature.
 
     Args:
-        place: the partition that it is written to.
-        secret: the cluster's.
-        facts: fields of ``delay-copy``, bytes as such.
-        content: key, value and own headers.
+        place: topic and partition that it is written to.
+        secret: secret of the cluster.
+        facts: fields of ``delay-copy``; bytes are encoded here.
+        content: key, value and own headers of the record.
     """
     told = {
         n: base64.b64encode(v).decode() if isinstance(v, bytes) else v for n, v in facts.items()
@@ -131,14 +131,14 @@ def _signed(
 
 
 def _measured(part: bytes | None) -> bytes:
-    """Return a part behind its length, so that no two lists of parts are the same bytes."""
+    """Return a part with its length in front, so that different lists of parts differ in bytes."""
     return struct.pack(">q", -1) if part is None else struct.pack(">q", len(part)) + part
 
 
 def contract(
     allow: Sequence[str], roll_window_ms: int, max_delay_ms: int = MAX_DELAY_MS
 ) -> dict[str, object]:
-    """Return the contract as the checkpoint names it."""
+    """Return the contract in the form of a checkpoint."""
     return {
         "version": 2,
         "roll_window_ms": roll_window_ms,

@@ -1,6 +1,6 @@
-"""Write records and know their offsets: to inject defects, each one's place must be known.
+"""Writing of records with known offsets, which defects need.
 
-No other process writes to the topics of a drill, so an offset is counted, not asked for: a record
+No other process writes to the topics of a drill, so offsets are counted, not queried: a record
 takes one, and the end of a transaction one in each partition that it touched.
 """
 
@@ -28,7 +28,7 @@ _QUIET: Final[Mapping[str, str | int | float]] = {"log_level": 0}
 _POLL_EVERY: Final = 1_000
 _TICK_S: Final = 0.01
 _KNOWN_S: Final = 30.0
-"""Time in which every broker has heard of a topic that was just made."""
+"""Time limit in which every broker knows a new topic, in s."""
 
 
 @dataclass(slots=True)
@@ -44,23 +44,23 @@ class Ends:
     holes: dict[Place, list[int]] = field(default_factory=dict)
 
     def take(self, place: Place) -> int:
-        """Return the offset of a record that is written now."""
+        """Return the offset of a record that is written now, and advance the end."""
         offset = self.next.get(place, 0)
         self.next[place] = offset + 1
         return offset
 
     def skip(self, place: Place) -> None:
-        """Count a marker."""
+        """Count a transaction's marker as a hole."""
         self.holes.setdefault(place, []).append(self.take(place))
 
 
 class CountedWriter:
-    """One producer; what it writes is in the log when a transaction or ``flush`` is over.
+    """Producer that counts offsets; its records are in the log after a transaction or ``flush``.
 
     Args:
-        bootstrap: the brokers.
-        ends: shared by all who write to the same topics; they take turns.
-        transactional: everything is written in transactions.
+        bootstrap: brokers.
+        ends: ends of the logs, shared by all writers to the same topics; they take turns.
+        transactional: whether all records are written in transactions.
     """
 
     def __init__(self, bootstrap: str, ends: Ends, *, transactional: bool) -> None:
@@ -94,7 +94,7 @@ class CountedWriter:
         headers: Sequence[Header] = (),
         at_ms: int = 0,
     ) -> int:
-        """Append a record with the timestamp ``at_ms`` (0: now); its offset."""
+        """Append a record with the timestamp ``at_ms`` (0: now); return its offset."""
         topic, partition = place
         produce_patiently(
             self._producer, topic, value, key, partition, headers=list(headers), timestamp=at_ms
@@ -107,10 +107,10 @@ class CountedWriter:
         return offset
 
     def flush(self) -> None:
-        """Wait until the brokers have all.
+        """Wait until the brokers have acknowledged all records.
 
         Raises:
-            KafkaEdgeError: they do not take it.
+            KafkaEdgeError: the brokers refuse a record, or do not answer.
         """
         left = self._producer.flush(TIMEOUT_S)
         if left or self._failed:
@@ -120,10 +120,10 @@ class CountedWriter:
 
     @contextmanager
     def transaction(self, *, commit: bool = True) -> Iterator[None]:
-        """Commit everything in the block, or abort it.
+        """Write the records of the context in a transaction, and commit or abort it.
 
         Raises:
-            KafkaEdgeError: the brokers do not take it.
+            KafkaEdgeError: the brokers refuse the transaction, or do not answer.
         """
         self._taken.clear()
         try:
@@ -146,7 +146,7 @@ class CountedWriter:
         self._taken.clear()
 
     def _await_markers(self) -> None:
-        """Wait for the markers, which are written after a commit and before anything of others."""
+        """Wait for the markers, which must be in the log before other writers go on."""
         awaited = {place: self._ends.next[place] for place in self._taken}
         deadline_s = time.monotonic() + TIMEOUT_S
         tick = threading.Event()
@@ -164,17 +164,17 @@ class CountedWriter:
 
 
 class TopicAdmin:
-    """Topics of a drill: makes them, and deletes them."""
+    """Creation and deletion of a drill's topics."""
 
     def __init__(self, bootstrap: str) -> None:
         self._admin = AdminClient({**_QUIET, "bootstrap.servers": bootstrap})
         self._made: list[str] = []
 
     def make(self, counts: Mapping[str, int], configs: Mapping[str, Mapping[str, str]]) -> None:
-        """Make topics with so many partitions.
+        """Make topics with the given numbers of partitions.
 
         Raises:
-            KafkaEdgeError: one can't be made.
+            KafkaEdgeError: a topic can't be made.
         """
         new = [NewTopic(n, c, config=dict(configs.get(n, {}))) for n, c in counts.items()]
         try:
@@ -188,10 +188,10 @@ class TopicAdmin:
         self._made += counts
 
     def id_of(self, topic: str) -> str:
-        """Return the id that Kafka gave a topic; a broker may hear late of a new one.
+        """Return the id of a topic, waiting until the broker knows a new one.
 
         Raises:
-            KafkaEdgeError: no broker knows it.
+            KafkaEdgeError: no broker knows the topic in time.
         """
         deadline_s = time.monotonic() + _KNOWN_S
         tick = threading.Event()
@@ -206,10 +206,10 @@ class TopicAdmin:
             tick.wait(_TICK_S)
 
     def check(self, ends: Ends) -> None:
-        """Make sure that offsets were counted right.
+        """Check that offsets were counted correctly.
 
         Raises:
-            KafkaEdgeError: a log ends elsewhere, so another process writes to it.
+            KafkaEdgeError: a log has another end, so another process writes to it.
         """
         found = offsets_of(self._admin, ends.next, LATEST)
         for (topic, partition), counted in ends.next.items():
@@ -220,10 +220,10 @@ class TopicAdmin:
                 )
 
     def forget(self, place: Place, stop: int) -> None:
-        """Have retention take the records below an offset.
+        """Delete the records below an offset, as retention does.
 
         Raises:
-            KafkaEdgeError: the brokers don't.
+            KafkaEdgeError: the brokers refuse it.
         """
         asked = [TopicPartition(*place, stop)]
         try:
@@ -236,6 +236,6 @@ class TopicAdmin:
             ) from exc
 
     def delete(self) -> None:
-        """Delete what was made."""
+        """Delete the topics that were made."""
         for future in self._admin.delete_topics(self._made, operation_timeout=TIMEOUT_S).values():
             future.result(TIMEOUT_S)

@@ -1,4 +1,4 @@
-"""Scenes of wrong deliveries, expiries and dead letters; see ``scenes``."""
+"""Scenes of wrong deliveries, expiries and dead letters, listed in ``scenes``."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from delay_devtools.drill.wire import DAY_MS, HOUR_MS, MINUTE_MS
 
 
 def dropped(s: Stage) -> Iterator[None]:
-    """A delivery is left out."""
+    """Leave a delivery out."""
     record = s.asks()
     yield
     s.finds("lost", record)
 
 
 def duplicated(s: Stage) -> Iterator[None]:
-    """Deliver a record again, after longer than a crash explains."""
+    """Deliver a record again, later than after a crash."""
     record = s.asks()
     yield
     right = s.does("deliver", record)
@@ -62,12 +62,12 @@ def _altered(s: Stage, **changes: object) -> Iterator[None]:
 
 
 def altered_value(s: Stage) -> Iterator[None]:
-    """Another value."""
+    """Deliver with another value."""
     return _altered(s, value=b"another")
 
 
 def altered_key(s: Stage) -> Iterator[None]:
-    """A key that it did not have, in a partition that is right for it."""
+    """Deliver a record without a key with a key, in the correct partition."""
     record = s.asks(is_keyed=False, to=0)
     yield
     wrong = replace(s.does("deliver", record), key=b"another")
@@ -75,7 +75,7 @@ def altered_key(s: Stage) -> Iterator[None]:
 
 
 def altered_headers(s: Stage) -> Iterator[None]:
-    """A header less, or headers turned round."""
+    """Deliver with a header missing, or with headers in reverse order."""
     record = s.asks()
     yield
     right = s.does("deliver", record)
@@ -103,7 +103,7 @@ def altered_source(s: Stage) -> Iterator[None]:
 
 
 def wrong_target(s: Stage) -> Iterator[None]:
-    """In the other target."""
+    """Deliver to the other target."""
     record = s.asks()
     yield
     right = s.does("deliver", record)
@@ -113,7 +113,7 @@ def wrong_target(s: Stage) -> Iterator[None]:
 
 
 def wrong_partition(s: Stage) -> Iterator[None]:
-    """In another partition than its key's, or than the one that it names."""
+    """Deliver to another partition than that of the key, or than the requested one."""
     is_keyed = s.rng.random() < 0.5  # noqa: PLR2004  # either
     record = s.asks(is_keyed=is_keyed) if is_keyed else s.asks(is_keyed=False, to=0)
     yield
@@ -124,7 +124,7 @@ def wrong_partition(s: Stage) -> Iterator[None]:
 
 
 def extra_output(s: Stage) -> Iterator[None]:
-    """Beside the delivery, one of an aborted record, or of a transaction's marker."""
+    """Deliver also an aborted record, or the offset of a transaction's marker."""
     record = s.asks()
     yield
     s.delivers(record)
@@ -133,7 +133,7 @@ def extra_output(s: Stage) -> Iterator[None]:
 
 
 def poisoned(s: Stage) -> Iterator[None]:
-    """Beside the delivery, one whose headers can't be read."""
+    """Write also a delivery with unreadable headers."""
     record = s.asks()
     yield
     s.delivers(record)
@@ -148,21 +148,21 @@ def poisoned(s: Stage) -> Iterator[None]:
 
 
 def expired_without_expiry(s: Stage) -> Iterator[None]:
-    """The outcome ``expired`` of a record that does not expire."""
+    """Write the outcome ``expired`` of a record without an expiry."""
     record = s.asks()
     yield
     s.finds("wrong_outcome", record, s.says(s.does("expire", record)))
 
 
 def expired_too_early(s: Stage) -> Iterator[None]:
-    """The outcome ``expired`` before that time."""
+    """Write the outcome ``expired`` before the expiry."""
     record = s.asks(expires=HOUR_MS)
     yield
     s.finds("wrong_outcome", record, s.says(s.does("expire", record)))
 
 
 def delivered_after_expiry(s: Stage) -> Iterator[None]:
-    """Delivered seconds after its expiry."""
+    """Deliver a record seconds after its expiry."""
     record = s.asks(expires=MINUTE_MS + SECOND_MS)
     yield
     wrong = s.does("deliver", record, MINUTE_MS + 5 * SECOND_MS)
@@ -170,14 +170,14 @@ def delivered_after_expiry(s: Stage) -> Iterator[None]:
 
 
 def letter_of_another_code(s: Stage) -> Iterator[None]:
-    """A sound record is dead-lettered for what it is not."""
+    """Dead-letter a valid record, with a wrong code."""
     record = s.asks()
     yield
     s.finds("wrong_outcome", record, s.says(s.does("letter", record, text="time-missing")))
 
 
 def letter_without_code(s: Stage) -> Iterator[None]:
-    """A dead letter that doesn't say why."""
+    """Write a dead letter without a code."""
     record = s.asks()
     yield
     right = s.does("letter", record, text="target-unknown")
@@ -186,7 +186,7 @@ def letter_without_code(s: Stage) -> Iterator[None]:
 
 
 def letter_without_content(s: Stage) -> Iterator[None]:
-    """A dead letter without key, value and headers that does not say so."""
+    """Write a dead letter without content, and without the header that says so."""
     record = s.asks()
     yield
     right = s.does("letter", record, text="target-unknown")
@@ -195,7 +195,7 @@ def letter_without_content(s: Stage) -> Iterator[None]:
 
 
 def letter_without_id(s: Stage) -> Iterator[None]:
-    """A dead letter that can't be sent again as it was, for its id is lost."""
+    """Write a dead letter without the record's id, so that it can't be replayed unchanged."""
     record = s.asks(is_named=True)
     yield
     right = s.does("letter", record, text="target-unknown")
@@ -204,7 +204,7 @@ def letter_without_id(s: Stage) -> Iterator[None]:
 
 
 def delivered_and_lettered(s: Stage) -> Iterator[None]:
-    """Delivered, and dead-lettered after that."""
+    """Deliver a record, and dead-letter it afterwards."""
     record = s.asks()
     yield
     s.delivers(record)
@@ -213,7 +213,7 @@ def delivered_and_lettered(s: Stage) -> Iterator[None]:
 
 
 def broken_delivered(s: Stage) -> Iterator[None]:
-    """Delivered although it breaks the contract."""
+    """Deliver a record that breaks the contract."""
     record = s.breaks()
     yield
     record.request.due_ms = s.start_ms
@@ -221,7 +221,7 @@ def broken_delivered(s: Stage) -> Iterator[None]:
 
 
 def broken_of_another_code(s: Stage) -> Iterator[None]:
-    """Dead-lettered for something else than what it breaks."""
+    """Dead-letter a record that breaks the contract, with a wrong code."""
     record = s.breaks()
     yield
     wrong = s.does("letter", record, SOON_MS, text="target-unknown")
@@ -237,7 +237,7 @@ def broken_and_altered(s: Stage) -> Iterator[None]:
 
 
 def letter_of_the_former_contract(s: Stage) -> Iterator[None]:
-    """Dead-lettered for what its contract allows, and the one before did not."""
+    """Dead-letter a record for a delay that only the former contract forbids."""
     record = s.asks(LONG_MS)
     yield
     wrong = s.does("letter", record, DAY_MS + 50, text="delay-too-long")

@@ -1,4 +1,4 @@
-"""Scenes of wrong cancels, fires, copies, occurrences and checkpoints; see ``scenes``."""
+"""Scenes of wrong cancels, fires, copies, occurrences and checkpoints, listed in ``scenes``."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from delay_devtools.drill.wire import HOUR_MS, MINUTE_MS
 
 
 def cancel_ignored(s: Stage) -> Iterator[None]:
-    """Delivered in its own time, long after the cancel found nothing."""
+    """Deliver a record at its due time, long after its cancel had the outcome ``not_pending``."""
     record, cancel = s.asks(is_named=True), s.controls("cancel")
     yield
     s.answers(cancel, "not_pending")
@@ -21,7 +21,7 @@ def cancel_ignored(s: Stage) -> Iterator[None]:
 
 
 def cancelled_and_delivered(s: Stage) -> Iterator[None]:
-    """Both the outcome and a delivery."""
+    """Write both the outcome ``cancelled`` and a delivery."""
     record, cancel = s.asks(is_named=True), s.controls("cancel")
     yield
     s.answers(cancel, "cancelled")
@@ -31,7 +31,7 @@ def cancelled_and_delivered(s: Stage) -> Iterator[None]:
 
 
 def cancelled_without_outcome(s: Stage) -> Iterator[None]:
-    """The cancel says that it cancelled the record, which has no outcome."""
+    """Write the outcome of a cancel, but none of the cancelled record."""
     record, cancel = s.asks(is_named=True), s.controls("cancel")
     yield
     s.answers(cancel, "cancelled")
@@ -39,7 +39,7 @@ def cancelled_without_outcome(s: Stage) -> Iterator[None]:
 
 
 def cancel_without_outcome(s: Stage) -> Iterator[None]:
-    """A cancel has no outcome of its own."""
+    """Write the outcome of a cancelled record, but none of the cancel."""
     record, cancel = s.asks(is_named=True), s.controls("cancel")
     yield
     s.says(s.does("cancelled", record, SOON_MS, cancel.offset))
@@ -55,7 +55,7 @@ def cancel_tells_of_nothing(s: Stage) -> Iterator[None]:
 
 
 def cancelled_by_another(s: Stage) -> Iterator[None]:
-    """A cancelled record names an offset that is not its canceller."""
+    """Write a cancelled record's outcome with the offset of another canceller."""
     record, cancel = s.asks(is_named=True), s.controls("cancel")
     yield
     s.answers(cancel, "cancelled")
@@ -64,7 +64,7 @@ def cancelled_by_another(s: Stage) -> Iterator[None]:
 
 
 def fired_as_cancelled(s: Stage) -> Iterator[None]:
-    """A fire delivers its record and says that it cancelled it."""
+    """Deliver a fired record, and write the outcome ``cancelled`` of the fire."""
     record, fire = s.asks(is_named=True), s.controls("fire")
     yield
     s.says(s.does("fire", record, SOON_MS, fire.offset))
@@ -72,7 +72,7 @@ def fired_as_cancelled(s: Stage) -> Iterator[None]:
 
 
 def fired_by_a_cancel(s: Stage) -> Iterator[None]:
-    """A cancel has its record delivered at once."""
+    """Deliver a record at once because of a cancel."""
     record, cancel = s.asks(is_named=True), s.controls("cancel")
     yield
     s.answers(cancel, "not_pending")
@@ -81,7 +81,7 @@ def fired_by_a_cancel(s: Stage) -> Iterator[None]:
 
 
 def fired_too_late_to_expire(s: Stage) -> Iterator[None]:
-    """Fired before it is due, and after its expiry."""
+    """Deliver a fired record after its expiry and before its due time."""
     record = s.asks(HOUR_MS, is_named=True, expires=2 * SECOND_MS)
     fire = s.controls("fire", 10 * SECOND_MS)
     yield
@@ -91,7 +91,7 @@ def fired_too_late_to_expire(s: Stage) -> Iterator[None]:
 
 
 def both_versions_delivered(s: Stage) -> Iterator[None]:
-    """A record and the one that replaced it long before."""
+    """Deliver both a record and its replacement, which came long before."""
     old = s.asks(10 * MINUTE_MS, is_named=True)
     new = s.asks(20 * MINUTE_MS, SECOND_MS, is_named=True)
     yield
@@ -100,7 +100,7 @@ def both_versions_delivered(s: Stage) -> Iterator[None]:
 
 
 def replaced_by_a_cancel(s: Stage) -> Iterator[None]:
-    """A cancelled record has the outcome ``replaced``."""
+    """Write the outcome ``replaced`` of a cancelled record."""
     record, cancel = s.asks(is_named=True), s.controls("cancel")
     yield
     s.answers(cancel, "cancelled")
@@ -112,7 +112,7 @@ def replaced_by_a_cancel(s: Stage) -> Iterator[None]:
 
 
 def _requeued(s: Stage, kind: str, changes: Mapping[str, object]) -> Iterator[None]:
-    """A copy that differs from its record; it is delivered as it says itself."""
+    """Write a copy that differs from its record, and deliver it as the copy says."""
     record = s.asks(is_named=True, is_keyed=True, expires=HOUR_MS)
     yield
     copy, where = s.parks(record, changes)
@@ -122,32 +122,32 @@ def _requeued(s: Stage, kind: str, changes: Mapping[str, object]) -> Iterator[No
 
 
 def requeued_without_id(s: Stage) -> Iterator[None]:
-    """A copy lost its id."""
+    """Write a copy without its record's id."""
     return _requeued(s, "altered", {"record_id": None})
 
 
 def requeued_without_expiry(s: Stage) -> Iterator[None]:
-    """A copy lost its expiry."""
+    """Write a copy without its record's expiry."""
     return _requeued(s, "altered", {"expires_ms": None})
 
 
 def requeued_for_another_time(s: Stage) -> Iterator[None]:
-    """A copy is due at another time."""
+    """Write a copy with another due time."""
     return _requeued(s, "altered", {"due_ms": s.start_ms + MINUTE_MS + 1})
 
 
 def requeued_with_another_value(s: Stage) -> Iterator[None]:
-    """A copy has another value."""
+    """Write a copy with another value."""
     return _requeued(s, "altered", {"value": b"another"})
 
 
 def requeued_for_another_partition(s: Stage) -> Iterator[None]:
-    """A copy names a target partition, and its record none."""
+    """Write a copy with a target partition that its record does not name."""
     return _requeued(s, "wrong_target", {"to": 0})
 
 
 def requeued_before_its_record(s: Stage) -> Iterator[None]:
-    """Requeue with a base before the record itself."""
+    """Write a copy whose base is before the record itself."""
     record = s.asks()
     yield
     copy, where = s.parks(record, base=record.offset - 1)
@@ -157,7 +157,7 @@ def requeued_before_its_record(s: Stage) -> Iterator[None]:
 
 
 def requeued_twice(s: Stage) -> Iterator[None]:
-    """Two copies of one record."""
+    """Write two copies of one record."""
     record = s.asks()
     yield
     copies = [s.parks(record) for _ in range(2)]
@@ -168,7 +168,7 @@ def requeued_twice(s: Stage) -> Iterator[None]:
 
 
 def copy_dropped(s: Stage) -> Iterator[None]:
-    """A copy is not delivered."""
+    """Leave the delivery of a copy out."""
     record = s.asks()
     yield
     copy, _ = s.parks(record)
@@ -177,7 +177,7 @@ def copy_dropped(s: Stage) -> Iterator[None]:
 
 
 def recurrence_forked(s: Stage) -> Iterator[None]:
-    """The second occurrence of a schedule is begun twice."""
+    """Write the second occurrence of a schedule twice."""
     record = s.asks(every=MINUTE_MS)
     yield
     s.says(s.numbered(s.does("deliver", record)))
@@ -189,7 +189,7 @@ def recurrence_forked(s: Stage) -> Iterator[None]:
 
 
 def recurrence_shifted(s: Stage) -> Iterator[None]:
-    """An occurrence is due when its period does not say so."""
+    """Write an occurrence whose due time does not match the period."""
     record = s.asks(every=MINUTE_MS)
     yield
     s.says(s.numbered(s.does("deliver", record)))
@@ -203,7 +203,7 @@ def recurrence_shifted(s: Stage) -> Iterator[None]:
 
 
 def forged_and_believed(s: Stage) -> Iterator[None]:
-    """A stranger's copy of a record that was delivered is delivered as well."""
+    """Deliver a forged copy of a delivered record."""
     record = s.asks()
     copy = s.forges(record)
     yield
@@ -213,7 +213,7 @@ def forged_and_believed(s: Stage) -> Iterator[None]:
 
 
 def sent_home_from_home(s: Stage) -> Iterator[None]:
-    """A record is sent to another partition, and nothing says that its id is at home there."""
+    """Send a record to another partition, although its id does not belong there."""
     record = s.asks(is_named=True)
     yield
     there, where = s.sends_home(record)
@@ -223,7 +223,7 @@ def sent_home_from_home(s: Stage) -> Iterator[None]:
 
 
 def duplicate_of_what_is_gone(s: Stage) -> Iterator[None]:
-    """Delivered twice, and retention has taken the record since."""
+    """Deliver a record twice that retention has deleted since."""
     record = s.asks(3 * HOUR_MS)
     yield
     right = s.does("deliver", record)
@@ -236,14 +236,14 @@ def duplicate_of_what_is_gone(s: Stage) -> Iterator[None]:
 
 
 def unaccounted(s: Stage) -> Iterator[None]:
-    """A delivery that no checkpoint has passed."""
+    """Deliver a record beyond the last checkpoint."""
     record = s.asks(s.ahead_ms - s.start_ms)
     yield
     s.finds("not_checkpointed", record, s.delivers(record))
 
 
 def stuck(s: Stage) -> Iterator[None]:
-    """Nothing comes of a record that was written and due long ago."""
+    """Leave a record without an outcome that was due long ago."""
     record = s.asks(s.stale_ms - s.start_ms, s.stale_ms - s.start_ms - MINUTE_MS)
     yield
     s.finds("overdue", record)

@@ -1,4 +1,4 @@
-"""Judge what another broker delivers: ``python -m delay_devtools.bench.peers.judge_process``, with
+"""Judge deliveries of another broker: ``python -m delay_devtools.bench.peers.judge_process``, with
 a ``JudgePlan`` on standard input. Its ``client`` names the broker, see ``servers``.
 """
 

@@ -16,7 +16,7 @@ from delay_devtools.bench.peers.rocketmq_client import RocketProducer
 
 
 def load(plan: LoadPlan) -> None:
-    """Send the load; then say how many messages were sent again."""
+    """Send the load; then report the number of repeated messages."""
     producer: NatsProducer | RocketProducer
     if "port" in plan.client:
         producer = NatsProducer(int(plan.client["port"]))

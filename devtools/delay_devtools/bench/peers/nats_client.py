@@ -2,8 +2,8 @@
 
 Protocol: https://docs.nats.io/reference/reference-protocols/nats-protocol; schedules: ADR-51. A
 request that is not acknowledged is sent again with the same ``Nats-Msg-Id``, which JetStream stores
-once. The consumer keeps its own position, as the judge of Kafka does, so that a message which
-arrives twice was stored twice.
+once. The consumer keeps its own position, as the judge of Kafka does, so that only a message that
+was stored twice arrives twice.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _RESEND_S: Final = 1.0
 """Time without an answer after which a request is sent again, in seconds."""
 _CONNECT: Final = 'CONNECT {"verbose":false,"pedantic":false,"headers":true}\r\n'
 _ANSWERS: Final = 1
-"""Number of the subscription to answers; those to deliveries have higher ones."""
+"""Number of the subscription to answers; deliveries have higher numbers."""
 _HEADS: Final = b"NATS/1.0\r\n"
 _WORDS_OF_REPLY: Final = {b"MSG": 5, b"HMSG": 6}
 """Number of words of a delivery that names a reply subject."""
@@ -38,7 +38,7 @@ _WORDS_OF_REPLY: Final = {b"MSG": 5, b"HMSG": 6}
 
 @dataclass(frozen=True, slots=True)
 class NatsMessage:
-    """Message of the server, and the number of the subscription that it came for."""
+    """Message of the server, and the number of its subscription."""
 
     subject: str
     subscription: int
@@ -48,7 +48,7 @@ class NatsMessage:
 
     @property
     def is_error(self) -> bool:
-        """Return whether this answer refuses a request; an empty one says that nothing answers."""
+        """Return whether this answer is a refusal; an empty one means that no server responds."""
         return not self.body or b'"error"' in self.body
 
 
@@ -74,12 +74,12 @@ def read_message(line: bytes, file: BinaryIO) -> NatsMessage | None:
 
 
 class _Link:
-    """Connection that is made again when it breaks.
+    """Connection with automatic reconnects.
 
     Args:
         port: port of the server on this machine.
         take: called with each message, on a thread.
-        made: called on the same thread after each connect.
+        made: called on that thread after each connect.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class _Link:
         threading.Thread(target=self._run, name="nats", daemon=True).start()
 
     def send(self, data: bytes) -> None:
-        """Send these bytes, or drop them without a connection: requests are repeated."""
+        """Send bytes; without a connection, drop them, as requests are repeated."""
         with self._lock, suppress(OSError):
             if self._socket is not None:
                 self._socket.sendall(data)
@@ -148,7 +148,7 @@ class NatsProducer:
         self._link.send(data)
 
     def list_topics(self, topic: str, timeout: float) -> None:
-        """Make the stream of this name."""
+        """Create the stream of this name."""
         config = {
             "name": topic,
             "subjects": [f"{topic}.at.*", f"{topic}.out"],
@@ -171,7 +171,7 @@ class NatsProducer:
         self._request(f"{topic}.at.{self._requests}", value, names)
 
     def poll(self, _timeout: float) -> None:
-        """Send again what has had no answer for too long."""
+        """Repeat requests without an answer for ``_RESEND_S``."""
         now_s = time.monotonic()
         if now_s - self._looked_s < _LOOK_S:
             return
@@ -183,7 +183,7 @@ class NatsProducer:
                 self._link.send(data)
 
     def flush(self, timeout: float) -> int:
-        """Wait until all is acknowledged; return the number of those that are not."""
+        """Wait for all acknowledgements; return the number of missing ones."""
         deadline_s = time.monotonic() + timeout
         while self._waiting and time.monotonic() < deadline_s:
             self.poll(0)
@@ -215,7 +215,7 @@ class NatsConsumer:
             self._queue.put(Received(message.headers["Key"].encode(), message.body))
 
     def _ensure(self) -> None:
-        """Ask the server for a consumer where there is none: a restart forgets it."""
+        """Create the server's consumer if it is missing, as after a restart of the server."""
         if self._is_on or time.monotonic() - self._asked_s < _RESEND_S:
             return
         self._asked_s = time.monotonic()
@@ -240,7 +240,7 @@ class NatsConsumer:
         )
 
     def poll(self, timeout: float) -> Received | None:
-        """Return the next message; None after so many seconds."""
+        """Return the next message; None: there is none within ``timeout`` seconds."""
         self._ensure()
         try:
             return self._queue.get(timeout=timeout)
@@ -248,7 +248,7 @@ class NatsConsumer:
             return None
 
     def consume(self, limit: int, _timeout: float) -> list[Received]:
-        """Return up to ``limit`` messages that are there."""
+        """Return up to ``limit`` available messages, without waiting."""
         return [self._queue.get() for _ in range(min(limit, self._queue.qsize()))]
 
     def close(self) -> None:

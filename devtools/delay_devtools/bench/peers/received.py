@@ -26,4 +26,4 @@ class Received:
         return self.value_bytes
 
     def error(self) -> None:
-        """Return None: these clients mend their connection themselves."""
+        """Return None: these clients recover from errors by themselves."""

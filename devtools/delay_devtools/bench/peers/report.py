@@ -28,14 +28,14 @@ class Result:
     """Verdict on one round of one system.
 
     Attributes:
-        system: its name and version.
-        setup: what ran, and what was not as by default.
+        system: name and version of the system.
+        setup: running servers and settings other than defaults.
         round: ``undisturbed`` or ``killed``.
         n: messages that were sent and acknowledged.
         early: messages that arrived before their due time.
-        early_ms_max: by how much, at the most.
-        resent: attempts to send that the client repeated; None where it does not count them.
-        restart_s: time from the kill until the servers listened again; None without a kill.
+        early_ms_max: largest time before the due time, in ms.
+        resent: number of repeated attempts to send; None: the client does not count them.
+        restart_s: time from the kill until the servers listened again; None: no kill.
     """
 
     system: str
@@ -57,7 +57,7 @@ class Result:
 
     @property
     def is_good(self) -> bool:
-        """Return whether each message arrived once, not early, and as it was sent."""
+        """Return whether each message arrived once, not early, and unchanged."""
         return not any(getattr(self, name) for name in WRONG)
 
 
@@ -89,12 +89,12 @@ def result(
 
 
 def as_object(found: Result) -> dict[str, object]:
-    """Return the JSON object of a result: all but the histogram."""
+    """Return the JSON object of a result, without the histogram."""
     return {name: value for name, value in asdict(found).items() if name != "lateness_ms"}
 
 
 def table(results: Sequence[Result]) -> Table:
-    """Return a table with a row for each result; what has to be zero and is not is red."""
+    """Return a table with a row for each result; counts of errors above 0 are red."""
     made = Table(title="One schedule, one judge, one system after the other")
     for name in _COLUMNS:
         made.add_column(
@@ -111,14 +111,14 @@ def _cell(name: str, value: object) -> str:
 
 
 def show(results: Sequence[Result]) -> None:
-    """Write the table, and what ran, to standard output."""
+    """Print the table and the setups to standard output."""
     out.print(table(results))
     for system, setup in {found.system: found.setup for found in results}.items():
         out.print(f"{system}: {setup}", highlight=False)
 
 
 def share_by_lateness(late: Mapping[int, int]) -> tuple[list[int], list[float]]:
-    """Return each lateness in ms, ascending, and the percentage of messages that were no later."""
+    """Return lateness values in ms, ascending, and the percentage of messages up to each."""
     times = sorted(late)
     total = sum(late.values())
     return times, [100 * below / total for below in accumulate(late[time] for time in times)]

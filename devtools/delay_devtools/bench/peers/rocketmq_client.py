@@ -1,4 +1,4 @@
-"""Producer and consumer of RocketMQ: a Java program does the work, see ``Peer.java``."""
+"""Producer and consumer of RocketMQ, by the Java program ``Peer.java``."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _LOOK_S: Final = 0.05
 
 
 class _Program:
-    """Java program that reads and writes lines of words; it is ready when it has said so.
+    """Java program that reads and writes lines of words; the constructor waits until it is ready.
 
     Raises:
-        DelayServiceError: it ended before.
+        DelayServiceError: the program ended before it was ready.
     """
 
     def __init__(self, command: Sequence[str]) -> None:
@@ -42,11 +42,11 @@ class _Program:
             self.take(line.split())
 
     def take(self, words: list[bytes]) -> None:
-        """Take a line."""
+        """Handle a line of the program, split into words."""
         raise NotImplementedError
 
     def say(self, line: bytes) -> None:
-        """Send a line."""
+        """Send a line to the program."""
         if self._process.stdin is not None:
             self._process.stdin.write(line)
             self._process.stdin.flush()
@@ -61,7 +61,7 @@ class RocketProducer(_Program):
         super().__init__(command)
 
     def take(self, words: list[bytes]) -> None:
-        """Count an acknowledgement, or an attempt that failed and is repeated."""
+        """Count an acknowledgement, or a failed attempt that is repeated."""
         if words[0] == b"acked":
             self._acked += 1
         else:
@@ -69,7 +69,7 @@ class RocketProducer(_Program):
             self.last_error = b" ".join(words[1:]).decode()
 
     def list_topics(self, topic: str, timeout: float) -> None:
-        """Do nothing: the program made the topic before it was ready."""
+        """Do nothing: the program has created the topic at its start."""
 
     def produce(self, _topic: str, value: bytes, key: bytes, headers: Headers) -> None:
         """Send a record that is due at its header ``delay-at``."""
@@ -78,10 +78,10 @@ class RocketProducer(_Program):
         self.say(b"%d %s %s\n" % (due_ms, key, value.hex().encode()))
 
     def poll(self, _timeout: float) -> None:
-        """Do nothing: the program repeats what fails."""
+        """Do nothing: the program repeats failed attempts."""
 
     def flush(self, timeout: float) -> int:
-        """Wait until all is acknowledged; return the number of those that are not."""
+        """Wait for all acknowledgements; return the number of missing ones."""
         deadline_s = time.monotonic() + timeout
         while self._acked < self._sent and time.monotonic() < deadline_s:
             time.sleep(_LOOK_S)
@@ -96,19 +96,19 @@ class RocketConsumer(_Program):
         super().__init__(command)
 
     def take(self, words: list[bytes]) -> None:
-        """Keep a message."""
+        """Put a message into the queue of ``poll``."""
         key, value = words
         self._queue.put(Received(key, bytes.fromhex(value.decode())))
 
     def poll(self, timeout: float) -> Received | None:
-        """Return the next message; None after so many seconds."""
+        """Return the next message; None: there is none within ``timeout`` seconds."""
         try:
             return self._queue.get(timeout=timeout)
         except Empty:
             return None
 
     def consume(self, limit: int, _timeout: float) -> list[Received]:
-        """Return up to ``limit`` messages that are there."""
+        """Return up to ``limit`` available messages, without waiting."""
         return [self._queue.get() for _ in range(min(limit, self._queue.qsize()))]
 
     def close(self) -> None:

@@ -36,7 +36,7 @@ _ROUNDS: Final = (_WARM, _UNDISTURBED, _KILLED)
 _WARM_UP_S: Final = 5.0
 _WARM_UP_DELAY_MS: Final = (500, 2_000)
 _QUIET_S: Final = 5.0
-"""Time for which a judge reads on after the last number, in seconds, to see duplicates."""
+"""Time of reading after the last missing record, in s, to detect duplicates."""
 _STALL_S: Final = 30.0
 """Time without a message after which the rest counts as lost, in seconds."""
 _START_S: Final = 5.0
@@ -63,14 +63,14 @@ def check_plot(plot: Path | None) -> None:
     """Check before the run that a plot can be made.
 
     Raises:
-        SettingsError: it can't.
+        SettingsError: matplotlib is not installed.
     """
     if plot is not None and find_spec("matplotlib") is None:
         raise SettingsError("--plot needs matplotlib: `pip install matplotlib`, or leave it out")
 
 
 def show(options: Options, results: Sequence[Result], plot: Path | None, *, as_json: bool) -> int:
-    """Write the results; return 0 only if those of this service are good."""
+    """Print the results; return 0 only if this service had no errors."""
     if plot is not None:
         report.plot(results, plot)
     if as_json:
@@ -128,8 +128,8 @@ def _measured(stand: Stand, names: Names, peer: Peer) -> Iterator[Result]:
 def _round(
     stand: Stand, names: Names, peer: Peer, round_: str, n: int, delay_ms: tuple[int, int]
 ) -> Result:
-    """Send a load and judge what comes of it; in the round ``killed`` restart the servers midway
-    through the sending.
+    """Send a load and judge its deliveries; in the round ``killed``, restart the servers in the
+    middle of the sending.
     """
     rate = stand.options.rate_per_s
     shortest, longest = delay_ms

@@ -28,7 +28,7 @@ from delayservice.base.errors import ClusterError
 
 _START_S: Final = 60.0
 _READY: Final = re.compile("boot success|Server is ready")
-"""Last line that a server writes while it starts."""
+"""Pattern of the log line that ends a server's start."""
 _BUILD_TIMEOUT_S: Final = 540.0
 _HERE: Final = resources.files(__package__)
 _NATS_MODULE: Final = "github.com/nats-io/nats-server/v2"
@@ -36,11 +36,11 @@ _NATS_MODULE: Final = "github.com/nats-io/nats-server/v2"
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """Running system that is measured.
+    """Running system under test.
 
     Attributes:
         name: system and version.
-        setup: what runs, and what is not as by default.
+        setup: running servers and settings other than defaults.
         helpers: prefix of its helper processes.
         client: options of its clients; empty: those of Kafka.
         restart: kills all of its servers that keep messages, and starts them again.
@@ -75,7 +75,7 @@ def rocketmq(folder: Path) -> Iterator[Peer]:
     """Run a name server and a broker of RocketMQ.
 
     Raises:
-        ClusterError: there is no Java with a compiler, or a jar can't be had.
+        ClusterError: there is no Java with a compiler, or a jar can't be fetched.
     """
     java = str(find_java().executable)
     lock = parse_lock(_HERE.joinpath("rocketmq.lock").read_text("utf-8"))
@@ -115,7 +115,7 @@ def nats(folder: Path) -> Iterator[Peer]:
     """Run a NATS server with JetStream.
 
     Raises:
-        ClusterError: it can't be built.
+        ClusterError: the server can't be built.
     """
     (port,) = free_ports(1)
     words = [str(_nats_server()), "-js", "-sd", str(folder / "nats"), "-a", LOOPBACK, "-p"]
@@ -172,7 +172,7 @@ _Launch = Callable[[str, Sequence[str], Mapping[str, object]], Callable[[], None
 
 @contextmanager
 def _children(folder: Path) -> Iterator[_Launch]:
-    """Give a function that starts a server and returns what kills and starts it again."""
+    """Yield a function that starts a server and returns the function to restart it."""
     with ExitStack() as stack:
         reaper = Reaper(None)
         stack.callback(reaper.dismiss)
