@@ -44,11 +44,11 @@ class EmbeddedCluster:
     Args:
         brokers: number of brokers, 0 or more; of three or more, the first three vote.
         zookeepers: number of ZooKeeper servers, 0 or more; two or more form an ensemble.
-        folder: where configuration, logs and data live. It is kept, and a later cluster on the
+        folder: folder of configuration, logs and data. It is kept, and a later cluster on the
             same folder finds its data again. None means a temporary folder, removed at the end.
         keep: keep the temporary folder as well.
         broker_properties: Kafka broker settings that override the ones for development.
-        zookeeper_properties: the same for ZooKeeper.
+        zookeeper_properties: ZooKeeper settings that override those for development.
         start_seconds: time limit for one server to become ready.
         host: the address of this machine that everything listens on, where clients come from a
             network namespace of their own and can't reach 127.0.0.1.

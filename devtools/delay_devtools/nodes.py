@@ -58,7 +58,7 @@ class LocalNode:
         folder: folder of its state and its log.
         fault: fault point and action, ``NAME:ACTION``; ``spring`` triggers it.
         name: name of its files, where two nodes have one id; the id by default.
-        state_dir: its state folder, if that is not in ``folder``.
+        state_dir: state folder of the node; None: one in ``folder``.
     """
 
     def __init__(
