@@ -9,7 +9,7 @@ from ha.placement import PlacedMember, SliceFacts, place, rank_owners
 
 
 class ClusterView:
-    """The members of the cluster, the slices, and the candidates of each slice.
+    """Members of the cluster, its slices, and the candidates of each slice.
 
     Args:
         me: this node.
@@ -40,8 +40,8 @@ class ClusterView:
 
     @property
     def contract_version(self) -> int:
-        """Newest version of the contract that every live node knows; a node whose note is missing
-        counts as one that does not advertise it.
+        """Return the newest contract version that every live node knows; a node without a note
+        counts as one that advertises no version.
         """
         live = {self._me.node_id, *self._live}
         known = [self._nodes[name].contract_version for name in live & self._nodes.keys()]

@@ -41,7 +41,7 @@ _UNKNOWN_SLICE = SliceElection()
 
 
 class Election(ClusterView):
-    """The decisions of one worker.
+    """Decisions of one worker about the owners of its slices.
 
     Args:
         me: this node.

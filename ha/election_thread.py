@@ -42,7 +42,7 @@ class ElectedOwnership(ElectionPort):
 
     Args:
         zookeeper: the ensemble.
-        placement: how copies and owners are placed.
+        placement: settings of the placement of copies and owners.
         me: this node.
         worker: number of this worker in its node.
         boot_s: seconds since boot, suspend included.

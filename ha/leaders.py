@@ -1,7 +1,7 @@
 """The broker that leads a partition, once that has not changed for a while.
 
 A partition's leader moves for a moment whenever a broker restarts; if owners followed at once, each
-slice would be handed over twice for nothing.
+slice would be handed over twice without need.
 """
 
 from __future__ import annotations

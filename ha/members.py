@@ -13,7 +13,7 @@ class Member(msgspec.Struct, frozen=True, kw_only=True):
     """A node.
 
     Attributes:
-        node_id: its name.
+        node_id: name of the node.
         broker_id: broker on the same host; None: there is no such broker.
         rack: rack of the node; empty: unknown.
         address: host name, for people.
@@ -33,7 +33,7 @@ class Holding(msgspec.Struct, frozen=True, kw_only=True):
     """A slice and its owner.
 
     Attributes:
-        slice: its number.
+        slice: number of the slice.
         owner: name of the owner's node; empty: the slice is vacant.
         worker: number of the owner's worker process.
         epoch: number of this ownership; 0: vacant.

@@ -89,7 +89,7 @@ def rank_owners(
     live: Collection[PlacedMember],
     slices: Collection[SliceFacts],
 ) -> dict[int, tuple[str, ...]]:
-    """The live nodes that keep a copy of each slice, in the order in which they should own it.
+    """Return the live nodes with a copy of each slice, in the order in which they should own it.
 
     The first is the preferred owner: the node beside the leader, else the one with the highest
     weight. The others follow by weight, so that the slices of a node that dies spread over all.

@@ -1,4 +1,4 @@
-"""The health of a node and its cluster in words: what is wrong, with what, and what to do."""
+"""Health of a node and its cluster as sentences: problem, object, and advice."""
 
 from __future__ import annotations
 

@@ -101,7 +101,7 @@ class ApiOptions:
 
 
 class NothingThereError(DelayServiceError):
-    """The API found nothing under this name (404)."""
+    """The API answered 404: the requested object does not exist."""
 
 
 def _refusal(response: Response, api: Api) -> DelayServiceError:
@@ -179,7 +179,7 @@ def _read_token(path: Path) -> str:
 
 
 def tell_nothing(why: str, *, as_json: bool) -> NoReturn:
-    """Print why nothing was found, and exit with ``EXIT_NOTHING``."""
+    """Print why there is no result, and exit with ``EXIT_NOTHING``."""
     if as_json:
         print_json({"detail": why})
     else:

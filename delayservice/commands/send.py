@@ -224,7 +224,7 @@ def hearing(
     """Listen to the outcomes topic, beginning before a control record is written.
 
     Args:
-        settings: of the cluster.
+        settings: settings of the cluster.
         wait_s: wait for an outcome, in s; None: no wait.
 
     Yields:

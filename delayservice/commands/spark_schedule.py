@@ -259,7 +259,7 @@ def _follow(
     options: ScheduleOptions,
     streamed: StreamOptions,
 ) -> Stream:
-    """Schedule the records of a topic until the stream ends or the process is told to stop."""
+    """Schedule the records of a topic until the stream ends, or for Ctrl-C or SIGTERM."""
     from connectors.spark.schedule.stream import start_stream
 
     begun = start_stream(job.spark, contracts, options, streamed, _progress)

@@ -51,7 +51,7 @@ def configure(
         node_id: field of every line.
         worker: the worker's number, field of every line; None in the supervisor.
         secrets: values that must never be written, in clear (``settings_report.secret_values``).
-        stream: where lines go; standard error by default.
+        stream: output of the lines; None: standard error.
     """
     out = stream or sys.stderr
     level = logging.getLevelNamesMapping()[log.level.upper()]

@@ -42,19 +42,19 @@ class EmbeddedCluster:
     """Kafka brokers 1..N in KRaft mode and ZooKeeper servers 1..M, started and stopped as one.
 
     Args:
-        brokers: how many brokers, 0 for none; of three or more, the first three vote.
-        zookeepers: how many ZooKeeper servers, 0 for none; two or more form an ensemble.
-        folder: where configuration, logs and data live. It is kept, and a later cluster on the
+        brokers: number of brokers, 0 or more; of three or more, the first three vote.
+        zookeepers: number of ZooKeeper servers, 0 or more; two or more form an ensemble.
+        folder: folder of configuration, logs and data. It is kept, and a later cluster on the
             same folder finds its data again. None means a temporary folder, removed at the end.
         keep: keep the temporary folder as well.
         broker_properties: Kafka broker settings that override the ones for development.
-        zookeeper_properties: the same for ZooKeeper.
-        start_seconds: how long one server may take until it is ready.
+        zookeeper_properties: ZooKeeper settings that override those for development.
+        start_seconds: time limit for one server to become ready.
         host: the address of this machine that everything listens on, where clients come from a
             network namespace of their own and can't reach 127.0.0.1.
-        kafka: version of Kafka, one of ``jars.KAFKA_LOCKS``; None: what the environment says.
-        secure: each broker has a second listener as well, ``SECURE``, by SASL over TLS; what it
-            needs for that (keys, mechanisms) is in ``broker_properties``.
+        kafka: version of Kafka, one of ``jars.KAFKA_LOCKS``; None: that of ``DELAY_DEV_KAFKA``.
+        secure: whether each broker has a second listener, ``SECURE``, with SASL over TLS; its keys
+            and mechanisms are in ``broker_properties``.
     """
 
     def __init__(
@@ -317,7 +317,7 @@ class EmbeddedCluster:
         return child
 
     def _await_brokers(self, broker_ids: Iterable[int]) -> None:
-        """Await that each of these brokers serves, and knows itself and these as alive."""
+        """Wait until each of these brokers serves, and has all of them as alive."""
         expected = frozenset(broker_ids)
         for broker_id in sorted(expected):
             probe = kafka_probe(self._brokers[broker_id].address, self._cluster_id(), expected)

@@ -104,12 +104,12 @@ def _parse_line(line: str) -> Jar:
 
 
 def ensure_jars(jars: Sequence[Jar] | None = None, folder: Path | None = None) -> tuple[Path, ...]:
-    """Return the paths of all jars, after fetching whatever is missing or damaged.
+    """Return the paths of all jars, after fetching missing and damaged ones.
 
     Safe to call from several processes at once: one fetches, the others wait for it.
 
     Raises:
-        ClusterError: a jar can't be fetched, or what was fetched has another hash.
+        ClusterError: a jar can't be fetched, or the fetched file has another hash.
     """
     jars = read_lock() if jars is None else jars
     folder = cache_folder() if folder is None else folder

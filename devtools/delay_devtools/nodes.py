@@ -25,7 +25,7 @@ from delayservice.base.errors import ClusterError
 SECRET: Final = "only-on-one-machine-0123456789"  # noqa: S105  # nothing else is signed with it
 USER: Final = "delayservice"
 LOGIN: Final = ("digest", f"{USER}:{SECRET}")
-"""ZooKeeper user of the nodes of a group; other users may not remove what it wrote."""
+"""ZooKeeper login of a group's nodes; other users may not remove their data."""
 _LOOK_S: Final = 0.02
 _TAIL_LINES: Final = 8
 _START_S_MAX: Final = 180.0
@@ -58,7 +58,7 @@ class LocalNode:
         folder: folder of its state and its log.
         fault: fault point and action, ``NAME:ACTION``; ``spring`` triggers it.
         name: name of its files, where two nodes have one id; the id by default.
-        state_dir: its state folder, if that is not in ``folder``.
+        state_dir: state folder of the node; None: one in ``folder``.
     """
 
     def __init__(

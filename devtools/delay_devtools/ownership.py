@@ -16,8 +16,8 @@ FENCED: Final = "fenced"
 
 @dataclass(frozen=True, slots=True)
 class SliceEvent:
-    """Event of a slice in a node's log. ``at_ms`` is epoch milliseconds; ``epoch`` is 0 where the
-    line has none.
+    """Event of a slice in a node's log. ``at_ms`` is epoch milliseconds; ``epoch`` 0: the line has
+    no epoch.
     """
 
     at_ms: float
@@ -30,8 +30,8 @@ class SliceEvent:
 
 @dataclass(frozen=True, slots=True)
 class SliceOwnership:
-    """Ownership of a slice. ``handed_over_ms`` is when its node handed it over; None if it has
-    not, or never did.
+    """Ownership of a slice. ``handed_over_ms`` is the time of its hand-over, epoch milliseconds;
+    None: there was no hand-over.
     """
 
     slice_no: int
@@ -42,7 +42,7 @@ class SliceOwnership:
 
 
 class HandOver(NamedTuple):
-    """Planned change of a slice's owner, at this epoch millisecond."""
+    """Planned change of a slice's owner; time in epoch milliseconds."""
 
     slice_no: int
     at_ms: float

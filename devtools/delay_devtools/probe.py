@@ -52,7 +52,7 @@ def zookeeper_probe(host: str, port: int, data: Path) -> Callable[[], bool]:
                 answer = connection.makefile("rb").read()
         except OSError:
             return False
-        # A server that does not serve yet says only that.
+        # A server that does not serve yet answers only with that message.
         return os.fsencode(data) in answer
 
     return ready

@@ -1,6 +1,6 @@
 """The process that cleans up after a dead owner: ``python -I reaper.py OWNER_PID FOLDER``.
 
-It lives in a session of its own and reads commands from its standard input, one per line:
+It runs in a session of its own and reads commands from its standard input, one per line:
 
     watch PID START     a child to be killed; START tells it from a later process of that number
     forget PID          a child that has been stopped
@@ -24,7 +24,7 @@ _KILL_SECONDS_MAX = 10
 def start_time(pid: int) -> str | None:
     """Return the start time of a process, part of its identity; None: it has ended.
 
-    Where there is no ``/proc`` the number alone must do.
+    Without ``/proc`` the text is constant, so that only the number identifies it.
     """
     if not Path("/proc/self/stat").exists():
         return "unknown"

@@ -1,4 +1,4 @@
-"""Configuration and command line of a Kafka broker and of a ZooKeeper server; starts nothing."""
+"""Configuration files and command lines of a Kafka broker and of a ZooKeeper server."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -59,7 +59,7 @@ class BrokerPlan:
     controller_port: int
     folder: Path
     secure_port: int | None = None
-    """Port of the second listener, ``SECURE``; None without one."""
+    """Port of the second listener, ``SECURE``; None: there is no such listener."""
 
     @property
     def address(self) -> str:

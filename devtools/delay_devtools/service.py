@@ -94,7 +94,7 @@ class ServiceProcess:
         )
 
     def wait_stopped(self, timeout_s: float = START_TIMEOUT_S) -> bool:
-        """Wait until one of its processes has stopped at a fault point; False if none did."""
+        """Wait until one of its processes has stopped at a fault point; False: time-out."""
         try:
             self._wait(self._has_stopped_itself, "no process stopped", timeout_s)
         except ClusterError:

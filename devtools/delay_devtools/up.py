@@ -25,10 +25,10 @@ def run(
     """Start a cluster, print how to reach it, wait for Ctrl-C or SIGTERM, stop it.
 
     Args:
-        brokers: how many Kafka brokers.
-        zookeepers: how many ZooKeeper servers, 0 for none.
+        brokers: number of Kafka brokers.
+        zookeepers: number of ZooKeeper servers, 0 or more.
         folder: folder of all files; None: a temporary folder.
-        kafka: version of Kafka; None: what the environment says.
+        kafka: version of Kafka; None: that of ``DELAY_DEV_KAFKA``.
         keep: keep the temporary folder at the end.
         as_json: print one JSON object on standard output instead of a panel.
 

@@ -34,8 +34,8 @@ class Helper:
     """Process that loads, judges or passes through, as its plan says.
 
     Args:
-        module: module that it runs.
-        plan: its plan.
+        module: module that the process runs.
+        plan: plan of the load, judge or passthrough.
         log_path: file that its standard error is appended to.
         progress: called with the number of records done, on another thread.
     """

@@ -64,7 +64,7 @@ def read(plan: JudgePlan, consumer: Consumer) -> None:
 
 
 class _Judge:
-    """Reader of the target topic, until all records have arrived or none arrives any more."""
+    """Reader of the target topic, until all records have arrived or arrivals have stopped."""
 
     def __init__(self, plan: JudgePlan, consumer: Consumer) -> None:
         self._plan = plan

@@ -25,7 +25,7 @@ class Batch(msgspec.Struct, frozen=True):
     """One load: records 0 to n-1.
 
     Attributes:
-        tag: 8 ASCII characters; a record with another one is a stranger.
+        tag: 8 ASCII characters; records with another one count as strangers.
         n: number of records.
         size: bytes of each value, ``SIZE_MIN`` at least.
         seed: seed of the filler and of the due times.

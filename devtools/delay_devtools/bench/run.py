@@ -43,7 +43,7 @@ _CASES: Final[Mapping[str, _Case]] = {
 
 
 def run(options: Options, *, as_json: bool, plot: Path | None = None) -> int:
-    """Run a bench; return 0 only if nothing was lost, early, altered or (exactly once) doubled.
+    """Run a bench; return 0 only if no record was lost, early, altered or (exactly once) doubled.
 
     Args:
         options: options of the run.

@@ -108,8 +108,8 @@ def busy_until(samples: Sequence[UsageSample], start_s: float, stop_s: float) ->
     """Return the end of work, epoch seconds: the last moment at which the processes had used
     ``_BUSY`` of a core for ``_BUSY_WINDOW_S``.
 
-    A service publishes its counters once a second; this tells the end to some 30 ms, late rather
-    than early, and nothing shorter than ``_BUSY_WINDOW_S``.
+    A service publishes its counters once a second; this gives the end to some 30 ms, late rather
+    than early, and ignores work shorter than ``_BUSY_WINDOW_S``.
 
     Args:
         samples: in order of time.

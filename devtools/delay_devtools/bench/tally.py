@@ -21,7 +21,7 @@ class BenchVerdict(msgspec.Struct, frozen=True):
         lost: numbers that never arrived.
         duplicated: numbers that arrived more than once.
         early: arrivals before their due time.
-        altered: arrivals whose key or value is not what was sent.
+        altered: arrivals with another key or value than sent.
         strangers: arrivals that were never sent.
         first_seen_s: time of the first received record, epoch seconds; 0: no record arrived.
         last_seen_s: time of the last record that was still missing, epoch seconds.

@@ -73,9 +73,9 @@ class Missed:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """Ownership and why it began; or the end of a previous owner, then ``is_fence``.
+    """Ownership and why it began; with ``is_fence``, the refusal of a previous owner.
 
-    ``until_ms``: when its node could not deliver any more; None while it goes on.
+    ``until_ms``: end of its node's deliveries, epoch milliseconds; None: not ended.
     """
 
     slice_no: int
@@ -113,8 +113,8 @@ def has_let_go(events: Sequence[SliceEvent], act: Act) -> bool:
 def ending(events: Sequence[SliceEvent], act: Act) -> Ending:
     """Return how a frozen and woken node lost its slices.
 
-    The broker refuses what was open; a slice without a transaction is let go because the lease is
-    over, and nothing is ever sent that could be refused.
+    The broker refuses an open transaction; a slice without a transaction is given up because the
+    lease has ended, so that the broker never gets a request to refuse.
     """
     if fences(events, act):
         return Ending.FENCED
@@ -170,7 +170,7 @@ def _ownerships(every: Sequence[SliceOwnership], acts: Sequence[Act]) -> Iterato
 def _end(
     tenure: SliceOwnership, successor: SliceOwnership | None, acts: Sequence[Act]
 ) -> tuple[float, str]:
-    """Return when an owner could not deliver any more, and why."""
+    """Return the end of an owner's deliveries, epoch milliseconds, and the reason."""
     last_ms = successor.from_ms if successor else float("inf")
     deeds = [
         act

@@ -35,8 +35,8 @@ class Record:
     """Record of the delay topic.
 
     Attributes:
-        offset: its offset.
-        key_ms: its key: time of its next step, epoch milliseconds.
+        offset: offset of the record.
+        key_ms: key of the record: time of its next step, epoch milliseconds.
         request: producer's record and its meaning.
         source: ``delay-source`` of the first record, if this is a copy.
         attempt: number of the attempt, from 1.

@@ -31,7 +31,7 @@ def cancelled_and_delivered(s: Stage) -> Iterator[None]:
 
 
 def cancelled_without_outcome(s: Stage) -> Iterator[None]:
-    """Write the outcome of a cancel, but none of the cancelled record."""
+    """Write the outcome of a cancel, but leave out that of the cancelled record."""
     record, cancel = s.asks(is_named=True), s.controls("cancel")
     yield
     s.answers(cancel, "cancelled")
@@ -39,7 +39,7 @@ def cancelled_without_outcome(s: Stage) -> Iterator[None]:
 
 
 def cancel_without_outcome(s: Stage) -> Iterator[None]:
-    """Write the outcome of a cancelled record, but none of the cancel."""
+    """Write the outcome of a cancelled record, but leave out that of the cancel."""
     record, cancel = s.asks(is_named=True), s.controls("cancel")
     yield
     s.says(s.does("cancelled", record, SOON_MS, cancel.offset))
@@ -47,7 +47,7 @@ def cancel_without_outcome(s: Stage) -> Iterator[None]:
 
 
 def cancel_tells_of_nothing(s: Stage) -> Iterator[None]:
-    """Cancel a record, and write the outcome that nothing was pending."""
+    """Cancel a record, and write the outcome ``not_pending`` of the cancel."""
     record, cancel = s.asks(is_named=True), s.controls("cancel")
     yield
     s.says(s.does("cancelled", record, SOON_MS, cancel.offset))
