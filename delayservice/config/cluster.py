@@ -39,8 +39,10 @@ class ZooKeeper(Section):
         description="Login. With `digest` or `sasl`, only `username` may change the cluster's "
         "data; with `none`, everyone.",
     )
-    username: str = Field(default="", description="User of the login.")
-    password: SecretStr | None = Field(default=None, description="Password of `username`.")
+    username: str = Field(default="", description="User of the login to ZooKeeper.")
+    password: SecretStr | None = Field(
+        default=None, description="Password of `username` in ZooKeeper."
+    )
     password_file: Path | None = Field(default=None, description="File that holds `password`.")
     accepted: Annotated[tuple[Annotated[str, Field(pattern=_ACL_ID)], ...], ListText] = Field(
         default=(),

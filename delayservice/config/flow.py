@@ -27,20 +27,23 @@ class Disk(Section):
     """Reactions to a full disk under `node.state_dir`. Delivery never stops."""
 
     warn_percent: float = Field(
-        default=75, ge=1, le=100, description="Percent used from which a warning is logged."
+        default=75,
+        ge=1,
+        le=100,
+        description="Used percent of the disk from which a warning is logged.",
     )
     stop_percent: float = Field(
         default=85,
         ge=1,
         le=100,
-        description="Percent used from which new records are left in Kafka instead of stored, "
+        description="Used percent of the disk from which new records stay in Kafka, unstored, "
         "with an alarm.",
     )
     full_percent: float = Field(
         default=90,
         ge=1,
         le=100,
-        description="Percent used from which periodic syncs stop too.",
+        description="Used percent of the disk from which periodic syncs stop too.",
     )
     resume_below_percent: float = Field(
         default=2,

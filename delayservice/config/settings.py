@@ -164,7 +164,8 @@ class Topics(Section):
         default=True, description="Also serve every topic that matches `pattern`."
     )
     pattern: TopicPattern = Field(
-        default="delay_topic_*", description="Pattern of the names of delay topics (`*` and `?`)."
+        default="delay_topic_*",
+        description="Topics that are served as soon as they exist (`*` and `?`).",
     )
     checkpoint: Topic = Field(default="delay_checkpoint", description="Topic of the cursors.")
     checkpoint_partitions: int = Field(
@@ -184,7 +185,7 @@ class Topics(Section):
     )
     outcomes: Topic = Field(
         default="delay_outcomes",
-        description="Topic of the other outcomes: cancelled, replaced, expired and fired records.",
+        description="Topic that tells of cancelled, replaced, expired and fired records.",
     )
     digests: Topic = Field(
         default="delay_digests", description="Topic of the digests: counts and hashes of each copy."

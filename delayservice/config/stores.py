@@ -36,8 +36,8 @@ class WheelSettings(Section):
     )
     buffer_bytes_max: Bytes = Field(
         default=ByteSize(32 * MIB),
-        description="Memory for appended records before they are written to files. Larger: fewer, "
-        "larger writes.",
+        description="Memory of a worker for appended records before they are written to files. "
+        "Larger: fewer, larger writes.",
     )
     near_bytes_max: Bytes = Field(
         default=ByteSize(64 * MIB),
@@ -63,7 +63,8 @@ class RocksDb(Section):
 
     write_buffer_bytes: Bytes = Field(
         default=ByteSize(32 * MIB),
-        description="Size of a memory table; two may exist. Larger: fewer flushes.",
+        description="Size of a memory table of RocksDB; a worker may have two. Larger: fewer "
+        "flushes.",
     )
     block_cache_bytes: Bytes = Field(
         default=ByteSize(32 * MIB), description="Memory of the read cache."

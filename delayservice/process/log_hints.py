@@ -30,7 +30,7 @@ HINTS: Final[Mapping[str, str]] = {
     "control_topics_event": "a message of the Kafka client while reading the service's own topics",
     "digest_not_written": "comparisons of copies lack this digest until the next one",
     "disk_fills_up": "free or add disk space; from stop_percent on, nothing more is stored",
-    "disk_full": "periodic syncs stop as well; free or add disk space",
+    "disk_full": "above disk.full_percent the stores are no longer synced; free or add disk space",
     "disk_not_seen": "the fill level of the disk can't be read; the last one stays in force",
     "ensemble_not_reached": "ZooKeeper did not answer; tried again",
     "fetch_error": "a read from Kafka failed; tried again",
@@ -97,7 +97,7 @@ HINTS: Final[Mapping[str, str]] = {
     "topics_not_refreshed": (
         "known topics are served on; changes are not seen until a look succeeds"
     ),
-    "topics_small": "records on these topics may be lost with a broker",
+    "topics_small": "topics with too few replicas or partitions for these brokers: why names them",
     "transaction_aborted": (
         "the transaction has no effect; its records are delivered by the next one"
     ),
