@@ -17,10 +17,9 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from queue import Empty, SimpleQueue
 from typing import BinaryIO, Final
 
-from delay_devtools.bench.peers.received import Received
+from delay_devtools.bench.peers.received import QueueConsumer, Received, await_answers
 from delay_devtools.clients import Headers
 from delay_devtools.ports import LOOPBACK
 
@@ -184,19 +183,19 @@ class NatsProducer:
 
     def flush(self, timeout: float) -> int:
         """Wait for all acknowledgements; return the number of missing ones."""
-        deadline_s = time.monotonic() + timeout
-        while self._waiting and time.monotonic() < deadline_s:
-            self.poll(0)
-            time.sleep(_LOOK_S)
+        return await_answers(self._unanswered, timeout)
+
+    def _unanswered(self) -> int:
+        self.poll(0)
         return len(self._waiting)
 
 
-class NatsConsumer:
-    """Reader of a stream from its start, with the methods of a Kafka consumer that a judge uses."""
+class NatsConsumer(QueueConsumer):
+    """Reader of a stream from its start."""
 
     def __init__(self, port: int, stream: str) -> None:
+        super().__init__()
         self._stream = stream
-        self._queue: SimpleQueue[Received] = SimpleQueue()
         self._next = 1
         """Sequence number from which a new consumer of the server starts."""
         self._number = 0
@@ -212,7 +211,7 @@ class NatsConsumer:
             self._is_on = not message.is_error
         elif message.subscription == _ANSWERS + self._number:
             self._next = int(message.reply.split(".")[-4]) + 1
-            self._queue.put(Received(message.headers["Key"].encode(), message.body))
+            self.queue.put(Received(message.headers["Key"].encode(), message.body))
 
     def _ensure(self) -> None:
         """Create the server's consumer if it is missing, as after a restart of the server."""
@@ -240,16 +239,6 @@ class NatsConsumer:
         )
 
     def poll(self, timeout: float) -> Received | None:
-        """Return the next message; None: there is none within ``timeout`` seconds."""
+        """Return the next message; None: the timeout of ``timeout`` seconds has passed."""
         self._ensure()
-        try:
-            return self._queue.get(timeout=timeout)
-        except Empty:
-            return None
-
-    def consume(self, limit: int, _timeout: float) -> list[Received]:
-        """Return up to ``limit`` available messages, without waiting."""
-        return [self._queue.get() for _ in range(min(limit, self._queue.qsize()))]
-
-    def close(self) -> None:
-        """Do nothing: the process ends."""
+        return super().poll(timeout)

@@ -1,8 +1,14 @@
-"""A message of another broker, as the judge reads one of Kafka."""
+"""Clients of other brokers, as far as load and judge use those of Kafka."""
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
+from queue import Empty, SimpleQueue
+from typing import Final
+
+_LOOK_S: Final = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,3 +33,32 @@ class Received:
 
     def error(self) -> None:
         """Return None: these clients recover from errors by themselves."""
+
+
+class QueueConsumer:
+    """Consumer whose client puts messages into ``queue`` from a thread of its own."""
+
+    def __init__(self) -> None:
+        self.queue: SimpleQueue[Received] = SimpleQueue()
+
+    def poll(self, timeout: float) -> Received | None:
+        """Return the next message; None: the timeout of ``timeout`` seconds has passed."""
+        try:
+            return self.queue.get(timeout=timeout)
+        except Empty:
+            return None
+
+    def consume(self, limit: int, _timeout: float) -> list[Received]:
+        """Return up to ``limit`` available messages, without waiting."""
+        return [self.queue.get() for _ in range(min(limit, self.queue.qsize()))]
+
+    def close(self) -> None:
+        """Do nothing: the process ends."""
+
+
+def await_answers(missing: Callable[[], int], timeout_s: float) -> int:
+    """Wait ``timeout_s`` seconds at most until ``missing`` returns 0; return its last value."""
+    deadline_s = time.monotonic() + timeout_s
+    while (left := missing()) and time.monotonic() < deadline_s:
+        time.sleep(_LOOK_S)
+    return left

@@ -6,17 +6,12 @@ import os
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Sequence
-from queue import Empty, SimpleQueue
-from typing import Final
 
 from delay_devtools import guard
-from delay_devtools.bench.peers.received import Received
+from delay_devtools.bench.peers.received import QueueConsumer, Received, await_answers
 from delay_devtools.clients import Headers
 from delayservice.base.errors import DelayServiceError
-
-_LOOK_S: Final = 0.05
 
 
 class _Program:
@@ -82,34 +77,17 @@ class RocketProducer(_Program):
 
     def flush(self, timeout: float) -> int:
         """Wait for all acknowledgements; return the number of missing ones."""
-        deadline_s = time.monotonic() + timeout
-        while self._acked < self._sent and time.monotonic() < deadline_s:
-            time.sleep(_LOOK_S)
-        return self._sent - self._acked
+        return await_answers(lambda: self._sent - self._acked, timeout)
 
 
-class RocketConsumer(_Program):
-    """Reader of a topic from its start, with the methods of a Kafka consumer that a judge uses."""
+class RocketConsumer(QueueConsumer, _Program):
+    """Reader of a topic from its start."""
 
     def __init__(self, command: Sequence[str]) -> None:
-        self._queue: SimpleQueue[Received] = SimpleQueue()
-        super().__init__(command)
+        QueueConsumer.__init__(self)
+        _Program.__init__(self, command)
 
     def take(self, words: list[bytes]) -> None:
         """Put a message into the queue of ``poll``."""
         key, value = words
-        self._queue.put(Received(key, bytes.fromhex(value.decode())))
-
-    def poll(self, timeout: float) -> Received | None:
-        """Return the next message; None: there is none within ``timeout`` seconds."""
-        try:
-            return self._queue.get(timeout=timeout)
-        except Empty:
-            return None
-
-    def consume(self, limit: int, _timeout: float) -> list[Received]:
-        """Return up to ``limit`` available messages, without waiting."""
-        return [self._queue.get() for _ in range(min(limit, self._queue.qsize()))]
-
-    def close(self) -> None:
-        """Do nothing: the process ends."""
+        self.queue.put(Received(key, bytes.fromhex(value.decode())))
