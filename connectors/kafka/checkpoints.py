@@ -273,7 +273,7 @@ class KafkaCheckpoints:
 
     @property
     def _has_read_first(self) -> bool:
-        """Whether the end of every partition of the checkpoint topic was reached once."""
+        """Return whether the end of every partition of the checkpoint topic was reached once."""
         return len(self._reached) == self._partitions
 
     def _search_earlier(self) -> None:

@@ -60,7 +60,7 @@ class ControlDesk:
 
     @property
     def is_stopping(self) -> bool:
-        """Whether waits for outcomes have been ended."""
+        """Return whether waits for outcomes have been ended."""
         return self._stopping.is_set()
 
     def stop(self) -> None:

@@ -36,7 +36,7 @@ class Terms(NamedTuple):
 
     @property
     def is_usual(self) -> bool:
-        """Whether the topic takes every batch of records that are not large themselves."""
+        """Return whether the topic takes every batch of records that are not large themselves."""
         return self.batch_bytes_max >= BATCH_BYTES and not self.needs_key
 
 

@@ -60,7 +60,7 @@ class Disk(Section):
 
     @property
     def watermarks(self) -> Watermarks:
-        """The same for ``core.disk``."""
+        """These percents for ``engine.disk``."""
         return Watermarks(
             self.warn_percent, self.stop_percent, self.full_percent, self.resume_below_percent
         )

@@ -37,7 +37,7 @@ _HINT = 'write a duration as "500ms", "2h", "1h30m", "10y" or ISO 8601 ("PT30S")
 
 
 def parse_duration_ms(text: str) -> int:
-    """Milliseconds of a duration with units, or in ISO 8601, as headers have it (``core.times``).
+    """Milliseconds of a duration with units, or in ISO 8601, as in headers (``contract.times``).
 
     Raises:
         ValueError: it is neither; the text says how to write it.

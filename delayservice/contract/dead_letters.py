@@ -179,7 +179,7 @@ class Rewritten(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Filter:
-    """Selection of dead letters; a field that is None or empty selects all."""
+    """Selection of dead letters; a field without a value does not restrict it."""
 
     codes: frozenset[str] = frozenset()
     since_ms: int | None = None

@@ -89,7 +89,7 @@ def recurrence_of(meta: Meta | None) -> Recurrence | None:
 
 
 def first_ms(recurrence: Recurrence, written_ms: int, cron_time: CronTime) -> int | None:
-    """Return the first occurrence of a cron schedule, epoch milliseconds; None: there is none.
+    """Return the first occurrence of a cron schedule, epoch milliseconds; None: it never occurs.
 
     Raises:
         RecordRefusedError: as by ``CronTime``.

@@ -18,7 +18,7 @@ KINDS: Final[tuple[Kind, ...]] = ("target", "topic")
 
 
 class Paused(NamedTuple):
-    """What is paused: deliveries to target topics, by a pattern, or a delay topic."""
+    """Object of a pause: deliveries to target topics, by a pattern, or a delay topic."""
 
     kind: Kind
     name: str

@@ -367,12 +367,12 @@ def _one(output: Output | None) -> list[Output] | None:
 
 
 def _took(told: Sequence[Output | None], outputs: list[Output]) -> bool:
-    """Add all outputs, or none if one is None; return whether they were added."""
+    """Add all outputs; add nothing if one is None; return whether they were added."""
     return _took_all([_one(one) for one in told], outputs)
 
 
 def _took_all(parts: Sequence[list[Output] | None], outputs: list[Output]) -> bool:
-    """Add all parts to ``outputs``, or none if one is None; return whether they were added."""
+    """Add all parts to ``outputs``; add nothing if one is None; return whether they were added."""
     found = [part for part in parts if part is not None]
     if len(found) < len(parts):
         return False

@@ -116,7 +116,7 @@ def _wanted(lane: PreciseLane, frame: Frame, asked: Search) -> Pending | None:
 
 
 def find(lane: PreciseLane, asked: Find) -> Pending | None:
-    """Return the pending record of an id; None: there is none in this lane."""
+    """Return the pending record of an id; None: this lane has no such record."""
     key = lane.store.latest_unmarked(asked.record_id, lane.shard.stored)
     return None if key is None else _at(lane, key)
 

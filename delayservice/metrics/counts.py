@@ -165,7 +165,7 @@ class Counters(msgspec.Struct):
     ingested: int = 0
     """Source records stored, including control records and invalid ones."""
     settled: dict[str, int] = msgspec.field(default_factory=dict)
-    """Committed outcomes by name (``core.outcome.OUTCOME_NAMES``)."""
+    """Committed outcomes by name (``engine.outcome.OUTCOME_NAMES``)."""
     rejected: dict[str, int] = msgspec.field(default_factory=dict)
     """Dead letters by ``delay-error`` code."""
     early: int = 0
@@ -209,7 +209,7 @@ class SliceMetrics(msgspec.Struct):
     state: str = "replica"
     """``owner``, ``replica``, or the value of ``cause`` if the node may not own it."""
     cause: str = ""
-    """Why this node may not own it (``core.electability.Cause``); empty: it may."""
+    """Why this node may not own it (``engine.electability.Cause``); empty: it may."""
     reason: str = ""
     """Explanation of ``cause`` for people, one sentence."""
     alarm: str = ""

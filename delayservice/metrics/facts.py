@@ -39,7 +39,7 @@ class Unelectable(NamedTuple):
     Attributes:
         worker: number of the worker.
         slice: number of the slice; None: all slices of the worker.
-        cause: one of ``core.electability.Cause``.
+        cause: one of ``engine.electability.Cause``.
         reason: explanation of the cause for people, one sentence.
     """
 

@@ -126,7 +126,7 @@ class Owning:
 
     @property
     def lacks_writer(self) -> bool:
-        """Return whether a writer is needed and there is none."""
+        """Return whether a writer is needed and missing."""
         return self._is_writer_wanted and not self._transaction.writer
 
     def _hear_opening(self) -> None:

@@ -98,7 +98,7 @@ class MemoryStore(Store):
         return (key[0], key[1], self._marks.get(key, NO_MARK), self._payloads[key])
 
     def next_due_ms(self, after: Key) -> int | None:
-        """Return the exact key time of the next frame, epoch milliseconds; None: there is none."""
+        """Return the exact key time of the next frame, epoch ms; None: no later frame."""
         position = self._position_after(after)
         return self._order[position][0] if position < len(self._order) else None
 

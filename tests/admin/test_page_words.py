@@ -1,4 +1,4 @@
-"""What the page says, without a browser: words, times, charts, findings."""
+"""Texts of the page, without a browser: words, times, charts, findings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What of the documentation is not typed as it stands, each with its reason."""
+"""Commands of the documentation that are not typed as they stand, each with its reason."""
 
 from __future__ import annotations
 

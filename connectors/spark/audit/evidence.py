@@ -193,7 +193,7 @@ def _hashes(topics: Iterable[str]) -> frozenset[int]:
 def _by_topic(
     cut: Cut, topics: Collection[str], at_ms: Mapping[Place, int], default: int
 ) -> dict[int, tuple[int, ...]]:
-    """Return times by topic and partition; ``default`` where there is none."""
+    """Return times by topic and partition; ``default`` where the time is unknown."""
     return {
         name_hash(topic): tuple(
             at_ms.get((topic, number), default) for number in range(cut.partitions[topic])

@@ -180,7 +180,7 @@ class State:
         self._path = path.rstrip("/")
 
     def newest(self) -> AuditManifest:
-        """Return the manifest of the last cut; an empty one if there is none.
+        """Return the manifest of the last cut; an empty one before the first cut.
 
         Raises:
             DelayServiceError: it can't be read, or is of another version.

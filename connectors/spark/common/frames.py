@@ -15,7 +15,7 @@ def kept(rows: DataFrame, path: str, *by: str) -> DataFrame:
 
 
 def last_header(name: str) -> Column:
-    """Return the value of a record's last header with a name; null: there is none."""
+    """Return the value of a record's last header of a name; null: no such header."""
     found = sf.filter("headers", lambda header: header["key"] == name)
     return sf.try_element_at(found, sf.lit(-1))["value"]
 

@@ -73,7 +73,7 @@ class Repairs:
 
     @property
     def has_stopped(self) -> bool:
-        """Whether repairing has stopped because the allowed number is reached."""
+        """Return whether repairing has stopped because the allowed number is reached."""
         return 0 < self.allowed <= self.made
 
     def to_json(self) -> dict[str, object]:

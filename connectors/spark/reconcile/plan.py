@@ -174,7 +174,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_complete(self) -> bool:
-        """Whether every step was carried out."""
+        """Return whether every step was carried out."""
         return not self.failed and not self.silent
 
 
