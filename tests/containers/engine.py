@@ -21,6 +21,8 @@ from tests.deployed import ROOT
 
 START_S: Final = 60.0
 STOP_S: Final = 60.0
+RUN: Final = "/run/containers"
+"""State of Podman, in a mount namespace of the engine."""
 _PACKAGES: Final = ("docker.io", "containerd", "tini")
 _HTTP: Final = """
 import base64, sys, time, urllib.request, urllib.error
@@ -114,7 +116,9 @@ class Engine:
         words += ["--host", self.env["DOCKER_HOST"], "--storage-driver", "overlay2"]
         words += ["--default-ulimit", f"nofile={files}:{files}"]
         if self._is_isolated:
-            script = 'ip link set lo up; exec "$@"'
+            # Podman's DNS server keeps its state there: one that an interrupted run has left behind
+            # would be taken for this run's.
+            script = f'ip link set lo up; mkdir -p {RUN}; mount -t tmpfs tmpfs {RUN}; exec "$@"'
             words = ["unshare", "--net", "--mount", "sh", "-c", script, "-", *words]
         else:
             words = ["unshare", "--mount", *words, "--bridge=none", "--iptables=false"]

@@ -10,7 +10,6 @@ import json
 import os
 import resource
 import subprocess
-import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,7 +17,7 @@ from pathlib import Path
 from typing import Final
 
 from tests.containers import kube
-from tests.containers.engine import Engine, removed, run
+from tests.containers.engine import RUN, Engine, run
 from tests.containers.images import SERVICE
 from tests.containers.report import Report
 from tests.deployed import ROOT
@@ -41,15 +40,9 @@ events_logger = "file"
 
 
 class Podman:
-    """Podman with a storage of its own, in the network namespace of the engine.
+    """Podman with a storage of its own, in the namespaces of the engine."""
 
-    Args:
-        engine: built the images, and has the namespace.
-        folder: to be made; of images, volumes and networks.
-        run_folder: of what runs; Podman takes no path of more than 50 characters.
-    """
-
-    def __init__(self, engine: Engine, folder: Path, run_folder: Path) -> None:
+    def __init__(self, engine: Engine, folder: Path) -> None:
         self._engine = engine
         folder.mkdir(parents=True)
         conf = folder / "containers.conf"
@@ -57,9 +50,10 @@ class Podman:
         processes = min(4_096, resource.getrlimit(resource.RLIMIT_NPROC)[1])
         conf.write_text(_CONF.format(files=max(files, 1_024), processes=max(processes, 1_024)))
         self._env = {**os.environ, "CONTAINERS_CONF": str(conf)}
-        self._words = ["podman", "--root", str(folder / "root"), "--runroot", str(run_folder)]
+        # Podman takes no run folder with a path of more than 50 characters.
+        self._words = ["podman", "--root", str(folder / "root"), "--runroot", f"{RUN}/run"]
         self._words += ["--network-config-dir", str(folder / "networks")]
-        self._words = ["nsenter", f"--net=/proc/{engine.pid}/ns/net", *self._words]
+        self._words = ["nsenter", f"--target={engine.pid}", "--net", "--mount", *self._words]
 
     def __call__(
         self, *words: str, is_checked: bool = True, timeout_s: float = 300
@@ -90,14 +84,7 @@ class Podman:
 
 def check(engine: Engine, report: Report, scratch: Path) -> None:
     """Run nodes beside brokers, then nodes and ZooKeepers of the chart with brokers elsewhere."""
-    run_folder = Path(tempfile.mkdtemp(prefix="podman-", dir="/run"))
-    try:
-        _check(Podman(engine, scratch / "podman", run_folder), report, scratch)
-    finally:
-        removed(run_folder)
-
-
-def _check(podman: Podman, report: Report, scratch: Path) -> None:
+    podman = Podman(engine, scratch / "podman")
     podman.load(scratch / "images.tar")
     report.say("starting the pods of delayservice.yaml: brokers with their nodes")
     with _cleared(podman):
