@@ -10,7 +10,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -136,6 +136,10 @@ class Judge:
                     where = f"{place.topic}/{place.partition}"
                     raise ClusterError(f"{where} has no end to read from: {exc}") from exc
             tick.wait(_LOOK_S)
+            # librdkafka may answer from what it learnt before the topic had leaders: naming a topic
+            # makes it ask again. An error here is that of the next attempt.
+            with suppress(KafkaException):
+                self._consumer.list_topics(place.topic, timeout=_TOPICS_S_MAX)
 
     @property
     def seen(self) -> int:
