@@ -93,7 +93,6 @@ PYTHON_NOT_RUN: Final = (
     Listed("docs/audit.md", "from connectors.spark.audit import AuditOptions, F", _FRAGMENT),
     Listed("docs/client.md", "from datetime import", _RECIPE),
     Listed("docs/client.md", "from kafka_delay_client import LevelProducer", "needs levels"),
-    Listed("docs/client.md", '"""Ships orders.', "tests/integration/test_retry_ladder.py runs it"),
     Listed("docs/client.md", "producer = Producer(", _FRAGMENT),
     Listed("docs/header-contract.md", "to_reports =", _FRAGMENT),
     Listed(
