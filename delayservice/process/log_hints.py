@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Final
 
 HINTS: Final[Mapping[str, str]] = {
+    "admin_right_missing": "the admin API lacks a right on one of these topics; delivery goes on",
     "answer_not_written": "a repair waits for this report, and asks again",
     "audit_topic_not_read": "metrics lack the newest audit until the topic can be read",
     "broker_not_asked_for_the_time": "the clocks are compared again at the next attempt",
@@ -18,14 +19,17 @@ HINTS: Final[Mapping[str, str]] = {
     "checkpoint_misplaced": (
         "were partitions added to that topic, or does another program write to it?"
     ),
-    "checkpoint_tail_failed": "the worker process ends and is replaced",
+    "checkpoint_tail_failed": "the worker process ends and is replaced; report the traceback",
     "checkpoints_not_read": "reading starts again; take-overs wait meanwhile",
     "claim_not_readable": "the record is ignored; let only the delay service write to that topic",
     "claimed": "slices are those won in ZooKeeper, lost those that another worker claimed first",
     "clock_in_doubt": "delivery stops until this machine's clock is right",
     "command_done": "a repair order for this copy is done; frames is the number of records",
     "command_failed": "a repair order for this copy failed; the copy is as before",
-    "contract_extended": "new settings apply to records from from_offset on",
+    "contract_extended": (
+        "new settings apply to records from from_offset on; if few records come, a restart of the "
+        "owner applies them earlier"
+    ),
     "control_record_not_taken": "a record of this topic can't be read; the topic counts as failed",
     "control_topics_event": "a message of the Kafka client while reading the service's own topics",
     "digest_not_written": "comparisons of copies lack this digest until the next one",
@@ -46,13 +50,22 @@ HINTS: Final[Mapping[str, str]] = {
         "the log was truncated, or lost records to retention; the shard is fitted to it again"
     ),
     "loop_did_not_stop": "the process ends without a hand-over; other nodes take over its slices",
-    "loop_failed": "the worker process ends and is replaced",
+    "loop_failed": (
+        "the worker process ends and is replaced. If a store is at fault (full disk, failed "
+        "fsync, newer format), correct that; else report the traceback"
+    ),
     "node_forgotten": "the node was away longer than placement.away_ms; others build its copies",
     "owner_node_gone": (
         "the owner entry in ZooKeeper was deleted by another client; the slice is given up"
     ),
-    "ownership_failed": "the worker process ends and is replaced",
-    "ownership_lost": "another writer took over; what this worker is to own is claimed again",
+    "own_topics_at_risk": (
+        "cursors may be lost, or dead letters and outcomes not be written: see problems"
+    ),
+    "ownership_failed": "the worker process ends and is replaced; report the traceback",
+    "ownership_lost": (
+        "another writer took over; what this worker is to own is claimed again. If it repeats, "
+        "look for a second service with the same topics"
+    ),
     "ownership_not_confirmed": "claims of these slices wait until ZooKeeper answers",
     "ownership_unpinned": "slices move between nodes as usual again",
     "pauses_not_read": "new pauses have no effect until the topic can be read",
@@ -61,7 +74,8 @@ HINTS: Final[Mapping[str, str]] = {
     ),
     "question_failed": "a query of the admin API to this worker failed; the service goes on",
     "records_refused": (
-        "the refused records become dead letters; the others are delivered again at once"
+        "the refused records become dead letters, see their delay-error-detail; the others are "
+        "delivered again at once"
     ),
     "registration_gone": "this node's entry in ZooKeeper was deleted; it is written again",
     "repair_topic_not_read": "this node takes no repair orders until the topic can be read",
@@ -69,17 +83,26 @@ HINTS: Final[Mapping[str, str]] = {
     "resigned": "this worker gave the slices up; why says for what reason",
     "shard_dropped": "the topic was deleted, created again, or is no longer served",
     "slice_interrupted": (
-        "the slice is given up; delivery goes on once the cause is gone, or on another node"
+        "the slice is given up; delivery goes on once the cause is gone, or on another node. "
+        "Check connection, rights, secret, and for a foreign checkpoint"
     ),
     "slice_retired": "other nodes keep its copies now; its stores here are removed",
-    "slot_condemned": "the file is put aside; its records are read again from Kafka",
-    "slot_damaged": "a part of the store can't be read; its records are read again from Kafka",
+    "slot_condemned": (
+        "the file is put aside in quarantine; its records are read again from Kafka. Look at "
+        "the disk"
+    ),
+    "slot_damaged": (
+        "a part of the store can't be read; its records are read again from Kafka. Look at the disk"
+    ),
     "slot_rebuilt": "frames is the number of records that were read again from Kafka",
     "space_not_reclaimed": "the disk space of a removed shard is freed at a later compaction",
     "storing_resumed": "the disk has room again; records that were left in Kafka are stored now",
     "storing_stopped": "new records stay in Kafka, delivery goes on; free or add disk space",
     "supervisor_failed": "the node ends; start it again and report the traceback",
-    "take_over_failed": "the slices are released, and claimed again later",
+    "take_over_failed": (
+        "the slices are released, and claimed again later. Check connection, rights, secret, "
+        "and for a checkpoint of a newer version"
+    ),
     "target_blocked": (
         "records for this target are parked and tried again; others_before counts unlogged ones"
     ),
@@ -88,11 +111,16 @@ HINTS: Final[Mapping[str, str]] = {
     ),
     "targets_not_seen": "the state of target topics is not known; asked again",
     "took_over": "this worker delivers the slice now; shards holds the cursor of each delay topic",
+    "topic_at_risk": "this delay topic may lose records: correct what problems names",
     "topic_config_not_read": (
         "give the service DescribeConfigs on it; limits of the topic are not known"
     ),
     "topic_not_described": "the topic was deleted a moment ago, or rights are missing on it",
     "topic_not_looked_up": "the leader may have moved; asked again",
+    "topic_not_served": (
+        "records of this delay topic wait in Kafka; correct what problems names before "
+        "retention deletes them"
+    ),
     "topic_served_again": "the problems of this delay topic are solved",
     "topics_not_refreshed": (
         "known topics are served on; changes are not seen until a look succeeds"
@@ -103,19 +131,32 @@ HINTS: Final[Mapping[str, str]] = {
     ),
     "transaction_dropped": "the transaction has no effect; its records are delivered later",
     "unused_shard_removed": "this store held a slice that the worker serves no more",
-    "waiting_for_kafka": "the worker starts when Kafka answers",
-    "worker_died": "status is the exit status; a new process starts in next_in_s seconds",
+    "waiting_for_kafka": (
+        "the worker starts when Kafka answers; check address, rights and missing topics"
+    ),
+    "worker_died": (
+        "status is the exit status; a new process starts in next_in_s seconds. Status -9 is a "
+        "kill, often for memory"
+    ),
     "worker_electable": "this worker may own slices again",
-    "worker_failed": "the worker process ends and is replaced",
+    "worker_failed": "the worker process ends and is replaced; report the traceback",
     "worker_hung": (
-        "the worker's loop has not moved for hung_s seconds; the process is killed and replaced"
+        "the worker's loop has not moved for hung_s seconds; the process is killed and "
+        "replaced. Look at the disk"
     ),
     "worker_not_electable": "this worker owns no slice until the cause is gone",
     "worker_silent": (
-        "the worker has not reported for silent_s seconds; the process is killed and replaced"
+        "the worker has not reported for silent_s seconds; the process is killed and replaced. "
+        "Look at memory and processors"
     ),
-    "writer_blocks": "an open transaction of this writer holds up readers; the writer is fenced",
+    "writer_blocks": (
+        "an open transaction of this writer holds up readers; the writer is fenced. If its node "
+        "did not die, look at that node"
+    ),
     "writer_fenced": "open transactions of a former owner were ended; it can't write any more",
-    "writer_not_opened": "no transactions are possible; slices are given up until it succeeds",
+    "writer_not_opened": (
+        "no transactions are possible; slices are given up until it succeeds. Check the "
+        "brokers, and Write on the transactional ids"
+    ),
     "zookeeper_client": "a message of the ZooKeeper client",
 }

@@ -40,6 +40,11 @@ NOT_TYPED: Final = (
     Listed(
         "docs/cli.md", "delayservice --", "typed by tests/docs/test_cli_page.py, in another home"
     ),
+    Listed(
+        "docs/cluster.md",
+        "zkCli.sh",
+        "needs the shell that comes with ZooKeeper, which no test installs",
+    ),
     Listed("docs/deployment.md", "docker-compose", _IMAGES),
     Listed("docs/deployment.md", "docker build", _IMAGE_STEPS),
     Listed("docs/deployment.md", "python3.11 -m venv", _IMAGE_STEPS),
@@ -93,7 +98,6 @@ PYTHON_NOT_RUN: Final = (
     Listed("docs/audit.md", "from connectors.spark.audit import AuditOptions, F", _FRAGMENT),
     Listed("docs/client.md", "from datetime import", _RECIPE),
     Listed("docs/client.md", "from kafka_delay_client import LevelProducer", "needs levels"),
-    Listed("docs/client.md", '"""Ships orders.', "tests/integration/test_retry_ladder.py runs it"),
     Listed("docs/client.md", "producer = Producer(", _FRAGMENT),
     Listed("docs/header-contract.md", "to_reports =", _FRAGMENT),
     Listed(

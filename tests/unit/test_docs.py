@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import json
 import re
 import tomllib
 from collections.abc import Iterator
@@ -13,6 +15,7 @@ from typer.testing import CliRunner
 
 from delayservice.cli import app
 from delayservice.config.settings import Settings, load
+from delayservice.process.log_hints import HINTS
 from tests.docs.pages import DOCS
 
 ROOT = Path(__file__).parents[2]
@@ -26,7 +29,6 @@ LINK = re.compile(r"(?<!!)\[[^\]]+\]\(([^)\s]+)\)")
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 CODE = re.compile(r"`([^`\n]+)`")
 HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
-EVENT = re.compile(r"""_log\.(?:warning|error|exception)\(\s*"(\w+)"|_start_over\(\s*"(\w+)\"""")
 
 every_page = pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
 
@@ -126,16 +128,39 @@ def test_every_make_target_that_is_named_exists(page: Path) -> None:
             assert re.search(rf"^{found[1]}:", makefile, re.MULTILINE), line
 
 
-def test_every_warning_and_error_event_is_explained() -> None:
-    explained = set(CODE.findall(prose(ROOT / "docs" / "operations.md")))
-    logged: set[str] = set()
-    for package in ("delayservice", "connectors", "ha"):
-        for file in (ROOT / package).rglob("*.py"):
-            if "dev" in file.relative_to(ROOT).parts:
-                continue
-            for found in EVENT.findall(file.read_text("utf-8")):
-                logged.update(name for name in found if name)
-    assert logged - explained == set(), "docs/operations.md does not explain these events"
+def warnings_without_hint(tree: ast.Module) -> Iterator[str]:
+    """Events of warnings and errors whose call gives no hint."""
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Call) or not node.args:
+            continue
+        name = ast.unparse(node.func).rpartition(".")
+        is_log = name[0] == "_log" and name[2] in ("warning", "error", "exception")
+        first = node.args[0]
+        logs = is_log or name[2] in ("start_over", "_start_over")
+        has_hint = any(keyword.arg == "hint" for keyword in node.keywords)
+        if logs and not has_hint and isinstance(first, ast.Constant):
+            yield str(first.value)
+
+
+def test_every_warning_and_error_event_has_a_hint() -> None:
+    found = {
+        event
+        for package in ("delayservice", "connectors", "ha")
+        for file in (ROOT / package).rglob("*.py")
+        for event in warnings_without_hint(ast.parse(file.read_text("utf-8")))
+    }
+    assert len(found) > 30
+    assert found - set(HINTS) == set(), "delayservice/process/log_hints.py lacks these events"
+
+
+def test_the_events_of_the_operations_page_exist() -> None:
+    names = json.loads((ROOT / "tests" / "unit" / "names.json").read_text("utf-8"))
+    page = (ROOT / "docs" / "operations.md").read_text("utf-8")
+    section = page.partition("\n## Log events\n")[2].partition("\n## ")[0]
+    rows = [line for line in section.splitlines() if line.startswith("| `")]
+    assert rows
+    for row in rows:
+        assert set(CODE.findall(row.split("|")[1])) <= set(names["log events"]), row
 
 
 def test_every_mutation_that_the_design_names_exists() -> None:
