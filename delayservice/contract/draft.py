@@ -94,6 +94,16 @@ Rule: TypeAlias = Callable[[Draft, str, bytes | None], None]
 invalid for every operation."""
 
 
+def into(group: str) -> Rule:
+    """Return the rule that appends a header and its value to the list ``group`` of the draft."""
+
+    def rule(draft: Draft, name: str, value: bytes | None) -> None:
+        headers: Headers = getattr(draft, group)
+        headers.append((name, value))
+
+    return rule
+
+
 def _at(draft: Draft, name: str, value: bytes | None) -> None:
     draft.times.append((name, value, draft.due_at_ms))
 
@@ -102,23 +112,10 @@ def _after(draft: Draft, name: str, value: bytes | None) -> None:
     draft.times.append((name, value, draft.due_after_ms))
 
 
-def target_topic(draft: Draft, name: str, value: bytes | None) -> None:
-    """Add a header of the target topic; a ``Rule``."""
-    draft.targets.append((name, value))
-
-
-def target_partition(draft: Draft, name: str, value: bytes | None) -> None:
-    """Add a header of the target partition; a ``Rule``."""
-    draft.partitions.append((name, value))
-
-
-def target_key(draft: Draft, name: str, value: bytes | None) -> None:
-    """Add a header of the output key, a ``Rule``; an empty value is an empty key, null is null."""
-    draft.keys.append((name, value))
-
-
-def _id(draft: Draft, name: str, value: bytes | None) -> None:
-    draft.ids.append((name, value))
+target_topic = into("targets")
+target_partition = into("partitions")
+target_key = into("keys")
+"""Rule of a header with the output key; an empty value is an empty key, a null value no key."""
 
 
 def _op(draft: Draft, _name: str, value: bytes | None) -> None:
@@ -128,30 +125,6 @@ def _op(draft: Draft, _name: str, value: bytes | None) -> None:
             OP_INVALID, f"{names.DELAY_OP} is {text!r}: schedule, cancel or fire is expected"
         )
     draft.ops.append(text)
-
-
-def _expires_at(draft: Draft, name: str, value: bytes | None) -> None:
-    draft.expiries.append((name, value))
-
-
-def _window_ms(draft: Draft, name: str, value: bytes | None) -> None:
-    draft.windows.append((name, value))
-
-
-def _every(draft: Draft, name: str, value: bytes | None) -> None:
-    draft.every.append((name, value))
-
-
-def _cron(draft: Draft, name: str, value: bytes | None) -> None:
-    draft.cron.append((name, value))
-
-
-def _timezone(draft: Draft, name: str, value: bytes | None) -> None:
-    draft.zones.append((name, value))
-
-
-def _times(draft: Draft, name: str, value: bytes | None) -> None:
-    draft.counts.append((name, value))
 
 
 def drop(_draft: Draft, _name: str, _value: bytes | None) -> None:
@@ -164,14 +137,14 @@ RULES: dict[str, Rule] = {
     names.DELAY_TARGET_TOPIC: target_topic,
     names.DELAY_TARGET_PARTITION: target_partition,
     names.DELAY_TARGET_KEY: target_key,
-    names.DELAY_ID: _id,
+    names.DELAY_ID: into("ids"),
     names.DELAY_OP: _op,
-    names.DELAY_EXPIRES_AT: _expires_at,
-    names.DELAY_WINDOW_MS: _window_ms,
-    names.DELAY_EVERY: _every,
-    names.DELAY_CRON: _cron,
-    names.DELAY_TIMEZONE: _timezone,
-    names.DELAY_TIMES: _times,
+    names.DELAY_EXPIRES_AT: into("expiries"),
+    names.DELAY_WINDOW_MS: into("windows"),
+    names.DELAY_EVERY: into("every"),
+    names.DELAY_CRON: into("cron"),
+    names.DELAY_TIMEZONE: into("zones"),
+    names.DELAY_TIMES: into("counts"),
     **dict.fromkeys(names.OUTPUT, drop),
 }
 """Rule of each of the service's own headers that a user's record may carry."""
