@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Final, NamedTuple
 
 from delayservice.contract import names
@@ -83,25 +83,36 @@ class DeadLetterSource(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class DeadLetter:
-    """One dead letter. ``headers`` are the record's, without those that the dead letter added."""
+class _Facts:
+    """Fields that a dead letter and its heading share."""
 
     partition: int
-    """Partition of the dead-letter topic; ``offset`` lies in it."""
+    """Partition of the dead-letter topic."""
     offset: int
+    """Offset in that partition."""
     time_ms: int
     """Append time of the dead letter, epoch milliseconds."""
     code: str
+    """Value of ``delay-error``, one of ``codes.EXPLANATIONS``."""
     detail: str
+    """Value of ``delay-error-detail``: why the record was dead-lettered, for people."""
     source: DeadLetterSource | None
+    """Place where the user wrote the record; None: unknown."""
     key: bytes | None
-    value: bytes | None
-    headers: Headers
+    """Key of the record."""
 
     @property
     def place(self) -> tuple[int, int]:
         """Return partition and offset in the dead-letter topic."""
         return self.partition, self.offset
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetter(_Facts):
+    """One dead letter. ``headers`` are the record's, without those that the dead letter added."""
+
+    value: bytes | None
+    headers: Headers
 
     @property
     def target(self) -> str | None:
@@ -130,41 +141,20 @@ class DeadLetter:
 
 
 @dataclass(frozen=True, slots=True)
-class Heading:
+class Heading(_Facts):
     """A dead letter without value and headers, for a list of dead letters."""
 
-    partition: int
-    """Partition of the dead-letter topic; ``offset`` lies in it."""
-    offset: int
-    time_ms: int
-    """Append time of the dead letter, epoch milliseconds."""
-    code: str
-    detail: str
-    source: DeadLetterSource | None
     target: str | None
-    key: bytes | None
+    """Target topic in the record's headers; None: no header names one."""
     value_bytes: int | None
     """Size of the value, bytes; None: it is null."""
 
     @classmethod
     def of(cls, letter: DeadLetter) -> Heading:
         """Return the heading of a dead letter."""
-        return cls(
-            partition=letter.partition,
-            offset=letter.offset,
-            time_ms=letter.time_ms,
-            code=letter.code,
-            detail=letter.detail,
-            source=letter.source,
-            target=letter.target,
-            key=letter.key,
-            value_bytes=None if letter.value is None else len(letter.value),
-        )
-
-    @property
-    def place(self) -> tuple[int, int]:
-        """Return partition and offset in the dead-letter topic."""
-        return self.partition, self.offset
+        shared = {field.name: getattr(letter, field.name) for field in fields(_Facts)}
+        value_bytes = None if letter.value is None else len(letter.value)
+        return cls(**shared, target=letter.target, value_bytes=value_bytes)
 
 
 class Rewritten(NamedTuple):

@@ -1,23 +1,32 @@
-"""The headers that the service adds to delivered and dead-lettered records."""
+"""The headers that the service adds to delivered records, and the content of dead letters."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
-from delayservice.contract.codec import Meta
+from delayservice.contract.codec import Meta, Payload
 from delayservice.contract.codes import printable
-from delayservice.contract.entry import Headers
+from delayservice.contract.entry import Headers, Original
 from delayservice.contract.names import (
+    DELAY_AT,
     DELAY_ATTEMPT,
     DELAY_DUE_AT,
     DELAY_ERROR,
     DELAY_ERROR_DETAIL,
+    DELAY_EXPIRES_AT,
     DELAY_ID,
     DELAY_SETTLES,
     DELAY_SHARD,
     DELAY_SOURCE,
+    DELAY_TARGET_PARTITION,
+    DELAY_TARGET_TOPIC,
     Header,
 )
+from delayservice.contract.recurrence import recurrence_of
+
+_LARGE_BYTES: Final = 500_000
+"""Size of a value, or of all headers, bytes, above which a record's exact size is checked."""
 
 
 class Provenance:
@@ -105,11 +114,6 @@ def due_header(due_ms: int) -> Header:
     return DELAY_DUE_AT, b"%d" % due_ms
 
 
-def provenance(topic: str, partition: int, offset: int, due_ms: int, meta: Meta | None) -> Headers:
-    """Return ``Provenance(topic, partition).headers(offset, due_ms, meta)``, for one record."""
-    return Provenance(topic, partition).headers(offset, due_ms, meta)
-
-
 def dead_letter_headers(
     original: Sequence[Header] | None, code: str, detail: str, source: bytes
 ) -> Headers:
@@ -132,3 +136,45 @@ def dead_letter_headers(
         (DELAY_ERROR_DETAIL, printable(detail).encode()),
         (DELAY_SOURCE, source),
     ]
+
+
+def asked_again(payload: Payload) -> Original:
+    """Return key, value and headers of a payload, with its input headers, so that a dead letter
+    can be replayed.
+    """
+    target, partition, key, value, headers, due_ms, meta = payload
+    asked: list[Header] = [
+        *headers,
+        (DELAY_AT, b"%d" % due_ms),
+        (DELAY_TARGET_TOPIC, target.encode()),
+    ]
+    recurrence = recurrence_of(meta)
+    if recurrence is not None:
+        asked += recurrence.headers()
+    if partition >= 0:
+        asked.append((DELAY_TARGET_PARTITION, b"%d" % partition))
+    if meta is not None and meta[0] is not None:
+        asked.append((DELAY_ID, meta[0]))
+    if meta is not None and meta[3] is not None:
+        asked.append((DELAY_EXPIRES_AT, b"%d" % meta[3]))
+    return key, value, asked
+
+
+def without_content(original: Original) -> tuple[Original, str]:
+    """Return a record without its content, for a dead letter that would be too large, and the text
+    to put before its detail.
+    """
+    _, value, headers = original
+    held = sum(len(part or b"") for _, part in headers) + len(value or b"")
+    told = (
+        f"its key, value and headers ({held:,} bytes) are left out, for the dead-letter "
+        f"topic refused them; read them at the source; "
+    )
+    return (None, None, []), told
+
+
+def is_large(value: bytes | None, headers: Headers) -> bool:
+    """Return whether a record is so large that its topic may refuse it."""
+    if value is not None and len(value) > _LARGE_BYTES:
+        return True
+    return bool(headers) and sum([len(text or b"") for _, text in headers]) > _LARGE_BYTES

@@ -12,12 +12,15 @@ from delayservice.base.errors import InvalidRequestError
 from delayservice.contract import names
 from delayservice.contract.aliases import STRIPPED
 from delayservice.contract.codes import RecordRefusedError
-from delayservice.contract.recurring import check_every, check_times, parse_cron, parse_zone
 from delayservice.contract.times import (
     DUE_STOP_MS,
+    check_every,
     check_is_ms,
+    check_times,
     parse_checked_instant_ms,
+    parse_cron,
     parse_duration_ms,
+    parse_zone,
 )
 from delayservice.contract.topic_names import is_legal_topic, is_reserved
 

@@ -1,8 +1,9 @@
-"""Parsers of instants and delays as users write them; they return whole milliseconds.
+"""Parsers of instants, delays and recurrences as users write them. Times are whole milliseconds.
 
 They use own expressions and integer arithmetic, because a record's key depends on them: a library
 that parses differently after an upgrade would change existing keys (design rule 2). Fractions of a
-millisecond are rounded up, so that no delivery is early.
+millisecond are rounded up, so that no delivery is early. Whether a cron expression or a time zone
+is valid is checked later, by the owner's calendar.
 
 Sources: RFC 3339 section 5.6; ISO 8601-1 durations, weeks to seconds.
 """
@@ -15,7 +16,13 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Final, TypeAlias
 
-from delayservice.contract.codes import TIME_INVALID, RecordRefusedError
+from delayservice.contract import names
+from delayservice.contract.codes import (
+    CRON_INVALID,
+    TIME_INVALID,
+    ZONE_INVALID,
+    RecordRefusedError,
+)
 
 DUE_STOP_MS = 2**53
 """Bound of due times, epoch ms, exact in JSON and doubles; parsers return it for larger values."""
@@ -53,6 +60,13 @@ _UNITS_EXPECTED = "milliseconds, 30s, 1h30m or an ISO 8601 duration (PT30S) is e
 _FRACTION_DIGITS = 12
 _CALENDAR = re.compile(rb"P\d+(?:Y.*|M.*)")
 _UNIT_MS = (604_800_000, 86_400_000, 3_600_000, 60_000, 1_000)
+
+EVERY_MS_MIN: Final = 1_000
+"""Shortest period of a recurring schedule, ms; a shorter one is refused."""
+
+_CRON = re.compile(rb"[0-9A-Za-z*/,#? -]{1,256}")
+_ZONE = re.compile(rb"[0-9A-Za-z_+/-]{1,64}")
+_TIMES_MAX: Final = 2**31
 
 
 def parse_count(name: str, value: bytes | None) -> int:
@@ -152,6 +166,43 @@ def parse_duration_ms(name: str, value: bytes | None) -> int:
         return parse_delay_ms(name, value, _UNITS_EXPECTED)
     total = sum(_part_ms(*part) for part in _PART.findall(value or b""))
     return min(total, DUE_STOP_MS)
+
+
+def parse_cron(value: bytes | None) -> str:
+    """Return a cron expression; raise ``RecordRefusedError`` for characters that none can have."""
+    if value is None or not _CRON.fullmatch(value):
+        why = "is no cron expression of 256 characters at most"
+        if value is not None and value.startswith(b"@"):
+            why = "has no nicknames such as @daily: write five fields, as in 0 0 * * *"
+        raise RecordRefusedError(CRON_INVALID, f"{names.DELAY_CRON} {why}")
+    return value.decode()
+
+
+def parse_zone(value: bytes | None) -> str:
+    """Return a time zone's name; raise ``RecordRefusedError`` for characters that none can have."""
+    if value is None or not _ZONE.fullmatch(value):
+        raise RecordRefusedError(
+            ZONE_INVALID, f"{names.DELAY_TIMEZONE} is no name of a time zone, as Europe/Berlin is"
+        )
+    return value.decode()
+
+
+def check_times(times: int) -> int:
+    """Return a number of occurrences; raise ``RecordRefusedError`` unless it is 1 to 2**31."""
+    if not 1 <= times <= _TIMES_MAX:
+        raise RecordRefusedError(
+            CRON_INVALID, f"{names.DELAY_TIMES} is {times}: it must be 1 to {_TIMES_MAX}"
+        )
+    return times
+
+
+def check_every(every_ms: int) -> int:
+    """Return a period, ms; raise ``RecordRefusedError`` below ``EVERY_MS_MIN`` or if too long."""
+    if not EVERY_MS_MIN <= every_ms < DUE_STOP_MS:
+        raise RecordRefusedError(
+            CRON_INVALID, f"{names.DELAY_EVERY} is {every_ms} ms: {EVERY_MS_MIN} is the least"
+        )
+    return every_ms
 
 
 _Parser: TypeAlias = Callable[[str, bytes | None], int]

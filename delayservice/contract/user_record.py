@@ -49,10 +49,18 @@ from delayservice.contract.names import (
 )
 from delayservice.contract.provenance import Provenance
 from delayservice.contract.recurrence import Recurrence, encode, numbered
-from delayservice.contract.recurring import check_every, check_times, parse_cron, parse_zone
 from delayservice.contract.spread import spread_ms
 from delayservice.contract.targets import TargetReader
-from delayservice.contract.times import DUE_STOP_MS, FIRST_READINGS, UNIT_READINGS, parse_count
+from delayservice.contract.times import (
+    DUE_STOP_MS,
+    FIRST_READINGS,
+    UNIT_READINGS,
+    check_every,
+    check_times,
+    parse_count,
+    parse_cron,
+    parse_zone,
+)
 
 PARTITION_BY_KEY: Final = -1
 

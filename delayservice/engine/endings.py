@@ -9,7 +9,6 @@ from typing import Final
 from delayservice.contract.codec import Payload
 from delayservice.contract.codes import CONTROL_LOST, TARGET_LATER
 from delayservice.contract.entry import Original
-from delayservice.contract.letters import asked_again, is_large, without_content
 from delayservice.contract.names import (
     DELAY_OUTCOME,
     DELAY_SETTLED_BY,
@@ -18,13 +17,19 @@ from delayservice.contract.names import (
     DELAY_SHARD,
     Header,
 )
-from delayservice.contract.provenance import Provenance, dead_letter_headers
+from delayservice.contract.provenance import (
+    Provenance,
+    asked_again,
+    dead_letter_headers,
+    is_large,
+    without_content,
+)
 from delayservice.contract.requeue import CONTINUES
 from delayservice.engine import outcome
 from delayservice.engine.outcome import Output
+from delayservice.engine.ports import WritableTargets
 from delayservice.engine.routes import Routes
 from delayservice.engine.verdicts import Verdicts
-from delayservice.engine.writable import WritableTargets
 
 BY_KEY: Final = -1
 """Partition number of an output whose key chooses the partition."""

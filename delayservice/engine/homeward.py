@@ -18,7 +18,7 @@ from delayservice.contract.home import (
     waiting_payload,
     write_envelope,
 )
-from delayservice.contract.letters import is_large
+from delayservice.contract.provenance import is_large
 from delayservice.engine import outcome
 from delayservice.engine.outcome import Output, Target
 from delayservice.engine.settle import Settler
@@ -53,7 +53,7 @@ class Homeward:
         wait. The records ``carried``, which waited at offset ``took``, are sent along.
         """
         offset, _, _, _, original, (kind, written_ms, home) = entry
-        source = self._settler.source(offset)
+        source = self._settler.provenance.source(offset, None)
         sent = homebound(kind, record_id, source, written_ms, original)
         settles = [*[SETTLES_NOTHING] * len(carried), offset]
         if carried and took >= 0:
@@ -102,7 +102,7 @@ class Homeward:
 
     def _envelope(self, sent: Sent, settles: int, home: int, offset: int) -> Output:
         key, value, headers = write_envelope(
-            self._topic, home, self._settler.secret, sent, settles, self._shard_name
+            self._topic, home, self._settler.routes.secret, sent, settles, self._shard_name
         )
         row = (key, value, headers, sent.written_ms, offset)
         return (outcome.FORWARDED, self._topic, home, *row)

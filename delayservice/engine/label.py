@@ -71,8 +71,7 @@ class Label:
         try:
             facts = _decode(data)
         except (msgspec.DecodeError, UnicodeDecodeError) as exc:
-            msg = f"a store's label can't be read: {exc}"
-            raise ContractError(msg) from exc
+            raise ContractError(f"a store's label can't be read: {exc}") from exc
         contracts = Contracts.from_json(facts.contracts)
         secrets = frozenset(facts.secrets)
         return cls(contracts, secrets, facts.refused, facts.gaps, facts.last, facts.read_to)

@@ -4,7 +4,7 @@ implements those to Kafka; ``tests/simulation`` runs that code on simulated clie
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Final, NamedTuple, Protocol, TypeAlias, TypeVar
 
@@ -170,25 +170,36 @@ class Sink(Protocol):
         """Give the writer up without commit or abort; ``open`` creates a new one."""
 
 
-class Targets(Protocol):
-    """Known facts about target topics; no method waits for the cluster.
+class WritableTargets(Protocol):
+    """Known facts about target topics that settling needs; no method waits for the cluster."""
+
+    @property
+    def fit(self) -> Container[Target]:
+        """Return the targets that can be written to, as far as is known."""
+
+    def obstacle(self, target: Target) -> tuple[str, str] | None:
+        """Return why a target can't be written to now, as code and detail; None: it can, and
+        ``fit`` has it unless its topic takes only small batches or needs keys. ``TARGET_ASKED``:
+        the cluster is being asked, and the shard waits. ``TARGET_LATER``: the record is put off.
+        """
+
+    def refusal(
+        self, topic: str, key: bytes | None, value: bytes | None, headers: Headers
+    ) -> tuple[str, str] | None:
+        """Return why a writable topic refuses this record, as code and detail; None: it accepts the
+        record, which then counts as part of the open transaction. ``TARGET_LATER``: a later
+        transaction may hold the record.
+        """
+
+
+class Targets(WritableTargets, Protocol):
+    """Known facts about target topics, with a background lookup of unknown ones.
 
     Attributes:
         fit: targets that can be written to, as far as is known. Emptied when that may have changed.
     """
 
     fit: set[Target]
-
-    def obstacle(self, target: Target) -> tuple[str, str] | None:
-        """Return why a target can't be written to, as code and detail; None: it can, and ``fit``
-        has it unless its topic takes only small batches or needs keys. ``TARGET_ASKED``: the
-        cluster is being asked. ``TARGET_LATER``: the record is to be put off.
-        """
-
-    def refusal(
-        self, topic: str, key: bytes | None, value: bytes | None, headers: Headers
-    ) -> tuple[str, str] | None:
-        """Return why a topic refuses a record, as ``engine.writable.WritableTargets`` does."""
 
     def expect(self, targets: Collection[Target]) -> None:
         """Start to look up unknown targets among these, in the background."""

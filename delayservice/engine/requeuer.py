@@ -11,8 +11,8 @@ from delayservice.contract.requeue import write_copy
 from delayservice.contract.spread import spread_ms
 from delayservice.engine import outcome
 from delayservice.engine.outcome import Output
+from delayservice.engine.ports import WritableTargets
 from delayservice.engine.routes import Routes
-from delayservice.engine.writable import WritableTargets
 
 _HELD_PARTS: Final = 8
 _HELD_TIMES_MAX: Final = 10

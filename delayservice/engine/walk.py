@@ -141,7 +141,7 @@ class Walk:
         offset, kind, _, _, payload, source = entry
         victims = self._pending_victims(offset, k)
         if kind == SCHEDULE:
-            source = self._settler.elsewhere(payload)
+            source = self._settler.provenance.elsewhere(payload[6])
             return self._settle_victims(entry, record_id, source, victims, now_ms)
         own = _FATES[kind] if victims else outcome.NOT_PENDING
         said = self._settler.endings.control(own, offset, record_id, source)
@@ -290,7 +290,7 @@ class Walk:
         meta = payload[6]
         if not self.doubts or meta is None or meta[0] is None:
             return False
-        is_copy = self._settler.is_copy(offset, meta)
+        is_copy = self._settler.provenance.is_copy(offset, meta)
         return any(gap.concerns(offset, is_copy=is_copy) for gap in self.doubts)
 
     def _content(self, victim: Key) -> Payload:

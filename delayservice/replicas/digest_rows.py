@@ -106,31 +106,20 @@ def hour_row(place: Place, cut: int, hour: HourRow) -> Row:
 
 def cut_row(place: Place, facts: CutFacts) -> Row:
     """Return a copy's cut row, which names the checkpoint at which its hour rows hold."""
+    fields = facts._asdict()
+    del fields["cursor"], fields["totals"]
     hours, count, hashed = facts.totals
-    return place.cut_key, _encode(
-        {
-            "v": VERSION,
-            **place._asdict(),
-            "cut": facts.cut,
-            "cut_ms": facts.cut_ms,
-            "epoch": facts.epoch,
-            "commit": facts.commit,
-            "k": facts.cursor.key,
-            "h": facts.cursor.offset,
-            "stored": facts.stored,
-            "from_ms": facts.from_ms,
-            "hours": hours,
-            "count": count,
-            "hash": f"{hashed:016x}",
-            "pending": facts.pending,
-            "scanned_ms": facts.scanned_ms,
-            "behind": facts.behind,
-            "role": facts.role,
-            "store": facts.store,
-            "damaged": [damage._asdict() for damage in facts.damaged],
-            "at_ms": facts.at_ms,
-        }
-    )
+    fields |= {
+        "v": VERSION,
+        **place._asdict(),
+        "k": facts.cursor.key,
+        "h": facts.cursor.offset,
+        "hours": hours,
+        "count": count,
+        "hash": f"{hashed:016x}",
+        "damaged": [damage._asdict() for damage in facts.damaged],
+    }
+    return place.cut_key, _encode(fields)
 
 
 def retired_row(place: Place) -> Row:
