@@ -71,7 +71,7 @@ _ACTIONS: Mapping[str, Callable[[], None]] = {
 
 
 def _no_fault(name: str, /) -> None:
-    """Do nothing: the function of all fault points while no fault is set."""
+    """Do nothing: this is the function of all fault points while no fault is set."""
 
 
 def bind(setting: str) -> Callable[[str], None]:

@@ -54,6 +54,7 @@ _BEFORE: Final = {
 
 PAST_DUE_DELIVER: Final = "deliver"
 PAST_DUE_DEAD_LETTER: Final = "dead-letter"
+"""Values of ``Contract.past_due``."""
 
 MAX_DELAY_MS_MAX: Final = 2**52
 """Bound of delays and timestamps, ms: half the range of due times, so that sums stay exact."""
@@ -261,7 +262,9 @@ class Contracts:
         return Contracts((*kept, (start, contract)))
 
     def _with_homes(self, contract: Contract) -> Contract | None:
-        """Return ``contract`` with the homes of these ones; None: its version has no homes."""
+        """Return ``contract`` with the number of home partitions of these contracts, which never
+        changes; None: its version has no homes.
+        """
         count = self.id_partitions
         if count and contract.version < HOMES_VERSION:
             return None
@@ -269,7 +272,7 @@ class Contracts:
 
     @property
     def id_partitions(self) -> int:
-        """Return the number of partitions of homes of ids; 0: ids have no home."""
+        """Return the number of partitions among which ids have their home; 0: ids have no home."""
         return next((c.id_partitions for c in self._contracts if c.id_partitions), 0)
 
     def encode(self) -> bytes:
@@ -277,12 +280,12 @@ class Contracts:
         return msgspec.json.encode(self.to_json())
 
     def needed_from(self, log_start: int) -> Contracts:
-        """Return these contracts without those whose records all lie below ``log_start``."""
+        """Return these contracts without those that apply only below offset ``log_start``."""
         gone = bisect_right(self._starts, log_start) - 1
         return self if gone < 1 else Contracts(self.entries()[gone:])
 
     def agree_below(self, stop: int, other: Contracts) -> bool:
-        """Return whether both read every offset below ``stop`` by the same parameters.
+        """Return whether both apply the same parameters at every offset below ``stop``.
 
         If one starts later because its first contracts were dropped, the other must have a contract
         that starts at that offset too. Contracts that start at ``stop`` or above are not compared.

@@ -109,10 +109,12 @@ class _Facts:
 
 @dataclass(frozen=True, slots=True)
 class DeadLetter(_Facts):
-    """One dead letter. ``headers`` are the record's, without those that the dead letter added."""
+    """A dead letter as it was read from the dead-letter topic."""
 
     value: bytes | None
+    """Value of the record."""
     headers: Headers
+    """Headers of the record, without those that the service added to the dead letter."""
 
     @property
     def target(self) -> str | None:
@@ -127,7 +129,9 @@ class DeadLetter(_Facts):
 
     @property
     def replays(self) -> int | None:
-        """Return the number of earlier replays; None if ``delay-replays`` can't be read."""
+        """Return the number of earlier replays of the record; None if ``delay-replays`` can't be
+        read.
+        """
         text = _said(self.headers, names.DELAY_REPLAYS)
         if text is None:
             return 0
@@ -135,7 +139,7 @@ class DeadLetter(_Facts):
 
     @property
     def bytes_held(self) -> int:
-        """Return the size of key, value and headers, bytes."""
+        """Return the size of the record's key, value and headers, bytes."""
         own = sum(len(name) + len(value or b"") for name, value in self.headers)
         return len(self.key or b"") + len(self.value or b"") + own
 
@@ -158,7 +162,7 @@ class Heading(_Facts):
 
 
 class Rewritten(NamedTuple):
-    """A replayed record, to be written to a delay topic."""
+    """A record to be written to ``partition`` of the delay topic ``topic`` to replay it."""
 
     topic: str
     partition: int
@@ -202,7 +206,9 @@ class Filter:
 
 
 def read_letter(partition: int, row: Row) -> DeadLetter | None:
-    """Return the dead letter in a row of the dead-letter topic; None: a marker, or foreign."""
+    """Return the dead letter in a row of the dead-letter topic; None: the row is a marker of a
+    replay, or was not written by the service.
+    """
     offset, time_ms, key, value, headers = row
     said = dict(headers or ())  # the last of a name counts, and it is the service's
     code = said.get(names.DELAY_ERROR)
@@ -229,7 +235,9 @@ def bytes_of(row: Row) -> int:
 
 
 def read_source(text: bytes | None) -> DeadLetterSource | None:
-    """Return the source in ``topic:partition:offset`` or ``…#n``; None: the text is neither."""
+    """Return the place that a ``delay-source`` names, ``topic:partition:offset`` or the same with
+    ``#n``; None: the text has neither form.
+    """
     found = _PLACE.fullmatch(text or b"")
     if found is None:
         return None
@@ -237,7 +245,8 @@ def read_source(text: bytes | None) -> DeadLetterSource | None:
 
 
 def replayed_offsets(row: Row) -> list[int]:
-    """Return the replayed offsets in a marker; an empty list for any other record.
+    """Return the offsets of replayed dead letters that a marker lists; an empty list for any other
+    row of the dead-letter topic.
 
     A dead letter is never a marker, even if its record has a header ``delay-replayed``.
     """
@@ -311,7 +320,9 @@ def rewritten(
 
 
 def marker(offsets: Iterable[int]) -> Headers:
-    """Return the headers of a marker that lists replayed offsets of its own partition."""
+    """Return the headers of a marker, which lists the offsets of replayed dead letters in its own
+    partition of the dead-letter topic.
+    """
     return [(names.DELAY_REPLAYED, b",".join(b"%d" % offset for offset in offsets))]
 
 

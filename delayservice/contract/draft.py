@@ -20,11 +20,12 @@ FIRE_OP = "fire"
 SCHEDULE_OP = "schedule"
 
 TimeParser: TypeAlias = Callable[[str, bytes | None, int], int]
-"""Function of ``(header name, value, the record's timestamp_ms)`` that returns due_ms."""
+"""Function of ``(header name, value, append time of the record)`` that returns the due time; both
+times are epoch milliseconds."""
 
 
 class Draft:
-    """Input headers of one record, grouped by meaning, each group in the order of the headers."""
+    """The input headers of one record, not yet checked: a list for each meaning, in their order."""
 
     __slots__ = (
         "counts",
@@ -67,15 +68,17 @@ class Draft:
         self.key_is_id = False
         """True: the record key is the id, and the output's key comes from a header or is null."""
         self.rocketmq = False
-        """True: ``spare_id`` is the id unless another one is given."""
+        """True: ``spare_id`` is the record's id unless a header gives one."""
         self.spare_id: bytes | None = None
 
     def due_at_ms(self, name: str, value: bytes | None, _timestamp_ms: int) -> int:
-        """Return the due time of an instant header, epoch milliseconds; a ``TimeParser``."""
+        """Return the due time in the header ``name``, an instant, epoch ms; a ``TimeParser``."""
         return self.readings.instant_ms(name, value)
 
     def due_after_ms(self, name: str, value: bytes | None, timestamp_ms: int) -> int:
-        """Return the due time of a delay header, epoch milliseconds; a ``TimeParser``."""
+        """Return the due time in the header ``name``, a delay after ``timestamp_ms``, epoch ms; a
+        ``TimeParser``.
+        """
         return timestamp_ms + self.readings.duration_ms(name, value)
 
     def mentions_delivery(self) -> bool:

@@ -43,20 +43,22 @@ class Provenance:
         """Return ``delay-source``: ``topic:partition:offset`` of the user's original record.
 
         Args:
-            offset: source offset of the record or its copy.
-            meta: its payload's meta, which names the original of a copy.
+            offset: source offset of the record.
+            meta: its payload's meta, which names the original of a requeued record.
         """
         if meta is not None and meta[1] is not None:
             return meta[1]
         return self._prefix + b"%d" % offset
 
     def is_copy(self, offset: int, meta: Meta | None) -> bool:
-        """Return whether the record at ``offset`` has another record as its user's original."""
+        """Return whether the record at source offset ``offset`` was requeued, so that the user's
+        original lies at another offset.
+        """
         return self.source(offset, meta).split(b"#", 1)[0] != self._prefix + b"%d" % offset
 
     def elsewhere(self, meta: Meta | None) -> bytes | None:
-        """Return ``delay-source`` of a record that was sent here from another shard; None: it was
-        written here.
+        """Return ``delay-source``, without the number of an occurrence, of a record that was sent
+        to this shard from another one; None: the user wrote it here.
         """
         source = None if meta is None else meta[1]
         if source is None or source.startswith(self._prefix):
@@ -73,7 +75,7 @@ class Provenance:
         does for a record of a level topic which was parked here.
 
         Args:
-            offset: offset of the record or copy that the output settles.
+            offset: source offset of the record that the output settles.
             source: ``delay-source`` of the user's original.
         """
         settles: Header = (DELAY_SETTLES, b"%d" % offset)
@@ -85,7 +87,7 @@ class Provenance:
         """Return the headers that a delivery adds to the record's own headers.
 
         Args:
-            offset: source offset of the record or copy that the output settles.
+            offset: source offset of the record that the output settles.
             due_ms: its due time, epoch milliseconds.
             meta: its payload's meta.
         """
@@ -139,8 +141,8 @@ def dead_letter_headers(
 
 
 def asked_again(payload: Payload) -> Original:
-    """Return key, value and headers of a payload, with its input headers, so that a dead letter
-    can be replayed.
+    """Return key, value and headers of a pending record, with input headers that ask for the same
+    due time, target, id, expiry and recurrence, so that its dead letter can be replayed.
     """
     target, partition, key, value, headers, due_ms, meta = payload
     asked: list[Header] = [
@@ -174,7 +176,9 @@ def without_content(original: Original) -> tuple[Original, str]:
 
 
 def is_large(value: bytes | None, headers: Headers) -> bool:
-    """Return whether a record is so large that its topic may refuse it."""
+    """Return whether the value, or all headers together, have over 500,000 bytes, so that a topic
+    may refuse the record as too large.
+    """
     if value is not None and len(value) > _LARGE_BYTES:
         return True
     return bool(headers) and sum([len(text or b"") for _, text in headers]) > _LARGE_BYTES

@@ -59,7 +59,9 @@ class Signer:
         return found if any(hmac.compare_digest(one, mac) for one in macs) else None
 
     def claimed(self, signed: Original) -> tuple[bytes, Original] | None:
-        """Return the same as ``verified`` without a check of the signature; None: not this form."""
+        """Return text and record as ``verified`` does, without a check of the signature; None: the
+        last two headers are not text and signature.
+        """
         key, value, headers = signed
         own, last = headers[:-2], headers[-2:]
         if [name for name, _ in last] != self._names:

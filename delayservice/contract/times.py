@@ -28,6 +28,7 @@ DUE_STOP_MS = 2**53
 """Bound of due times, epoch ms, exact in JSON and doubles; parsers return it for larger values."""
 
 SURELY_MS: Final = 100_000_000_000
+"""Smallest number, epoch ms, that can't be an instant in seconds."""
 _SECONDS_LIKE: Final = range(100_000_000, SURELY_MS)
 """Numbers refused as epoch milliseconds (1970 to 1973), because as seconds they mean 1973 to 5138.
 """
@@ -188,7 +189,7 @@ def parse_zone(value: bytes | None) -> str:
 
 
 def check_times(times: int) -> int:
-    """Return a number of occurrences; raise ``RecordRefusedError`` unless it is 1 to 2**31."""
+    """Return a schedule's number of occurrences; raise ``RecordRefusedError`` if not 1 to 2**31."""
     if not 1 <= times <= _TIMES_MAX:
         raise RecordRefusedError(
             CRON_INVALID, f"{names.DELAY_TIMES} is {times}: it must be 1 to {_TIMES_MAX}"
@@ -197,7 +198,9 @@ def check_times(times: int) -> int:
 
 
 def check_every(every_ms: int) -> int:
-    """Return a period, ms; raise ``RecordRefusedError`` below ``EVERY_MS_MIN`` or if too long."""
+    """Return a schedule's period, ms; raise ``RecordRefusedError`` unless it is ``EVERY_MS_MIN`` or
+    more and below ``DUE_STOP_MS``.
+    """
     if not EVERY_MS_MIN <= every_ms < DUE_STOP_MS:
         raise RecordRefusedError(
             CRON_INVALID, f"{names.DELAY_EVERY} is {every_ms} ms: {EVERY_MS_MIN} is the least"
@@ -215,12 +218,14 @@ class Readings:
     instant_ms: _Parser
     duration_ms: _Parser
     surely_ms: int
-    """Smallest instant in digits, epoch ms, that needs no check for seconds."""
+    """Smallest number, epoch ms, that can't be an instant in seconds."""
 
 
 FIRST_READINGS: Final = Readings(parse_instant_ms, parse_delay_ms, 0)
+"""Parsers of contracts before version 4: no units, and all numbers are milliseconds."""
 UNIT_READINGS: Final = Readings(parse_checked_instant_ms, parse_duration_ms, SURELY_MS)
-"""Parsers that read durations with units, and refuse instants that look like seconds."""
+"""Parsers of contracts since version 4: they read durations with units (``1h30m``), and refuse
+instants that look like seconds."""
 
 
 def _part_ms(whole: bytes, digits: bytes, unit: bytes) -> int:

@@ -18,14 +18,16 @@ KINDS: Final[tuple[Kind, ...]] = ("target", "topic")
 
 
 class Paused(NamedTuple):
-    """Object of a pause: deliveries to target topics, by a pattern, or a delay topic."""
+    """What a pause stops: deliveries to the target topics that match ``name``, a shell-style pattern
+    (``target``), or the delay topic ``name`` (``topic``).
+    """
 
     kind: Kind
     name: str
 
 
 class Pause(msgspec.Struct, frozen=True):
-    """Start and reason of a pause.
+    """When and why a pause began.
 
     Attributes:
         at_ms: start of the pause, epoch milliseconds.
