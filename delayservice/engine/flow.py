@@ -1,7 +1,7 @@
 """Limits of deliveries: rates of target topics, and caps of records per second of due time.
 
-A record over a limit is requeued for a later instant, its turn. So no record waits in memory, and no
-other record is held up. Pure; ``now_ms`` is an input.
+A record over a limit is requeued for a later instant, its turn. So no record waits in memory, and
+no other record is held up. Pure; ``now_ms`` is an input.
 
 All of this is decided when a record is settled, never when it is read: the key of a record must be
 a pure function of the log (design rule 2), which a rate is not. The decision is a fact of the log
@@ -221,8 +221,8 @@ class Flow:
     # --- commit --------------------------------------------------------------------------------
 
     def commit(self, now_ms: int) -> None:
-        """Keep the turns and places given since the last commit or abort. ``now_ms``: now, epoch ms,
-        by which old ones are forgotten.
+        """Keep the turns and places given since the last commit or abort. ``now_ms``: now, epoch
+        ms, by which old ones are forgotten.
         """
         for numbers in self._all:
             numbers.commit()

@@ -120,7 +120,8 @@ class LevelRecords:
 
     def _settle_any(self, row: Row, now_ms: int, plain_text: bytes | None) -> Output | None:
         """Return the output of a record that ``settle`` does not read itself; None: it can't be
-        settled now. ``plain_text``: its plain target header, whose topic is cached; ``b""``: it is not plain.
+        settled now. ``plain_text``: its plain target header, whose topic is cached; ``b""``: the
+        record is not plain.
         """
         offset, kind, key_ms, _, payload, extra = self._reader.read(*row)
         if kind == INVALID:
@@ -225,7 +226,7 @@ class LevelShard:
 
     @property
     def is_full(self) -> bool:
-        """Return whether fetching must stop, because ``records_max`` or ``bytes_max`` is reached."""
+        """Return whether fetching must stop: ``records_max`` or ``bytes_max`` is reached."""
         return self.waiting >= self._records_max or self._bytes >= self._bytes_max
 
     @property

@@ -21,7 +21,7 @@ RECURRED: Final = 9
 PACED: Final = 10
 """The record is over a limit, and was requeued for a later instant."""
 FORWARDED: Final = 11
-"""The record was sent to the home partition of its id; ``due_ms`` of the output is its timestamp."""
+"""The record was sent to the home partition of its id; the output's ``due_ms`` is its timestamp."""
 
 COPIES: Final = frozenset({ROLLED, PARKED, RECURRED, PACED})
 """Outcomes whose outputs are requeued records in a delay topic, to be read again."""
@@ -94,8 +94,8 @@ class Tally:
         topic: str,
         written_ms: Mapping[int, int] = _NOTHING_PAST,
     ) -> None:
-        """Add outputs of the delay topic ``topic``. ``written_ms``: append times, epoch ms, by source
-        offset, of records that were due before they were written.
+        """Add outputs of the delay topic ``topic``. ``written_ms``: append times, epoch ms, by
+        source offset, of records that were due before they were written.
         """
         due_ms = [output[6] for output in outputs if output[0] == DELIVERED]
         self.records += len(outputs)

@@ -18,8 +18,8 @@ KINDS: Final[tuple[Kind, ...]] = ("target", "topic")
 
 
 class Paused(NamedTuple):
-    """What a pause stops: deliveries to the target topics that match ``name``, a shell-style pattern
-    (``target``), or the delay topic ``name`` (``topic``).
+    """What a pause stops: deliveries to target topics that match the shell-style pattern ``name``
+    (kind ``target``), or the delay topic ``name`` (kind ``topic``).
     """
 
     kind: Kind

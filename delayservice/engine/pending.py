@@ -12,8 +12,8 @@ NO_MARK: Final = -1
 """Mark of a record that no other one has cancelled, replaced or fired."""
 
 Frame: TypeAlias = tuple[int, int, int, bytes]
-"""``(key_ms, offset, mark, payload)`` of a pending record; ``mark`` is the offset of the record that
-cancels, replaces or fires it, or ``NO_MARK``."""
+"""``(key_ms, offset, mark, payload)`` of a pending record. ``mark`` is the offset of the record
+that cancels, replaces or fires it, or ``NO_MARK``."""
 
 Named: TypeAlias = tuple[bytes, int, int]
 """``(id, key_ms, offset)`` of a stored record that has a ``delay-id``."""

@@ -118,11 +118,11 @@ class Settler:
     def settle(
         self, offset: int, key_ms: int, payload: Payload, now_ms: int, base: int
     ) -> Output | None:
-        """Return the output that settles a pending record whose key time has passed.
+        """Return the output that settles a pending record whose key time ``key_ms`` has passed.
 
-        A record whose key is a roll time is rolled, unless its copy was refused, or settings deny
-        its target. ``base`` is the first offset at which a record of the same id cancels a copy
-        made now (rule 12). None: the record has to wait, because
+        A record that is not due yet at ``now_ms`` is rolled, unless the broker refused that before,
+        or settings deny its target. ``base`` is the first offset at which a record of the same id
+        cancels the record if it is requeued now (rule 12). None: the record has to wait, because
 
         - it is not due, and no roll is due either, after the clock stepped back;
         - its target is being looked up, or is paused and there is no topic to requeue it in;
@@ -132,7 +132,9 @@ class Settler:
         return output if output is None or self._can_follow(output, payload) else None
 
     def _can_follow(self, output: Output, payload: Payload) -> bool:
-        """Return whether the delay topic can be written to, if the output needs a copy there."""
+        """Return whether the output can be committed: False if it is a requeued record, or is
+        followed by a schedule's next occurrence, and the delay topic can't be written to.
+        """
         meta = payload[6]
         is_followed = output[0] in _SENT and meta is not None and recurs(meta)
         return self.requeuer.takes() if is_followed or output[0] in outcome.COPIES else True
@@ -167,8 +169,8 @@ class Settler:
         return output
 
     def _settle_now(self, offset: int, payload: Payload, now_ms: int, base: int) -> Output | None:
-        """Return the delivery, or the output of a record that is denied, expired or blocked; None:
-        wait.
+        """Return the delivery of a record, or its other output if its target is denied or can't be
+        written to, or if it is expired; None: it has to wait.
         """
         target, partition, key, value, headers, due_ms, meta = payload
         if target not in self._good:
@@ -218,8 +220,8 @@ class Settler:
         return False
 
     def fire(self, offset: int, payload: Payload, now_ms: int, by: int) -> Output | None:
-        """Return the output that settles a pending record before it is due, by the fire at offset
-        ``by``; None: it has to wait, as in ``settle``.
+        """Return the output that settles a pending record before it is due, because the record at
+        offset ``by`` fires it; None: it has to wait, as in ``settle``.
         """
         refusal = self.verdicts.refusal(offset)
         if refusal is not None:
@@ -236,9 +238,9 @@ class Settler:
     def following(
         self, output: Output, offset: int, payload: Payload, now_ms: int, base: int
     ) -> Output | None:
-        """Return the copy with a schedule's next occurrence, to accompany the output that delivers
-        the pending one; None: there is none. If the next occurrence can't be computed, return the
-        dead letter of the rest of the schedule, which can be replayed.
+        """Return the output with a schedule's next occurrence, to accompany the ``output`` that
+        delivers the pending one; None: no occurrence follows. If the next occurrence can't be
+        computed, return the dead letter of the rest of the schedule, which can be replayed.
         """
         if output[0] not in _SENT:
             return None
@@ -255,7 +257,9 @@ class Settler:
     def _arm(
         self, offset: int, payload: Payload, recurrence: Recurrence, now_ms: int, base: int
     ) -> Output | None:
-        """Return the copy with the first occurrence of a cron schedule, or its dead letter."""
+        """Return the output that requeues a new cron schedule until its first occurrence, or its
+        dead letter.
+        """
         try:
             first = self._first(offset, payload, recurrence)
         except RecordRefusedError as exc:
@@ -277,8 +281,9 @@ class Settler:
         return first
 
     def pending_occurrence(self, offset: int, payload: Payload) -> Payload:
-        """Return the payload to fire: of a new cron schedule, its first occurrence. A schedule
-        without an occurrence is returned unchanged, and refused when it is settled.
+        """Return the payload that a fire delivers: the record's own, or the first occurrence of a
+        new cron schedule. A schedule without an occurrence is returned unchanged, and
+        dead-lettered when it is settled.
         """
         recurrence = recurrence_of(payload[6])
         if recurrence is None or recurrence.number:
@@ -290,8 +295,8 @@ class Settler:
     def _settle_blocked(
         self, reason: tuple[str, str], offset: int, payload: Payload, now_ms: int, base: int
     ) -> Output | None:
-        """Return the output of a record whose target can't take it: a copy, or after the last
-        attempt its dead letter; None: wait.
+        """Return the output of a record whose target can't take it, for ``reason`` (code, detail):
+        it is requeued, or dead-lettered after the last attempt. None: it has to wait.
         """
         code = reason[0]
         if code == TARGET_ASKED:
@@ -314,8 +319,8 @@ class Settler:
     def _end_with_letter(
         self, reason: tuple[str, str], offset: int, payload: Payload, now_ms: int, base: int
     ) -> Output | None:
-        """Return the dead letter of a valid record, or a copy while it can't be written; None:
-        wait.
+        """Return the dead letter of a pending record, or requeue the record while the letter can't
+        be written; None: it has to wait.
         """
         letter = self.endings.dead_letter_of(offset, payload, *reason)
         return letter or self._put_off(self.routes.dead_letter, offset, payload, now_ms, base)
@@ -330,7 +335,7 @@ class Settler:
     def _limit(
         self, flow: Flow, offset: int, key_ms: int, payload: Payload, now_ms: int, base: int
     ) -> Output | None:
-        """Return the copy or dead letter of a record over a limit; None: deliver it.
+        """Return the output that requeues or dead-letters a record over a limit; None: deliver it.
 
         A cap counts each record once: a key above the due time means that it was put off before.
         """
