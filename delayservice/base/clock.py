@@ -78,7 +78,7 @@ class _Bracket(NamedTuple):
 class ClockGuard:
     """Decides from readings whether the wall clock can be trusted; reads no clock itself.
 
-    While ``frozen`` is not None the caller must not advance K; storing goes on. The anchor is the
+    While ``frozen`` is not None the caller must not deliver; storing goes on. The anchor is the
     wall clock's distance from the boot clock. It follows the wall clock by at most ``SLEW_PPM``,
     so that NTP's slewing is followed for years while many small steps still add up and are caught.
 
@@ -117,8 +117,8 @@ class ClockGuard:
         return self._broker_reason or self._boot_reason
 
     def observe(self, wall_ms: int, boot_ms: int) -> str | None:
-        """Check one reading of both clocks, made together; call it before every tick. Return
-        ``frozen``.
+        """Check one reading of both clocks, made together, epoch ms and ms since boot. To be called
+        before every delivery. Return why delivery must stop; None: it may go on.
         """
         if self._anchor_ms is None:
             self._move_anchor(wall_ms, boot_ms)
@@ -138,7 +138,8 @@ class ClockGuard:
 
     def observe_record(self, broker_ms: int, wall_ms: int) -> str | None:
         """Check a broker's timestamp of a consumed record against the wall clock at its arrival,
-        and return ``frozen``. A record may be old, so only a wall clock that is behind is detected.
+        epoch ms. Return why delivery must stop; None: it may go on. A record may be old, so only a
+        wall clock that is behind is detected.
         """
         behind_ms = broker_ms - wall_ms
         if behind_ms > self._tolerance_ms:
@@ -158,7 +159,7 @@ class ClockGuard:
             boot_ms: the boot clock now, milliseconds.
 
         Returns:
-            ``frozen`` after this reading.
+            Why delivery must stop after this reading; None: it may go on.
         """
         answer = _Bracket(
             broker_ms - max(answered_boot_ms, sent_boot_ms), broker_ms - sent_boot_ms, boot_ms
@@ -215,7 +216,9 @@ class ClockWatch:
             return self._guard.observe(self._clock.wall_ms(), self._boot_ms())
 
     def heard(self, broker_ms: int) -> None:
-        """Check the broker's timestamp of a consumed record, epoch milliseconds."""
+        """Check the wall clock against the broker's timestamp of a record that was just consumed,
+        epoch milliseconds.
+        """
         with self._lock:
             self._guard.observe_record(broker_ms, self._clock.wall_ms())
 

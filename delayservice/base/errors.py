@@ -83,11 +83,15 @@ class RefusedError(KafkaEdgeError):
 
 
 class OwnershipLostError(KafkaEdgeError):
-    """A writer that is fenced, or a commit with an unknown outcome: open a new writer and claim."""
+    """A writer (transactional id) that is fenced, or a commit with an unknown outcome. Open a new
+    writer and claim its slices.
+    """
 
 
 class WriterGivenUpError(OwnershipLostError):
-    """A writer that its sink gave up, with all commit outcomes known: open another at once."""
+    """A writer (transactional id) that was given up, and whose commits all have a known outcome.
+    Open a new writer at once.
+    """
 
 
 class ClusterError(DelayServiceError):

@@ -7,6 +7,7 @@ choose the moment. Without the variable, as in production, ``point`` is an empty
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import threading
@@ -48,11 +49,6 @@ HANG_S = 25.0
 """Duration of the action ``hang``, seconds."""
 
 
-def _exit() -> None:
-    # Not sys.exit: nothing may be cleaned up, as in a crash.
-    os._exit(EXIT_STATUS)
-
-
 def _stop() -> None:
     # Signal this thread: a signal to the process may be delivered to another thread first, and on
     # a busy machine this one would go on until that one is scheduled.
@@ -69,12 +65,13 @@ _ACTIONS: Mapping[str, Callable[[], None]] = {
     "hang": partial(_hang, HANG_S),
     "stick": partial(_hang, None),
     "kill": lambda: os.kill(os.getpid(), signal.SIGKILL),
-    "exit": _exit,
+    # Not sys.exit: nothing may be cleaned up, as in a crash.
+    "exit": partial(os._exit, EXIT_STATUS),
 }
 
 
 def _no_fault(name: str, /) -> None:
-    """Do nothing: the function of all fault points while no fault is set."""
+    """Do nothing: this is the function of all fault points while no fault is set."""
 
 
 def bind(setting: str) -> Callable[[str], None]:
@@ -96,58 +93,35 @@ def bind(setting: str) -> Callable[[str], None]:
     if action not in _ACTIONS:
         raise SettingsError(f"{VARIABLE}: no action {action!r}; there are {', '.join(_ACTIONS)}")
     if count.startswith("/"):
-        return _Trap(name, _ACTIONS[action], count).point
-    if not (count or "1").isdecimal() or int(count or "1") == 0:
+        return _at_point(name, partial(_is_removed, count), _ACTIONS[action])
+    count = count or "1"
+    if not count.isdecimal() or int(count) == 0:
         raise SettingsError(f"{VARIABLE}: {count!r} must be a number, 1 or more, or a file")
-    return _Fault(name, _ACTIONS[action], int(count or "1")).point
+    passes, nth = itertools.count(1), int(count)
+    return _at_point(name, lambda: next(passes) == nth, _ACTIONS[action])
 
 
-def _check_point(name: str) -> None:
-    if name not in POINTS:
-        raise SettingsError(f"no fault point {name!r}: add it to faults.POINTS")
+def _at_point(
+    name: str, is_time: Callable[[], bool], act: Callable[[], None]
+) -> Callable[[str], None]:
+    """Return a fault point function that acts at the point ``name`` whenever ``is_time()``."""
+
+    def point(passed: str, /) -> None:
+        if passed not in POINTS:
+            raise SettingsError(f"no fault point {passed!r}: add it to faults.POINTS")
+        if passed == name and is_time():
+            act()
+
+    return point
 
 
-class _Trap:
-    """Fault that acts once whenever its trigger file was created."""
-
-    __slots__ = ("_act", "_name", "_path")
-
-    def __init__(self, name: str, act: Callable[[], None], path: str) -> None:
-        self._name = name
-        self._act = act
-        self._path = path
-
-    def point(self, name: str, /) -> None:
-        """Act if this is the trapped point and the file exists; remove the file."""
-        _check_point(name)
-        if name != self._name:
-            return
-        try:
-            # Of several threads that pass at the same time, one can remove it.
-            os.unlink(self._path)  # noqa: PTH108  # a path object for each pass would cost more
-        except FileNotFoundError:
-            return
-        self._act()
-
-
-class _Fault:
-    """Fault that acts once, when its point is passed for the nth time."""
-
-    __slots__ = ("_act", "_left", "_name")
-
-    def __init__(self, name: str, act: Callable[[], None], nth: int) -> None:
-        self._name = name
-        self._act = act
-        self._left = nth
-
-    def point(self, name: str, /) -> None:
-        """Act if this is the nth pass of the chosen point."""
-        _check_point(name)
-        if name != self._name:
-            return
-        self._left -= 1
-        if self._left == 0:
-            self._act()
+def _is_removed(path: str) -> bool:
+    """Remove a trigger file; return whether it was there. Of several threads, one removes it."""
+    try:
+        os.unlink(path)  # noqa: PTH108  # a path object for each pass would cost more
+    except FileNotFoundError:
+        return False
+    return True
 
 
 point = bind(os.environ.get(VARIABLE, ""))

@@ -28,6 +28,7 @@ from delayservice.contract.draft import (
     RULES,
     Draft,
     Rule,
+    TimeParser,
     drop,
     target_key,
     target_partition,
@@ -81,24 +82,14 @@ def _due_by_level(name: str, value: bytes | None, timestamp_ms: int) -> int:
     return timestamp_ms + ROCKETMQ_LEVELS_MS[min(level, len(ROCKETMQ_LEVELS_MS)) - 1]
 
 
-def _rocketmq_delay_sec(draft: Draft, name: str, value: bytes | None) -> None:
-    draft.rocketmq = True
-    draft.times.append((name, value, _due_after_seconds))
+def _rocketmq_time(parse: TimeParser) -> Rule:
+    """Return the rule of a RocketMQ time header, with which ``UNIQ_KEY`` may be the id."""
 
+    def rule(draft: Draft, name: str, value: bytes | None) -> None:
+        draft.rocketmq = True
+        draft.times.append((name, value, parse))
 
-def _rocketmq_delay_ms(draft: Draft, name: str, value: bytes | None) -> None:
-    draft.rocketmq = True
-    draft.times.append((name, value, _due_after_ms))
-
-
-def _rocketmq_deliver_ms(draft: Draft, name: str, value: bytes | None) -> None:
-    draft.rocketmq = True
-    draft.times.append((name, value, _due_at_ms))
-
-
-def _rocketmq_level(draft: Draft, name: str, value: bytes | None) -> None:
-    draft.rocketmq = True
-    draft.times.append((name, value, _due_by_level))
+    return rule
 
 
 def _rocketmq_recall(draft: Draft, name: str, value: bytes | None) -> None:
@@ -111,29 +102,19 @@ def _rocketmq_uniq_key(draft: Draft, _name: str, value: bytes | None) -> None:
     draft.spare_id = draft.spare_id or value
 
 
-def _etf1_epoch(draft: Draft, name: str, value: bytes | None) -> None:
-    _keyed_by_record(draft)
-    draft.times.append((name, value, _due_at_seconds))
+def _etf1(rule: Rule) -> Rule:
+    """Return ``rule``, with the record's key as its id, and a null value as a cancel."""
+
+    def keyed(draft: Draft, name: str, value: bytes | None) -> None:
+        if draft.value is None and not draft.key_is_id:
+            draft.ops.append(CANCEL_OP)
+        draft.key_is_id = True
+        rule(draft, name, value)
+
+    return keyed
 
 
-def _etf1_target_topic(draft: Draft, name: str, value: bytes | None) -> None:
-    _keyed_by_record(draft)
-    target_topic(draft, name, value)
-
-
-def _etf1_target_key(draft: Draft, name: str, value: bytes | None) -> None:
-    _keyed_by_record(draft)
-    target_key(draft, name, value)
-
-
-def _keyed_by_record(draft: Draft) -> None:
-    """Take an etf1 record's key for its id, and a null value for a cancel."""
-    if draft.value is None and not draft.key_is_id:
-        draft.ops.append(CANCEL_OP)
-    draft.key_is_id = True
-
-
-def _karafka_epoch(draft: Draft, name: str, value: bytes | None) -> None:
+def _epoch(draft: Draft, name: str, value: bytes | None) -> None:
     draft.key_is_id = True
     draft.times.append((name, value, _due_at_seconds))
 
@@ -151,16 +132,16 @@ def _karafka_partition_key(_draft: Draft, name: str, _value: bytes | None) -> No
 
 
 ALIASES: Final = (
-    Alias("TIMER_DELAY_SEC", ROCKETMQ, "delay in seconds", _rocketmq_delay_sec),
-    Alias("TIMER_DELAY_MS", ROCKETMQ, "delay in milliseconds", _rocketmq_delay_ms),
-    Alias("TIMER_DELIVER_MS", ROCKETMQ, "due, epoch milliseconds", _rocketmq_deliver_ms),
-    Alias("DELAY", ROCKETMQ, "delay level 1 to 18", _rocketmq_level),
+    Alias("TIMER_DELAY_SEC", ROCKETMQ, "delay in seconds", _rocketmq_time(_due_after_seconds)),
+    Alias("TIMER_DELAY_MS", ROCKETMQ, "delay in milliseconds", _rocketmq_time(_due_after_ms)),
+    Alias("TIMER_DELIVER_MS", ROCKETMQ, "due, epoch milliseconds", _rocketmq_time(_due_at_ms)),
+    Alias("DELAY", ROCKETMQ, "delay level 1 to 18", _rocketmq_time(_due_by_level)),
     Alias("TIMER_DEL_UNIQKEY", ROCKETMQ, "cancel the record of this id", _rocketmq_recall),
     Alias(ROCKETMQ_UNIQ_KEY, ROCKETMQ, "the id; delivered too", _rocketmq_uniq_key),
-    Alias("scheduler-epoch", ETF1, "due, epoch seconds", _etf1_epoch),
-    Alias("scheduler-target-topic", ETF1, "target topic", _etf1_target_topic),
-    Alias("scheduler-target-key", ETF1, "output key", _etf1_target_key),
-    Alias("schedule_target_epoch", KARAFKA, "due, epoch seconds", _karafka_epoch),
+    Alias("scheduler-epoch", ETF1, "due, epoch seconds", _etf1(_epoch)),
+    Alias("scheduler-target-topic", ETF1, "target topic", _etf1(target_topic)),
+    Alias("scheduler-target-key", ETF1, "output key", _etf1(target_key)),
+    Alias("schedule_target_epoch", KARAFKA, "due, epoch seconds", _epoch),
     Alias("schedule_target_topic", KARAFKA, "target topic", target_topic),
     Alias("schedule_target_key", KARAFKA, "output key", target_key),
     Alias("schedule_target_partition", KARAFKA, "target partition", target_partition),

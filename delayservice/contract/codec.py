@@ -46,18 +46,24 @@ _ALL_FIELDS: Final = 6
 
 
 def turn_of(meta: Meta | None) -> int | None:
-    """Return the record's turn by a rate limit, epoch milliseconds; None: it has no turn."""
+    """Return when a rate limit lets the record be delivered (its turn), epoch milliseconds; None:
+    no rate limit has moved it.
+    """
     return meta[5] if meta is not None and len(meta) == _ALL_FIELDS else None
 
 
 def with_turn(meta: Meta | None, turn_ms: int) -> Meta:
-    """Return a record's meta with the turn ``turn_ms``, epoch milliseconds."""
+    """Return a payload's meta with ``turn_ms``, the time at which a rate limit lets the record be
+    delivered, epoch milliseconds.
+    """
     record_id, source, attempt, expires_ms = meta[:4] if meta is not None else _PLAIN
     return (record_id, source, attempt, expires_ms, packed_recurrence(meta), turn_ms)
 
 
 def next_attempt(meta: Meta | None) -> Meta:
-    """Return a record's meta with the attempt number raised by 1, and without a turn."""
+    """Return a payload's meta with the number of its delivery attempt raised by 1, and without the
+    turn of a rate limit.
+    """
     record_id, source, attempt, expires_ms = meta[:4] if meta is not None else _PLAIN
     recurrence = packed_recurrence(meta)
     if recurrence is None:
@@ -66,12 +72,14 @@ def next_attempt(meta: Meta | None) -> Meta:
 
 
 def packed_recurrence(meta: Meta | None) -> bytes | None:
-    """Return the record's recurrence as ``recurrence.encode`` packs it; None: it occurs once."""
+    """Return the recurrence in a payload's meta, in the bytes of ``recurrence.encode``; None: the
+    record is delivered once.
+    """
     return meta[4] if meta is not None and len(meta) >= _RECURRING_FIELDS else None
 
 
 encode_payload = msgspec.msgpack.Encoder().encode
-"""Return the bytes of a payload. Raises nothing for a well-typed payload."""
+"""Return the msgpack bytes of a ``Payload``."""
 
 _Read: TypeAlias = tuple[
     str, int, bytes | None, bytes | None, list[Header], int, tuple[bytes | int | None, ...] | None
@@ -82,7 +90,7 @@ _decode: Callable[[bytes], Payload] = msgspec.msgpack.Decoder(_Read).decode
 
 
 class Head(msgspec.Struct, array_like=True, gc=False):
-    """A payload with key, value and headers left undecoded."""
+    """A pending record's payload of which key, value and headers were left undecoded."""
 
     target: str
     partition: int
@@ -99,7 +107,7 @@ class Head(msgspec.Struct, array_like=True, gc=False):
 
     @property
     def was_tried(self) -> bool:
-        """Return whether this is a second or later attempt."""
+        """Return whether the record is at its second or a later delivery attempt."""
         return self.meta is not None and cast("int", self.meta[2]) > 1
 
 

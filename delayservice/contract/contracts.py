@@ -54,6 +54,7 @@ _BEFORE: Final = {
 
 PAST_DUE_DELIVER: Final = "deliver"
 PAST_DUE_DEAD_LETTER: Final = "dead-letter"
+"""Values of ``Contract.past_due``."""
 
 MAX_DELAY_MS_MAX: Final = 2**52
 """Bound of delays and timestamps, ms: half the range of due times, so that sums stay exact."""
@@ -103,11 +104,10 @@ class Contract:
     def __post_init__(self) -> None:
         """Raise ``ContractError`` if a parameter is out of bounds or the version is unknown."""
         if not 1 <= self.version <= CONTRACT_VERSION:
-            msg = (
+            raise ContractError(
                 f"contract version {self.version} is unknown to this version of the service, which "
                 f"reads 1 to {CONTRACT_VERSION}: upgrade this node before it serves the slice"
             )
-            raise ContractError(msg)
         _check_range("roll_window_ms", self.roll_window_ms, 1, MAX_DELAY_MS_MAX)
         _check_range("roll_spread_ms", self.roll_spread_ms, 0, self.roll_window_ms - 1)
         _check_range("level_ms", self.level_ms, 0, MAX_DELAY_MS_MAX)
@@ -116,14 +116,13 @@ class Contract:
         _check_range("header_bytes_max", self.header_bytes_max, *_HEADER_BYTES_RANGE)
         _check_range("id_bytes_max", self.id_bytes_max, 1, self.header_bytes_max)
         if self.past_due not in (PAST_DUE_DELIVER, PAST_DUE_DEAD_LETTER):
-            msg = f"past_due is {self.past_due!r}: use 'deliver' or 'dead-letter'"
-            raise ContractError(msg)
+            raise ContractError(f"past_due is {self.past_due!r}: use 'deliver' or 'dead-letter'")
         if self.id_partitions and self.version < HOMES_VERSION:
-            msg = f"a contract of version {self.version} has no id_partitions"
-            raise ContractError(msg)
+            raise ContractError(f"a contract of version {self.version} has no id_partitions")
         if not self.has_allowlist and (self.allow or self.reserved):
-            msg = f"a contract of version {self.version} has neither allow nor reserved"
-            raise ContractError(msg)
+            raise ContractError(
+                f"a contract of version {self.version} has neither allow nor reserved"
+            )
         self._check_default_target()
 
     @property
@@ -136,8 +135,7 @@ class Contract:
         if topic is None:
             return
         if not is_legal_topic(topic) or self.reserves(topic):
-            msg = f"default_target {topic!r} is no legal topic name, or is reserved"
-            raise ContractError(msg)
+            raise ContractError(f"default_target {topic!r} is no legal topic name, or is reserved")
 
     def reserves(self, topic: str) -> bool:
         """Return whether this contract forbids a topic as a target, whatever ``allow`` holds."""
@@ -160,21 +158,18 @@ class Contract:
             ContractError: an unknown version, an unknown or a missing parameter, a wrong type.
         """
         if not isinstance(data, Mapping):
-            msg = f"a contract is a JSON object, not {type(data).__name__}"
-            raise ContractError(msg)
+            raise ContractError(f"a contract is a JSON object, not {type(data).__name__}")
         version = data.get("version", NAMES_VERSION)
         known = _parameters(version if type(version) is int else CONTRACT_VERSION)
         is_followed = type(version) is int and 1 <= version <= CONTRACT_VERSION
         if is_followed and data.keys() != set(known):
             odd = ", ".join(sorted(str(name) for name in data.keys() ^ set(known)))
-            msg = f"a contract of version {version} differs in: {odd}"
-            raise ContractError(msg)
+            raise ContractError(f"a contract of version {version} differs in: {odd}")
         known_part = {name: value for name, value in data.items() if name in known}
         try:
             return msgspec.convert(known_part, cls)
         except msgspec.ValidationError as exc:
-            msg = f"a contract can't be read: {exc}"
-            raise ContractError(msg) from exc
+            raise ContractError(f"a contract can't be read: {exc}") from exc
 
 
 def _parameters(version: int) -> list[str]:
@@ -199,8 +194,7 @@ class Contracts:
         self._contracts = [contract for _, contract in pairs]
         ascending = all(a < b for a, b in zip(self._starts, self._starts[1:], strict=False))
         if not pairs or not ascending or self._starts[0] < 0:
-            msg = f"contracts must start at ascending offsets, not {self._starts}"
-            raise ContractError(msg)
+            raise ContractError(f"contracts must start at ascending offsets, not {self._starts}")
 
     def __eq__(self, other: object) -> bool:
         """Return whether both hold the same contracts from the same offsets."""
@@ -268,7 +262,9 @@ class Contracts:
         return Contracts((*kept, (start, contract)))
 
     def _with_homes(self, contract: Contract) -> Contract | None:
-        """Return ``contract`` with the homes of these ones; None: its version has no homes."""
+        """Return ``contract`` with the number of home partitions of these contracts, which never
+        changes; None: its version has no homes.
+        """
         count = self.id_partitions
         if count and contract.version < HOMES_VERSION:
             return None
@@ -276,7 +272,7 @@ class Contracts:
 
     @property
     def id_partitions(self) -> int:
-        """Return the number of partitions of homes of ids; 0: ids have no home."""
+        """Return the number of partitions among which ids have their home; 0: ids have no home."""
         return next((c.id_partitions for c in self._contracts if c.id_partitions), 0)
 
     def encode(self) -> bytes:
@@ -284,12 +280,12 @@ class Contracts:
         return msgspec.json.encode(self.to_json())
 
     def needed_from(self, log_start: int) -> Contracts:
-        """Return these contracts without those whose records all lie below ``log_start``."""
+        """Return these contracts without those that apply only below offset ``log_start``."""
         gone = bisect_right(self._starts, log_start) - 1
         return self if gone < 1 else Contracts(self.entries()[gone:])
 
     def agree_below(self, stop: int, other: Contracts) -> bool:
-        """Return whether both read every offset below ``stop`` by the same parameters.
+        """Return whether both apply the same parameters at every offset below ``stop``.
 
         If one starts later because its first contracts were dropped, the other must have a contract
         that starts at that offset too. Contracts that start at ``stop`` or above are not compared.
@@ -314,15 +310,13 @@ class Contracts:
             ContractError: the data is no such list, or one of its contracts can't be followed.
         """
         if not isinstance(data, list):
-            msg = f"contracts are a JSON list, not {type(data).__name__}"
-            raise ContractError(msg)
+            raise ContractError(f"contracts are a JSON list, not {type(data).__name__}")
         return cls(_entry_from_json(item) for item in data)
 
 
 def _check_range(name: str, value: int, low: int, high: int) -> None:
     if not low <= value <= high:
-        msg = f"{name} is {value}: it must be {low} to {high}"
-        raise ContractError(msg)
+        raise ContractError(f"{name} is {value}: it must be {low} to {high}")
 
 
 def _plain(value: object) -> object:
@@ -332,6 +326,5 @@ def _plain(value: object) -> object:
 def _entry_from_json(item: object) -> tuple[int, Contract]:
     start = item.get("from") if isinstance(item, Mapping) else None
     if not isinstance(item, Mapping) or type(start) is not int:
-        msg = f"a contract entry needs 'from' and 'contract', not {item!r:.100}"
-        raise ContractError(msg)
+        raise ContractError(f"a contract entry needs 'from' and 'contract', not {item!r:.100}")
     return start, Contract.from_json(item.get("contract"))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Final, NamedTuple
 
 from delayservice.contract import names
@@ -83,25 +83,38 @@ class DeadLetterSource(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class DeadLetter:
-    """One dead letter. ``headers`` are the record's, without those that the dead letter added."""
+class _Facts:
+    """Fields that a dead letter and its heading share."""
 
     partition: int
-    """Partition of the dead-letter topic; ``offset`` lies in it."""
+    """Partition of the dead-letter topic."""
     offset: int
+    """Offset in that partition."""
     time_ms: int
     """Append time of the dead letter, epoch milliseconds."""
     code: str
+    """Value of ``delay-error``, one of ``codes.EXPLANATIONS``."""
     detail: str
+    """Value of ``delay-error-detail``: why the record was dead-lettered, for people."""
     source: DeadLetterSource | None
+    """Place where the user wrote the record; None: unknown."""
     key: bytes | None
-    value: bytes | None
-    headers: Headers
+    """Key of the record."""
 
     @property
     def place(self) -> tuple[int, int]:
         """Return partition and offset in the dead-letter topic."""
         return self.partition, self.offset
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetter(_Facts):
+    """A dead letter as it was read from the dead-letter topic."""
+
+    value: bytes | None
+    """Value of the record."""
+    headers: Headers
+    """Headers of the record, without those that the service added to the dead letter."""
 
     @property
     def target(self) -> str | None:
@@ -116,7 +129,9 @@ class DeadLetter:
 
     @property
     def replays(self) -> int | None:
-        """Return the number of earlier replays; None if ``delay-replays`` can't be read."""
+        """Return the number of earlier replays of the record; None if ``delay-replays`` can't be
+        read.
+        """
         text = _said(self.headers, names.DELAY_REPLAYS)
         if text is None:
             return 0
@@ -124,51 +139,30 @@ class DeadLetter:
 
     @property
     def bytes_held(self) -> int:
-        """Return the size of key, value and headers, bytes."""
+        """Return the size of the record's key, value and headers, bytes."""
         own = sum(len(name) + len(value or b"") for name, value in self.headers)
         return len(self.key or b"") + len(self.value or b"") + own
 
 
 @dataclass(frozen=True, slots=True)
-class Heading:
+class Heading(_Facts):
     """A dead letter without value and headers, for a list of dead letters."""
 
-    partition: int
-    """Partition of the dead-letter topic; ``offset`` lies in it."""
-    offset: int
-    time_ms: int
-    """Append time of the dead letter, epoch milliseconds."""
-    code: str
-    detail: str
-    source: DeadLetterSource | None
     target: str | None
-    key: bytes | None
+    """Target topic in the record's headers; None: no header names one."""
     value_bytes: int | None
     """Size of the value, bytes; None: it is null."""
 
     @classmethod
     def of(cls, letter: DeadLetter) -> Heading:
         """Return the heading of a dead letter."""
-        return cls(
-            partition=letter.partition,
-            offset=letter.offset,
-            time_ms=letter.time_ms,
-            code=letter.code,
-            detail=letter.detail,
-            source=letter.source,
-            target=letter.target,
-            key=letter.key,
-            value_bytes=None if letter.value is None else len(letter.value),
-        )
-
-    @property
-    def place(self) -> tuple[int, int]:
-        """Return partition and offset in the dead-letter topic."""
-        return self.partition, self.offset
+        shared = {field.name: getattr(letter, field.name) for field in fields(_Facts)}
+        value_bytes = None if letter.value is None else len(letter.value)
+        return cls(**shared, target=letter.target, value_bytes=value_bytes)
 
 
 class Rewritten(NamedTuple):
-    """A replayed record, to be written to a delay topic."""
+    """A record to be written to ``partition`` of the delay topic ``topic`` to replay it."""
 
     topic: str
     partition: int
@@ -212,7 +206,9 @@ class Filter:
 
 
 def read_letter(partition: int, row: Row) -> DeadLetter | None:
-    """Return the dead letter in a row of the dead-letter topic; None: a marker, or foreign."""
+    """Return the dead letter in a row of the dead-letter topic; None: the row is a marker of a
+    replay, or was not written by the service.
+    """
     offset, time_ms, key, value, headers = row
     said = dict(headers or ())  # the last of a name counts, and it is the service's
     code = said.get(names.DELAY_ERROR)
@@ -239,7 +235,9 @@ def bytes_of(row: Row) -> int:
 
 
 def read_source(text: bytes | None) -> DeadLetterSource | None:
-    """Return the source in ``topic:partition:offset`` or ``…#n``; None: the text is neither."""
+    """Return the place that a ``delay-source`` names, ``topic:partition:offset`` or the same with
+    ``#n``; None: the text has neither form.
+    """
     found = _PLACE.fullmatch(text or b"")
     if found is None:
         return None
@@ -247,7 +245,8 @@ def read_source(text: bytes | None) -> DeadLetterSource | None:
 
 
 def replayed_offsets(row: Row) -> list[int]:
-    """Return the replayed offsets in a marker; an empty list for any other record.
+    """Return the offsets of replayed dead letters that a marker lists; an empty list for any other
+    row of the dead-letter topic.
 
     A dead letter is never a marker, even if its record has a header ``delay-replayed``.
     """
@@ -321,7 +320,9 @@ def rewritten(
 
 
 def marker(offsets: Iterable[int]) -> Headers:
-    """Return the headers of a marker that lists replayed offsets of its own partition."""
+    """Return the headers of a marker, which lists the offsets of replayed dead letters in its own
+    partition of the dead-letter topic.
+    """
     return [(names.DELAY_REPLAYED, b",".join(b"%d" % offset for offset in offsets))]
 
 

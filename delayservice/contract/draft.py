@@ -20,11 +20,12 @@ FIRE_OP = "fire"
 SCHEDULE_OP = "schedule"
 
 TimeParser: TypeAlias = Callable[[str, bytes | None, int], int]
-"""Function of ``(header name, value, the record's timestamp_ms)`` that returns due_ms."""
+"""Function of ``(header name, value, append time of the record)`` that returns the due time; both
+times are epoch milliseconds."""
 
 
 class Draft:
-    """Input headers of one record, grouped by meaning, each group in the order of the headers."""
+    """The input headers of one record, not yet checked: a list for each meaning, in their order."""
 
     __slots__ = (
         "counts",
@@ -67,15 +68,17 @@ class Draft:
         self.key_is_id = False
         """True: the record key is the id, and the output's key comes from a header or is null."""
         self.rocketmq = False
-        """True: ``spare_id`` is the id unless another one is given."""
+        """True: ``spare_id`` is the record's id unless a header gives one."""
         self.spare_id: bytes | None = None
 
     def due_at_ms(self, name: str, value: bytes | None, _timestamp_ms: int) -> int:
-        """Return the due time of an instant header, epoch milliseconds; a ``TimeParser``."""
+        """Return the due time in the header ``name``, an instant, epoch ms; a ``TimeParser``."""
         return self.readings.instant_ms(name, value)
 
     def due_after_ms(self, name: str, value: bytes | None, timestamp_ms: int) -> int:
-        """Return the due time of a delay header, epoch milliseconds; a ``TimeParser``."""
+        """Return the due time in the header ``name``, a delay after ``timestamp_ms``, epoch ms; a
+        ``TimeParser``.
+        """
         return timestamp_ms + self.readings.duration_ms(name, value)
 
     def mentions_delivery(self) -> bool:
@@ -94,6 +97,16 @@ Rule: TypeAlias = Callable[[Draft, str, bytes | None], None]
 invalid for every operation."""
 
 
+def into(group: str) -> Rule:
+    """Return the rule that appends a header and its value to the list ``group`` of the draft."""
+
+    def rule(draft: Draft, name: str, value: bytes | None) -> None:
+        headers: Headers = getattr(draft, group)
+        headers.append((name, value))
+
+    return rule
+
+
 def _at(draft: Draft, name: str, value: bytes | None) -> None:
     draft.times.append((name, value, draft.due_at_ms))
 
@@ -102,23 +115,10 @@ def _after(draft: Draft, name: str, value: bytes | None) -> None:
     draft.times.append((name, value, draft.due_after_ms))
 
 
-def target_topic(draft: Draft, name: str, value: bytes | None) -> None:
-    """Add a header of the target topic; a ``Rule``."""
-    draft.targets.append((name, value))
-
-
-def target_partition(draft: Draft, name: str, value: bytes | None) -> None:
-    """Add a header of the target partition; a ``Rule``."""
-    draft.partitions.append((name, value))
-
-
-def target_key(draft: Draft, name: str, value: bytes | None) -> None:
-    """Add a header of the output key, a ``Rule``; an empty value is an empty key, null is null."""
-    draft.keys.append((name, value))
-
-
-def _id(draft: Draft, name: str, value: bytes | None) -> None:
-    draft.ids.append((name, value))
+target_topic = into("targets")
+target_partition = into("partitions")
+target_key = into("keys")
+"""Rule of a header with the output key; an empty value is an empty key, a null value no key."""
 
 
 def _op(draft: Draft, _name: str, value: bytes | None) -> None:
@@ -128,30 +128,6 @@ def _op(draft: Draft, _name: str, value: bytes | None) -> None:
             OP_INVALID, f"{names.DELAY_OP} is {text!r}: schedule, cancel or fire is expected"
         )
     draft.ops.append(text)
-
-
-def _expires_at(draft: Draft, name: str, value: bytes | None) -> None:
-    draft.expiries.append((name, value))
-
-
-def _window_ms(draft: Draft, name: str, value: bytes | None) -> None:
-    draft.windows.append((name, value))
-
-
-def _every(draft: Draft, name: str, value: bytes | None) -> None:
-    draft.every.append((name, value))
-
-
-def _cron(draft: Draft, name: str, value: bytes | None) -> None:
-    draft.cron.append((name, value))
-
-
-def _timezone(draft: Draft, name: str, value: bytes | None) -> None:
-    draft.zones.append((name, value))
-
-
-def _times(draft: Draft, name: str, value: bytes | None) -> None:
-    draft.counts.append((name, value))
 
 
 def drop(_draft: Draft, _name: str, _value: bytes | None) -> None:
@@ -164,14 +140,14 @@ RULES: dict[str, Rule] = {
     names.DELAY_TARGET_TOPIC: target_topic,
     names.DELAY_TARGET_PARTITION: target_partition,
     names.DELAY_TARGET_KEY: target_key,
-    names.DELAY_ID: _id,
+    names.DELAY_ID: into("ids"),
     names.DELAY_OP: _op,
-    names.DELAY_EXPIRES_AT: _expires_at,
-    names.DELAY_WINDOW_MS: _window_ms,
-    names.DELAY_EVERY: _every,
-    names.DELAY_CRON: _cron,
-    names.DELAY_TIMEZONE: _timezone,
-    names.DELAY_TIMES: _times,
+    names.DELAY_EXPIRES_AT: into("expiries"),
+    names.DELAY_WINDOW_MS: into("windows"),
+    names.DELAY_EVERY: into("every"),
+    names.DELAY_CRON: into("cron"),
+    names.DELAY_TIMEZONE: into("zones"),
+    names.DELAY_TIMES: into("counts"),
     **dict.fromkeys(names.OUTPUT, drop),
 }
 """Rule of each of the service's own headers that a user's record may carry."""

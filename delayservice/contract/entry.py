@@ -18,8 +18,8 @@ INVALID = 3
 FIRE = 4
 """A control record that delivers the pending record of its id now."""
 CONTROL_LOST = 5
-"""Stand-in for a cancel, replacement or fire that marked a stored record, and that retention has
-deleted from the log."""
+"""Stand-in for a cancel, replacement or fire that retention has deleted from the log after a stored
+record was marked with its offset."""
 HOMEBOUND = 6
 """A user's valid record whose id has its home in another partition, to which it is sent."""
 
@@ -36,8 +36,8 @@ Refusal: TypeAlias = tuple[str, str] | tuple[str, str, int, bytes]
 from an envelope also has the due time 0 and its source."""
 
 Foreign: TypeAlias = tuple[int, int, int]
-"""``(kind, written_ms, home)`` of a ``HOMEBOUND`` entry: SCHEDULE, CANCEL or FIRE, its timestamp,
-and the partition where its id is at home."""
+"""``(kind, written_ms, home)`` of a ``HOMEBOUND`` entry: ``SCHEDULE``, ``CANCEL`` or ``FIRE``, the
+append time in epoch milliseconds, and the home partition of its id."""
 
 Entry: TypeAlias = tuple[int, int, int, bytes | None, Any, Any]
 """``(offset, kind, key_ms, id, payload, extra)``.

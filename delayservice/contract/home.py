@@ -31,7 +31,8 @@ from delayservice.contract.signing import Signer
 ENVELOPE_VERSION: Final = 1
 
 SETTLES_NOTHING: Final = -1
-"""``settles`` of a carried record, which was settled when another record took it along."""
+"""Value of ``settles`` for a carried record: it was settled when a later record of its id took it
+along."""
 
 _OPS: Final = {SCHEDULE: SCHEDULE_OP, CANCEL: CANCEL_OP, FIRE: FIRE_OP}
 _KINDS: Final = {name: kind for kind, name in _OPS.items()}
@@ -39,10 +40,10 @@ _SIGNER: Final = Signer(b"delay-home 1", DELAY_HOME, DELAY_HOME_MAC)
 
 
 class Sent(NamedTuple):
-    """A user's record that is sent to the home of its id.
+    """A user's record that is sent to the home partition of its id.
 
     Attributes:
-        kind: SCHEDULE, CANCEL or FIRE of ``entry``.
+        kind: ``SCHEDULE``, ``CANCEL`` or ``FIRE`` of ``entry``.
         source: ``delay-source``, the place where the user wrote it.
         written_ms: its first timestamp, epoch milliseconds, from which its delay counts.
         original: key, value and headers in the envelope.
@@ -59,7 +60,14 @@ Group: TypeAlias = tuple[Sent, ...]
 
 
 class Arrived(NamedTuple):
-    """Content of an envelope: a record, and the offset ``settles`` of ``shard`` that it settles."""
+    """Content of an envelope.
+
+    Attributes:
+        sent: the record.
+        settles: offset of the record in ``shard`` that the envelope settles, or
+            ``SETTLES_NOTHING``.
+        shard: ``topic:partition`` from which the record was sent.
+    """
 
     sent: Sent
     settles: int
@@ -67,7 +75,7 @@ class Arrived(NamedTuple):
 
 
 class _Carried(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A record that waits for its home in the copy of a later one; bytes are base64 in JSON."""
+    """A record that waits for its home inside a later one of its id; bytes are base64 in JSON."""
 
     op: str
     source: bytes
@@ -78,8 +86,8 @@ class _Carried(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class _HomeFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """The ``delay-home`` header of an envelope, or of a waiting record, where ``settles`` is the
-    offset of the waiting record that it took along.
+    """The ``delay-home`` header of an envelope, or of a record that waits for its home. In the
+    latter, ``settles`` is the offset of an earlier waiting record that it took along.
     """
 
     v: int
@@ -98,7 +106,16 @@ _decode = msgspec.json.Decoder(_HomeFields).decode
 def homebound(
     kind: int, record_id: bytes, source: bytes, written_ms: int, original: Original
 ) -> Sent:
-    """Return a user's record as it is sent home; a cancel or fire keeps only operation and id."""
+    """Return a user's record as it is sent to the home partition of its id. A cancel or fire keeps
+    only operation and id.
+
+    Args:
+        kind: ``SCHEDULE``, ``CANCEL`` or ``FIRE`` of ``entry``.
+        record_id: the id.
+        source: ``delay-source``, the place where the user wrote the record.
+        written_ms: its append time, epoch milliseconds.
+        original: its key, value and headers.
+    """
     if kind != SCHEDULE:
         original = (None, None, [(DELAY_OP, _OPS[kind].encode()), (DELAY_ID, record_id)])
     return Sent(kind, source, written_ms, original)
@@ -149,7 +166,8 @@ def _arrived(found: tuple[bytes, Original] | None) -> Arrived | None:
 def waiting_payload(
     home: tuple[str, int], record_id: bytes, group: Group, since_ms: int, attempt: int, took: int
 ) -> Payload:
-    """Return the payload, with the home as target, to requeue while the home can't be written to.
+    """Return the payload of a record that is requeued while its home partition can't be written to.
+    Its target is that partition.
 
     Args:
         home: the delay topic and the home partition.
@@ -157,7 +175,8 @@ def waiting_payload(
         group: the records that wait, at least one.
         since_ms: when the last of them began to wait, epoch milliseconds.
         attempt: number of the next attempt: 1 plus the number of waits.
-        took: the offset of the waiting record that it took along, or ``SETTLES_NOTHING``.
+        took: offset of an earlier waiting record that is settled by being part of ``group``, or
+            ``SETTLES_NOTHING``.
     """
     *before, last = group
     carried = tuple([_carried(one) for one in before])
@@ -170,8 +189,8 @@ def waiting_payload(
 
 
 def waiting_group(payload: Payload) -> Group:
-    """Return the records of a payload that waits for its home. Its target is its own delay topic,
-    which no user's record can have as target.
+    """Return the records in a payload that ``waiting_payload`` built, in the order in which users
+    wrote them. Such a payload has its own delay topic as target, which no user's record can have.
 
     Raises:
         StoreError: it can't be read, although its checksum or signature was right.
@@ -180,8 +199,8 @@ def waiting_group(payload: Payload) -> Group:
 
 
 def taken_along(payload: Payload) -> int:
-    """Return the offset of the waiting record that a waiting payload took along, or
-    ``SETTLES_NOTHING``; raise the errors of ``waiting_group``.
+    """Return the argument ``took`` with which ``waiting_payload`` built this payload. Raise the
+    errors of ``waiting_group``.
     """
     return _waiting(payload)[1]
 

@@ -33,6 +33,7 @@ PRESETS: Final[Mapping[str, tuple[int, ...]]] = {
     "default": DEFAULT_LEVELS_MS,
     "rocketmq": ROCKETMQ_LEVELS_MS,
 }
+"""Delays of all levels, ms, by the name of the preset in the configuration."""
 
 
 def level_of(delay_ms: int, levels_ms: Sequence[int]) -> int:
@@ -52,5 +53,5 @@ def level_of(delay_ms: int, levels_ms: Sequence[int]) -> int:
 
 
 def level_topic(level: int, prefix: str = "delay_topic_") -> str:
-    """Return the name of a level's topic."""
+    """Return the name of the topic of a level: the prefix, followed by the level's number."""
     return f"{prefix}{level}"

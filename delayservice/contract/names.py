@@ -68,6 +68,7 @@ INPUT = frozenset(
 """Headers by which a user's record instructs the service."""
 
 RECURRING = frozenset({DELAY_CRON, DELAY_EVERY, DELAY_TIMES, DELAY_TIMEZONE})
+"""Input headers of a recurring schedule."""
 
 OUTPUT = frozenset(
     {
@@ -84,15 +85,17 @@ OUTPUT = frozenset(
 """Headers that the service writes to outputs, and drops from a user's record."""
 
 COPY_NAMES = frozenset({DELAY_COPY, DELAY_COPY_MAC})
-"""Headers of requeued records: a record with one of them needs a right signature."""
+"""Headers of requeued records. A record with one of them is dead-lettered unless the service
+signed it."""
 
 HOME_NAMES = frozenset({DELAY_HOME, DELAY_HOME_MAC})
-"""Headers of envelopes: a record with one of them claims to be an envelope (``home``)."""
+"""Headers of envelopes, in which the service sends a record to the home partition of its id
+(``contract.home``). A record with one of them needs a right signature."""
 
 
 def misspelt(name: str) -> str | None:
     """Return the input header that a name misspells by case or ``_``, as ``Delay_After`` does;
-    None: the name is right, or no such misspelling. Header names are matched exactly.
+    None: the name is spelled right, or is no input header. Header names are matched exactly.
     """
     meant = name.lower().replace("_", "-")
     return meant if meant != name and meant in INPUT else None

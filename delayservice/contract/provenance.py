@@ -1,23 +1,32 @@
-"""The headers that the service adds to delivered and dead-lettered records."""
+"""The headers that the service adds to delivered records, and the content of dead letters."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
-from delayservice.contract.codec import Meta
+from delayservice.contract.codec import Meta, Payload
 from delayservice.contract.codes import printable
-from delayservice.contract.entry import Headers
+from delayservice.contract.entry import Headers, Original
 from delayservice.contract.names import (
+    DELAY_AT,
     DELAY_ATTEMPT,
     DELAY_DUE_AT,
     DELAY_ERROR,
     DELAY_ERROR_DETAIL,
+    DELAY_EXPIRES_AT,
     DELAY_ID,
     DELAY_SETTLES,
     DELAY_SHARD,
     DELAY_SOURCE,
+    DELAY_TARGET_PARTITION,
+    DELAY_TARGET_TOPIC,
     Header,
 )
+from delayservice.contract.recurrence import recurrence_of
+
+_LARGE_BYTES: Final = 500_000
+"""Size of a value, or of all headers, bytes, above which a record's exact size is checked."""
 
 
 class Provenance:
@@ -34,20 +43,22 @@ class Provenance:
         """Return ``delay-source``: ``topic:partition:offset`` of the user's original record.
 
         Args:
-            offset: source offset of the record or its copy.
-            meta: its payload's meta, which names the original of a copy.
+            offset: source offset of the record.
+            meta: its payload's meta, which names the original of a requeued record.
         """
         if meta is not None and meta[1] is not None:
             return meta[1]
         return self._prefix + b"%d" % offset
 
     def is_copy(self, offset: int, meta: Meta | None) -> bool:
-        """Return whether the record at ``offset`` has another record as its user's original."""
+        """Return whether the record at source offset ``offset`` was requeued, so that the user's
+        original lies at another offset.
+        """
         return self.source(offset, meta).split(b"#", 1)[0] != self._prefix + b"%d" % offset
 
     def elsewhere(self, meta: Meta | None) -> bytes | None:
-        """Return ``delay-source`` of a record that was sent here from another shard; None: it was
-        written here.
+        """Return ``delay-source``, without the number of an occurrence, of a record that was sent
+        to this shard from another one; None: the user wrote it here.
         """
         source = None if meta is None else meta[1]
         if source is None or source.startswith(self._prefix):
@@ -64,7 +75,7 @@ class Provenance:
         does for a record of a level topic which was parked here.
 
         Args:
-            offset: offset of the record or copy that the output settles.
+            offset: source offset of the record that the output settles.
             source: ``delay-source`` of the user's original.
         """
         settles: Header = (DELAY_SETTLES, b"%d" % offset)
@@ -76,7 +87,7 @@ class Provenance:
         """Return the headers that a delivery adds to the record's own headers.
 
         Args:
-            offset: source offset of the record or copy that the output settles.
+            offset: source offset of the record that the output settles.
             due_ms: its due time, epoch milliseconds.
             meta: its payload's meta.
         """
@@ -105,11 +116,6 @@ def due_header(due_ms: int) -> Header:
     return DELAY_DUE_AT, b"%d" % due_ms
 
 
-def provenance(topic: str, partition: int, offset: int, due_ms: int, meta: Meta | None) -> Headers:
-    """Return ``Provenance(topic, partition).headers(offset, due_ms, meta)``, for one record."""
-    return Provenance(topic, partition).headers(offset, due_ms, meta)
-
-
 def dead_letter_headers(
     original: Sequence[Header] | None, code: str, detail: str, source: bytes
 ) -> Headers:
@@ -132,3 +138,47 @@ def dead_letter_headers(
         (DELAY_ERROR_DETAIL, printable(detail).encode()),
         (DELAY_SOURCE, source),
     ]
+
+
+def asked_again(payload: Payload) -> Original:
+    """Return key, value and headers of a pending record, with input headers that ask for the same
+    due time, target, id, expiry and recurrence, so that its dead letter can be replayed.
+    """
+    target, partition, key, value, headers, due_ms, meta = payload
+    asked: list[Header] = [
+        *headers,
+        (DELAY_AT, b"%d" % due_ms),
+        (DELAY_TARGET_TOPIC, target.encode()),
+    ]
+    recurrence = recurrence_of(meta)
+    if recurrence is not None:
+        asked += recurrence.headers()
+    if partition >= 0:
+        asked.append((DELAY_TARGET_PARTITION, b"%d" % partition))
+    if meta is not None and meta[0] is not None:
+        asked.append((DELAY_ID, meta[0]))
+    if meta is not None and meta[3] is not None:
+        asked.append((DELAY_EXPIRES_AT, b"%d" % meta[3]))
+    return key, value, asked
+
+
+def without_content(original: Original) -> tuple[Original, str]:
+    """Return a record without its content, for a dead letter that would be too large, and the text
+    to put before its detail.
+    """
+    _, value, headers = original
+    held = sum(len(part or b"") for _, part in headers) + len(value or b"")
+    told = (
+        f"its key, value and headers ({held:,} bytes) are left out, for the dead-letter "
+        f"topic refused them; read them at the source; "
+    )
+    return (None, None, []), told
+
+
+def is_large(value: bytes | None, headers: Headers) -> bool:
+    """Return whether the value, or all headers together, have over 500,000 bytes, so that a topic
+    may refuse the record as too large.
+    """
+    if value is not None and len(value) > _LARGE_BYTES:
+        return True
+    return bool(headers) and sum([len(text or b"") for _, text in headers]) > _LARGE_BYTES

@@ -58,15 +58,15 @@ class RecordReader:
             topic: the delay topic.
             partition: its partition.
             contracts: the shard's contracts; ``adopt`` replaces them.
-            secrets: secrets that verify copies and envelopes (several while one is replaced);
-                empty: all count as forged.
+            secrets: secrets that verify requeued records and envelopes (several while one is
+                replaced); empty: all of those count as forged.
         """
         self._topic = topic
         self._partition = partition
         self._secrets = tuple(secrets)
         self._provenance = Provenance(topic, partition)
         self.has_refused = False
-        """True after a copy or envelope was read that none of ``secrets`` signed."""
+        """True after a requeued record or envelope was read that none of ``secrets`` signed."""
         self.adopt(contracts)
 
     def adopt(self, contracts: Contracts) -> None:
@@ -95,8 +95,8 @@ class RecordReader:
 
     # One piece, because a call for each record would make it a third slower (``bench whole``).
     def read_batch(self, rows: Iterable[Row]) -> list[Entry]:  # noqa: C901, PLR0912  # see above
-        """Return the entry of each row. Plain records, without repeated or null input headers, are
-        read in this loop.
+        """Return the entry of each row, in order. Plain records, whose input headers are a time in
+        digits, a target and perhaps an id, are read in this loop.
         """
         entries: list[Entry] = []
         add = entries.append
@@ -158,7 +158,7 @@ class RecordReader:
         return entries
 
     def _read_any(self, row: Row) -> Entry:
-        """Return the entry of a record that is not plain."""
+        """Return the entry of a record that ``read_batch`` does not read itself."""
         offset, timestamp_ms, key, value, headers = row
         if headers is UNREADABLE:
             return (offset, INVALID, 0, None, (key, value, []), _UNREADABLE_REFUSAL)
@@ -180,7 +180,13 @@ class RecordReader:
         return (offset, HOMEBOUND, 0, identity, original, (kind, timestamp_ms, home))
 
     def read_arrived(self, offset: int, timestamp_ms: int, sent: Sent) -> Entry:
-        """Return the entry of a record from an envelope, whose signature the caller has checked."""
+        """Return the entry of a record that came to the home partition of its id in an envelope.
+
+        Args:
+            offset: offset of the envelope in this partition.
+            timestamp_ms: append time of the envelope, epoch milliseconds.
+            sent: content of the envelope, whose signature the caller has checked.
+        """
         if offset < self._first or offset >= self._stop:
             self._enter(offset)
         origin = Origin(offset, timestamp_ms, sent.written_ms, sent.source)
@@ -192,10 +198,11 @@ class RecordReader:
         return partition_for(identity, count) if count else self._partition
 
     def _come_home(self, original: Original) -> Sent | None:
-        """Return the record in an envelope; None: not signed, and the contract has no envelopes.
+        """Return the record in an envelope; None: this is a user's record with such headers, under
+        a contract without envelopes.
 
         Raises:
-            RecordRefusedError: it is not signed, and the contract has envelopes.
+            RecordRefusedError: the contract has envelopes, and this one is not signed.
         """
         sent = read_envelope(self._topic, self._partition, self._secrets, original)
         if sent is None and self._contract.version >= HOMES_VERSION:

@@ -78,7 +78,7 @@ decode: Callable[[bytes], Recurrence] = msgspec.msgpack.Decoder(Recurrence).deco
 
 
 def recurs(meta: Meta) -> bool:
-    """Return whether a payload's meta is of a recurring schedule."""
+    """Return whether a payload's meta belongs to a recurring schedule."""
     return packed_recurrence(meta) is not None
 
 
@@ -91,8 +91,13 @@ def recurrence_of(meta: Meta | None) -> Recurrence | None:
 def first_ms(recurrence: Recurrence, written_ms: int, cron_time: CronTime) -> int | None:
     """Return the first occurrence of a cron schedule, epoch milliseconds; None: it never occurs.
 
+    Args:
+        recurrence: the schedule.
+        written_ms: append time of its record, epoch milliseconds.
+        cron_time: the calendar.
+
     Raises:
-        RecordRefusedError: as by ``CronTime``.
+        RecordRefusedError: the cron expression or the time zone is invalid.
     """
     after_ms = recurrence.start_ms - 1 if recurrence.start_ms else written_ms
     return _shifted(recurrence, after_ms, cron_time)
@@ -111,7 +116,7 @@ def following(payload: Payload, source: bytes, now_ms: int, cron_time: CronTime)
         The next occurrence; None: the record does not recur, or there is no further occurrence.
 
     Raises:
-        RecordRefusedError: as by ``CronTime``.
+        RecordRefusedError: the cron expression or the time zone is invalid.
     """
     recurrence = recurrence_of(payload[6])
     if recurrence is None or recurrence.left == 1:
@@ -124,7 +129,9 @@ def following(payload: Payload, source: bytes, now_ms: int, cron_time: CronTime)
 
 
 def left_after(payload: Payload) -> Payload:
-    """Return the payload of a schedule that begins again after its pending occurrence."""
+    """Return the payload of the rest of a schedule: without its pending occurrence, and due 1 ms
+    after that.
+    """
     meta, recurrence = payload[6], recurrence_of(payload[6])
     if meta is None or recurrence is None:
         return payload

@@ -12,17 +12,20 @@ from delayservice.base.errors import InvalidRequestError
 from delayservice.contract import names
 from delayservice.contract.aliases import STRIPPED
 from delayservice.contract.codes import RecordRefusedError
-from delayservice.contract.recurring import check_every, check_times, parse_cron, parse_zone
 from delayservice.contract.times import (
     DUE_STOP_MS,
+    check_every,
     check_is_ms,
+    check_times,
     parse_checked_instant_ms,
+    parse_cron,
     parse_duration_ms,
+    parse_zone,
 )
 from delayservice.contract.topic_names import is_legal_topic, is_reserved
 
 Text: TypeAlias = bytes | str
-"""Bytes, or a string that is encoded as UTF-8."""
+"""Bytes, or a string that will be encoded as UTF-8."""
 
 Delay: TypeAlias = timedelta | int | str
 """``timedelta``, milliseconds, ``30s``, ``1h30m``, or ISO 8601, weeks to seconds (``PT30S``)."""
@@ -53,7 +56,7 @@ _PARTITION_MAX: Final = 2**31 - 1
 
 
 class When(TypedDict, total=False):
-    """Arguments of ``when_headers``, and of ``DelayProducer.send``."""
+    """Arguments of ``when_headers`` and of ``DelayProducer.send``, with the same meaning."""
 
     delay: Delay | None
     at: Instant | None
@@ -194,7 +197,7 @@ def plain_headers(headers: OwnHeaders) -> list[Header]:
     """Return the caller's own headers as a list.
 
     Raises:
-        InvalidRequestError: one of them is an input header, or is removed by the service.
+        InvalidRequestError: one of them is an input header of the service, or would be removed.
     """
     own = list(headers.items() if isinstance(headers, Mapping) else headers)
     for name, _ in own:

@@ -1,6 +1,6 @@
-"""Copies (design rule 12): pending records that the service appends again to their partition.
+"""Requeued records, in the code copies: pending records that the service appends again (rule 12).
 
-The copy keeps the record's key, value and own headers byte for byte, and adds two headers::
+A copy keeps the record's key, value and own headers byte for byte, and adds two headers::
 
     delay-copy      JSON: v, settles, source, base, at, due, target, partition, id, attempt,
                     expires; with v 2 also recur, shard or turn
@@ -27,10 +27,11 @@ COPY_VERSION: Final = 2
 records with a turn. Other copies are written as version 1, which every version reads."""
 
 CONTINUES: Final = -1
-"""``settles`` of the copy with a schedule's next occurrence, which settles no record."""
+"""Value of ``settles`` for the copy with a schedule's next occurrence, which settles no record."""
 
 Copy: TypeAlias = tuple[int, int, Payload]
-"""``(base, at_ms, payload)`` of a copy with a right signature."""
+"""``(base, at_ms, payload)`` of a requeued record with a right signature: the first offset at which
+a later record of its id cancels it, its key in epoch ms, and the pending record."""
 
 _SIGNER: Final = Signer(b"delay-copy 1", DELAY_COPY, DELAY_COPY_MAC)
 
@@ -58,7 +59,7 @@ _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder(_Fields).decode
 
 
-def write_copy(  # one argument per fact of the copy
+def write_copy(
     topic: str,
     partition: int,
     secret: bytes,
@@ -70,16 +71,16 @@ def write_copy(  # one argument per fact of the copy
     payload: Payload,
     shard: str | None = None,
 ) -> Original:
-    """Return the copy of a record, to be appended to ``partition`` of ``topic``.
+    """Return a pending record as it is requeued, to be appended to ``partition`` of ``topic``.
 
     Args:
         topic: the delay topic; the signature is bound to it and to ``partition``.
         partition: its partition.
         secret: the cluster's secret.
-        settles: the offset that this copy settles, or ``CONTINUES``.
+        settles: offset of the record that this copy settles, or ``CONTINUES``.
         source: ``delay-source`` of the user's original; it replaces that of the payload.
-        base: where the search for the copy's canceller starts (rule 13).
-        at_ms: the key of the copy, epoch milliseconds, 1 or more.
+        base: first offset at which a record of the same id cancels the copy (rule 13).
+        at_ms: when the copy is to be settled (its key), epoch milliseconds, 1 or more.
         payload: the pending record, with the attempt and due time of the copy.
         shard: ``topic:partition`` of the offset ``settles``, if it differs from the copy's: a
             record of a level topic is parked in another delay topic; None: the copy's.
@@ -112,9 +113,8 @@ def write_copy(  # one argument per fact of the copy
 def read_copy(
     topic: str, partition: int, secrets: Sequence[bytes], original: Original
 ) -> Copy | None:
-    """Return the content of a copy; None: none of ``secrets`` signed it, or it can't be read.
-
-    The payload's meta always names the source. Never raises.
+    """Return the content of a requeued record; None: none of ``secrets`` signed it, or it can't be
+    read. The payload's meta always names the user's original. Never raises.
     """
     if _SIGNER.verified(f"{topic}:{partition}", secrets, original) is None:
         return None
@@ -123,7 +123,9 @@ def read_copy(
 
 
 class Claim(NamedTuple):
-    """Content of a copy with an unchecked signature; ``shard`` None: that of the copy itself."""
+    """Content of a requeued record with an unchecked signature. The fields are the arguments of
+    ``write_copy`` of the same name.
+    """
 
     settles: int
     shard: str | None
@@ -133,7 +135,8 @@ class Claim(NamedTuple):
 
 
 def read_claim(original: Original) -> Claim | None:
-    """Return the content of a copy without a check of its signature; None: it can't be read.
+    """Return the content of a requeued record without a check of its signature; None: it can't be
+    read.
 
     For readers of the topic that don't have the cluster secret. Never raises.
     """

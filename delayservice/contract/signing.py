@@ -31,9 +31,7 @@ class Signer:
 
     def __init__(self, domain: bytes, text_name: str, mac_name: str) -> None:
         self._domain = domain
-        self._text_name = text_name
-        self._mac_name = mac_name
-        self._names = (text_name, mac_name)
+        self._names = [text_name, mac_name]
 
     def signed(self, place: str, secret: bytes, text: bytes, record: Original) -> Original:
         """Return the record with its text and signature as the last two headers.
@@ -45,8 +43,8 @@ class Signer:
             record: key, value and headers.
         """
         key, value, own = record
-        mac = self._mac(secret, place, text, record)
-        return key, value, [*own, (self._text_name, text), (self._mac_name, mac)]
+        parts = (text, self._mac(secret, place, text, record))
+        return key, value, [*own, *zip(self._names, parts, strict=True)]
 
     def verified(
         self, place: str, secrets: Sequence[bytes], signed: Original
@@ -61,10 +59,12 @@ class Signer:
         return found if any(hmac.compare_digest(one, mac) for one in macs) else None
 
     def claimed(self, signed: Original) -> tuple[bytes, Original] | None:
-        """Return the same as ``verified`` without a check of the signature; None: not this form."""
+        """Return text and record as ``verified`` does, without a check of the signature; None: the
+        last two headers are not text and signature.
+        """
         key, value, headers = signed
         own, last = headers[:-2], headers[-2:]
-        if [name for name, _ in last] != [*self._names]:
+        if [name for name, _ in last] != self._names:
             return None
         if any(name in self._names for name, _ in own) or last[0][1] is None or last[1][1] is None:
             return None

@@ -25,7 +25,7 @@ class Allowlist:
     """Allowed target topics of one delay topic.
 
     Attributes:
-        good: cache of topics that were found allowed. Bounded; other topics may be allowed too.
+        good: cache of up to 1,024 topics that were found allowed. Others may be allowed too.
 
     Args:
         delay_topic: the delay topic, which is never a target itself.
@@ -48,8 +48,9 @@ class Allowlist:
 
     @classmethod
     def of_contract(cls, contract: Contract, delay_topic: str) -> Allowlist:
-        """Return the allowlist by which targets are checked when a record is read. Without one in
-        the contract, it denies only ``delay_topic`` and names that are always reserved.
+        """Return the allowlist of a contract, by which targets are checked when a record is read. A
+        contract of version 4 or later has no allowlist; then only ``delay_topic`` and names that
+        are always reserved are denied.
         """
         if not contract.has_allowlist:
             return cls(delay_topic, ["*"])
@@ -78,7 +79,7 @@ class TargetReader:
     def __init__(self, contract: Contract, delay_topic: str) -> None:
         """Prepare to read target headers by ``contract``; ``delay_topic`` is never a target."""
         self.allowed: dict[bytes | None, str] = {}
-        """Cache of allowed topics by header value. Bounded; other topics may be allowed too."""
+        """Cache of up to 1,024 allowed topics by header value. Others may be allowed too."""
         self._allowlist = Allowlist.of_contract(contract, delay_topic)
 
     def check(self, name: str, value: bytes | None) -> str:

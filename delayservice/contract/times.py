@@ -1,8 +1,9 @@
-"""Parsers of instants and delays as users write them; they return whole milliseconds.
+"""Parsers of instants, delays and recurrences as users write them. Times are whole milliseconds.
 
 They use own expressions and integer arithmetic, because a record's key depends on them: a library
 that parses differently after an upgrade would change existing keys (design rule 2). Fractions of a
-millisecond are rounded up, so that no delivery is early.
+millisecond are rounded up, so that no delivery is early. Whether a cron expression or a time zone
+is valid is checked later, by the owner's calendar.
 
 Sources: RFC 3339 section 5.6; ISO 8601-1 durations, weeks to seconds.
 """
@@ -15,12 +16,19 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Final, TypeAlias
 
-from delayservice.contract.codes import TIME_INVALID, RecordRefusedError
+from delayservice.contract import names
+from delayservice.contract.codes import (
+    CRON_INVALID,
+    TIME_INVALID,
+    ZONE_INVALID,
+    RecordRefusedError,
+)
 
 DUE_STOP_MS = 2**53
 """Bound of due times, epoch ms, exact in JSON and doubles; parsers return it for larger values."""
 
 SURELY_MS: Final = 100_000_000_000
+"""Smallest number, epoch ms, that can't be an instant in seconds."""
 _SECONDS_LIKE: Final = range(100_000_000, SURELY_MS)
 """Numbers refused as epoch milliseconds (1970 to 1973), because as seconds they mean 1973 to 5138.
 """
@@ -53,6 +61,13 @@ _UNITS_EXPECTED = "milliseconds, 30s, 1h30m or an ISO 8601 duration (PT30S) is e
 _FRACTION_DIGITS = 12
 _CALENDAR = re.compile(rb"P\d+(?:Y.*|M.*)")
 _UNIT_MS = (604_800_000, 86_400_000, 3_600_000, 60_000, 1_000)
+
+EVERY_MS_MIN: Final = 1_000
+"""Shortest period of a recurring schedule, ms; a shorter one is refused."""
+
+_CRON = re.compile(rb"[0-9A-Za-z*/,#? -]{1,256}")
+_ZONE = re.compile(rb"[0-9A-Za-z_+/-]{1,64}")
+_TIMES_MAX: Final = 2**31
 
 
 def parse_count(name: str, value: bytes | None) -> int:
@@ -154,6 +169,45 @@ def parse_duration_ms(name: str, value: bytes | None) -> int:
     return min(total, DUE_STOP_MS)
 
 
+def parse_cron(value: bytes | None) -> str:
+    """Return a cron expression; raise ``RecordRefusedError`` for characters that none can have."""
+    if value is None or not _CRON.fullmatch(value):
+        why = "is no cron expression of 256 characters at most"
+        if value is not None and value.startswith(b"@"):
+            why = "has no nicknames such as @daily: write five fields, as in 0 0 * * *"
+        raise RecordRefusedError(CRON_INVALID, f"{names.DELAY_CRON} {why}")
+    return value.decode()
+
+
+def parse_zone(value: bytes | None) -> str:
+    """Return a time zone's name; raise ``RecordRefusedError`` for characters that none can have."""
+    if value is None or not _ZONE.fullmatch(value):
+        raise RecordRefusedError(
+            ZONE_INVALID, f"{names.DELAY_TIMEZONE} is no name of a time zone, as Europe/Berlin is"
+        )
+    return value.decode()
+
+
+def check_times(times: int) -> int:
+    """Return a schedule's number of occurrences; raise ``RecordRefusedError`` if not 1 to 2**31."""
+    if not 1 <= times <= _TIMES_MAX:
+        raise RecordRefusedError(
+            CRON_INVALID, f"{names.DELAY_TIMES} is {times}: it must be 1 to {_TIMES_MAX}"
+        )
+    return times
+
+
+def check_every(every_ms: int) -> int:
+    """Return a schedule's period, ms; raise ``RecordRefusedError`` unless it is ``EVERY_MS_MIN`` or
+    more and below ``DUE_STOP_MS``.
+    """
+    if not EVERY_MS_MIN <= every_ms < DUE_STOP_MS:
+        raise RecordRefusedError(
+            CRON_INVALID, f"{names.DELAY_EVERY} is {every_ms} ms: {EVERY_MS_MIN} is the least"
+        )
+    return every_ms
+
+
 _Parser: TypeAlias = Callable[[str, bytes | None], int]
 
 
@@ -164,12 +218,14 @@ class Readings:
     instant_ms: _Parser
     duration_ms: _Parser
     surely_ms: int
-    """Smallest instant in digits, epoch ms, that needs no check for seconds."""
+    """Smallest number, epoch ms, that can't be an instant in seconds."""
 
 
 FIRST_READINGS: Final = Readings(parse_instant_ms, parse_delay_ms, 0)
+"""Parsers of contracts before version 4: no units, and all numbers are milliseconds."""
 UNIT_READINGS: Final = Readings(parse_checked_instant_ms, parse_duration_ms, SURELY_MS)
-"""Parsers that read durations with units, and refuse instants that look like seconds."""
+"""Parsers of contracts since version 4: they read durations with units (``1h30m``), and refuse
+instants that look like seconds."""
 
 
 def _part_ms(whole: bytes, digits: bytes, unit: bytes) -> int:

@@ -49,10 +49,18 @@ from delayservice.contract.names import (
 )
 from delayservice.contract.provenance import Provenance
 from delayservice.contract.recurrence import Recurrence, encode, numbered
-from delayservice.contract.recurring import check_every, check_times, parse_cron, parse_zone
 from delayservice.contract.spread import spread_ms
 from delayservice.contract.targets import TargetReader
-from delayservice.contract.times import DUE_STOP_MS, FIRST_READINGS, UNIT_READINGS, parse_count
+from delayservice.contract.times import (
+    DUE_STOP_MS,
+    FIRST_READINGS,
+    UNIT_READINGS,
+    check_every,
+    check_times,
+    parse_count,
+    parse_cron,
+    parse_zone,
+)
 
 PARTITION_BY_KEY: Final = -1
 
@@ -74,8 +82,8 @@ class Origin(NamedTuple):
         offset: its source offset.
         appended_ms: its log-append time, epoch milliseconds.
         written_ms: start of its delay, epoch milliseconds: its log-append time, or that of the
-            original if it was sent home.
-        source: ``delay-source`` of a record that was sent home; else None.
+            user's original if it came in an envelope (``contract.home``).
+        source: ``delay-source`` of a record that came in an envelope; else None.
     """
 
     offset: int
@@ -118,7 +126,9 @@ class UserRecords:
             return (origin.offset, INVALID, 0, None, original, refusal)
 
     def _plain_control(self, origin: Origin, original: Original) -> Entry | None:
-        """Return the entry of a cancel or fire with only id and operation; None: it is another."""
+        """Return the entry of a cancel or fire that has only id and operation as headers; None: the
+        record is something else.
+        """
         headers = dict(original[2])
         record_id, kind = headers.get(DELAY_ID), _CONTROLS.get(headers.get(DELAY_OP))
         contract = self._contract
@@ -217,7 +227,9 @@ class UserRecords:
         return (origin.offset, SCHEDULE, due_ms, None, payload, None)
 
     def key_ms(self, offset: int, appended_ms: int, due_ms: int) -> int:
-        """Return a record's key time, epoch ms: its due time, or an earlier roll time (rule 2)."""
+        """Return when a record is to be settled (its key), epoch ms: its due time, or earlier the
+        time at which it is rolled (rule 2).
+        """
         contract = self._contract
         window_ms = contract.roll_window_ms - spread_ms(offset, contract.roll_spread_ms)
         return min(due_ms, appended_ms + window_ms)
@@ -283,7 +295,7 @@ class UserRecords:
         return due_ms
 
     def _jitter_ms(self, draft: Draft, offset: int) -> int:
-        """Return the additional delay within the record's window, ms; it depends on the offset."""
+        """Return the additional delay, 0 to ``delay-window-ms`` ms; it depends on the offset."""
         windows = {parse_count(name, text) for name, text in draft.windows}
         if len(windows) > 1:
             raise RecordRefusedError(TIME_AMBIGUOUS, f"two {names.DELAY_WINDOW_MS} disagree")
@@ -325,7 +337,9 @@ def _misspelt(headers: Headers) -> str:
 
 
 def _operation(draft: Draft, identity: bytes | None, *, bare: bool) -> str:
-    """Return the operation in the headers, or else the one that a null or other value implies."""
+    """Return the operation in the headers, or the one that the record's value implies. ``bare``:
+    whether the record has no input headers at all.
+    """
     if draft.ops:
         if len(set(draft.ops)) > 1:
             raise RecordRefusedError(OP_INVALID, f"both {' and '.join(sorted(set(draft.ops)))}")

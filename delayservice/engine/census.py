@@ -84,7 +84,7 @@ _RAW: Final = msgspec.Raw()
 
 
 class Census:
-    """Counts of one shard's pending records."""
+    """Counts of one shard's pending records by target and by the minute of their key."""
 
     def __init__(self) -> None:
         self._minutes: dict[int, _Counts] = {}
@@ -152,7 +152,9 @@ class Census:
         return target
 
     def cancel(self, key_ms: int) -> None:
-        """Subtract a record that a cancel, replacement or fire settles; only its key is known."""
+        """Subtract a record that a cancel, replacement or fire settles; ``key_ms``: when it was to
+        be settled, epoch milliseconds.
+        """
         if key_ms <= self._k_ms:
             return
         self._cancelled[key_ms // SECOND_MS] += 1
@@ -172,7 +174,9 @@ class Census:
             self._targets[group[0]] -= 1
 
     def pass_key(self, key_ms: int) -> None:
-        """Drop the minutes before K, which is at ``key_ms``, epoch milliseconds."""
+        """Drop the counts of all minutes before that of ``key_ms``, epoch milliseconds, up to which
+        the shard is settled.
+        """
         minute, before = key_ms // MINUTE_MS, self._k_ms // MINUTE_MS
         self._k_ms = max(self._k_ms, key_ms)
         if minute <= before:
@@ -220,8 +224,9 @@ class Census:
         return [(max(due, start_ms), due + width, count) for (due, width), count in dues.items()]
 
     def far_corrections(self, start_ms: int, stop_ms: int) -> list[Lump]:
-        """Return corrections of counts by key in ``[start_ms, stop_ms)``, whole minutes, that add
-        up to counts by due time. The minute of K has no correction: some of it was rolled.
+        """Return corrections that turn counts by key into counts by due time, for the records with
+        keys in ``[start_ms, stop_ms)``, epoch ms, whole minutes. The minute in which the shard is
+        being settled has no correction, because some of its records were rolled already.
         """
         start_ms = max(start_ms, (self._k_ms // MINUTE_MS + 1) * MINUTE_MS)
         found = [
@@ -232,8 +237,8 @@ class Census:
         return found + self._due_lumps(start_ms, stop_ms)
 
     def cancelled(self, start_ms: int, stop_ms: int) -> list[Lump]:
-        """Return negative corrections, by second, for the cancelled records in counts by key in
-        ``[start_ms, stop_ms)``, whole seconds.
+        """Return the negated number of cancelled records in each second of ``[start_ms, stop_ms)``,
+        epoch ms, to correct counts of stored records.
         """
         return [
             (second * SECOND_MS, (second + 1) * SECOND_MS, -count)
@@ -242,14 +247,14 @@ class Census:
         ]
 
     def is_plain(self, key_ms: int) -> bool:
-        """Return whether the minute of this key has no keys that are roll times, and its second has
-        no cancelled records.
+        """Return whether counts by key need no correction at ``key_ms``, epoch ms: no record of its
+        minute is due beyond the roll window, and none of its second is cancelled.
         """
         return not self._far.get(key_ms // MINUTE_MS) and not self._cancelled[key_ms // SECOND_MS]
 
     def in_minute(self, minute_ms: int) -> int:
-        """Return the number of records with keys in a minute, settled ones included, without those
-        that are due beyond the roll window.
+        """Return the number of records with keys in the minute that begins at ``minute_ms``, epoch
+        ms. Settled records count, records due beyond the roll window don't.
         """
         near = self._in_minutes.get(minute_ms // MINUTE_MS, 0)
         first = minute_ms // SECOND_MS
@@ -260,7 +265,7 @@ class Census:
         """Return the number of pending records by target.
 
         Args:
-            next_ms: the first pending key, epoch milliseconds.
+            next_ms: key of the first pending record, epoch milliseconds.
             left: number of pending records with keys in that minute, shared among its targets.
         """
         next_minute, next_second = next_ms // MINUTE_MS, next_ms // SECOND_MS
@@ -305,8 +310,8 @@ def _take_below(counts: dict[int, _Kept], first: int) -> list[_Kept]:
 
 
 def largest(waiting: Mapping[Name, Waiting], limit: int) -> dict[Name, Waiting]:
-    """Return up to ``limit`` targets: half of them those with the most parked records, the others
-    those with the most pending ones, so that many failing targets don't hide the others.
+    """Return up to ``limit`` targets with their numbers: half of them have the most parked records,
+    the others the most pending ones, so that many failing targets don't hide the others.
     """
     by_parked = sorted(waiting.items(), key=lambda item: -item[1].parked)
     found = {target: one for target, one in by_parked[: limit // 2] if one.parked}

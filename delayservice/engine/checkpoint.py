@@ -41,7 +41,7 @@ _VERSIONS = (1, VERSION)
 
 
 class ForeignRecordError(DelayServiceError):
-    """A record of the checkpoint topic that is no checkpoint of the slice in its key."""
+    """A record of the checkpoint topic that is not a checkpoint of the slice that its key names."""
 
 
 class WrongSecretError(KafkaEdgeError):
@@ -65,42 +65,46 @@ NOTHING_READ: Final = LastRead()
 
 @dataclass(frozen=True, slots=True)
 class ShardCheckpoint:
-    """The committed state of one shard.
-
-    ``contracts`` are the parameters on which keys depend (design rule 2). ``topic_id`` differs
-    after the topic was recreated. ``last_read`` reveals that the log was truncated after the owner
-    had read it. ``lost`` are the newest ranges of offsets that H skipped.
-    """
+    """The committed state of one shard."""
 
     topic_id: str
+    """Id of the delay topic; it differs after the topic was recreated."""
     cursor: Cursor
+    """Which records are settled."""
     contracts: Contracts
+    """The parameters on which the keys of records depend (design rule 2)."""
     last_read: LastRead = NOTHING_READ
+    """The newest record that the owner had read; it reveals that the log was truncated since."""
     lost: tuple[Lost, ...] = ()
+    """The newest ranges of offsets that no owner has settled, because retention deleted them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """The committed state of one slice; ``shards`` is keyed by delay topic. ``tenure`` is None in a
-    checkpoint of version 1.
-    """
+    """The committed state of one slice."""
 
     slice_no: int
     node_id: str
+    """The owner that wrote it."""
     epoch: int
+    """Number of that ownership among those of the slice."""
     secret_fingerprint: str
+    """``fingerprint`` of the secret with which the owner signs requeued records."""
     shards: dict[str, ShardCheckpoint]
+    """State of each shard by delay topic."""
     commit: int = 0
+    """Number of the commit among those of that ownership."""
     tenure: Tenure | None = None
+    """Writer and claim of the owner; None in a checkpoint of version 1."""
 
 
 def fingerprint(secret: bytes) -> str:
-    """Return the fingerprint of a secret, from which the secret can't be derived."""
+    """Return 16 hexadecimal digits that identify a secret, from which it can't be derived."""
     return hashlib.blake2b(secret, digest_size=8, person=b"delay-secret").hexdigest()
 
 
 def check_secret(checkpoint: Checkpoint, known: Collection[str]) -> None:
-    """Check that this node can verify the copies of the node that wrote a checkpoint.
+    """Check that this node can verify the requeued records of the node that wrote a checkpoint.
 
     Args:
         checkpoint: a checkpoint of any slice.
@@ -175,9 +179,8 @@ _decode_version = msgspec.json.Decoder(_Version).decode
 
 
 class Standing(NamedTuple):
-    """Place of a checkpoint in the order of its slice: by take-over, then by commit.
-
-    ``is_numbered`` is False for version 1, which did not number all commits.
+    """Place of a checkpoint among those of its slice: by number of the ownership (``epoch``), then
+    of the commit. ``is_numbered`` is False for version 1, which did not number all commits.
     """
 
     epoch: int
@@ -195,8 +198,8 @@ UNKNOWN_STANDING: Final = Standing(0, 0, is_numbered=False)
 
 
 def standing_of(slice_no: int, data: bytes) -> Standing:
-    """Return the standing of a record of the checkpoint topic, ``UNKNOWN_STANDING`` for a newer
-    version, which is refused only where it has to be followed.
+    """Return the place of a record of the checkpoint topic among those of its slice. For a newer
+    version it is ``UNKNOWN_STANDING``: that version is refused only where it has to be followed.
 
     Args:
         slice_no: the slice in the record's key.

@@ -33,7 +33,9 @@ RELEASE: Final = "release"
 
 
 class Word(NamedTuple):
-    """Last claim or release of a slice by a writer, with its ``offset`` in the claims topic."""
+    """Last record of a writer about a slice: a claim, or a release if ``is_release``, at ``offset``
+    of the claims topic.
+    """
 
     offset: int
     is_release: bool
@@ -66,7 +68,9 @@ def encode_key(slice_no: int, writer: str) -> bytes:
 def encode_word(
     slice_no: int, writer: str, node_id: str, word: str, turn: int | None = None
 ) -> bytes:
-    """Return the value of a claim or release; ``turn`` exceeds those of earlier claims."""
+    """Return the value of a claim or release (``word``) of a slice. ``turn``: number of the claim
+    among those of this writer, higher than of all earlier ones; None: not numbered.
+    """
     said = {"v": VERSION, "slice": slice_no, "writer": writer, "node": node_id, "word": word}
     return msgspec.json.encode(said if turn is None else said | {"turn": turn})
 
@@ -75,7 +79,7 @@ def decode_key(key: bytes | None) -> tuple[int, str]:
     """Return slice and writer in the key of a claim, release or tombstone.
 
     Raises:
-        KafkaEdgeError: the key is none of the service's.
+        KafkaEdgeError: the service did not write this key.
     """
     slice_no, _, writer = (key or b"").partition(b":")
     if not slice_no.isdigit() or not writer:
@@ -141,8 +145,8 @@ class ClaimLog:
         words[writer] = Word(offset, is_release)
 
     def claimed(self, slice_no: int, above: int = -1) -> Claimed | None:
-        """Return the own newest claim of a slice if its turn is above ``above``, else None. The
-        turn of a claim without one is its offset.
+        """Return the own writer's newest claim of a slice if its number is above ``above``, else
+        None. The offset stands for the number of a claim that has none.
         """
         turn, found = self._claimed.get(slice_no, (-1, None))
         return found if turn > above else None

@@ -19,11 +19,15 @@ so that those are settled as H passes them, and below the keys of all other reco
 
 
 class Cursor(NamedTuple):
-    """Position of a shard: records below ``offset`` with keys up to ``key`` are settled."""
+    """Position ``(K, H)`` of a shard: records below source offset ``offset`` (H) with keys up to
+    ``key`` (K) are settled.
+    """
 
     key: Key = START_KEY
     offset: int = 0
 
     def has_settled(self, key: Key, mark: int) -> bool:
-        """Return whether a record is settled; ``mark``: offset of its canceller, or -1."""
+        """Return whether the record with this key is settled. ``mark``: offset of the record that
+        cancels, replaces or fires it, or -1.
+        """
         return (key[1] < self.offset and key <= self.key) or 0 <= mark < self.offset

@@ -9,7 +9,6 @@ from typing import Final
 from delayservice.contract.codec import Payload
 from delayservice.contract.codes import CONTROL_LOST, TARGET_LATER
 from delayservice.contract.entry import Original
-from delayservice.contract.letters import asked_again, is_large, without_content
 from delayservice.contract.names import (
     DELAY_OUTCOME,
     DELAY_SETTLED_BY,
@@ -18,13 +17,19 @@ from delayservice.contract.names import (
     DELAY_SHARD,
     Header,
 )
-from delayservice.contract.provenance import Provenance, dead_letter_headers
+from delayservice.contract.provenance import (
+    Provenance,
+    asked_again,
+    dead_letter_headers,
+    is_large,
+    without_content,
+)
 from delayservice.contract.requeue import CONTINUES
 from delayservice.engine import outcome
 from delayservice.engine.outcome import Output
+from delayservice.engine.ports import WritableTargets
 from delayservice.engine.routes import Routes
 from delayservice.engine.verdicts import Verdicts
-from delayservice.engine.writable import WritableTargets
 
 BY_KEY: Final = -1
 """Partition number of an output whose key chooses the partition."""
@@ -61,7 +66,17 @@ class Endings:
         due_ms: int = 0,
         source: bytes | None = None,
     ) -> Output | None:
-        """Return the dead letter of a record, without content that was refused; None: wait."""
+        """Return the dead letter of a record; None: it can't be written now. It has no key, value
+        and headers if the dead-letter topic refuses them.
+
+        Args:
+            offset: source offset of the record, which this output settles.
+            original: its key, value and headers as written.
+            code: one of ``codes.EXPLANATIONS``.
+            detail: why, as text for people.
+            due_ms: its due time, epoch milliseconds; 0: it has none.
+            source: ``delay-source`` of the user's original; None: the record itself.
+        """
         topic = self._routes.dead_letter
         if not self.takes(topic):
             return None
@@ -110,8 +125,9 @@ class Endings:
         by: int,
         by_source: bytes | None = None,
     ) -> Output | None:
-        """Return the outcome of a record that the record at ``by`` cancelled or replaced;
-        ``by_source``: ``delay-source`` of that record if it came in an envelope.
+        """Return the outcomes-topic entry of a record that the record at offset ``by`` cancelled or
+        replaced (``kind``); None: it can't be written now. ``by_source``: ``delay-source`` of the
+        record at ``by`` if it came in an envelope.
         """
         told = self.outcome(kind, victim_offset, record_id, None, 0, by)
         if told is not None and by_source is not None:
@@ -121,14 +137,18 @@ class Endings:
     def control(
         self, kind: int, offset: int, record_id: bytes, source: bytes | None = None
     ) -> Output | None:
-        """Return the outcome of a cancel or fire; ``source``: its ``delay-source``; None: here."""
+        """Return the outcomes-topic entry of a cancel or fire; None: it can't be written now.
+        ``source``: its ``delay-source``; None: it was written at ``offset``.
+        """
         source = source or self._provenance.source(offset, None)
         return self.outcome(kind, offset, record_id, source, 0, None)
 
     def dead_letter_of(
         self, offset: int, payload: Payload, code: str, detail: str
     ) -> Output | None:
-        """Return the dead letter of a valid record, with input headers to replay it; None: wait."""
+        """Return the dead letter of a pending record, with input headers for a replay; None: it
+        can't be written now.
+        """
         source = self._provenance.source(offset, payload[6])
         return self.dead_letter(offset, asked_again(payload), code, detail, payload[5], source)
 
@@ -141,7 +161,10 @@ class Endings:
         due_ms: int,
         by: int | None,
     ) -> Output | None:
-        """Return the entry of the outcomes topic for a record; 0 and None add no header."""
+        """Return the outcomes-topic entry with outcome ``kind`` for the record at ``offset``; None:
+        it can't be written now. ``by``: offset of the record that settled it. An argument that is
+        0 or None adds no header.
+        """
         topic = self._routes.outcomes
         if not self.takes(topic):
             return None
@@ -185,8 +208,8 @@ class Endings:
         return (outcome.DEAD_LETTERED, topic, BY_KEY, key, value, lettered, due_ms, offset)
 
     def _refusal(self, output: Output) -> tuple[str, str] | None:
-        """Return why a topic of the service refuses this output, as code and detail; None: it does
-        not.
+        """Return why a topic of the service refuses this output, as code and detail; None: it
+        accepts it.
         """
         _, topic, partition, key, value, headers, _, _ = output
         if (topic, partition) in self._targets.fit and not is_large(value, headers):
@@ -195,8 +218,8 @@ class Endings:
 
 
 def doubt(by: int | None) -> tuple[str, str]:
-    """Return why it is unknown whether a record was settled, as code and detail. ``by``: offset of
-    the lost record that was to settle it; None: it is not known whether there was one.
+    """Return code and detail of the dead letter of a record that a lost record may have settled.
+    ``by``: offset of the lost record; None: it is not known whether there was one.
     """
     detail = (
         "records that were written after it expired before they were read here, and one of "

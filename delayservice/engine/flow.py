@@ -1,12 +1,11 @@
 """Limits of deliveries: rates of target topics, and caps of records per second of due time.
 
-A record over a limit gets a later instant, and is settled by a copy with that key, which is
-delivered at its key. So no record waits in memory, and no other record is held up. Pure; ``now_ms``
-is an input.
+A record over a limit is requeued for a later instant, its turn. So no record waits in memory, and
+no other record is held up. Pure; ``now_ms`` is an input.
 
 All of this is decided when a record is settled, never when it is read: the key of a record must be
 a pure function of the log (design rule 2), which a rate is not. The decision is a fact of the log
-afterwards: the key of the copy.
+afterwards: the key of the requeued record.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ SlotPolicy: TypeAlias = Literal["accept", "spread", "dead-letter"]
 """Treatment of records beyond the cap of their second: deliver, move, or dead-letter them."""
 
 AHEAD_MS: Final = 50
-"""Time before its turn from which a record is delivered at once, ms: a copy takes about as long."""
+"""Time before its turn from which a record is delivered at once, ms; requeuing takes as long."""
 BURST_MS: Final = 1_000
 """Time of which missed deliveries may be caught up at once after an outage, ms."""
 _KEPT_S: Final = 3_600
@@ -50,7 +49,7 @@ class FlowRules:
 
 
 class Staged(Generic[K, V]):
-    """Numbers by key whose changes are kept or dropped with the transaction."""
+    """Numbers by key, whose changes are kept or dropped with the open transaction."""
 
     def __init__(self) -> None:
         self._committed: dict[K, V] = {}
@@ -90,7 +89,7 @@ Second: TypeAlias = tuple[str, int]
 
 
 class Flow:
-    """The limits of one slice, and how far they are used. Single-threaded, as the worker's loop.
+    """The limits of one slice, and how far they are used up. Not thread-safe.
 
     Attributes:
         over_cap: number of committed records beyond the cap of their second.
@@ -168,7 +167,9 @@ class Flow:
         return turn_ms
 
     def may_go(self, target: str, now_ms: int) -> bool:
-        """Return whether a record whose turn has come may be delivered; bursts are limited."""
+        """Return whether a record whose turn has come may be delivered to ``target`` at ``now_ms``,
+        epoch ms, and count it then; False: turns missed in an outage are caught up too fast.
+        """
         earliest_ms = self._earliest_ms(target, now_ms)
         if earliest_ms > now_ms:
             return False
@@ -179,7 +180,9 @@ class Flow:
         return max(self._went_ms.get(target, 0.0), float(now_ms - BURST_MS))
 
     def observe(self, target: str, turn_ms: int) -> None:
-        """Note the turn of a copy in the log, epoch ms, given by this node or an earlier owner."""
+        """Note the turn, epoch ms, of a requeued record that was read from the log, so that later
+        records get later turns.
+        """
         interval_ms = self._interval_ms(target)
         if interval_ms:
             self._next_ms.raise_to(target, turn_ms + interval_ms)
@@ -192,8 +195,8 @@ class Flow:
         over a minute late is not moved, because a search through a day's seconds takes minutes.
 
         Returns:
-            The time of the place, epoch milliseconds (``dead-letter``: the due time, to refuse it);
-            None: the record keeps its time.
+            The time of the place, epoch milliseconds; with the policy ``dead-letter`` the due time,
+            which means that the record is refused; None: the record keeps its time.
         """
         cap = self._rules.slot_records_max
         due_s = due_ms // _SECOND_MS
@@ -218,7 +221,9 @@ class Flow:
     # --- commit --------------------------------------------------------------------------------
 
     def commit(self, now_ms: int) -> None:
-        """Keep the turns and places of the transaction, which is committed."""
+        """Keep the turns and places given since the last commit or abort. ``now_ms``: now, epoch
+        ms, by which old ones are forgotten.
+        """
         for numbers in self._all:
             numbers.commit()
         self.over_cap += self._over_cap
@@ -228,7 +233,7 @@ class Flow:
             self._forget(now_ms)
 
     def abort(self) -> None:
-        """Drop the turns and places of the transaction, which was aborted."""
+        """Drop the turns and places given since the last commit or abort."""
         for numbers in self._all:
             numbers.abort()
         self._over_cap = 0

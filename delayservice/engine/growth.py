@@ -17,7 +17,7 @@ _STEP_MS: Final = 500
 
 
 class Growth:
-    """Append times of some recent offsets of one log. Bounded."""
+    """Append times of about a dozen recent offsets of one log."""
 
     def __init__(self) -> None:
         self._marks: deque[tuple[int, int]] = deque(maxlen=AHEAD_MS // _STEP_MS + 2)

@@ -1,4 +1,4 @@
-"""Sends records with ids to the home partition of the id (``contract.home``)."""
+"""Sends records with ids to the home partition of the id (``contract.home``). Pure."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from delayservice.contract.home import (
     waiting_payload,
     write_envelope,
 )
-from delayservice.contract.letters import is_large
+from delayservice.contract.provenance import is_large
 from delayservice.engine import outcome
 from delayservice.engine.outcome import Output, Target
 from delayservice.engine.settle import Settler
@@ -28,14 +28,14 @@ _AGAIN_MS: Final = 1_000
 
 
 class WaitingForHome(NamedTuple):
-    """A pending record that waits until the home of its id can be written to."""
+    """A pending record that waits until the home partition of its id can be written to."""
 
     offset: int
     payload: Payload
 
 
 class Homeward:
-    """Builder of the outputs that send one shard's records home. Pure, as its ``Settler``."""
+    """Builder of the outputs that send one shard's records to the home partitions of their ids."""
 
     def __init__(self, settler: Settler) -> None:
         self._settler = settler
@@ -43,17 +43,27 @@ class Homeward:
         self._shard_name = f"{settler.topic}:{settler.partition}"
 
     def is_waiting(self, payload: Payload) -> bool:
-        """Return whether a record waits for its home, with its own delay topic as target."""
+        """Return whether a pending record waits for its home partition. Its target is its own delay
+        topic then.
+        """
         return payload[0] == self._topic
 
     def leave(
         self, entry: Entry, record_id: bytes, carried: Group, took: int, now_ms: int
     ) -> list[Output] | None:
-        """Return the outputs that settle a ``HOMEBOUND`` record where it lies; None: it has to
-        wait. The records ``carried``, which waited at offset ``took``, are sent along.
+        """Return the outputs that settle a ``HOMEBOUND`` record where it lies: it is sent home, or
+        requeued while its home can't be written to. None: neither is possible now.
+
+        Args:
+            entry: the ``HOMEBOUND`` record.
+            record_id: its id.
+            carried: earlier records of the id that waited for their home and are sent along.
+            took: offset of the record in which they waited and which is settled by this, or
+                ``SETTLES_NOTHING``.
+            now_ms: now, epoch milliseconds.
         """
         offset, _, _, _, original, (kind, written_ms, home) = entry
-        source = self._settler.source(offset)
+        source = self._settler.provenance.source(offset, None)
         sent = homebound(kind, record_id, source, written_ms, original)
         settles = [*[SETTLES_NOTHING] * len(carried), offset]
         if carried and took >= 0:
@@ -63,7 +73,10 @@ class Homeward:
         return self._send(target, group, settles, waiting, offset, now_ms, offset + 1)
 
     def go_on(self, one: WaitingForHome, now_ms: int, base: int) -> list[Output] | None:
-        """Return the outputs that send a waiting record home or requeue it; None: wait."""
+        """Return the outputs that send a waiting record home, or requeue it while its home can't be
+        written to; None: neither is possible at ``now_ms``, epoch ms. ``base``: first offset at
+        which a record of the same id cancels the requeued one.
+        """
         group = waiting_group(one.payload)
         refusal = self._settler.verdicts.refusal(one.offset)
         if refusal is not None:
@@ -102,14 +115,14 @@ class Homeward:
 
     def _envelope(self, sent: Sent, settles: int, home: int, offset: int) -> Output:
         key, value, headers = write_envelope(
-            self._topic, home, self._settler.secret, sent, settles, self._shard_name
+            self._topic, home, self._settler.routes.secret, sent, settles, self._shard_name
         )
         row = (key, value, headers, sent.written_ms, offset)
         return (outcome.FORWARDED, self._topic, home, *row)
 
     def refusal(self, entry: Entry, record_id: bytes, carried: Group) -> tuple[str, str] | None:
-        """Return why the delay topic refuses a record with ``carried``, as code and detail; None:
-        it does not.
+        """Return why the delay topic refuses the ``HOMEBOUND`` record together with the waiting
+        records ``carried``, as code and detail; None: it accepts them.
         """
         offset, _, _, _, original, (kind, written_ms, home) = entry
         found = self._settler.verdicts.refusal(offset)
@@ -128,7 +141,9 @@ class Homeward:
         return None if found is None or found[0] == TARGET_LATER else found  # its size is right
 
     def refused(self, one: WaitingForHome, code: str, detail: str) -> list[Output] | None:
-        """Return the dead letters of a waiting record and those it carries; None: wait."""
+        """Return the dead letters of a waiting record and of those that it carries; None: the topic
+        can't be written to now.
+        """
         endings = self._settler.endings
         *before, last = waiting_group(one.payload)
         letter = endings.dead_letter(one.offset, last.original, code, detail, 0, last.source)

@@ -28,7 +28,8 @@ class Label:
     Attributes:
         contracts: the parameters of their keys (design rule 2).
         secrets: fingerprints of the secrets by which copies were verified.
-        has_refused: whether a copy was read that none of these secrets signed. It was not stored.
+        has_refused: whether a requeued record was read, and not stored, because none of these
+            secrets signed it.
         gaps: ranges of offsets that retention had deleted before they were read.
         last: the last record that was read, by which a truncation of the log is detected.
         read_to: offset up to which the log was read; no record lies between ``last`` and it.
@@ -71,8 +72,7 @@ class Label:
         try:
             facts = _decode(data)
         except (msgspec.DecodeError, UnicodeDecodeError) as exc:
-            msg = f"a store's label can't be read: {exc}"
-            raise ContractError(msg) from exc
+            raise ContractError(f"a store's label can't be read: {exc}") from exc
         contracts = Contracts.from_json(facts.contracts)
         secrets = frozenset(facts.secrets)
         return cls(contracts, secrets, facts.refused, facts.gaps, facts.last, facts.read_to)

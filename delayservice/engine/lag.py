@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 
 class Lag:
-    """Comparison of S with the H of checkpoints that were read back.
+    """Lag of this node's stored records of a slice behind the committed checkpoints.
 
     Under load a copy is always a little behind the newest checkpoint, so it is compared with an
     older one until it has passed that. The lag is the age of the newest checkpoint that it reached.
@@ -22,11 +22,13 @@ class Lag:
         self._reached_s = -math.inf
 
     def never_served(self, now_s: float) -> None:
-        """Note that there is no checkpoint yet, so there is no lag."""
+        """Note that the slice has no checkpoint, so no lag; ``now_s``: monotonic clock, seconds."""
         self.heard({}, now_s)
 
     def heard(self, offsets: Mapping[str, int], now_s: float) -> None:
-        """Note the newest checkpoint: H of each shard, by delay topic; ``now_s`` is monotonic."""
+        """Note the newest checkpoint. ``offsets``: the source offset below which the owner has
+        settled, by delay topic; ``now_s``: monotonic clock, seconds.
+        """
         self._newest, self._newest_s = offsets, now_s
         if self._goal is None:
             self._goal, self._goal_s = offsets, now_s
@@ -37,10 +39,11 @@ class Lag:
         """Return the lag in seconds; infinite while it is not known.
 
         Args:
-            stored: S of each shard that is served here, by delay topic; others are not compared.
+            stored: the next source offset to store, by delay topic; topics that are missing are not
+                compared.
             now_s: monotonic clock, seconds.
             log_ends: recent end offsets of the shards' logs, as far as they are known. A copy that
-                holds a whole log has no lag, even if H of the checkpoint lies above.
+                holds a whole log has no lag, even if the checkpoint's offset lies above.
         """
         if any(stored.get(topic, 0) < offset for topic, offset in self._stored.items()):
             self._reached_s = -math.inf  # the store has started over

@@ -38,7 +38,7 @@ _NO_COPIES = "the service writes no copies to level topics"
 
 
 class LevelRecords:
-    """Settles the rows of one level topic's partition. Not thread-safe: it caches targets.
+    """Builder of the outputs of one level topic's partition. Not thread-safe: it caches targets.
 
     Args:
         reader: the reader of records that are not plain.
@@ -71,8 +71,8 @@ class LevelRecords:
         return row[1] + self._contracts.at(row[0]).level_ms
 
     def settle(self, rows: Iterable[Row], now_ms: int) -> list[Output]:
-        """Return one output for each row, up to the first that is not due or has to wait. It is one
-        function because every record goes through it (``bench level``).
+        """Return one output for each row, up to the first that is not due at ``now_ms``, epoch ms,
+        or can't be settled now. One function, because every record passes it (``bench level``).
         """
         outputs: list[Output] = []
         add = outputs.append
@@ -119,8 +119,9 @@ class LevelRecords:
         return outputs
 
     def _settle_any(self, row: Row, now_ms: int, plain_text: bytes | None) -> Output | None:
-        """Return the output of a record that needs the reader; None: it has to wait.
-        ``plain_text``: its plain target header, whose topic is cached; ``b""``: it is not plain.
+        """Return the output of a record that ``settle`` does not read itself; None: it can't be
+        settled now. ``plain_text``: its plain target header, whose topic is cached; ``b""``: the
+        record is not plain.
         """
         offset, kind, key_ms, _, payload, extra = self._reader.read(*row)
         if kind == INVALID:
@@ -136,7 +137,7 @@ class LevelRecords:
 
 
 class LevelShard:
-    """The state of one level topic's partition on one node. Single-threaded.
+    """The state of one level topic's partition on one node. Not thread-safe.
 
     Like ``engine.shard.Shard`` it only *stages*: records are settled by ``commit``, after the
     transaction with the outputs and the staged cursor was committed; ``abort`` undoes the staging.
@@ -153,7 +154,7 @@ class LevelShard:
     """
 
     is_walked = True
-    """Always True: H does not move separately from K."""
+    """Always True: a level topic has no separate walk over offsets, as ``Shard`` has."""
     is_filling = False
     """Always False: a commit frees no room, because fetched rows wait for their due times."""
 
@@ -173,19 +174,21 @@ class LevelShard:
     # --- roles ---------------------------------------------------------------------------------
 
     def follow(self, cursor: Cursor) -> None:
-        """Become a replica at the cursor of the checkpoint; a replica stores no rows."""
+        """Become a replica, with the cursor of the newest checkpoint; a replica fetches no rows."""
         self._begin(cursor)
         self.owned = False
 
     def take_over(self, cursor: Cursor, end: int, records: LevelRecords) -> None:
-        """Become the owner from ``cursor`` on; ``end``: end offset of the log now."""
+        """Become the owner, which settles by ``records`` from ``cursor`` on. ``end``: end offset of
+        the log now.
+        """
         self._begin(cursor)
         self.owned = True
         self._end = end
         self._records = records
 
     def go_back(self, offset: int) -> None:
-        """Move H back to ``offset``, because the log was truncated and H had passed its end."""
+        """Settle again from source offset ``offset``, because the log was truncated there."""
         self._begin(Cursor(self.committed.key, offset))
 
     def _begin(self, cursor: Cursor) -> None:
@@ -197,12 +200,12 @@ class LevelShard:
     # --- fetch ahead ---------------------------------------------------------------------------
 
     def reaches(self, end: int) -> None:
-        """Note an end offset of the log."""
+        """Note the end offset of the log."""
         self._end = max(self._end, end)
 
     @property
     def stored(self) -> int:
-        """Return S, the last known end of the log: its records are stored in Kafka."""
+        """Return the last known end offset of the log, up to which Kafka stores the records."""
         return max(self._end, self.read)
 
     @property
@@ -211,19 +214,19 @@ class LevelShard:
         return self.stored - self.committed.offset
 
     def ingest(self, rows: Sequence[Row], stop: int) -> None:
-        """Add the rows of a run of the log from ``read`` up to ``stop``."""
+        """Add the fetched rows of the log from offset ``read`` up to ``stop``, exclusive."""
         self._rows += rows
         self._bytes += _content_bytes(rows)
         self.read = stop
 
     @property
     def waiting(self) -> int:
-        """Return the number of rows that are fetched and not staged."""
+        """Return the number of rows that are fetched, and not settled in the open transaction."""
         return len(self._rows) - self._staged_rows
 
     @property
     def is_full(self) -> bool:
-        """Return whether fetching must stop, because a limit of rows or bytes is reached."""
+        """Return whether fetching must stop: ``records_max`` or ``bytes_max`` is reached."""
         return self.waiting >= self._records_max or self._bytes >= self._bytes_max
 
     @property
@@ -245,8 +248,9 @@ class LevelShard:
         return max(self._bytes / max(len(self._rows), 1), 1.0)
 
     def advance(self, now_ms: int, limit: int) -> list[Output]:
-        """Stage the first due rows, at most ``limit``; return their outputs. H also passes offsets
-        without a record: transaction markers, and aborted records.
+        """Stage the first rows that are due at ``now_ms``, epoch ms, at most ``limit``, and return
+        their outputs. Offsets without a record are passed too: transaction markers, and records of
+        aborted transactions.
         """
         if self._records is None or not self.owned:
             return []
@@ -270,7 +274,7 @@ class LevelShard:
         return self.staged != self.committed
 
     def commit(self) -> None:
-        """Drop the staged rows, because the transaction with the staged cursor is committed."""
+        """Drop the staged rows, after the transaction with the staged cursor was committed."""
         gone = self._rows[: self._staged_rows]
         del self._rows[: self._staged_rows]
         self._bytes = self._bytes - _content_bytes(gone) if self._rows else 0

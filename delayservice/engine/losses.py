@@ -17,8 +17,8 @@ RANGES_MAX: Final = 16
 
 
 class Gap(NamedTuple):
-    """Offsets ``[first, stop)`` that a store lacks, where ``below`` equals ``stop``; or that the
-    log lacked when the copies in ``[stop, below)`` were searched for cancellers.
+    """Offsets ``[first, stop)`` that were never read: by a store, where ``below`` equals ``stop``;
+    or when the cancellers of requeued records at offsets ``[stop, below)`` were searched.
     """
 
     first: int
@@ -31,15 +31,17 @@ class Gap(NamedTuple):
         return self.below == self.stop
 
     def concerns(self, offset: int, *, is_copy: bool) -> bool:
-        """Return whether a canceller of the stored record at ``offset`` may lie in the gap."""
+        """Return whether a record in the gap may have settled the stored record at ``offset``.
+        ``is_copy``: whether that is a requeued record.
+        """
         if self.is_of_store:
             return offset < self.stop
         return is_copy and self.stop <= offset < self.below
 
 
 class Lost(NamedTuple):
-    """Offsets ``[first, stop)`` that H skipped. The owner had stored the pending records and marks
-    of those below ``unread``; the others were read by no owner of the shard.
+    """Offsets ``[first, stop)`` that a new owner skipped, because retention had deleted them before
+    they were settled. Those below ``unread`` were in its store; no owner has read the others.
     """
 
     first: int
@@ -58,20 +60,22 @@ def with_gap(gaps: Sequence[Gap], gap: Gap) -> tuple[Gap, ...]:
 
 
 def stored_without_gap(gaps: Iterable[Gap], start: int, stored: int) -> int:
-    """Return the offset up to which a store holds all from ``start`` on; ``stored``: its S."""
+    """Return the offset up to which a store has read all offsets from ``start`` on. ``stored``: the
+    next offset that it will read.
+    """
     lacking = [max(gap.first, start) for gap in gaps if gap.stop > start and gap.is_of_store]
     return min([stored, *lacking])
 
 
 def skipped(ranges: tuple[Lost, ...], h: int, stored: int, log_start: int) -> tuple[Lost, ...]:
     """Return the lost ranges, with the one that a new owner skips. An earlier range that reaches
-    beyond H is cut there, because its rest is part of the new one. Beyond ``RANGES_MAX``, the
+    beyond ``h`` is cut there, because its rest is part of the new one. Beyond ``RANGES_MAX``, the
     oldest are dropped.
 
     Args:
         ranges: the lost ranges in the checkpoint.
-        h: H of the checkpoint.
-        stored: the offset up to which the owner's store holds all from H on.
+        h: the source offset of the checkpoint, below which records are settled.
+        stored: the offset up to which the owner's store has read all from ``h`` on.
         log_start: the first offset that the log holds.
     """
     if h >= log_start:
@@ -81,14 +85,14 @@ def skipped(ranges: tuple[Lost, ...], h: int, stored: int, log_start: int) -> tu
 
 
 def doubtful(gaps: Iterable[Gap], ranges: Sequence[Lost]) -> tuple[Gap, ...]:
-    """Return the gaps in which an unread record may have settled records of the store. To be called
-    by an owner, whose H lies above all gaps.
+    """Return the gaps in which an unread record may have settled records of the store: those that
+    the lost ranges ``ranges`` do not cover. To be called by an owner that has passed all gaps.
     """
     return tuple(gap for gap in gaps if not _was_skipped(gap, ranges))
 
 
 def _was_skipped(gap: Gap, ranges: Iterable[Lost]) -> bool:
-    """Return whether lost ranges that no owner has read cover the whole gap."""
+    """Return whether the whole gap lies in parts of lost ranges that no owner has read."""
     at = gap.first
     for _, unread, stop in sorted(ranges):
         if unread <= at < stop:

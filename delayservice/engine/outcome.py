@@ -21,10 +21,10 @@ RECURRED: Final = 9
 PACED: Final = 10
 """The record is over a limit, and was requeued for a later instant."""
 FORWARDED: Final = 11
-"""The record was sent to the home of its id; ``due_ms`` of the output is its timestamp."""
+"""The record was sent to the home partition of its id; the output's ``due_ms`` is its timestamp."""
 
 COPIES: Final = frozenset({ROLLED, PARKED, RECURRED, PACED})
-"""Outcomes whose outputs are copies in the delay topic, to be read again."""
+"""Outcomes whose outputs are requeued records in a delay topic, to be read again."""
 
 OUTCOME_NAMES: Final = (
     "delivered",
@@ -53,15 +53,17 @@ the wait. It is a tuple, because every delivered record has one (``bench whole``
 
 PAST_DUE: Final = "past_due"
 RESUMED: Final = "resumed"
-"""Deliveries with separate lateness: of records due before they were written, and put off."""
+"""Kinds of deliveries with lateness of their own: of records that were due before they were
+written, and of records that were put off."""
 SENT_HOME: Final = "forwarded"
-"""Kind of records that were sent home; the time since they were written is counted separately."""
+"""Kind of records that were sent to the home partition of their id, with the time since they were
+written as lateness."""
 _NOTHING_PAST: Final[Mapping[int, int]] = {}
 
 
 class Tally:
-    """Sums over outputs, so that the outputs need not be kept until their commit: their memory is
-    reused by the next ones while it is in the cache (``bench whole``).
+    """Sums over the outputs of a transaction, for metrics. The outputs themselves need not be kept
+    until the commit, so their memory is reused while it is in the cache (``bench whole``).
 
     Attributes:
         records: number of outputs.
@@ -92,8 +94,8 @@ class Tally:
         topic: str,
         written_ms: Mapping[int, int] = _NOTHING_PAST,
     ) -> None:
-        """Add outputs of a delay topic. ``written_ms``: append times, epoch ms, by offset, of
-        records that were due before they were written.
+        """Add outputs of the delay topic ``topic``. ``written_ms``: append times, epoch ms, by
+        source offset, of records that were due before they were written.
         """
         due_ms = [output[6] for output in outputs if output[0] == DELIVERED]
         self.records += len(outputs)

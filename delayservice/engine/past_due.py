@@ -23,7 +23,9 @@ class PastDue(dict[int, int]):
         self._keys_ms: dict[int, int] = {}
 
     def note(self, rows: Sequence[Row], entries: Sequence[Entry]) -> None:
-        """Note the records of a run that were past due; ``entries``: one for each row, in order."""
+        """Note those of the rows that were due before they were written; ``entries``: the entry of
+        each row, in order.
+        """
         found = [
             (entry[0], row[1], entry[2])
             for row, entry in zip(rows, entries, strict=True)

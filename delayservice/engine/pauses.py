@@ -18,14 +18,16 @@ KINDS: Final[tuple[Kind, ...]] = ("target", "topic")
 
 
 class Paused(NamedTuple):
-    """Object of a pause: deliveries to target topics, by a pattern, or a delay topic."""
+    """What a pause stops: deliveries to target topics that match the shell-style pattern ``name``
+    (kind ``target``), or the delay topic ``name`` (kind ``topic``).
+    """
 
     kind: Kind
     name: str
 
 
 class Pause(msgspec.Struct, frozen=True):
-    """Start and reason of a pause.
+    """When and why a pause began.
 
     Attributes:
         at_ms: start of the pause, epoch milliseconds.

@@ -4,7 +4,7 @@ implements those to Kafka; ``tests/simulation`` runs that code on simulated clie
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Final, NamedTuple, Protocol, TypeAlias, TypeVar
 
@@ -34,8 +34,8 @@ class Run(NamedTuple):
 
 
 class Trouble(NamedTuple):
-    """Reason for which a partition can't be read. ``has_moved``: its log no longer holds the
-    position. ``is_truncated``: that is because the log has lost its end.
+    """Why a partition can't be read. ``has_moved``: its log no longer holds the offset to be read
+    next. ``is_truncated``: that is because the log has lost its end.
     """
 
     place: Place
@@ -98,7 +98,7 @@ class Source(Protocol):
         """End the present or next wait of ``poll``. Thread-safe."""
 
     def take_troubles(self) -> Sequence[Trouble]:
-        """Return the partitions that could not be read since the last call."""
+        """Return the partitions that could not be read since the last call, and why."""
 
     def pause(self, place: Place) -> None:
         """Stop fetching a partition until ``resume``; records fetched already are kept."""
@@ -117,8 +117,8 @@ class Source(Protocol):
 
 
 class Control(NamedTuple):
-    """A record of the service that a commit carries: a checkpoint if ``writer`` is empty, else a
-    claim or release of the slice by that writer; ``value`` None: a tombstone of the writer.
+    """A record about a slice that is committed with the outputs: its checkpoint if ``writer`` is
+    empty, else a claim or release by that writer. ``value`` None: a tombstone of the writer.
     """
 
     slice_no: int
@@ -133,16 +133,16 @@ class Sink(Protocol):
     """
 
     def open(self) -> str:
-        """Give the present writer up, create one with a name that was never used, and return the
-        name.
+        """Give the present writer up, and create one under a transactional id that was never used;
+        return that id.
 
         Raises:
             KafkaEdgeError: Kafka refuses, or does not answer.
         """
 
     def send(self, place: Place, outputs: Sequence[Output]) -> None:
-        """Write outputs of a shard; they become visible with the next commit (``at_least_once``:
-        target outputs at once).
+        """Write outputs of a shard. They become visible with the next commit; under the guarantee
+        ``at_least_once``, outputs to target topics are visible at once.
 
         Raises:
             RefusedError: the client refuses one of the outputs for good.
@@ -167,28 +167,39 @@ class Sink(Protocol):
         """
 
     def discard(self) -> None:
-        """Give the writer up without commit or abort; ``open`` creates a new one."""
+        """Give the writer up without commit or abort. Nothing can be sent until ``open``."""
 
 
-class Targets(Protocol):
-    """Known facts about target topics; no method waits for the cluster.
+class WritableTargets(Protocol):
+    """Known facts about target topics that settling needs; no method waits for the cluster."""
+
+    @property
+    def fit(self) -> Container[Target]:
+        """Return the targets that can be written to, as far as is known."""
+
+    def obstacle(self, target: Target) -> tuple[str, str] | None:
+        """Return why a target can't be written to now, as code and detail; None: it can, and
+        ``fit`` has it unless its topic takes only small batches or needs keys. ``TARGET_ASKED``:
+        the cluster is being asked, and the shard waits. ``TARGET_LATER``: the record is put off.
+        """
+
+    def refusal(
+        self, topic: str, key: bytes | None, value: bytes | None, headers: Headers
+    ) -> tuple[str, str] | None:
+        """Return why a writable topic refuses this record, as code and detail; None: it accepts the
+        record, which then counts as part of the open transaction. ``TARGET_LATER``: a later
+        transaction may hold the record.
+        """
+
+
+class Targets(WritableTargets, Protocol):
+    """Known facts about target topics, with a background lookup of unknown ones.
 
     Attributes:
         fit: targets that can be written to, as far as is known. Emptied when that may have changed.
     """
 
     fit: set[Target]
-
-    def obstacle(self, target: Target) -> tuple[str, str] | None:
-        """Return why a target can't be written to, as code and detail; None: it can, and ``fit``
-        has it unless its topic takes only small batches or needs keys. ``TARGET_ASKED``: the
-        cluster is being asked. ``TARGET_LATER``: the record is to be put off.
-        """
-
-    def refusal(
-        self, topic: str, key: bytes | None, value: bytes | None, headers: Headers
-    ) -> tuple[str, str] | None:
-        """Return why a topic refuses a record, as ``engine.writable.WritableTargets`` does."""
 
     def expect(self, targets: Collection[Target]) -> None:
         """Start to look up unknown targets among these, in the background."""
@@ -209,37 +220,43 @@ class Checkpoints(Protocol):
         """Return whether the whole topic was read and holds no checkpoint of the slice."""
 
     def take_cuts(self, slice_no: int) -> Sequence[ReadBack]:
-        """Return the checkpoints since the last call at which copies are to be compared. They are
-        the same on every node, and not newer than the result of ``read_back``.
+        """Return the checkpoints since the last call at which the stores of all nodes are to be
+        compared. They are the same on every node, and not newer than the result of ``read_back``.
         """
 
 
 class Succession(Protocol):
-    """Queries of a take-over to Kafka and the ensemble, on a helper thread; they may block.
+    """Queries to Kafka and the ensemble when this node takes slices over. They run on a helper
+    thread, and may block.
 
     All of them raise ``KafkaEdgeError`` if there is no answer in time.
     """
 
     def enter(self, writer: str) -> None:
-        """Make ``writer`` the own writer from now on; does not block."""
+        """Make the transactional id ``writer`` the writer of this process. Does not block."""
 
     def confirm(self, slices: Collection[int]) -> frozenset[int]:
-        """Return the slices among these that this node is certainly to own."""
+        """Return those of the slices that the ensemble still assigns to this node as owner."""
 
     def await_claims(self, slices: Mapping[int, int]) -> Mapping[int, Claimed]:
-        """Wait until the own claims of these slices, each with a turn above the number given, are
-        read back, and return them. All transactions below a claim in its partition have ended by
-        then: a writer that leaves one open there is fenced after a while.
+        """Wait until this writer's claims of the slices are read back, and return them.
+
+        Args:
+            slices: by slice, the number (``turn``) above which its claim must be. All transactions
+                before a claim in the claims topic have ended by then: a writer that leaves one open
+                there is fenced after a while.
         """
 
     def newest(self, slice_no: int) -> bytes | None:
-        """Return the newest committed checkpoint in the topic; None: the topic holds none."""
+        """Return the newest committed checkpoint of a slice, as bytes; None: there is none yet."""
 
     def legacy_writer(self, slice_no: int) -> str | None:
         """Return the transactional id of a slice's nodes of version 1; None: there were none."""
 
     def fence(self, writers: Collection[str]) -> None:
-        """Fence these writers, without those that this process has fenced before."""
+        """Fence these writers, so that they can't commit any more; those that this process has
+        fenced before are skipped.
+        """
 
     def read_to_end(self, slices: Collection[int]) -> Mapping[int, bytes | None]:
         """Read the checkpoint topic to its present end; return the newest committed checkpoint of
@@ -247,7 +264,9 @@ class Succession(Protocol):
         """
 
     def bounds(self, places: Collection[Place]) -> Mapping[Place, Bounds]:
-        """Return where these logs start and end, without partitions that give no answer."""
+        """Return where the logs of these partitions start and end. Partitions that give no answer
+        are missing in the result.
+        """
 
 
 class Background(Protocol):
@@ -294,13 +313,17 @@ class Gate(Protocol):
         """Return the newest version of the contract that every live node knows."""
 
     def settling(self, slice_no: int, *, is_settling: bool) -> None:
-        """Note whether this node settles a slice: from its take-over until its last transaction."""
+        """Note whether this node settles records of a slice now: True from its take-over, False
+        after its last transaction.
+        """
 
     def gave_up(self, slice_no: int, why: str) -> None:
         """Note that a slice can't be served here now, so that another node takes it over."""
 
     def frozen(self) -> str | None:
-        """Return why the clock can't be trusted now, so that K must not advance; None: it can."""
+        """Return why the wall clock can't be trusted, so that no record may be delivered; None: it
+        can.
+        """
 
     def heard_broker(self, broker_ms: int, read_back: ReadBack | None, sent_s: float) -> None:
         """Check the clock against a broker's timestamp, epoch ms: of a consumed record, or of an
@@ -312,7 +335,7 @@ class Observer(Protocol):
     """Receiver of events for metrics, once per batch."""
 
     def ingested(self, slice_no: int, records: int) -> None:
-        """Note the number of source records that were stored."""
+        """Note that ``records`` more source records of a slice were stored."""
 
     def settled(self, slice_no: int, tally: Tally, now_ms: int) -> None:
         """Note the sums of committed outputs; ``now_ms``: time of the commit's answer, epoch ms."""

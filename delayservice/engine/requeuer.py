@@ -11,8 +11,8 @@ from delayservice.contract.requeue import write_copy
 from delayservice.contract.spread import spread_ms
 from delayservice.engine import outcome
 from delayservice.engine.outcome import Output
+from delayservice.engine.ports import WritableTargets
 from delayservice.engine.routes import Routes
-from delayservice.engine.writable import WritableTargets
 
 _HELD_PARTS: Final = 8
 _HELD_TIMES_MAX: Final = 10
@@ -26,8 +26,8 @@ class Requeuer:
     """Builder of the outputs that requeue the records of one shard.
 
     Attributes:
-        topic: the delay topic of the copies, in the same partition; None: there is none, and
-            records wait or are dead-lettered instead.
+        topic: the delay topic to which records are appended, in the partition of the same number;
+            None: there is none, and records wait or are dead-lettered instead.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class Requeuer:
         self._targets = targets
 
     def takes(self) -> bool:
-        """Return whether copies can be appended now; True if there is no topic for them."""
+        """Return whether records can be requeued now; True if there is no topic for them."""
         if self.topic is None:
             return True
         place = (self.topic, self._partition)
@@ -62,7 +62,16 @@ class Requeuer:
         base: int,
         settles: int | None = None,
     ) -> Output:
-        """Return the output that appends a record again, with the key ``at_ms``, epoch ms."""
+        """Return the output that appends a record again.
+
+        Args:
+            kind: the outcome, one of ``outcome.COPIES``.
+            offset: source offset of the record.
+            payload: the record as it is requeued.
+            at_ms: when the requeued record is to be settled (its key), epoch milliseconds.
+            base: first offset at which a record of the same id cancels the requeued one.
+            settles: offset that it settles; None: ``offset``.
+        """
         topic = self.topic or self._from
         key, value, headers = write_copy(
             topic,
@@ -78,17 +87,23 @@ class Requeuer:
         return (kind, topic, self._partition, key, value, headers, payload[5], offset)
 
     def roll(self, offset: int, payload: Payload, now_ms: int, base: int) -> Output:
-        """Return the output that rolls a record which is due beyond the roll window."""
+        """Return the output that rolls a record (requeues it at ``now_ms``, epoch ms, because it is
+        due beyond the roll window).
+        """
         at_ms = self.at_ms(offset, payload, now_ms)
         return self.requeue(outcome.ROLLED, offset, payload, at_ms, base)
 
     def pace(self, offset: int, payload: Payload, at_ms: int, now_ms: int, base: int) -> Output:
-        """Return the output that requeues a record until its turn, or an earlier roll time."""
+        """Return the output that requeues a record over a limit until ``at_ms``, epoch ms, or until
+        it must be rolled, if that is earlier.
+        """
         bounded_ms = min(at_ms, self.at_ms(offset, (*payload[:5], at_ms, None), now_ms))
         return self.requeue(outcome.PACED, offset, payload, bounded_ms, base)
 
     def park(self, offset: int, payload: Payload, now_ms: int, base: int, attempt: int) -> Output:
-        """Return the output that parks a record until its next attempt, or an earlier roll time."""
+        """Return the output that parks a record until its next attempt, or until it must be rolled,
+        if that is earlier. ``attempt``: number of the attempt that failed, from 1.
+        """
         at_ms = now_ms + self._routes.park_delays_ms[attempt - 1]
         at_ms = min(at_ms, self.at_ms(offset, (*payload[:5], at_ms, None), now_ms))
         again = (*payload[:6], next_attempt(payload[6]))
@@ -117,8 +132,8 @@ class Requeuer:
         return self.requeue(outcome.PARKED, offset, payload, at_ms, base)
 
     def later_ms(self, offset: int, payload: Payload, now_ms: int, at_first_ms: int) -> int:
-        """Return the key of a record that has to wait, epoch ms. The wait is ``at_first_ms``, or
-        longer if the record is long past due.
+        """Return until when a record is requeued that can't be settled at ``now_ms``, epoch ms. The
+        wait is ``at_first_ms``, or up to ten times that if the record is long past due.
         """
         wait_ms = min(
             max(at_first_ms, (now_ms - payload[5]) // _HELD_PARTS), _HELD_TIMES_MAX * at_first_ms
@@ -127,13 +142,17 @@ class Requeuer:
         return min(at_ms, self.at_ms(offset, (*payload[:5], at_ms, None), now_ms))
 
     def at_ms(self, offset: int, payload: Payload, now_ms: int) -> int:
-        """Return the key of a copy made now, epoch ms: its due time, or an earlier roll time."""
+        """Return when a record that is requeued at ``now_ms`` is to be settled (its key), epoch ms:
+        at its due time, or earlier when it must be rolled.
+        """
         routes = self._routes
         window_ms = routes.roll_window_ms - spread_ms(offset, routes.roll_spread_ms)
         return max(min(payload[5], now_ms + window_ms), 1)
 
 
 def was_tried(payload: Payload) -> bool:
-    """Return whether a record is at its second or later attempt; if it is not due, it was fired."""
+    """Return whether a record is at its second or a later delivery attempt. If it is not due yet,
+    it was fired.
+    """
     meta = payload[6]
     return meta is not None and meta[2] > 1

@@ -9,15 +9,15 @@ class Role(Enum):
     """Role of a node for a slice at a moment (``ha.ownership``)."""
 
     REPLICA = "replica"
-    """The node stores, and does not settle."""
+    """The node stores the records of the slice, and does not deliver them."""
     HEIR = "heir"
     """The node is a replica that is about to become the owner; it opens its writer ahead."""
     PAUSED = "paused"
-    """The node is still the owner, but without the ensemble: it begins no new transaction."""
+    """The node is still the owner, but can't reach ZooKeeper: it begins no new transaction."""
     OWNER = "owner"
-    """The node settles. A wrong owner is fenced by Kafka: it costs a take-over, no duplicate."""
+    """The node delivers the records of the slice. A former owner is fenced by Kafka."""
 
     @property
     def keeps_owning(self) -> bool:
-        """Return whether a node that owns the slice remains its owner."""
+        """Return whether an owner that gets this role is still the owner."""
         return self in {Role.OWNER, Role.PAUSED}

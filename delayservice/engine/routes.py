@@ -24,7 +24,7 @@ class Routes:
     held_ms: int = 60_000
     """First wait of a record whose target is paused, ms; up to half of it is added as spread."""
     accepted: tuple[bytes, ...] = ()
-    """Secrets besides ``secret`` that verify copies, while one is replaced."""
+    """Secrets besides ``secret`` that verify requeued records, while the secret is replaced."""
     allowlist: Callable[[str], Allowlist] = Allowlist
     """Function that returns a delay topic's allowed targets by settings; default: all denied."""
     parks_missing: bool = True
@@ -32,5 +32,5 @@ class Routes:
 
     @property
     def secrets(self) -> tuple[bytes, ...]:
-        """Return the secrets that verify copies; the first one signs them."""
+        """Return the secrets that verify requeued records and envelopes; the first one signs."""
         return (self.secret, *self.accepted)

@@ -10,7 +10,7 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from delayservice.contract.codec import Meta, Payload, next_attempt, turn_of, with_turn
+from delayservice.contract.codec import Payload, next_attempt, turn_of, with_turn
 from delayservice.contract.codes import (
     CRON_INVALID,
     SLOT_FULL,
@@ -24,9 +24,8 @@ from delayservice.contract.codes import (
     RecordRefusedError,
 )
 from delayservice.contract.contracts import Contracts
-from delayservice.contract.letters import asked_again, is_large
 from delayservice.contract.names import DELAY_FIRED_BY
-from delayservice.contract.provenance import Provenance
+from delayservice.contract.provenance import Provenance, asked_again, is_large
 from delayservice.contract.recurrence import (
     Recurrence,
     at_occurrence,
@@ -40,15 +39,34 @@ from delayservice.contract.requeue import CONTINUES
 from delayservice.engine import outcome
 from delayservice.engine.endings import BY_KEY, Endings
 from delayservice.engine.flow import Flow
-from delayservice.engine.outcome import Output
+from delayservice.engine.outcome import Output, Target
+from delayservice.engine.ports import WritableTargets
 from delayservice.engine.requeuer import Requeuer, was_tried
 from delayservice.engine.routes import Routes
 from delayservice.engine.verdicts import Verdicts
-from delayservice.engine.writable import AnyTarget, WritableTargets
 
 _SERVICE_TOPIC_MS: Final = 2_000
 """First wait of a record whose dead letter or outcome can't be written, ms."""
 _SENT: Final = (outcome.DELIVERED, outcome.FIRED)
+
+
+class _Any:
+    """Container of every target."""
+
+    def __contains__(self, _: object) -> bool:
+        return True
+
+
+class _AnyTarget:
+    """Targets that can all be written to, and that refuse no record."""
+
+    fit = _Any()
+
+    def obstacle(self, _target: Target) -> None:
+        """Return None: every target can be written to."""
+
+    def refusal(self, *_: object) -> None:
+        """Return None: every record is accepted."""
 
 
 class Settler:
@@ -68,10 +86,10 @@ class Settler:
         """
         self.topic = topic
         self.partition = partition
-        self._routes = routes
+        self.routes = routes
         self.verdicts = verdicts
-        self.targets: WritableTargets = targets or AnyTarget()
-        self._provenance = provenance = Provenance(topic, partition)
+        self.targets: WritableTargets = targets or _AnyTarget()
+        self.provenance = provenance = Provenance(topic, partition)
         self.endings = Endings(provenance, f"{topic}:{partition}", routes, verdicts, self.targets)
         self.requeuer = Requeuer((topic, partition), provenance, routes, self.targets)
         self._flow = flow if flow is not None and flow.limits else None
@@ -81,18 +99,9 @@ class Settler:
         """The contracts of the shard's records; None: settings alone decide on every target."""
 
     @property
-    def secret(self) -> bytes:
-        """Return the cluster secret, which signs copies and envelopes."""
-        return self._routes.secret
-
-    @property
     def has_limits(self) -> bool:
         """Return whether rates or caps are set, by which a due record may be put off."""
         return self._flow is not None
-
-    def is_copy(self, offset: int, meta: Meta | None) -> bool:
-        """Return whether the record at an offset has another record as its user's original."""
-        return self._provenance.is_copy(offset, meta)
 
     def denial(self, offset: int, target: str) -> tuple[str, str] | None:
         """Return why the settings deny a record's target, as code and detail; None: it is allowed,
@@ -109,11 +118,11 @@ class Settler:
     def settle(
         self, offset: int, key_ms: int, payload: Payload, now_ms: int, base: int
     ) -> Output | None:
-        """Return the output that settles a pending record whose key time has passed.
+        """Return the output that settles a pending record whose key time ``key_ms`` has passed.
 
-        A record whose key is a roll time is rolled, unless its copy was refused, or settings deny
-        its target. ``base`` is the first offset at which a record of the same id cancels a copy
-        made now (rule 12). None: the record has to wait, because
+        A record that is not due yet at ``now_ms`` is rolled, unless the broker refused that before,
+        or settings deny its target. ``base`` is the first offset at which a record of the same id
+        cancels the record if it is requeued now (rule 12). None: the record has to wait, because
 
         - it is not due, and no roll is due either, after the clock stepped back;
         - its target is being looked up, or is paused and there is no topic to requeue it in;
@@ -123,7 +132,9 @@ class Settler:
         return output if output is None or self._can_follow(output, payload) else None
 
     def _can_follow(self, output: Output, payload: Payload) -> bool:
-        """Return whether the delay topic can be written to, if the output needs a copy there."""
+        """Return whether the output can be committed: False if it is a requeued record, or is
+        followed by a schedule's next occurrence, and the delay topic can't be written to.
+        """
         meta = payload[6]
         is_followed = output[0] in _SENT and meta is not None and recurs(meta)
         return self.requeuer.takes() if is_followed or output[0] in outcome.COPIES else True
@@ -158,8 +169,8 @@ class Settler:
         return output
 
     def _settle_now(self, offset: int, payload: Payload, now_ms: int, base: int) -> Output | None:
-        """Return the delivery, or the output of a record that is denied, expired or blocked; None:
-        wait.
+        """Return the delivery of a record, or its other output if its target is denied or can't be
+        written to, or if it is expired; None: it has to wait.
         """
         target, partition, key, value, headers, due_ms, meta = payload
         if target not in self._good:
@@ -169,14 +180,14 @@ class Settler:
         if meta is not None:
             if meta[3] is not None and now_ms > meta[3]:
                 told = self.endings.outcome(outcome.EXPIRED, offset, meta[0], meta[1], due_ms, None)
-                outcomes = self._routes.outcomes
+                outcomes = self.routes.outcomes
                 return told or self._put_off(outcomes, offset, payload, now_ms, base)
             recurrence = recurrence_of(meta)
             if recurrence is not None and not recurrence.number:
                 return self._arm(offset, payload, recurrence, now_ms, base)
             if recurrence is not None and self._lacks_letter(offset, payload, now_ms):
-                return self._put_off(self._routes.dead_letter, offset, payload, now_ms, base)
-        sent = headers + self._provenance.headers(offset, due_ms, meta)
+                return self._put_off(self.routes.dead_letter, offset, payload, now_ms, base)
+        sent = headers + self.provenance.headers(offset, due_ms, meta)
         if (target, partition) not in self.targets.fit or is_large(value, headers):
             reason = self.targets.obstacle((target, partition))
             reason = reason or self.targets.refusal(target, key, value, sent)
@@ -199,18 +210,18 @@ class Settler:
 
     def _lacks_letter(self, offset: int, payload: Payload, now_ms: int) -> bool:
         """Return whether the schedule would end with a dead letter that can't be written now."""
-        if self.endings.takes(self._routes.dead_letter):
+        if self.endings.takes(self.routes.dead_letter):
             return False
-        source = self._provenance.source(offset, payload[6])
+        source = self.provenance.source(offset, payload[6])
         try:
-            following(payload, source, now_ms, self._routes.cron_time)
+            following(payload, source, now_ms, self.routes.cron_time)
         except RecordRefusedError:
             return True
         return False
 
     def fire(self, offset: int, payload: Payload, now_ms: int, by: int) -> Output | None:
-        """Return the output that settles a pending record before it is due, by the fire at offset
-        ``by``; None: it has to wait, as in ``settle``.
+        """Return the output that settles a pending record before it is due, because the record at
+        offset ``by`` fires it; None: it has to wait, as in ``settle``.
         """
         refusal = self.verdicts.refusal(offset)
         if refusal is not None:
@@ -227,15 +238,15 @@ class Settler:
     def following(
         self, output: Output, offset: int, payload: Payload, now_ms: int, base: int
     ) -> Output | None:
-        """Return the copy with a schedule's next occurrence, to accompany the output that delivers
-        the pending one; None: there is none. If the next occurrence can't be computed, return the
-        dead letter of the rest of the schedule, which can be replayed.
+        """Return the output with a schedule's next occurrence, to accompany the ``output`` that
+        delivers the pending one; None: no occurrence follows. If the next occurrence can't be
+        computed, return the dead letter of the rest of the schedule, which can be replayed.
         """
         if output[0] not in _SENT:
             return None
-        source = self._provenance.source(offset, payload[6])
+        source = self.provenance.source(offset, payload[6])
         try:
-            again = following(payload, source, now_ms, self._routes.cron_time)
+            again = following(payload, source, now_ms, self.routes.cron_time)
         except RecordRefusedError as exc:
             return self._dead_letter_rest(offset, payload, exc.code, exc.detail)
         if again is None:
@@ -246,7 +257,9 @@ class Settler:
     def _arm(
         self, offset: int, payload: Payload, recurrence: Recurrence, now_ms: int, base: int
     ) -> Output | None:
-        """Return the copy with the first occurrence of a cron schedule, or its dead letter."""
+        """Return the output that requeues a new cron schedule until its first occurrence, or its
+        dead letter.
+        """
         try:
             first = self._first(offset, payload, recurrence)
         except RecordRefusedError as exc:
@@ -258,8 +271,8 @@ class Settler:
         """Return the payload of a cron schedule's first occurrence; raise ``RecordRefusedError`` if
         there is none.
         """
-        source = self._provenance.source(offset, payload[6])
-        due_ms = first_ms(recurrence, payload[5], self._routes.cron_time)
+        source = self.provenance.source(offset, payload[6])
+        due_ms = first_ms(recurrence, payload[5], self.routes.cron_time)
         first = at_occurrence(payload, replace(recurrence, number=1), source, due_ms)
         if first is None:
             raise RecordRefusedError(
@@ -268,8 +281,9 @@ class Settler:
         return first
 
     def pending_occurrence(self, offset: int, payload: Payload) -> Payload:
-        """Return the payload to fire: of a new cron schedule, its first occurrence. A schedule
-        without an occurrence is returned unchanged, and refused when it is settled.
+        """Return the payload that a fire delivers: the record's own, or the first occurrence of a
+        new cron schedule. A schedule without an occurrence is returned unchanged, and
+        dead-lettered when it is settled.
         """
         recurrence = recurrence_of(payload[6])
         if recurrence is None or recurrence.number:
@@ -278,19 +292,11 @@ class Settler:
             return self._first(offset, payload, recurrence)
         return payload
 
-    def source(self, offset: int) -> bytes:
-        """Return ``delay-source`` of a user's own record at an offset of this shard."""
-        return self._provenance.source(offset, None)
-
-    def elsewhere(self, payload: Payload) -> bytes | None:
-        """Return ``delay-source`` of a record from an envelope; None: it was written here."""
-        return self._provenance.elsewhere(payload[6])
-
     def _settle_blocked(
         self, reason: tuple[str, str], offset: int, payload: Payload, now_ms: int, base: int
     ) -> Output | None:
-        """Return the output of a record whose target can't take it: a copy, or after the last
-        attempt its dead letter; None: wait.
+        """Return the output of a record whose target can't take it, for ``reason`` (code, detail):
+        it is requeued, or dead-lettered after the last attempt. None: it has to wait.
         """
         code = reason[0]
         if code == TARGET_ASKED:
@@ -306,30 +312,30 @@ class Settler:
 
     def _is_final(self, code: str, attempt: int) -> bool:
         """Return whether this failed attempt is the last one."""
-        if code == TARGET_UNKNOWN and not self._routes.parks_missing:
+        if code == TARGET_UNKNOWN and not self.routes.parks_missing:
             return True
-        return code in (TOO_LARGE, TARGET_REFUSED) or attempt > len(self._routes.park_delays_ms)
+        return code in (TOO_LARGE, TARGET_REFUSED) or attempt > len(self.routes.park_delays_ms)
 
     def _end_with_letter(
         self, reason: tuple[str, str], offset: int, payload: Payload, now_ms: int, base: int
     ) -> Output | None:
-        """Return the dead letter of a valid record, or a copy while it can't be written; None:
-        wait.
+        """Return the dead letter of a pending record, or requeue the record while the letter can't
+        be written; None: it has to wait.
         """
         letter = self.endings.dead_letter_of(offset, payload, *reason)
-        return letter or self._put_off(self._routes.dead_letter, offset, payload, now_ms, base)
+        return letter or self._put_off(self.routes.dead_letter, offset, payload, now_ms, base)
 
     def _dead_letter_rest(self, offset: int, payload: Payload, code: str, detail: str) -> Output:
         """Return the dead letter of the rest of a schedule, beside its delivered occurrence."""
         rest = left_after(payload)
-        source = self._provenance.source(offset, rest[6])
+        source = self.provenance.source(offset, rest[6])
         again, reason = asked_again(rest), (code, detail)
         return self.endings.letter_beside(offset, again, reason, source, rest[5])
 
     def _limit(
         self, flow: Flow, offset: int, key_ms: int, payload: Payload, now_ms: int, base: int
     ) -> Output | None:
-        """Return the copy or dead letter of a record over a limit; None: deliver it.
+        """Return the output that requeues or dead-letters a record over a limit; None: deliver it.
 
         A cap counts each record once: a key above the due time means that it was put off before.
         """

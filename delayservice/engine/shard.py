@@ -41,7 +41,9 @@ def at_will() -> bool:
 
 
 class CopyScan(NamedTuple):
-    """Offsets ``[base, copy_offset)`` to search for the first user record of an id (rule 13)."""
+    """A search of the log for the first user record of an id in ``[base, copy_offset)``, which
+    settles the requeued record at ``copy_offset`` with key ``key_ms`` (rule 13).
+    """
 
     key_ms: int
     copy_offset: int
@@ -50,18 +52,19 @@ class CopyScan(NamedTuple):
 
 
 class Shard:
-    """State of one shard on one node. Single-threaded.
+    """State of one shard on one node. Not thread-safe.
 
     Attributes:
-        walk: the outputs of records that H passes.
+        walk: builder of the outputs of records that H passes.
+        owned: whether this node settles.
         stored: S, the next source offset to be stored.
         read: the next source offset to be queued for the walk of H; ``staged.offset <= read``.
-        seen: the offset up to which the log was read since take-over, queued or not, so that copies
-            in flight below it are known.
+        seen: the offset up to which the log was read since take-over, queued or not, so that
+            requeued records below it are known.
         end: L, the end of the log at take-over; H does not move until all below it is stored.
         committed: the cursor as last committed; records with keys above its K are stored.
         staged: the cursor that the outputs staged until now will commit.
-        is_held: whether the last walk of K stopped at a record that has to wait.
+        is_held: whether the last ``advance_key`` stopped at a record that has to wait.
     """
 
     def __init__(
@@ -146,13 +149,15 @@ class Shard:
     @property
     def caught_up(self) -> bool:
         """Return whether H may move (rules 7, 14): the log up to its end at take-over is stored and
-        was read, so that copies in flight with keys below K, which the store lacks, are known.
+        was read, so that requeued records with keys below K, which the store lacks, are known.
         """
         return self.stored >= self.end and self.seen >= self.end
 
     @property
     def awaited_end(self) -> int:
-        """Return L while H waits for it, S while stored records are read again; else 0."""
+        """Return the offset up to which the log has to be read before records can be settled: its
+        end at take-over, or the end of stored records that are read again; 0: no such wait.
+        """
         if not self.owned:
             return 0
         if not self.caught_up:
@@ -161,19 +166,23 @@ class Shard:
 
     @property
     def has_room(self) -> bool:
-        """Return whether the walk's queue has room. Records that don't fit are read again later."""
+        """Return whether the queue for the walk of H has room. Records that don't fit are read
+        again later.
+        """
         held = len(self._queue) + len(self._passed)
         return held < self._queue_max and self._queue_bytes < self._queue_bytes_max
 
     @property
     def is_full(self) -> bool:
         """Return whether reading must stop until H has moved. It goes on while H waits for the end
-        of the log at take-over, or for an own copy.
+        of the log at take-over, or for a record that this node has requeued.
         """
         return self.owned and self.caught_up and not self.has_room and not self.walk.waits
 
     def scans_needed(self, start: int, entries: Sequence[Entry], stop: int) -> list[CopyScan]:
-        """Return the scans whose results, ``x`` of copies, ``ingest`` needs; usually none."""
+        """Return the searches of the log whose results ``ingest`` needs as ``scanned``; usually
+        none. ``entries``: those of the run ``[start, stop)``.
+        """
         named = bearing_ids(entries)
         self._names.observe(start, named, stop)
         return [
@@ -191,8 +200,15 @@ class Shard:
         latest_unmarked: LatestUnmarked,
     ) -> Additions:
         """Process the run ``[start, stop)`` of the log, read from ``wanted``; return what the
-        caller must append to the store at once. ``entries`` may be empty: transaction markers have
-        offsets.
+        caller must append to the store at once.
+
+        Args:
+            start: first offset of the run.
+            entries: its records; may be empty, because transaction markers have offsets.
+            stop: end offset of the run, exclusive.
+            scanned: result of each search of ``scans_needed``, by the offset of the requeued
+                record.
+            latest_unmarked: the id index of the store.
         """
         scans = self._resolve(entries, scanned)
         added = Additions()
@@ -287,7 +303,9 @@ class Shard:
         return outputs
 
     def _read_again(self, offset: int) -> None:
-        """Read again from ``offset``, where H waits, to recover records dropped before an abort."""
+        """Set ``read`` back to ``offset``, where H waits, so that records which were dropped before
+        an abort are read again.
+        """
         self._queue.clear()
         self._queue_bytes = _content_bytes(self._passed)
         self.read = offset
@@ -302,9 +320,9 @@ class Shard:
         return self.stored >= self.staged.offset >= max(self._rewalk, self._log_start)
 
     def key_limit_ms(self, now_ms: int, unwalked_ms: int | None) -> int:
-        """Return the key time up to which K may move, epoch ms: now, or ``unwalked_ms``, the append
-        time of the first record that H has not passed, so that a cancel which was written in time
-        takes effect. K waits at most ``_HOLD_BACK_MS`` for it.
+        """Return the key time up to which ``advance_key`` may settle, epoch ms: now, or the append
+        time ``unwalked_ms`` of the first record that H has not passed, so that a cancel which was
+        written in time takes effect. That is waited for at most 250 ms.
         """
         if unwalked_ms is None or now_ms - unwalked_ms >= _HOLD_BACK_MS:
             return now_ms
@@ -312,7 +330,7 @@ class Shard:
 
     @property
     def is_walked(self) -> bool:
-        """Return whether H has passed all records that were read."""
+        """Return whether ``advance_offset`` has passed all records that were read."""
         return self.staged.offset >= self.read
 
     def advance_key(self, frames: Sequence[Frame], now_ms: int) -> list[Output]:
@@ -349,7 +367,7 @@ class Shard:
 
     @property
     def is_filling(self) -> bool:
-        """Return whether over half of the queue is used, and a commit frees what H has passed."""
+        """Return whether over half of the queue is used, and a commit would free some of it."""
         return bool(self._passed) and (
             2 * (len(self._queue) + len(self._passed)) > self._queue_max
             or 2 * self._queue_bytes > self._queue_bytes_max

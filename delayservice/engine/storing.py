@@ -1,7 +1,8 @@
 """Computes what a run of source records adds to a store, equally on owners and replicas.
 
 Source: design rules 3 and 13. A record with a key above the committed K is kept. A user record with
-an id **marks** the latest unmarked earlier record of that id; no record is deleted here.
+an id **marks** the latest unmarked earlier record of that id with its own offset. No record is
+deleted here.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ LatestUnmarked: TypeAlias = Callable[[bytes, int], Key | None]
 latest unmarked record before the offset, or None."""
 
 Scans: TypeAlias = Mapping[int, int]
-"""``x`` by the offset of a copy with an id: the offset of the first user record of that id in
-``[base, offset)``, or ``NO_MARK``."""
+"""By the offset of a requeued record with an id: ``x``, the offset of the first user record of that
+id in ``[base, offset)``, or ``NO_MARK``."""
 
 
 def is_user_record(entry: Entry) -> bool:
@@ -43,7 +44,7 @@ def additions(
         entries: decoded source records at or above the store's stop offset.
         committed_key: K as last read back; records at or below it are late and are not stored.
         latest_unmarked: the id index as of everything stored before ``entries``.
-        scans: ``x`` of every copy among ``entries`` that bears an id.
+        scans: ``x`` of every requeued record with an id among ``entries``.
     """
     k_ms, k_offset = committed_key
     # Compared part by part: a tuple for each record would take a fifth of this (bench whole).
@@ -97,7 +98,8 @@ class _Names:
 
 
 class RecentNames:
-    """Recent user records with ids, by which most copies need no scan of the log.
+    """Recent user records with ids, which save most requeued records a search of the log for their
+    canceller.
 
     Bounded: above twice ``limit`` records, the oldest are dropped down to ``limit``, and the range
     ``[start, stop)`` of known offsets shrinks. A gap in the reading starts a new range.
@@ -111,7 +113,9 @@ class RecentNames:
         self.stop = 0
 
     def observe(self, start: int, named: Iterable[tuple[bytes, Entry]], stop: int) -> None:
-        """Add the user records among ``named``, which are all entries with ids of a run."""
+        """Add the user records among ``named``, the entries with ids of the offsets
+        ``[start, stop)``.
+        """
         if start != self.stop:
             self._forget_all(start)
         for record_id, entry in named:

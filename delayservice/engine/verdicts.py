@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 @dataclass(slots=True)
 class Verdicts:
-    """The broker's refusals of single records.
+    """Refusals of single records by the broker, with the transaction in which each is settled.
 
     ``refused`` maps a source offset to ``(code, detail)``: the broker will never take this record,
     so it is dead-lettered. ``stripped`` holds the offsets whose dead letter was refused too: it is
@@ -21,14 +21,18 @@ class Verdicts:
     """Refused offsets that are settled in the open transaction."""
 
     def refusal(self, offset: int) -> tuple[str, str] | None:
-        """Return why a record was refused, and note that it is settled now; None: it was not."""
+        """Return why the broker refused the record at a source offset, as code and detail, and note
+        that the open transaction settles it; None: it was not refused.
+        """
         found = self.refused.get(offset) if self.refused else None
         if found is not None:
             self.staged.add(offset)
         return found
 
     def refuse(self, refusals: Sequence[tuple[int, tuple[str, str]]]) -> None:
-        """Add refused offsets; after a second refusal the dead letter has no content."""
+        """Add refusals: ``(source offset, (code, detail))``. If an offset is refused a second time,
+        its dead letter will have no content.
+        """
         for offset, reason in refusals:
             if offset in self.refused:
                 self.stripped.add(offset)

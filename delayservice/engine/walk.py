@@ -1,4 +1,8 @@
-"""Builds the outputs of a record that H passes or K reaches, and of the records it hits. Pure."""
+"""Builds the outputs of a record that H passes or K reaches, and of the records it hits. Pure.
+
+``H`` and ``K`` are those of ``cursor``. A record *hits* a pending one of its id if it cancels,
+replaces or fires it. A copy is a requeued record; it is in flight from its append until it is read.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +33,7 @@ from delayservice.engine.outcome import Output
 from delayservice.engine.pending import NO_MARK
 from delayservice.engine.settle import Settler
 
-_FATES: Final = {
+_OUTCOMES: Final = {
     SCHEDULE: outcome.REPLACED,
     CANCEL: outcome.CANCELLED,
     FIRE: outcome.FIRED,
@@ -42,7 +46,7 @@ which were not read yet, because they may be due years ahead."""
 
 
 class Walk:
-    """State of an owner's walk: the pending records to settle when H passes others of their id.
+    """State of an owner's pass over the records of a shard: which pending record each one hits.
 
     Attributes:
         victims: keys of pending records by the offset of the user record that hits them.
@@ -66,14 +70,14 @@ class Walk:
         self.reads = 0
 
     def begin(self, queue: Sequence[Entry], pending_at: PendingAt) -> None:
-        """Start a walk of H over ``queue``; ``pending_at`` reads records from the store."""
+        """Start a pass over the entries in ``queue``; ``pending_at`` reads records of the store."""
         self._queue = queue
         self._pending_at = pending_at
         self.reads = 0
 
     @property
     def waits(self) -> bool:
-        """Return whether any copy is in flight, committed or staged."""
+        """Return whether a record that this node has requeued was not read back yet."""
         return bool(self.in_flight or self.in_flight_staged)
 
     def forget(self) -> None:
@@ -89,12 +93,16 @@ class Walk:
             self.victims.setdefault(offset, {})[key] = None
 
     def came_back(self, record_id: bytes, base: int) -> None:
-        """Note that a copy was read, which may happen before its commit is acknowledged."""
+        """Note that the requeued record of an id, with its ``base``, was read from the log, which
+        may happen before its commit is acknowledged.
+        """
         self.in_flight.discard(record_id, base)
         self.in_flight_staged.discard(record_id, base)
 
     def commit(self, passed: Iterable[Entry]) -> None:
-        """Make staged copies committed ones, and drop the marks of records that H has passed."""
+        """Note that the open transaction was committed: keep its requeued records as in flight, and
+        drop the marks of the ``passed`` entries.
+        """
         self.in_flight.update(self.in_flight_staged)
         self.in_flight_staged.clear()
         for entry in passed:
@@ -102,11 +110,13 @@ class Walk:
             self.x_of_copies.pop(entry[0], None)
 
     def abort(self) -> None:
-        """Drop the staged copies in flight."""
+        """Forget the records that the aborted transaction had requeued."""
         self.in_flight_staged.clear()
 
     def take(self, entry: Entry, k: Key, now_ms: int, outputs: list[Output]) -> bool:
-        """Add the outputs of a record that H passes; return False if H has to wait there."""
+        """Add the outputs of a record that H passes to ``outputs``; return False and add nothing if
+        H has to wait there. ``k``: the cursor's key; ``now_ms``: now, epoch milliseconds.
+        """
         offset, kind, key_ms, record_id, payload, extra = entry
         if kind == INVALID:
             return _took([self._settler.endings.dead_letter(offset, payload, *extra)], outputs)
@@ -141,9 +151,9 @@ class Walk:
         offset, kind, _, _, payload, source = entry
         victims = self._pending_victims(offset, k)
         if kind == SCHEDULE:
-            source = self._settler.elsewhere(payload)
+            source = self._settler.provenance.elsewhere(payload[6])
             return self._settle_victims(entry, record_id, source, victims, now_ms)
-        own = _FATES[kind] if victims else outcome.NOT_PENDING
+        own = _OUTCOMES[kind] if victims else outcome.NOT_PENDING
         said = self._settler.endings.control(own, offset, record_id, source)
         if said is None:
             return None
@@ -171,7 +181,7 @@ class Walk:
         refusal = None if is_done else self._homeward.refusal(entry, record_id, carried)
         if is_done or refusal is not None:  # what waits goes on without it
             own = (
-                self._settler.endings.control(_FATES[kind], offset, record_id)
+                self._settler.endings.control(_OUTCOMES[kind], offset, record_id)
                 if refusal is None
                 else self._settler.endings.dead_letter(offset, original, *refusal)
             )
@@ -235,7 +245,9 @@ class Walk:
         return _one(self._settler.endings.undecided(offset, payload, by))
 
     def _awaits_copy(self, record_id: bytes, offset: int) -> bool:
-        """Return whether a copy of this id is in flight, whose offset is needed first."""
+        """Return whether a requeued record of this id is in flight, whose offset must be known
+        before the record at ``offset`` can be settled.
+        """
         return self.in_flight.has(record_id, offset) or self.in_flight_staged.has(record_id, offset)
 
     def _pending_victims(self, offset: int, k: Key) -> list[Key]:
@@ -259,7 +271,7 @@ class Walk:
         if kind == FIRE:
             return self._fire_victims(offset, victims, now_ms)
         told = [
-            self._settler.endings.cancelled(_FATES[kind], victim[1], record_id, offset, source)
+            self._settler.endings.cancelled(_OUTCOMES[kind], victim[1], record_id, offset, source)
             for victim in victims
         ]
         outputs: list[Output] = []
@@ -290,7 +302,7 @@ class Walk:
         meta = payload[6]
         if not self.doubts or meta is None or meta[0] is None:
             return False
-        is_copy = self._settler.is_copy(offset, meta)
+        is_copy = self._settler.provenance.is_copy(offset, meta)
         return any(gap.concerns(offset, is_copy=is_copy) for gap in self.doubts)
 
     def _content(self, victim: Key) -> Payload:

@@ -1,6 +1,6 @@
 """Records of the repair topic: commands to nodes, and their answers, as JSON.
 
-``scan``          read the copy of a shard from the disk, and publish a cut after that
+``scan``          read the copy of a shard from the disk, and publish its digest after that
 ``detail``        write the keys, marks and hashes of a range, to be compared record by record
 ``rebuild``       replace a range by what is read again from the delay topic
 ``rebuild_copy``  rebuild the whole store of a shard from the delay topic; replicas only
@@ -20,7 +20,8 @@ VERSION: Final = 1
 Verb = Literal["scan", "detail", "rebuild", "rebuild_copy"]
 
 DetailRow = tuple[int, int, int, str]
-"""``(key_ms, offset, mark, hash)``; the hash, 16 hexadecimal digits, is that of the payload."""
+"""``(key_ms, offset, mark, hash)`` of a pending record: its key time in epoch ms, source offset,
+offset of its canceller or -1, and hash of its payload in 16 hexadecimal digits."""
 
 
 class Command(msgspec.Struct, frozen=True, tag_field="kind", tag="command", kw_only=True):
@@ -41,7 +42,7 @@ class Command(msgspec.Struct, frozen=True, tag_field="kind", tag="command", kw_o
         expires_ms: time after which a node must not begin it, epoch milliseconds.
         topic_id: id of the delay topic. A node that serves another topic of that name refuses the
             command. Empty: any topic of that name.
-        replica_only: whether the owner of the slice has to refuse it.
+        replica_only: True: a node that owns the slice refuses the command.
         v: version of the format.
     """
 
@@ -68,7 +69,7 @@ class Report(msgspec.Struct, frozen=True, tag_field="kind", tag="report", kw_onl
         plan: as in the command.
         step: as in the command.
         node: the node that reports.
-        status: whether the command was carried out.
+        status: ``done`` or ``failed``.
         detail: why it failed, as text for people; empty: it was done.
         frames: number of records that were read or rebuilt.
         at_ms: time by the node's clock, epoch milliseconds.
@@ -121,7 +122,7 @@ def encode_message(message: Message) -> bytes:
 
 
 def decode_message(data: bytes) -> Message | None:
-    """Return the message in ``data``; None: it is no message of this version, to be skipped."""
+    """Return the message in the JSON bytes ``data``; None: they are no message of this version."""
     try:
         message = _decode(data)
     except (msgspec.DecodeError, ValueError):

@@ -1,8 +1,9 @@
 """Digest of a shard's copy: count and hash of the pending records in each minute.
 
-Copies are compared by digests, one row per hour, and not record by record. A digest covers records
-with offsets below H and keys above K, except those cancelled or replaced by an offset below H. It
-is updated incrementally: changes from offsets above H wait in ``_later`` until H passes them.
+A copy is what one node has stored of a shard. Copies are compared by digests, one row per hour, and
+not record by record. A digest covers records with offsets below H and keys above K, except those
+cancelled or replaced by an offset below H. It is updated incrementally: changes from offsets above
+H wait in ``_later`` until H passes them. ``engine.cursor`` defines H and K.
 
 A hash is a sum modulo 2^64, so order does not matter and a record can be subtracted. A canceller
 knows a record's key and id but not its payload, so a record with an id is hashed with the id
@@ -24,12 +25,13 @@ SLOT_MS: Final = 60_000
 HOUR_MS: Final = 3_600_000
 SLOTS: Final = HOUR_MS // SLOT_MS
 LATER_MAX: Final = 50_000
-"""Most changes that wait for H. Above it they are counted early, and nothing is published until H
-has passed them. It bounds memory while a slice has no owner."""
+"""Largest number of changes that wait until the cursor's offset H passes them. Beyond it they are
+counted early, and nothing is published until H has passed them. It bounds memory while a slice has
+no owner."""
 
 _NEAR_SLOTS: Final = 2
 NEAR_MS: Final = _NEAR_SLOTS * SLOT_MS
-"""Slots that begin less than this after the start of K's slot are left out, in milliseconds."""
+"""Time after the start of the slot of K within which slots are left out, in milliseconds."""
 _MASK: Final = 2**64 - 1
 _GOLDEN: Final = 0x9E37_79B9_7F4A_7C15
 
@@ -104,7 +106,9 @@ class SlotSums:
         self.changed.update(self._hours)
 
     def take_changed(self) -> list[HourRow]:
-        """Return the rows to publish now; a row without slots stands for an empty hour."""
+        """Return the rows of the hours that changed since the last call; a row without slots stands
+        for an empty hour.
+        """
         rows = [self._row(hour) for hour in sorted(self.changed)]
         self.changed.clear()
         return rows
@@ -129,12 +133,12 @@ def _parts(amount: int) -> tuple[int, int]:
 
 
 class ShardDigest:
-    """Sums of one shard's copy, and a second set that a scan makes from the disk.
+    """Digest of one shard as this node stores it, and a second one that a scan makes from the disk.
 
     Attributes:
         sums: sums of the records pending below ``counted``; None before the first scan has ended.
-        counted: the offset below which records and marks count in ``sums``.
-        stored: S of the store.
+        counted: the source offset below which records and marks count in ``sums``.
+        stored: the next source offset that the store will hold.
         from_ms: start of the first slot that is summed, epoch milliseconds. Records of earlier
             slots are settled, or about to be.
     """
@@ -152,7 +156,9 @@ class ShardDigest:
     def store(
         self, frames: Sequence[Frame], named: Sequence[Named], marks: Sequence[Mark], stop: int
     ) -> None:
-        """Add the records and marks of one ``Store.append``; ``stop`` is the new S."""
+        """Add the records, ids and marks of one ``Store.append``. ``stop``: the source offset up to
+        which the store has read now, exclusive.
+        """
         near = self.from_ms
         ids = {offset: record_id for record_id, _, offset in named}
         hashed, one = xxh3_64_intdigest, _ONE
@@ -195,14 +201,14 @@ class ShardDigest:
     # --- the cursor ----------------------------------------------------------------------------
 
     def follow(self, cursor: Cursor) -> None:
-        """Apply a committed cursor: count changes that H has passed, and drop slots below K."""
+        """Apply a committed cursor: count changes below its offset, drop slots below its key."""
         if cursor.offset > self.counted:
             self._count(min(cursor.offset, self.stored))
         self.pass_key(cursor.key)
 
     def pass_key(self, key: Key) -> None:
-        """Drop slots that K, which is at least ``key``, has reached, or will reach before they can
-        be compared.
+        """Drop the minutes that are settled, because the cursor's key has reached ``key``, and the
+        next two, which will be settled before they can be compared.
         """
         near_ms = (key[0] // SLOT_MS + _NEAR_SLOTS) * SLOT_MS
         if near_ms > self.from_ms:
@@ -225,7 +231,9 @@ class ShardDigest:
         self.counted = max(self.counted, stop)
 
     def is_exact_at(self, offset: int) -> bool:
-        """Return whether the sums hold for H = ``offset``."""
+        """Return whether ``sums`` describe the records pending below source offset ``offset``, so
+        that they may be compared at a checkpoint with that offset.
+        """
         return self.sums is not None and self.counted <= offset <= self.stored
 
     # --- made anew of what the disk holds --------------------------------------------------------
@@ -235,8 +243,8 @@ class ShardDigest:
         self._making, self._made_upto = SlotSums(), (0, 0)
 
     def scanned(self, frames: Iterable[tuple[Frame, bytes | None]], upto: Key) -> None:
-        """Add records read from the disk, each with its id, to the new sums. Their keys are above
-        the last ``upto``, up to this one. Offsets above ``counted`` are added later by ``_later``.
+        """Add records read from the disk, each with its id or None, to the new sums. Their keys are
+        above the last ``upto``, up to this one. Offsets from ``counted`` on are added later.
         """
         making = self._making
         if making is None:

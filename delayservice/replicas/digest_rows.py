@@ -24,7 +24,9 @@ _encode = msgspec.json.Encoder().encode
 
 
 class Place(NamedTuple):
-    """Node, shard and ``life`` of a copy."""
+    """Identity of a copy: its node, its shard, and ``life``, which is new whenever the node begins
+    to publish the copy from nothing.
+    """
 
     node: str
     topic: str
@@ -56,12 +58,12 @@ class CutFacts(NamedTuple):
         cut_ms: time at which the broker appended it, epoch milliseconds.
         epoch: epoch of the owner that wrote it.
         commit: number of the commit among those of that owner.
-        cursor: K and H of the shard.
-        stored: S of the copy.
+        cursor: the cursor of the shard in that checkpoint.
+        stored: the next source offset that the copy will store.
         from_ms: start of the first slot in the rows, epoch milliseconds.
         totals: number of hours, count of records, and hash of all rows together.
         pending: approximate number of pending records, those in slots below ``from_ms`` included:
-            the minute that K is in counts as a whole.
+            the minute that is being settled counts as a whole.
         scanned_ms: start of the last complete scan, epoch milliseconds; 0: there was no scan yet.
         behind: whether the copy has not reached the cut, so that its rows can't be compared.
         role: ``owner`` or ``replica``.
@@ -88,7 +90,9 @@ class CutFacts(NamedTuple):
 
 
 def hour_row(place: Place, cut: int, hour: HourRow) -> Row:
-    """Return the row of one hour of a copy; a tombstone when the hour is empty."""
+    """Return the row of one hour of a copy, a tombstone if the hour is empty. ``cut``: offset of
+    the checkpoint at which it holds.
+    """
     key = f"h/{place.node}/{place.topic}/{place.partition}/{hour.hour_ms}".encode()
     if not hour.slots:
         return key, None
@@ -106,33 +110,22 @@ def hour_row(place: Place, cut: int, hour: HourRow) -> Row:
 
 def cut_row(place: Place, facts: CutFacts) -> Row:
     """Return a copy's cut row, which names the checkpoint at which its hour rows hold."""
+    fields = facts._asdict()
+    del fields["cursor"], fields["totals"]
     hours, count, hashed = facts.totals
-    return place.cut_key, _encode(
-        {
-            "v": VERSION,
-            **place._asdict(),
-            "cut": facts.cut,
-            "cut_ms": facts.cut_ms,
-            "epoch": facts.epoch,
-            "commit": facts.commit,
-            "k": facts.cursor.key,
-            "h": facts.cursor.offset,
-            "stored": facts.stored,
-            "from_ms": facts.from_ms,
-            "hours": hours,
-            "count": count,
-            "hash": f"{hashed:016x}",
-            "pending": facts.pending,
-            "scanned_ms": facts.scanned_ms,
-            "behind": facts.behind,
-            "role": facts.role,
-            "store": facts.store,
-            "damaged": [damage._asdict() for damage in facts.damaged],
-            "at_ms": facts.at_ms,
-        }
-    )
+    fields |= {
+        "v": VERSION,
+        **place._asdict(),
+        "k": facts.cursor.key,
+        "h": facts.cursor.offset,
+        "hours": hours,
+        "count": count,
+        "hash": f"{hashed:016x}",
+        "damaged": [damage._asdict() for damage in facts.damaged],
+    }
+    return place.cut_key, _encode(fields)
 
 
 def retired_row(place: Place) -> Row:
-    """Return the tombstone of a copy that the node no longer keeps."""
+    """Return the tombstone of the cut row of a copy that the node no longer keeps."""
     return place.cut_key, None

@@ -133,7 +133,7 @@ def home_by_current_count() -> AbstractContextManager[Any]:
 def home_counts_as_late() -> AbstractContextManager[Any]:
     """What has come home is settled when H gets there."""
     right = "kind <= COPY and (key_ms, offset) <= k"
-    came_home = "(kind == SCHEDULE and self._settler.elsewhere(payload))"
+    came_home = "(kind == SCHEDULE and self._settler.provenance.elsewhere(payload[6]))"
     return _rewritten(
         Walk, "take", right, f"kind <= COPY and ((key_ms, offset) <= k or {came_home})"
     )

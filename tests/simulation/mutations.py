@@ -1086,7 +1086,7 @@ def begins_at_once() -> AbstractContextManager[Any]:
         if settled is None or settled[0] != outcome.ROLLED:
             return settled
         target, partition, key, value, headers, due_ms, meta = payload
-        sent = headers + settler._provenance.headers(offset, due_ms, meta)
+        sent = headers + settler.provenance.headers(offset, due_ms, meta)
         return (outcome.DELIVERED, target, partition, key, value, sent, due_ms, offset)
 
     return replaced(Settler, "_arm", arm)

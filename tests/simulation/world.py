@@ -465,7 +465,7 @@ class World:
             ViolationError: a promise was broken.
         """
         if self.plan.large:  # then sizes are compared before records are sent
-            with patch("delayservice.contract.letters._LARGE_BYTES", 300):
+            with patch("delayservice.contract.provenance._LARGE_BYTES", 300):
                 self._run()
         else:
             self._run()

@@ -3,9 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from typing import TypeVar
 
 from delayservice.contract.targets import Allowlist
 from delayservice.engine.outcome import Target
+
+Value = TypeVar("Value")
+
+
+def some(value: Value | None) -> Value:
+    """Return a value that is not None, such as the output of a record that need not wait."""
+    assert value is not None
+    return value
 
 
 def any_target(delay_topic: str) -> Allowlist:

@@ -8,7 +8,7 @@ from delayservice.contract.codec import Payload
 from delayservice.contract.contracts import Contract, Contracts
 from delayservice.contract.entry import COPY, INVALID, Entry, Headers
 from delayservice.contract.names import Header
-from delayservice.contract.provenance import Provenance, dead_letter_headers, provenance
+from delayservice.contract.provenance import Provenance, dead_letter_headers
 from delayservice.contract.record import RecordReader
 from delayservice.contract.requeue import write_copy
 
@@ -123,7 +123,7 @@ def test_a_plain_output_says_when_it_was_due_and_what_it_settles() -> None:
         ("delay-source", b"delay_topic_any:3:7"),
         ("delay-settles", b"7"),
     ]
-    assert provenance("delay_topic_any", 3, 7, 8_000, None) == expected
+    assert Provenance("delay_topic_any", 3).headers(7, 8_000, None) == expected
 
 
 def test_an_output_of_a_copy_names_the_original_and_its_own_offset() -> None:

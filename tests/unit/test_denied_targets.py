@@ -21,7 +21,7 @@ from delayservice.inspection.counting import LaneCounts, count_lane
 from delayservice.slices.lane import Lane
 from delayservice.store.digesting import DigestingStore
 from delayservice.store.memory import MemoryStore
-from tests.unit.known_targets import KnownTargets
+from tests.unit.known_targets import KnownTargets, some
 from tests.unit.loop_stage import ROUTES as STAGE_ROUTES
 from tests.unit.loop_stage import Stage
 from tests.unit.test_recurrence import payload as recurring
@@ -49,8 +49,7 @@ def is_denied(output: Output | None) -> bool:
 
 
 def test_a_denied_record_is_dead_lettered_when_it_is_due() -> None:
-    letter = settler("mails").settle(7, NOW_MS, payload(), NOW_MS, 8)
-    assert letter is not None
+    letter = some(settler("mails").settle(7, NOW_MS, payload(), NOW_MS, 8))
     assert is_denied(letter)
     assert (letter[1], letter[3:5], letter[7]) == ("letters", (b"key", b"value"), 7)
     headers = dict(letter[5])
@@ -79,25 +78,21 @@ def test_a_denied_schedule_is_neither_armed_nor_gone_on_with() -> None:
     every = recurring(Recurrence(5_000, number=4))
     for record in (unarmed, every):
         by = settler()
-        letter = by.settle(7, NOW_MS, record, NOW_MS, 8)
-        assert letter is not None
+        letter = some(by.settle(7, NOW_MS, record, NOW_MS, 8))
         assert is_denied(letter)
         assert by.following(letter, 7, record, NOW_MS, 8) is None
 
 
 def test_a_record_that_was_judged_when_it_was_read_is_not_judged_again() -> None:
-    delivered = settler("mails").settle(4, NOW_MS, payload(), NOW_MS, 5)
-    assert delivered is not None
+    delivered = some(settler("mails").settle(4, NOW_MS, payload(), NOW_MS, 5))
     assert delivered[:2] == (outcome.DELIVERED, "orders")
 
 
 def test_a_denied_record_whose_letter_cannot_be_written_is_judged_again_later() -> None:
     by = settler(targets=without("letters"))
-    due = by.settle(7, NOW_MS, payload(), NOW_MS, 8)
-    assert due is not None
+    due = some(by.settle(7, NOW_MS, payload(), NOW_MS, 8))
     assert due[0] == outcome.PARKED
-    far = by.settle(7, NOW_MS - 1, payload(NOW_MS + 50_000), NOW_MS, 8)
-    assert far is not None
+    far = some(by.settle(7, NOW_MS - 1, payload(NOW_MS + 50_000), NOW_MS, 8))
     assert far[0] == outcome.ROLLED, "as parked it would count as fired, and be early if allowed"
 
 

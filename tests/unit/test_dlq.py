@@ -23,6 +23,7 @@ from delayservice.contract.record import RecordReader
 from delayservice.contract.times import FIRST_READINGS
 from delayservice.engine.settle import Settler
 from delayservice.engine.verdicts import Verdicts
+from tests.unit.known_targets import some
 from tests.unit.test_settle import ROUTES
 
 TOPIC, PARTITION = "delay_topic_any", 3
@@ -48,9 +49,7 @@ def refused(entry: Entry) -> DeadLetter:
     else:
         output = settler.settle(offset, key_ms, payload, NOW_MS, 8)
     assert output is not None
-    letter = dead_letters.read_letter(0, (50, NOW_MS, output[3], output[4], output[5]))
-    assert letter is not None
-    return letter
+    return some(dead_letters.read_letter(0, (50, NOW_MS, output[3], output[4], output[5])))
 
 
 def again(letter: DeadLetter, time: Header | None = None) -> tuple[Headers, Entry]:
@@ -215,11 +214,9 @@ def test_a_stripped_dead_letter_is_not_replayed() -> None:
     settler = Settler(TOPIC, PARTITION, ROUTES, Verdicts(stripped={7}))
     level = b"delay_topic_1:3:9"  # its record was parked in this topic, which the letter says, too
     original: Original = (b"k", b"v", [("a", b"1")])
-    output = settler.endings.dead_letter(7, original, "time-missing", "no time", source=level)
-    assert output is not None
+    output = some(settler.endings.dead_letter(7, original, "time-missing", "no time", source=level))
     assert "delay-shard" in dict(output[5])
-    letter = dead_letters.read_letter(0, (50, NOW_MS, output[3], output[4], output[5]))
-    assert letter is not None
+    letter = some(dead_letters.read_letter(0, (50, NOW_MS, output[3], output[4], output[5])))
     reason = dead_letters.refusal(letter, 3, lambda *_: True, retimed=False)
     assert reason == dead_letters.CONTENT_LOST
 

@@ -27,7 +27,7 @@ from delayservice.engine.settle import Settler
 from delayservice.engine.verdicts import Verdicts
 from delayservice.process.cron import cron_time
 from delayservice.slices.level import FetchAhead, LevelLane
-from tests.unit.known_targets import KnownTargets, any_target
+from tests.unit.known_targets import KnownTargets, any_target, some
 
 TOPIC, PARTITION = "delay_topic_any", 3
 SECRET = b"secret"
@@ -48,8 +48,7 @@ def payload(target: str = "orders", due_ms: int = NOW_MS, value: bytes = b"v") -
 
 def copied(output: Output) -> tuple[int, Payload]:
     """Key and payload of a copy, as whoever reads the delay topic understands it."""
-    copy = read_copy(TOPIC, PARTITION, (SECRET,), (output[3], output[4], output[5]))
-    assert copy is not None
+    copy = some(read_copy(TOPIC, PARTITION, (SECRET,), (output[3], output[4], output[5])))
     return copy[1], copy[2]
 
 
@@ -90,8 +89,7 @@ class World:
         outputs = []
         while self.pending and self.pending[0][0] <= self.now_ms:
             key_ms, offset, pending = heapq.heappop(self.pending)
-            output = self.settler.settle(offset, key_ms, pending, self.now_ms, offset + 1)
-            assert output is not None
+            output = some(self.settler.settle(offset, key_ms, pending, self.now_ms, offset + 1))
             outputs.append(output)
         return outputs
 
@@ -270,10 +268,9 @@ def test_a_parked_occurrence_still_recurs_and_has_no_turn_any_more() -> None:
     world = World(limited(1))
     world.targets.why["orders", -1] = ("target-unknown", "")
     meta = (b"id", b"source#1", 1, None, encode(Recurrence(every_ms=5_000)), NOW_MS)
-    parked = world.settler.settle(
-        1, NOW_MS, ("orders", -1, None, b"v", [], NOW_MS, meta), NOW_MS, 2
+    parked = some(
+        world.settler.settle(1, NOW_MS, ("orders", -1, None, b"v", [], NOW_MS, meta), NOW_MS, 2)
     )
-    assert parked is not None
     assert copied(parked)[1][6] == (b"id", b"source#1", 2, None, meta[4])
 
 
@@ -293,10 +290,8 @@ def test_an_occurrence_that_waits_for_its_turn_is_followed_by_the_next_one() -> 
     (output,) = world.turn()
     _, waiting = copied(output)
     assert world.settler.following(output, 1, waiting, NOW_MS, 2) is None
-    delivered = world.settler.settle(2, NOW_MS + 1_000, waiting, NOW_MS + 1_000, 3)
-    assert delivered is not None
-    again = world.settler.following(delivered, 2, waiting, NOW_MS + 1_000, 3)
-    assert again is not None
+    delivered = some(world.settler.settle(2, NOW_MS + 1_000, waiting, NOW_MS + 1_000, 3))
+    again = some(world.settler.following(delivered, 2, waiting, NOW_MS + 1_000, 3))
     key_ms, next_one = copied(again)
     assert (key_ms, next_one[5]) == (NOW_MS + 5_000, NOW_MS + 5_000)
     assert turn_of(next_one[6]) is None
@@ -314,8 +309,7 @@ def test_a_fire_waits_for_no_turn() -> None:
     world = World(limited(1))
     burst(world, 5)
     world.commit(world.turn())
-    fired = world.settler.fire(9, payload(due_ms=NOW_MS + 60_000), NOW_MS, 10)
-    assert fired is not None
+    fired = some(world.settler.fire(9, payload(due_ms=NOW_MS + 60_000), NOW_MS, 10))
     assert fired[0] == outcome.FIRED
 
 

@@ -8,6 +8,7 @@ from delayservice.contract.contracts import Contract, Contracts
 from delayservice.contract.entry import INVALID, SCHEDULE, Entry, Headers
 from delayservice.contract.record import RecordReader
 from delayservice.contract.recurrence import Recurrence, recurrence_of
+from tests.unit.known_targets import some
 
 WRITTEN_MS = 1_800_000_000_000
 EVERY = ("delay-every", b"5000")
@@ -58,8 +59,7 @@ def test_a_cron_schedule_may_begin_later_and_end() -> None:
     ]
     assert payload[5] == WRITTEN_MS
     assert payload[6][3] == expires_ms
-    recurrence = recurrence_of(payload[6])
-    assert recurrence is not None
+    recurrence = some(recurrence_of(payload[6]))
     assert (recurrence.start_ms, recurrence.zone) == (starts_ms, "UTC")
 
 
@@ -96,10 +96,8 @@ def test_what_makes_no_schedule_is_refused(headers: Headers, code: str) -> None:
 def test_a_window_moves_a_schedule() -> None:
     window = ("delay-window-ms", b"60000")
     period = read(EVERY, window)[4]
-    recurrence = recurrence_of(period[6])
-    assert recurrence is not None
+    recurrence = some(recurrence_of(period[6]))
     assert 0 < recurrence.shift_ms <= 60_000
     assert period[5] == WRITTEN_MS + 5_000 + recurrence.shift_ms
-    cron = recurrence_of(read(CRON, window)[4][6])
-    assert cron is not None
+    cron = some(recurrence_of(read(CRON, window)[4][6]))
     assert cron.shift_ms == recurrence.shift_ms

@@ -13,7 +13,7 @@ from delayservice.engine.outcome import Output, Target
 from delayservice.engine.routes import Routes
 from delayservice.engine.settle import Settler
 from delayservice.engine.verdicts import Verdicts
-from tests.unit.known_targets import KnownTargets, any_target
+from tests.unit.known_targets import KnownTargets, any_target, some
 
 NOW_MS = 5_000_000
 SOURCE = b"delay_topic_any:3:7"
@@ -62,16 +62,13 @@ def settled(
 ) -> list[Output]:
     """Everything that settles the record at offset 9 and goes with it."""
     by = settler(blocked, refused)
-    output = by.settle(9, record[5], record, now_ms, 12)
-    assert output is not None
+    output = some(by.settle(9, record[5], record, now_ms, 12))
     again = by.following(output, 9, record, now_ms, 12)
     return [output] if again is None else [output, again]
 
 
 def copied(output: Output) -> tuple[int, int, Payload]:
-    copy = read_copy("delay_topic_any", 3, [b"secret"], (output[3], output[4], output[5]))
-    assert copy is not None
-    return copy
+    return some(read_copy("delay_topic_any", 3, [b"secret"], (output[3], output[4], output[5])))
 
 
 def test_the_transaction_that_delivers_one_appends_the_next() -> None:
@@ -90,8 +87,7 @@ def test_the_transaction_that_delivers_one_appends_the_next() -> None:
 def test_an_occurrence_beyond_the_window_is_rolled_as_any_record() -> None:
     base, at_ms, record = copied(settled(payload(Recurrence(60_000)))[1])
     assert (base, at_ms, record[5]) == (12, NOW_MS + 10_000, NOW_MS + 60_000)
-    rolled = settler().settle(20, at_ms, record, at_ms, 21)
-    assert rolled is not None
+    rolled = some(settler().settle(20, at_ms, record, at_ms, 21))
     assert rolled[0] == outcome.ROLLED
     assert recurrence_of(copied(rolled)[2][6]) == Recurrence(60_000, number=2)
 
@@ -108,12 +104,10 @@ def test_what_an_outage_has_passed_is_left_out() -> None:
 def test_an_occurrence_that_is_fired_does_not_move_those_after_it() -> None:
     record = payload(Recurrence(5_000), due_ms=NOW_MS + 4_000)
     by = settler()
-    fired = by.fire(9, record, NOW_MS, 11)
-    assert fired is not None
+    fired = some(by.fire(9, record, NOW_MS, 11))
     assert fired[0] == outcome.FIRED
     assert ("delay-fired-by", b"11") in fired[5]
-    again = by.following(fired, 9, record, NOW_MS, 12)
-    assert again is not None
+    again = some(by.following(fired, 9, record, NOW_MS, 12))
     assert copied(again)[2][5] == NOW_MS + 9_000
 
 
@@ -215,13 +209,10 @@ def test_a_window_moves_every_occurrence_by_as_much() -> None:
 def test_a_cron_schedule_that_was_just_written_can_be_fired() -> None:
     by = settler()
     record = by.pending_occurrence(9, cron_record("hourly"))
-    fired = by.fire(9, record, NOW_MS, 11)
-    assert fired is not None
+    fired = some(by.fire(9, record, NOW_MS, 11))
     assert fired[0] == outcome.FIRED
     assert ("delay-source", b"delay_topic_any:3:9#1") in fired[5]
-    again = by.following(fired, 9, record, NOW_MS, 12)
-    assert again is not None
+    again = some(by.following(fired, 9, record, NOW_MS, 12))
     assert copied(again)[2][5] == 3 * HOURLY_MS
-    bad = by.fire(9, by.pending_occurrence(9, cron_record("bad")), NOW_MS, 11)
-    assert bad is not None
+    bad = some(by.fire(9, by.pending_occurrence(9, cron_record("bad")), NOW_MS, 11))
     assert bad[0] == outcome.DEAD_LETTERED

@@ -17,7 +17,7 @@ from delayservice.engine.routes import Routes
 from delayservice.engine.settle import Settler
 from delayservice.engine.verdicts import Verdicts
 from delayservice.process.cron import cron_time
-from tests.unit.known_targets import KnownTargets, any_target
+from tests.unit.known_targets import KnownTargets, any_target, some
 
 ROUTES = Routes(
     dead_letter="letters",
@@ -93,8 +93,7 @@ def test_a_due_record_is_delivered_with_its_provenance() -> None:
 
 
 def test_a_record_that_was_put_off_is_late_from_the_instant_on_until_which() -> None:
-    delivered = settler().settle(7, NOW_MS - 20, payload(NOW_MS - 900), NOW_MS, 8)
-    assert delivered is not None
+    delivered = some(settler().settle(7, NOW_MS - 20, payload(NOW_MS - 900), NOW_MS, 8))
     assert delivered[0] == outcome.DELIVERED
     assert delivered[6:] == (20 - NOW_MS, 7)
 
@@ -107,41 +106,39 @@ def test_settling_again_after_an_abort_gives_the_same() -> None:
 def test_a_record_that_is_not_due_waits_and_one_at_its_roll_time_is_rolled() -> None:
     later = payload(NOW_MS + 50_000)
     assert settler().settle(7, NOW_MS + 50_000, later, NOW_MS, 8) is None
-    rolled = settler().settle(7, NOW_MS - 1, later, NOW_MS, 8)
-    assert rolled is not None
+    rolled = some(settler().settle(7, NOW_MS - 1, later, NOW_MS, 8))
     assert rolled[:3] == (outcome.ROLLED, "delay_topic_any", 3)
 
 
 def test_a_missing_target_is_waited_for_only_if_settings_want_it() -> None:
     at_once = replace(ROUTES, parks_missing=False)
-    missing = settler(blocked=BLOCKED, routes=at_once).settle(7, NOW_MS, payload(), NOW_MS, 8)
-    assert missing is not None
+    missing = some(settler(blocked=BLOCKED, routes=at_once).settle(7, NOW_MS, payload(), NOW_MS, 8))
     assert missing[:2] == (outcome.DEAD_LETTERED, "letters")
     down = settler(blocked=("target-down", "no leader"), routes=at_once)
-    parked = down.settle(7, NOW_MS, payload(), NOW_MS, 8)
-    assert parked is not None
+    parked = some(down.settle(7, NOW_MS, payload(), NOW_MS, 8))
     assert parked[0] == outcome.PARKED
 
 
 def test_a_blocked_target_parks_its_record_until_the_attempts_are_used_up() -> None:
     kinds = []
     for attempt in (1, 2, 3):
-        output = settler(blocked=BLOCKED).settle(7, NOW_MS, payload(attempt=attempt), NOW_MS, 8)
-        assert output is not None
+        output = some(
+            settler(blocked=BLOCKED).settle(7, NOW_MS, payload(attempt=attempt), NOW_MS, 8)
+        )
         kinds.append(output[0])
     assert kinds == [outcome.PARKED, outcome.PARKED, outcome.DEAD_LETTERED]
 
 
 def test_an_expired_record_is_expired_even_when_its_target_is_blocked() -> None:
     late = payload(expires_ms=NOW_MS - 1)
-    output = settler(blocked=BLOCKED).settle(7, NOW_MS, late, NOW_MS, 8)
-    assert output is not None
+    output = some(settler(blocked=BLOCKED).settle(7, NOW_MS, late, NOW_MS, 8))
     assert output[:2] == (outcome.EXPIRED, "outcomes")
 
 
 def test_a_refused_record_is_dead_lettered_whole() -> None:
-    output = settler(refused={7: ("too-large", "why")}).settle(7, NOW_MS, payload(), NOW_MS, 8)
-    assert output is not None
+    output = some(
+        settler(refused={7: ("too-large", "why")}).settle(7, NOW_MS, payload(), NOW_MS, 8)
+    )
     assert output[:2] == (outcome.DEAD_LETTERED, "letters")
     assert output[3:5] == (b"key", b"value")
     assert dict(output[5])["delay-error"] == b"too-large"
@@ -170,8 +167,7 @@ ASKED = ("target-asked", "topic orders is being looked up")
 
 def held_until_ms(settle: Settler, due_ms: int, now_ms: int, attempt: int = 1) -> tuple[int, int]:
     """When the copy that puts a record off comes up, and its attempt."""
-    output = settle.settle(7, min(due_ms, now_ms), payload(due_ms, attempt), now_ms, 8)
-    assert output is not None
+    output = some(settle.settle(7, min(due_ms, now_ms), payload(due_ms, attempt), now_ms, 8))
     assert output[:3] == (outcome.PARKED, "delay_topic_any", 3)
     fields = json.loads(dict(output[5])["delay-copy"] or b"")
     return int(fields["at"]), int(fields["attempt"])
@@ -195,13 +191,11 @@ def test_what_is_put_off_is_read_again_before_the_log_forgets_it() -> None:
 
 def test_what_is_fired_before_its_time_and_put_off_is_told_from_what_is_rolled() -> None:
     held = settler(PAUSED, routes=replace(ROUTES, held_ms=800))
-    output = held.fire(7, payload(NOW_MS + 5_000), NOW_MS, 9)
-    assert output is not None
+    output = some(held.fire(7, payload(NOW_MS + 5_000), NOW_MS, 9))
     assert output[0] == outcome.PARKED
     fields = json.loads(dict(output[5])["delay-copy"] or b"")
     assert fields["attempt"] == 2
-    again = settler().settle(8, fields["at"], payload(NOW_MS + 5_000, 2), fields["at"], 9)
-    assert again is not None
+    again = some(settler().settle(8, fields["at"], payload(NOW_MS + 5_000, 2), fields["at"], 9))
     assert again[0] == outcome.FIRED
 
 
@@ -235,8 +229,7 @@ def test_a_target_that_is_known_to_be_fit_is_not_asked_for_again() -> None:
     by = settler(BLOCKED)
     assert isinstance(by.targets, KnownTargets)
     by.targets.fit.add(("orders", -1))
-    output = by.settle(7, NOW_MS, payload(), NOW_MS, 8)
-    assert output is not None
+    output = some(by.settle(7, NOW_MS, payload(), NOW_MS, 8))
     assert output[0] == outcome.DELIVERED
 
 
@@ -245,21 +238,18 @@ def test_a_target_that_is_known_to_be_fit_is_not_asked_for_again() -> None:
 
 def test_what_a_target_takes_in_a_later_transaction_is_put_off_and_that_is_no_attempt() -> None:
     later = settler_of(Takes("orders", TARGET_LATER))
-    output = later.settle(7, NOW_MS, payload(), NOW_MS, 8)
-    assert output is not None
+    output = some(later.settle(7, NOW_MS, payload(), NOW_MS, 8))
     assert output[:3] == (outcome.PACED, "delay_topic_any", 3)
     fields = json.loads(dict(output[5])["delay-copy"] or b"")
     assert NOW_MS + 200 <= fields["at"] <= NOW_MS + 300
     assert (fields["attempt"], fields["turn"]) == (1, fields["at"])
-    late = later.settle(7, NOW_MS, payload(NOW_MS - 8_000), NOW_MS, 8)
-    assert late is not None
+    late = some(later.settle(7, NOW_MS, payload(NOW_MS - 8_000), NOW_MS, 8))
     assert json.loads(dict(late[5])["delay-copy"] or b"")["at"] >= NOW_MS + 1_000
 
 
 def test_what_a_target_never_takes_is_a_dead_letter_at_once() -> None:
     for code in ("too-large", "target-refused"):
-        output = settler_of(Takes("orders", code)).settle(7, NOW_MS, payload(), NOW_MS, 8)
-        assert output is not None
+        output = some(settler_of(Takes("orders", code)).settle(7, NOW_MS, payload(), NOW_MS, 8))
         assert output[:2] == (outcome.DEAD_LETTERED, "letters")
         assert dict(output[5])["delay-error"] == code.encode()
 
@@ -289,8 +279,7 @@ class TakesNoContent(Takes):
 
 def test_a_letter_that_its_topic_never_takes_is_sent_without_content() -> None:
     by = settler_of(TakesNoContent("letters", "too-large"))
-    letter = by.endings.dead_letter(7, (b"k", b"v" * 100, []), "time-missing", "no time")
-    assert letter is not None
+    letter = some(by.endings.dead_letter(7, (b"k", b"v" * 100, []), "time-missing", "no time"))
     assert letter[3:5] == (None, None)
     assert dict(letter[5])["delay-error"] == b"time-missing"
 
@@ -302,14 +291,12 @@ def test_without_a_dead_letter_topic_a_record_is_put_off_and_an_unreadable_one_w
     targets, last = without("letters"), payload(attempt=3)
     by = settler_of(targets)
     targets.why["orders", -1] = BLOCKED
-    put_off = by.settle(7, NOW_MS, last, NOW_MS, 8)
-    assert put_off is not None
+    put_off = some(by.settle(7, NOW_MS, last, NOW_MS, 8))
     assert put_off[:2] == (outcome.PARKED, "delay_topic_any")
     assert json.loads(dict(put_off[5])["delay-copy"] or b"")["attempt"] == 4
     assert by.endings.dead_letter(7, (b"k", b"v", []), "time-missing", "no time") is None
     del targets.why["letters", -1]
-    letter = by.settle(7, NOW_MS, last, NOW_MS, 8)
-    assert letter is not None
+    letter = some(by.settle(7, NOW_MS, last, NOW_MS, 8))
     assert letter[0] == outcome.DEAD_LETTERED
 
 
@@ -331,8 +318,7 @@ def test_what_a_topic_of_the_service_refuses_is_put_off_or_waits_and_is_never_se
     by = settler_of(Takes("outcomes", code))
     assert by.endings.control(outcome.NOT_PENDING, 7, b"a") is None
     assert by.endings.cancelled(outcome.CANCELLED, 7, b"a", 8) is None
-    expired = by.settle(7, NOW_MS, payload(expires_ms=NOW_MS - 1), NOW_MS, 8)
-    assert expired is not None
+    expired = some(by.settle(7, NOW_MS, payload(expires_ms=NOW_MS - 1), NOW_MS, 8))
     assert expired[:2] == (outcome.PARKED, "delay_topic_any")
 
 
@@ -343,23 +329,20 @@ def test_while_copies_can_not_be_appended_only_what_needs_one_waits() -> None:
     by = settler_of(targets)
     parked, far = ("blocked", *payload()[1:]), payload(NOW_MS + 50_000)
     often = (*payload()[:6], (b"id", None, 1, None, encode(Recurrence(every_ms=1_000, number=1))))
-    delivered = by.settle(7, NOW_MS, payload(), NOW_MS, 8)
-    assert delivered is not None
+    delivered = some(by.settle(7, NOW_MS, payload(), NOW_MS, 8))
     assert delivered[0] == outcome.DELIVERED
     assert by.settle(7, NOW_MS - 1, far, NOW_MS, 8) is None
     assert by.settle(7, NOW_MS, parked, NOW_MS, 8) is None
     assert by.settle(7, NOW_MS, often, NOW_MS, 8) is None
     assert by.fire(7, parked, NOW_MS, 9) is None
     targets.why["delay_topic_any", 3] = PAUSED
-    rolled = by.settle(7, NOW_MS - 1, far, NOW_MS, 8)
-    assert rolled is not None
+    rolled = some(by.settle(7, NOW_MS - 1, far, NOW_MS, 8))
     assert rolled[0] == outcome.ROLLED
 
 
 def test_without_an_outcomes_topic_nothing_expires() -> None:
     by = settler_of(without("outcomes"))
-    output = by.settle(7, NOW_MS, payload(expires_ms=NOW_MS - 1), NOW_MS, 8)
-    assert output is not None
+    output = some(by.settle(7, NOW_MS, payload(expires_ms=NOW_MS - 1), NOW_MS, 8))
     assert output[:2] == (outcome.PARKED, "delay_topic_any")
     by.requeuer.topic = None
     assert by.settle(7, NOW_MS, payload(expires_ms=NOW_MS - 1), NOW_MS, 8) is None

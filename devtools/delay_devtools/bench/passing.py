@@ -12,7 +12,7 @@ from delay_devtools.bench.passthrough_process import PassthroughCost, Passthroug
 from delay_devtools.bench.records import Batch
 from delay_devtools.bench.stand import Names, Stand, now_ms
 from delay_devtools.bench.tally import BenchVerdict
-from delayservice.contract.provenance import provenance
+from delayservice.contract.provenance import Provenance
 
 PASSED: Final = "passed"
 """Name of the target that passthrough writes."""
@@ -65,7 +65,7 @@ def pass_through(
 ) -> tuple[PassthroughCost, BenchVerdict]:
     """Pass the delay topic of ``names``, which holds ``batch``, on to the target ``PASSED``."""
     n = batch.n
-    headers = provenance(names.delay, 0, n, now_ms(), None)
+    headers = Provenance(names.delay, 0).headers(n, now_ms(), None)
     plan = PassthroughPlan(
         consumer=stand.client("consumer"),
         producer=stand.client("producer"),
