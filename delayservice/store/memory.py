@@ -8,18 +8,25 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from typing import TYPE_CHECKING
 
-from delayservice.store.base import NO_MARK, Frame, Lump, Mark, Named, Store, StoreStats
+from delayservice.store.base import (
+    NO_MARK,
+    Frame,
+    Lump,
+    Mark,
+    Named,
+    Scanner,
+    Store,
+    StoreStats,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from delayservice.engine.cursor import Cursor, Key
 
 
 class MemoryStore(Store):
     """Store in memory; ``open`` always returns horizon 0."""
-
-    lumps_hold_marked = False
 
     def __init__(self) -> None:
         self.reset()
@@ -145,14 +152,14 @@ class MemoryStore(Store):
         if record_id is not None and self._stands_for.get(record_id) == key:
             del self._stands_for[record_id]
 
-    def sync(self) -> int:
+    def sync(self, *, wait: bool = True) -> int:  # noqa: ARG002  # nothing takes time
         """Return the horizon, which holds until the process ends; nothing is made durable."""
         self._durable_offset = self._stop_offset
         return self._durable_offset
 
-    def scan(self, after: Key, upto_ms: int) -> Iterator[Frame]:
-        """Yield frames of a key range, in key order; see ``Store.scan``."""
-        yield from self.read_due(after, upto_ms, len(self._order))
+    def scanner(self) -> Scanner:
+        """Return a reader in small steps."""
+        return Scanner(self.read_due)
 
     def lumps(self, start_ms: int, stop_ms: int) -> list[Lump]:
         """Return exact counts of the keys in a range; see ``Store.lumps``."""
@@ -162,8 +169,7 @@ class MemoryStore(Store):
 
     def stats(self) -> StoreStats:
         """Return figures of the store; see ``Store.stats``."""
-        oldest = self._order[0][0] if self._order else None
-        return StoreStats(len(self._order), self._bytes, oldest, self._durable_offset)
+        return StoreStats(len(self._order), self._bytes, self._durable_offset)
 
     def close(self) -> None:
         """Delete everything."""

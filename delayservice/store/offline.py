@@ -182,7 +182,9 @@ def _look_at_rocks(store: RocksView, on_progress: Callable[[int, int], None]) ->
     hours: list[HourFacts] = []
     first_ms = last_ms = None
     done = 0
-    for hour, frames in groupby(store.scan((0, -1), EVERYTHING.to_ms), lambda f: f[0] // HOUR_MS):
+    for hour, frames in groupby(
+        store.scanner().frames((0, -1), EVERYTHING.to_ms), lambda f: f[0] // HOUR_MS
+    ):
         records = size = 0
         for last_ms, _, _, payload in frames:
             first_ms = last_ms if first_ms is None else first_ms
@@ -226,7 +228,7 @@ def read_records(
         yield from _wheel_records(shard, bounds, wanted, limit)
         return
     with viewed_store(shard) as store:
-        for frame in store.scan((bounds.from_ms, -1), bounds.to_ms - 1):
+        for frame in store.scanner().frames((bounds.from_ms, -1), bounds.to_ms - 1):
             if limit <= 0:
                 return
             if wanted(frame):

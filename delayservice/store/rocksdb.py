@@ -22,13 +22,22 @@ from rocksdict import WriteBatch
 from delayservice.base.errors import StoreError
 from delayservice.contract.entry import OFFSET_MAX
 from delayservice.engine.cursor import Cursor, Key
-from delayservice.store.base import NO_MARK, Frame, Lump, Mark, Named, Store, StoreStats
+from delayservice.store.base import (
+    NO_MARK,
+    Frame,
+    Lump,
+    Mark,
+    Named,
+    Scanner,
+    Store,
+    StoreStats,
+)
 from delayservice.store.id_rows import IdRows
 from delayservice.store.rocks import prefix_of, read_keys, read_rows
 from delayservice.store.rocks_database import RocksDatabase, ShardState
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from rocksdict import Rdict
 
@@ -60,8 +69,6 @@ class RocksStore(Store):
         topic: hash of the topic's id.
         partition: partition of the topic.
     """
-
-    lumps_hold_marked = False
 
     def __init__(self, rocks: RocksDatabase, topic: str, partition: int) -> None:
         self._rocks = rocks
@@ -212,11 +219,9 @@ class RocksStore(Store):
             found = read_keys(self._db, start, self._frames_end, 1)
         return int(_unpack_key(found[0][:_KEY_BYTES])[0]) if found else None
 
-    def scan(self, after: Key, upto_ms: int) -> Iterator[Frame]:
-        """Yield frames of a key range, in key order; see ``Store.scan``."""
-        while found := self.read_due(after, upto_ms, 1000):
-            yield from found
-            after = found[-1][:2]
+    def scanner(self) -> Scanner:
+        """Return a reader in small steps."""
+        return Scanner(self.read_due)
 
     def rebuild(self, start_ms: int, stop_ms: int, frames: Sequence[Frame]) -> None:
         """Replace the records of a key range by ``frames``; see ``Store.rebuild``."""
@@ -282,7 +287,7 @@ class RocksStore(Store):
             start = keys[-1] + b"\0"
         return count
 
-    def sync(self) -> int:
+    def sync(self, *, wait: bool = True) -> int:  # noqa: ARG002  # it always waits
         """Sync the whole database, and return the horizon; see ``Store.sync``."""
         self._rocks.sync()
         return self._rocks.durable_offset(self._number)
@@ -310,6 +315,5 @@ class RocksStore(Store):
     def stats(self) -> StoreStats:
         """Return figures of the store; bytes are estimated by this shard's share of records."""
         stored = self._rocks.bytes * self._count // max(self._rocks.records, 1)
-        oldest_ms = self.next_due_ms((self._pruned_ms, -1))
         durable_offset = self._rocks.durable_offset(self._number)
-        return StoreStats(max(0, self._count - self._passed), stored, oldest_ms, durable_offset)
+        return StoreStats(max(0, self._count - self._passed), stored, durable_offset)

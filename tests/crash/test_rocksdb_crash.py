@@ -251,7 +251,7 @@ def _read(store: LoneRocks) -> None:
 
 
 def _scan(store: LoneRocks) -> None:
-    list(store.scan((0, 0), FAR_MS))
+    list(store.scanner().frames((0, 0), FAR_MS))
 
 
 def _prune(store: LoneRocks) -> None:

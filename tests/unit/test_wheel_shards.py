@@ -480,12 +480,12 @@ def test_a_file_that_is_begun_anew_after_damage_is_read_as_it_is(tmp_path: Path)
     again = [[(k, o, m, payload * 2) for k, o, m, payload in rows_of(n)] for n in range(3)]
     for rows, store in zip(again, stores, strict=True):
         with pytest.raises(SlotDamagedError) as raised:
-            list(store.scan(START_KEY, FAR_MS))
+            list(store.scanner().frames(START_KEY, FAR_MS))
         damage = raised.value
         inside = [row for row in rows if damage.start_ms <= row[0] < damage.stop_ms]
         store.rebuild(damage.start_ms, damage.stop_ms, inside)
     stores[0].sync()
     for rows, store in zip(again, stores, strict=True):
-        found = list(store.scan(START_KEY, START_MS + SLOT_MS - 1))
+        found = list(store.scanner().frames(START_KEY, START_MS + SLOT_MS - 1))
         assert found == sorted(row for row in rows if row[0] < START_MS + SLOT_MS)
     wheel.close()
