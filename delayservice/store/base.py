@@ -5,7 +5,8 @@ checks and repairs look at. A store implements both.
 
 A store is a cache of the Kafka log. It may lose any suffix of what was appended if the horizon that
 ``open`` returns lies below it; the caller reads the log again from the horizon. Frames are plain
-tuples because millions of them are handled (``bench whole``).
+tuples because millions of them are handled (``bench whole``). ``docs/glossary.md`` explains key,
+mark, K, H and S.
 """
 
 from __future__ import annotations
@@ -193,7 +194,7 @@ class StoreView(Protocol):
     """Store as people, digests, checks and repairs look at it; nothing here changes a record."""
 
     def latest_unmarked(self, record_id: bytes, below: int) -> Key | None:
-        """Return the key of an id's latest pending record; see ``DeliveryStore``."""
+        """Return the key of an id's latest unmarked record; see ``DeliveryStore``."""
 
     def scanner(self) -> Scanner:
         """Return a reader in small steps, between which the store may change."""

@@ -108,7 +108,11 @@ class DigestingStore:
         rows, upto, damage = self._scanner.read_on(after, _END, SCAN_ROWS)
         if damage is not None:
             self._found.append(_damage_of(damage))
-        self._take_scanned(rows, upto)
+        if self._making_census is not None:
+            self._making_census.add(rows)
+        metas = (decode_payload(row[3])[6] for row in rows)
+        ids = [None if meta is None else meta[0] for meta in metas]
+        self.digest.scanned(list(zip(rows, ids, strict=True)), upto)
         ended = upto == _END
         self._scan_after = None if ended else upto
         if ended:
@@ -117,14 +121,6 @@ class DigestingStore:
             self._census, self._making_census = self._making_census or Census(), None
             self._pass_key()
         return ended
-
-    def _take_scanned(self, rows: Sequence[Frame], upto: Key) -> None:
-        if self._making_census is not None:
-            self._making_census.add(rows)
-        named = [
-            (row, None if (meta := decode_payload(row[3])[6]) is None else meta[0]) for row in rows
-        ]
-        self.digest.scanned(named, upto)
 
     # --- store ---------------------------------------------------------------------------------
 
@@ -136,7 +132,7 @@ class DigestingStore:
 
     @property
     def label(self) -> bytes:
-        """Return the label of the stored records; see ``Store.label``."""
+        """Return the label, which says how the records were read; see ``Store.label``."""
         return self.inner.label
 
     def append(
@@ -146,7 +142,7 @@ class DigestingStore:
         marks: Sequence[Mark],
         stop_offset: int,
     ) -> None:
-        """Add records and marks of the next offsets; see ``Store.append``."""
+        """Add records and marks; ``stop_offset`` is the new S. See ``Store.append``."""
         self.inner.append(frames, named, marks, stop_offset)
         self.digest.store(frames, named, marks, stop_offset)
         self._take_census(frames, marks)
@@ -163,7 +159,7 @@ class DigestingStore:
                     making.cancel(key_ms)
 
     def rebuild(self, start_ms: int, stop_ms: int, frames: Sequence[Frame]) -> None:
-        """Replace the records of a key range; see ``Store.rebuild``. The sums lack what the last
+        """Replace the records of a key range; see ``Store.rebuild``. The digest lacks what the last
         scan could not read, so ``damaged`` stays until the next scan has ended.
         """
         self.inner.rebuild(start_ms, stop_ms, frames)

@@ -89,6 +89,18 @@ def read_format(path: str) -> Format | None:
         ) from exc
 
 
+class ShardFolder(NamedTuple):
+    """Folder of the store of one shard.
+
+    ``path`` is the folder of its worker's wheel or database, or the shard's own one in older
+    formats. ``shard`` is a hash of the topic's id; ``partition`` is -1 if it is unknown.
+    """
+
+    path: str
+    shard: str
+    partition: int
+
+
 class StoreFolder:
     """Lock, format and quarantine of one store folder.
 

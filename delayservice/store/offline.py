@@ -51,7 +51,9 @@ def _nothing(_done: int, _total: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class HourFacts:
-    """Figures of a wheel's slots in one hour: ``slots`` files, of which ``damaged`` are damaged."""
+    """Figures of the records due in one hour that begins at ``hour_ms``, epoch milliseconds, in
+    ``slots`` files of a wheel, of which ``damaged`` are damaged.
+    """
 
     hour_ms: int
     slots: int
@@ -124,7 +126,8 @@ def check_format(path: str) -> str | None:
 
 
 def look(shard: ShardFolder, on_progress: Callable[[int, int], None] = _nothing) -> StoreFacts:
-    """Return the figures of a shard's store.
+    """Return the figures of a shard's store. ``on_progress``: takes the number of records counted
+    so far, and of all.
 
     Raises:
         StoreError: the store can't be read, or is of another format.

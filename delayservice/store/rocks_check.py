@@ -153,9 +153,7 @@ class _RocksCheck:
         span_ms = (max(hour_ms, self._now_ms()), stop_ms)
         if span_ms[0] < span_ms[1]:
             with guarded_read("the ids"):
-                self.found += check_ids(
-                    store.ids, span_ms, named, self.stop_offset, lambda _: True, DATABASE
-                )
+                self.found += check_ids(store.ids, span_ms, named, self.stop_offset, DATABASE)
 
 
 def _frames(store: RocksView) -> Iterator[Frame]:

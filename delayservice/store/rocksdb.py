@@ -106,11 +106,11 @@ class RocksStore(Store):
 
     @property
     def label(self) -> bytes:
-        """Return the label of the stored records; see ``Store.label``."""
+        """Return the label, which says how the records were read; see ``Store.label``."""
         return self._label
 
     def set_label(self, label: bytes) -> None:
-        """Replace the label of all records; see ``Store.set_label``."""
+        """Replace the label, which says how the records were read; see ``Store.set_label``."""
         self._rocks.write_label(self._number, label, self._stop_offset, self._count)
         self._label = label
 
@@ -135,8 +135,8 @@ class RocksStore(Store):
         marks: Sequence[Mark],
         stop_offset: int,
     ) -> None:
-        """Add records and marks in one batch, and sync after each ``sync_bytes`` of all shards; see
-        ``Store.append``.
+        """Add records and marks in one batch; sync if ``sync_bytes`` were written since the last
+        sync, by all shards together. See ``Store.append``.
         """
         self._rocks.make_room()
         batch = WriteBatch(raw_mode=True)
@@ -174,7 +174,7 @@ class RocksStore(Store):
     # --- due -----------------------------------------------------------------------------------
 
     def read_due(self, after: Key, upto_ms: int, limit: int) -> list[Frame]:
-        """Return the next due frames, in key order; see ``Store.read_due``.
+        """Return at most ``limit`` frames above ``after`` and due by ``upto_ms``, epoch ms.
 
         Raises:
             StoreError: the database is damaged; the next ``open`` moves it to quarantine.
@@ -213,7 +213,7 @@ class RocksStore(Store):
         return found
 
     def next_due_ms(self, after: Key) -> int | None:
-        """Return the next key time, epoch ms; it is early only for a mark whose record is gone."""
+        """Return a lower bound of the next key time, epoch ms; see ``Store.next_due_ms``."""
         start = self._above(max(after, (self._pruned_ms, -1)))
         with self._rocks.guard("read"):
             found = read_keys(self._db, start, self._frames_end, 1)
@@ -224,7 +224,7 @@ class RocksStore(Store):
         return Scanner(self.read_due)
 
     def rebuild(self, start_ms: int, stop_ms: int, frames: Sequence[Frame]) -> None:
-        """Replace the records of a key range by ``frames``; see ``Store.rebuild``."""
+        """Replace the records with keys in ``[start_ms, stop_ms)``, epoch ms, by ``frames``."""
         batch = WriteBatch(raw_mode=True)
         batch.delete_range(self._pack_key(start_ms, 0), self._pack_key(stop_ms, 0))
         self._put_frames(batch, [frame for frame in frames if start_ms <= frame[0] < stop_ms])
@@ -233,12 +233,12 @@ class RocksStore(Store):
     # --- ids -----------------------------------------------------------------------------------
 
     def latest_unmarked(self, record_id: bytes, below: int) -> Key | None:
-        """Return the key of an id's latest unmarked record; see ``Store.latest_unmarked``."""
+        """Return the key of an id's latest record that is not cancelled or replaced; else None."""
         with self._rocks.guard("read"):
             return self._ids.latest_unmarked(record_id, min(below, self._stop_offset))
 
     def marked_from(self, mark: int) -> list[tuple[int, Key]]:
-        """Return marks from ``mark`` on, with their keys; see ``Store.marked_from``."""
+        """Return mark and key of records whose mark (canceller's offset) is at least ``mark``."""
         with self._rocks.guard("read"):
             return self._ids.marked_from(mark, self._stop_offset)
 
@@ -293,8 +293,8 @@ class RocksStore(Store):
         return self._rocks.durable_offset(self._number)
 
     def lumps(self, start_ms: int, stop_ms: int) -> list[Lump]:
-        """Return counts of the keys in a range: exact for the first keys, and one lump for the
-        rest, which may include records behind the range.
+        """Return one lump for each of the first unmarked records with keys in ``[start_ms,
+        stop_ms)``, epoch ms, and one for the rest, which may include records behind the range.
         """
         start_ms = max(start_ms, self._pruned_ms)
         start, stop = self._pack_key(start_ms, 0), self._pack_key(stop_ms, 0)

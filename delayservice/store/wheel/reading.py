@@ -252,7 +252,9 @@ def read_newest(
     read: Callable[[Part], _Found],
     is_damaged: Callable[[_Found], bool],
 ) -> tuple[Part, _Found] | None:
-    """Read a slot, again by each newer horizon while it seems damaged; None: it was pruned."""
+    """Read a slot, and read it again by a newer horizon while it seems damaged. Return the part
+    that was read last, and the result; None: the slot was pruned.
+    """
     found = read(part)
     for _ in range(_TRIES):
         state = load_state(folder) if is_damaged(found) else None

@@ -61,11 +61,11 @@ class WheelStore(Store):
 
     @property
     def label(self) -> bytes:
-        """Return the label of the stored records; see ``Store.label``."""
+        """Return the label, which says how the records were read; see ``Store.label``."""
         return self._shard.label
 
     def set_label(self, label: bytes) -> None:
-        """Replace the label of all records; the next sync that begins makes it durable."""
+        """Replace the label, which says how records were read; the next sync makes it durable."""
         self._shard.label = label
         self._slots.has_changed = True
 
@@ -107,7 +107,7 @@ class WheelStore(Store):
     # --- due -----------------------------------------------------------------------------------
 
     def read_due(self, after: Key, upto_ms: int, limit: int) -> list[Frame]:
-        """Return the next due frames, in key order; see ``Store.read_due``."""
+        """Return at most ``limit`` frames above ``after`` and due by ``upto_ms``, epoch ms."""
         self._wheel.advance()
         found = self._hand.read(after, upto_ms, limit)
         if len(found) < limit:
@@ -115,7 +115,7 @@ class WheelStore(Store):
         return found
 
     def next_due_ms(self, after: Key) -> int | None:
-        """Return the next key time, exact inside a window, else a slot's start, epoch ms."""
+        """Return a lower bound of the next key time, epoch ms; see ``Store.next_due_ms``."""
         return self._hand.next_due_ms(after)
 
     def scanner(self) -> Scanner:
@@ -173,7 +173,9 @@ class WheelStore(Store):
         return _damaged(slot, stop_ms, found)
 
     def rebuild(self, start_ms: int, stop_ms: int, frames: Sequence[Frame]) -> None:
-        """Replace the records of a key range; rows appended after the damage was found are kept."""
+        """Replace the records with keys in ``[start_ms, stop_ms)``, epoch ms, by ``frames``. Rows
+        that were appended after damage was found are kept.
+        """
         shard = self._shard
         lost_ms: list[tuple[int, int]] = []
         for slot in self._slots_within(start_ms, stop_ms):
@@ -226,18 +228,18 @@ class WheelStore(Store):
     # --- ids -----------------------------------------------------------------------------------
 
     def latest_unmarked(self, record_id: bytes, below: int) -> Key | None:
-        """Return the key of an id's latest unmarked record; see ``Store.latest_unmarked``."""
+        """Return the key of an id's latest record that is not cancelled or replaced; else None."""
         shard = self._shard
         return shard.ids.latest_unmarked(record_id, min(below, shard.stop_offset))
 
     def marked_from(self, mark: int) -> list[tuple[int, Key]]:
-        """Return marks from ``mark`` on, with their keys; see ``Store.marked_from``."""
+        """Return mark and key of records whose mark (canceller's offset) is at least ``mark``."""
         return self._shard.ids.marked_from(mark, self._shard.stop_offset)
 
     # --- prune and sync ------------------------------------------------------------------------
 
     def prune(self, cursor: Cursor) -> None:
-        """Delete slots whose exclusive end is at or below K; see ``Store.prune``."""
+        """Delete slots that end at or below the committed K; see ``Store.prune``."""
         shard = self._shard
         self._wheel.advance()
         shard.cursor_key = cursor.key
@@ -254,7 +256,9 @@ class WheelStore(Store):
         return self._shard.durable_offset
 
     def lumps(self, start_ms: int, stop_ms: int) -> list[Lump]:
-        """Return counts of the keys in a range, one lump per slot, without reading files."""
+        """Return the number of records in each slot that overlaps ``[start_ms, stop_ms)``, epoch
+        milliseconds, without reading files.
+        """
         return [
             (slot.start_ms, slot.stop_ms, self._slots.records_in(self._shard, slot))
             for slot in self._slots_within(start_ms, stop_ms)

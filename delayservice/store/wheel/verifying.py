@@ -230,30 +230,29 @@ class _Check:
         """Compare ids with records, if the shard has ids; an unreadable index is a finding."""
         if not self._state.has_ids:
             return
-        where = IDS_FOLDER
-        path = f"{self._shard.path}/{where}"
+        path = f"{self._shard.path}/{IDS_FOLDER}"
         try:
             with ExitStack() as stack, guarded_read(f"the ids {path}"):
                 database = stack.enter_context(viewed_ids(path))
-                self._check_synced(database, where)
-                self._compare(IdRows(database, prefix_of(self._state.generation)), where)
+                self._check_synced(database)
+                self._compare(IdRows(database, prefix_of(self._state.generation)))
         except StoreError as exc:
-            self.found.append(Finding(findings.START_OVER, str(exc), where))
+            self.found.append(Finding(findings.START_OVER, str(exc), IDS_FOLDER))
 
-    def _check_synced(self, database: Rdict, where: str) -> None:
+    def _check_synced(self, database: Rdict) -> None:
         prefix, stop_offset = prefix_of(self._state.generation), self._state.stop_offset
         synced = synced_offset(database, prefix)
         if synced is None or synced < stop_offset:
             what = f"the ids were synced up to {synced}, and S is {stop_offset}"
-            self.found.append(Finding(findings.START_OVER, what, where))
+            self.found.append(Finding(findings.START_OVER, what, IDS_FOLDER))
 
-    def _compare(self, ids: IdRows, where: str) -> None:
+    def _compare(self, ids: IdRows) -> None:
         stop_offset = self._state.stop_offset
         known = {offset: record for offset, record in self._named.items() if offset < stop_offset}
         for part in self._whole:
             span_ms = (max(part.start_ms, self._now_ms()), part.stop_ms)
             mine = {o: r for o, r in known.items() if part.start_ms <= r.key_ms < part.stop_ms}
-            self.found += check_ids(ids, span_ms, mine, stop_offset, lambda _: True, where)
+            self.found += check_ids(ids, span_ms, mine, stop_offset, IDS_FOLDER)
 
 
 def _disorder(rows: list[Frame], block: Block, part: Part) -> str:

@@ -18,7 +18,7 @@ from delayservice.base.errors import StoreError
 from delayservice.engine.cursor import START_KEY
 from delayservice.store.files import Files
 from delayservice.store.folder import StoreFolder
-from delayservice.store.ids import IdDatabase
+from delayservice.store.ids import IdDatabase, IdIndex
 from delayservice.store.wheel.horizon import (
     NAME,
     HorizonDamagedError,
@@ -38,8 +38,6 @@ if TYPE_CHECKING:
 
 FORMAT: Final = 6
 IDS_FOLDER: Final = "ids"
-
-
 _BODIES_SHARE: Final = 8
 """Divisor of ``near_bytes_max`` that gives the memory for cached shared blocks."""
 
@@ -114,7 +112,7 @@ class Wheel:
         self.slots.fill(self.shards.values(), horizon.slots)
 
     def _add(self, topic: str, partition: int, number: int, generation: int) -> SlotShard:
-        ids = self._ids.shard(generation)
+        ids = IdIndex(self._ids, generation)
         shard = SlotShard(topic, partition, number, generation, ids, idle_s=time.monotonic())
         self.shards[topic, partition] = shard
         return shard
@@ -255,7 +253,7 @@ class Wheel:
         self._finish_running()
         self._empty(shard)
         shard.generation = self._take_generation()
-        shard.ids = self._ids.shard(shard.generation)
+        shard.ids = IdIndex(self._ids, shard.generation)
         shard.stop_offset = shard.durable_offset = 0
         shard.label, shard.cursor_key, shard.has_ids = b"", START_KEY, False
         self.sync()
@@ -384,7 +382,7 @@ class Wheel:
         for shard, row in plan.shards:
             if shard.generation == row.generation:
                 shard.durable_offset = row.stop_offset
-                shard.ids.note_durable(row.stop_offset)
+                shard.ids.durable_offset = row.stop_offset
 
     def _remove_unused(self) -> None:
         """Remove shards whose slices have moved, because their rows would keep files for ever."""
