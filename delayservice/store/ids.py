@@ -77,6 +77,10 @@ class IdDatabase:
         self._witness: Witness | None = None
         self._reclaimer = Reclaimer(path)
 
+    def shard(self, generation: int) -> IdIndex:
+        """Return the id index of one shard, whose row keys begin with ``generation``."""
+        return IdIndex(self, generation)
+
     def recover(self, shards: Sequence[tuple[IdIndex, int, bool]]) -> None:
         """Open an existing database, and set ``is_whole`` of each shard's index. A damaged database
         is removed; then shards that had ids are not whole.

@@ -18,7 +18,7 @@ from delayservice.base.errors import StoreError
 from delayservice.engine.cursor import START_KEY
 from delayservice.store.files import Files
 from delayservice.store.folder import StoreFolder
-from delayservice.store.ids import IdDatabase, IdIndex
+from delayservice.store.ids import IdDatabase
 from delayservice.store.wheel.horizon import (
     NAME,
     HorizonDamagedError,
@@ -112,7 +112,7 @@ class Wheel:
         self.slots.fill(self.shards.values(), horizon.slots)
 
     def _add(self, topic: str, partition: int, number: int, generation: int) -> SlotShard:
-        ids = IdIndex(self._ids, generation)
+        ids = self._ids.shard(generation)
         shard = SlotShard(topic, partition, number, generation, ids, idle_s=time.monotonic())
         self.shards[topic, partition] = shard
         return shard
@@ -253,7 +253,7 @@ class Wheel:
         self._finish_running()
         self._empty(shard)
         shard.generation = self._take_generation()
-        shard.ids = IdIndex(self._ids, shard.generation)
+        shard.ids = self._ids.shard(shard.generation)
         shard.stop_offset = shard.durable_offset = 0
         shard.label, shard.cursor_key, shard.has_ids = b"", START_KEY, False
         self.sync()
