@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Final
 
 from delayservice.base.errors import StoreError
-from delayservice.store.files import Files
 from delayservice.store.folder import ShardFolder, read_format
 from delayservice.store.rocks_database import DATABASE
 from delayservice.store.rocks_view import viewed_database
@@ -85,13 +84,10 @@ def kept_shards(folder: Path) -> list[ShardFolder]:
 
 def wheel_shards(folder: Path) -> list[ShardFolder]:
     """Return the shards of a wheel by its horizon; an empty list if the horizon is damaged."""
-    files = Files(read_only=True)
     try:
-        rows = read_horizon(str(folder), files).shards
+        rows = read_horizon(str(folder)).shards
     except (OSError, HorizonDamagedError):
         return []
-    finally:
-        files.close()
     return sorted(ShardFolder(str(folder), row.topic, row.partition) for row in rows)
 
 

@@ -20,6 +20,7 @@ from delayservice.engine.pending import NO_MARK
 from delayservice.store import findings
 from delayservice.store.files import Files
 from delayservice.store.findings import Case, CheckVerdict, Finding
+from delayservice.store.folder import unreadable
 from delayservice.store.id_rows import IdRows, synced_offset
 from delayservice.store.ids_check import NamedRecord, check_ids
 from delayservice.store.rocks import guarded_read, prefix_of
@@ -39,7 +40,6 @@ from delayservice.store.wheel.reading import (
     load_horizon,
     load_state,
     read_newest,
-    unreadable,
 )
 from delayservice.store.wheel.runs import FOLDER, RunReader, file_name
 from delayservice.store.wheel.wheel import IDS_FOLDER
@@ -92,18 +92,15 @@ def verify_wheel(
 
 def _check_horizon(path: str) -> Iterator[Finding]:
     """Yield a finding if the horizon is damaged, or missing though slot files exist."""
-    files = Files(read_only=True)
     try:
-        read_horizon(path, files)
+        read_horizon(path)
     except HorizonDamagedError as exc:
         yield Finding(findings.START_OVER, str(exc), NAME)
     except OSError as exc:
         if exc.errno not in _GONE:
             raise unreadable(path, exc) from exc
-        if files.list_dir(f"{path}/{FOLDER}"):
+        if any(Path(path, FOLDER).glob("*")):
             yield Finding(findings.START_OVER, "the horizon is missing", NAME)
-    finally:
-        files.close()
 
 
 def _check_names(path: str) -> Iterator[Finding]:

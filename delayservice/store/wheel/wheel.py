@@ -146,7 +146,7 @@ class Wheel:
 
     def _read(self) -> WheelHorizon | None:
         try:
-            horizon = read_horizon(self._path, self._horizon_files)
+            horizon = read_horizon(self._path)
         except FileNotFoundError:
             return None
         except (OSError, HorizonDamagedError) as exc:
