@@ -205,6 +205,18 @@ def test_one_damaged_file_is_read_again_by_each_of_its_shards(tmp_path: Path) ->
     wheel.close()
 
 
+def test_marks_are_no_records_among_those_that_have_passed(tmp_path: Path) -> None:
+    store = opened(Wheel(tmp_path, OPTIONS), 0)
+    keys = [(START_MS + number, number) for number in range(10)]
+    named = [(b"%d" % offset, key_ms, offset) for key_ms, offset in keys]
+    store.append([(*key, NO_MARK, b"payload") for key in keys], named, [], 10)
+    store.append([], [], [(*name, 10 + name[2]) for name in named[:5]], 15)
+    assert len(store.read_due(START_KEY, START_MS + 6, 100)) == 7
+    store.prune(Cursor(keys[6], 15))
+    assert store.stats().pending == 3
+    store.close()
+
+
 def test_another_slot_width_starts_the_wheel_over(tmp_path: Path) -> None:
     wheel = Wheel(tmp_path, OPTIONS)
     filled(wheel, 2)
