@@ -54,6 +54,7 @@ class DigestingStore:
         self.cursor: Cursor | None = None
         """Cursor of the last ``prune``; None before the first."""
         self._on_close = on_close
+        # These calls change neither digest nor census, and reading is too frequent to forward.
         self.set_label, self.sync = inner.set_label, inner.sync
         self.read_due, self.next_due_ms = inner.read_due, inner.next_due_ms
         self.latest_unmarked, self.marked_from = inner.latest_unmarked, inner.marked_from

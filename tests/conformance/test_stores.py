@@ -317,6 +317,24 @@ def test_scan_disturbs_no_reading(store: Store) -> None:
     assert list(scanned) == given[1:]
 
 
+def test_a_scanner_follows_what_is_appended_pruned_and_reset(store: Store) -> None:
+    scanner = store.scanner()
+    given = sorted(frames(300))
+    for start in (0, 150):
+        some = [f for f in given if start <= f[1] < start + 150]
+        store.append(some, [], [], start + 150)
+        assert list(scanner.frames((0, 0), FAR_MS)) == [f for f in given if f[1] < start + 150]
+    store.prune(Cursor(given[200][:2], 300))
+    assert list(scanner.frames(given[200][:2], FAR_MS)) == given[201:]
+    store.sync()
+    store.reset()
+    assert list(scanner.frames((0, 0), FAR_MS)) == []
+    again = [(*f[:3], b"again") for f in given]
+    store.append(again, [], [], 300)
+    store.sync()
+    assert list(scanner.frames((0, 0), FAR_MS)) == again
+
+
 def test_rebuild_replaces_a_range_and_nothing_else(store: Store) -> None:
     given = frames(300)
     store.append(given, [], [], 300)
