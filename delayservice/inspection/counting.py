@@ -47,7 +47,7 @@ def count_lane(
     precise = lane.precise
     if precise is None:
         due_ms = lane.next_due_ms()
-        pending = 0 if due_ms is None else lane.store.stats().pending
+        pending = 0 if due_ms is None else lane.stats().pending
         return LaneCounts(pending=pending, next_due_ms=due_ms)
     seen = lane.shard.committed, lane.shard.stored, precise.store.census
     if seen == before.seen:

@@ -229,7 +229,7 @@ def ahead(lanes: Mapping[str, AnyLane], now_ms: int) -> BacklogCounts:
         if lane.precise is not None:
             lumps += lumps_of(lane.precise, now_ms)
         elif lane.next_due_ms() is not None:
-            horizon.levels += lane.store.stats().pending
+            horizon.levels += lane.stats().pending
     horizon.lumps = together(lumps, now_ms)
     horizon.total = horizon.levels + max(sum(count for _, _, count in lumps), 0)
     return horizon

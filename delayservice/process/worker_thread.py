@@ -309,7 +309,7 @@ class WorkerThread:
         metrics.pending = sum(one.pending for one in counts)
         shown = sampled.counts if is_owner else {}
         metrics.topics = {topic: topic_counts(one, now_ms) for topic, one in shown.items()}
-        metrics.store_bytes = sum(lane.store.stats().bytes for lane in lanes)
+        metrics.store_bytes = sum(lane.stats().bytes for lane in lanes)
         metrics.oldest_due_ms = min(dues, default=None)
         metrics.cursor_age_s = self.loop.uncommitted_s(slice_)
         metrics.damaged = slice_.damaged

@@ -15,7 +15,7 @@ from delayservice.engine.ports import Bounds, Place, Run
 from delayservice.engine.shard import MayRead, at_will
 from delayservice.engine.verdicts import Verdicts
 from delayservice.slices.mended import MendedStore
-from delayservice.store.base import Store, StoreStats
+from delayservice.store.base import StoreStats, StoreView
 
 
 class ShardFacts(Protocol):
@@ -46,16 +46,6 @@ class ShardFacts(Protocol):
         """Return whether storing will soon have to wait for a commit of the cursor."""
 
 
-class Keeping(Protocol):
-    """Store of a lane's pending records, as far as all lanes have it; see ``store.base.Store``."""
-
-    def stats(self) -> StoreStats:
-        """Return figures of the store; cheap enough for a call every second."""
-
-    def prune(self, cursor: Cursor) -> None:
-        """Delete the records that the committed ``cursor`` has settled."""
-
-
 class AnyLane(Protocol):
     """Lane: one partition of a delay topic on one node. It never commits, because all lanes of a
     worker share one transaction.
@@ -84,10 +74,6 @@ class AnyLane(Protocol):
     @property
     def shard(self) -> ShardFacts:
         """Return the progress of the shard."""
-
-    @property
-    def store(self) -> Keeping:
-        """Return the store of its records."""
 
     @property
     def past_due(self) -> Mapping[int, int]:
@@ -176,8 +162,14 @@ class AnyLane(Protocol):
     def aborted(self) -> None:
         """Return to the committed cursor: the transaction was certainly aborted."""
 
+    def prune(self, cursor: Cursor) -> None:
+        """Delete the stored records that the committed ``cursor`` has settled."""
+
     def sync_soon(self) -> None:
         """Ask the store to make all it holds durable, without waiting."""
+
+    def stats(self) -> StoreStats:
+        """Return figures of the stored records; cheap enough for a call every second."""
 
     def close(self) -> None:
         """Make all that is stored durable, and close the lane."""
@@ -187,8 +179,8 @@ class PreciseLane(AnyLane, Protocol):
     """Lane whose records are kept in a store, which can be searched, compared and repaired."""
 
     @property
-    def store(self) -> Store:
-        """Return the store of its records."""
+    def store(self) -> StoreView:
+        """Return the store of its records, to look at."""
 
     @property
     def reader(self) -> RecordReader:

@@ -109,7 +109,7 @@ class Follower:
         for topic, shard in known.items():
             lane = lanes[topic]
             cursor = lane.fit(shard.cursor, shard.last_read)
-            lane.store.prune(cursor)
+            lane.prune(cursor)
             if not is_owner:
                 lane.adopt(shard.contracts)
                 lane.follow(cursor)

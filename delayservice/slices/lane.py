@@ -31,7 +31,7 @@ from delayservice.slices.lost import report_expired, report_truncated
 from delayservice.slices.mended import MendedStore
 from delayservice.slices.repair import Log
 from delayservice.slices.store_label import StoreLabel
-from delayservice.store.base import Store
+from delayservice.store.base import Store, StoreStats
 
 _FIRST_MEAN_BYTES = 32_768.0
 """Payload bytes assumed per record at first, so that a first batch of large ones fits in memory."""
@@ -356,10 +356,18 @@ class Lane(BaseLane):
         super().committed()
         self.past_due.forget(self.shard.committed)
 
+    def prune(self, cursor: Cursor) -> None:
+        """Delete the stored records that the committed ``cursor`` has settled."""
+        self.store.prune(cursor)
+
     def sync_soon(self) -> None:
         """Ask the store to make all it holds durable, with a label that names the last record."""
         self._note_position()
-        self.store.sync_soon()
+        self.store.sync(wait=False)
+
+    def stats(self) -> StoreStats:
+        """Return figures of the store; see ``Store.stats``."""
+        return self.store.stats()
 
     def _note_position(self) -> None:
         if self._is_adopted and self._label.known is not None:

@@ -42,21 +42,6 @@ class FetchAhead:
     bytes: int
 
 
-class LogAsStore:
-    """Store interface of a level lane. The log keeps all records, so calls change nothing."""
-
-    def __init__(self, shard: LevelShard) -> None:
-        self._shard = shard
-
-    def stats(self) -> StoreStats:
-        """Return figures of the waiting records up to the known end of the log; 0 bytes on disk."""
-        shard = self._shard
-        return StoreStats(shard.pending, 0, shard.next_due_ms(), shard.stored)
-
-    def prune(self, cursor: Cursor) -> None:
-        """Do nothing: retention deletes the records."""
-
-
 class LevelLane(BaseLane):
     """Lane of one partition of a level topic; see ``BaseLane`` for the other arguments.
 
@@ -84,7 +69,6 @@ class LevelLane(BaseLane):
         super().__init__(topic, partition, topic_id, source, routes, flow, targets)
         self.past_due: dict[int, int] = {}  # the delay counts from the time of writing
         self.shard = LevelShard(ahead.records, ahead.bytes)
-        self.store = LogAsStore(self.shard)
         self.contracts = Contracts([(0, Contract())])
         self._park_topic = park_topic
         self._proof = LevelProof()
@@ -214,8 +198,15 @@ class LevelLane(BaseLane):
         elif self.shard.is_full:
             self._fetch.pause(is_paused=True)
 
+    def prune(self, cursor: Cursor) -> None:
+        """Do nothing: retention deletes the records."""
+
     def sync_soon(self) -> None:
         """Do nothing: the log is durable on the brokers."""
+
+    def stats(self) -> StoreStats:
+        """Return figures of the waiting records up to the known end of the log; 0 bytes on disk."""
+        return StoreStats(self.shard.pending, 0, self.shard.stored)
 
     def let_store(self, *, may_store: bool) -> None:
         """Do nothing: a level lane has no store."""

@@ -16,7 +16,7 @@ from delayservice.engine.pending import Frame
 from delayservice.engine.shard import Shard
 from delayservice.replicas.digest import HOUR_MS
 from delayservice.slices.repair import Log, Rereading, reread_slot
-from delayservice.store.base import Store
+from delayservice.store.base import DeliveryStore
 
 _SCAN_ROWS: Final = 1_000
 
@@ -32,8 +32,9 @@ class MendedStore:
         log: returns the shard's log with its present reader.
     """
 
-    def __init__(self, store: Store, shard: Shard, log: Callable[[], Log]) -> None:
+    def __init__(self, store: DeliveryStore, shard: Shard, log: Callable[[], Log]) -> None:
         self._store = store
+        self._scanner = store.scanner()
         self._shard = shard
         self._log = log
 
@@ -46,10 +47,10 @@ class MendedStore:
                 self._mend(damage)
 
     def scan(self, after: Key, upto_ms: int) -> Iterator[Frame]:
-        """Yield all frames up to key time ``upto_ms``; see ``Store.scan``."""
+        """Yield all frames above ``after`` up to key time ``upto_ms``, epoch ms, in key order."""
         while True:
             try:
-                for frame in self._store.scan(after, upto_ms):
+                for frame in self._scanner.frames(after, upto_ms):
                     yield frame
                     after = frame[:2]
             except SlotDamagedError as damage:

@@ -9,7 +9,7 @@ from delayservice.engine.label import Label
 from delayservice.engine.losses import Gap
 from delayservice.engine.ports import Place
 from delayservice.slices.log_proof import LogProof
-from delayservice.store.base import Store
+from delayservice.store.base import DeliveryStore
 
 _log = structlog.get_logger(__name__)
 
@@ -23,7 +23,7 @@ class StoreLabel:
     """
 
     def __init__(
-        self, store: Store, place: Place, fingerprints: frozenset[str], proof: LogProof
+        self, store: DeliveryStore, place: Place, fingerprints: frozenset[str], proof: LogProof
     ) -> None:
         self.known = _label_of(store.label)
         self.fingerprints = fingerprints

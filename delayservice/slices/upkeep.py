@@ -176,7 +176,7 @@ class Upkeep:
         self._synced_s = now_s
         for slice_ in self._slices.values():
             for lane in slice_.lanes.values():
-                if lane.store.stats().durable_offset < lane.shard.stored:
+                if lane.stats().durable_offset < lane.shard.stored:
                     lane.sync_soon()
 
 

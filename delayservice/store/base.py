@@ -1,17 +1,19 @@
-"""Store interface: pending records of one shard, in key order.
+"""Store interfaces: pending records of one shard, in key order.
+
+``DeliveryStore`` is what a lane of the worker's loop needs; ``StoreView`` is what people, digests,
+checks and repairs look at. A store implements both.
 
 A store is a cache of the Kafka log. It may lose any suffix of what was appended if the horizon that
 ``open`` returns lies below it; the caller reads the log again from the horizon. Frames are plain
-tuples because millions of them are handled (``bench whole``).
+tuples because millions of them are handled (``bench whole``). ``docs/glossary.md`` explains key,
+mark, K, H and S.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
-from typing import ClassVar
+from typing import Final, Protocol
 
 from delayservice.base.errors import SlotDamagedError
 from delayservice.contract.entry import OFFSET_MAX
@@ -19,34 +21,42 @@ from delayservice.engine.census import Census
 from delayservice.engine.cursor import Cursor, Key
 from delayservice.engine.pending import NO_MARK, Frame, Lump, Mark, Named
 
-__all__ = ["NO_MARK", "Frame", "Lump", "Mark", "Named", "Store", "StoreStats"]
+__all__ = ["NO_MARK", "DeliveryStore", "Frame", "Lump", "Mark", "Named", "Store", "StoreView"]
+
+_SCAN_ROWS: Final = 1_000
 
 
 @dataclass(frozen=True, slots=True)
 class StoreStats:
-    """Figures of a store for people and metrics: records, bytes, due time in epoch ms, and horizon.
-    Counts may include settled records that are not pruned yet.
+    """Figures of a store for people and metrics: number of records, bytes, and the horizon, a
+    source offset. The number may include settled records that are not pruned yet.
     """
 
     pending: int
     bytes: int
-    oldest_due_ms: int | None
     durable_offset: int
 
 
 class Scanner:
     """Reader of a store in small steps, between which the store may change.
 
-    Args:
-        scan: the ``scan`` method of the store.
+    Attributes:
+        read: method that returns frames as ``Store.read_due`` does, and raises its errors,
+            without changing the rows held in memory for delivery.
     """
 
-    def __init__(self, scan: Callable[[Key, int], Iterator[Frame]]) -> None:
-        self._scan = scan
+    def __init__(self, read: Callable[[Key, int, int], list[Frame]]) -> None:
+        self.read = read
 
-    def read(self, after: Key, upto_ms: int, limit: int) -> list[Frame]:
-        """Return the frames of ``Store.read_due``, without changing the rows held for delivery."""
-        return list(islice(self._scan(after, upto_ms), limit))
+    def frames(self, after: Key, upto_ms: int) -> Iterator[Frame]:
+        """Yield all frames above ``after`` up to key time ``upto_ms``, epoch ms, in key order.
+
+        Raises:
+            SlotDamagedError: the next frames are missing or damaged.
+        """
+        while rows := self.read(after, upto_ms, _SCAN_ROWS):
+            yield from rows
+            after = rows[-1][:2]
 
     def read_on(
         self, after: Key, upto: Key, limit: int
@@ -67,13 +77,9 @@ class Scanner:
             return rows, rows[-1][:2] if rows else upto, None
 
 
-class Store(ABC):
-    """Store of the pending records of one shard. Single-threaded: the worker's loop owns it."""
+class DeliveryStore(Protocol):
+    """Store as delivery uses it. Single-threaded: the worker's loop owns it."""
 
-    lumps_hold_marked: ClassVar[bool] = True
-    """Whether marked records count in ``lumps``."""
-
-    @abstractmethod
     def open(self) -> int:
         """Recover, and return the durable horizon S. Records of offsets below S are stored, or
         reported as damaged by reads; those of S and above are invisible until they are appended
@@ -81,14 +87,12 @@ class Store(ABC):
         """
 
     @property
-    @abstractmethod
     def label(self) -> bytes:
         """Return the label, bytes by which the owner notes how it read the records below S;
         ``b""``: there is no label. ``open`` finds horizon and label as they were at one moment:
         a label from before a change never comes with records from after it.
         """
 
-    @abstractmethod
     def set_label(self, label: bytes) -> None:
         """Replace the label of all records, appended before or later; it is durable with the next
         sync at the latest. A crash before that restores the last durable label and horizon. So the
@@ -98,7 +102,6 @@ class Store(ABC):
             StoreError: as ``append``.
         """
 
-    @abstractmethod
     def append(
         self,
         frames: Sequence[Frame],
@@ -107,37 +110,34 @@ class Store(ABC):
         stop_offset: int,
     ) -> None:
         """Add records and marks of offsets from the last ``stop_offset`` up to this one, in offset
-        order. They are visible to reads at once, and durable after a later sync.
+        order. They are visible to reads at once, and durable after a later sync. Appending a record
+        again that survived a crash is harmless (same offset, same content).
 
-        ``frames``: records to keep. ``named``: those of them that have an id. ``marks``: records of
-        this or earlier calls that are cancelled or replaced; a record is marked once. Appending a
-        record again that survived a crash is harmless (same offset, same content).
+        Args:
+            frames: records to keep.
+            named: those of ``frames`` that have an id.
+            marks: records of this or earlier calls that are cancelled or replaced; a record is
+                marked once.
+            stop_offset: the new S.
+
+        Raises:
+            StoreError: the disk is full or fails.
         """
 
-    @abstractmethod
     def read_due(self, after: Key, upto_ms: int, limit: int) -> list[Frame]:
         """Return at most ``limit`` frames with ``after < (key_ms, offset)`` and ``key_ms <=
-        upto_ms``, in key order. Marked frames are included with their mark.
+        upto_ms``, epoch milliseconds, in key order. Marked frames are included with their mark.
 
         Raises:
             SlotDamagedError: frames in that range are missing or damaged; call ``rebuild``, and
                 read again.
         """
 
-    @abstractmethod
     def next_due_ms(self, after: Key) -> int | None:
         """Return a lower bound of the ``key_ms`` of the first frame above ``after``; None: there is
         no such frame. The time, epoch milliseconds, may be early (a slot's start), never late.
         """
 
-    @abstractmethod
-    def rebuild(self, start_ms: int, stop_ms: int, frames: Sequence[Frame]) -> None:
-        """Replace the records with keys in ``[start_ms, stop_ms)`` by ``frames``, which were read
-        again from the log with their marks: after a ``SlotDamagedError``, or because other copies
-        differ.
-        """
-
-    @abstractmethod
     def latest_unmarked(self, record_id: bytes, below: int) -> Key | None:
         """Return the key of the latest appended record of an id that is neither marked nor pruned;
         None: there is no such record. The cost does not depend on the id's history.
@@ -147,13 +147,20 @@ class Store(ABC):
             below: the offset for which the look-up is made, at or above the stop offset.
         """
 
-    @abstractmethod
     def marked_from(self, mark: int) -> list[tuple[int, Key]]:
-        """Return ``(mark, key)`` of every kept record whose mark is ``mark`` or above, ascending.
-        ``mark`` is at or above H of every ``prune`` so far.
+        """Return ``(mark, key)`` of every kept record whose mark (offset of its canceller) is
+        ``mark`` or above, ascending. ``mark`` is at or above H of every ``prune`` so far.
         """
 
-    @abstractmethod
+    def scanner(self) -> Scanner:
+        """Return a reader in small steps, between which the store may change."""
+
+    def rebuild(self, start_ms: int, stop_ms: int, frames: Sequence[Frame]) -> None:
+        """Replace the records with keys in ``[start_ms, stop_ms)``, epoch milliseconds, by
+        ``frames``, which were read again from the log with their marks: after a
+        ``SlotDamagedError``, or because other copies differ.
+        """
+
     def prune(self, cursor: Cursor) -> None:
         """Delete what the committed ``cursor`` has settled, some of it in later calls if that is
         cheaper: frames with key <= K and offset < H, frames whose ``key_ms`` is below K's (those at
@@ -161,38 +168,41 @@ class Store(ABC):
         else is kept: a slot is deleted as a whole only when its exclusive end is <= K's ``key_ms``.
         """
 
-    @abstractmethod
-    def sync(self) -> int:
-        """Make everything appended so far durable and return the new horizon.
+    def sync(self, *, wait: bool = True) -> int:
+        """Make everything appended so far durable, and return the durable horizon.
+
+        Args:
+            wait: if False, only start a sync, and return without waiting if the store can. The
+                horizon then moves in a later call of any method, and calls before that have no
+                further effect.
 
         Raises:
-            StoreError: an fsync failed; the process must exit: the page cache can't be trusted.
+            StoreError: an fsync failed, of this call or an earlier one; the process must exit: the
+                page cache can't be trusted.
         """
 
-    def sync_soon(self) -> None:
-        """Start a sync, and return without waiting if the store can. The horizon then moves in a
-        later call of any method. Calls before that have no further effect.
-
-        Raises:
-            StoreError: as ``sync``, here or in that later call.
+    def reset(self) -> None:
+        """Delete everything, the label too, and start over from horizon 0, because the log no
+        longer agrees with the store.
         """
-        self.sync()
 
-    @abstractmethod
-    def scan(self, after: Key, upto_ms: int) -> Iterator[Frame]:
-        """Yield frames above ``after`` up to ``upto_ms`` in key order, for people and checks. The
-        rows held in memory for delivery do not change.
-        """
+    def close(self) -> None:
+        """Sync, and release every handle."""
+
+
+class StoreView(Protocol):
+    """Store as people, digests, checks and repairs look at it; nothing here changes a record."""
+
+    def latest_unmarked(self, record_id: bytes, below: int) -> Key | None:
+        """Return the key of an id's latest unmarked record; see ``DeliveryStore``."""
 
     def scanner(self) -> Scanner:
         """Return a reader in small steps, between which the store may change."""
-        return Scanner(self.scan)
 
-    @abstractmethod
     def lumps(self, start_ms: int, stop_ms: int) -> list[Lump]:
-        """Return counts of the keys in ``[start_ms, stop_ms)``, as fine as is cheap; the outer
-        lumps may reach beyond the range. Settled records that are not pruned yet are included, and
-        marked ones if ``lumps_hold_marked``.
+        """Return counts of the keys in ``[start_ms, stop_ms)``, epoch milliseconds, as fine as is
+        cheap; the outer lumps may reach beyond the range. Settled records that are not pruned yet
+        are included. Marked records are included in lumps wider than one millisecond only.
 
         Raises:
             StoreError: the store can't be read.
@@ -203,16 +213,9 @@ class Store(ABC):
         """Return counts by target and due time; None: they are not kept, or not known yet."""
         return None
 
-    @abstractmethod
     def stats(self) -> StoreStats:
         """Return figures of the store; cheap enough for a call every second."""
 
-    @abstractmethod
-    def reset(self) -> None:
-        """Delete everything, the label too, and start over from horizon 0, because the log no
-        longer agrees with the store.
-        """
 
-    @abstractmethod
-    def close(self) -> None:
-        """Sync, and release every handle."""
+class Store(DeliveryStore, StoreView, Protocol):
+    """Store of the pending records of one shard, for delivery and for looking at it."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 from delayservice.base.errors import SlotDamagedError
@@ -13,7 +13,7 @@ from delayservice.engine.census import MINUTE_MS, Census
 from delayservice.engine.cursor import Cursor, Key
 from delayservice.replicas.digest import NEAR_MS, ShardDigest
 from delayservice.replicas.digest_rows import Unreadable
-from delayservice.store.base import Frame, Lump, Mark, Named, Scanner, Store, StoreStats
+from delayservice.store.base import Frame, Lump, Mark, Named, Scanner, Store
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -27,8 +27,8 @@ settled records."""
 _END: Final[Key] = (DUE_STOP_MS, OFFSET_MAX)
 
 
-class DigestingStore(Store):
-    """Wrapper that passes all calls to another store, and keeps its digest and census.
+class DigestingStore:
+    """Store that passes all calls to another store, and keeps the digest and census of its records.
 
     Args:
         inner: the wrapped store.
@@ -54,6 +54,11 @@ class DigestingStore(Store):
         self.cursor: Cursor | None = None
         """Cursor of the last ``prune``; None before the first."""
         self._on_close = on_close
+        # These calls change neither digest nor census, and reading is too frequent to forward.
+        self.set_label, self.sync = inner.set_label, inner.sync
+        self.read_due, self.next_due_ms = inner.read_due, inner.next_due_ms
+        self.latest_unmarked, self.marked_from = inner.latest_unmarked, inner.marked_from
+        self.scanner, self.stats = inner.scanner, inner.stats
         self._scanner: Scanner | None = None
         self._scan_after: Key | None = None
         self._found: list[Unreadable] = []
@@ -104,7 +109,11 @@ class DigestingStore(Store):
         rows, upto, damage = self._scanner.read_on(after, _END, SCAN_ROWS)
         if damage is not None:
             self._found.append(_damage_of(damage))
-        self._take_scanned(rows, upto)
+        if self._making_census is not None:
+            self._making_census.add(rows)
+        metas = (decode_payload(row[3])[6] for row in rows)
+        ids = [None if meta is None else meta[0] for meta in metas]
+        self.digest.scanned(list(zip(rows, ids, strict=True)), upto)
         ended = upto == _END
         self._scan_after = None if ended else upto
         if ended:
@@ -113,14 +122,6 @@ class DigestingStore(Store):
             self._census, self._making_census = self._making_census or Census(), None
             self._pass_key()
         return ended
-
-    def _take_scanned(self, rows: Sequence[Frame], upto: Key) -> None:
-        if self._making_census is not None:
-            self._making_census.add(rows)
-        named = [
-            (row, None if (meta := decode_payload(row[3])[6]) is None else meta[0]) for row in rows
-        ]
-        self.digest.scanned(named, upto)
 
     # --- store ---------------------------------------------------------------------------------
 
@@ -132,12 +133,8 @@ class DigestingStore(Store):
 
     @property
     def label(self) -> bytes:
-        """Return the label of the stored records; see ``Store.label``."""
+        """Return the label, which says how the records were read; see ``Store.label``."""
         return self.inner.label
-
-    def set_label(self, label: bytes) -> None:
-        """Replace the label of all records; see ``Store.set_label``."""
-        self.inner.set_label(label)
 
     def append(
         self,
@@ -146,7 +143,7 @@ class DigestingStore(Store):
         marks: Sequence[Mark],
         stop_offset: int,
     ) -> None:
-        """Add records and marks of the next offsets; see ``Store.append``."""
+        """Add records and marks; ``stop_offset`` is the new S. See ``Store.append``."""
         self.inner.append(frames, named, marks, stop_offset)
         self.digest.store(frames, named, marks, stop_offset)
         self._take_census(frames, marks)
@@ -162,30 +159,14 @@ class DigestingStore(Store):
                 if (key_ms, offset) <= scanned:
                     making.cancel(key_ms)
 
-    def read_due(self, after: Key, upto_ms: int, limit: int) -> list[Frame]:
-        """Return the next due frames, in key order; see ``Store.read_due``."""
-        return self.inner.read_due(after, upto_ms, limit)
-
-    def next_due_ms(self, after: Key) -> int | None:
-        """Return a lower bound of the next key time, epoch ms; see ``Store.next_due_ms``."""
-        return self.inner.next_due_ms(after)
-
     def rebuild(self, start_ms: int, stop_ms: int, frames: Sequence[Frame]) -> None:
-        """Replace the records of a key range; see ``Store.rebuild``. The sums lack what the last
+        """Replace the records of a key range; see ``Store.rebuild``. The digest lacks what the last
         scan could not read, so ``damaged`` stays until the next scan has ended.
         """
         self.inner.rebuild(start_ms, stop_ms, frames)
         self.wants_scan = True
         if self.is_scanning:
             self.begin_scan()
-
-    def latest_unmarked(self, record_id: bytes, below: int) -> Key | None:
-        """Return the key of an id's latest unmarked record; see ``Store.latest_unmarked``."""
-        return self.inner.latest_unmarked(record_id, below)
-
-    def marked_from(self, mark: int) -> list[tuple[int, Key]]:
-        """Return marks from ``mark`` on, with their keys; see ``Store.marked_from``."""
-        return self.inner.marked_from(mark)
 
     def prune(self, cursor: Cursor) -> None:
         """Delete records that ``cursor`` has settled; see ``Store.prune``."""
@@ -196,22 +177,6 @@ class DigestingStore(Store):
     def _pass_key(self) -> None:
         if self.cursor is not None:
             self._census.pass_key(self.cursor.key[0])
-
-    def sync(self) -> int:
-        """Make all records durable, and return the horizon; see ``Store.sync``."""
-        return self.inner.sync()
-
-    def sync_soon(self) -> None:
-        """Start a sync without waiting for it; see ``Store.sync_soon``."""
-        self.inner.sync_soon()
-
-    def scan(self, after: Key, upto_ms: int) -> Iterator[Frame]:
-        """Yield frames of a key range, in key order; see ``Store.scan``."""
-        return self.inner.scan(after, upto_ms)
-
-    def scanner(self) -> Scanner:
-        """Return a reader in small steps; see ``Store.scanner``."""
-        return self.inner.scanner()
 
     @property
     def census(self) -> Census | None:
@@ -232,16 +197,12 @@ class DigestingStore(Store):
         near = self.inner.lumps(start_ms, fine_ms)
         fine = [lump for lump in near if lump[1] - lump[0] <= MINUTE_MS]
         found = fine + census.far_corrections(-(-start_ms // MINUTE_MS) * MINUTE_MS, fine_ms)
-        if self.inner.lumps_hold_marked:
+        if any(lump[1] - lump[0] > 1 for lump in fine[:1]):  # they include marked records
             found += census.cancelled(start_ms, fine_ms)
         if len(fine) < len(near):  # the store has only the sum of many minutes
             coarse_ms = max(min(set(near) - set(fine))[0], start_ms)
             found += _coarse(census, fine, coarse_ms, fine_ms)
         return found + census.lumps(fine_ms, stop_ms)
-
-    def stats(self) -> StoreStats:
-        """Return figures of the store; see ``Store.stats``."""
-        return self.inner.stats()
 
     def reset(self) -> None:
         """Delete all records and the label; see ``Store.reset``."""

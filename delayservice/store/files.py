@@ -12,13 +12,14 @@ from __future__ import annotations
 
 import os
 from collections import OrderedDict
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from delayservice.base.errors import StoreError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from contextlib import AbstractContextManager
 
 FOLDER_MODE = 0o700
@@ -26,30 +27,17 @@ FILE_MODE = 0o600
 _TWIN_HANDLES = 4
 
 
-class _Failing:
-    """Context that raises an ``OSError`` inside it as a ``StoreError`` that says what to do."""
-
-    __slots__ = ("_advice", "_deed", "_path")
-
-    def __init__(self, deed: str, path: str, advice: str) -> None:
-        self._deed, self._path, self._advice = deed, path, advice
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
-        if isinstance(error, OSError):
-            message = f"can't {self._deed} {self._path}: {error.strerror}; {self._advice}"
-            raise StoreError(message) from error
+@contextmanager
+def _failing(deed: str, path: str, advice: str) -> Iterator[None]:
+    """Raise an ``OSError`` as a ``StoreError`` that says what to do."""
+    try:
+        yield
+    except OSError as exc:
+        raise StoreError(f"can't {deed} {path}: {exc.strerror}; {advice}") from exc
 
 
 def _writing(path: str) -> AbstractContextManager[None]:
-    return _Failing("write", path, "free space or mend the disk, nothing taken so far is lost")
-
-
-def _syncing(path: str) -> AbstractContextManager[None]:
-    # After a failed fsync the kernel may drop the dirty pages, and report success for the next one.
-    return _Failing("fsync", path, "the process must exit and start again from its last horizon")
+    return _failing("write", path, "free space or mend the disk, nothing taken so far is lost")
 
 
 def make_folder(path: Path) -> None:
@@ -75,7 +63,7 @@ class Files:
         self._read_flags = os.O_RDONLY if read_only else os.O_RDWR
 
     def twin(self) -> Files:
-        """Return an object with open files of its own, for another thread than the owner's."""
+        """Return a second ``Files`` with its own open files, to be used by another thread."""
         return Files(_TWIN_HANDLES)
 
     def make_dir(self, path: str) -> None:
@@ -134,25 +122,20 @@ class Files:
 
         Shares no state with the other methods, so a thread beside the owner may call it.
         """
-        with _syncing(path):
-            try:
-                handle = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-            except FileNotFoundError:
-                return
-            try:
-                os.fdatasync(handle)
-            finally:
-                os.close(handle)
+        self._sync(path, os.O_RDWR, os.fdatasync)
 
     def sync_dir(self, path: str) -> None:
         """Make the names in a folder durable. A missing folder was pruned and is ignored."""
-        with _syncing(path):
+        self._sync(path, os.O_RDONLY | os.O_DIRECTORY, os.fsync)
+
+    @staticmethod
+    def _sync(path: str, flags: int, sync: Callable[[int], None]) -> None:
+        # After a failed fsync the kernel may drop the dirty pages, and report success for the next.
+        advice = "the process must exit and start again from its last horizon"
+        with _failing("fsync", path, advice), suppress(FileNotFoundError):
+            handle = os.open(path, flags | os.O_CLOEXEC)
             try:
-                handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-            except FileNotFoundError:
-                return
-            try:
-                os.fsync(handle)
+                sync(handle)
             finally:
                 os.close(handle)
 
@@ -160,11 +143,8 @@ class Files:
         """Rename over ``target``, atomically; fine when ``source`` is gone already."""
         self._forget(source)
         self._forget(target)
-        with _writing(target):
-            try:
-                os.replace(source, target)  # noqa: PTH105 - strings all the way on this path
-            except FileNotFoundError:
-                return
+        with _writing(target), suppress(FileNotFoundError):
+            os.replace(source, target)  # noqa: PTH105 - strings all the way on this path
 
     def remove(self, path: str) -> None:
         """Remove a file; fine when it is gone already."""
@@ -174,14 +154,11 @@ class Files:
 
     def remove_dir(self, path: str) -> None:
         """Remove an empty folder; fine when it is gone already."""
-        with _writing(path):
-            try:
-                Path(path).rmdir()
-            except FileNotFoundError:
-                return
+        with _writing(path), suppress(FileNotFoundError):
+            Path(path).rmdir()
 
     def remove_tree(self, path: str) -> None:
-        """Remove a folder of files and folders, one effect at a time."""
+        """Remove a folder and its content, one file or folder at a time."""
         for name in self.list_dir(path):
             child = f"{path}/{name}"
             if Path(child).is_dir() and not Path(child).is_symlink():
@@ -210,13 +187,3 @@ class Files:
         handle = self._handles.pop(path, None)
         if handle is not None:
             os.close(handle)
-
-
-def walk(files: Files, path: str) -> Iterator[str]:
-    """Yield the path of every file below a folder."""
-    for name in files.list_dir(path):
-        child = f"{path}/{name}"
-        if Path(child).is_dir():
-            yield from walk(files, child)
-        else:
-            yield child

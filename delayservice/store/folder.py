@@ -84,9 +84,26 @@ def read_format(path: str) -> Format | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as exc:
-        raise StoreError(
-            f"can't read {path}: {exc.strerror}; run as the user of the service, or read a copy"
-        ) from exc
+        raise unreadable(path, exc) from exc
+
+
+def unreadable(what: str, exc: OSError) -> StoreError:
+    """Return the error for a file that this user may not read."""
+    return StoreError(
+        f"can't read {what}: {exc.strerror}; run as the user of the service, or read a copy"
+    )
+
+
+class ShardFolder(NamedTuple):
+    """Folder of the store of one shard.
+
+    ``path`` is the folder of its worker's wheel or database, or the shard's own one in older
+    formats. ``shard`` is a hash of the topic's id; ``partition`` is -1 if it is unknown.
+    """
+
+    path: str
+    shard: str
+    partition: int
 
 
 class StoreFolder:
@@ -170,10 +187,7 @@ class StoreFolder:
         self._lock = handle
 
     def _check_version(self) -> bool:
-        try:
-            found = parse_format(self._files.read_at(f"{self.path}/VERSION", 0, VERSION_BYTES))
-        except FileNotFoundError:
-            found = None
+        found = read_format(self.path)
         if found is None:
             return False
         kind, version = found

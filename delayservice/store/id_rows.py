@@ -87,7 +87,7 @@ class IdRows:
         return key_ms, offset
 
     def put(self, batch: WriteBatch, named: Sequence[Named], marks: Sequence[Mark]) -> None:
-        """Add the id rows of one ``Store.append`` to ``batch``."""
+        """Add the rows for the ids and marks of one ``Store.append`` to ``batch``."""
         put, delete = batch.put, batch.delete
         marked = set()
         for record_id, key_ms, offset, mark in marks:
@@ -115,7 +115,7 @@ class IdRows:
         return None if found is None else _KEY.unpack(found)
 
     def latest_unmarked(self, record_id: bytes, below: int) -> Key | None:
-        """Return the key of an id's latest unmarked record; see ``Store.latest_unmarked``."""
+        """Return the key of an id's latest record that is not cancelled or replaced; else None."""
         key = self._find(record_id)
         if key is None or key[1] >= below:
             return None
@@ -123,7 +123,9 @@ class IdRows:
         return key
 
     def marked_from(self, mark: int, stop_offset: int) -> list[tuple[int, Key]]:
-        """Return marks from ``mark`` on, with their keys; ``stop_offset``: S of the store."""
+        """Return mark and key of records whose mark (canceller's offset) is at least ``mark``, and
+        below ``stop_offset``, the store's S.
+        """
         start = self._marked(max(mark, 0), 0, 0)
         stop = self._marked(max(stop_offset, 0), 0, 0)
         found = map(self._mark_of, read_keys(self._database, start, stop, sys.maxsize))
@@ -134,7 +136,7 @@ class IdRows:
         return (key_ms, offset), mark
 
     def named_between(self, start_ms: int, stop_ms: int) -> Iterator[IdFacts]:
-        """Yield the unmarked records with an id and ``start_ms <= key_ms < stop_ms``."""
+        """Yield unmarked records that have an id and a key in ``[start_ms, stop_ms)``, epoch ms."""
         for due, record_id in self._scan(self._due(start_ms, 0), self._due(stop_ms, 0)):
             yield IdFacts(record_id, self._key_of(due), self._find(record_id))
 
@@ -166,7 +168,7 @@ class IdRows:
         self._mark_floor = _passed(self._mark_floor, stop, keys)
 
     def cut(self, batch: WriteBatch, stop_offset: int) -> None:
-        """Add to ``batch`` what undoes rows and marks of offsets from ``stop_offset`` on."""
+        """Add to ``batch`` writes that undo rows and marks of offsets from ``stop_offset`` on."""
         for row, value in self._scan(self._names, self._prefix + b"o"):
             if stop_offset <= _KEY.unpack(value)[1]:
                 batch.delete(row)

@@ -195,9 +195,10 @@ class IdIndex:
         self._database = database
         self.generation = generation
         self.is_whole = True
-        """Whether the rows of all offsets below the horizon are present."""
+        """Whether no row of an offset below the horizon is missing."""
         self._prefix = prefix_of(generation)
-        self._durable_offset = 0
+        self.durable_offset = 0
+        """Durable horizon of the store, an offset: marks from it on are kept."""
         self._rows: IdRows | None = None
 
     @property
@@ -217,7 +218,7 @@ class IdIndex:
         else:
             self._rows = IdRows(database, self._prefix)
             self._cut(self._rows, stop_offset)
-            self._durable_offset = stop_offset
+            self.durable_offset = stop_offset
 
     def _cut(self, rows: IdRows, stop_offset: int) -> None:
         """Undo rows from ``stop_offset`` on, by a scan of all rows if any may reach beyond it."""
@@ -241,14 +242,14 @@ class IdIndex:
         self._database.write(batch)
 
     def latest_unmarked(self, record_id: bytes, below: int) -> Key | None:
-        """Return the key of an id's latest unmarked record; see ``Store.latest_unmarked``."""
+        """Return the key of an id's latest record that is not cancelled or replaced; else None."""
         if self._rows is None:
             return None
         with self._database.guard("read"):
             return self._rows.latest_unmarked(record_id, below)
 
     def marked_from(self, mark: int, stop_offset: int) -> list[tuple[int, Key]]:
-        """Return marks from ``mark`` on, with their keys; see ``Store.marked_from``."""
+        """Return mark and key of records whose mark (canceller's offset) is at least ``mark``."""
         if self._rows is None:
             return []
         with self._database.guard("read"):
@@ -260,15 +261,11 @@ class IdIndex:
         """
         if self._rows is not None:
             batch = WriteBatch(raw_mode=True)
-            mark = min(cursor.offset, self._durable_offset)
+            mark = min(cursor.offset, self.durable_offset)
             with self._database.guard("read"):
                 self._rows.prune(batch, cursor.key[0], mark)
             if not batch.is_empty():
                 self._database.write(batch)
-
-    def note_durable(self, stop_offset: int) -> None:
-        """Note the durable horizon of the store, below which marks can be pruned."""
-        self._durable_offset = stop_offset
 
     def discard(self) -> None:
         """Delete all rows of the shard."""
@@ -276,6 +273,6 @@ class IdIndex:
         self.forget()
 
     def forget(self) -> None:
-        """Note that the shard has no rows."""
+        """Treat the shard as one without rows; rows in the database are not deleted."""
         self._rows = None
-        self._durable_offset = 0
+        self.durable_offset = 0

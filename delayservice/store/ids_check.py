@@ -6,7 +6,7 @@ rows of ids are pruned at different times.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from delayservice.engine.pending import NO_MARK
@@ -27,7 +27,6 @@ def check_ids(
     span_ms: tuple[int, int],
     records: Mapping[int, NamedRecord],
     stop_offset: int,
-    is_whole: Callable[[int], bool],
     where: str,
 ) -> Iterator[Finding]:
     """Compare the rows of ids of one range of keys with its records, and yield the differences.
@@ -37,7 +36,6 @@ def check_ids(
         span_ms: key range ``[start, stop)``, epoch milliseconds.
         records: the records of the range that have an id, by offset.
         stop_offset: S; rows of this offset and above are ignored.
-        is_whole: whether ``records`` has all stored records of a key.
         where: name of the id index, for findings.
 
     Raises:
@@ -49,7 +47,7 @@ def check_ids(
         if offset < stop_offset:
             known.add(offset)
             why = _difference(fact, records.get(offset), stop_offset)
-            if why is not None and (offset in records or is_whole(key_ms)):
+            if why is not None:
                 yield _finding(f"offset {offset}: {why}", where, key_ms, offset)
     for (key_ms, offset), mark, _ in rows.marks():
         known.add(offset)  # a mark from S on is ignored, because the next start undoes it

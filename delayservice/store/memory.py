@@ -8,18 +8,25 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from typing import TYPE_CHECKING
 
-from delayservice.store.base import NO_MARK, Frame, Lump, Mark, Named, Store, StoreStats
+from delayservice.store.base import (
+    NO_MARK,
+    Frame,
+    Lump,
+    Mark,
+    Named,
+    Scanner,
+    Store,
+    StoreStats,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from delayservice.engine.cursor import Cursor, Key
 
 
 class MemoryStore(Store):
     """Store in memory; ``open`` always returns horizon 0."""
-
-    lumps_hold_marked = False
 
     def __init__(self) -> None:
         self.reset()
@@ -43,11 +50,11 @@ class MemoryStore(Store):
 
     @property
     def label(self) -> bytes:
-        """Return the label; ``b""`` until it is set."""
+        """Return the label, which says how the records were read; see ``Store.label``."""
         return self._label
 
     def set_label(self, label: bytes) -> None:
-        """Replace the label of all records; see ``Store.set_label``."""
+        """Replace the label, which says how the records were read; see ``Store.set_label``."""
         self._label = label
 
     def append(
@@ -57,7 +64,7 @@ class MemoryStore(Store):
         marks: Sequence[Mark],
         stop_offset: int,
     ) -> None:
-        """Add records and marks of the next offsets; see ``Store.append``."""
+        """Add records and marks; ``stop_offset`` is the new S. See ``Store.append``."""
         for frame in frames:
             self._put(frame)
         for _, key_ms, offset, mark in marks:
@@ -86,7 +93,7 @@ class MemoryStore(Store):
             self._stands_for[record_id] = key
 
     def read_due(self, after: Key, upto_ms: int, limit: int) -> list[Frame]:
-        """Return the next due frames, in key order; never raises ``SlotDamagedError``."""
+        """Return at most ``limit`` frames above ``after`` and due by ``upto_ms``, epoch ms."""
         start = self._position_after(after)
         stop = min(start + limit, bisect_left(self._order, (upto_ms + 1, -1)))
         return [self._frame(key) for key in self._order[start:stop]]
@@ -103,7 +110,7 @@ class MemoryStore(Store):
         return self._order[position][0] if position < len(self._order) else None
 
     def rebuild(self, start_ms: int, stop_ms: int, frames: Sequence[Frame]) -> None:
-        """Replace the records of a key range by ``frames``; see ``Store.rebuild``."""
+        """Replace the records with keys in ``[start_ms, stop_ms)``, epoch ms, by ``frames``."""
         start, stop = (bisect_left(self._order, (ms, -1)) for ms in (start_ms, stop_ms))
         for key in self._order[start:stop]:
             self._bytes -= len(self._payloads.pop(key))
@@ -114,16 +121,16 @@ class MemoryStore(Store):
                 self._put(frame)
 
     def latest_unmarked(self, record_id: bytes, below: int) -> Key | None:
-        """Return the key of an id's latest unmarked record; see ``Store.latest_unmarked``."""
+        """Return the key of an id's latest record that is not cancelled or replaced; else None."""
         key = self._stands_for.get(record_id)
         return key if key is not None and key[1] < below else None
 
     def marked_from(self, mark: int) -> list[tuple[int, Key]]:
-        """Return marks from ``mark`` on, with their keys; see ``Store.marked_from``."""
+        """Return mark and key of records whose mark (canceller's offset) is at least ``mark``."""
         return sorted((found, key) for key, found in self._marks.items() if found >= mark)
 
     def prune(self, cursor: Cursor) -> None:
-        """Delete at once all that ``Store.prune`` allows to delete."""
+        """Delete at once every record and mark that the committed ``cursor`` has settled."""
         kept = []
         for key in self._order:
             useless = key[0] < cursor.key[0] or cursor.has_settled(
@@ -145,25 +152,24 @@ class MemoryStore(Store):
         if record_id is not None and self._stands_for.get(record_id) == key:
             del self._stands_for[record_id]
 
-    def sync(self) -> int:
+    def sync(self, *, wait: bool = True) -> int:  # noqa: ARG002  # nothing takes time
         """Return the horizon, which holds until the process ends; nothing is made durable."""
         self._durable_offset = self._stop_offset
         return self._durable_offset
 
-    def scan(self, after: Key, upto_ms: int) -> Iterator[Frame]:
-        """Yield frames of a key range, in key order; see ``Store.scan``."""
-        yield from self.read_due(after, upto_ms, len(self._order))
+    def scanner(self) -> Scanner:
+        """Return a reader in small steps."""
+        return Scanner(self.read_due)
 
     def lumps(self, start_ms: int, stop_ms: int) -> list[Lump]:
-        """Return exact counts of the keys in a range; see ``Store.lumps``."""
+        """Return a lump for each unmarked record with a key in ``[start_ms, stop_ms)``, in ms."""
         start, stop = (bisect_left(self._order, (ms, -1)) for ms in (start_ms, stop_ms))
         unmarked = (key for key in self._order[start:stop] if key not in self._marks)
         return [(key_ms, key_ms + 1, 1) for key_ms, _ in unmarked]
 
     def stats(self) -> StoreStats:
         """Return figures of the store; see ``Store.stats``."""
-        oldest = self._order[0][0] if self._order else None
-        return StoreStats(len(self._order), self._bytes, oldest, self._durable_offset)
+        return StoreStats(len(self._order), self._bytes, self._durable_offset)
 
     def close(self) -> None:
         """Delete everything."""

@@ -51,7 +51,9 @@ def _nothing(_done: int, _total: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class HourFacts:
-    """Figures of a wheel's slots in one hour: ``slots`` files, of which ``damaged`` are damaged."""
+    """Figures of the records due in one hour that begins at ``hour_ms``, epoch milliseconds, in
+    ``slots`` files of a wheel, of which ``damaged`` are damaged.
+    """
 
     hour_ms: int
     slots: int
@@ -124,7 +126,8 @@ def check_format(path: str) -> str | None:
 
 
 def look(shard: ShardFolder, on_progress: Callable[[int, int], None] = _nothing) -> StoreFacts:
-    """Return the figures of a shard's store.
+    """Return the figures of a shard's store. ``on_progress``: takes the number of records counted
+    so far, and of all.
 
     Raises:
         StoreError: the store can't be read, or is of another format.
@@ -182,7 +185,9 @@ def _look_at_rocks(store: RocksView, on_progress: Callable[[int, int], None]) ->
     hours: list[HourFacts] = []
     first_ms = last_ms = None
     done = 0
-    for hour, frames in groupby(store.scan((0, -1), EVERYTHING.to_ms), lambda f: f[0] // HOUR_MS):
+    for hour, frames in groupby(
+        store.scanner().frames((0, -1), EVERYTHING.to_ms), lambda f: f[0] // HOUR_MS
+    ):
         records = size = 0
         for last_ms, _, _, payload in frames:
             first_ms = last_ms if first_ms is None else first_ms
@@ -226,7 +231,7 @@ def read_records(
         yield from _wheel_records(shard, bounds, wanted, limit)
         return
     with viewed_store(shard) as store:
-        for frame in store.scan((bounds.from_ms, -1), bounds.to_ms - 1):
+        for frame in store.scanner().frames((bounds.from_ms, -1), bounds.to_ms - 1):
             if limit <= 0:
                 return
             if wanted(frame):

@@ -16,6 +16,7 @@ from delayservice.contract.times import DUE_STOP_MS
 from delayservice.engine.pending import NO_MARK
 from delayservice.store import findings
 from delayservice.store.findings import CheckVerdict, Finding
+from delayservice.store.folder import unreadable
 from delayservice.store.ids_check import NamedRecord, check_ids
 from delayservice.store.rocks import CONDEMNED, guarded_read
 from delayservice.store.rocks_database import DATABASE, Place
@@ -83,10 +84,7 @@ def _check_rights(database: Path) -> None:
     except FileNotFoundError:
         return  # a running node may remove files meanwhile
     except PermissionError as exc:
-        raise StoreError(
-            f"can't read {exc.filename}: {exc.strerror}; run as the user of the service, or read a "
-            "copy"
-        ) from exc
+        raise unreadable(exc.filename, exc) from exc
 
 
 def _check_names(path: Path) -> Iterator[Finding]:
@@ -153,9 +151,7 @@ class _RocksCheck:
         span_ms = (max(hour_ms, self._now_ms()), stop_ms)
         if span_ms[0] < span_ms[1]:
             with guarded_read("the ids"):
-                self.found += check_ids(
-                    store.ids, span_ms, named, self.stop_offset, lambda _: True, DATABASE
-                )
+                self.found += check_ids(store.ids, span_ms, named, self.stop_offset, DATABASE)
 
 
 def _frames(store: RocksView) -> Iterator[Frame]:

@@ -22,13 +22,22 @@ from rocksdict import WriteBatch
 from delayservice.base.errors import StoreError
 from delayservice.contract.entry import OFFSET_MAX
 from delayservice.engine.cursor import Cursor, Key
-from delayservice.store.base import NO_MARK, Frame, Lump, Mark, Named, Store, StoreStats
+from delayservice.store.base import (
+    NO_MARK,
+    Frame,
+    Lump,
+    Mark,
+    Named,
+    Scanner,
+    Store,
+    StoreStats,
+)
 from delayservice.store.id_rows import IdRows
 from delayservice.store.rocks import prefix_of, read_keys, read_rows
 from delayservice.store.rocks_database import RocksDatabase, ShardState
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from rocksdict import Rdict
 
@@ -60,8 +69,6 @@ class RocksStore(Store):
         topic: hash of the topic's id.
         partition: partition of the topic.
     """
-
-    lumps_hold_marked = False
 
     def __init__(self, rocks: RocksDatabase, topic: str, partition: int) -> None:
         self._rocks = rocks
@@ -99,11 +106,11 @@ class RocksStore(Store):
 
     @property
     def label(self) -> bytes:
-        """Return the label of the stored records; see ``Store.label``."""
+        """Return the label, which says how the records were read; see ``Store.label``."""
         return self._label
 
     def set_label(self, label: bytes) -> None:
-        """Replace the label of all records; see ``Store.set_label``."""
+        """Replace the label, which says how the records were read; see ``Store.set_label``."""
         self._rocks.write_label(self._number, label, self._stop_offset, self._count)
         self._label = label
 
@@ -128,8 +135,8 @@ class RocksStore(Store):
         marks: Sequence[Mark],
         stop_offset: int,
     ) -> None:
-        """Add records and marks in one batch, and sync after each ``sync_bytes`` of all shards; see
-        ``Store.append``.
+        """Add records and marks in one batch; sync if ``sync_bytes`` were written since the last
+        sync, by all shards together. See ``Store.append``.
         """
         self._rocks.make_room()
         batch = WriteBatch(raw_mode=True)
@@ -167,7 +174,7 @@ class RocksStore(Store):
     # --- due -----------------------------------------------------------------------------------
 
     def read_due(self, after: Key, upto_ms: int, limit: int) -> list[Frame]:
-        """Return the next due frames, in key order; see ``Store.read_due``.
+        """Return at most ``limit`` frames above ``after`` and due by ``upto_ms``, epoch ms.
 
         Raises:
             StoreError: the database is damaged; the next ``open`` moves it to quarantine.
@@ -206,20 +213,18 @@ class RocksStore(Store):
         return found
 
     def next_due_ms(self, after: Key) -> int | None:
-        """Return the next key time, epoch ms; it is early only for a mark whose record is gone."""
+        """Return a lower bound of the next key time, epoch ms; see ``Store.next_due_ms``."""
         start = self._above(max(after, (self._pruned_ms, -1)))
         with self._rocks.guard("read"):
             found = read_keys(self._db, start, self._frames_end, 1)
         return int(_unpack_key(found[0][:_KEY_BYTES])[0]) if found else None
 
-    def scan(self, after: Key, upto_ms: int) -> Iterator[Frame]:
-        """Yield frames of a key range, in key order; see ``Store.scan``."""
-        while found := self.read_due(after, upto_ms, 1000):
-            yield from found
-            after = found[-1][:2]
+    def scanner(self) -> Scanner:
+        """Return a reader in small steps."""
+        return Scanner(self.read_due)
 
     def rebuild(self, start_ms: int, stop_ms: int, frames: Sequence[Frame]) -> None:
-        """Replace the records of a key range by ``frames``; see ``Store.rebuild``."""
+        """Replace the records with keys in ``[start_ms, stop_ms)``, epoch ms, by ``frames``."""
         batch = WriteBatch(raw_mode=True)
         batch.delete_range(self._pack_key(start_ms, 0), self._pack_key(stop_ms, 0))
         self._put_frames(batch, [frame for frame in frames if start_ms <= frame[0] < stop_ms])
@@ -228,12 +233,12 @@ class RocksStore(Store):
     # --- ids -----------------------------------------------------------------------------------
 
     def latest_unmarked(self, record_id: bytes, below: int) -> Key | None:
-        """Return the key of an id's latest unmarked record; see ``Store.latest_unmarked``."""
+        """Return the key of an id's latest record that is not cancelled or replaced; else None."""
         with self._rocks.guard("read"):
             return self._ids.latest_unmarked(record_id, min(below, self._stop_offset))
 
     def marked_from(self, mark: int) -> list[tuple[int, Key]]:
-        """Return marks from ``mark`` on, with their keys; see ``Store.marked_from``."""
+        """Return mark and key of records whose mark (canceller's offset) is at least ``mark``."""
         with self._rocks.guard("read"):
             return self._ids.marked_from(mark, self._stop_offset)
 
@@ -282,14 +287,14 @@ class RocksStore(Store):
             start = keys[-1] + b"\0"
         return count
 
-    def sync(self) -> int:
+    def sync(self, *, wait: bool = True) -> int:  # noqa: ARG002  # it always waits
         """Sync the whole database, and return the horizon; see ``Store.sync``."""
         self._rocks.sync()
         return self._rocks.durable_offset(self._number)
 
     def lumps(self, start_ms: int, stop_ms: int) -> list[Lump]:
-        """Return counts of the keys in a range: exact for the first keys, and one lump for the
-        rest, which may include records behind the range.
+        """Return one lump for each of the first unmarked records with keys in ``[start_ms,
+        stop_ms)``, epoch ms, and one for the rest, which may include records behind the range.
         """
         start_ms = max(start_ms, self._pruned_ms)
         start, stop = self._pack_key(start_ms, 0), self._pack_key(stop_ms, 0)
@@ -310,6 +315,5 @@ class RocksStore(Store):
     def stats(self) -> StoreStats:
         """Return figures of the store; bytes are estimated by this shard's share of records."""
         stored = self._rocks.bytes * self._count // max(self._rocks.records, 1)
-        oldest_ms = self.next_due_ms((self._pruned_ms, -1))
         durable_offset = self._rocks.durable_offset(self._number)
-        return StoreStats(max(0, self._count - self._passed), stored, oldest_ms, durable_offset)
+        return StoreStats(max(0, self._count - self._passed), stored, durable_offset)

@@ -9,31 +9,20 @@ import os
 import re
 from contextlib import suppress
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final
 
 from delayservice.base.errors import StoreError
-from delayservice.store.files import Files
-from delayservice.store.folder import read_format
+from delayservice.store.folder import ShardFolder, read_format
 from delayservice.store.rocks_database import DATABASE
-from delayservice.store.rocks_viewed import places_in
+from delayservice.store.rocks_view import viewed_database
 from delayservice.store.wheel.horizon import NAME, HorizonDamagedError, read_horizon
+
+__all__ = ["ShardFolder", "find_shards", "find_stores", "kept_shards", "user_of", "wheel_shards"]
 
 KINDS: Final = ("wheel", "rocksdb")
 _SHARD_NAME: Final = re.compile("[0-9a-f]{24}")
 """Pattern of a shard's folder name, a hash; see ``delayservice.process.stores``."""
 _LOCKS: Final = Path("/proc/locks")
-
-
-class ShardFolder(NamedTuple):
-    """Folder of the store of one shard.
-
-    ``path`` is the folder of its worker's wheel or database, or the shard's own one in older
-    formats. ``shard`` is a hash of the topic's id; ``partition`` is -1 if it is unknown.
-    """
-
-    path: str
-    shard: str
-    partition: int
 
 
 def find_shards(root: Path, kinds: tuple[str, ...] = KINDS) -> list[ShardFolder]:
@@ -47,7 +36,8 @@ def find_shards(root: Path, kinds: tuple[str, ...] = KINDS) -> list[ShardFolder]
 
 
 def find_stores(root: Path, kinds: tuple[str, ...] = KINDS) -> list[Path]:
-    """Return the folders that hold a store, one for each worker, in the folders of ``find_shards``.
+    """Return the store folders, one for each worker, in a node's state folder, in the folder of one
+    store kind, or of a worker.
 
     Raises:
         StoreError: there are no stores.
@@ -86,19 +76,18 @@ def kept_shards(folder: Path) -> list[ShardFolder]:
     """Return the shards in a worker's folder of either kind; an unreadable one has no shards."""
     found = read_format(str(folder))
     if found is not None and found.kind == "rocksdb":
-        return [ShardFolder(str(folder), *place) for place in places_in(folder)]
+        with suppress(StoreError), viewed_database(folder) as rocks:
+            return [ShardFolder(str(folder), *place) for place in rocks.places]
+        return []
     return wheel_shards(folder)
 
 
 def wheel_shards(folder: Path) -> list[ShardFolder]:
     """Return the shards of a wheel by its horizon; an empty list if the horizon is damaged."""
-    files = Files(read_only=True)
     try:
-        rows = read_horizon(str(folder), files).shards
+        rows = read_horizon(str(folder)).shards
     except (OSError, HorizonDamagedError):
         return []
-    finally:
-        files.close()
     return sorted(ShardFolder(str(folder), row.topic, row.partition) for row in rows)
 
 

@@ -68,7 +68,7 @@ def test_a_store_of_this_format_is_read_whole(kind: str, tmp_path: Path) -> None
     store = store_in(kind, unpacked(kind, NOW[kind], tmp_path))
     assert store.open() == STOP_OFFSET
     assert store.label == LABEL
-    assert list(store.scan((0, -1), FAR_MS)) == expected()
+    assert list(store.scanner().frames((0, -1), FAR_MS)) == expected()
     assert store.latest_unmarked(b"id-8", STOP_OFFSET) is None
     assert store.latest_unmarked(b"id-12", STOP_OFFSET) == key_of(12)
     assert store.marked_from(0) == [(CANCEL, key_of(CANCELLED))]
@@ -86,14 +86,14 @@ def test_a_store_of_an_older_format_is_noticed_and_filled_anew_from_the_log(
     (told,) = [line for line in logged if line["event"] == "store_format_old"]
     assert (told["path"], told["found"], told["needed"]) == (str(folder), version, NOW[kind])
     assert store.label == b""
-    assert list(store.scan((0, -1), FAR_MS)) == []
+    assert list(store.scanner().frames((0, -1), FAR_MS)) == []
     assert store.latest_unmarked(b"id-12", 1) is None
     again: Frame = (DUE_MS + 1, 0, -1, b"read again")
     store.append([again], [], [], 1)
     store.close()
     store = store_in(kind, folder)
     assert store.open() == 1
-    assert list(store.scan((0, -1), FAR_MS)) == [again]
+    assert list(store.scanner().frames((0, -1), FAR_MS)) == [again]
     store.close()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -65,12 +66,19 @@ def make_durable(request: pytest.FixtureRequest, tmp_path: Path) -> Maker:
     return _makers(tmp_path / "shard")[request.param]
 
 
-@pytest.fixture
-def store(make: Maker) -> Iterator[Store]:
+@contextmanager
+def opened(make: Maker, stop_offset: int = 0) -> Iterator[Store]:
+    """A store that is opened, with this horizon, and closed."""
     store = make()
-    assert store.open() == 0
+    assert store.open() == stop_offset
     yield store
     store.close()
+
+
+@pytest.fixture
+def store(make: Maker) -> Iterator[Store]:
+    with opened(make) as store:
+        yield store
 
 
 def frame(key_ms: int, offset: int, mark: int = NO_MARK) -> Frame:
@@ -95,7 +103,6 @@ def test_a_new_store_is_empty(store: Store) -> None:
     assert store.latest_unmarked(b"id", OFFSET_MAX) is None
     assert store.marked_from(0) == []
     assert store.stats().pending == 0
-    assert store.stats().oldest_due_ms is None
     assert store.label == b""
 
 
@@ -304,10 +311,28 @@ def test_scan_disturbs_no_reading(store: Store) -> None:
     given = sorted(frames(300))
     store.append(given, [], [], 300)
     first = store.read_due((0, 0), FAR_MS, 10)
-    scanned = store.scan((0, 0), FAR_MS)
+    scanned = store.scanner().frames((0, 0), FAR_MS)
     assert next(scanned) == given[0]
     assert store.read_due(first[-1][:2], FAR_MS, 10) == given[10:20]
     assert list(scanned) == given[1:]
+
+
+def test_a_scanner_follows_what_is_appended_pruned_and_reset(store: Store) -> None:
+    scanner = store.scanner()
+    given = sorted(frames(300))
+    for start in (0, 150):
+        some = [f for f in given if start <= f[1] < start + 150]
+        store.append(some, [], [], start + 150)
+        assert list(scanner.frames((0, 0), FAR_MS)) == [f for f in given if f[1] < start + 150]
+    store.prune(Cursor(given[200][:2], 300))
+    assert list(scanner.frames(given[200][:2], FAR_MS)) == given[201:]
+    store.sync()
+    store.reset()
+    assert list(scanner.frames((0, 0), FAR_MS)) == []
+    again = [(*f[:3], b"again") for f in given]
+    store.append(again, [], [], 300)
+    store.sync()
+    assert list(scanner.frames((0, 0), FAR_MS)) == again
 
 
 def test_rebuild_replaces_a_range_and_nothing_else(store: Store) -> None:
@@ -380,62 +405,48 @@ def test_stats_count(store: Store) -> None:
     stats = store.stats()
     assert stats.pending == 100
     assert stats.bytes > 0
-    assert stats.oldest_due_ms is not None
-    assert stats.oldest_due_ms <= 7_000
     assert stats.durable_offset == 0 or stats.durable_offset == store.sync()
     assert store.sync() == 100
     assert store.stats().durable_offset == 100
 
 
 def test_a_closed_store_opens_with_everything(make_durable: Maker) -> None:
-    store = make_durable()
-    store.open()
     given = frames(300)
-    store.append(given, [(b"a", *given[3][:2])], [(b"a", *given[4][:2], 299)], 300)
-    store.close()
+    with opened(make_durable) as store:
+        store.append(given, [(b"a", *given[3][:2])], [(b"a", *given[4][:2], 299)], 300)
     for _ in range(2):
-        store = make_durable()
-        assert store.open() == 300
-        expected = [(*f[:2], 299 if f[1] == 4 else NO_MARK, f[3]) for f in sorted(given)]
-        assert read_all(store) == expected
-        assert store.latest_unmarked(b"a", 300) == given[3][:2]
-        assert store.marked_from(0) == [(299, given[4][:2])]
-        assert store.stats().pending == 300
-        store.close()
+        with opened(make_durable, 300) as store:
+            expected = [(*f[:2], 299 if f[1] == 4 else NO_MARK, f[3]) for f in sorted(given)]
+            assert read_all(store) == expected
+            assert store.latest_unmarked(b"a", 300) == given[3][:2]
+            assert store.marked_from(0) == [(299, given[4][:2])]
+            assert store.stats().pending == 300
 
 
 def test_a_reset_store_opens_empty(make_durable: Maker) -> None:
-    store = make_durable()
-    store.open()
-    store.append(frames(50), [(b"a", 1_000_000, 0)], [], 50)
-    store.set_label(b"old")
-    store.sync()
-    store.reset()
-    store.close()
-    store = make_durable()
-    assert store.open() == 0
-    assert store.label == b""
-    assert read_all(store) == []
-    store.close()
+    with opened(make_durable) as store:
+        store.append(frames(50), [(b"a", 1_000_000, 0)], [], 50)
+        store.set_label(b"old")
+        store.sync()
+        store.reset()
+    with opened(make_durable) as store:
+        assert store.label == b""
+        assert read_all(store) == []
 
 
 @pytest.mark.parametrize("label", [b"", b"one", b"\0" * 20, bytes(range(256)) * 40])
 def test_a_label_comes_back_byte_for_byte(make_durable: Maker, label: bytes) -> None:
-    store = make_durable()
-    store.open()
-    store.set_label(b"another, of another length")
-    store.append(frames(10), [], [], 10)
-    store.sync()
-    store.set_label(label)
-    assert store.label == label
-    assert store.sync() == 10
-    store.append(frames(20)[10:], [], [], 20)
-    store.close()
-    for _ in range(2):
-        store = make_durable()
-        assert store.open() == 20
+    with opened(make_durable) as store:
+        store.set_label(b"another, of another length")
+        store.append(frames(10), [], [], 10)
+        store.sync()
+        store.set_label(label)
         assert store.label == label
-        store.close()
+        assert store.sync() == 10
+        store.append(frames(20)[10:], [], [], 20)
+    for _ in range(2):
+        with opened(make_durable, 20) as store:
+            assert store.label == label
 
 
 def test_a_label_changes_nothing_that_is_stored(store: Store) -> None:
@@ -453,18 +464,17 @@ def test_a_label_changes_nothing_that_is_stored(store: Store) -> None:
 def test_a_label_without_its_sync_leaves_a_pair_that_there_was(
     make_durable: Maker, tmp_path: Path
 ) -> None:
-    store = make_durable()
-    store.open()
     pairs = [(0, b"")]
-    for number in range(1, 6):
-        store.set_label(b"%d" % number)
-        pairs.append((10 * number - 10, store.label))
-        store.append(frames(10 * number)[10 * number - 10 :], [], [], 10 * number)
-        pairs.append((10 * number, store.label))
-        if number == 2:
-            store.sync()
-    shutil.copytree(tmp_path / "shard", tmp_path / "left", ignore=shutil.ignore_patterns("LOCK"))
-    store.close()
+    with opened(make_durable) as store:
+        for number in range(1, 6):
+            store.set_label(b"%d" % number)
+            pairs.append((10 * number - 10, store.label))
+            store.append(frames(10 * number)[10 * number - 10 :], [], [], 10 * number)
+            pairs.append((10 * number, store.label))
+            if number == 2:
+                store.sync()
+        ignored = shutil.ignore_patterns("LOCK")
+        shutil.copytree(tmp_path / "shard", tmp_path / "left", ignore=ignored)
     shutil.rmtree(tmp_path / "shard")
     (tmp_path / "left").rename(tmp_path / "shard")
     store = make_durable()
@@ -474,41 +484,31 @@ def test_a_label_without_its_sync_leaves_a_pair_that_there_was(
 
 def test_a_store_of_an_older_format_starts_over(make_durable: Maker, tmp_path: Path) -> None:
     """It has no label, so nothing says by what its records were read."""
-    store = make_durable()
-    store.open()
-    store.append(frames(10), [(b"a", 1_000_000, 0)], [], 10)
-    store.close()
+    with opened(make_durable) as store:
+        store.append(frames(10), [(b"a", 1_000_000, 0)], [], 10)
     version = tmp_path / "shard" / "VERSION"
     kind, number = version.read_text().split()[:2]
     version.write_text(f"{kind} {int(number) - 1}\n")
-    store = make_durable()
-    assert (store.open(), store.label) == (0, b"")
-    assert read_all(store) == []
-    assert version.read_bytes() == version_text(kind, int(number))
-    store.append(frames(10), [], [], 10)
-    store.close()
+    with opened(make_durable) as store:
+        assert store.label == b""
+        assert read_all(store) == []
+        assert version.read_bytes() == version_text(kind, int(number))
+        store.append(frames(10), [], [], 10)
     assert not (tmp_path / "shard" / "quarantine").exists()
-    store = make_durable()
-    assert store.open() == 10
-    store.close()
+    with opened(make_durable, 10):
+        pass
 
 
 def test_two_owners_of_one_folder_are_refused(make_durable: Maker) -> None:
-    store = make_durable()
-    store.open()
-    with pytest.raises(StoreError, match="in use by process"):
+    with opened(make_durable), pytest.raises(StoreError, match="in use by process"):
         make_durable().open()
-    store.close()
-    again = make_durable()
-    again.open()
-    again.close()
+    with opened(make_durable):
+        pass
 
 
 def test_a_newer_format_is_refused_and_left_alone(make_durable: Maker, tmp_path: Path) -> None:
-    store = make_durable()
-    store.open()
-    store.append(frames(10), [], [], 10)
-    store.close()
+    with opened(make_durable) as store:
+        store.append(frames(10), [], [], 10)
     version = tmp_path / "shard" / "VERSION"
     text = version.read_text()
     kind = text.split()[0]
@@ -521,9 +521,8 @@ def test_a_newer_format_is_refused_and_left_alone(make_durable: Maker, tmp_path:
         with pytest.raises(StoreError, match="other"):
             make_durable().open()
     version.write_text(text)
-    store = make_durable()
-    assert store.open() == 10
-    store.close()
+    with opened(make_durable, 10):
+        pass
 
 
 @pytest.mark.parametrize("change", [1, 0x40])
@@ -533,33 +532,24 @@ def test_a_store_whose_version_is_damaged_starts_over(
     """Each byte of it: no such folder is another backend's, or a newer service's."""
     version = tmp_path / "shard" / "VERSION"
     for position in range(VERSION_BYTES):
-        store = make_durable()
-        store.open()
-        store.append(frames(10), [], [], 10)
-        store.close()
+        with opened(make_durable) as store:
+            store.append(frames(10), [], [], 10)
         data = bytearray(version.read_bytes())
         data[position] ^= change
         version.write_bytes(data)
-        store = make_durable()
-        assert store.open() == 0
-        store.close()
+        with opened(make_durable):
+            pass
 
 
 def test_a_store_without_its_version_starts_over(make_durable: Maker, tmp_path: Path) -> None:
-    store = make_durable()
-    store.open()
-    store.append(frames(10), [], [], 10)
-    store.close()
+    with opened(make_durable) as store:
+        store.append(frames(10), [], [], 10)
     (tmp_path / "shard" / "VERSION").unlink()
-    store = make_durable()
-    assert store.open() == 0
-    assert read_all(store) == []
-    store.close()
+    with opened(make_durable) as store:
+        assert read_all(store) == []
 
 
 def test_the_folder_is_for_its_owner_only(make_durable: Maker, tmp_path: Path) -> None:
-    store = make_durable()
-    store.open()
-    store.append(frames(10), [], [], 10)
-    store.close()
+    with opened(make_durable) as store:
+        store.append(frames(10), [], [], 10)
     assert (tmp_path / "shard").stat().st_mode & 0o077 == 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import random
 import shutil
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
 from errno import EACCES, EMFILE, ENOMEM, ENOSPC
 from pathlib import Path
@@ -127,6 +127,15 @@ def positions(data: bytes, rng: random.Random, count: int, step: int) -> Collect
     return rng.sample(range(len(data)), min(len(data), count))
 
 
+def records_in(manifest: bytes) -> Iterator[tuple[int, int]]:
+    """Position and length of each record of a small MANIFEST."""
+    at = 0
+    while at < len(manifest):
+        length = int.from_bytes(manifest[at + 4 : at + 6], "little")
+        yield at, length
+        at += 7 + length
+
+
 def test_the_log_cut_at_any_byte_gives_a_prefix(tmp_path: Path) -> None:
     snapshot = Snapshot(tmp_path / "life", FLUSHED["log-and-table"])
     path = snapshot.file("*.log")
@@ -153,12 +162,10 @@ def test_a_flipped_byte_of_any_file_is_never_delivered_and_skips_nothing(
 def test_a_damaged_length_in_the_manifest_hides_no_table(tables: Snapshot, tmp_path: Path) -> None:
     """What reaches beyond the end of the file looks cut off to RocksDB."""
     path = tables.file("MANIFEST-*")
-    data, at = path.read_bytes(), 0
-    while at < len(data):
-        length = int.from_bytes(data[at + 4 : at + 6], "little")
+    data = path.read_bytes()
+    for at, length in records_in(data):
         longer = data[: at + 4] + (length | 1 << 14).to_bytes(2, "little") + data[at + 6 :]
         assert tables.check(tmp_path / "copy", f"db/{path.name}", longer) == 0
-        at += 7 + length
 
 
 def test_a_manifest_cut_between_two_records_hides_no_table(
@@ -166,10 +173,8 @@ def test_a_manifest_cut_between_two_records_hides_no_table(
 ) -> None:
     """RocksDB takes it for whole."""
     path = tables.file("MANIFEST-*")
-    data, at, stops = path.read_bytes(), 0, []
-    while at < len(data):
-        stops.append(tables.check(tmp_path / "copy", f"db/{path.name}", data[:at]))
-        at += 7 + int.from_bytes(data[at + 4 : at + 6], "little")
+    data, name = path.read_bytes(), f"db/{path.name}"
+    stops = [tables.check(tmp_path / "copy", name, data[:at]) for at, _ in records_in(data)]
     assert stops.count(0) > 2
 
 
@@ -213,11 +218,10 @@ def test_a_damaged_type_in_the_manifest_does_not_stop_the_service(
 ) -> None:
     """RocksDB waits for ever at a record of type 5 that is none."""
     path = tables.file("MANIFEST-*")
-    data, at = path.read_bytes(), 0
-    while at < len(data):
+    data = path.read_bytes()
+    for at, _ in records_in(data):
         other = data[: at + 6] + b"\5" + data[at + 7 :]
         assert tables.check(tmp_path / "copy", f"db/{path.name}", other) == 0
-        at += 7 + int.from_bytes(data[at + 4 : at + 6], "little")
 
 
 @pytest.mark.parametrize("changed", [b"", b"\0" * 73, b"rocksdb", b"wheel 3", b"rocksdb 99"])
@@ -251,7 +255,7 @@ def _read(store: LoneRocks) -> None:
 
 
 def _scan(store: LoneRocks) -> None:
-    list(store.scan((0, 0), FAR_MS))
+    list(store.scanner().frames((0, 0), FAR_MS))
 
 
 def _prune(store: LoneRocks) -> None:

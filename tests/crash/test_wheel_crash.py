@@ -72,7 +72,7 @@ class Run:
             if start % 56 == 48:
                 store.sync()
             if start % 56 == 16:
-                store.sync_soon()
+                store.sync(wait=False)
             if start > COUNT // 2 and start % 24 == 0:
                 self._prune(store, start)
             if start > COUNT // 3:

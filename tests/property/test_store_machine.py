@@ -98,7 +98,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule()
     def sync_soon(self) -> None:
-        self.store.sync_soon()
+        self.store.sync(wait=False)
 
     @rule(share=st.integers(0, 10))
     def prune(self, share: int) -> None:
@@ -156,7 +156,7 @@ class StoreMachine(RuleBasedStateMachine):
         if not hasattr(self, "store"):
             return
         held, after = self._held(), self.cursor.key
-        assert self._unsettled(list(self.store.scan(after, FAR_MS))) == held
+        assert self._unsettled(list(self.store.scanner().frames(after, FAR_MS))) == held
         found: list[Frame] = []
         while part := self.store.read_due(found[-1][:2] if found else after, FAR_MS, 9):
             found += part

@@ -1100,7 +1100,7 @@ def names_are_forgotten() -> AbstractContextManager[Any]:
 
     def wrong(original: Any, lane: Lane, start: int) -> None:
         marks = []
-        for key_ms, offset, mark, data in lane.store.scan((0, 0), DUE_STOP_MS):
+        for key_ms, offset, mark, data in lane.store.scanner().frames((0, 0), DUE_STOP_MS):
             meta = decode_payload(data)[6]
             if mark == NO_MARK and meta is not None and meta[0] is not None:
                 marks.append((meta[0], key_ms, offset, start - 1))

@@ -8,14 +8,13 @@ What was pruned may be back. A slot may be lost and is then reported, not skippe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from random import Random
 
 from delayservice.base.errors import SlotDamagedError
-from delayservice.contract.entry import OFFSET_MAX
 from delayservice.engine.cursor import Cursor, Key
 from delayservice.engine.pending import NO_MARK, Frame, Lump, Mark, Named
-from delayservice.store.base import Store, StoreStats
+from delayservice.store.base import Scanner, Store, StoreStats
 from tests.simulation.history import ViolationError
 
 SLOT_MS = 100
@@ -168,8 +167,9 @@ class SimStore(Store):
                 self._pruned[offset] = self._frames.pop(offset)
         self._point("after prune")
 
-    def sync(self) -> int:
+    def sync(self, *, wait: bool = True) -> int:
         """See ``Store.sync``."""
+        del wait
         self._durable_offset = self._stop_offset
         self._durable_label = self._label
         self._pruned.clear()
@@ -199,6 +199,9 @@ class SimStore(Store):
     def read_due(self, after: Key, upto_ms: int, limit: int) -> list[Frame]:
         """See ``Store.read_due``."""
         self._point("read due")
+        return self._read(after, upto_ms, limit)
+
+    def _read(self, after: Key, upto_ms: int, limit: int) -> list[Frame]:
         self._check_slots(after, upto_ms)
         frames = [f for f in self._visible() if f[:2] > after and f[0] <= upto_ms]
         return frames[:limit]
@@ -242,10 +245,9 @@ class SimStore(Store):
             if mark <= found < self._stop_offset and offset < self._stop_offset and offset in kept
         )
 
-    def scan(self, after: Key, upto_ms: int) -> Iterator[Frame]:
-        """See ``Store.scan``."""
-        self._check_slots(after, upto_ms)
-        yield from (f for f in self._visible() if f[:2] > after and f[0] <= upto_ms)
+    def scanner(self) -> Scanner:
+        """See ``Store.scanner``."""
+        return Scanner(self._read)
 
     def lumps(self, start_ms: int, stop_ms: int) -> list[Lump]:
         """See ``Store.lumps``."""
@@ -253,5 +255,4 @@ class SimStore(Store):
 
     def stats(self) -> StoreStats:
         """See ``Store.stats``."""
-        oldest_ms = self.next_due_ms((0, OFFSET_MAX))
-        return StoreStats(len(self._frames), 0, oldest_ms, self._durable_offset)
+        return StoreStats(len(self._frames), 0, self._durable_offset)

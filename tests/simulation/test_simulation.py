@@ -198,11 +198,12 @@ class _Disks:
         self._closing.callback(_close_at_last, store)
         sync = store.sync
 
-        def sync_and_copy() -> int:
+        def sync_and_copy(*, wait: bool = True) -> int:
+            if self._rng.random() >= 0.2:
+                return sync(wait=wait)
             durable = sync()
-            if self._rng.random() < 0.2:
-                shutil.rmtree(synced)
-                shutil.copytree(current, synced)
+            shutil.rmtree(synced)
+            shutil.copytree(current, synced)
             return durable
 
         store.sync = sync_and_copy  # type: ignore[method-assign]

@@ -177,7 +177,7 @@ class World:
         for entry in entries:
             added = additions([entry], self.cursor.key, store.latest_unmarked, {})
             store.append(added.frames, added.named, added.marks, entry[0] + 1)
-        return list(store.scan(START_KEY, FAR_MS)), stop
+        return list(store.scanner().frames(START_KEY, FAR_MS)), stop
 
     def pending(self, partition: int) -> list[Frame]:
         """The records that are pending, by the reference store."""

@@ -127,7 +127,7 @@ class Pair:
         made: type[LoneStore | LoneRocks] = LoneStore if self.store == "wheel" else LoneRocks
         store = made(Path(folder.path), place=(folder.shard, 0))
         store.open()
-        frames = {frame[1]: frame for frame in store.scan((0, -1), 10**15)}
+        frames = {frame[1]: frame for frame in store.scanner().frames((0, -1), 10**15)}
         for offset in (LOST, CHANGED, CHANGED_NAMED):
             start_ms = frames[offset][0] // MINUTE_MS * MINUTE_MS
             kept = [f for f in frames.values() if 0 <= f[0] - start_ms < MINUTE_MS]

@@ -126,7 +126,7 @@ def test_nodes_that_allow_different_targets_store_the_same() -> None:
     for allow in (["mails"], ["orders"], []):
         made, lane = stage(*allow)
         written_to(made, b"orders", b"mails", b"__consumer_offsets", b"delay_topic_any")
-        stored.append(list(lane.store.scan(START_KEY, 2**50)))
+        stored.append(list(lane.store.scanner().frames(START_KEY, 2**50)))
     assert [frame[1] for frame in stored[0]] == [0, 1]
     assert stored[0] == stored[1] == stored[2]
 

@@ -184,9 +184,9 @@ def test_a_loop_stops_storing_and_then_syncing(
     told: list[bool] = [True]
     synced: list[bool] = []
     lane.let_store = lambda *, may_store: told.append(may_store)  # type: ignore[method-assign]
-    lane.store.sync_soon = lambda: synced.append(True)  # type: ignore[method-assign]
-    stats = lane.store.stats()
-    lane.store.stats = lambda: replace(stats, durable_offset=-1)  # type: ignore[method-assign]
+    lane.sync_soon = lambda: synced.append(True)  # type: ignore[method-assign]
+    stats = lane.stats()
+    lane.stats = lambda: replace(stats, durable_offset=-1)  # type: ignore[method-assign]
     stage.step()
     assert (told[-1], bool(synced)) == (may_store, syncs)
 

@@ -45,7 +45,7 @@ class Replica:
         self.lane = create_autospec(Lane, instance=True)
         self.lane.topic_id = "id"
         self.lane.shard = SimpleNamespace(stored=stored)
-        self.lane.store = SimpleNamespace(prune=self.pruned)
+        self.lane.prune = self.pruned
         self.lane.fit = lambda cursor, _last_read: cursor
         self.pruned_to: list[Cursor] = []
         clock = SimpleNamespace(monotonic_s=lambda: self.now_s)

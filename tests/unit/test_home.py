@@ -125,7 +125,7 @@ class Partition:
     def settle(self) -> list[Output]:
         """Walk H and K as far as they go, and commit; what comes back is appended at once."""
         outputs = self.shard.advance_offset(self.now_ms, 100, self._pending_at)
-        frames = list(self.store.scan(self.shard.staged.key, self.now_ms))
+        frames = list(self.store.scanner().frames(self.shard.staged.key, self.now_ms))
         outputs += self.shard.advance_key(frames, self.now_ms)
         self.shard.commit()
         for output in outputs:
@@ -142,7 +142,7 @@ class Partition:
                 self.write(output[5], output[4], output[3])
 
     def _pending_at(self, key: Key) -> Payload:
-        frames = self.store.scan((key[0], key[1] - 1), key[0])
+        frames = self.store.scanner().frames((key[0], key[1] - 1), key[0])
         return next(decode_payload(frame[3]) for frame in frames if frame[1] == key[1])
 
 
@@ -152,7 +152,7 @@ def test_a_record_goes_home_as_it_was_and_keeps_its_first_timestamp_and_provenan
     sent = away.settle()
     assert told_of(sent) == [("forwarded", 0)]
     assert away.shard.staged.offset == 1
-    assert not list(away.store.scan((0, -1), OFFSET_MAX))
+    assert not list(away.store.scanner().frames((0, -1), OFFSET_MAX))
     arrived = read_claimed_envelope((sent[0][3], sent[0][4], sent[0][5]))
     assert arrived is not None
     assert arrived[1:] == (0, f"{TOPIC}:1")

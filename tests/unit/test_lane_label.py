@@ -54,8 +54,7 @@ def run(start: int, stop: int) -> Run:
 @pytest.fixture(params=[LoneStore, LoneRocks])
 def make_store(request: pytest.FixtureRequest, tmp_path: Path) -> MakeStore:
     def make() -> Store:
-        store = request.param(tmp_path / "shard")
-        assert isinstance(store, Store)
+        store: Store = request.param(tmp_path / "shard")
         return store
 
     return make
@@ -83,7 +82,7 @@ def read(lane: Lane, stop: int) -> None:
 
 
 def keys(lane: Lane) -> list[tuple[int, int]]:
-    return sorted((frame[1], frame[0]) for frame in lane.store.scan((0, 0), 10**15))
+    return sorted((frame[1], frame[0]) for frame in lane.store.scanner().frames((0, 0), 10**15))
 
 
 def keys_by(*windows_ms: int) -> list[tuple[int, int]]:

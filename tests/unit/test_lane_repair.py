@@ -111,7 +111,7 @@ def lane(make_store: Callable[[], Store], log: Log) -> Iterator[Lane]:
 
 
 def held(lane: Lane) -> list[Frame]:
-    return list(lane.store.scan((0, 0), START_MS * 2))
+    return list(lane.store.scanner().frames((0, 0), START_MS * 2))
 
 
 def lose(lane: Lane, start_ms: int, stop_ms: int) -> None:

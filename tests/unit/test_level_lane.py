@@ -182,12 +182,12 @@ def test_what_waits_is_counted_as_far_as_the_end_of_the_log_is_known() -> None:
     stage = Stage()
     stage.own(0, end=30)
     stage.read(0, 5)
-    assert stage.lane.store.stats().pending == 30
+    assert stage.lane.stats().pending == 30
     stage.lane.shard.reaches(50)
     stage.settle(NOW_MS + LEVEL_MS + 1)
     stage.lane.committed()
-    stats = stage.lane.store.stats()
-    assert (stats.pending, stats.oldest_due_ms) == (48, NOW_MS + LEVEL_MS + 2)
+    stats = stage.lane.stats()
+    assert (stats.pending, stage.lane.next_due_ms()) == (48, NOW_MS + LEVEL_MS + 2)
     assert stats.durable_offset == stage.lane.shard.stored == 50
 
 

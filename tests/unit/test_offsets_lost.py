@@ -247,7 +247,9 @@ def test_a_store_knows_which_copies_were_cancelled_by_what_the_log_has_lost(
     log = stored(make_store, rows)
     if is_pruned:  # stores may do it at any time once H is behind 1
         store, slot_ms = log.lane.store, DUE_MS // HOUR_MS * HOUR_MS
-        kept = [frame for frame in store.scan((0, -1), slot_ms + HOUR_MS) if frame[1] != 4]
+        kept = [
+            frame for frame in store.scanner().frames((0, -1), slot_ms + HOUR_MS) if frame[1] != 4
+        ]
         store.rebuild(slot_ms, slot_ms + HOUR_MS, kept)
     log.start = 3
     log.own(3)

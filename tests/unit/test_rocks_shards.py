@@ -15,8 +15,8 @@ from delayservice.engine.cursor import START_KEY, Cursor
 from delayservice.store.base import NO_MARK, Frame
 from delayservice.store.rocks import RocksOptions, prefix_of, read_keys
 from delayservice.store.rocks_database import RocksDatabase
-from delayservice.store.rocks_viewed import places_in
 from delayservice.store.rocksdb import RocksStore
+from delayservice.store.shards import kept_shards
 from tests.wheels import TOPIC
 
 FAR_MS = 10**15
@@ -186,7 +186,7 @@ def test_a_shard_that_no_lane_opens_for_long_is_removed(tmp_path: Path) -> None:
     assert rocks.places == [(TOPIC, 0)]
     check(kept, 0)
     kept.close()
-    assert places_in(tmp_path) == [(TOPIC, 0)]
+    assert kept_shards(tmp_path) == [(str(tmp_path), TOPIC, 0)]
 
 
 def test_a_damaged_database_is_put_aside_for_all_its_shards(tmp_path: Path) -> None:

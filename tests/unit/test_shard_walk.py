@@ -213,7 +213,9 @@ def test_what_lies_above_h_and_below_k_is_pruned_by_k_and_delivered_by_h_from_th
     assert walked.walk_k(NOW_MS + 2_000) == sent(0, 1, 2, 3, 4)
     walked.commit()
     assert walked.lane.shard.committed.key == (NOW_MS + 1_000, 4)
-    assert list(walked.lane.store.scan((0, 0), NOW_MS + 10_000)) == [], "pruned, 5 to 9 too"
+    assert list(walked.lane.store.scanner().frames((0, 0), NOW_MS + 10_000)) == [], (
+        "pruned, 5 to 9 too"
+    )
     walked.write(*[60_000] * 10)
     walked.read()
     walked.read()

@@ -56,7 +56,7 @@ def test_an_export_beside_the_owner_holds_what_a_scan_reads(
         shard, tmp_path / "out.parquet", topic="delay_topic_any", on_progress=told.append
     )
     rows = pq.read_table(done.path).to_pylist()
-    expected = list(store.scan((0, -1), 10**15))
+    expected = list(store.scanner().frames((0, -1), 10**15))
     keys = [(r["key_ms"], r["offset"], -1 if r["mark"] is None else r["mark"]) for r in rows]
     assert keys == [frame[:3] for frame in expected]
     hashes = [signed(frame_hash(f[0], f[1], None, f[3])) for f in expected]

@@ -188,7 +188,7 @@ def test_a_slot_that_the_node_found_itself_waits_to_be_read_again(
     stored.flip(stored.slot_files(tmp_path)[-1], -1)
     store = stored.opened(tmp_path, kind)
     with pytest.raises(SlotDamagedError):
-        list(store.scan((0, -1), 10**15))
+        list(store.scanner().frames((0, -1), 10**15))
     store.close()
     assert damage(folder)["case"] == "waiting"
     said = verified(folder, 3)["findings"]

@@ -56,7 +56,7 @@ def read_all(folder: Path, bounds: ReadBounds = EVERYTHING) -> tuple[list[Frame]
 
 
 def scan(store: LoneStore) -> list[Frame]:
-    return list(store.scan((0, -1), FAR_MS))
+    return list(store.scanner().frames((0, -1), FAR_MS))
 
 
 def opened(folder: Path) -> LoneStore:

@@ -205,6 +205,18 @@ def test_one_damaged_file_is_read_again_by_each_of_its_shards(tmp_path: Path) ->
     wheel.close()
 
 
+def test_marks_are_no_records_among_those_that_have_passed(tmp_path: Path) -> None:
+    store = opened(Wheel(tmp_path, OPTIONS), 0)
+    keys = [(START_MS + number, number) for number in range(10)]
+    named = [(b"%d" % offset, key_ms, offset) for key_ms, offset in keys]
+    store.append([(*key, NO_MARK, b"payload") for key in keys], named, [], 10)
+    store.append([], [], [(*name, 10 + name[2]) for name in named[:5]], 15)
+    assert len(store.read_due(START_KEY, START_MS + 6, 100)) == 7
+    store.prune(Cursor(keys[6], 15))
+    assert store.stats().pending == 3
+    store.close()
+
+
 def test_another_slot_width_starts_the_wheel_over(tmp_path: Path) -> None:
     wheel = Wheel(tmp_path, OPTIONS)
     filled(wheel, 2)
@@ -480,12 +492,12 @@ def test_a_file_that_is_begun_anew_after_damage_is_read_as_it_is(tmp_path: Path)
     again = [[(k, o, m, payload * 2) for k, o, m, payload in rows_of(n)] for n in range(3)]
     for rows, store in zip(again, stores, strict=True):
         with pytest.raises(SlotDamagedError) as raised:
-            list(store.scan(START_KEY, FAR_MS))
+            list(store.scanner().frames(START_KEY, FAR_MS))
         damage = raised.value
         inside = [row for row in rows if damage.start_ms <= row[0] < damage.stop_ms]
         store.rebuild(damage.start_ms, damage.stop_ms, inside)
     stores[0].sync()
     for rows, store in zip(again, stores, strict=True):
-        found = list(store.scan(START_KEY, START_MS + SLOT_MS - 1))
+        found = list(store.scanner().frames(START_KEY, START_MS + SLOT_MS - 1))
         assert found == sorted(row for row in rows if row[0] < START_MS + SLOT_MS)
     wheel.close()

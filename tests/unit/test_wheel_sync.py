@@ -59,11 +59,11 @@ def test_storing_and_delivery_go_on_while_the_disk_syncs(
     store = LoneStore(tmp_path, files=SlowFiles(may_go_on))
     store.open()
     store.append(frames(0, 100), [(b"a", 1_000_060, 60)], [], 100)
-    store.sync_soon()
+    store.sync(wait=False)
     store.append(frames(100, 200), [(b"b", 1_000_100, 100)], [], 200)
     assert store.read_due(START_KEY, FAR_MS, 1000) == sorted(frames(0, 200))
     store.prune(Cursor((1_000_050, 50), 200))
-    store.sync_soon()  # one at a time
+    store.sync(wait=False)  # one at a time
     assert store.stats().durable_offset == 0
     may_go_on.set()
     wait_until_durable(store, 100)
@@ -83,7 +83,7 @@ def test_a_sync_is_flushed_little_by_little(tmp_path: Path, may_go_on: threading
     store.open()
     payload = b"x" * 1_000_000
     store.append([(o * 1000, o, NO_MARK, payload) for o in range(20)], [], [], 20)
-    store.sync_soon()
+    store.sync(wait=False)
     flushed = [path for path in slot_files(tmp_path) if path.stat().st_size]
     assert 0 < len(flushed) < 20
     wait_until_durable(store, 20)
@@ -96,7 +96,7 @@ def test_a_failed_fsync_is_raised_by_every_later_call(
     store = LoneStore(tmp_path, files=SlowFiles(may_go_on, fail=True))
     store.open()
     store.append(frames(0, 100), [], [], 100)
-    store.sync_soon()
+    store.sync(wait=False)
     may_go_on.set()
     with pytest.raises(StoreError, match="fsync"):
         wait_until_durable(store, 100)
@@ -118,7 +118,7 @@ def test_ids_that_come_while_the_first_sync_runs_are_no_part_of_it(
     store = LoneStore(tmp_path, files=SlowFiles(may_go_on))
     store.open()
     store.append(frames(0, 100), [], [], 100)
-    store.sync_soon()
+    store.sync(wait=False)
     store.append(frames(100, 200), [(b"b", 1_000_100, 100)], [], 200)
     may_go_on.set()
     wait_until_durable(store, 100)
@@ -136,7 +136,7 @@ def test_a_label_that_is_set_while_a_sync_runs_is_no_part_of_it(
     store.open()
     store.set_label(b"old")
     store.append(frames(0, 100), [], [], 100)
-    store.sync_soon()
+    store.sync(wait=False)
     store.set_label(b"new, and longer")
     store.append(frames(100, 200), [], [], 200)
     may_go_on.set()

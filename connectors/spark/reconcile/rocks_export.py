@@ -79,7 +79,7 @@ def batches(store: RocksView, bounds: ReadBounds) -> Iterator[list[Frame]]:
     """Yield frames in key order, in batches of one row group of the file."""
     batch: list[Frame] = []
     size = 0
-    for frame in store.scan((bounds.from_ms, -1), bounds.to_ms - 1):
+    for frame in store.scanner().frames((bounds.from_ms, -1), bounds.to_ms - 1):
         batch.append(frame)
         size += len(frame[3])
         if len(batch) >= _BATCH_ROWS or size >= _BATCH_BYTES:

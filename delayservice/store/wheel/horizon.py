@@ -14,6 +14,7 @@ missing or damaged starts over at offset 0.
 
 from __future__ import annotations
 
+from pathlib import Path
 from struct import Struct
 from typing import TYPE_CHECKING, Final
 
@@ -116,16 +117,14 @@ def encode_horizon(horizon: WheelHorizon) -> bytes:
     return _HEAD.pack(_MAGIC, _VERSION, google_crc32c.value(content)) + content
 
 
-def read_horizon(path: str, files: Files) -> WheelHorizon:
+def read_horizon(path: str) -> WheelHorizon:
     """Read the horizon of the wheel in folder ``path``.
 
     Raises:
         HorizonDamagedError: the horizon is damaged; the text says how.
         OSError: the file is missing, or the medium fails.
     """
-    name, data = f"{path}/{NAME}", b""
-    while part := files.read_at(name, len(data), 1 << 22):
-        data += part
+    data = Path(path, NAME).read_bytes()
     if len(data) < _HEAD.size:
         raise HorizonDamagedError(f"the horizon has {len(data)} bytes of {_HEAD.size} at least")
     magic, version, crc = _HEAD.unpack_from(data)

@@ -1,4 +1,5 @@
-"""Rows near the hand: windows of slots in key order, with one memory bound for a worker.
+"""Rows near the hand (a reader's position in due time): windows of slots in key order, with one
+memory bound for a worker.
 
 A window is a key range of a shard's rows in one slot. A slot that fits into memory is one window. A
 giant slot is read window by window; the end of each is estimated from the headers of its blocks.
@@ -63,7 +64,7 @@ class Near:
             self._hands[oldest].forget(oldest.start_ms)
 
     def use(self, window: Window) -> None:
-        """Mark a window as the most recently used."""
+        """Note that a window was used last."""
         self._hands.move_to_end(window)
 
     def count(self, window: Window) -> None:
@@ -202,7 +203,7 @@ class Hand:
         return bisect_right(self._starts, ms - self._slot_ms)
 
     def next_due_ms(self, after: Key) -> int | None:
-        """Return the next key time, exact inside a window, else a slot's start, epoch ms."""
+        """Return the next key time, epoch ms: exact inside a window, else the start of a slot."""
         for at in range(self._first(after[0]), len(self._starts)):
             start_ms = self._starts[at]
             start = max(after, (start_ms, -1))
@@ -218,8 +219,8 @@ class Hand:
         return None
 
     def preload(self, ms: int) -> None:
-        """Load the next slot in advance, so that its first rows are not late: if it begins soon
-        after ``ms``, and fits beside the windows in use.
+        """Load the next slot in advance, so that its first rows are not late, if it begins within
+        a second after ``ms``, epoch milliseconds, and fits beside the windows in use.
         """
         for start_ms in self._starts[bisect_right(self._starts, ms) :][:1]:
             is_soon = start_ms <= ms + _PRELOAD_MS and start_ms not in self._windows

@@ -18,7 +18,7 @@ from delayservice.base.errors import StoreError
 from delayservice.contract.times import DUE_STOP_MS
 from delayservice.store.base import NO_MARK, Frame
 from delayservice.store.files import Files
-from delayservice.store.folder import read_format
+from delayservice.store.folder import read_format, unreadable
 from delayservice.store.shards import ShardFolder
 from delayservice.store.wheel.block import MARK_ONLY, Block, BlockDamagedError
 from delayservice.store.wheel.horizon import (
@@ -142,17 +142,14 @@ def load_horizon(path: str) -> WheelHorizon | None:
     Raises:
         StoreError: the folder is of another kind or a newer format, or may not be read.
     """
-    files = Files(read_only=True)
     try:
-        return read_horizon(path, files) if _is_ours(path) else None
+        return read_horizon(path) if _is_ours(path) else None
     except HorizonDamagedError:
         return None
     except OSError as exc:
         if exc.errno not in _DAMAGE:
             raise unreadable(path, exc) from exc
         return None
-    finally:
-        files.close()
 
 
 def _is_ours(path: str) -> bool:
@@ -252,7 +249,9 @@ def read_newest(
     read: Callable[[Part], _Found],
     is_damaged: Callable[[_Found], bool],
 ) -> tuple[Part, _Found] | None:
-    """Read a slot, again by each newer horizon while it seems damaged; None: it was pruned."""
+    """Read a slot, and read it again by a newer horizon while it seems damaged. Return the part
+    that was read last, and the result; None: the slot was pruned.
+    """
     found = read(part)
     for _ in range(_TRIES):
         state = load_state(folder) if is_damaged(found) else None
@@ -343,10 +342,3 @@ def _records(
             seen.add(offset)
             found.append((key_ms, offset, marks.get(offset, NO_MARK), payload))
     return found
-
-
-def unreadable(what: str, exc: OSError) -> StoreError:
-    """Return the error for a file that this user may not read."""
-    return StoreError(
-        f"can't read {what}: {exc.strerror}; run as the user of the service, or read a copy"
-    )

@@ -48,7 +48,7 @@ class SlotShard:
     Attributes:
         topic: hash of the topic's id.
         partition: partition of the topic.
-        number: its index in the columns of slots.
+        number: its index in the columns of ``Slot``.
         generation: number of its runs in blocks; a store that starts over gets a new one.
         ids: its id index.
         has_ids: whether the durable horizon says that it has ids.
@@ -82,7 +82,7 @@ class SlotShard:
     idle_s: float = 0.0
 
     def row(self) -> ShardRow:
-        """Return what the horizon is to say."""
+        """Return the entry of this shard for the horizon file."""
         has_ids = self.ids.in_use or (self.has_ids and not self.is_open)
         place = (self.number, self.generation, self.topic, self.partition)
         return ShardRow(*place, self.stop_offset, has_ids, self.label)
@@ -136,7 +136,7 @@ class Slot:
         )
 
     def row(self) -> SlotRow:
-        """Return what the horizon is to say."""
+        """Return the entry of this slot for the horizon file."""
         columns = pack("I", self.counts), pack("q", self.firsts), pack("q", self.stops)
         return SlotRow(self.start_ms, self.size, *columns, self.floors, list(self.lost.values()))
 
@@ -270,7 +270,7 @@ class Slots:
         return stored * shard.pending // max(self._records, 1)
 
     def drop(self, shard: SlotShard, start_ms: int) -> None:
-        """Remove a shard's rows from a slot; the file is removed with the last shard's."""
+        """Remove a shard's rows from a slot; its file is removed when no shard has rows in it."""
         slot = self.by_start[start_ms]
         self._clear(shard, slot)
         if not slot.users:

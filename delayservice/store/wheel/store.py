@@ -17,26 +17,14 @@ from delayservice.store.wheel.near import Hand
 from delayservice.store.wheel.window import Window
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from delayservice.store.wheel.horizon import LostRows
     from delayservice.store.wheel.slots import Slot, SlotShard
     from delayservice.store.wheel.wheel import Wheel
 
-_SCAN_ROWS: Final = 1000
 REREAD_ROWS: Final = 50_000
 """Approximate number of records read again at once after damage, which are held in memory."""
-
-
-class WheelScanner(Scanner):
-    """Scanner with windows of its own, valid until the store is reset."""
-
-    def __init__(self, hand: Hand) -> None:
-        self.hand = hand
-
-    def read(self, after: Key, upto_ms: int, limit: int) -> list[Frame]:
-        """Return at most ``limit`` frames above ``after`` and due by ``upto_ms``, in key order."""
-        return self.hand.read(after, upto_ms, limit)
 
 
 class WheelStore(Store):
@@ -73,18 +61,17 @@ class WheelStore(Store):
 
     @property
     def label(self) -> bytes:
-        """Return the label of the stored records; see ``Store.label``."""
+        """Return the label, which says how the records were read; see ``Store.label``."""
         return self._shard.label
 
     def set_label(self, label: bytes) -> None:
-        """Replace the label of all records; the next sync that begins makes it durable."""
+        """Replace the label, which says how records were read; the next sync makes it durable."""
         self._shard.label = label
         self._slots.has_changed = True
 
     def reset(self) -> None:
         """Delete all records and the label; see ``Store.reset``."""
         self._wheel.start_over(self._shard)
-        self._scanning.clear()
 
     def close(self) -> None:
         """Sync, and close the shard. While other shards are open, it does not wait for the sync."""
@@ -120,7 +107,7 @@ class WheelStore(Store):
     # --- due -----------------------------------------------------------------------------------
 
     def read_due(self, after: Key, upto_ms: int, limit: int) -> list[Frame]:
-        """Return the next due frames, in key order; see ``Store.read_due``."""
+        """Return at most ``limit`` frames above ``after`` and due by ``upto_ms``, epoch ms."""
         self._wheel.advance()
         found = self._hand.read(after, upto_ms, limit)
         if len(found) < limit:
@@ -128,23 +115,14 @@ class WheelStore(Store):
         return found
 
     def next_due_ms(self, after: Key) -> int | None:
-        """Return the next key time, exact inside a window, else a slot's start, epoch ms."""
+        """Return a lower bound of the next key time, epoch ms; see ``Store.next_due_ms``."""
         return self._hand.next_due_ms(after)
-
-    def scan(self, after: Key, upto_ms: int) -> Iterator[Frame]:
-        """Yield frames of a key range, in key order, through windows of its own."""
-        hand = self._make_hand(self._shard, chunk=REREAD_ROWS)
-        self._scanning.add(hand)
-        while found := hand.read(after, upto_ms, _SCAN_ROWS):
-            yield from found
-            after = found[-1][:2]
-        hand.forget_all()
 
     def scanner(self) -> Scanner:
         """Return a reader with windows of its own, which follow changes of the store."""
         hand = self._make_hand(self._shard, chunk=OFFSET_MAX)
         self._scanning.add(hand)
-        return WheelScanner(hand)
+        return Scanner(hand.read)
 
     def _make_hand(self, shard: SlotShard, chunk: int) -> Hand:
         load = partial(self._load, chunk)
@@ -195,7 +173,9 @@ class WheelStore(Store):
         return _damaged(slot, stop_ms, found)
 
     def rebuild(self, start_ms: int, stop_ms: int, frames: Sequence[Frame]) -> None:
-        """Replace the records of a key range; rows appended after the damage was found are kept."""
+        """Replace the records with keys in ``[start_ms, stop_ms)``, epoch ms, by ``frames``. Rows
+        that were appended after damage was found are kept.
+        """
         shard = self._shard
         lost_ms: list[tuple[int, int]] = []
         for slot in self._slots_within(start_ms, stop_ms):
@@ -234,11 +214,11 @@ class WheelStore(Store):
 
     def _outside(self, slot: Slot, start_ms: int, stop_ms: int) -> list[Frame]:
         """Return the rows of a slot whose keys are not in a range."""
-        kept: list[Frame] = []
+        scanner, kept = self.scanner(), list[Frame]()
         spans = ((slot.start_ms, start_ms), (stop_ms, slot.stop_ms))
         for first_ms, last_ms in spans:
             if first_ms < last_ms:
-                kept += self.scan((first_ms - 1, OFFSET_MAX), last_ms - 1)
+                kept += scanner.frames((first_ms - 1, OFFSET_MAX), last_ms - 1)
         return kept
 
     def _slots_within(self, start_ms: int, stop_ms: int) -> list[Slot]:
@@ -248,18 +228,18 @@ class WheelStore(Store):
     # --- ids -----------------------------------------------------------------------------------
 
     def latest_unmarked(self, record_id: bytes, below: int) -> Key | None:
-        """Return the key of an id's latest unmarked record; see ``Store.latest_unmarked``."""
+        """Return the key of an id's latest record that is not cancelled or replaced; else None."""
         shard = self._shard
         return shard.ids.latest_unmarked(record_id, min(below, shard.stop_offset))
 
     def marked_from(self, mark: int) -> list[tuple[int, Key]]:
-        """Return marks from ``mark`` on, with their keys; see ``Store.marked_from``."""
+        """Return mark and key of records whose mark (canceller's offset) is at least ``mark``."""
         return self._shard.ids.marked_from(mark, self._shard.stop_offset)
 
     # --- prune and sync ------------------------------------------------------------------------
 
     def prune(self, cursor: Cursor) -> None:
-        """Delete slots whose exclusive end is at or below K; see ``Store.prune``."""
+        """Delete slots that end at or below the committed K; see ``Store.prune``."""
         shard = self._shard
         self._wheel.advance()
         shard.cursor_key = cursor.key
@@ -267,33 +247,30 @@ class WheelStore(Store):
             self._slots.drop(shard, shard.starts[0])
         shard.ids.prune(cursor)
 
-    def sync(self) -> int:
+    def sync(self, *, wait: bool = True) -> int:
         """Sync the whole wheel, and return the horizon; see ``Store.sync``."""
-        self._wheel.sync()
+        if wait:
+            self._wheel.sync()
+        else:
+            self._wheel.sync_soon()
         return self._shard.durable_offset
 
-    def sync_soon(self) -> None:
-        """Start a sync of the whole wheel; see ``Store.sync_soon``."""
-        self._wheel.sync_soon()
-
     def lumps(self, start_ms: int, stop_ms: int) -> list[Lump]:
-        """Return counts of the keys in a range, one lump per slot, without reading files."""
+        """Return the number of records in each slot that overlaps ``[start_ms, stop_ms)``, epoch
+        milliseconds, without reading files.
+        """
         return [
             (slot.start_ms, slot.stop_ms, self._slots.records_in(self._shard, slot))
             for slot in self._slots_within(start_ms, stop_ms)
         ]
 
     def stats(self) -> StoreStats:
-        """Return figures of the store; the oldest due time may be early, never late."""
+        """Return figures of the store."""
         self._wheel.advance()
         shard = self._shard
-        oldest_ms, passed = None, 0
-        if shard.starts:
-            first_ms, key = shard.starts[0], shard.cursor_key
-            oldest_ms = max(first_ms, min(key[0], first_ms + self._slots.slot_ms))
-            passed = self._hand.passed(first_ms, key)
-        pending, stored = shard.pending - passed, self._slots.bytes_of(shard)
-        return StoreStats(pending, stored, oldest_ms, shard.durable_offset)
+        passed = self._hand.passed(shard.starts[0], shard.cursor_key) if shard.starts else 0
+        stored = self._slots.bytes_of(shard)
+        return StoreStats(shard.pending - passed, stored, shard.durable_offset)
 
 
 def _damaged(slot: Slot, stop_ms: int, lost: Sequence[LostRows]) -> SlotDamagedError:

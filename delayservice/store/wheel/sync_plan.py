@@ -22,7 +22,19 @@ by one, and 0.22 s with 16 threads."""
 
 @dataclass(frozen=True, slots=True)
 class SyncPlan:
-    """Snapshot of what a sync covers; ``run`` uses no state that the owner's thread changes."""
+    """Snapshot of what a sync makes durable; ``run`` uses no state that the owner's thread changes.
+
+    Attributes:
+        path: the wheel's folder.
+        files: access to slot files.
+        horizon_files: access to the horizon file, of this thread alone.
+        paths: slot files to sync.
+        has_names: whether slot files were created.
+        ids: database of ids.
+        ids_offsets: generation and stop offset of each shard that has ids.
+        horizon: content of the horizon file.
+        shards: the shards, with their entries in ``horizon``.
+    """
 
     path: str
     files: Files

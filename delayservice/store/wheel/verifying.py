@@ -20,6 +20,7 @@ from delayservice.engine.pending import NO_MARK
 from delayservice.store import findings
 from delayservice.store.files import Files
 from delayservice.store.findings import Case, CheckVerdict, Finding
+from delayservice.store.folder import unreadable
 from delayservice.store.id_rows import IdRows, synced_offset
 from delayservice.store.ids_check import NamedRecord, check_ids
 from delayservice.store.rocks import guarded_read, prefix_of
@@ -39,7 +40,6 @@ from delayservice.store.wheel.reading import (
     load_horizon,
     load_state,
     read_newest,
-    unreadable,
 )
 from delayservice.store.wheel.runs import FOLDER, RunReader, file_name
 from delayservice.store.wheel.wheel import IDS_FOLDER
@@ -92,18 +92,15 @@ def verify_wheel(
 
 def _check_horizon(path: str) -> Iterator[Finding]:
     """Yield a finding if the horizon is damaged, or missing though slot files exist."""
-    files = Files(read_only=True)
     try:
-        read_horizon(path, files)
+        read_horizon(path)
     except HorizonDamagedError as exc:
         yield Finding(findings.START_OVER, str(exc), NAME)
     except OSError as exc:
         if exc.errno not in _GONE:
             raise unreadable(path, exc) from exc
-        if files.list_dir(f"{path}/{FOLDER}"):
+        if any(Path(path, FOLDER).glob("*")):
             yield Finding(findings.START_OVER, "the horizon is missing", NAME)
-    finally:
-        files.close()
 
 
 def _check_names(path: str) -> Iterator[Finding]:
@@ -230,30 +227,29 @@ class _Check:
         """Compare ids with records, if the shard has ids; an unreadable index is a finding."""
         if not self._state.has_ids:
             return
-        where = IDS_FOLDER
-        path = f"{self._shard.path}/{where}"
+        path = f"{self._shard.path}/{IDS_FOLDER}"
         try:
             with ExitStack() as stack, guarded_read(f"the ids {path}"):
                 database = stack.enter_context(viewed_ids(path))
-                self._check_synced(database, where)
-                self._compare(IdRows(database, prefix_of(self._state.generation)), where)
+                self._check_synced(database)
+                self._compare(IdRows(database, prefix_of(self._state.generation)))
         except StoreError as exc:
-            self.found.append(Finding(findings.START_OVER, str(exc), where))
+            self.found.append(Finding(findings.START_OVER, str(exc), IDS_FOLDER))
 
-    def _check_synced(self, database: Rdict, where: str) -> None:
+    def _check_synced(self, database: Rdict) -> None:
         prefix, stop_offset = prefix_of(self._state.generation), self._state.stop_offset
         synced = synced_offset(database, prefix)
         if synced is None or synced < stop_offset:
             what = f"the ids were synced up to {synced}, and S is {stop_offset}"
-            self.found.append(Finding(findings.START_OVER, what, where))
+            self.found.append(Finding(findings.START_OVER, what, IDS_FOLDER))
 
-    def _compare(self, ids: IdRows, where: str) -> None:
+    def _compare(self, ids: IdRows) -> None:
         stop_offset = self._state.stop_offset
         known = {offset: record for offset, record in self._named.items() if offset < stop_offset}
         for part in self._whole:
             span_ms = (max(part.start_ms, self._now_ms()), part.stop_ms)
             mine = {o: r for o, r in known.items() if part.start_ms <= r.key_ms < part.stop_ms}
-            self.found += check_ids(ids, span_ms, mine, stop_offset, lambda _: True, where)
+            self.found += check_ids(ids, span_ms, mine, stop_offset, IDS_FOLDER)
 
 
 def _disorder(rows: list[Frame], block: Block, part: Part) -> str:

@@ -38,8 +38,6 @@ if TYPE_CHECKING:
 
 FORMAT: Final = 6
 IDS_FOLDER: Final = "ids"
-
-
 _BODIES_SHARE: Final = 8
 """Divisor of ``near_bytes_max`` that gives the memory for cached shared blocks."""
 
@@ -148,7 +146,7 @@ class Wheel:
 
     def _read(self) -> WheelHorizon | None:
         try:
-            horizon = read_horizon(self._path, self._horizon_files)
+            horizon = read_horizon(self._path)
         except FileNotFoundError:
             return None
         except (OSError, HorizonDamagedError) as exc:
@@ -384,7 +382,7 @@ class Wheel:
         for shard, row in plan.shards:
             if shard.generation == row.generation:
                 shard.durable_offset = row.stop_offset
-                shard.ids.note_durable(row.stop_offset)
+                shard.ids.durable_offset = row.stop_offset
 
     def _remove_unused(self) -> None:
         """Remove shards whose slices have moved, because their rows would keep files for ever."""

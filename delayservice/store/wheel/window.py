@@ -1,4 +1,4 @@
-"""Window of the rows near the hand: a key range of a slot, in key order."""
+"""Window: the rows of a shard in a key range of one slot, in memory and in key order."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ class Window:
         return self.after <= after and (self.cut is None or after < self.cut)
 
     def take(self, after: Key, upto_ms: int, limit: int) -> list[Frame]:
-        """Return at most ``limit`` rows above ``after`` and due by ``upto_ms``."""
+        """Return at most ``limit`` rows above ``after`` and due by ``upto_ms``, epoch ms."""
         rows = self._rows
         at = _position_after(rows, after)
         stop = _position_after(rows, (upto_ms, OFFSET_MAX))
