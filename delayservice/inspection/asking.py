@@ -54,7 +54,7 @@ _read_envelope = msgspec.msgpack.Decoder(_Envelope).decode
 _read_reply = msgspec.msgpack.Decoder(_Reply).decode
 
 
-class Asker:
+class WorkerClient:
     """The supervisor's end of a pipe to one worker. Any thread may call any method.
 
     Args:
@@ -132,7 +132,7 @@ class Asker:
 class Asked(NamedTuple):
     """Question under way, whose answer can be awaited."""
 
-    asker: Asker
+    client: WorkerClient
     number: int
     future: Future[_Reply]
     deadline_s: float
@@ -142,7 +142,7 @@ class Asked(NamedTuple):
         try:
             reply = self.future.result(max(self.deadline_s - time.monotonic(), 0.0))
         except FutureTimeoutError:
-            self.asker.forget(self.number)
+            self.client.forget(self.number)
             raise NotAnsweredError("a worker gave no answer in time; is it busy?") from None
         if reply.error:
             raise NotAnsweredError(reply.error)

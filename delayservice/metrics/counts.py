@@ -237,20 +237,6 @@ class SliceMetrics(msgspec.Struct):
     source_lag: int = 0
     """Source records in Kafka that are not stored yet."""
 
-    def add_ingested(self, count: int) -> None:
-        """Add to the count of stored records."""
-        self.counters.ingested += count
-
-    def add_settled(self, outcome: str, count: int) -> None:
-        """Add settled records after their commit; ``outcome`` is one of ``OUTCOME_NAMES``."""
-        settled = self.counters.settled
-        settled[outcome] = settled.get(outcome, 0) + count
-
-    def add_rejected(self, code: str, count: int = 1) -> None:
-        """Add dead letters with a ``delay-error`` code, after their commit."""
-        rejected = self.counters.rejected
-        rejected[code] = rejected.get(code, 0) + count
-
     def observe_lateness(self, lateness_ms: Collection[int]) -> Histogram:
         """Add the lateness of a committed batch's records, in ms, in any order; return the added
         histogram.
@@ -260,10 +246,6 @@ class SliceMetrics(msgspec.Struct):
             self.counters.early += sum(late < 0 for late in lateness_ms)
         self.counters.lateness.add(added)
         return added
-
-    def add_abort(self) -> None:
-        """Count a transaction that was aborted or whose outcome is unknown."""
-        self.counters.aborts += 1
 
 
 class AuditFacts(msgspec.Struct):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
@@ -14,7 +15,7 @@ from delayservice.engine.ports import Checkpoints
 from delayservice.replicas.commands import Command
 from delayservice.replicas.digest_rows import Place, retired_row
 from delayservice.slices.copies import CopyKeeper
-from delayservice.slices.digests import ScanTurns, SliceDigests
+from delayservice.slices.digests import SliceDigests
 
 COMMANDS_KEPT: Final = 10_000
 
@@ -32,7 +33,7 @@ class SliceCopies:
         self._settings = settings
         self._checkpoints = checkpoints
         self._clock = clock
-        self._scan_turns = ScanTurns()
+        self._scanning = threading.Lock()
         self._keepers: dict[int, CopyKeeper] = {}
         self._unplaced: deque[Command] = deque(maxlen=COMMANDS_KEPT)
         """Newest commands; some are for slices not placed here yet, or of another worker."""
@@ -55,7 +56,7 @@ class SliceCopies:
             checkpoints=self._checkpoints,
             clock=self._clock,
             log=log,
-            turns=self._scan_turns,
+            scanning=self._scanning,
             scan_interval_ms=settings.digests.scan_interval_ms,
             store_kind=settings.node.store,
         )

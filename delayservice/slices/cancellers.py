@@ -11,7 +11,7 @@ from delayservice.engine.losses import Gap
 from delayservice.engine.pending import NO_MARK, Frame
 from delayservice.engine.shard import CopyScan, Shard
 from delayservice.engine.storing import is_user_record
-from delayservice.slices.repair import Log
+from delayservice.slices.repair import ShardLog
 
 _Scan: TypeAlias = Callable[[Key, int], Iterator[Frame]]
 
@@ -29,7 +29,7 @@ class Cancellers:
     def __init__(
         self,
         shard: Shard,
-        log: Callable[[], Log],
+        log: Callable[[], ShardLog],
         scan: _Scan,
         note_gap: Callable[[Gap], None],
     ) -> None:

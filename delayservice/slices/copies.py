@@ -127,20 +127,18 @@ class CopyKeeper:
 
     def _rebuild(self, command: Command, lane: PreciseLane) -> Iterator[None]:
         frames = 0
+        if command.command == "rebuild_copy":
+            steps = lane.start_over()
+        else:
+            steps = lane.mended.repair(command.start_ms, command.stop_ms, command.first_offset)
         try:
-            for found in self._rebuilding(command, lane):
+            for found in steps:
                 frames = found
                 yield
         except KafkaEdgeError as exc:  # what is stored is as it was
             self._failed(command, str(exc))
             return
         self.digests.ask_scan(command.topic, lambda: self._done(command, frames))
-
-    @staticmethod
-    def _rebuilding(command: Command, lane: PreciseLane) -> Iterator[int]:
-        if command.command == "rebuild_copy":
-            return lane.start_over()
-        return lane.mended.repair(command.start_ms, command.stop_ms, command.first_offset)
 
     # --- answers -------------------------------------------------------------------------------
 

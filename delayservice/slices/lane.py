@@ -22,14 +22,14 @@ from delayservice.engine.past_due import PastDue
 from delayservice.engine.ports import Bounds, Run, Source, Targets
 from delayservice.engine.routes import Routes
 from delayservice.engine.shard import MayRead, Shard, at_will
-from delayservice.slices.base_lane import BaseLane
+from delayservice.slices.any_lane import PreciseLane
 from delayservice.slices.cancellers import Cancellers
 from delayservice.slices.fetch import NOWHERE
 from delayservice.slices.foresight import Foresight
 from delayservice.slices.log_proof import LogProof
 from delayservice.slices.lost import report_expired, report_truncated
 from delayservice.slices.mended import MendedStore
-from delayservice.slices.repair import Log
+from delayservice.slices.repair import ShardLog
 from delayservice.slices.store_label import StoreLabel
 from delayservice.store.base import Store
 
@@ -39,11 +39,8 @@ _CHUNK_RECORDS = 1_000
 """Outputs of one chunk: as many as the processor's cache holds."""
 
 
-class Lane(BaseLane):
-    """Precise lane of one partition of a delay topic; see ``BaseLane`` for the arguments."""
-
-    shard: Shard
-    _proof: LogProof
+class Lane(PreciseLane):
+    """Precise lane of one partition of a delay topic; see ``AnyLane`` for the arguments."""
 
     def __init__(
         self,
@@ -74,11 +71,6 @@ class Lane(BaseLane):
         self._growth = Growth()
         self.mended = MendedStore(store, self.shard, self._own_log)
         self._cancellers = Cancellers(self.shard, self._own_log, self.mended.scan, self._note_gap)
-
-    @property
-    def precise(self) -> Lane:
-        """Return this lane: its records are kept in a store."""
-        return self
 
     # --- roles ---------------------------------------------------------------------------------
 
@@ -342,8 +334,8 @@ class Lane(BaseLane):
         self._fetch.position = NOWHERE
         self.follow(self._fit_to_log(self.shard.committed, bounds))
 
-    def _own_log(self) -> Log:
-        return Log(self._fetch.source, self.reader, self.place, self._cancellers.find_one)
+    def _own_log(self) -> ShardLog:
+        return ShardLog(self._fetch.source, self.reader, self.place, self._cancellers.find_one)
 
     def next_due_ms(self) -> int | None:
         """Return when the next record is due, epoch milliseconds; None: no record is pending."""

@@ -22,7 +22,7 @@ from delayservice.engine.outcome import Output
 from delayservice.engine.ports import Bounds, Run, Source, Targets
 from delayservice.engine.routes import Routes
 from delayservice.engine.shard import MayRead, at_will
-from delayservice.slices.base_lane import BaseLane
+from delayservice.slices.any_lane import AnyLane
 from delayservice.slices.level_proof import LevelProof
 from delayservice.slices.lost import report_truncated
 from delayservice.store.base import StoreStats
@@ -57,8 +57,8 @@ class LogAsStore:
         """Do nothing: retention deletes the records."""
 
 
-class LevelLane(BaseLane):
-    """Lane of one partition of a level topic; see ``BaseLane`` for the other arguments.
+class LevelLane(AnyLane):
+    """Lane of one partition of a level topic; see ``AnyLane`` for the other arguments.
 
     Args:
         ahead: limits of what is fetched ahead.

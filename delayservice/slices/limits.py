@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from delayservice.config.settings import Settings
-from delayservice.slices.upkeep import UpkeepPace
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,10 +29,16 @@ class Limits:
     idle_wait_ms: int = 600
     """Longest wait for records when nothing is due. Changes of roles and the end of the process
     wake the loop; other changes, such as the disk level, are noticed after this time."""
-    pace: UpkeepPace = field(default_factory=UpkeepPace)
-    """Intervals of the loop's upkeep."""
+    follow_s: float = 0.2
+    """Least time between two applications of checkpoints that were read back, seconds."""
+    tend_s: float = 1.0
+    """Time between two updates of the copies and metrics of active slices, seconds."""
+    sync_s: float = 60.0
+    """Time between two syncs of the stores, seconds. A restart reads the log from the durable
+    horizon on, so the horizon must not become older than the log's retention."""
     rest_s: float = 1.0
-    """Pause before a slice that could not be served is tried again, or log ends are queried."""
+    """Pause before a slice that could not be served is tried again, or log ends are queried, in
+    seconds."""
 
 
 def limits_of(settings: Settings) -> Limits:

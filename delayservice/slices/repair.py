@@ -21,7 +21,7 @@ _FRAME_BYTES: Final = 300
 """Bytes of memory that a frame takes beside its payload."""
 
 
-class Log(NamedTuple):
+class ShardLog(NamedTuple):
     """Log from which a shard's records are read again.
 
     Attributes:
@@ -37,7 +37,7 @@ class Log(NamedTuple):
     scan_back: Callable[[CopyScan], int]
 
 
-def reread_slot(log: Log, damage: SlotDamagedError, stored: int) -> tuple[int, list[Frame]]:
+def reread_slot(log: ShardLog, damage: SlotDamagedError, stored: int) -> tuple[int, list[Frame]]:
     """Return the end of the keys that were read, epoch ms, and the frames below it with marks: all
     of the damaged slot, or only its first keys if memory is too small for all.
 
@@ -67,7 +67,7 @@ class Rereading:
         stop_ms: the end of the range, epoch milliseconds.
     """
 
-    def __init__(self, log: Log, start_ms: int, stop_ms: int) -> None:
+    def __init__(self, log: ShardLog, start_ms: int, stop_ms: int) -> None:
         self._log = log
         self._slot = _Slot(start_ms, stop_ms, log.scan_back)
 

@@ -50,10 +50,7 @@ class WorkerLoop:
         self.release_all = owning.release_all
         self._upkeep = Upkeep(
             self.slices,
-            edges.checkpoints,
-            edges.clock,
-            edges.limits.pace,
-            disk_level=edges.disk_level,
+            edges,
             tended=self._tend,
             heard=self._heard_checkpoint,
             interrupted=self._not_followed,
