@@ -73,7 +73,7 @@ class LaneSearch:
         return self._is_full or self._is_whole
 
     def read(self) -> None:
-        """Read the next frames of the store."""
+        """Read the next records from the store, at most some hundreds."""
         left = self._asked.scan_max - self._scanned
         self._frames, self._after, damage = self._scanner.read_on(
             self._after, self._upto, min(_CHUNK_ROWS, left)
@@ -82,7 +82,7 @@ class LaneSearch:
         self._is_whole = self._after >= self._upto
 
     def sift(self) -> None:
-        """Add those of the frames just read that match the query to the page."""
+        """Add the records just read that match the query to the page."""
         for frame in self._frames:
             self._scanned += 1
             found = _wanted(self.lane, frame, self._asked)

@@ -41,6 +41,7 @@ from delayservice.process.worker import STOP_TIMEOUT_S
 from delayservice.process.worker_entry import run_worker
 
 RESTART_WAIT_S_MAX = 30.0
+"""Longest wait before a worker is started again, in s; it doubles with each quick end."""
 STEADY_S = 60.0
 """Uptime after which a worker restarts with the shortest wait, in s."""
 
@@ -196,7 +197,7 @@ class Supervisor:
 
     Args:
         settings: settings of the node.
-        cluster_secrets: secrets that verify copies; the first signs them.
+        cluster_secrets: secrets that verify requeued records; the first signs them.
         instance: identity of this node among nodes of the same name.
         hub: receiver of the workers' reports.
     """

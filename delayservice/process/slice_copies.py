@@ -18,6 +18,7 @@ from delayservice.slices.copies import CopyKeeper
 from delayservice.slices.digests import SliceDigests
 
 COMMANDS_KEPT: Final = 10_000
+"""Largest number of repair commands that wait for their slice; older ones are dropped."""
 
 
 class SliceCopies:
@@ -25,8 +26,8 @@ class SliceCopies:
 
     Args:
         settings: settings of the node.
-        checkpoints: positions at which digests are cut.
-        clock: clock for cuts and for expiry.
+        checkpoints: checkpoints that are read back; digests are published at some of them.
+        clock: clock for the times of digests and for the expiry of commands.
     """
 
     def __init__(self, settings: Settings, checkpoints: Checkpoints, clock: NodeClock) -> None:
@@ -46,7 +47,9 @@ class SliceCopies:
         """Producer of digests and repairs; None: digests are off."""
 
     def keeper_of(self, slice_no: int) -> CopyKeeper | None:
-        """Return the keeper of a slice that begins here; None: digests are off."""
+        """Create the keeper of the copies of a slice that this worker now keeps; None: digests are
+        off.
+        """
         settings, log = self._settings, self._log
         if log is None:
             return None

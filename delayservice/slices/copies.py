@@ -29,7 +29,7 @@ class _Task(NamedTuple):
 
 
 class CopyKeeper:
-    """Digests of a slice's copies, and the commands for them.
+    """Digests of a slice's copies, and the commands of repair plans for them.
 
     Args:
         digests: the digests of the slice.
@@ -51,7 +51,7 @@ class CopyKeeper:
         self._commands.append(command)
 
     def turn(self, lanes: Mapping[str, AnyLane], *, is_owner: bool) -> None:
-        """Do one step of the digests and one of the present command."""
+        """Do one step of the digests and one of the present command. ``lanes``: by delay topic."""
         self.digests.turn(lanes, is_owner=is_owner)
         if self._task is None and self._commands:
             command = self._commands.popleft()

@@ -109,8 +109,8 @@ class SliceDigests:
     # --- one turn ------------------------------------------------------------------------------
 
     def turn(self, lanes: Mapping[str, AnyLane], *, is_owner: bool) -> None:
-        """Publish digests at new cuts, and continue a scan. Stores are to be pruned after this,
-        because digests at older cuts count records that H has passed since.
+        """Publish digests at new cuts, and continue a scan. ``lanes``: by delay topic. Prune the
+        stores after this, because digests at older cuts count records that H has passed since.
         """
         for topic, lane in lanes.items():
             if topic in self._copies:  # an owner stores by a K that has not come back yet

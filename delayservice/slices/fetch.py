@@ -1,4 +1,4 @@
-"""Position of the client in one log, and whether it is paused there."""
+"""Position of the Kafka consumer in one log, and whether fetching is paused there."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ from delayservice.engine.checkpoint import NOTHING_READ, LastRead
 from delayservice.engine.ports import Place, Source
 
 NOWHERE: Final = -1
+"""Value of ``Fetch.position`` when a seek is needed before the next read."""
 
 
 class Fetch:
-    """Position and pause of the client at one log.
+    """Position and pause of the Kafka consumer at one log.
 
     Attributes:
-        position: the offset of the next record; ``NOWHERE``: a seek is needed before the next read.
+        position: the offset of the next record, or ``NOWHERE``.
         is_paused: whether fetching is paused.
         source: the slice's logs.
     """

@@ -51,13 +51,15 @@ class Follower:
 
     @property
     def lost_offsets(self) -> int:
-        """Return by the newest checkpoint how many offsets retention deleted unsettled."""
+        """Return how many offsets retention deleted unsettled, according to the newest
+        checkpoint.
+        """
         shards = () if self._newest is None else self._newest.shards.values()
         return sum(lost.stop - lost.first for shard in shards for lost in shard.lost)
 
     def stepped_down(self, lanes: Mapping[str, AnyLane], claim: int) -> None:
-        """Adopt contracts and cursors of the newest checkpoint if a later owner wrote it than this
-        node, which owned the slice by ``claim`` and has only pruned by that checkpoint.
+        """Adopt contracts and cursors of the newest checkpoint if a later owner wrote it. This node
+        owned the slice by ``claim`` (offset of its claim), and only pruned by that checkpoint.
         """
         newest = self._newest
         if newest is not None and newest.tenure is not None and newest.tenure.claim > claim:
@@ -115,7 +117,9 @@ class Follower:
                 lane.follow(cursor)
 
     def lag_s(self, lanes: Mapping[str, AnyLane], log_ends: Mapping[str, int]) -> float:
-        """Return the lag of a replica's copies, seconds; infinite while it is unknown."""
+        """Return the lag of a replica's copies, seconds; infinite while it is unknown.
+        ``log_ends``: known end offsets of the logs, by delay topic.
+        """
         if not lanes or self.refusal:
             return math.inf
         if self._newest is None and self._checkpoints.is_unserved(self._slice_no):

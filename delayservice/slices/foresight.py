@@ -1,5 +1,5 @@
 """Preparations for records that were just read: their targets are looked up before they are due,
-and the turns that an earlier owner assigned to paced records are kept.
+and the turns (times of delivery) that an earlier owner assigned to paced records are kept.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Foresight:
         self._targets = targets
 
     def note(self, entries: Sequence[Entry]) -> None:
-        """Prepare for a run of entries."""
+        """Note the turns of requeued entries, and look up targets whose state is unknown."""
         if self._flow is not None and self._flow.has_rates:
             self._observe_turns(self._flow, entries)
         if self._targets is not None:

@@ -105,7 +105,7 @@ class Lane(PreciseLane):
         self.follow(self.shard.committed)
 
     def follow(self, cursor: Cursor) -> None:
-        """Become or stay a replica, which only stores, at the checkpoint's cursor."""
+        """Become or stay a replica, which stores records and settles none; see ``AnyLane``."""
         self.shard.follow(cursor)
         self._proof.follow()
         self._read_on()
@@ -158,7 +158,7 @@ class Lane(PreciseLane):
 
     @property
     def awaited_end(self) -> int:
-        """Return the offset up to which the log has to be read first; 0: none has to be."""
+        """Return the offset up to which the log must be read before H moves; 0: no such offset."""
         is_doubtful = self.shard.owned and self._proof.is_doubtful
         return max(self.shard.awaited_end, self.shard.stored if is_doubtful else 0)
 

@@ -36,7 +36,9 @@ _log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class FetchAhead:
-    """Limits of what is held in memory of one partition until it is due: records and bytes."""
+    """Limits of what is held in memory of one partition until it is due: number of records, and
+    their bytes.
+    """
 
     records: int
     bytes: int
@@ -125,7 +127,7 @@ class LevelLane(AnyLane):
 
     @property
     def awaited_end(self) -> int:
-        """Return the offset up to which the log has to be read first; 0: none has to be."""
+        """Return the offset up to which the log must be read before H moves; 0: no such offset."""
         return self._proof.awaited_end if self.shard.owned else 0
 
     def last_below(self, _offset: int) -> LastRead:

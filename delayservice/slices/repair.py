@@ -28,7 +28,8 @@ class ShardLog(NamedTuple):
         source: the logs of the slice.
         reader: decoder of the log's records.
         place: the delay topic and its partition.
-        scan_back: returns the offset of a requeued record's canceller, or ``NO_MARK``.
+        scan_back: returns the offset of a requeued record's canceller, or ``NO_MARK`` if it has
+            none.
     """
 
     source: Source
@@ -38,8 +39,9 @@ class ShardLog(NamedTuple):
 
 
 def reread_slot(log: ShardLog, damage: SlotDamagedError, stored: int) -> tuple[int, list[Frame]]:
-    """Return the end of the keys that were read, epoch ms, and the frames below it with marks: all
-    of the damaged slot, or only its first keys if memory is too small for all.
+    """Read a damaged slot again. Return the end of the keys that were read, epoch ms, and the
+    frames below it with their marks (offsets of cancellers): the whole slot, or only its first keys
+    if memory is too small for all.
 
     A canceller may lie anywhere up to ``stored``. So the log is read beyond the slot's own range
     while one of its records has an id and no mark.

@@ -20,7 +20,13 @@ _GROUP_MAX: Final = 4_096
 
 @dataclass(slots=True)
 class TakeOver:
-    """Take-over under way. ``stored``: S of the shards at its start."""
+    """Take-over under way.
+
+    Attributes:
+        future: facts about each slice, once it has ended.
+        slices: numbers of the slices.
+        stored: the next offset to be stored of each shard, when the take-over started.
+    """
 
     future: Future[dict[int, Taken]]
     slices: tuple[int, ...]

@@ -30,8 +30,8 @@ class Upkeep:
         slices: the slices of the loop, by number.
         edges: checkpoints that are read back, clock, intervals, and how full the disk is.
         tended: updates the metrics of a slice; returns whether to call it again in a second.
-        heard: takes a slice and its checkpoint that was read back.
-        interrupted: takes a slice that can't be served, and why.
+        heard: called with a slice and its checkpoint that was read back.
+        interrupted: called with a slice that can't be served, and the reason.
     """
 
     def __init__(
