@@ -5,7 +5,7 @@ second, so a lane is counted again only if records were stored or settled since.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from math import fsum
 
@@ -98,13 +98,3 @@ def counts_within(lumps: Iterable[Lump], stops_ms: Sequence[int]) -> list[int]:
         total += counts[at]
         found.append(max(round(fsum((total, *part))), 0))
     return found
-
-
-def count_slice(
-    lanes: Mapping[str, AnyLane], now_ms: int, before: dict[str, LaneCounts], *, is_time: bool
-) -> dict[str, LaneCounts]:
-    """Return the counts of each lane by delay topic; see ``count_lane``."""
-    return {
-        topic: count_lane(lane, now_ms, before.get(topic, LaneCounts()), is_time=is_time)
-        for topic, lane in lanes.items()
-    }

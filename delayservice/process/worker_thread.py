@@ -14,7 +14,7 @@ import structlog
 
 from connectors.kafka.topic_facts import ServedTopic
 from delayservice.base.clock import NodeClock
-from delayservice.inspection.counting import count_slice, topic_counts
+from delayservice.inspection.counting import LaneCounts, count_lane, topic_counts
 from delayservice.metrics.counts import WorkerMetrics
 from delayservice.metrics.snapshot import encode_slice
 from delayservice.process.gate import WorkerGate
@@ -296,7 +296,12 @@ class WorkerThread:
             lane.log_reaches(ends.get(lane.topic, 0))
         now_ms, now_s = self._clock.wall_ms(), self._clock.monotonic_s()
         is_time = now_s >= sampled.count_again_s
-        sampled.counts = count_slice(slice_.lanes, now_ms, sampled.counts, is_time=is_time)
+        sampled.counts = {
+            lane.topic: count_lane(
+                lane, now_ms, sampled.counts.get(lane.topic, LaneCounts()), is_time=is_time
+            )
+            for lane in lanes
+        }
         if is_time:
             took_s = self._clock.monotonic_s() - now_s
             sampled.count_again_s = now_s + took_s * len(self.loop.slices) / COUNTING_SHARE

@@ -246,16 +246,11 @@ class SliceDigests:
         copy.reading_for = []
         differs = copy.store.digest.finish()
         _report(copy, differs=differs)
-        if self._last_cut is not None:
-            self._publish_again(copy, *self._last_cut, is_owner=is_owner)
-
-    def _publish_again(
-        self, copy: _Copy, read_back: ReadBack, checkpoint: Checkpoint, *, is_owner: bool
-    ) -> None:
-        """Publish a scanned copy at the last cut, unless it has changed since that cut."""
-        shard = checkpoint.shards.get(copy.place.topic)
+        if self._last_cut is None:
+            return
+        shard = self._last_cut[1].shards.get(copy.place.topic)
         if shard is not None and copy.store.digest.is_exact_at(shard.cursor.offset):
-            self._publish(copy, read_back, checkpoint, is_owner=is_owner)
+            self._publish(copy, *self._last_cut, is_owner=is_owner)  # unchanged since that cut
 
     def _stop_reading(self, copy: _Copy) -> None:
         if self._reading is copy:
