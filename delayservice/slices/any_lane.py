@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Protocol
+from typing import Final, Protocol
 
 from delayservice.contract.contracts import Contracts
 from delayservice.contract.record import RecordReader
@@ -18,17 +18,53 @@ from delayservice.engine.level import LevelShard
 from delayservice.engine.losses import Lost, skipped
 from delayservice.engine.outcome import Output
 from delayservice.engine.past_due import PastDue
-from delayservice.engine.ports import Bounds, Run, Source, Targets
+from delayservice.engine.ports import Bounds, Place, Run, Source, Targets
 from delayservice.engine.routes import Routes
 from delayservice.engine.settle import Settler
 from delayservice.engine.shard import MayRead, Shard, at_will
 from delayservice.engine.verdicts import Verdicts
-from delayservice.slices.fetch import Fetch
 from delayservice.slices.level_proof import LevelProof
 from delayservice.slices.log_proof import LogProof
 from delayservice.slices.lost import report_lost
 from delayservice.slices.mended import MendedStore
 from delayservice.store.base import Store, StoreStats
+
+NOWHERE: Final = -1
+"""Value of ``Fetch.position`` when a seek is needed before the next read."""
+
+
+class Fetch:
+    """Position and pause of the Kafka consumer at one log.
+
+    Attributes:
+        position: the offset of the next record, or ``NOWHERE``.
+        is_paused: whether fetching is paused.
+        source: the slice's logs.
+    """
+
+    def __init__(self, source: Source, place: Place) -> None:
+        self.position = NOWHERE
+        self.is_paused = False
+        self.source = source
+        self._place = place
+
+    def go_to(self, offset: int, last_read: LastRead = NOTHING_READ) -> None:
+        """Read from ``offset`` on. ``last_read``: the last record below it, if it was read."""
+        self.source.seek(self._place, offset, last_read)
+        self.position = offset
+
+    def pause(self, *, is_paused: bool) -> None:
+        """Pause or resume fetching."""
+        if is_paused != self.is_paused:
+            (self.source.pause if is_paused else self.source.resume)(self._place)
+            self.is_paused = is_paused
+
+    def let_go(self) -> None:
+        """Stop reading this log. A pause is ended first, because the client would remember it."""
+        self.pause(is_paused=False)
+        if self.position != NOWHERE:
+            self.source.drop(self._place)
+            self.position = NOWHERE
 
 
 class Keeping(Protocol):

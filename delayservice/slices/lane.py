@@ -22,9 +22,8 @@ from delayservice.engine.past_due import PastDue
 from delayservice.engine.ports import Bounds, Run, Source, Targets
 from delayservice.engine.routes import Routes
 from delayservice.engine.shard import MayRead, Shard, at_will
-from delayservice.slices.any_lane import PreciseLane
+from delayservice.slices.any_lane import NOWHERE, PreciseLane
 from delayservice.slices.cancellers import Cancellers
-from delayservice.slices.fetch import NOWHERE
 from delayservice.slices.foresight import Foresight
 from delayservice.slices.log_proof import LogProof
 from delayservice.slices.lost import report_expired, report_truncated
