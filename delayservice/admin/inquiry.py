@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final, Protocol, TypeVar
 
 from delayservice.base.errors import DelayServiceError
-from delayservice.inspection.asking import Asker
+from delayservice.inspection.asking import WorkerClient
 from delayservice.inspection.query import (
     Ahead,
     BacklogCounts,
@@ -89,7 +89,7 @@ class Workers:
         askers: returns the channels to the current workers.
     """
 
-    def __init__(self, askers: Callable[[], Sequence[Asker]]) -> None:
+    def __init__(self, askers: Callable[[], Sequence[WorkerClient]]) -> None:
         self._askers = askers
         self._horizon = _Kept(self._ask_horizon)
         self._members = _Kept(self._ask_members)

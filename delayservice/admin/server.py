@@ -21,7 +21,7 @@ from delayservice.admin.panel import Panel
 from delayservice.base.errors import SettingsError
 from delayservice.config.admin import TOKEN_CHARS_MIN, made_token_path
 from delayservice.config.settings import Settings
-from delayservice.inspection.asking import Asker
+from delayservice.inspection.asking import WorkerClient
 from delayservice.metrics.hub import MetricsHub
 
 _log = structlog.get_logger(__name__)
@@ -73,7 +73,7 @@ class AdminServer:
     """
 
     def __init__(
-        self, settings: Settings, hub: MetricsHub, askers: Callable[[], Sequence[Asker]]
+        self, settings: Settings, hub: MetricsHub, askers: Callable[[], Sequence[WorkerClient]]
     ) -> None:
         kafka = settings.kafka
         admin = admin_client(kafka.client_config("admin"))

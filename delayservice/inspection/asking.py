@@ -26,6 +26,7 @@ Answer: TypeAlias = Page | Fate | BacklogCounts | Members | list[Pending] | list
 
 _THREADS: Final = 4
 WAITING_MAX: Final = 64
+"""Largest number of questions to one worker that wait for their answers."""
 
 T = TypeVar("T")
 
@@ -54,7 +55,7 @@ _read_envelope = msgspec.msgpack.Decoder(_Envelope).decode
 _read_reply = msgspec.msgpack.Decoder(_Reply).decode
 
 
-class Asker:
+class WorkerClient:
     """The supervisor's end of a pipe to one worker. Any thread may call any method.
 
     Args:
@@ -73,8 +74,9 @@ class Asker:
         threading.Thread(target=self._hear, name=f"answers-{name}", daemon=True).start()
 
     def ask(self, question: Question, timeout_s: float) -> Asked:
-        """Send a question; raises ``NotAnsweredError`` if the worker has ended, or if too many
-        questions are open.
+        """Send a question, and return it as under way; its answer has to come within ``timeout_s``
+        seconds. Raises ``NotAnsweredError`` if the worker has ended or reads nothing, or if
+        ``WAITING_MAX`` questions are open.
         """
         future: Future[_Reply] = Future()
         with self._lock:
@@ -104,7 +106,7 @@ class Asker:
             self._sending.release()
 
     def forget(self, number: int) -> None:
-        """Forget a question, so that its answer is ignored."""
+        """Forget the question with this number, so that its answer is ignored."""
         with self._lock:
             self._waiting.pop(number, None)
 
@@ -132,17 +134,19 @@ class Asker:
 class Asked(NamedTuple):
     """Question under way, whose answer can be awaited."""
 
-    asker: Asker
+    client: WorkerClient
     number: int
     future: Future[_Reply]
     deadline_s: float
 
     def answer(self, kind: type[T]) -> T:
-        """Wait for and return the answer; raise ``NotAnsweredError`` if it fails or is late."""
+        """Wait for the answer and decode it as ``kind``; raise ``NotAnsweredError`` if it fails or
+        is late.
+        """
         try:
             reply = self.future.result(max(self.deadline_s - time.monotonic(), 0.0))
         except FutureTimeoutError:
-            self.asker.forget(self.number)
+            self.client.forget(self.number)
             raise NotAnsweredError("a worker gave no answer in time; is it busy?") from None
         if reply.error:
             raise NotAnsweredError(reply.error)

@@ -5,7 +5,7 @@ second, so a lane is counted again only if records were stored or settled since.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from math import fsum
 
@@ -16,7 +16,7 @@ from delayservice.inspection.query import HORIZONS_MS, count_within, together
 from delayservice.slices.any_lane import AnyLane, PreciseLane
 
 TARGETS_MAX = 20
-"""Most targets of a delay topic in a slice that are counted one by one."""
+"""Largest number of targets of a delay topic in a slice that are counted one by one."""
 
 
 @dataclass(slots=True)
@@ -26,7 +26,7 @@ class LaneCounts:
     Attributes:
         seen: state of the lane when it was counted, to notice changes; None: not counted.
         pending: number of pending records.
-        lumps: counts by due time; empty for level topics.
+        lumps: counts by ranges of due times; empty for level topics.
         next_due_ms: when the first of them is due, epoch milliseconds; None: no record is pending.
         targets: counts by target, for the largest targets; empty while they are unknown.
     """
@@ -41,8 +41,8 @@ class LaneCounts:
 def count_lane(
     lane: AnyLane, now_ms: int, before: LaneCounts, *, is_time: bool = True
 ) -> LaneCounts:
-    """Return the counts of a lane; ``before``: the last result. Unless ``is_time``, the last counts
-    are kept, and only the first due time is updated.
+    """Return the counts of a lane at ``now_ms``, epoch ms. ``before``: the last result. Unless
+    ``is_time``, its counts are kept, and only the first due time is updated.
     """
     precise = lane.precise
     if precise is None:
@@ -98,13 +98,3 @@ def counts_within(lumps: Iterable[Lump], stops_ms: Sequence[int]) -> list[int]:
         total += counts[at]
         found.append(max(round(fsum((total, *part))), 0))
     return found
-
-
-def count_slice(
-    lanes: Mapping[str, AnyLane], now_ms: int, before: dict[str, LaneCounts], *, is_time: bool
-) -> dict[str, LaneCounts]:
-    """Return the counts of each lane by delay topic; see ``count_lane``."""
-    return {
-        topic: count_lane(lane, now_ms, before.get(topic, LaneCounts()), is_time=is_time)
-        for topic, lane in lanes.items()
-    }

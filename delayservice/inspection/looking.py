@@ -73,7 +73,7 @@ class LaneSearch:
         return self._is_full or self._is_whole
 
     def read(self) -> None:
-        """Read the next frames of the store."""
+        """Read the next records from the store, at most some hundreds."""
         left = self._asked.scan_max - self._scanned
         self._frames, self._after, damage = self._scanner.read_on(
             self._after, self._upto, min(_CHUNK_ROWS, left)
@@ -82,7 +82,7 @@ class LaneSearch:
         self._is_whole = self._after >= self._upto
 
     def sift(self) -> None:
-        """Add those of the frames just read that match the query to the page."""
+        """Add the records just read that match the query to the page."""
         for frame in self._frames:
             self._scanned += 1
             found = _wanted(self.lane, frame, self._asked)
@@ -124,7 +124,9 @@ def find(lane: PreciseLane, asked: Find) -> Pending | None:
 def _at(lane: PreciseLane, key: Key) -> Pending | None:
     at = (frame for frame in _frames(lane, (key[0], key[1] - 1), key) if frame[:2] == key)
     frame = next(at, None)
-    return None if frame is None else pending(lane, frame, whole=True)
+    if frame is None or lane.shard.committed.has_settled(key, frame[2]):
+        return None
+    return _pending(lane, key, frame[2], decode_payload(frame[3]), whole=True)
 
 
 def _frames(
@@ -135,14 +137,6 @@ def _frames(
     while after < upto:
         frames, after, _ = scanner.read_on(after, upto, at_once)
         yield from frames
-
-
-def pending(lane: PreciseLane, frame: Frame, *, whole: bool = False) -> Pending | None:
-    """Return the record of a frame; None: it is settled. ``whole``: with value and headers."""
-    key_ms, offset, mark, packed = frame
-    if lane.shard.committed.has_settled((key_ms, offset), mark):
-        return None
-    return _pending(lane, (key_ms, offset), mark, decode_payload(packed), whole=whole)
 
 
 def _pending(lane: PreciseLane, key: Key, mark: int, payload: Payload, *, whole: bool) -> Pending:

@@ -38,8 +38,8 @@ class Search(msgspec.Struct, frozen=True, kw_only=True, tag=True):
         to_ms: exclusive end of the range, epoch milliseconds.
         target: pattern of target topics, as in settings; None: records for all targets.
         topic: delay topic; None: records of all delay topics.
-        limit: most records of a page.
-        scan_max: most records that one shard reads for one page.
+        limit: largest number of records of a page.
+        scan_max: largest number of records that one shard reads for one page.
         after: position behind which the page begins; None: at the beginning.
         beyond_window: whether to include records that will be rolled before they are due. Their
             keys are their roll times, so all records with keys below ``to_ms`` are read.
@@ -82,7 +82,7 @@ class Ahead(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class Standings(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Query for the nodes, and for the slices that each owns."""
+    """Query for the nodes of the cluster, and for the slices that each owns."""
 
 
 class HeldTopics(msgspec.Struct, frozen=True, kw_only=True, tag=True):

@@ -45,11 +45,12 @@ TRANSACTION_BOUNDS_MS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 2_500, 5_000
 
 
 TARGETS_MAX: Final = 20
-"""Largest number of pairs of delay topic and target with metrics of their own."""
+"""Largest number of pairs of delay topic and target with metrics of their own; metrics of all
+other pairs are added up."""
 
 
 class Histogram(msgspec.Struct):
-    """Counts per bucket (not cumulative) and the sum of the observed values."""
+    """Counts per bucket (not cumulative), and the sum of the observed values in ms."""
 
     counts: list[int]
     sum_ms: float = 0.0
@@ -160,7 +161,7 @@ def observe_s(histogram: Histogram, seconds: float) -> None:
 
 
 class Counters(msgspec.Struct):
-    """Counters since the worker started."""
+    """Counters of one slice since its worker started."""
 
     ingested: int = 0
     """Source records stored, including control records and invalid ones."""
@@ -175,7 +176,8 @@ class Counters(msgspec.Struct):
     over_cap: int = 0
     """Records beyond the cap of their second (``delivery.slot_records_max``)."""
     lateness: Histogram = msgspec.field(default_factory=_lateness)
-    """Lateness of deliveries, except of records past due when written and records put off."""
+    """Lateness of deliveries, without records that were past due when written, and without parked
+    and paced ones."""
 
     def add(self, other: Counters) -> None:
         """Add the counts of ``other``."""
@@ -227,6 +229,7 @@ class SliceMetrics(msgspec.Struct):
     pending: int = 0
     """Records that wait, without those known to be cancelled, replaced or fired."""
     store_bytes: int = 0
+    """Size of its stores on the disk."""
     oldest_due_ms: int | None = None
     """Due time of the first pending record, epoch milliseconds; None: no record is pending."""
     topics: dict[str, TopicCounts] = msgspec.field(default_factory=dict)
@@ -236,20 +239,6 @@ class SliceMetrics(msgspec.Struct):
     """Time since the last commit of the cursor, or since it last needed no commit, in s."""
     source_lag: int = 0
     """Source records in Kafka that are not stored yet."""
-
-    def add_ingested(self, count: int) -> None:
-        """Add to the count of stored records."""
-        self.counters.ingested += count
-
-    def add_settled(self, outcome: str, count: int) -> None:
-        """Add settled records after their commit; ``outcome`` is one of ``OUTCOME_NAMES``."""
-        settled = self.counters.settled
-        settled[outcome] = settled.get(outcome, 0) + count
-
-    def add_rejected(self, code: str, count: int = 1) -> None:
-        """Add dead letters with a ``delay-error`` code, after their commit."""
-        rejected = self.counters.rejected
-        rejected[code] = rejected.get(code, 0) + count
 
     def observe_lateness(self, lateness_ms: Collection[int]) -> Histogram:
         """Add the lateness of a committed batch's records, in ms, in any order; return the added
@@ -261,13 +250,15 @@ class SliceMetrics(msgspec.Struct):
         self.counters.lateness.add(added)
         return added
 
-    def add_abort(self) -> None:
-        """Count a transaction that was aborted or whose outcome is unknown."""
-        self.counters.aborts += 1
-
 
 class AuditFacts(msgspec.Struct):
-    """Result of the newest audit: time, number of records, and findings by kind."""
+    """Result of the newest audit.
+
+    Attributes:
+        at_ms: time of the audit, epoch milliseconds.
+        records: number of source records that it audited.
+        findings: number of findings by kind.
+    """
 
     at_ms: int
     records: int

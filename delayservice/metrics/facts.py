@@ -26,7 +26,9 @@ SLICES_NAMED_MAX = 10
 
 @dataclass(frozen=True, slots=True)
 class SliceReport:
-    """Last report of a slice by its worker; the cursor's age (in s) is current."""
+    """Last report of a slice by its worker. ``cursor_age_s``: time since the last commit of the
+    cursor until now, in s.
+    """
 
     worker: int
     metrics: SliceMetrics
@@ -51,7 +53,9 @@ class Unelectable(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class NodeFacts:
-    """State of a node at one moment; ``totals``: counters by slice since the node started."""
+    """State of a node at one moment. ``totals``: counters by slice since the node started;
+    ``audit``: result of the newest audit; ``copies``: of the newest comparison of copies.
+    """
 
     node_id: str
     version: str
@@ -62,6 +66,7 @@ class NodeFacts:
     restarts: Mapping[int, int] = field(default_factory=dict)
     """Number of losses of each worker process since the node started."""
     workers_missing: int = 0
+    """Number of workers that are lost and not back, or have not reported yet."""
     disk_used_percent: Mapping[int, float] = field(default_factory=dict)
     """Used part of the stores' disk, in percent, by worker."""
     problems: Sequence[str] = ()
@@ -79,6 +84,7 @@ class NodeFacts:
     """Longest time since a worker's last successful refresh of the delay topics, in s; None: no
     report yet."""
     unelectable: Sequence[Unelectable] = ()
+    """Workers and slices that must not be owned here, with the reasons."""
     pinned: str = ""
     """Why ownership is pinned; empty: it is not."""
 

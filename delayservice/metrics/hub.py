@@ -11,6 +11,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
 from delayservice import __version__
@@ -38,15 +39,13 @@ from delayservice.metrics.status import NodeState, WorkerState
 T = TypeVar("T")
 
 
+@dataclass(slots=True)
 class _Worker:
-    """The last two snapshots of one worker, with their arrival times."""
+    """The last two snapshots of one worker, with their arrival times (monotonic seconds)."""
 
-    __slots__ = ("arrived_s", "before", "snapshot")
-
-    def __init__(self, snapshot: Snapshot, arrived_s: float) -> None:
-        self.snapshot = snapshot
-        self.arrived_s = arrived_s
-        self.before: tuple[WorkerMetrics, float] | None = None
+    snapshot: Snapshot
+    arrived_s: float
+    before: tuple[WorkerMetrics, float] | None = None
 
     def take(self, snapshot: Snapshot, arrived_s: float) -> None:
         """Store the next snapshot, which arrived at ``arrived_s``."""

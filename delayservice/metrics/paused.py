@@ -20,8 +20,8 @@ _NAME: Final = re.compile(r"[A-Za-z0-9._*?-]{1,249}")
 
 
 def pause_facts(pauses: Pauses | None) -> PauseFacts | None:
-    """Return the longest pauses one by one, and the number of all pauses; None: they have not been
-    read yet.
+    """Return the longest pauses one by one, and the number of all pauses by kind; None: the pauses
+    topic has not been read yet.
     """
     if pauses is None:
         return None

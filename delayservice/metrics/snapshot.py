@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Final
 
@@ -22,13 +21,34 @@ from delayservice.metrics.counts import (
     WorkerMetrics,
 )
 
+_STARTED_NS: Final = time.monotonic_ns()
+"""Start of this process by the monotonic clock, nanoseconds."""
 
-class _Packing(msgspec.Struct):
-    """``Snapshot`` with encoded slices, each encoded by the thread that writes it."""
+
+class Snapshot(msgspec.Struct):
+    """All slices of one worker process; counters grow within one ``(pid, started_ns)``.
+
+    Attributes:
+        pid: process id of the worker.
+        problems: problems of the whole worker for people, one sentence each.
+        disk_used_percent: used part of the stores' disk; 0: the stores are in memory.
+        audit: result of the newest audit; only one worker of a node knows it.
+        slices_there: number of slices of the delay topics, on all nodes.
+        pauses: active pauses; None: not read yet.
+        topics_age_s: time since the last successful refresh of the delay topics, or since the
+            start, seconds.
+        verdict: why the worker may not own any slice, as cause and for people; empty: it may.
+        turn_s: duration of the current turn of its loop, seconds; the metrics of its slices are
+            that old.
+        worker: metrics of the whole worker.
+        pinned: why ownership is pinned; empty: it is not.
+        copies: result of the newest comparison of copies; only one worker of a node knows it.
+        started_ns: start of the process, monotonic clock, nanoseconds.
+        packed: metrics of its slices, by the bytes of ``encode_slice``; ``decode_snapshot`` fills
+            it in.
+    """
 
     pid: int
-    started_ns: int
-    slices: list[msgspec.Raw]
     problems: list[str] = []
     disk_used_percent: float = 0.0
     audit: AuditFacts | None = None
@@ -40,44 +60,8 @@ class _Packing(msgspec.Struct):
     worker: WorkerMetrics = msgspec.field(default_factory=WorkerMetrics)
     pinned: str = ""
     copies: ReconcileFacts | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Snapshot:
-    """All slices of one worker process; counters grow within one ``(pid, started_ns)``.
-
-    Attributes:
-        pid: process id of the worker.
-        started_ns: start of the process, monotonic clock.
-        packed: metrics of its slices, by the bytes of ``encode_slice``.
-        problems: problems of the whole worker for people, one sentence each.
-        disk_used_percent: used part of the stores' disk; 0: the stores are in memory.
-        audit: result of the newest audit; only one worker of a node knows it.
-        slices_there: number of slices of the delay topics, on all nodes.
-        pauses: active pauses; None: not read yet.
-        topics_age_s: time since the last successful refresh of the delay topics, or since the
-            start.
-        verdict: why the worker may not own any slice, as cause and for people; empty: it may.
-        turn_s: duration of the current turn of its loop; the metrics of its slices are that old.
-        worker: metrics of the whole worker.
-        pinned: why ownership is pinned; empty: it is not.
-        copies: result of the newest comparison of copies; only one worker of a node knows it.
-    """
-
-    pid: int
-    started_ns: int
-    packed: Mapping[bytes, SliceMetrics]
-    problems: Sequence[str] = ()
-    disk_used_percent: float = 0.0
-    audit: AuditFacts | None = None
-    slices_there: int = 0
-    pauses: PauseFacts | None = None
-    topics_age_s: float = 0.0
-    verdict: tuple[str, str] = ("", "")
-    turn_s: float = 0.0
-    worker: WorkerMetrics = field(default_factory=WorkerMetrics)
-    pinned: str = ""
-    copies: ReconcileFacts | None = None
+    started_ns: int = _STARTED_NS
+    packed: dict[bytes, SliceMetrics] = {}
 
     @property
     def slices(self) -> Collection[SliceMetrics]:
@@ -86,9 +70,8 @@ class Snapshot:
 
 
 _NOTHING: Final[Mapping[bytes, SliceMetrics]] = MappingProxyType({})
-_STARTED_NS = time.monotonic_ns()
 _encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(_Packing).decode
+_decode = msgspec.msgpack.Decoder(tuple[Snapshot, list[msgspec.Raw]]).decode
 _decode_slice = msgspec.msgpack.Decoder(SliceMetrics).decode
 
 
@@ -97,28 +80,11 @@ def encode_slice(metrics: SliceMetrics) -> bytes:
     return _encode(metrics)
 
 
-def encode_snapshot(
-    pid: int,
-    slices: Sequence[bytes],
-    problems: Sequence[str] = (),
-    disk_used_percent: float = 0.0,
-    audit: AuditFacts | None = None,
-    slices_there: int = 0,
-    pauses: PauseFacts | None = None,
-    topics_age_s: float = 0.0,
-    verdict: tuple[str, str] = ("", ""),
-    turn_s: float = 0.0,
-    worker: WorkerMetrics | None = None,
-    pinned: str = "",
-    copies: ReconcileFacts | None = None,
-) -> bytes:
+def encode_snapshot(snapshot: Snapshot, slices: Iterable[bytes] = ()) -> bytes:
     """Encode a worker's snapshot for ``MetricsHub.update``; ``slices`` come from ``encode_slice``,
-    ``pid`` is the worker's own.
+    and ``snapshot.packed`` is empty.
     """
-    packed = [msgspec.Raw(packed) for packed in slices]
-    told = list(problems), disk_used_percent, audit, slices_there, pauses, topics_age_s
-    more = verdict, turn_s, worker or WorkerMetrics(), pinned, copies
-    return _encode(_Packing(pid, _STARTED_NS, packed, *told, *more))
+    return _encode((snapshot, [msgspec.Raw(packed) for packed in slices]))
 
 
 def decode_snapshot(data: bytes, known: Mapping[bytes, SliceMetrics] = _NOTHING) -> Snapshot:
@@ -126,38 +92,23 @@ def decode_snapshot(data: bytes, known: Mapping[bytes, SliceMetrics] = _NOTHING)
 
     Args:
         data: the snapshot.
-        known: ``Snapshot.packed`` of the one before: a slice that has not changed since is taken
-            from there, for unpacking a thousand of them costs more than all else that an idle
-            supervisor does.
+        known: ``Snapshot.packed`` of the worker's snapshot before. A slice that has not changed
+            since is taken from there, because decoding a thousand slices costs more than all else
+            that an idle supervisor does.
 
     Raises:
         DelayServiceError: not a snapshot; worker and supervisor have different versions.
     """
     try:
-        packing = _decode(data)
-        _check_worker(packing.worker)
-        packed = {key: known.get(key) or _unpack_slice(key) for key in map(bytes, packing.slices)}
+        snapshot, slices = _decode(data)
+        _check_worker(snapshot.worker)
+        snapshot.packed = {key: known.get(key) or _unpack_slice(key) for key in map(bytes, slices)}
     except msgspec.DecodeError as exc:
         raise DelayServiceError(
             f"a worker sent {len(data)} bytes that are no snapshot ({exc}); restart the node, so "
             "that all its processes are of one version"
         ) from exc
-    return Snapshot(
-        packing.pid,
-        packing.started_ns,
-        packed,
-        packing.problems,
-        packing.disk_used_percent,
-        packing.audit,
-        packing.slices_there,
-        packing.pauses,
-        packing.topics_age_s,
-        packing.verdict,
-        packing.turn_s,
-        packing.worker,
-        packing.pinned,
-        packing.copies,
-    )
+    return snapshot
 
 
 def _unpack_slice(packed: bytes) -> SliceMetrics:

@@ -9,7 +9,7 @@ from pydantic.dataclasses import dataclass
 
 
 class SliceState(BaseModel):
-    """A slice of this node; as in `/status`."""
+    """A slice of which this node keeps a copy."""
 
     slice: int
     worker: int
@@ -36,10 +36,14 @@ class WorkerState(BaseModel):
     pid: int
     restarts: int
     silent_s: float
-    cpu_ratio: float | None = Field(description="Part of a core in about the last second.")
+    cpu_ratio: float | None = Field(description="Used share of a core in about the last second.")
     memory_bytes: int
-    turn_ms_p99: int | None = Field(description="Turns of its loop in about the last second.")
-    transaction_ms_p99: int | None = Field(description="Since the node started.")
+    turn_ms_p99: int | None = Field(
+        description="Turns of its loop in about the last second: 99 % took at most this time."
+    )
+    transaction_ms_p99: int | None = Field(
+        description="Transactions since the node started: 99 % took at most this time."
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +55,9 @@ class Pause:
         Literal["target", "topic"],
         Field(description="target: deliveries to a target topic; topic: all of a delay topic."),
     ]
-    name: Annotated[str, Field(description="The topic; of targets, `*` and `?` stand for any.")]
+    name: Annotated[
+        str, Field(description="Topic name; of targets also a pattern with `*` and `?`.")
+    ]
     at_ms: int
     reason: str
 
@@ -62,13 +68,15 @@ class TargetState(BaseModel):
     topic: str = Field(description="Delay topic.")
     target: str = Field(description="Target topic; `(other)`: all without a row of their own.")
     pending: int
-    parked: int = Field(description="Those of them whose target failed: they are tried again.")
+    parked: int = Field(description="Pending records whose target failed: they are tried again.")
     delivered: int = Field(description="Since the node started, on time or late.")
-    lateness_ms_p99: int | None = Field(description="Of these, an upper bound.")
+    lateness_ms_p99: int | None = Field(
+        description="Lateness that 99 % of the delivered records do not exceed."
+    )
 
 
 class NodeState(BaseModel):
-    """This node; as `/status`."""
+    """State of this node."""
 
     node_id: str
     version: str
@@ -77,7 +85,9 @@ class NodeState(BaseModel):
     problems: list[str]
     workers: list[WorkerState]
     slices: list[SliceState]
-    paused: list[Pause] = Field(description="What is paused, as far as it fits.")
-    paused_others: int = Field(description="How many more pauses there are.")
-    targets: list[TargetState] = Field(description="The largest ones, most parked first.")
-    pinned: str = Field(description="Why owners stay where they are; empty: they need not.")
+    paused: list[Pause] = Field(description="Pauses, the longest first; at most 200.")
+    paused_others: int = Field(description="Number of pauses that are not in `paused`.")
+    targets: list[TargetState] = Field(
+        description="Targets with the most records, most parked first."
+    )
+    pinned: str = Field(description="Why slices stay on their owners; empty: they may move.")

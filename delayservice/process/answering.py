@@ -29,7 +29,9 @@ LOOK_TIMEOUT_S: Final = 1.0
 SEARCH_S: Final = 0.3
 """Time limit of one page of a search, in s; every lane is read at least once."""
 SEARCH_WAIT_S: Final = 3.0
+"""Wait for the end of other searches, in s."""
 SEARCH_PAUSE_S: Final = 0.001
+"""Pause of a search after each read, in s, so that delivery comes first."""
 
 _searching = threading.Lock()
 """Lock that allows one search at a time, as a search takes CPU time from delivery."""
@@ -38,7 +40,7 @@ _Answer = Page | Fate | BacklogCounts | list[Pending] | None
 
 
 def answer(question: Search | Find | Locate | Ahead, thread: WorkerThread) -> _Answer:
-    """Return the answer of a worker's slices.
+    """Return the answer to a query from the slices of a worker.
 
     Raises:
         DelayServiceError: a slice is busy, or can't be read.

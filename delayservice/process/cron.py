@@ -1,7 +1,7 @@
-"""The calendar: cron expressions in time zones. The rules are those of Debian's cron (cronsim).
+"""Times of cron expressions in time zones. The rules are those of Debian's cron (cronsim).
 
-Where clocks are set forward, a time of day that does not exist is kept right after the gap; where
-they are set back, a time of day that comes twice is kept once. Expressions whose minute or hour
+Where clocks are set forward, a time of day that does not exist moves to the end of the gap. Where
+they are set back, a time of day that comes twice matches once. Expressions whose minute or hour
 begins with ``*``, and those with seconds, follow elapsed time instead: they match every hour that
 passes.
 """

@@ -28,6 +28,11 @@ def used_percent(folder: Path) -> float:
 class DiskWatch:
     """Disk state of a worker; one thread measures, as the disk may hang, and others read.
 
+    Args:
+        marks: limits of the levels, in percent of the disk.
+        look: measures the use of the disk in percent; raises ``OSError`` if that fails.
+        monotonic_s: monotonic clock, in s.
+
     Attributes:
         level: level of the last measurement.
         used: used percent of the disk at the last measurement.
@@ -57,9 +62,9 @@ class DiskWatch:
         finally:
             self._looking_since_s = None
         before, self.level = self.level, self._marks.level(self.level, self.used)
-        self._tell(before)
+        self._log_change(before)
 
-    def _tell(self, before: DiskLevel) -> None:
+    def _log_change(self, before: DiskLevel) -> None:
         if self.level == before:
             return
         used = round(self.used, 1)

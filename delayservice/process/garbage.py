@@ -13,6 +13,7 @@ import time
 from typing import Final
 
 COLLECT_INTERVAL_S: Final = 30.0
+"""Time between two collections, in s."""
 
 
 class GarbageCollector:

@@ -1,4 +1,4 @@
-"""Gate of the loop: whether slices may be settled."""
+"""Gate of the loop: which slices this worker may settle."""
 
 from __future__ import annotations
 
@@ -30,7 +30,9 @@ class WorkerGate:
         return self._ownership.contract_version()
 
     def settling(self, slice_no: int, *, is_settling: bool) -> None:
-        """Report that the slice has been taken over, or that its last transaction is over."""
+        """Report whether this worker settles the slice now: from the end of its take-over to the
+        end of its last transaction.
+        """
         self._ownership.settling(slice_no, is_settling=is_settling)
 
     def gave_up(self, slice_no: int, why: str) -> None:
@@ -42,7 +44,10 @@ class WorkerGate:
         return self._watch.doubt()
 
     def heard_broker(self, broker_ms: int, read_back: ReadBack | None, sent_s: float) -> None:
-        """Compare a time stamp of the broker, epoch milliseconds, with the wall clock."""
+        """Compare the broker's time ``broker_ms``, epoch milliseconds, with the wall clock.
+        ``read_back``: the checkpoint that carried it, whose commit began at ``sent_s`` (monotonic
+        seconds); None: a record of any other writer did.
+        """
         if read_back is None:
             self._watch.heard(broker_ms)
         elif broker_ms != NO_TIME:

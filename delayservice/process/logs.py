@@ -20,6 +20,7 @@ from delayservice.config.settings import LogSettings
 from delayservice.process.log_hints import HINTS
 
 HIDDEN = "(hidden)"
+"""Text that replaces a secret in the log."""
 
 _SECRET_NAME = re.compile(
     r"password|passwd|secret|token|credential|jaas|\bpem\b|(ssl|api|private)[._-]?key",
@@ -31,7 +32,9 @@ _SECRET_TEXT = re.compile(
 )
 _BRACKETS = re.compile(r"\[[^]]*\]|\([^)]*\)")
 _REPEAT_S = 10.0
+"""Time in which the same message of librdkafka is logged once, in s."""
 _REPEATS_MAX = 1_000
+"""Largest number of messages that are remembered to find repeats."""
 _SECRET_CHARS_MIN = 4
 """Shortest secret to redact in texts, in characters; shorter ones would match ordinary words."""
 

@@ -32,7 +32,7 @@ from delayservice.base.errors import SettingsError
 from delayservice.config.reference import secret_values
 from delayservice.config.settings import Settings
 from delayservice.engine.electability import SILENT_S_MAX, TURN_S_MAX
-from delayservice.inspection.asking import Asker
+from delayservice.inspection.asking import WorkerClient
 from delayservice.metrics.hub import MetricsHub
 from delayservice.process import logs
 from delayservice.process.stores import remove_strangers
@@ -41,6 +41,7 @@ from delayservice.process.worker import STOP_TIMEOUT_S
 from delayservice.process.worker_entry import run_worker
 
 RESTART_WAIT_S_MAX = 30.0
+"""Longest wait before a worker is started again, in s; it doubles with each quick end."""
 STEADY_S = 60.0
 """Uptime after which a worker restarts with the shortest wait, in s."""
 
@@ -69,7 +70,7 @@ def run(settings: Settings) -> int:
     instance = node_instance(settings)
     hub = MetricsHub(settings)
     supervisor = Supervisor(settings, known, instance, hub)
-    admin = AdminServer(settings, hub, lambda: supervisor.askers)
+    admin = AdminServer(settings, hub, lambda: supervisor.clients)
     metrics = HttpServer(make_metrics_app(hub), "metrics", settings.metrics.listen)
     try:
         # Before Kafka is reached, so that a waiting node can report it.
@@ -180,7 +181,7 @@ def _write_new(path: Path, text: str) -> None:
 class _Child:
     process: BaseProcess
     pipe: Connection
-    asker: Asker
+    client: WorkerClient
     started_s: float
     silent_s: float = 0.0
     """Time without a report, in s, without time in which the supervisor itself was suspended."""
@@ -196,7 +197,7 @@ class Supervisor:
 
     Args:
         settings: settings of the node.
-        cluster_secrets: secrets that verify copies; the first signs them.
+        cluster_secrets: secrets that verify requeued records; the first signs them.
         instance: identity of this node among nodes of the same name.
         hub: receiver of the workers' reports.
     """
@@ -214,9 +215,9 @@ class Supervisor:
         self._restarts: dict[int, int] = {}
 
     @property
-    def askers(self) -> list[Asker]:
+    def clients(self) -> list[WorkerClient]:
         """Return the channels to query the workers; any thread may use them."""
-        return [child.asker for child in list(self._children.values())]
+        return [child.client for child in list(self._children.values())]
 
     def run(self, stopping: threading.Event) -> None:
         """Run the workers until ``stopping`` is set; kill them on an error of the supervisor."""
@@ -253,8 +254,8 @@ class Supervisor:
         process.start()
         its.close()
         asked.close()
-        asker = Asker(asking, f"worker {index}")
-        self._children[index] = _Child(process, mine, asker, time.monotonic())
+        client = WorkerClient(asking, f"worker {index}")
+        self._children[index] = _Child(process, mine, client, time.monotonic())
         _log.info("worker_started", worker=index, pid=process.pid)
 
     def _listen(self, timeout_s: float) -> None:

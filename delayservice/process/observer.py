@@ -24,9 +24,13 @@ class Sampled:
 
     metrics: SliceMetrics
     published: bytes
+    """``metrics`` as last encoded, for other threads."""
     lag_s: float = float("inf")
+    """Lag of the copy, seconds; infinite: unknown."""
     was_behind: bool = False
+    """Whether the last line of the progress log said that the copy catches up."""
     told_s: float = float("-inf")
+    """Time of the last line of the progress log, monotonic seconds."""
     is_quiet: bool = False
     """Whether the slice has no lag, and got no record or checkpoint since the sample before."""
     seen: tuple[Mapping[str, int], Checkpoint | None] | None = None
@@ -56,14 +60,15 @@ class MetricsObserver:
 
     def ingested(self, slice_no: int, records: int) -> None:
         """Count stored source records."""
-        self.of(slice_no).add_ingested(records)
+        self.of(slice_no).counters.ingested += records
 
     def settled(self, slice_no: int, tally: Tally, now_ms: int) -> None:
-        """Count committed outputs and their lateness, for the time ``now_ms`` of the commit."""
+        """Count committed outputs and their lateness. ``now_ms``: time of the commit, epoch ms."""
         metrics = self.of(slice_no)
-        for number, count in enumerate(tally.counts):
+        settled, rejected = metrics.counters.settled, metrics.counters.rejected
+        for outcome, count in zip(OUTCOME_NAMES, tally.counts, strict=True):
             if count:
-                metrics.add_settled(OUTCOME_NAMES[number], count)
+                settled[outcome] = settled.get(outcome, 0) + count
         for (topic, target), dues_ms in tally.delivered.items():
             added = metrics.observe_lateness([now_ms - due_ms for due_ms in dues_ms])
             self.worker.observe_target(topic, target, added)
@@ -71,15 +76,17 @@ class MetricsObserver:
             late_ms = [max(now_ms - since, 0) for since in since_ms]
             self.worker.apart[kind].add(histogram_of(late_ms))
         for code in tally.codes:
-            metrics.add_rejected(code)
+            rejected[code] = rejected.get(code, 0) + 1
 
     def transaction(self, slices: Collection[int], seconds: float, *, committed: bool) -> None:
-        """Record a transaction's duration, or count an abort once, for its lowest slice."""
+        """Record the duration of a committed transaction, in s. Count an aborted one for the lowest
+        of its slices.
+        """
         if committed:
             observe_s(self.worker.transactions, seconds)
         elif slices:
-            self.of(min(slices)).add_abort()
+            self.of(min(slices)).counters.aborts += 1
 
     def turned(self, seconds: float) -> None:
-        """Record the duration of a turn of the loop."""
+        """Record the duration of a turn of the loop, in s."""
         observe_s(self.worker.turns, seconds)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
@@ -14,9 +15,10 @@ from delayservice.engine.ports import Checkpoints
 from delayservice.replicas.commands import Command
 from delayservice.replicas.digest_rows import Place, retired_row
 from delayservice.slices.copies import CopyKeeper
-from delayservice.slices.digests import ScanTurns, SliceDigests
+from delayservice.slices.digests import SliceDigests
 
 COMMANDS_KEPT: Final = 10_000
+"""Largest number of repair commands that wait for their slice; older ones are dropped."""
 
 
 class SliceCopies:
@@ -24,15 +26,15 @@ class SliceCopies:
 
     Args:
         settings: settings of the node.
-        checkpoints: positions at which digests are cut.
-        clock: clock for cuts and for expiry.
+        checkpoints: checkpoints that are read back; digests are published at some of them.
+        clock: clock for the times of digests and for the expiry of commands.
     """
 
     def __init__(self, settings: Settings, checkpoints: Checkpoints, clock: NodeClock) -> None:
         self._settings = settings
         self._checkpoints = checkpoints
         self._clock = clock
-        self._scan_turns = ScanTurns()
+        self._scanning = threading.Lock()
         self._keepers: dict[int, CopyKeeper] = {}
         self._unplaced: deque[Command] = deque(maxlen=COMMANDS_KEPT)
         """Newest commands; some are for slices not placed here yet, or of another worker."""
@@ -45,7 +47,9 @@ class SliceCopies:
         """Producer of digests and repairs; None: digests are off."""
 
     def keeper_of(self, slice_no: int) -> CopyKeeper | None:
-        """Return the keeper of a slice that begins here; None: digests are off."""
+        """Create the keeper of the copies of a slice that this worker now keeps; None: digests are
+        off.
+        """
         settings, log = self._settings, self._log
         if log is None:
             return None
@@ -55,7 +59,7 @@ class SliceCopies:
             checkpoints=self._checkpoints,
             clock=self._clock,
             log=log,
-            turns=self._scan_turns,
+            scanning=self._scanning,
             scan_interval_ms=settings.digests.scan_interval_ms,
             store_kind=settings.node.store,
         )

@@ -21,8 +21,9 @@ class TargetWatch:
 
     Attributes:
         pauses: reader of the pauses topic.
-        reach: check of the brokers.
-        topics: check of the targets, repeated when pauses or reachable brokers change.
+        reach: check of which brokers answer.
+        topics: check of which targets can be written to, repeated when pauses or reachable brokers
+        change.
     """
 
     def __init__(self, settings: Settings, admin: AdminClient) -> None:

@@ -1,4 +1,4 @@
-"""Access of other threads to one thread's data while that thread waits."""
+"""Lock by which other threads read the data of a working thread while that one waits."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from tenacity.stop import stop_when_event_set
 
 from delayservice.base.errors import DelayServiceError, KafkaEdgeError
 from delayservice.engine.electability import WorkerFacts, electability
-from delayservice.metrics.snapshot import encode_snapshot
+from delayservice.metrics.snapshot import Snapshot, encode_snapshot
 
 Answer = TypeVar("Answer")
 _REPORT_S: Final = 1.0
@@ -66,39 +66,33 @@ def wait_for_kafka(
         raise
 
 
-class StandInReport:
-    """Report of a worker before its loop starts: that it is alive, and why it waits."""
-
-    def __init__(self) -> None:
-        self._kafka = "it has not answered yet"
-
-    def waits(self, why: str) -> None:
-        """Set the reason why the worker waits for Kafka."""
-        self._kafka = why
-
-    def encoded(self) -> bytes:
-        """Return the report as an encoded snapshot for the supervisor."""
-        verdict = electability(WorkerFacts(kafka=self._kafka))
-        return encode_snapshot(os.getpid(), [], verdict=(verdict.cause.value, verdict.reason))
-
-
 @contextmanager
-def reporting(publish: Callable[[bytes], None]) -> Iterator[StandInReport]:
-    """Publish the report every second from another thread, as the waiting one may be blocked in a
+def reporting(publish: Callable[[bytes], None]) -> Iterator[Callable[[str], None]]:
+    """Report every second that this worker is alive before its loop starts, and why it waits for
+    Kafka. Another thread publishes the encoded snapshots, as the waiting one may be blocked in a
     call to Kafka.
+
+    Yields:
+        A function that sets the reason for the wait.
     """
-    report, over = StandInReport(), threading.Event()
+    reason, over = "it has not answered yet", threading.Event()
+
+    def waits(why: str) -> None:
+        nonlocal reason
+        reason = why
 
     def run() -> None:
         with suppress(OSError):  # the supervisor is gone; its watch ends this process
             while not over.is_set():
-                publish(report.encoded())
+                verdict = electability(WorkerFacts(kafka=reason))
+                cause = verdict.cause.value, verdict.reason
+                publish(encode_snapshot(Snapshot(os.getpid(), verdict=cause)))
                 over.wait(_REPORT_S)
 
     thread = threading.Thread(target=run, name="report", daemon=True)
     thread.start()
     try:
-        yield report
+        yield waits
     finally:
         over.set()
         thread.join()

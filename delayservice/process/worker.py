@@ -32,7 +32,7 @@ from delayservice.inspection.asking import Answer
 from delayservice.inspection.query import HeldTopics, Question, Standings
 from delayservice.metrics.counts import AuditFacts
 from delayservice.metrics.paused import pause_facts
-from delayservice.metrics.snapshot import encode_snapshot
+from delayservice.metrics.snapshot import Snapshot, encode_snapshot
 from delayservice.process.answering import answer
 from delayservice.process.disk import DiskWatch, used_percent
 from delayservice.process.garbage import GarbageCollector
@@ -44,7 +44,7 @@ from delayservice.process.stores import Stores
 from delayservice.process.target_watch import TargetWatch
 from delayservice.process.topic_watch import TopicWatcher
 from delayservice.process.turns import Turns
-from delayservice.process.worker_thread import Wanted, WorkerThread
+from delayservice.process.worker_thread import WorkerThread
 from delayservice.process.worker_watch import WorkerWatch
 from delayservice.process.writing import sink_options, succession_of
 from delayservice.slices.edges import Edges
@@ -56,24 +56,38 @@ from ha.ownership import Ownership
 from ha.placement import SliceFacts
 
 TURN_S = 1.0
+"""Interval at which a worker checks its parts and its slices, in s."""
 PUBLISHED_PER_S = 200
 """Slices whose metrics are sent to the supervisor per second; with more slices, less often."""
 PUBLISHED_EVERY_S_MAX = 5.0
+"""Longest interval between two reports to the supervisor, in s."""
 STOP_TIMEOUT_S = 20.0
+"""Time limit for the end of the loop when the worker stops, in s."""
 FLUSH_TIMEOUT_S = 2.0
+"""Time limit for writing the last digests when the worker stops, in s."""
 QUIET_MEASURED = 64
 """Number of idle slices whose log ends are read with each refresh of the topics."""
 HELPERS = 4
 """Number of threads for take-overs and other blocking calls to Kafka."""
 EXIT_FAILED = 70
+"""Exit status of a worker process after a failure."""
 EXIT_ORPHANED = 71
-"""Exit statuses of the process: a failure (70) or a lost supervisor (71)."""
+"""Exit status of a worker process whose supervisor is gone."""
 
 _log = structlog.get_logger(__name__)
 
 
 class Worker:
-    """The slices of one process."""
+    """The slices of one process, with their Kafka clients and the threads that maintain them.
+
+    Args:
+        settings: settings of the node.
+        secrets: cluster secrets; the first signs requeued records, all verify them.
+        index: number of the worker on its node.
+        ownership: decides which slices this worker keeps and owns.
+        layout: partition counts of the service's own topics.
+        crashes: consecutive earlier processes of this worker that ended soon after their start.
+    """
 
     def __init__(
         self,
@@ -178,13 +192,10 @@ class Worker:
         topics: list[ControlTopic] = [self._targets.pauses]
         if self._audits is not None:
             topics.append(self._audits)
-        repairs = self._copies.watcher(self._attend)
+        repairs = self._copies.watcher(self._thread.loop.attend)
         if repairs is not None:
             topics.append(repairs)
         return topics
-
-    def _attend(self, slice_no: int) -> None:
-        self._thread.loop.attend(slice_no)
 
     def _repeat(self, name: str, every_s: float, ask: Callable[[], object]) -> None:
         """Call ``ask`` every ``every_s`` on a thread of its own, so that a blocked call does not
@@ -207,13 +218,22 @@ class Worker:
             return
         self._published_s = now_s
         with suppress(BrokenPipeError):  # the supervisor is gone; its watch ends this process
-            told = self._problems(), self._disk.used, self._audit_facts, len(self._facts)
-            paused = pause_facts(self._targets.pauses.newest)
-            verdict, turn_s = self._watch.verdict, self._thread.turn_s
-            rest = paused, self._topics.age_s, (verdict.cause.value, verdict.reason), turn_s
-            copies = None if self._audits is None else self._audits.copies
-            more = self._thread.worker_metrics, self._ownership.pinned(), copies
-            publish(encode_snapshot(os.getpid(), slices, *told, *rest, *more))
+            verdict = self._watch.verdict
+            snapshot = Snapshot(
+                os.getpid(),
+                problems=self._problems(),
+                disk_used_percent=self._disk.used,
+                audit=self._audit_facts,
+                slices_there=len(self._facts),
+                pauses=pause_facts(self._targets.pauses.newest),
+                topics_age_s=self._topics.age_s,
+                verdict=(verdict.cause.value, verdict.reason),
+                turn_s=self._thread.turn_s,
+                worker=self._thread.worker_metrics,
+                pinned=self._ownership.pinned(),
+                copies=None if self._audits is None else self._audits.copies,
+            )
+            publish(encode_snapshot(snapshot, slices))
 
     @property
     def _audit_facts(self) -> AuditFacts | None:
@@ -280,7 +300,7 @@ class Worker:
         }
         for number in wanted:
             self._checkpoints.follow(number)
-        self._thread.want(Wanted(wanted))
+        self._thread.want(wanted)
 
     def _measure(self, fit: list[ServedTopic]) -> None:
         """Read the log ends of the busy slices and some idle ones, and pass them to the loop."""

@@ -55,8 +55,8 @@ def run_worker(
     keeper = TopicKeeper(admin_client(settings.kafka.client_config("admin")), settings)
     _end_with_supervisor(pipe)
     try:
-        with reporting(pipe.send_bytes) as report:
-            layout = wait_for_kafka(keeper.layout, stopping, report.waits)
+        with reporting(pipe.send_bytes) as waits:
+            layout = wait_for_kafka(keeper.layout, stopping, waits)
             if layout is STOPPED:
                 return
             ownership = make_ownership(settings, instance, index)

@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from pathlib import Path
 from time import process_time
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeAlias
 
 import structlog
 
 from connectors.kafka.topic_facts import ServedTopic
 from delayservice.base.clock import NodeClock
-from delayservice.inspection.counting import count_slice, topic_counts
+from delayservice.inspection.counting import LaneCounts, count_lane, topic_counts
 from delayservice.metrics.counts import WorkerMetrics
 from delayservice.metrics.snapshot import encode_slice
 from delayservice.process.gate import WorkerGate
 from delayservice.process.observer import MetricsObserver, Sampled
-from delayservice.process.process_memory import memory_bytes
 from delayservice.process.turns import BusyError, Turns
 from delayservice.slices.any_lane import AnyLane
 from delayservice.slices.slice import Slice
@@ -26,13 +26,16 @@ from delayservice.slices.worker_loop import WorkerLoop
 from ha.ownership import Ownership, SliceStanding
 
 CATCHING_UP_S = 5.0
+"""Lag of a copy, in s, from which the worker counts as catching up."""
 PROGRESS_S = 5.0
 """Interval of progress logs of a copy that is catching up, in s."""
 ENDS_AGE_S_MAX = 10.0
+"""Age of log ends, in s, from which they no longer count for the lag."""
 COUNTING_SHARE = 0.02
 """Largest share of a core for counting waiting records. A count that reads the disk for tens of
 milliseconds is repeated the less often."""
 SAMPLE_S = 1.0
+"""Interval at which the metrics of the whole worker are copied, in s."""
 STOP_WAIT_S = 15.0
 """Time limit for releasing the slices at the end, in s."""
 
@@ -49,11 +52,8 @@ class _LogEnds(NamedTuple):
 _NOT_ASKED: Final = _LogEnds(float("-inf"), {})
 
 
-@dataclass(frozen=True, slots=True)
-class Wanted:
-    """Shards that a worker is to keep: by slice, the delay topics by name."""
-
-    slices: Mapping[int, Mapping[str, ServedTopic]] = field(default_factory=dict)
+Wanted: TypeAlias = Mapping[int, Mapping[str, ServedTopic]]
+"""Shards that a worker is to keep: by slice, the delay topics by name."""
 
 
 class WorkerThread:
@@ -63,9 +63,11 @@ class WorkerThread:
     ends, and the supervisor starts a clean one.
 
     Args:
-        make_loop: makes the loop; its argument is called with each slice that was tended.
+        make_loop: makes the loop. Its argument updates the metrics of a slice, and returns whether
+            to call it again in a second.
         observer: observer of the loop.
-        gate: gate of the loop.
+        gate: gate of the loop, which says what this node may settle.
+        ownership: ownership of slices, which gets the state of each copy.
         clock: monotonic and wall clock.
         make_lane: returns the lane of a delay topic and a partition.
         close_edges: closes the loop's clients and threads.
@@ -104,7 +106,7 @@ class WorkerThread:
         self._turns = turns
         self._worker_metrics = WorkerMetrics()
         self._sampled_s = float("-inf")
-        self._wanted = Wanted()
+        self._wanted: Wanted = {}
         self._served: Wanted | None = None
         self._stopping = threading.Event()
         self._turn_since_s: float | None = None
@@ -117,7 +119,7 @@ class WorkerThread:
 
     def want(self, wanted: Wanted) -> None:
         """Set the slices to keep from now on, with their topics; the loop drops all others."""
-        for number in wanted.slices:  # shown in metrics at once, even if serving fails
+        for number in wanted:  # shown in metrics at once, even if serving fails
             self._observer.of(number)
         self._wanted = wanted
         self.loop.wake()
@@ -213,9 +215,9 @@ class WorkerThread:
             return
         is_done = True
         for number in self.slices:
-            if number not in wanted.slices:
+            if number not in wanted:
                 is_done = self._retire(number) and is_done
-        for number, topics in wanted.slices.items():
+        for number, topics in wanted.items():
             self._change_topics(number, topics)
         if is_done:
             self._served = wanted
@@ -246,7 +248,7 @@ class WorkerThread:
         now_s = self._clock.monotonic_s()
         if now_s - self._sampled_s >= SAMPLE_S:
             self._sampled_s = now_s
-            self._worker_metrics = taken = WorkerMetrics(process_time(), memory_bytes())
+            self._worker_metrics = taken = WorkerMetrics(process_time(), _memory_bytes())
             taken.add(self._observer.worker)
 
     def _tended(self, slice_: Slice) -> bool:
@@ -273,7 +275,8 @@ class WorkerThread:
     def _tell_progress(self, slice_: Slice, sampled: Sampled) -> None:
         """Log the progress of a copy that is catching up, and once that it has caught up."""
         now_s = self._clock.monotonic_s()
-        is_behind = _is_behind(sampled) and not slice_.follower.refusal
+        is_late = sampled.lag_s >= CATCHING_UP_S and sampled.metrics.source_lag > 0
+        is_behind = is_late and not slice_.follower.refusal
         if is_behind == sampled.was_behind and now_s - sampled.told_s < PROGRESS_S:
             return
         if is_behind:
@@ -293,7 +296,12 @@ class WorkerThread:
             lane.log_reaches(ends.get(lane.topic, 0))
         now_ms, now_s = self._clock.wall_ms(), self._clock.monotonic_s()
         is_time = now_s >= sampled.count_again_s
-        sampled.counts = count_slice(slice_.lanes, now_ms, sampled.counts, is_time=is_time)
+        sampled.counts = {
+            lane.topic: count_lane(
+                lane, now_ms, sampled.counts.get(lane.topic, LaneCounts()), is_time=is_time
+            )
+            for lane in lanes
+        }
         if is_time:
             took_s = self._clock.monotonic_s() - now_s
             sampled.count_again_s = now_s + took_s * len(self.loop.slices) / COUNTING_SHARE
@@ -323,5 +331,10 @@ class WorkerThread:
         sampled.published = encode_slice(metrics)
 
 
-def _is_behind(sampled: Sampled) -> bool:
-    return sampled.lag_s >= CATCHING_UP_S and sampled.metrics.source_lag > 0
+def _memory_bytes() -> int:
+    """Return the resident memory of this process in bytes; 0: the system has no such figure."""
+    try:
+        pages = int(Path("/proc/self/statm").read_text("ascii").split()[1])
+    except OSError:
+        return 0
+    return pages * os.sysconf("SC_PAGE_SIZE")

@@ -31,7 +31,9 @@ def succession_of(
     admin: KafkaAdmin,
     confirm: Callable[[Iterable[int]], frozenset[int]],
 ) -> KafkaSuccession:
-    """Return the Kafka part of take-overs; ``confirm`` returns which slices are owned for sure."""
+    """Return the calls to Kafka that a take-over makes. ``confirm`` asks ZooKeeper which of some
+    slices this worker owns.
+    """
     topics, kafka = settings.topics, settings.kafka
     return KafkaSuccession(
         checkpoints,

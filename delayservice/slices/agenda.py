@@ -11,8 +11,8 @@ class Agenda:
     """Due times of all owned shards, and the shards to be visited in the next turn.
 
     Attributes:
-        walking: shards whose H has not passed all records read, or that the next turn has to visit
-            for another reason.
+        walking: shards to visit in the next turn: H (see ``docs/glossary.md``) has not passed all
+            records that were read, or the shard has changed.
     """
 
     def __init__(self) -> None:
@@ -50,6 +50,8 @@ class Agenda:
         return self._dues.next_ms()
 
     def take(self, now_ms: int) -> list[Place]:
-        """Return the shards to visit now, the earliest due first, and forget their due times."""
+        """Return the shards to visit at ``now_ms`` (epoch milliseconds): those with due records,
+        the earliest first, then ``walking``. Forget the due times of the former.
+        """
         places = dict.fromkeys(self._dues.take_due(now_ms))
         return list(places | self.walking)

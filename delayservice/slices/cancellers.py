@@ -1,4 +1,7 @@
-"""Search of the log for the records that cancelled requeued records meanwhile (rule 13)."""
+"""Search of the log for cancellers of requeued records (rule 13; see ``docs/glossary.md``).
+
+Another record with the same id may have been written between a record and its requeued form.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from delayservice.engine.losses import Gap
 from delayservice.engine.pending import NO_MARK, Frame
 from delayservice.engine.shard import CopyScan, Shard
 from delayservice.engine.storing import is_user_record
-from delayservice.slices.repair import Log
+from delayservice.slices.repair import ShardLog
 
 _Scan: TypeAlias = Callable[[Key, int], Iterator[Frame]]
 
@@ -29,7 +32,7 @@ class Cancellers:
     def __init__(
         self,
         shard: Shard,
-        log: Callable[[], Log],
+        log: Callable[[], ShardLog],
         scan: _Scan,
         note_gap: Callable[[Gap], None],
     ) -> None:
@@ -42,12 +45,12 @@ class Cancellers:
         """Cancellers of records stored before the take-over, by offset of the record."""
 
     def take_over(self, marked: Iterable[tuple[int, Key]]) -> None:
-        """Remember the marks in the store at the take-over."""
+        """Remember the marks (offsets of cancellers) and keys that the store has at a take-over."""
         self._known = {key[1]: mark for mark, key in marked}
 
     def find(self, scans: Sequence[CopyScan]) -> tuple[dict[int, int], list[CopyScan]]:
-        """Return cancellers' offsets, or ``NO_MARK``, by offset of the copy; and the copies that
-        were looked up in the log alone.
+        """Return the canceller's offset, or ``NO_MARK``, by offset of each requeued record; and the
+        requeued records for which only the log was searched, not the store.
         """
         if not scans:
             return {}, []
@@ -56,7 +59,9 @@ class Cancellers:
         return found | stored, [scan for scan in scans if scan.copy_offset not in stored]
 
     def find_one(self, scan: CopyScan) -> int:
-        """Return the offset of the canceller of a copy whose frame in the store is damaged."""
+        """Return the offset of the canceller of a requeued record, or ``NO_MARK``, when its frame
+        in the store is damaged.
+        """
         found, offset = self._scan_back([scan])[scan.copy_offset], scan.copy_offset
         if offset in self._known:
             return self._known[offset]
@@ -103,8 +108,9 @@ class Cancellers:
         return known
 
     def note_cut(self, scans: Sequence[CopyScan], kept: Collection[int]) -> None:
-        """Report a gap for copies whose canceller may be among the offsets that the log has lost.
-        ``kept``: offsets of pending copies; an owner also counts copies that H has yet to pass.
+        """Report a gap for requeued records whose canceller may be among the offsets that the log
+        has lost. ``kept``: offsets of those that are pending; on an owner, those that H has yet to
+        pass count too.
         """
         start = self._log_start
         walked_from = self._shard.committed.offset if self._shard.owned else OFFSET_MAX

@@ -29,7 +29,7 @@ class _Task(NamedTuple):
 
 
 class CopyKeeper:
-    """Digests of a slice's copies, and the commands for them.
+    """Digests of a slice's copies, and the commands of repair plans for them.
 
     Args:
         digests: the digests of the slice.
@@ -51,7 +51,7 @@ class CopyKeeper:
         self._commands.append(command)
 
     def turn(self, lanes: Mapping[str, AnyLane], *, is_owner: bool) -> None:
-        """Do one step of the digests and one of the present command."""
+        """Do one step of the digests and one of the present command. ``lanes``: by delay topic."""
         self.digests.turn(lanes, is_owner=is_owner)
         if self._task is None and self._commands:
             command = self._commands.popleft()
@@ -127,20 +127,18 @@ class CopyKeeper:
 
     def _rebuild(self, command: Command, lane: PreciseLane) -> Iterator[None]:
         frames = 0
+        if command.command == "rebuild_copy":
+            steps = lane.start_over()
+        else:
+            steps = lane.mended.repair(command.start_ms, command.stop_ms, command.first_offset)
         try:
-            for found in self._rebuilding(command, lane):
+            for found in steps:
                 frames = found
                 yield
         except KafkaEdgeError as exc:  # what is stored is as it was
             self._failed(command, str(exc))
             return
         self.digests.ask_scan(command.topic, lambda: self._done(command, frames))
-
-    @staticmethod
-    def _rebuilding(command: Command, lane: PreciseLane) -> Iterator[int]:
-        if command.command == "rebuild_copy":
-            return lane.start_over()
-        return lane.mended.repair(command.start_ms, command.stop_ms, command.first_offset)
 
     # --- answers -------------------------------------------------------------------------------
 

@@ -31,21 +31,6 @@ Done = Callable[[], None]
 _log = structlog.get_logger(__name__)
 
 
-class ScanTurns:
-    """Lock by which a worker reads one copy at a time from the disk."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-
-    def take(self) -> bool:
-        """Return whether the caller may read now; if so, it has to call ``give`` afterwards."""
-        return self._lock.acquire(blocking=False)
-
-    def give(self) -> None:
-        """End the caller's turn, so that another slice may read."""
-        self._lock.release()
-
-
 @dataclass(slots=True)
 class _Copy:
     """State of one shard's copy: its store, scans and published cuts."""
@@ -75,7 +60,8 @@ class SliceDigests:
         checkpoints: the checkpoint topic, in which cuts are found.
         clock: monotonic clock for scan intervals, wall clock for the rows.
         log: takes the rows.
-        turns: lock for scans, shared by the slices of a worker.
+        scanning: lock held while a copy is read from the disk. All slices of a worker share it, so
+            that one copy at a time is read.
         scan_interval_ms: time between two scans of a copy from the disk, milliseconds.
         store_kind: kind of store that the rows name.
     """
@@ -88,7 +74,7 @@ class SliceDigests:
         checkpoints: Checkpoints,
         clock: Clock,
         log: DigestLog,
-        turns: ScanTurns,
+        scanning: threading.Lock,
         scan_interval_ms: int,
         store_kind: str,
     ) -> None:
@@ -97,7 +83,7 @@ class SliceDigests:
         self._checkpoints = checkpoints
         self._clock = clock
         self._topic = log
-        self._turns = turns
+        self._scanning = scanning
         self._scan_interval_s = scan_interval_ms / 1000
         self._store_kind = store_kind
         self._copies: dict[str, _Copy] = {}
@@ -123,8 +109,8 @@ class SliceDigests:
     # --- one turn ------------------------------------------------------------------------------
 
     def turn(self, lanes: Mapping[str, AnyLane], *, is_owner: bool) -> None:
-        """Publish digests at new cuts, and continue a scan. Stores are to be pruned after this,
-        because digests at older cuts count records that H has passed since.
+        """Publish digests at new cuts, and continue a scan. ``lanes``: by delay topic. Prune the
+        stores after this, because digests at older cuts count records that H has passed since.
         """
         for topic, lane in lanes.items():
             if topic in self._copies:  # an owner stores by a K that has not come back yet
@@ -223,15 +209,9 @@ class SliceDigests:
 
     # --- scan ----------------------------------------------------------------------------------
 
-    def ask_scan(self, topic: str, done: Done) -> bool:
-        """Scan a copy, and call ``done`` at the cut after it; return False if it is not kept
-        here.
-        """
-        copy = self._copies.get(topic)
-        if copy is None:
-            return False
-        copy.asked.append(done)
-        return True
+    def ask_scan(self, topic: str, done: Done) -> None:
+        """Scan a copy that is kept here, and call ``done`` at the cut after the scan."""
+        self._copies[topic].asked.append(done)
 
     def _scan(self, *, is_owner: bool) -> None:
         if self._reading is None:
@@ -251,7 +231,7 @@ class SliceDigests:
         for copy in self._copies.values():
             is_time = now_s - copy.scanned_s >= self._scan_interval_s
             is_wanted = is_time or copy.asked or copy.store.wants_scan
-            if is_wanted and copy.store.may_scan and self._turns.take():
+            if is_wanted and copy.store.may_scan and self._scanning.acquire(blocking=False):
                 self._reading = copy
                 copy.scanned_s = now_s
                 copy.scan_began_ms = self._clock.wall_ms()
@@ -266,21 +246,16 @@ class SliceDigests:
         copy.reading_for = []
         differs = copy.store.digest.finish()
         _report(copy, differs=differs)
-        if self._last_cut is not None:
-            self._publish_again(copy, *self._last_cut, is_owner=is_owner)
-
-    def _publish_again(
-        self, copy: _Copy, read_back: ReadBack, checkpoint: Checkpoint, *, is_owner: bool
-    ) -> None:
-        """Publish a scanned copy at the last cut, unless it has changed since that cut."""
-        shard = checkpoint.shards.get(copy.place.topic)
+        if self._last_cut is None:
+            return
+        shard = self._last_cut[1].shards.get(copy.place.topic)
         if shard is not None and copy.store.digest.is_exact_at(shard.cursor.offset):
-            self._publish(copy, read_back, checkpoint, is_owner=is_owner)
+            self._publish(copy, *self._last_cut, is_owner=is_owner)  # unchanged since that cut
 
     def _stop_reading(self, copy: _Copy) -> None:
         if self._reading is copy:
             self._reading = None
-            self._turns.give()
+            self._scanning.release()
 
 
 def _report(copy: _Copy, *, differs: bool) -> None:

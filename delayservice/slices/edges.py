@@ -35,11 +35,11 @@ class Edges:
         source: the logs of the delay topics.
         sink: the transactional writer.
         checkpoints: checkpoints that are read back from their topic.
-        succession: calls of a take-over to Kafka and the ensemble.
+        succession: calls of a take-over to Kafka and ZooKeeper.
         background: threads for calls that block.
         writing: the writer's own thread, whose calls must not queue behind others.
         clock: wall clock and monotonic clock.
-        gate: the node's roles by ZooKeeper, and whether its clock is in doubt.
+        gate: the node's role for each slice, and whether its clock is in doubt.
         observer: metrics.
         routes: topics of outputs, and the secrets.
         limits: sizes, intervals and waits of the loop.
@@ -76,5 +76,5 @@ class Edges:
 
     @property
     def fingerprints(self) -> tuple[str, ...]:
-        """Return the fingerprints of the secrets; requeued records are signed by the first one."""
+        """Return a fingerprint of each secret; the first secret signs requeued records."""
         return tuple(map(fingerprint, self.routes.secrets))

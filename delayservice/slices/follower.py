@@ -27,6 +27,7 @@ class Follower:
         secrets: fingerprints of the secrets by which this node verifies requeued records.
 
     Attributes:
+        newest: the newest checkpoint that was read back; None before the first.
         refusal: why this slice may not be stored or served here until the node is restarted with
             the right secret; empty: it may. It stays even when the slice is served with a known
             secret again, because records signed with the other secret may still be pending.
@@ -41,25 +42,22 @@ class Follower:
         self._secrets = secrets
         self.refusal = ""
         self._last: ReadBack | None = None
-        self._newest: Checkpoint | None = None
+        self.newest: Checkpoint | None = None
         self._lag = Lag()
 
     @property
-    def newest(self) -> Checkpoint | None:
-        """Return the newest checkpoint that was read back; None before the first."""
-        return self._newest
-
-    @property
     def lost_offsets(self) -> int:
-        """Return by the newest checkpoint how many offsets retention deleted unsettled."""
-        shards = () if self._newest is None else self._newest.shards.values()
+        """Return how many offsets retention deleted unsettled, according to the newest
+        checkpoint.
+        """
+        shards = () if self.newest is None else self.newest.shards.values()
         return sum(lost.stop - lost.first for shard in shards for lost in shard.lost)
 
     def stepped_down(self, lanes: Mapping[str, AnyLane], claim: int) -> None:
-        """Adopt contracts and cursors of the newest checkpoint if a later owner wrote it than this
-        node, which owned the slice by ``claim`` and has only pruned by that checkpoint.
+        """Adopt contracts and cursors of the newest checkpoint if a later owner wrote it. This node
+        owned the slice by ``claim`` (offset of its claim), and only pruned by that checkpoint.
         """
-        newest = self._newest
+        newest = self.newest
         if newest is not None and newest.tenure is not None and newest.tenure.claim > claim:
             self._follow(newest, lanes, is_owner=False)
 
@@ -98,7 +96,7 @@ class Follower:
     def _follow(
         self, checkpoint: Checkpoint, lanes: Mapping[str, AnyLane], *, is_owner: bool
     ) -> None:
-        self._newest = checkpoint
+        self.newest = checkpoint
         # After a topic was deleted and created again, the checkpoint has only the old shard.
         known = {
             topic: shard
@@ -115,10 +113,12 @@ class Follower:
                 lane.follow(cursor)
 
     def lag_s(self, lanes: Mapping[str, AnyLane], log_ends: Mapping[str, int]) -> float:
-        """Return the lag of a replica's copies, seconds; infinite while it is unknown."""
+        """Return the lag of a replica's copies, seconds; infinite while it is unknown.
+        ``log_ends``: known end offsets of the logs, by delay topic.
+        """
         if not lanes or self.refusal:
             return math.inf
-        if self._newest is None and self._checkpoints.is_unserved(self._slice_no):
+        if self.newest is None and self._checkpoints.is_unserved(self._slice_no):
             self._lag.never_served(self._now_s)
         stored = {topic: lane.shard.stored for topic, lane in lanes.items()}
         return self._lag.lag_s(stored, self._now_s, log_ends)

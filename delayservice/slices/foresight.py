@@ -1,5 +1,5 @@
 """Preparations for records that were just read: their targets are looked up before they are due,
-and the turns that an earlier owner assigned to paced records are kept.
+and the turns (times of delivery) that an earlier owner assigned to paced records are kept.
 """
 
 from __future__ import annotations
@@ -29,21 +29,15 @@ class Foresight:
         self._targets = targets
 
     def note(self, entries: Sequence[Entry]) -> None:
-        """Prepare for a run of entries."""
-        if self._flow is not None and self._flow.has_rates:
-            self._observe_turns(self._flow, entries)
-        if self._targets is not None:
-            self._expect(self._targets, entries)
-
-    def _observe_turns(self, flow: Flow, entries: Sequence[Entry]) -> None:
-        """Note the turns of requeued records, which an earlier owner assigned."""
-        for entry in entries:
-            if entry[1] == COPY:
-                target, turn_ms = entry[4][0], turn_of(entry[4][6])
+        """Note the turns of requeued entries, and look up targets whose state is unknown."""
+        flow, targets = self._flow, self._targets
+        if flow is not None and flow.has_rates:
+            for payload in (entry[4] for entry in entries if entry[1] == COPY):
+                turn_ms = turn_of(payload[6])
                 if turn_ms is not None:
-                    flow.observe(target, turn_ms)
-
-    def _expect(self, targets: Targets, entries: Sequence[Entry]) -> None:
+                    flow.observe(payload[0], turn_ms)
+        if targets is None:
+            return
         named = {entry[4][:2]: entry[0] for entry in entries if entry[1] <= COPY}
         unknown = [
             target

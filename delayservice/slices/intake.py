@@ -24,8 +24,8 @@ class Intake:
     Args:
         parts: parts of the loop.
         owning: releases slices whose logs fail.
-        is_active: takes the number of a slice of which records were stored.
-        drop_lane: stops serving a shard; takes its slice and delay topic.
+        is_active: called with the number of a slice when records of it were stored.
+        drop_lane: stops serving a shard; takes the number of its slice and its delay topic.
         settle_down: ends the transaction in flight and the open one.
     """
 
@@ -48,7 +48,9 @@ class Intake:
         self._may_store = True
 
     def poll(self, wait_ms: float, gather_ms: float) -> float:
-        """Poll and store records; return the time spent waiting for them, seconds."""
+        """Poll and store records; return the time spent waiting for them, seconds. ``wait_ms``:
+        longest wait for a first record; ``gather_ms``: longest wait for more after it.
+        """
         self._mind_the_disk()
         edges = self._edges
         began_s = edges.clock.monotonic_s()

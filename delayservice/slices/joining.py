@@ -38,7 +38,8 @@ class _Query:
 
 
 class Joining:
-    """Queries for log ends of owned slices. Single-threaded, as the loop that owns it.
+    """Queries for log ends of owned slices. Single-threaded, as the loop that owns it. S is the
+    next source offset to be stored.
 
     Args:
         slices: the slices of the loop, by number.
@@ -91,8 +92,9 @@ class Joining:
         self._queries.append(_Query(future, lanes, stored, awaited))
 
     def hear(self, *, may_join: bool) -> None:
-        """Handle answers, and query again for shards that still wait. ``may_join``: no commit is on
-        its way, so it is certain which commit carries a shard's first checkpoint.
+        """Take over shards whose log ends have been answered, and query again for shards that still
+        wait. ``may_join``: no commit is under way, so it is certain which commit carries a shard's
+        first checkpoint.
         """
         if may_join:
             for query in [one for one in self._queries if one.future.done()]:

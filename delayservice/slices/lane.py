@@ -22,14 +22,13 @@ from delayservice.engine.past_due import PastDue
 from delayservice.engine.ports import Bounds, Run, Source, Targets
 from delayservice.engine.routes import Routes
 from delayservice.engine.shard import MayRead, Shard, at_will
-from delayservice.slices.base_lane import BaseLane
+from delayservice.slices.any_lane import NOWHERE, PreciseLane
 from delayservice.slices.cancellers import Cancellers
-from delayservice.slices.fetch import NOWHERE
 from delayservice.slices.foresight import Foresight
 from delayservice.slices.log_proof import LogProof
 from delayservice.slices.lost import report_expired, report_truncated
 from delayservice.slices.mended import MendedStore
-from delayservice.slices.repair import Log
+from delayservice.slices.repair import ShardLog
 from delayservice.slices.store_label import StoreLabel
 from delayservice.store.base import Store, StoreStats
 
@@ -39,11 +38,8 @@ _CHUNK_RECORDS = 1_000
 """Outputs of one chunk: as many as the processor's cache holds."""
 
 
-class Lane(BaseLane):
-    """Precise lane of one partition of a delay topic; see ``BaseLane`` for the arguments."""
-
-    shard: Shard
-    _proof: LogProof
+class Lane(PreciseLane):
+    """Precise lane of one partition of a delay topic; see ``AnyLane`` for the arguments."""
 
     def __init__(
         self,
@@ -74,11 +70,6 @@ class Lane(BaseLane):
         self._growth = Growth()
         self.mended = MendedStore(store, self.shard, self._own_log)
         self._cancellers = Cancellers(self.shard, self._own_log, self.mended.scan, self._note_gap)
-
-    @property
-    def precise(self) -> Lane:
-        """Return this lane: its records are kept in a store."""
-        return self
 
     # --- roles ---------------------------------------------------------------------------------
 
@@ -113,7 +104,7 @@ class Lane(BaseLane):
         self.follow(self.shard.committed)
 
     def follow(self, cursor: Cursor) -> None:
-        """Become or stay a replica, which only stores, at the checkpoint's cursor."""
+        """Become or stay a replica, which stores records and settles none; see ``AnyLane``."""
         self.shard.follow(cursor)
         self._proof.follow()
         self._read_on()
@@ -166,7 +157,7 @@ class Lane(BaseLane):
 
     @property
     def awaited_end(self) -> int:
-        """Return the offset up to which the log has to be read first; 0: none has to be."""
+        """Return the offset up to which the log must be read before H moves; 0: no such offset."""
         is_doubtful = self.shard.owned and self._proof.is_doubtful
         return max(self.shard.awaited_end, self.shard.stored if is_doubtful else 0)
 
@@ -342,8 +333,8 @@ class Lane(BaseLane):
         self._fetch.position = NOWHERE
         self.follow(self._fit_to_log(self.shard.committed, bounds))
 
-    def _own_log(self) -> Log:
-        return Log(self._fetch.source, self.reader, self.place, self._cancellers.find_one)
+    def _own_log(self) -> ShardLog:
+        return ShardLog(self._fetch.source, self.reader, self.place, self._cancellers.find_one)
 
     def next_due_ms(self) -> int | None:
         """Return when the next record is due, epoch milliseconds; None: no record is pending."""

@@ -22,7 +22,7 @@ from delayservice.engine.outcome import Output
 from delayservice.engine.ports import Bounds, Run, Source, Targets
 from delayservice.engine.routes import Routes
 from delayservice.engine.shard import MayRead, at_will
-from delayservice.slices.base_lane import BaseLane
+from delayservice.slices.any_lane import AnyLane
 from delayservice.slices.level_proof import LevelProof
 from delayservice.slices.lost import report_truncated
 from delayservice.store.base import StoreStats
@@ -36,14 +36,16 @@ _log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class FetchAhead:
-    """Limits of what is held in memory of one partition until it is due: records and bytes."""
+    """Limits of what is held in memory of one partition until it is due: number of records, and
+    their bytes.
+    """
 
     records: int
     bytes: int
 
 
-class LevelLane(BaseLane):
-    """Lane of one partition of a level topic; see ``BaseLane`` for the other arguments.
+class LevelLane(AnyLane):
+    """Lane of one partition of a level topic; see ``AnyLane`` for the other arguments.
 
     Args:
         ahead: limits of what is fetched ahead.
@@ -109,7 +111,7 @@ class LevelLane(BaseLane):
 
     @property
     def awaited_end(self) -> int:
-        """Return the offset up to which the log has to be read first; 0: none has to be."""
+        """Return the offset up to which the log must be read before H moves; 0: no such offset."""
         return self._proof.awaited_end if self.shard.owned else 0
 
     def last_below(self, _offset: int) -> LastRead:

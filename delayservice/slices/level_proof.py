@@ -23,7 +23,8 @@ class LevelProof:
 
     Attributes:
         committed_last: the newest record that was read, for the next checkpoint.
-        offset: H, or an offset below it at which the log holds a record that H has not passed.
+        offset: H (offset below which all records are settled), or a lower offset at which the log
+            holds a record that replaced a lost one.
     """
 
     def __init__(self) -> None:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from delayservice.config.settings import Settings
-from delayservice.slices.upkeep import UpkeepPace
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,27 +12,37 @@ class Limits:
     """Bounds of one worker's loop."""
 
     poll_records: int = 4_000
-    """Most records that one poll returns."""
+    """Largest number of records that one poll returns."""
     transaction_records: int = 20_000
-    """Outputs at which a transaction is committed early; shards with due records share them."""
+    """Number of outputs at which a transaction is committed early. Shards with due records share
+    it."""
     transaction_bytes: int = 32 << 20
     """Approximate limit of the payload bytes of a transaction."""
     transaction_interval_ms_min: float = 10.0
-    """Lower bound of the interval between two starts of commits, which follows their duration."""
+    """Lower bound of the interval between two starts of commits, milliseconds. The interval follows
+    the duration of commits."""
     transaction_interval_ms_max: float = 100.0
-    """Upper bound of that interval between commits."""
+    """Upper bound of the interval between two starts of commits, milliseconds."""
     visible_at_commit: bool = True
     """True: exactly once, outputs become visible with the commit; False: at least once, at once."""
     cursor_interval_ms: float = 500.0
-    """Time between commits that only move cursors, unless storing has to wait for one. If they are
-    lost, a few records are read again."""
+    """Time between commits that only move cursors, milliseconds, unless storing has to wait for
+    one. If such a commit is lost, a few records are read again."""
     idle_wait_ms: int = 600
-    """Longest wait for records when nothing is due. Changes of roles and the end of the process
-    wake the loop; other changes, such as the disk level, are noticed after this time."""
-    pace: UpkeepPace = field(default_factory=UpkeepPace)
-    """Intervals of the loop's upkeep."""
+    """Longest wait for records when nothing is due, milliseconds. Changes of roles and the end of
+    the process wake the loop; other changes, such as the disk level, are noticed after this
+    time.
+    """
+    follow_s: float = 0.2
+    """Least time between two applications of checkpoints that were read back, seconds."""
+    tend_s: float = 1.0
+    """Time between two updates of the copies and metrics of active slices, seconds."""
+    sync_s: float = 60.0
+    """Time between two syncs of the stores, seconds. A restart reads the log from the durable
+    horizon on, so the horizon must not become older than the log's retention."""
     rest_s: float = 1.0
-    """Pause before a slice that could not be served is tried again, or log ends are queried."""
+    """Pause before a slice that could not be served is tried again, or log ends are queried, in
+    seconds."""
 
 
 def limits_of(settings: Settings) -> Limits:

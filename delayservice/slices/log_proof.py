@@ -22,7 +22,7 @@ class LogProof:
         shard: progress of the lane.
 
     Attributes:
-        committed_last: on an owner, the last record read, for its next checkpoint.
+        committed_last: on an owner, the last record read, which its next checkpoint names.
         is_whole: whether all stored records were read since the start of this process or of an
             empty store, from a log that still holds them.
     """
@@ -44,7 +44,9 @@ class LogProof:
         """Range of offsets that a process had stored before a crash, after its last label."""
 
     def restore(self, last_read: LastRead, read_stop: int) -> None:
-        """Restore the last read record from the store's label, if the store still holds it."""
+        """Restore from the store's label the last record read, if the store still holds it, and the
+        offset up to which the log was read.
+        """
         if 0 <= last_read.offset < self._shard.stored:
             self._last_read, self._read_stop = last_read, read_stop
             if read_stop < self._shard.stored:
@@ -61,7 +63,9 @@ class LogProof:
         return bool(self._doubts) or self._unproved_from < self._unproved_stop
 
     def doubted_from(self, wanted: int) -> int:
-        """Return the next offset to read: that of the first doubtful record, else ``wanted``."""
+        """Return the next offset to read: that of the first record that has to be read again, else
+        ``wanted``.
+        """
         doubted = [known.offset for known in self._doubts]
         if self._unproved_from < self._unproved_stop:
             doubted.append(self._unproved_from)
@@ -91,8 +95,8 @@ class LogProof:
         self._doubts.clear()
 
     def take_over(self, last_read: LastRead, bounds: Bounds) -> None:
-        """Collect the records that an owner has to read again. ``last_read``: of its checkpoint;
-        ``bounds``: of the log now.
+        """Determine the records that an owner has to read again. ``last_read``: last record read by
+        the writer of the checkpoint; ``bounds``: of the log now.
         """
         self.committed_last = last_read
         known = (last_read, self._last_read)

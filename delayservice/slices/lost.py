@@ -19,7 +19,7 @@ _log = structlog.get_logger(__name__)
 
 
 def report_lost(place: Place, lost: Lost) -> None:
-    """Log a range of offsets that retention deleted unsettled, once per take-over that skips it."""
+    """Log a range of offsets that retention deleted before they were settled."""
     _log.error(
         "offsets_lost",
         topic=place[0],

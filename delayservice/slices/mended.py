@@ -15,7 +15,7 @@ from delayservice.engine.cursor import Key
 from delayservice.engine.pending import Frame
 from delayservice.engine.shard import Shard
 from delayservice.replicas.digest import HOUR_MS
-from delayservice.slices.repair import Log, Rereading, reread_slot
+from delayservice.slices.repair import Rereading, ShardLog, reread_slot
 from delayservice.store.base import DeliveryStore
 
 _SCAN_ROWS: Final = 1_000
@@ -32,7 +32,7 @@ class MendedStore:
         log: returns the shard's log with its present reader.
     """
 
-    def __init__(self, store: DeliveryStore, shard: Shard, log: Callable[[], Log]) -> None:
+    def __init__(self, store: DeliveryStore, shard: Shard, log: Callable[[], ShardLog]) -> None:
         self._store = store
         self._scanner = store.scanner()
         self._shard = shard

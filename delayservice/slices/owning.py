@@ -71,7 +71,9 @@ class Owning:
 
     @property
     def is_changing(self) -> bool:
-        """Return whether a slice is being taken over or released, or this node is an heir."""
+        """Return whether a slice is being taken over or released, or this node is an heir (the next
+        owner) of one.
+        """
         return bool(
             self._take_overs.is_going
             or self._joining.is_asking
@@ -260,7 +262,9 @@ class Owning:
         self._transaction.changing.add(slice_.number)
 
     def join(self, slice_: Slice, lanes: list[AnyLane]) -> None:
-        """Start to take over added shards if their slice is served, and review roles."""
+        """Start to take over added shards if their slice is served. Apply all roles again with the
+        next turn.
+        """
         if slice_.phase in SERVED:
             self._joining.ask(lanes)
         self._roles = None
@@ -335,8 +339,8 @@ class Owning:
         self._roles = None  # it may be wanted again already
 
     def interrupted(self, slice_: Slice, why: str) -> None:
-        """Release a slice that can't be served here now, and let another node try. Raises
-        ``OwnershipLostError`` if the writer turns out to be lost.
+        """Release a slice that can't be served here now, for the reason ``why``, and let another
+        node try. Raises ``OwnershipLostError`` if the writer turns out to be lost.
         """
         _log.warning("slice_interrupted", slice=slice_.number, why=why)
         slice_.trouble = why

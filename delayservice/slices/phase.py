@@ -17,7 +17,7 @@ class Phase(Enum):
     TAKING = "taking"
     """The claim is committed; older writers are fenced and their last checkpoint is read."""
     TAKEN = "taken"
-    """The next commit carries the first checkpoint."""
+    """The next commit carries this owner's first checkpoint."""
     OWNER = "owner"
     """The node stores and settles records."""
     RELEASING = "releasing"

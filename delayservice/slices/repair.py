@@ -11,7 +11,7 @@ from delayservice.contract.entry import COPY, SCHEDULE, Entry
 from delayservice.contract.record import RecordReader
 from delayservice.engine.cursor import Key
 from delayservice.engine.pending import NO_MARK, Frame
-from delayservice.engine.ports import Place, Source
+from delayservice.engine.ports import Place, Run, Source
 from delayservice.engine.shard import CopyScan
 from delayservice.engine.storing import is_user_record
 
@@ -21,14 +21,15 @@ _FRAME_BYTES: Final = 300
 """Bytes of memory that a frame takes beside its payload."""
 
 
-class Log(NamedTuple):
+class ShardLog(NamedTuple):
     """Log from which a shard's records are read again.
 
     Attributes:
         source: the logs of the slice.
         reader: decoder of the log's records.
         place: the delay topic and its partition.
-        scan_back: returns the offset of a requeued record's canceller, or ``NO_MARK``.
+        scan_back: returns the offset of a requeued record's canceller, or ``NO_MARK`` if it has
+            none.
     """
 
     source: Source
@@ -37,113 +38,103 @@ class Log(NamedTuple):
     scan_back: Callable[[CopyScan], int]
 
 
-def reread_slot(log: Log, damage: SlotDamagedError, stored: int) -> tuple[int, list[Frame]]:
-    """Return the end of the keys that were read, epoch ms, and the frames below it with marks: all
-    of the damaged slot, or only its first keys if memory is too small for all.
+def reread_slot(log: ShardLog, damage: SlotDamagedError, stored: int) -> tuple[int, list[Frame]]:
+    """Read a damaged slot again. Return the end of the keys that were read, epoch ms, and the
+    frames below it with their marks (offsets of cancellers): the whole slot, or only its first keys
+    if memory is too small for all.
 
     A canceller may lie anywhere up to ``stored``. So the log is read beyond the slot's own range
     while one of its records has an id and no mark.
     """
     stop = min(damage.stop_offset, stored)
-    slot = _Slot(damage.start_ms, damage.stop_ms, log.scan_back)
+    slot = Rereading(log, damage.start_ms, damage.stop_ms)
     # What retention has deleted is settled, or was rolled forward.
     first = max(damage.first_offset, log.source.bounds(log.place).start)
     for run in log.source.scan(log.place, first, stored):
-        if run.start >= stop and not slot.unmarked:
+        if run.start >= stop and not slot.has_unmarked:
             break
-        for entry in log.reader.read_batch(run.rows):
-            slot.mark_by(entry)
-            if entry[0] < stop:
-                slot.keep(entry)
+        slot.take(run, stop)
     return slot.stop_ms, slot.frames()
 
 
 class Rereading:
-    """Reader of a range of keys from the log in small steps, between which the loop goes on.
+    """Reader of a range of keys from the log in small steps, between which the loop goes on. It
+    collects records, and the marks that later records set on them. If memory is too small for them,
+    ``stop_ms`` is lowered, and the next range starts there.
 
     Args:
         log: the log to read.
         start_ms: the first key of the range, epoch milliseconds.
         stop_ms: the end of the range, epoch milliseconds.
+
+    Attributes:
+        stop_ms: the end of the keys that are read, epoch milliseconds: lower than asked for if
+            memory is too small for all.
     """
 
-    def __init__(self, log: Log, start_ms: int, stop_ms: int) -> None:
+    def __init__(self, log: ShardLog, start_ms: int, stop_ms: int) -> None:
         self._log = log
-        self._slot = _Slot(start_ms, stop_ms, log.scan_back)
+        self._start_ms = start_ms
+        self.stop_ms = stop_ms
+        self._kept: dict[int, tuple[int, bytes]] = {}
+        self._bytes, self._bytes_max = 0, _BYTES_MAX
+        self._marks: dict[int, int] = {}
+        self._unmarked: dict[bytes, list[int]] = {}
+        """Per id: offsets of kept records that no user record has marked yet."""
 
     @property
-    def stop_ms(self) -> int:
-        """Return the end of the keys that are read, epoch milliseconds: lower than asked for if
-        memory is too small for all.
-        """
-        return self._slot.stop_ms
+    def has_unmarked(self) -> bool:
+        """Return whether a record of the range has an id and no mark yet."""
+        return bool(self._unmarked)
 
     def hold(self, frames: Iterable[Frame]) -> None:
         """Add frames that the log no longer holds."""
         for frame in frames:
-            self._slot.hold(frame)
+            self._hold(frame)
 
     def mark(self, marked: Iterable[tuple[int, Key]]) -> None:
         """Add marks that were set since ``hold``, in the form of ``Store.marked_from``."""
-        for x, (_, offset) in marked:
-            self._slot.mark(offset, x)
+        self._marks |= {offset: x for x, (_, offset) in marked if offset in self._kept}
 
     def read(self, start: int, stop: int) -> Iterator[int]:
         """Read offsets ``[start, stop)`` run by run, and yield the number of frames so far; raises
         ``KafkaEdgeError`` if the log no longer holds ``start``.
         """
         for run in self._log.source.scan(self._log.place, start, stop) if start < stop else ():
-            for entry in self._log.reader.read_batch(run.rows):
-                self._slot.mark_by(entry)
-                self._slot.keep(entry)
-            yield len(self._slot)
+            self.take(run, stop)
+            yield len(self._kept)
+
+    def take(self, run: Run, stop: int) -> None:
+        """Add the records of a run below offset ``stop``, and the marks that all of its records
+        set.
+        """
+        for entry in self._log.reader.read_batch(run.rows):
+            if entry[3] is not None and is_user_record(entry):
+                for marked in self._unmarked.pop(entry[3], ()):
+                    self._marks[marked] = entry[0]
+            if entry[0] < stop:
+                self._keep(entry)
 
     def frames(self) -> list[Frame]:
         """Return the frames of the range with their marks."""
-        return self._slot.frames()
+        return [
+            (key_ms, offset, self._marks.get(offset, NO_MARK), data)
+            for offset, (key_ms, data) in self._kept.items()
+        ]
 
-
-class _Slot:
-    """Collector of a range's records and of the marks that later records set on them. If memory is
-    too small for them, ``stop_ms`` is lowered, and the next range starts there.
-    """
-
-    def __init__(self, start_ms: int, stop_ms: int, scan_back: Callable[[CopyScan], int]) -> None:
-        self._start_ms = start_ms
-        self.stop_ms = stop_ms
-        self._scan_back = scan_back
-        self._kept: dict[int, tuple[int, bytes]] = {}
-        self._bytes, self._bytes_max = 0, _BYTES_MAX
-        self._marks: dict[int, int] = {}
-        self.unmarked: dict[bytes, list[int]] = {}
-        """Per id: offsets of kept records that no user record has marked yet."""
-
-    def __len__(self) -> int:
-        """Return the number of records."""
-        return len(self._kept)
-
-    def mark_by(self, entry: Entry) -> None:
-        if entry[3] is not None and is_user_record(entry):
-            for marked in self.unmarked.pop(entry[3], ()):
-                self._marks[marked] = entry[0]
-
-    def mark(self, offset: int, x: int) -> None:
-        if offset in self._kept:
-            self._marks[offset] = x
-
-    def keep(self, entry: Entry) -> None:
+    def _keep(self, entry: Entry) -> None:
         offset, kind, key_ms, record_id, payload, base = entry
         if kind not in (SCHEDULE, COPY) or not self._start_ms <= key_ms < self.stop_ms:
             return
         x = NO_MARK
         if record_id is not None:
             if kind == COPY and isinstance(base, int):
-                x = self._scan_back(CopyScan(key_ms, offset, record_id, base))
+                x = self._log.scan_back(CopyScan(key_ms, offset, record_id, base))
             if x == NO_MARK:
-                self.unmarked.setdefault(record_id, []).append(offset)
-        self.hold((key_ms, offset, x, encode_payload(payload)))
+                self._unmarked.setdefault(record_id, []).append(offset)
+        self._hold((key_ms, offset, x, encode_payload(payload)))
 
-    def hold(self, frame: Frame) -> None:
+    def _hold(self, frame: Frame) -> None:
         key_ms, offset, x, data = frame
         if key_ms >= self.stop_ms:
             return
@@ -160,13 +151,7 @@ class _Slot:
         self.stop_ms = keys[(len(keys) + 1) // 2] if len(keys) > 1 else keys[0] + 1
         self._kept = {o: kept for o, kept in self._kept.items() if kept[0] < self.stop_ms}
         self._marks = {o: mark for o, mark in self._marks.items() if o in self._kept}
-        unmarked = {i: [o for o in found if o in self._kept] for i, found in self.unmarked.items()}
-        self.unmarked = {record_id: found for record_id, found in unmarked.items() if found}
+        unmarked = {i: [o for o in found if o in self._kept] for i, found in self._unmarked.items()}
+        self._unmarked = {record_id: found for record_id, found in unmarked.items() if found}
         self._bytes = sum([len(data) + _FRAME_BYTES for _, data in self._kept.values()])
         self._bytes_max = max(_BYTES_MAX, 2 * self._bytes)  # of one key there may be more
-
-    def frames(self) -> list[Frame]:
-        return [
-            (key_ms, offset, self._marks.get(offset, NO_MARK), data)
-            for offset, (key_ms, data) in self._kept.items()
-        ]

@@ -33,7 +33,9 @@ class Settling:
         self._read_until_s = -math.inf
 
     def settle(self) -> None:
-        """Settle each shard's share of the transaction; shards with more due share what is left."""
+        """Settle an equal share of the transaction for each shard with due records. Shards with
+        more due records share what is left.
+        """
         now_ms = self._clock.wall_ms()
         lanes = self._lanes_to_settle(now_ms)
         self.is_hungry = False

@@ -26,9 +26,13 @@ class Slice:
     Attributes:
         lanes: its shards that are served here, by delay topic.
         phase: its phase on this node, from replica to owner.
+        epoch: number of this node's ownership; 0 before the first.
         turn: number of the newest claim by this process, higher than that of every claim before.
         claim: offset of this node's claim, from its take-over on; -1 before the first.
+        fenced: writers whose claims may be deleted once the first checkpoint is committed.
+        is_upgrade: whether a node of version 1 served it before; see ``take_over.Taken``.
         uncommitted: tally of the outputs staged since the last commit.
+        failures: number of failed commits in a row.
         setbacks: number of failed take-overs in a row.
         trouble: why it could not be served last time, as text for people; empty: no trouble.
     """

@@ -1,4 +1,6 @@
-"""Label of a lane's store: the contracts and secrets by which its records were read."""
+"""Label of a lane's store, a record in the store that names the contracts and secrets by which its
+records were read.
+"""
 
 from __future__ import annotations
 

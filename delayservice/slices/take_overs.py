@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 from delayservice.engine.ports import Place
@@ -19,7 +20,13 @@ _GROUP_MAX: Final = 4_096
 
 @dataclass(slots=True)
 class TakeOver:
-    """Take-over under way. ``stored``: S of the shards at its start."""
+    """Take-over under way.
+
+    Attributes:
+        future: facts about each slice, once it has ended.
+        slices: numbers of the slices.
+        stored: the next offset to be stored of each shard, when the take-over started.
+    """
 
     future: Future[dict[int, Taken]]
     slices: tuple[int, ...]
@@ -60,20 +67,16 @@ class TakeOvers:
         for group in _grouped(slices):
             turns = {slice_.number: slice_.turn - 1 for slice_ in group}
             stored = stored_of(lane for slice_ in group for lane in slice_.lanes.values())
-            future = self._submit(turns, writer, stored, upgraded)
-            self._jobs.append(TakeOver(future, tuple(turns), stored))
-
-    def _submit(
-        self,
-        turns: dict[int, int],
-        writer: str,
-        stored: Mapping[Place, int],
-        upgraded: Collection[int],
-    ) -> Future[dict[int, Taken]]:
-        succession, secrets = self._succession, self._secrets
-        return self._background.submit(
-            lambda: take_over(succession, writer, turns, stored.keys(), secrets, upgraded)
-        )
+            run = partial(
+                take_over,
+                self._succession,
+                writer,
+                turns,
+                stored.keys(),
+                self._secrets,
+                upgraded,
+            )
+            self._jobs.append(TakeOver(self._background.submit(run), tuple(turns), stored))
 
 
 def _grouped(slices: Iterable[Slice]) -> Iterator[list[Slice]]:

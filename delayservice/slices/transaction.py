@@ -32,6 +32,7 @@ from delayservice.slices.phase import OWNED, Phase
 from delayservice.slices.slice import Slice
 
 _PROBE_EVERY_S: Final = 0.1
+"""Least time between two probes of the broker's clock, seconds."""
 _PROBES_MAX: Final = 64
 """Most probes under way; older ones are dropped. While the clock is in doubt, one is sent each
 second."""
@@ -71,9 +72,10 @@ class Commit:
         future: timing of the commit, once it has ended.
         started_s: when it was handed to the helper thread, monotonic seconds.
         checkpoints: encoded checkpoints, by slice.
-        claiming, releasing: slices that it claims and releases.
+        claiming: slices that it claims.
+        releasing: slices that it releases.
         forgotten: slices and writers whose claims it deletes.
-        probe: the one of its checkpoints that is a probe of the broker's clock; None: no probe.
+        probe: its checkpoint that is a probe of the broker's clock; None: it has no probe.
     """
 
     future: Future[Timing]
@@ -285,7 +287,7 @@ class Transaction:
             self._probes.append(commit.probe)
 
     def take_probe(self, slice_no: int, data: bytes) -> Probe | None:
-        """Return and forget the probe that equals a checkpoint read back; None: it is no probe."""
+        """Return and forget the probe that has these bytes; None: this checkpoint is no probe."""
         found = next((p for p in self._probes if p.slice_no == slice_no and p.data == data), None)
         if found is not None:
             self._probes.remove(found)

@@ -7,12 +7,12 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Final
 
 from delayservice.base.errors import KafkaEdgeError
 from delayservice.engine.disk import DiskLevel
-from delayservice.engine.ports import Checkpoints, Clock, ReadBack
+from delayservice.engine.ports import ReadBack
+from delayservice.slices.edges import Edges
 from delayservice.slices.phase import OWNED
 from delayservice.slices.slice import Slice
 
@@ -22,45 +22,23 @@ _ROUND_S: Final = 4.0
 """Least time between two visits to an idle slice, seconds."""
 
 
-@dataclass(frozen=True, slots=True)
-class UpkeepPace:
-    """Intervals of upkeep, in seconds.
-
-    Attributes:
-        news_s: least time between two applications of checkpoints that were read back.
-        tend_s: time between two updates of the copies and metrics of active slices.
-        sync_s: time between two syncs of the stores. A restart reads the log from the durable
-            horizon on, so the horizon must not become older than the log's retention.
-    """
-
-    news_s: float = 0.2
-    tend_s: float = 1.0
-    sync_s: float = 60.0
-
-
 class Upkeep:
     """Upkeep of one worker's slices. Single-threaded, as the loop that owns it; only ``attend`` may
     be called by other threads.
 
     Args:
         slices: the slices of the loop, by number.
-        checkpoints: checkpoints that are read back.
-        clock: monotonic clock.
-        pace: intervals.
-        disk_level: returns how full the disk is.
+        edges: checkpoints that are read back, clock, intervals, and how full the disk is.
         tended: updates the metrics of a slice; returns whether to call it again in a second.
-        heard: takes a slice and its checkpoint that was read back.
-        interrupted: takes a slice that can't be served, and why.
+        heard: called with a slice and its checkpoint that was read back.
+        interrupted: called with a slice that can't be served, and the reason.
     """
 
     def __init__(
         self,
         slices: dict[int, Slice],
-        checkpoints: Checkpoints,
-        clock: Clock,
-        pace: UpkeepPace,
+        edges: Edges,
         *,
-        disk_level: Callable[[], DiskLevel],
         tended: Callable[[Slice], bool],
         heard: Callable[[Slice, ReadBack], None],
         interrupted: Callable[[Slice, str], None],
@@ -68,17 +46,17 @@ class Upkeep:
         self.active: set[int] = set()
         """Slices that have changed since they were tended."""
         self._slices = slices
-        self._checkpoints = checkpoints
-        self._clock = clock
-        self._pace = pace
-        self._disk_level = disk_level
+        self._checkpoints = edges.checkpoints
+        self._clock = edges.clock
+        self._limits = edges.limits
+        self._disk_level = edges.disk_level
         self._tended = tended
         self._heard = heard
         self._interrupted = interrupted
         self._news: set[int] = set()
         self._busy: set[int] = set()
         self._round: deque[int] = deque()
-        self._news_s = self._tended_s = self._synced_s = clock.monotonic_s()
+        self._news_s = self._tended_s = self._synced_s = edges.clock.monotonic_s()
 
     def add(self, number: int) -> None:
         """Add a slice to the upkeep."""
@@ -117,7 +95,7 @@ class Upkeep:
     def _take_news(self) -> None:
         self._news.update(self._checkpoints.take_news())
         now_s = self._clock.monotonic_s()
-        if not self._news or now_s - self._news_s < self._pace.news_s:
+        if not self._news or now_s - self._news_s < self._limits.follow_s:
             return
         self._news_s = now_s
         news, self._news = self._news, set()
@@ -147,7 +125,7 @@ class Upkeep:
                 self._busy.discard(number)
         now_s = self._clock.monotonic_s()
         elapsed_s = now_s - self._tended_s
-        if elapsed_s < self._pace.tend_s:
+        if elapsed_s < self._limits.tend_s:
             return
         self._tended_s = now_s
         due, self.active = self.active, set()
@@ -170,7 +148,7 @@ class Upkeep:
 
     def _sync_when_time(self) -> None:
         now_s = self._clock.monotonic_s()
-        is_time = now_s - self._synced_s >= self._pace.sync_s
+        is_time = now_s - self._synced_s >= self._limits.sync_s
         if not is_time or self._disk_level() == DiskLevel.FULL:
             return
         self._synced_s = now_s

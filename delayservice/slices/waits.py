@@ -11,14 +11,18 @@ from delayservice.slices.settling import Settling
 from delayservice.slices.upkeep import Upkeep
 
 _NOT_SETTLING_WAIT_MS: Final = 50.0
+"""Longest wait while a writer is missing or the clock is in doubt, in milliseconds."""
 _CHANGING_WAIT_MS: Final = 5.0
+"""Wait while a slice is taken over or released, in milliseconds."""
 _HELPER_WAIT_MS: Final = 2.0
+"""Least wait while a commit is under way or a writer is being opened, in milliseconds."""
 _WALKING_WAIT_MS: Final = 10.0
 """Wait while H cannot move, or a delay topic is paused, in milliseconds."""
 _BUSY_WAIT_MS: Final = 5.0
 """Wait while a copy is scanned, in milliseconds, so that the scan does not use a whole core."""
 _LEAST_WAIT_MS: Final = 0.5
 _GATHER_MS_MAX: Final = 10.0
+"""Longest wait for more records after the first, in milliseconds."""
 
 
 class Waits:

@@ -50,10 +50,7 @@ class WorkerLoop:
         self.release_all = owning.release_all
         self._upkeep = Upkeep(
             self.slices,
-            edges.checkpoints,
-            edges.clock,
-            edges.limits.pace,
-            disk_level=edges.disk_level,
+            edges,
             tended=self._tend,
             heard=self._heard_checkpoint,
             interrupted=self._not_followed,
@@ -74,7 +71,7 @@ class WorkerLoop:
         return self._owning.is_settling
 
     def attend(self, number: int) -> None:
-        """Carry out a slice's commands at once. Any thread may call this."""
+        """Carry out a slice's repair commands from the next turn on. Any thread may call this."""
         self._upkeep.attend(number)
         self.wake()
 
@@ -82,6 +79,8 @@ class WorkerLoop:
 
     def step(self, wait_ms_max: int | None = None) -> None:
         """Make one turn: poll, store, settle what is due, commit when it is time, prune.
+        ``wait_ms_max``: wait for records, milliseconds; None: as long as the state of the loop
+        allows.
 
         Raises:
             StoreError: a store can't be trusted any more; the process has to end.
@@ -154,7 +153,9 @@ class WorkerLoop:
             self._hear_commit()
 
     def restate(self, slice_no: int) -> None:
-        """Commit a slice's checkpoint again, because another record follows it in its topic."""
+        """Commit a slice's checkpoint again with the next turn, because a record of another program
+        follows it in the checkpoint topic.
+        """
         self._restated.add(slice_no)
 
     def _ask_the_time(self) -> None:

@@ -10,12 +10,15 @@ from delayservice.base.errors import KafkaEdgeError
 from delayservice.slices.edges import Edges
 
 _OPEN_RETRY_S: Final = 1.0
+"""Pause before a writer is opened again after a failure, seconds."""
 LOSSES_MAX: Final = 2
-"""Losses in a row above which slices are left to other nodes."""
+"""Number of lost writers in a row above which slices are left to other nodes."""
 _LOSS_REST_S: Final = 0.1
+"""Unit of the pause before a new writer is opened, seconds; it doubles with each loss in a row."""
 _LOSS_REST_S_MAX: Final = 5.0
+"""Longest pause before a new writer is opened, seconds."""
 _LOSSES_S: Final = 20.0
-"""Pause before a new writer is opened; it doubles with each that is lost within this time."""
+"""Longest time between two losses that count as losses in a row, seconds."""
 
 
 class WriterOpener:
@@ -39,7 +42,9 @@ class WriterOpener:
         return self._opening is not None
 
     def open_when_time(self) -> bool:
-        """Start to open a writer unless one is being opened or rests; return whether it started."""
+        """Start to open a writer, unless one is being opened or the pause after a loss is not over;
+        return whether it started.
+        """
         if self._opening is not None or self._clock.monotonic_s() < self._open_after_s:
             return False
         self._opening = self._edges.writing.submit(self._edges.sink.open)

@@ -565,12 +565,12 @@ def added_lane_in_checkpoint() -> AbstractContextManager[Any]:
     def checkpoint(original: Any, slice_: Slice, *args: Any) -> bytes:
         added = [lane for lane in slice_.lanes.values() if not lane.shard.owned]
         for lane in added:
-            lane.shard.owned = True  # type: ignore[misc]
+            lane.shard.owned = True
         try:
             data: bytes = original(slice_, *args)
         finally:
             for lane in added:
-                lane.shard.owned = False  # type: ignore[misc]
+                lane.shard.owned = False
         return data
 
     return replaced(Slice, "checkpoint", checkpoint)

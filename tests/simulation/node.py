@@ -32,7 +32,6 @@ from delayservice.slices.edges import Edges
 from delayservice.slices.lane import Lane
 from delayservice.slices.level import FetchAhead, LevelLane
 from delayservice.slices.limits import Limits
-from delayservice.slices.upkeep import UpkeepPace
 from delayservice.slices.worker_loop import WorkerLoop
 from delayservice.store.base import Store
 from tests.simulation.history import FICKLE, HELD_MS, ViolationError
@@ -301,7 +300,8 @@ class Node:
                 transaction_interval_ms_max=2 * plan.transaction_interval_ms,
                 visible_at_commit=not plan.settles_early,
                 cursor_interval_ms=plan.cursor_interval_ms,
-                pace=UpkeepPace(news_s=0.0, tend_s=0.0),
+                follow_s=0.0,
+                tend_s=0.0,
                 rest_s=plan.rest_ms / 1000,
             ),
             flow_rules=lambda: FlowRules((("*", plan.rate_per_s),) if plan.rate_per_s else ()),

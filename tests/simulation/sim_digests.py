@@ -7,6 +7,7 @@ another node come to their sums in different ways, and must come to the same.
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
@@ -14,7 +15,7 @@ from unittest.mock import patch
 
 from delayservice.engine.ports import Place
 from delayservice.slices.copies import CopyKeeper
-from delayservice.slices.digests import ScanTurns, SliceDigests
+from delayservice.slices.digests import SliceDigests
 from delayservice.store.base import Store
 
 if TYPE_CHECKING:
@@ -68,7 +69,7 @@ class DigestBook:
             checkpoints=node.checkpoints,
             clock=node.clock,
             log=self,
-            turns=ScanTurns(),
+            scanning=threading.Lock(),
             scan_interval_ms=_SCAN_EVERY_MS,
             store_kind="simulated",
         )

@@ -42,7 +42,7 @@ from delayservice.inspection.query import BacklogCounts, Pending
 from delayservice.metrics.counts import SliceMetrics
 from delayservice.metrics.facts import why_not_electable
 from delayservice.metrics.hub import MetricsHub
-from delayservice.metrics.snapshot import encode_slice, encode_snapshot
+from delayservice.metrics.snapshot import Snapshot, encode_slice, encode_snapshot
 from ha.members import Holding, Members
 
 TOKEN = "a token that only the tests know"  # noqa: S105
@@ -102,7 +102,7 @@ def settings(*sets: str) -> Settings:
 
 def hub_of(found: Settings, *slices: SliceMetrics) -> MetricsHub:
     hub = MetricsHub(found)
-    hub.update(0, encode_snapshot(1, [encode_slice(one) for one in slices]))
+    hub.update(0, encode_snapshot(Snapshot(1), [encode_slice(one) for one in slices]))
     return hub
 
 
@@ -185,7 +185,7 @@ def test_a_node_that_lacks_the_cluster_secret_is_not_ready() -> None:
 def test_what_a_worker_says_of_itself_stands_for_all_of_its_slices() -> None:
     hub = MetricsHub(settings())
     verdict = ("zookeeper_unusable", "ZooKeeper can't be used: wrong password")
-    hub.update(0, encode_snapshot(1, [encode_slice(behind(0))], verdict=verdict))
+    hub.update(0, encode_snapshot(Snapshot(1, verdict=verdict), [encode_slice(behind(0))]))
     assert why_not_electable(hub.facts()) == [f"worker 0: {verdict[1]}"]
     assert [tuple(one) for one in hub.facts().unelectable] == [(0, None, *verdict)]
 

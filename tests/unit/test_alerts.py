@@ -24,7 +24,7 @@ from delayservice.metrics.counts import (
 )
 from delayservice.metrics.families import export
 from delayservice.metrics.hub import MetricsHub
-from delayservice.metrics.snapshot import encode_slice, encode_snapshot
+from delayservice.metrics.snapshot import Snapshot, encode_slice, encode_snapshot
 from delayservice.metrics.status import Pause
 from tests.alert_rules import (
     DASHBOARD,
@@ -61,8 +61,8 @@ def worker() -> WorkerMetrics:
 def full_hub() -> MetricsHub:
     """A hub that has been told everything there is to tell."""
     metrics = SliceMetrics(0, state="owner", epoch=1, lag_s=0.0, oldest_due_ms=1_000)
-    metrics.add_settled("delivered", 1)
-    metrics.add_rejected("time-missing")
+    metrics.counters.settled["delivered"] = 1
+    metrics.counters.rejected["time-missing"] = 1
     metrics.topics = {"delay_topic_any": TopicCounts(3, [1] * 12, {"orders": Waiting(3, 1)})}
     metrics.observe_lateness([1])
     hub = MetricsHub(load(None, ["node.workers=2"], {}))
@@ -70,7 +70,10 @@ def full_hub() -> MetricsHub:
     told = (["a topic is unfit"], 12.0, AuditFacts(1, 2, {"lost": 3}), 4, pauses, 1.0)
     copies = ReconcileFacts(1, {"missing": 3}, 4, 5)
     hub.update(
-        0, encode_snapshot(1, [encode_slice(metrics)], *told, worker=worker(), copies=copies)
+        0,
+        encode_snapshot(
+            Snapshot(1, *told, worker=worker(), copies=copies), [encode_slice(metrics)]
+        ),
     )
     return hub
 
@@ -257,7 +260,7 @@ def test_slices_and_problems_are_told_also_where_no_copy_is() -> None:
     assert values(hub, "delay_slices") == []
     assert values(hub, "delay_workers_missing") == [2]
     for worker in range(2):
-        hub.update(worker, encode_snapshot(worker, [], ["a is unfit"], slices_there=7))
+        hub.update(worker, encode_snapshot(Snapshot(worker, ["a is unfit"], slices_there=7)))
     assert values(hub, "delay_slices") == [7]
     assert values(hub, "delay_problems") == [1]
     assert values(hub, "delay_workers_missing") == [0]

@@ -17,8 +17,8 @@ from delayservice.base.errors import DelayServiceError
 from delayservice.inspection.asking import (
     WAITING_MAX,
     Answer,
-    Asker,
     NotAnsweredError,
+    WorkerClient,
     answer_questions,
 )
 from delayservice.inspection.query import Ahead, BacklogCounts, Question
@@ -56,8 +56,8 @@ def test_answers_find_whoever_asked_in_whatever_order_they_come(
         return BacklogCounts(total=question.now_ms)
 
     answer_questions(ends[1], answer)
-    asker = Asker(ends[0], "worker 0")
-    asked = [asker.ask(Ahead(now_ms=n), 10) for n in range(4)]
+    client = WorkerClient(ends[0], "worker 0")
+    asked = [client.ask(Ahead(now_ms=n), 10) for n in range(4)]
     assert [one.answer(BacklogCounts).total for one in reversed(asked[1:])] == [3, 2, 1]
     slow.set()
     assert asked[0].answer(BacklogCounts).total == 0
@@ -74,30 +74,30 @@ def test_a_reason_is_handed_on_and_a_mistake_is_not_fatal(
         return BacklogCounts(total=1)
 
     answer_questions(ends[1], answer)
-    asker = Asker(ends[0], "worker 0")
+    client = WorkerClient(ends[0], "worker 0")
     # Shown on a terminal, a traceback with all its locals takes seconds on a busy machine.
     with capture_logs() as lines:
         with pytest.raises(NotAnsweredError, match="slice 3 is busy"):
-            asker.ask(AHEAD, 10).answer(BacklogCounts)
+            client.ask(AHEAD, 10).answer(BacklogCounts)
         with pytest.raises(NotAnsweredError, match="ValueError"):
-            asker.ask(AHEAD, 10).answer(BacklogCounts)
+            client.ask(AHEAD, 10).answer(BacklogCounts)
     assert [line["event"] for line in lines] == ["question_failed"]
-    assert asker.ask(AHEAD, 10).answer(BacklogCounts).total == 1
+    assert client.ask(AHEAD, 10).answer(BacklogCounts).total == 1
 
 
 def test_a_worker_that_reads_nothing_holds_nobody_up_for_longer_than_asked(
     ends: tuple[Connection, Connection],
 ) -> None:
-    asker = Asker(ends[0], "worker 0")
+    client = WorkerClient(ends[0], "worker 0")
     began_s = time.monotonic()
-    waiting = [asker.ask(AHEAD, 0.2) for _ in range(WAITING_MAX)]
+    waiting = [client.ask(AHEAD, 0.2) for _ in range(WAITING_MAX)]
     with pytest.raises(NotAnsweredError, match="too much at once"):
-        asker.ask(AHEAD, 0.2)
+        client.ask(AHEAD, 0.2)
     for one in waiting:
         with pytest.raises(NotAnsweredError, match="in time"):
             one.answer(BacklogCounts)
     assert time.monotonic() - began_s < 5
-    asker.ask(AHEAD, 0.01)  # there is room again
+    client.ask(AHEAD, 0.01)  # there is room again
 
 
 def test_what_came_too_late_is_not_carried_out(ends: tuple[Connection, Connection]) -> None:
@@ -108,18 +108,18 @@ def test_what_came_too_late_is_not_carried_out(ends: tuple[Connection, Connectio
         carried_out.append(question.now_ms)
         return BacklogCounts()
 
-    asker = Asker(ends[0], "worker 0")
+    client = WorkerClient(ends[0], "worker 0")
     with pytest.raises(NotAnsweredError):
-        asker.ask(Ahead(now_ms=1), 0.01).answer(BacklogCounts)
+        client.ask(Ahead(now_ms=1), 0.01).answer(BacklogCounts)
     answer_questions(ends[1], answer)  # the worker comes to itself
-    asker.ask(Ahead(now_ms=2), 10).answer(BacklogCounts)
+    client.ask(Ahead(now_ms=2), 10).answer(BacklogCounts)
     assert carried_out == [2]
 
 
 def test_when_a_pipe_ends_both_ends_are_closed_and_no_thread_is_left() -> None:
     mine, its = Pipe()
     answer_questions(its, lambda _: BacklogCounts(total=1))
-    assert Asker(mine, "worker 0").ask(AHEAD, 10).answer(BacklogCounts).total == 1
+    assert WorkerClient(mine, "worker 0").ask(AHEAD, 10).answer(BacklogCounts).total == 1
     hang_up(mine)
     assert mine.closed
     assert its.closed
@@ -127,10 +127,10 @@ def test_when_a_pipe_ends_both_ends_are_closed_and_no_thread_is_left() -> None:
 
 def test_a_worker_that_ends_leaves_nobody_waiting() -> None:
     mine, its = Pipe()
-    asker = Asker(mine, "worker 0")
-    asked = asker.ask(AHEAD, 30)
+    client = WorkerClient(mine, "worker 0")
+    asked = client.ask(AHEAD, 30)
     its.close()
     with pytest.raises(NotAnsweredError, match="has ended"):
         asked.answer(BacklogCounts)
     with pytest.raises(NotAnsweredError, match="has ended"):
-        asker.ask(AHEAD, 30)
+        client.ask(AHEAD, 30)

@@ -20,7 +20,7 @@ from delayservice.config.settings import load
 from delayservice.contract import names
 from delayservice.metrics.counts import SliceMetrics
 from delayservice.metrics.hub import MetricsHub
-from delayservice.metrics.snapshot import encode_slice, encode_snapshot
+from delayservice.metrics.snapshot import Snapshot, encode_slice, encode_snapshot
 
 ROOT = Path(__file__).parents[2]
 ORDERS = ("delay-target-topic", b"orders")
@@ -102,7 +102,10 @@ def test_status_tells_health_by_its_exit_status() -> None:
     try:
         assert run("status", address).returncode == 3
         hub.update(
-            0, encode_snapshot(1, [encode_slice(SliceMetrics(0, state="owner", pending=1_234))])
+            0,
+            encode_snapshot(
+                Snapshot(1), [encode_slice(SliceMetrics(0, state="owner", pending=1_234))]
+            ),
         )
         done = run("status", address)
         assert done.returncode == 0
@@ -133,7 +136,7 @@ def test_a_table_that_is_piped_is_not_cut() -> None:
     address = server.serve()
     assert address is not None
     try:
-        hub.update(0, encode_snapshot(1, [encode_slice(SliceMetrics(0, state="owner"))]))
+        hub.update(0, encode_snapshot(Snapshot(1), [encode_slice(SliceMetrics(0, state="owner"))]))
         assert b"delivered" in run("status", address, COLUMNS="").stdout
     finally:
         server.close()

@@ -19,7 +19,6 @@ from delayservice.process.cron import cron_time
 from delayservice.process.disk import DiskWatch, used_percent
 from delayservice.slices.lane import Lane
 from delayservice.slices.limits import Limits
-from delayservice.slices.upkeep import UpkeepPace
 from delayservice.store.memory import MemoryStore
 from tests.unit.loop_stage import Stage
 
@@ -179,7 +178,7 @@ def test_a_loop_stops_storing_and_then_syncing(
     may_store: bool,  # noqa: FBT001  # a parameter of the test
     syncs: bool,  # noqa: FBT001
 ) -> None:
-    stage = Stage(0, limits=Limits(pace=UpkeepPace(sync_s=0)), disk_level=lambda: level)
+    stage = Stage(0, limits=Limits(sync_s=0), disk_level=lambda: level)
     lane = stage.lane(0)
     told: list[bool] = [True]
     synced: list[bool] = []

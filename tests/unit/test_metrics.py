@@ -34,7 +34,7 @@ from delayservice.metrics.counts import (
 )
 from delayservice.metrics.families import export
 from delayservice.metrics.hub import MetricsHub
-from delayservice.metrics.snapshot import decode_snapshot, encode_slice, encode_snapshot
+from delayservice.metrics.snapshot import Snapshot, decode_snapshot, encode_slice, encode_snapshot
 from delayservice.metrics.status import Pause
 
 DOCS = Path(__file__).parents[2] / "docs" / "metrics.md"
@@ -52,15 +52,15 @@ def busy(number: int = 0, count: int = 3) -> SliceMetrics:
     metrics = SliceMetrics(number, state="owner", pending=4, oldest_due_ms=1_500, cursor_age_s=1)
     metrics.epoch, metrics.lag_s = 3, 0.0
     metrics.topics = {"delay_topic_any": TopicCounts(4, [1] * 12, {"orders": Waiting(4, 0)})}
-    metrics.add_ingested(count)
-    metrics.add_settled("delivered", count)
-    metrics.add_rejected("time-missing")
+    metrics.counters.ingested = count
+    metrics.counters.settled["delivered"] = count
+    metrics.counters.rejected["time-missing"] = 1
     metrics.observe_lateness([1, 2, 4_000][:count])
     return metrics
 
 
 def packed(pid: int, slices: list[SliceMetrics]) -> bytes:
-    return encode_snapshot(pid, [encode_slice(metrics) for metrics in slices])
+    return encode_snapshot(Snapshot(pid), [encode_slice(metrics) for metrics in slices])
 
 
 def hub(time: Time | None = None) -> MetricsHub:
@@ -186,7 +186,7 @@ def test_what_a_worker_has_counted_is_kept_when_it_is_replaced() -> None:
         worker = WorkerMetrics(cpu_s, 5 << 20)
         worker.observe_target("delay_topic_any", "orders", histogram_of([3] * count))
         observe_s(worker.turns, 0.004)
-        collecting.update(0, encode_snapshot(pid, [], worker=worker))
+        collecting.update(0, encode_snapshot(Snapshot(pid, worker=worker)))
         time.now_s += 2
 
     report(1, 10.0, 4)
@@ -259,8 +259,8 @@ def test_metrics_and_status_are_served(served: tuple[MetricsHub, str]) -> None:
 def test_what_was_last_found_of_copies_is_told_by_the_worker_that_hears_it() -> None:
     collecting = hub()
     copies = ReconcileFacts(1_500, {"missing": 3}, 4, 5, 2, is_stopped=True)
-    collecting.update(0, encode_snapshot(1, [encode_slice(busy())], copies=copies))
-    collecting.update(1, encode_snapshot(2, []))
+    collecting.update(0, encode_snapshot(Snapshot(1, copies=copies), [encode_slice(busy())]))
+    collecting.update(1, encode_snapshot(Snapshot(2)))
     shown = {
         sample.name: (sample.labels, sample.value)
         for family in export(collecting.facts())
@@ -295,7 +295,7 @@ def test_the_documentation_lists_exactly_what_is_exported() -> None:
     worker.observe_target("delay_topic_any", "orders", histogram_of([1]))
     told = [encode_slice(busy())]
     snapshot = encode_snapshot(
-        1, told, audit=audit, pauses=pauses, verdict=verdict, worker=worker, copies=copies
+        Snapshot(1, audit=audit, pauses=pauses, verdict=verdict, worker=worker, copies=copies), told
     )
     collecting.update(0, snapshot)
     exported = set()

@@ -14,7 +14,7 @@ from delayservice.metrics import status as status_model
 from delayservice.metrics.families import export
 from delayservice.metrics.hub import MetricsHub
 from delayservice.metrics.paused import PAUSES_TOLD_MAX, pause_facts
-from delayservice.metrics.snapshot import encode_snapshot
+from delayservice.metrics.snapshot import Snapshot, encode_snapshot
 
 ORDERS = Paused("target", "orders*")
 TOPIC = Paused("topic", "delay_topic_any")
@@ -29,7 +29,7 @@ class Time:
 
 def hub_with(pauses: Pauses | None) -> MetricsHub:
     hub = MetricsHub(load(None, ["node.workers=1"], {}))
-    hub.update(0, encode_snapshot(1, [], pauses=pause_facts(pauses)))
+    hub.update(0, encode_snapshot(Snapshot(1, pauses=pause_facts(pauses))))
     return hub
 
 
@@ -76,10 +76,10 @@ def test_the_worker_that_reported_last_speaks_for_all_that_have_heard() -> None:
     hub = MetricsHub(load(None, ["node.workers=3"], {}), time)
     said: Iterator[Pauses | None] = iter([Pauses({TOPIC: Pause(1_000)}), Pauses(), None])
     for worker in (2, 1, 0):
-        hub.update(worker, encode_snapshot(worker, [], pauses=pause_facts(next(said))))
+        hub.update(worker, encode_snapshot(Snapshot(worker, pauses=pause_facts(next(said)))))
         time.now_s += 1
     assert (since(hub), counts(hub)) == ({}, {"target": 0, "topic": 0})
-    hub.update(2, encode_snapshot(2, [], pauses=pause_facts(Pauses({TOPIC: Pause(1_000)}))))
+    hub.update(2, encode_snapshot(Snapshot(2, pauses=pause_facts(Pauses({TOPIC: Pause(1_000)})))))
     assert since(hub) == {("topic", "delay_topic_any"): 1}
 
 

@@ -16,7 +16,7 @@ import pytest
 from delayservice.config.settings import load
 from delayservice.engine.electability import SILENT_S_MAX, TURN_S_MAX
 from delayservice.metrics.hub import MetricsHub
-from delayservice.metrics.snapshot import encode_snapshot
+from delayservice.metrics.snapshot import Snapshot, encode_snapshot
 from delayservice.process import node
 
 ROOT = Path(__file__).parents[2]
@@ -102,7 +102,7 @@ def test_a_worker_that_says_nothing_for_too_long_is_ended(
 
 def report(supervisor: node.Supervisor, *, turn_s: float) -> None:
     """A worker reports, how long its turn has lasted among the rest."""
-    supervisor._hub.update(0, encode_snapshot(1, [], turn_s=turn_s))
+    supervisor._hub.update(0, encode_snapshot(Snapshot(1, turn_s=turn_s)))
     supervisor._children[0].silent_s = 0.0
 
 

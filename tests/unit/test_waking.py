@@ -15,7 +15,7 @@ from delayservice.engine.ports import Run
 from delayservice.process.gate import WorkerGate
 from delayservice.process.observer import MetricsObserver
 from delayservice.process.turns import Turns
-from delayservice.process.worker_thread import Wanted, WorkerThread
+from delayservice.process.worker_thread import WorkerThread
 from delayservice.slices.any_lane import AnyLane
 from ha.notes import NodeNote
 from ha.ownership import Standalone
@@ -101,7 +101,7 @@ def test_a_stop_ends_the_wait() -> None:
     "change",
     [
         lambda _, ownership: ownership.serve([SliceFacts(0, 0, ())]),
-        lambda thread, _: thread.want(Wanted()),
+        lambda thread, _: thread.want({}),
         lambda thread, _: thread.loop.attend(0),
     ],
     ids=["another role", "other slices to keep", "a command for a copy"],
