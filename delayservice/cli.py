@@ -127,9 +127,8 @@ def show_config(
     table.add_column("from", overflow="fold")
     for row in rows:
         changed = row.origin != "default"
-        table.add_row(
-            row.name, settings_report.as_text(row), row.origin, style="bold" if changed else "dim"
-        )
+        value = settings_report.as_text(row.name, row.value)
+        table.add_row(row.name, value, row.origin, style="bold" if changed else "dim")
     out.print(table)
 
 

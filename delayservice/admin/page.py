@@ -38,7 +38,7 @@ from delayservice.admin.reading import (
     timeline_of,
 )
 from delayservice.base.errors import DelayServiceError
-from delayservice.config.reference import Row, as_text, redacted
+from delayservice.config.reference import as_text, redacted
 from delayservice.contract.codes import EXPLANATIONS
 from delayservice.contract.times import DUE_STOP_MS
 from delayservice.inspection.query import Locate, Position, Search
@@ -239,7 +239,7 @@ def _flat(path: tuple[str, ...], value: object) -> list[tuple[str, str]]:
     if isinstance(value, dict) and value:
         return [row for name, below in value.items() for row in _flat((*path, name), below)]
     name = ".".join(path)
-    return [(name, "" if value == {} else as_text(Row(name, value, "")))]
+    return [(name, as_text(name, value))]
 
 
 @dataclass(slots=True)
