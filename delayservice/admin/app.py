@@ -6,14 +6,21 @@ from typing import Final
 
 from fastapi import Depends, FastAPI, Request
 from fastapi.responses import JSONResponse
+from starlette.staticfiles import StaticFiles
 
 from delayservice import __version__
 from delayservice.admin import problems
 from delayservice.admin.changing import WaitingRoom, changing_routes
 from delayservice.admin.cluster import health_routes
-from delayservice.admin.exactness import knows_query, takes_json
-from delayservice.admin.guards import NeedsToken, RequestGate, reader, writer
-from delayservice.admin.page import page_routes, static_files
+from delayservice.admin.guards import (
+    NeedsToken,
+    RequestGate,
+    knows_query,
+    reader,
+    takes_json,
+    writer,
+)
+from delayservice.admin.page import page_routes
 from delayservice.admin.panel import Panel
 from delayservice.admin.pausing import pause_routes
 from delayservice.admin.reading import reading_routes
@@ -58,7 +65,8 @@ def make_app(panel: Panel, token: str) -> FastAPI:
     app.include_router(changing_routes(panel, waiting), dependencies=may_write)
     app.include_router(pause_routes(panel, waiting), dependencies=may_write)
     app.include_router(page_routes(panel), dependencies=may_read)
-    app.mount("/static", static_files())
+    # Without the token, as style and script are the same for every client.
+    app.mount("/static", StaticFiles(packages=[("delayservice.admin", "static")]))
     own_host = admin.listen.rpartition(":")[0].lower()
     app.add_middleware(
         RequestGate, hosts=frozenset({own_host, *(host.lower() for host in admin.hosts)})

@@ -48,9 +48,8 @@ _NOTHING_REPLACED: Final = (
 class WaitingRoom:
     """Limit of waiting requests; further ones are refused, so that other requests get threads."""
 
-    def __init__(self, size: int = WAITING_MAX) -> None:
-        self._size = size
-        self._room = threading.Semaphore(size)
+    def __init__(self) -> None:
+        self._room = threading.Semaphore(WAITING_MAX)
 
     @contextmanager
     def place(self) -> Iterator[None]:
@@ -62,7 +61,7 @@ class WaitingRoom:
         if not self._room.acquire(blocking=False):
             raise Refusal(
                 503,
-                f"{self._size} changes wait for what comes of them; nothing was written for this "
+                f"{WAITING_MAX} changes wait for what comes of them; nothing was written for this "
                 "one: try again in a moment, or wait for less with a smaller wait_ms",
                 retry_after_s=_BUSY_RETRY_S,
             )
@@ -89,7 +88,7 @@ class Aim:
 
 def changing_routes(panel: Panel, waiting: WaitingRoom) -> APIRouter:
     """Return the routes that cancel, fire and reschedule."""
-    routes = APIRouter(prefix="/v1/records", tags=["records"], responses=described(400, 404, 409))
+    routes = APIRouter(prefix="/v1/records", tags=["records"], responses=described(404, 409))
 
     @routes.post("/cancel")
     def cancel(asked: ById) -> Done:
@@ -204,7 +203,7 @@ def _reschedule(panel: Panel, asked: Reschedule) -> Done:
     if (asked.at_ms is None) == (asked.after_ms is None):
         raise Refusal(400, "give at_ms or after_ms, one of the two")
     record_id = id_bytes(asked.id, asked.encoding)
-    row = _the_one(panel, asked, record_id)
+    row = _only_row(panel, asked, record_id)
     refuse_what_would_fail(panel, row, asked)
     with panel.desk.listen() as outcomes:
         headers = _again(row, asked)
@@ -217,7 +216,7 @@ def _reschedule(panel: Panel, asked: Reschedule) -> Done:
     return _done([written], None, _NOTHING_REPLACED + why)
 
 
-def _the_one(panel: Panel, asked: Reschedule, record_id: bytes) -> Pending:
+def _only_row(panel: Panel, asked: Reschedule, record_id: bytes) -> Pending:
     """Return the record to be replaced.
 
     Raises:

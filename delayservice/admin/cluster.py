@@ -21,7 +21,7 @@ def health_routes(panel: Panel) -> APIRouter:
     """
     routes = APIRouter(tags=["health"])
 
-    @routes.get("/healthz", responses=described(503))
+    @routes.get("/healthz", responses=described())
     async def healthz() -> cluster_models.Health:
         """Return whether the node lives: no worker hangs."""
         silent = [w for w in panel.hub.facts().workers if w.silent_s > SILENT_S_MAX]
@@ -30,7 +30,7 @@ def health_routes(panel: Panel) -> APIRouter:
             raise Refusal(503, f"workers are silent: {said}")
         return cluster_models.Health(status="ok")
 
-    @routes.get("/readyz", responses=described(503))
+    @routes.get("/readyz", responses=described())
     async def readyz() -> cluster_models.Health:
         """Return whether the node may own every slice that it has a copy of; if not, why.
 

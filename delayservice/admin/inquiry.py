@@ -8,7 +8,8 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Final, Protocol, TypeVar
+from concurrent.futures import Future
+from typing import Final, Generic, TypeVar
 
 from delayservice.base.errors import DelayServiceError
 from delayservice.inspection.asking import Asker
@@ -34,52 +35,25 @@ _FRESH_S: Final = 1.0
 T = TypeVar("T")
 
 
-class Inquiry(Protocol):
-    """The queries of the API to a node."""
-
-    def search(self, asked: Search) -> Page:
-        """Return a page of pending records by due time."""
-
-    def find(self, record_id: bytes) -> list[Pending]:
-        """Return the pending records of an id, one in each shard at most."""
-
-    def locate(self, asked: Locate) -> Fate | None:
-        """Return the fate of a source record; None: this node keeps no copy of its shard."""
-
-    def horizon(self) -> BacklogCounts:
-        """Return the number of records by due time."""
-
-    def members(self) -> Members:
-        """Return the state of the cluster."""
-
-    def held(self) -> list[list[bytes]]:
-        """Return the pauses that each worker has read."""
-
-
-class _Kept:
+class _Kept(Generic[T]):
     """Cache of an answer or its error for one second; all waiting threads get the same."""
 
-    def __init__(self, ask: Callable[[], Any]) -> None:
+    def __init__(self, ask: Callable[[], T]) -> None:
         self._ask = ask
         self._lock = threading.Lock()
         self._asked_s = float("-inf")
-        self._answer: Any = None
-        self._failure: DelayServiceError | None = None
+        self._answer: Future[T] = Future()
 
-    def get(self) -> Any:  # noqa: ANN401  # whatever is asked for
+    def get(self) -> T:
         with self._lock:
             if time.monotonic() - self._asked_s > _FRESH_S:
-                self._ask_again()
-            if self._failure is not None:
-                raise self._failure.with_traceback(None)
-            return self._answer
-
-    def _ask_again(self) -> None:
-        try:
-            self._answer, self._failure = self._ask(), None
-        except DelayServiceError as exc:
-            self._answer, self._failure = None, exc
-        self._asked_s = time.monotonic()
+                self._answer = Future()
+                try:
+                    self._answer.set_result(self._ask())
+                except DelayServiceError as exc:
+                    self._answer.set_exception(exc)
+                self._asked_s = time.monotonic()
+            return self._answer.result()
 
 
 class Workers:
@@ -110,13 +84,11 @@ class Workers:
 
     def horizon(self) -> BacklogCounts:
         """Return the number of records by due time, at most a second old."""
-        kept: BacklogCounts = self._horizon.get()
-        return kept
+        return self._horizon.get()
 
     def members(self) -> Members:
         """Return the state of the cluster, at most a second old."""
-        kept: Members = self._members.get()
-        return kept
+        return self._members.get()
 
     def held(self) -> list[list[bytes]]:
         """Return the pauses that each worker has read."""

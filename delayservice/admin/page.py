@@ -19,7 +19,6 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, RedirectResponse, Response
 from fastapi.routing import APIRoute
 from jinja2 import Environment, PackageLoader, StrictUndefined
-from starlette.staticfiles import StaticFiles
 
 from delayservice import __version__
 from delayservice.admin import models, page_charts, page_health, page_words
@@ -352,11 +351,6 @@ def page_routes(panel: Panel) -> APIRouter:
         return pages.config()
 
     return routes
-
-
-def static_files() -> StaticFiles:
-    """Return style and script, which need no token as they are equal for every client."""
-    return StaticFiles(packages=[("delayservice.admin", "static")])
 
 
 def _route_class(pages: Pages) -> type[APIRoute]:

@@ -14,7 +14,7 @@ from connectors.kafka.log_ends import log_bounds
 from connectors.kafka.pauses import PauseWatcher
 from connectors.kafka.scan import consumer_config, scan_partition
 from delayservice.admin.history import History
-from delayservice.admin.inquiry import Inquiry
+from delayservice.admin.inquiry import Workers
 from delayservice.admin.problems import Refusal
 from delayservice.config.settings import Settings
 from delayservice.contract.entry import Row
@@ -46,7 +46,7 @@ class Panel:
         settings: Settings,
         *,
         hub: MetricsHub,
-        inquiry: Inquiry,
+        inquiry: Workers,
         history: History,
         admin: KafkaAdmin,
         desk: ControlDesk,

@@ -6,11 +6,11 @@ from typing import Annotated, Final
 
 from fastapi import APIRouter, Path
 from tenacity import (
-    RetryCallState,
     RetryError,
     Retrying,
-    retry_if_exception_type,
+    retry_if_result,
     stop_after_delay,
+    stop_any,
     wait_fixed,
 )
 
@@ -30,8 +30,6 @@ _PausedName = Annotated[
         description="A topic; of targets, `*` and `?` stand for any.",
     ),
 ]
-
-
 _HEARD_S: Final = 10
 _LOOK_S: Final = 0.02
 
@@ -72,18 +70,12 @@ def _write_pause(panel: Panel, paused: Paused, value: bytes | None) -> None:
     panel.desk.write(panel.settings.topics.pauses, 0, key, value, [])
     is_paused = value is not None
 
-    def is_over(state: RetryCallState) -> bool:
-        return panel.desk.is_stopping or stop_after_delay(_HEARD_S)(state)
+    def is_unheard() -> bool:
+        return any((key in held) is not is_paused for held in panel.inquiry.held())
 
+    is_over = stop_any(stop_after_delay(_HEARD_S), lambda _: panel.desk.is_stopping)
     try:
-        for attempt in Retrying(
-            retry=retry_if_exception_type(NotHeardError),
-            stop=is_over,
-            wait=wait_fixed(_LOOK_S),
-        ):
-            with attempt:
-                if any((key in held) is not is_paused for held in panel.inquiry.held()):
-                    raise NotHeardError
+        Retrying(retry=retry_if_result(bool), stop=is_over, wait=wait_fixed(_LOOK_S))(is_unheard)
     except RetryError as exc:
         raise Refusal(
             503,
@@ -94,7 +86,3 @@ def _write_pause(panel: Panel, paused: Paused, value: bytes | None) -> None:
         raise Refusal(
             503, f"it is written, and whether the workers have heard of it is not known: {exc}"
         ) from exc
-
-
-class NotHeardError(Exception):
-    """A worker has not read a pause yet."""

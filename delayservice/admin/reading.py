@@ -78,7 +78,7 @@ def _add_pending(routes: APIRouter, panel: Panel) -> None:
 
 
 def _add_search(routes: APIRouter, panel: Panel) -> None:
-    @routes.get("/pending", tags=["pending"], responses=described(400))
+    @routes.get("/pending", tags=["pending"])
     def pending(
         from_: Annotated[
             str,
@@ -220,7 +220,7 @@ def position_of(cursor: str) -> Position:
 
 
 def _add_records(routes: APIRouter, panel: Panel) -> None:
-    @routes.get("/records", tags=["records"], responses=described(400, 404))
+    @routes.get("/records", tags=["records"], responses=described(404))
     def by_id(
         record_id: Annotated[
             str,
