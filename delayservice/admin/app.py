@@ -35,7 +35,7 @@ address; changes need the token as a bearer. A node answers for the copies that 
 
 
 def make_app(panel: Panel, token: str) -> FastAPI:
-    """Return the application with all routes of the API and the page.
+    """Return the ASGI application with all routes of the API and the page.
 
     Args:
         panel: access to the node, the cluster and the log.

@@ -1,6 +1,6 @@
-"""Changes of pending records, written to the log so that every copy reads them in order.
+"""Routes that change pending records by control records in the delay topic.
 
-The answer is the outcome that the log reports, not the request.
+The answer is the outcome that the owner of the slice reports in the outcomes topic.
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ _NOTHING_REPLACED: Final = (
 
 
 class WaitingRoom:
-    """Limit of waiting requests; further ones are refused, so that other requests get threads."""
+    """Limit of requests that wait for an outcome, so that other requests get server threads."""
 
     def __init__(self) -> None:
         self._room = threading.Semaphore(WAITING_MAX)
 
     @contextmanager
     def place(self) -> Iterator[None]:
-        """Count a waiting request inside of the context.
+        """Count a request as waiting while the block runs.
 
         Raises:
             Refusal: the limit of waiting requests is reached.
@@ -73,7 +73,7 @@ class WaitingRoom:
 
 @dataclass(frozen=True, slots=True)
 class Aim:
-    """Destination of a control record.
+    """Partitions to which a control record is written.
 
     Attributes:
         places: topics and partitions to write to.
@@ -162,7 +162,7 @@ def _found(panel: Panel, asked: ById, record_id: bytes) -> list[Pending]:
 
 
 def _checked(panel: Panel, topic: str, partition: int) -> tuple[str, int]:
-    """Return topic and partition, if control records may be written there.
+    """Return topic and partition unchanged, if control records may be written there.
 
     Raises:
         Refusal: there is no such partition, or its topic takes no ids.
@@ -176,7 +176,7 @@ def _checked(panel: Panel, topic: str, partition: int) -> tuple[str, int]:
 
 
 def said(outcome: str, aim: Aim) -> str:
-    """Return an outcome as a sentence."""
+    """Return the sentence that explains an outcome of a control record."""
     if outcome == "not_pending" and aim.elsewhere:
         numbers = ", ".join(map(str, aim.elsewhere))
         return (
@@ -187,7 +187,7 @@ def said(outcome: str, aim: Aim) -> str:
 
 
 def _why_unheard(panel: Panel, aim: Aim) -> str:
-    """Return the likely reason why no outcome of a control record has come yet."""
+    """Return the likely reason why a control record has no outcome yet."""
     if panel.desk.is_stopping:
         return "this node stops, and waits no longer"
     if panel.pauses.newest is None:

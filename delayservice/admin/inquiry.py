@@ -1,6 +1,6 @@
-"""Queries to all workers of the node at once, with merged answers.
+"""Queries to all workers of the node, with merged answers.
 
-A query that many make at the same time, as the pages of several people do, runs once a second.
+Frequent queries, as of several open pages, run once a second at most.
 """
 
 from __future__ import annotations
@@ -73,25 +73,25 @@ class Workers:
         return merged(self._all(asked, Page), asked.limit)
 
     def find(self, record_id: bytes) -> list[Pending]:
-        """Return the pending records of an id, from all workers."""
+        """Return the pending records of a ``delay-id``; at most one in each shard."""
         answers = self._all(Find(record_id=record_id), list[Pending])
         return [row for rows in answers for row in rows]
 
     def locate(self, asked: Locate) -> Fate | None:
-        """Return the fate of a source record; None: this node keeps no copy of its shard."""
+        """Return what became of a source record; None: this node keeps no copy of its shard."""
         answers: list[Fate | None] = self._all(asked, Fate | None)  # type: ignore[arg-type]
         return next((fate for fate in answers if fate is not None), None)
 
     def horizon(self) -> BacklogCounts:
-        """Return the number of records by due time, at most a second old."""
+        """Return the numbers of pending records by due time; the answer is at most a second old."""
         return self._horizon.get()
 
     def members(self) -> Members:
-        """Return the state of the cluster, at most a second old."""
+        """Return nodes, owners and copies of the cluster; the answer is at most a second old."""
         return self._members.get()
 
     def held(self) -> list[list[bytes]]:
-        """Return the pauses that each worker has read."""
+        """Return, for each worker, the keys of the pauses that it has read."""
         return self._all(HeldTopics(), list[bytes])
 
     def _ask_horizon(self) -> BacklogCounts:

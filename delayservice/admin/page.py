@@ -97,7 +97,7 @@ class Pages:
         self._templates = environment()
 
     def draw(self, name: str, http_status: int = 200, **shown: object) -> HTMLResponse:
-        """Return a rendered page.
+        """Return a template rendered as a page.
 
         Args:
             name: name of its template.
