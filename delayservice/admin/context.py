@@ -27,7 +27,7 @@ _GOOD_STATES: Final = frozenset({"owner", "replica"})
 _SURVEY_WAIT_S: Final = 5.0
 
 
-class Panel:
+class ApiContext:
     """Data and clients for the routes of the API and the page.
 
     Args:
