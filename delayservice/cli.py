@@ -1,8 +1,13 @@
 """The command line. Commands are thin: they read options, call one function and print.
 
-Exit statuses: 0 done; 1 an error, told in one line; 2 the command was used wrongly; 3 (``status``)
-the node answers and is not healthy, (``verify``) a store is damaged; 4
-nothing is pending there; 5 written to the log, and nothing heard of it yet.
+Exit statuses:
+
+- 0: done.
+- 1: an error, printed in one line.
+- 2: wrong usage.
+- 3: ``status``: the node is not healthy; ``verify``: a store is damaged.
+- 4: nothing is pending under the id, or the object does not exist.
+- 5: the control record is written, and its outcome is not known yet.
 """
 
 from __future__ import annotations
@@ -15,7 +20,17 @@ import typer
 
 from delayservice import __version__
 from delayservice.base.errors import DelayServiceError
-from delayservice.commands import admin, dlq, offline, send_command, smoke, spark, zookeeper
+from delayservice.commands import (
+    change,
+    dlq,
+    offline,
+    pause,
+    pending,
+    send_command,
+    smoke,
+    spark,
+    zookeeper,
+)
 from delayservice.commands.console import err, out, print_error, print_json
 from delayservice.commands.extras import add_placeholders
 from delayservice.commands.options import (
@@ -127,9 +142,8 @@ def show_config(
     table.add_column("from", overflow="fold")
     for row in rows:
         changed = row.origin != "default"
-        table.add_row(
-            row.name, settings_report.as_text(row), row.origin, style="bold" if changed else "dim"
-        )
+        value = settings_report.as_text(row.name, row.value)
+        table.add_row(row.name, value, row.origin, style="bold" if changed else "dim")
     out.print(table)
 
 
@@ -147,7 +161,13 @@ def version(*, as_json: JsonOption = False) -> None:
 app.command(epilog=smoke.EPILOG)(smoke.smoke)
 app.command(epilog=offline.INSPECT_EPILOG)(offline.inspect)
 app.command(epilog=offline.VERIFY_EPILOG)(offline.verify)
-admin.add_to(app)
+app.command(epilog=pending.EPILOG)(pending.pending)
+app.command(epilog=pending.FOUND)(pending.show)
+for _change in (change.cancel, change.fire, change.reschedule):
+    app.command(epilog=change.CHANGED)(_change)
+app.command(epilog=pause.EPILOG)(pause.pause)
+app.command(epilog=pending.FOUND)(pause.resume)
+app.command()(pause.pauses)
 app.add_typer(dlq.app, name="dlq")
 app.add_typer(spark.app, name="spark")
 app.add_typer(zookeeper.app, name="zookeeper")

@@ -1,4 +1,4 @@
-"""Ships orders. What is out of stock is tried again later, and at last put aside.
+"""Consumer that ships orders; failed ones are retried later, and finally dead-lettered.
 
 An order's value is the name of an article; the articles in stock are in a file.
 """
@@ -14,11 +14,11 @@ from kafka_delay_client import RETRY_DELAYS_MS, Deduplicator, DelayProducer, Ret
 
 
 class OutOfStockError(Exception):
-    """The article is not there, or not yet."""
+    """The ordered article is not in stock."""
 
 
 def ship(order: Message, stock: Path) -> None:
-    """The work. It raises what it likes."""
+    """Ship an order; any exception makes the consumer retry it later."""
     article = (order.value() or b"").decode()
     if article not in stock.read_text("utf-8").split():
         raise OutOfStockError(article)
@@ -33,7 +33,7 @@ def main(
     delay_topic: str = "delay_topic_any",
     delay_ms: list[int] | None = None,
 ) -> None:
-    """Consume until Ctrl-C: what is being dealt with then is finished."""
+    """Consume until Ctrl-C or SIGTERM; the current record is finished first."""
     stopping = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stopping.set())

@@ -6,15 +6,22 @@ from typing import Final
 
 from fastapi import Depends, FastAPI, Request
 from fastapi.responses import JSONResponse
+from starlette.staticfiles import StaticFiles
 
 from delayservice import __version__
 from delayservice.admin import problems
 from delayservice.admin.changing import WaitingRoom, changing_routes
 from delayservice.admin.cluster import health_routes
-from delayservice.admin.exactness import knows_query, takes_json
-from delayservice.admin.guards import NeedsToken, RequestGate, reader, writer
-from delayservice.admin.page import page_routes, static_files
-from delayservice.admin.panel import Panel
+from delayservice.admin.context import ApiContext
+from delayservice.admin.guards import (
+    NeedsToken,
+    RequestGate,
+    knows_query,
+    reader,
+    takes_json,
+    writer,
+)
+from delayservice.admin.page import page_routes
 from delayservice.admin.pausing import pause_routes
 from delayservice.admin.reading import reading_routes
 
@@ -27,14 +34,14 @@ address; changes need the token as a bearer. A node answers for the copies that 
 """
 
 
-def make_app(panel: Panel, token: str) -> FastAPI:
-    """Return the application with all routes of the API and the page.
+def make_app(context: ApiContext, token: str) -> FastAPI:
+    """Return the ASGI application with all routes of the API and the page.
 
     Args:
-        panel: access to the node, the cluster and the log.
+        context: access to the node, the cluster and the log.
         token: required for every change.
     """
-    admin = panel.settings.admin
+    admin = context.settings.admin
     app = FastAPI(
         title="Kafka delay service",
         description=_ABOUT,
@@ -50,15 +57,16 @@ def make_app(panel: Panel, token: str) -> FastAPI:
         return problems.answer(exc.status, exc.detail, headers=challenge)
 
     may_read = [] if admin.are_reads_open else [Depends(reader(token))]
-    app.include_router(health_routes(panel))
+    app.include_router(health_routes(context))
     is_exact = [Depends(knows_query), Depends(takes_json)]
-    app.include_router(reading_routes(panel), dependencies=[*may_read, *is_exact])
+    app.include_router(reading_routes(context), dependencies=[*may_read, *is_exact])
     may_write = [Depends(writer(token)), *is_exact]
     waiting = WaitingRoom()
-    app.include_router(changing_routes(panel, waiting), dependencies=may_write)
-    app.include_router(pause_routes(panel, waiting), dependencies=may_write)
-    app.include_router(page_routes(panel), dependencies=may_read)
-    app.mount("/static", static_files())
+    app.include_router(changing_routes(context, waiting), dependencies=may_write)
+    app.include_router(pause_routes(context, waiting), dependencies=may_write)
+    app.include_router(page_routes(context), dependencies=may_read)
+    # Without the token, as style and script are the same for every client.
+    app.mount("/static", StaticFiles(packages=[("delayservice.admin", "static")]))
     own_host = admin.listen.rpartition(":")[0].lower()
     app.add_middleware(
         RequestGate, hosts=frozenset({own_host, *(host.lower() for host in admin.hosts)})

@@ -1,6 +1,6 @@
-"""Changes of pending records, written to the log so that every copy reads them in order.
+"""Routes that change pending records by control records in the delay topic.
 
-The answer is the outcome that the log reports, not the request.
+The answer is the outcome that the owner of the slice reports in the outcomes topic.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import Final
 from fastapi import APIRouter
 
 from connectors.kafka.outcomes import RecordPlace, together
+from delayservice.admin.context import ApiContext
 from delayservice.admin.models import ById, Done, Reschedule
-from delayservice.admin.panel import Panel
 from delayservice.admin.problems import Refusal, described
 from delayservice.admin.reading import id_bytes
 from delayservice.base.errors import DelayServiceError
@@ -46,15 +46,14 @@ _NOTHING_REPLACED: Final = (
 
 
 class WaitingRoom:
-    """Limit of waiting requests; further ones are refused, so that other requests get threads."""
+    """Limit of requests that wait for an outcome, so that other requests get server threads."""
 
-    def __init__(self, size: int = WAITING_MAX) -> None:
-        self._size = size
-        self._room = threading.Semaphore(size)
+    def __init__(self) -> None:
+        self._room = threading.Semaphore(WAITING_MAX)
 
     @contextmanager
     def place(self) -> Iterator[None]:
-        """Count a waiting request inside of the context.
+        """Count a request as waiting while the block runs.
 
         Raises:
             Refusal: the limit of waiting requests is reached.
@@ -62,7 +61,7 @@ class WaitingRoom:
         if not self._room.acquire(blocking=False):
             raise Refusal(
                 503,
-                f"{self._size} changes wait for what comes of them; nothing was written for this "
+                f"{WAITING_MAX} changes wait for what comes of them; nothing was written for this "
                 "one: try again in a moment, or wait for less with a smaller wait_ms",
                 retry_after_s=_BUSY_RETRY_S,
             )
@@ -74,7 +73,7 @@ class WaitingRoom:
 
 @dataclass(frozen=True, slots=True)
 class Aim:
-    """Destination of a control record.
+    """Partitions to which a control record is written.
 
     Attributes:
         places: topics and partitions to write to.
@@ -87,58 +86,58 @@ class Aim:
     elsewhere: Sequence[int] = ()
 
 
-def changing_routes(panel: Panel, waiting: WaitingRoom) -> APIRouter:
+def changing_routes(context: ApiContext, waiting: WaitingRoom) -> APIRouter:
     """Return the routes that cancel, fire and reschedule."""
-    routes = APIRouter(prefix="/v1/records", tags=["records"], responses=described(400, 404, 409))
+    routes = APIRouter(prefix="/v1/records", tags=["records"], responses=described(404, 409))
 
     @routes.post("/cancel")
     def cancel(asked: ById) -> Done:
         """Cancel the pending record of an id, and say what that did."""
         with waiting.place():
-            return _control(panel, asked, CANCEL_OP)
+            return _control(context, asked, CANCEL_OP)
 
     @routes.post("/fire")
     def fire(asked: ById) -> Done:
         """Deliver the pending record of an id now."""
         with waiting.place():
-            return _control(panel, asked, FIRE_OP)
+            return _control(context, asked, FIRE_OP)
 
     @routes.post("/reschedule")
     def reschedule(asked: Reschedule) -> Done:
         """Give the pending record of an id another due time: a copy of it replaces it."""
         with waiting.place():
-            return _reschedule(panel, asked)
+            return _reschedule(context, asked)
 
     return routes
 
 
-def _control(panel: Panel, asked: ById, operation: str) -> Done:
+def _control(context: ApiContext, asked: ById, operation: str) -> Done:
     record_id = id_bytes(asked.id, asked.encoding)
     headers: list[Header] = [(names.DELAY_ID, record_id), (names.DELAY_OP, operation.encode())]
-    aim = aim_of(panel, asked, record_id)
-    with panel.desk.listen() as outcomes:
-        written = [panel.desk.write(*place, record_id, None, headers) for place in aim.places]
+    aim = aim_of(context, asked, record_id)
+    with context.desk.listen() as outcomes:
+        written = [context.desk.write(*place, record_id, None, headers) for place in aim.places]
         told = outcomes.of(written, asked.wait_ms / 1_000, replaces=False)
     outcome = together(written, told)
     if outcome is None:
-        return _done(written, None, _IN_THE_LOG + _why_unheard(panel, aim))
+        return _done(written, None, _IN_THE_LOG + _why_unheard(context, aim))
     return _done(written, outcome, said(outcome, aim))
 
 
-def aim_of(panel: Panel, asked: ById, record_id: bytes) -> Aim:
+def aim_of(context: ApiContext, asked: ById, record_id: bytes) -> Aim:
     """Return the partitions where the id is pending, or else those to which it belongs.
 
     Raises:
         Refusal: there is no such partition, or the workers do not answer.
     """
     if asked.topic is not None and asked.partition is not None:
-        return Aim([_checked(panel, asked.topic, asked.partition)])
+        return Aim([_checked(context, asked.topic, asked.partition)])
     try:
-        found = _found(panel, asked, record_id)
+        found = _found(context, asked, record_id)
         if found:
             places = [(row.topic, row.partition) for row in found]
             return Aim(places, {row.target for row in found})
-        elsewhere = panel.slices_elsewhere()
+        elsewhere = context.slices_elsewhere()
     except DelayServiceError as exc:
         raise Refusal(
             503,
@@ -146,30 +145,30 @@ def aim_of(panel: Panel, asked: ById, record_id: bytes) -> Aim:
             "partition it is written without asking",
             retry_after_s=_BUSY_RETRY_S,
         ) from exc
-    topic = asked.topic or next(iter(panel.settings.topics.delay))
-    partitions = panel.delay_topics.get(topic, 0)
+    topic = asked.topic or next(iter(context.settings.topics.delay))
+    partitions = context.delay_topics.get(topic, 0)
     partition = asked.partition
     if partition is None:
         partition = partition_for(record_id, partitions) if partitions else 0
-    return Aim([_checked(panel, topic, partition)], elsewhere=elsewhere)
+    return Aim([_checked(context, topic, partition)], elsewhere=elsewhere)
 
 
-def _found(panel: Panel, asked: ById, record_id: bytes) -> list[Pending]:
+def _found(context: ApiContext, asked: ById, record_id: bytes) -> list[Pending]:
     return [
         row
-        for row in panel.inquiry.find(record_id)
+        for row in context.inquiry.find(record_id)
         if asked.topic in (None, row.topic) and asked.partition in (None, row.partition)
     ]
 
 
-def _checked(panel: Panel, topic: str, partition: int) -> tuple[str, int]:
-    """Return topic and partition, if control records may be written there.
+def _checked(context: ApiContext, topic: str, partition: int) -> tuple[str, int]:
+    """Return topic and partition unchanged, if control records may be written there.
 
     Raises:
         Refusal: there is no such partition, or its topic takes no ids.
     """
-    partitions = panel.delay_topics.get(topic, 0)
-    if not partitions or topic in panel.settings.levels.by_topic:
+    partitions = context.delay_topics.get(topic, 0)
+    if not partitions or topic in context.settings.levels.by_topic:
         raise Refusal(404, f"{topic} is no delay topic that takes ids")
     if partition >= partitions:
         raise Refusal(404, f"{topic} has {partitions} partitions, none is {partition}")
@@ -177,7 +176,7 @@ def _checked(panel: Panel, topic: str, partition: int) -> tuple[str, int]:
 
 
 def said(outcome: str, aim: Aim) -> str:
-    """Return an outcome as a sentence."""
+    """Return the sentence that explains an outcome of a control record."""
     if outcome == "not_pending" and aim.elsewhere:
         numbers = ", ".join(map(str, aim.elsewhere))
         return (
@@ -187,45 +186,45 @@ def said(outcome: str, aim: Aim) -> str:
     return _SAID.get(outcome, outcome)
 
 
-def _why_unheard(panel: Panel, aim: Aim) -> str:
-    """Return the likely reason why no outcome of a control record has come yet."""
-    if panel.desk.is_stopping:
+def _why_unheard(context: ApiContext, aim: Aim) -> str:
+    """Return the likely reason why a control record has no outcome yet."""
+    if context.desk.is_stopping:
         return "this node stops, and waits no longer"
-    if panel.pauses.newest is None:
+    if context.pauses.newest is None:
         return "what is paused is not known yet"
-    paused = [topic for topic, _ in aim.places if panel.pauses.holds(topic)]
+    paused = [topic for topic, _ in aim.places if context.pauses.holds(topic)]
     if paused:
         return f"delay topic {paused[0]} is paused, and it takes effect after resume"
-    whys = [why for why in map(panel.pauses.why, sorted(aim.targets)) if why is not None]
+    whys = [why for why in map(context.pauses.why, sorted(aim.targets)) if why is not None]
     return whys[0] if whys else "is its slice owned?"
 
 
-def _reschedule(panel: Panel, asked: Reschedule) -> Done:
+def _reschedule(context: ApiContext, asked: Reschedule) -> Done:
     if (asked.at_ms is None) == (asked.after_ms is None):
         raise Refusal(400, "give at_ms or after_ms, one of the two")
     record_id = id_bytes(asked.id, asked.encoding)
-    row = _the_one(panel, asked, record_id)
-    refuse_what_would_fail(panel, row, asked)
-    with panel.desk.listen() as outcomes:
+    row = _only_row(context, asked, record_id)
+    refuse_what_would_fail(context, row, asked)
+    with context.desk.listen() as outcomes:
         headers = _again(row, asked)
-        written = panel.desk.write(row.topic, row.partition, row.key, row.value, headers)
+        written = context.desk.write(row.topic, row.partition, row.key, row.value, headers)
         told = outcomes.of([written], asked.wait_ms / 1_000, replaces=True)
     outcome = told.get(written)
     if outcome is not None:
         return _done([written], outcome, _SAID.get(outcome, outcome))
-    why = _why_unheard(panel, Aim([(row.topic, row.partition)], {row.target}))
+    why = _why_unheard(context, Aim([(row.topic, row.partition)], {row.target}))
     return _done([written], None, _NOTHING_REPLACED + why)
 
 
-def _the_one(panel: Panel, asked: Reschedule, record_id: bytes) -> Pending:
+def _only_row(context: ApiContext, asked: Reschedule, record_id: bytes) -> Pending:
     """Return the record to be replaced.
 
     Raises:
         Refusal: no record or more than one is pending under the id.
     """
-    rows = _found(panel, asked, record_id)
+    rows = _found(context, asked, record_id)
     if not rows:
-        elsewhere = ", ".join(map(str, panel.slices_elsewhere()))
+        elsewhere = ", ".join(map(str, context.slices_elsewhere()))
         where = f"; it keeps no copy of slices {elsewhere}: ask a node that does"
         raise Refusal(
             404,
@@ -238,7 +237,7 @@ def _the_one(panel: Panel, asked: Reschedule, record_id: bytes) -> Pending:
     return rows[0]
 
 
-def refuse_what_would_fail(panel: Panel, row: Pending, asked: Reschedule) -> None:
+def refuse_what_would_fail(context: ApiContext, row: Pending, asked: Reschedule) -> None:
     """Refuse a record that would be dead-lettered, expire at once, or be delivered twice.
 
     Raises:
@@ -256,14 +255,14 @@ def refuse_what_would_fail(panel: Panel, row: Pending, asked: Reschedule) -> Non
             f"it waits for partition {row.target_partition} of its delay topic, where its id is at "
             "home; nothing was written: ask again when it is there, or write it anew",
         )
-    if panel.is_catching_up(row.partition):
+    if context.is_catching_up(row.partition):
         raise Refusal(
             503,
             f"the copy of slice {row.partition} here is catching up, and may not know what has "
             "become of the record; nothing was written: ask the node that owns it (/v1/cluster)",
             retry_after_s=_BUSY_RETRY_S,
         )
-    now_ms = panel.wall_ms()
+    now_ms = context.wall_ms()
     if max(row.due_ms, row.key_ms) < now_ms + _SOON_MS:
         raise Refusal(
             409,
@@ -271,7 +270,7 @@ def refuse_what_would_fail(panel: Panel, row: Pending, asked: Reschedule) -> Non
             "replaced; nothing was written",
         )
     due_ms = now_ms + (asked.after_ms or 0) if asked.at_ms is None else asked.at_ms
-    limits = panel.settings.delivery
+    limits = context.settings.delivery
     if due_ms - now_ms > limits.max_delay_ms and not limits.clamp:
         raise Refusal(
             409,

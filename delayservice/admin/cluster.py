@@ -7,36 +7,36 @@ from typing import Annotated
 from fastapi import APIRouter, Query
 
 from delayservice.admin import cluster_models
+from delayservice.admin.context import ApiContext
 from delayservice.admin.history import Sample
-from delayservice.admin.panel import Panel
 from delayservice.admin.problems import Refusal, described
 from delayservice.engine.electability import SILENT_S_MAX
 from delayservice.metrics.facts import why_not_electable
 from delayservice.metrics.status import NodeState
 
 
-def health_routes(panel: Panel) -> APIRouter:
+def health_routes(context: ApiContext) -> APIRouter:
     """Return the routes for probes, which contain no secrets. They run on the event loop, so that
     they answer even if all threads are busy.
     """
     routes = APIRouter(tags=["health"])
 
-    @routes.get("/healthz", responses=described(503))
+    @routes.get("/healthz", responses=described())
     async def healthz() -> cluster_models.Health:
         """Return whether the node lives: no worker hangs."""
-        silent = [w for w in panel.hub.facts().workers if w.silent_s > SILENT_S_MAX]
+        silent = [w for w in context.hub.facts().workers if w.silent_s > SILENT_S_MAX]
         if silent:
             said = ", ".join(f"{w.worker} for {w.silent_s:.0f} s" for w in silent)
             raise Refusal(503, f"workers are silent: {said}")
         return cluster_models.Health(status="ok")
 
-    @routes.get("/readyz", responses=described(503))
+    @routes.get("/readyz", responses=described())
     async def readyz() -> cluster_models.Health:
         """Return whether the node may own every slice that it has a copy of; if not, why.
 
         Other alarms are in `/v1/node`: they don't say that it should be asked no more.
         """
-        reasons = why_not_electable(panel.hub.facts())
+        reasons = why_not_electable(context.hub.facts())
         if reasons:
             raise Refusal(503, "; ".join(reasons))
         return cluster_models.Health(status="ok")
@@ -44,32 +44,32 @@ def health_routes(panel: Panel) -> APIRouter:
     return routes
 
 
-def add_cluster_routes(routes: APIRouter, panel: Panel) -> None:
+def add_cluster_routes(routes: APIRouter, context: ApiContext) -> None:
     """Add the routes about the node and the cluster."""
 
     @routes.get("/node", tags=["cluster"])
     def node() -> NodeState:
         """This node, its workers and slices."""
-        return panel.hub.status()
+        return context.hub.status()
 
     @routes.get("/cluster", tags=["cluster"])
     def cluster() -> cluster_models.Cluster:
         """All nodes, who owns which slice, and how far every copy is."""
-        return cluster_of(panel)
+        return cluster_of(context)
 
     @routes.get("/history", tags=["cluster"])
     def history(
         last: Annotated[int, Query(ge=1, le=900, description="Samples, about one a second.")] = 300,
     ) -> list[Sample]:
         """Throughput and lateness of this node in the last minutes."""
-        return panel.history.last(last)
+        return context.history.last(last)
 
 
-def cluster_of(panel: Panel) -> cluster_models.Cluster:
+def cluster_of(context: ApiContext) -> cluster_models.Cluster:
     """Return the cluster as this node sees it."""
-    members = panel.inquiry.members()
-    topics = panel.delay_topics
-    here = {status.slice: status for status in panel.hub.status().slices}
+    members = context.inquiry.members()
+    topics = context.delay_topics
+    here = {status.slice: status for status in context.hub.status().slices}
     furthest: dict[int, int] = {}
     for copy in members.copies:
         furthest[copy.slice] = max(furthest.get(copy.slice, 0), copy.stored)
@@ -96,10 +96,10 @@ def cluster_of(panel: Panel) -> cluster_models.Cluster:
                 here=None if mine is None else cluster_models.Here.model_validate(mine),
             )
         )
-    levels = panel.settings.levels.by_topic
+    levels = context.settings.levels.by_topic
     return cluster_models.Cluster(
-        node_id=panel.settings.node.node_id,
-        standalone=panel.settings.standalone,
+        node_id=context.settings.node.node_id,
+        standalone=context.settings.standalone,
         nodes=[cluster_models.Node.model_validate(node) for node in members.nodes],
         slices=slices,
         ownerless=[held.slice for held in members.slices if not held.owner],
@@ -108,7 +108,7 @@ def cluster_of(panel: Panel) -> cluster_models.Cluster:
                 name=name,
                 partitions=count,
                 level_ms=levels.get(name),
-                is_paused=panel.pauses.holds(name),
+                is_paused=context.pauses.holds(name),
             )
             for name, count in topics.items()
         ],

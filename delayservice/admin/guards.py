@@ -1,4 +1,4 @@
-"""Guards of requests: host names, sizes, the token.
+"""Guards of requests: host names, sizes, the token, known query names, JSON bodies.
 
 Changes need the token as a bearer. A browser sends that only from a script of the page itself, so
 that no other site can make a change in a user's name. The password of basic authentication, which
@@ -11,7 +11,7 @@ import hmac
 from collections.abc import Callable
 from typing import Annotated, Final
 
-from fastapi import Depends
+from fastapi import Depends, Request
 from fastapi.security import (
     HTTPAuthorizationCredentials,
     HTTPBasic,
@@ -24,6 +24,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from delayservice.admin.problems import Refusal, answer
 
 BODY_BYTES_MAX: Final = 1 << 20
+_JSON: Final = "application/json"
 _OWN_HOSTS: Final = frozenset({"localhost", "127.0.0.1", "[::1]"})
 _HEADERS: Final = {
     "Content-Security-Policy": "default-src 'self'; img-src 'self' data:; frame-ancestors 'none'; "
@@ -75,6 +76,34 @@ def _check(shown: str | None, token: str, needed: str, scheme: str) -> None:
         raise NeedsToken(f"{needed}; {where}", scheme)
     if not hmac.compare_digest(shown.encode(), token.encode()):
         raise NeedsToken(f"the token that was sent is not this node's; {where}", scheme)
+
+
+def takes_json(request: Request) -> None:
+    """Accept a request without a body, or with one whose content type is JSON.
+
+    Raises:
+        Refusal: 415, the content type is missing or not JSON.
+    """
+    given = request.headers.get("content-type", "")
+    has_body = request.headers.get("content-length", "0") != "0"
+    if has_body and given.partition(";")[0].strip().lower() != _JSON:
+        said = f"is {given}" if given else "does not say what it is"
+        raise Refusal(415, f"the body {said}: send JSON with `Content-Type: {_JSON}`")
+
+
+def knows_query(request: Request) -> None:
+    """Accept a query with known names only: a misspelt filter would be ignored.
+
+    Raises:
+        Refusal: 422, a name is unknown; the message lists the known ones.
+    """
+    operation = request.app.openapi()["paths"][request.scope["route"].path][request.method.lower()]
+    known = {one["name"] for one in operation.get("parameters", ()) if one["in"] == "query"}
+    if unknown := sorted(request.query_params.keys() - known):
+        names = ", ".join(sorted(known)) or "none"
+        raise Refusal(
+            422, f"unknown in the query: {', '.join(unknown)}; {request.url.path} takes: {names}"
+        )
 
 
 class RequestGate:

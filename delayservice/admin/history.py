@@ -1,4 +1,4 @@
-"""Samples of a node's last minutes, so that a page can show charts at once."""
+"""Samples of a node's last 15 minutes, for the charts of the page."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ from delayservice.metrics.hub import NodeTotals
 
 EVERY_S: Final = 1.0
 KEPT: Final = 900
+"""Largest number of samples in memory: 15 minutes."""
 
 
 class Sample(BaseModel):
-    """Counts of about one second."""
+    """Counts of an interval of about a second, which ended at ``at_ms``, epoch ms."""
 
     at_ms: int
     seconds: float
@@ -61,7 +62,12 @@ class History:
             self.sample(time.monotonic(), time.time_ns() // 1_000_000)
 
     def sample(self, now_s: float, now_ms: int) -> None:
-        """Store the counts since the call before as a sample."""
+        """Store a sample of the counts since the previous call.
+
+        Args:
+            now_s: monotonic clock, in s.
+            now_ms: wall clock, epoch milliseconds.
+        """
         total, pending = self._totals()
         if self._last is not None:
             before_s, before = self._last

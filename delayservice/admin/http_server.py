@@ -1,4 +1,4 @@
-"""The HTTP server of the node: uvicorn on a thread of the supervisor, outside of the workers."""
+"""HTTP server of a node: uvicorn on a thread of the supervisor process."""
 
 from __future__ import annotations
 
@@ -47,13 +47,13 @@ class HttpServer:
         self._thread: threading.Thread | None = None
 
     def serve(self) -> str | None:
-        """Start to listen, on a thread of its own.
+        """Start to listen, and answer requests on a new thread.
 
         Returns:
-            ``host:port`` that it listens on; None: the setting is empty.
+            ``host:port`` of the open socket; None: ``listen`` is empty, and there is no server.
 
         Raises:
-            DelayServiceError: another program uses the address, or this machine does not have it.
+            DelayServiceError: the address is in use, or this machine does not have it.
         """
         if not self._listen:
             return None
@@ -100,7 +100,7 @@ class _Server(uvicorn.Server):
     """
 
     async def main_loop(self) -> None:
-        """Run until ``should_exit``; every check also sets the date of the answers."""
+        """Run until ``should_exit`` is set; each tick also updates the ``Date`` header."""
         await self.on_tick(0)
         is_over = False
         while not is_over:

@@ -1,6 +1,6 @@
-"""Queries to all workers of the node at once, with merged answers.
+"""Queries to all workers of the node, with merged answers.
 
-A query that many make at the same time, as the pages of several people do, runs once a second.
+Frequent queries, as of several open pages, run once a second at most.
 """
 
 from __future__ import annotations
@@ -8,7 +8,8 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Final, Protocol, TypeVar
+from concurrent.futures import Future
+from typing import Final, Generic, TypeVar
 
 from delayservice.base.errors import DelayServiceError
 from delayservice.inspection.asking import WorkerClient
@@ -34,52 +35,25 @@ _FRESH_S: Final = 1.0
 T = TypeVar("T")
 
 
-class Inquiry(Protocol):
-    """The queries of the API to a node."""
-
-    def search(self, asked: Search) -> Page:
-        """Return a page of pending records by due time."""
-
-    def find(self, record_id: bytes) -> list[Pending]:
-        """Return the pending records of an id, one in each shard at most."""
-
-    def locate(self, asked: Locate) -> Fate | None:
-        """Return the fate of a source record; None: this node keeps no copy of its shard."""
-
-    def horizon(self) -> BacklogCounts:
-        """Return the number of records by due time."""
-
-    def members(self) -> Members:
-        """Return the state of the cluster."""
-
-    def held(self) -> list[list[bytes]]:
-        """Return the pauses that each worker has read."""
-
-
-class _Kept:
+class _Kept(Generic[T]):
     """Cache of an answer or its error for one second; all waiting threads get the same."""
 
-    def __init__(self, ask: Callable[[], Any]) -> None:
+    def __init__(self, ask: Callable[[], T]) -> None:
         self._ask = ask
         self._lock = threading.Lock()
         self._asked_s = float("-inf")
-        self._answer: Any = None
-        self._failure: DelayServiceError | None = None
+        self._answer: Future[T] = Future()
 
-    def get(self) -> Any:  # noqa: ANN401  # whatever is asked for
+    def get(self) -> T:
         with self._lock:
             if time.monotonic() - self._asked_s > _FRESH_S:
-                self._ask_again()
-            if self._failure is not None:
-                raise self._failure.with_traceback(None)
-            return self._answer
-
-    def _ask_again(self) -> None:
-        try:
-            self._answer, self._failure = self._ask(), None
-        except DelayServiceError as exc:
-            self._answer, self._failure = None, exc
-        self._asked_s = time.monotonic()
+                self._answer = Future()
+                try:
+                    self._answer.set_result(self._ask())
+                except DelayServiceError as exc:
+                    self._answer.set_exception(exc)
+                self._asked_s = time.monotonic()
+            return self._answer.result()
 
 
 class Workers:
@@ -99,27 +73,25 @@ class Workers:
         return merged(self._all(asked, Page), asked.limit)
 
     def find(self, record_id: bytes) -> list[Pending]:
-        """Return the pending records of an id, from all workers."""
+        """Return the pending records of a ``delay-id``; at most one in each shard."""
         answers = self._all(Find(record_id=record_id), list[Pending])
         return [row for rows in answers for row in rows]
 
     def locate(self, asked: Locate) -> Fate | None:
-        """Return the fate of a source record; None: this node keeps no copy of its shard."""
+        """Return what became of a source record; None: this node keeps no copy of its shard."""
         answers: list[Fate | None] = self._all(asked, Fate | None)  # type: ignore[arg-type]
         return next((fate for fate in answers if fate is not None), None)
 
     def horizon(self) -> BacklogCounts:
-        """Return the number of records by due time, at most a second old."""
-        kept: BacklogCounts = self._horizon.get()
-        return kept
+        """Return the numbers of pending records by due time; the answer is at most a second old."""
+        return self._horizon.get()
 
     def members(self) -> Members:
-        """Return the state of the cluster, at most a second old."""
-        kept: Members = self._members.get()
-        return kept
+        """Return nodes, owners and copies of the cluster; the answer is at most a second old."""
+        return self._members.get()
 
     def held(self) -> list[list[bytes]]:
-        """Return the pauses that each worker has read."""
+        """Return, for each worker, the keys of the pauses that it has read."""
         return self._all(HeldTopics(), list[bytes])
 
     def _ask_horizon(self) -> BacklogCounts:

@@ -66,7 +66,7 @@ class Header(BaseModel):
 
 
 class PendingRecord(BaseModel):
-    """A record that waits."""
+    """A pending record."""
 
     topic: str = Field(description="Its delay topic.")
     partition: int
@@ -93,7 +93,7 @@ class PendingRecord(BaseModel):
 
 
 class WholeRecord(PendingRecord):
-    """A record that waits, with its content."""
+    """A pending record with its content."""
 
     value: Content | None
     headers: list[Header] = Field(description="Its own headers, as they will be delivered.")
@@ -126,7 +126,7 @@ def _fields(row: Pending) -> dict[str, object]:
 
 
 class PendingPage(BaseModel):
-    """Some of what waits, in the order in which it is looked at next."""
+    """A page of pending records, in the order in which the service looks at them."""
 
     records: list[PendingRecord]
     next: str | None = Field(
@@ -140,7 +140,7 @@ class PendingPage(BaseModel):
 
 
 class Horizon(BaseModel):
-    """Number of records that are due within a time from now."""
+    """Number of records that are due within ``within_ms`` milliseconds from now."""
 
     within_ms: int
     count: int
@@ -159,14 +159,14 @@ class Backlog(BaseModel):
 
 
 class Bucket(BaseModel):
-    """Number of records that are due in an interval."""
+    """Number of records due in an interval that starts at ``start_ms``, epoch ms."""
 
     start_ms: int
     count: int
 
 
 class Timeline(BaseModel):
-    """Numbers of pending records over time."""
+    """Numbers of pending records in consecutive intervals of ``unit_ms`` milliseconds."""
 
     now_ms: int
     unit_ms: int
@@ -233,7 +233,7 @@ class DeadLetters(BaseModel):
 
 
 class ById(BaseModel):
-    """A pending record, by its id."""
+    """Request that names a pending record by its id."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -253,7 +253,7 @@ class ById(BaseModel):
 
 
 class Reschedule(ById):
-    """A pending record and another due time; give one of the two."""
+    """Request for another due time: either ``at_ms`` or ``after_ms``."""
 
     at_ms: Annotated[Whole, AfterValidator(_no_seconds)] | None = Field(
         default=None, ge=0, le=253_402_300_799_999, description="Epoch milliseconds."
@@ -262,7 +262,7 @@ class Reschedule(ById):
 
 
 class Reason(BaseModel):
-    """Why something is paused."""
+    """Request to pause, with the reason to show."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -270,7 +270,7 @@ class Reason(BaseModel):
 
 
 class Done(BaseModel):
-    """A record that was written into the log, and its outcome."""
+    """Answer to a change: the written control records, and the outcome."""
 
     written: list[str] = Field(description="`topic:partition:offset` of the control record.")
     outcome: str | None = Field(

@@ -19,12 +19,11 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, RedirectResponse, Response
 from fastapi.routing import APIRoute
 from jinja2 import Environment, PackageLoader, StrictUndefined
-from starlette.staticfiles import StaticFiles
 
 from delayservice import __version__
 from delayservice.admin import models, page_charts, page_health, page_words
 from delayservice.admin.cluster import cluster_of
-from delayservice.admin.panel import Panel
+from delayservice.admin.context import ApiContext
 from delayservice.admin.problems import Refusal
 from delayservice.admin.reading import (
     SCAN_MAX,
@@ -38,7 +37,7 @@ from delayservice.admin.reading import (
     timeline_of,
 )
 from delayservice.base.errors import DelayServiceError
-from delayservice.config.reference import Row, as_text, redacted
+from delayservice.config.reference import as_text, redacted
 from delayservice.contract.codes import EXPLANATIONS
 from delayservice.contract.times import DUE_STOP_MS
 from delayservice.inspection.query import Locate, Position, Search
@@ -90,15 +89,15 @@ class Pages:
     """Renderer of the pages of one node.
 
     Args:
-        panel: access to the data to show.
+        context: access to the data to show.
     """
 
-    def __init__(self, panel: Panel) -> None:
-        self._panel = panel
+    def __init__(self, context: ApiContext) -> None:
+        self._context = context
         self._templates = environment()
 
     def draw(self, name: str, http_status: int = 200, **shown: object) -> HTMLResponse:
-        """Return a rendered page.
+        """Return a template rendered as a page.
 
         Args:
             name: name of its template.
@@ -114,18 +113,18 @@ class Pages:
 
     def _common(self) -> dict[str, object]:
         """Return the template variables of every page."""
-        panel = self._panel
-        now_ms = panel.wall_ms()
-        cluster = _part(lambda: cluster_of(panel))
-        pauses = _part(lambda: pauses_of(panel))
+        context = self._context
+        now_ms = context.wall_ms()
+        cluster = _part(lambda: cluster_of(context))
+        pauses = _part(lambda: pauses_of(context))
         findings = page_health.findings_of(
-            panel.hub.status(),
+            context.hub.status(),
             cluster.value,
             pauses.value or [],
             now_ms,
         )
         return {
-            "node_id": panel.settings.node.node_id,
+            "node_id": context.settings.node.node_id,
             "now_ms": now_ms,
             "cluster": cluster,
             "findings": findings,
@@ -133,32 +132,32 @@ class Pages:
 
     def overview(self, unit: str, minutes: int) -> HTMLResponse:
         """Return the page with health, due records, and throughput of the last minutes."""
-        panel = self._panel
-        timeline = _part(lambda: timeline_of(panel, unit, BUCKETS[unit]))
+        context = self._context
+        timeline = _part(lambda: timeline_of(context, unit, BUCKETS[unit]))
         bars = page_charts.bars_of(timeline.value) if timeline.value is not None else None
-        samples = panel.history.last(minutes * 60)
+        samples = context.history.last(minutes * 60)
         return self.draw(
             "overview",
-            backlog=_part(lambda: backlog_of(panel)),
+            backlog=_part(lambda: backlog_of(context)),
             unit=unit,
             units=list(UNITS_MS),
             timeline=timeline,
             bars=bars,
-            past=page_charts.past_of(samples, minutes, panel.wall_ms()),
-            status=panel.hub.status(),
-            workers_wanted=panel.settings.node.workers,
+            past=page_charts.past_of(samples, minutes, context.wall_ms()),
+            status=context.hub.status(),
+            workers_wanted=context.settings.node.workers,
         )
 
     def record(self, topic: str, partition: int, offset: int) -> HTMLResponse:
         """Return the page of one record, as it was written, and its fate."""
-        row = self._panel.read(topic, partition, offset)
-        fate = self._panel.inquiry.locate(Locate(topic=topic, partition=partition, row=row))
+        row = self._context.read(topic, partition, offset)
+        fate = self._context.inquiry.locate(Locate(topic=topic, partition=partition, row=row))
         found = models.RecordFate.of(topic, partition, row, fate)
         return self.draw("record", record=found, pending=found.pending)
 
     def pending(self, asked: TypedSearch) -> Response:
         """Return the page of a search by id or by other criteria, or a redirect to one record."""
-        asked.read(self._panel.wall_ms())
+        asked.read(self._context.wall_ms())
         if asked.errors:
             return self.draw("pending", 422, **self._searched(asked, None))
         if asked.id:
@@ -167,7 +166,7 @@ class Pages:
         return self.draw("pending", **self._searched(asked, page))
 
     def _by_id(self, asked: TypedSearch) -> Response:
-        rows = self._panel.inquiry.find(id_bytes(asked.id, asked.encoding))
+        rows = self._context.inquiry.find(id_bytes(asked.id, asked.encoding))
         source = _SOURCE.fullmatch(asked.id.strip())
         if not rows and source is not None:
             return RedirectResponse(_record_url(source[1], int(source[2]), int(source[3])), 303)
@@ -180,7 +179,7 @@ class Pages:
             records=records,
             next=None,
             scanned=len(rows),
-            slices_elsewhere=self._panel.slices_elsewhere(),
+            slices_elsewhere=self._context.slices_elsewhere(),
         )
         return self.draw("pending", **self._searched(asked, PagePart(page)))
 
@@ -193,15 +192,15 @@ class Pages:
             limit=_ROWS,
             scan_max=SCAN_MAX,
             after=asked.position,
-            beyond_window=may_be_beyond_window(self._panel, asked.from_ms),
+            beyond_window=may_be_beyond_window(self._context, asked.from_ms),
         )
-        return pending_page(self._panel, wanted)
+        return pending_page(self._context, wanted)
 
     def _searched(
         self, asked: TypedSearch, page: PagePart[models.PendingPage] | None
     ) -> dict[str, Any]:
-        levels = self._panel.settings.levels.by_topic
-        topics = _part(lambda: [one for one in self._panel.delay_topics if one not in levels])
+        levels = self._context.settings.levels.by_topic
+        topics = _part(lambda: [one for one in self._context.delay_topics if one not in levels])
         more = page.value.next if page is not None and page.value is not None else None
         return {
             "asked": asked,
@@ -213,7 +212,7 @@ class Pages:
 
     def dead_letters(self, code: str, last: int) -> HTMLResponse:
         """Return the page of the newest dead letters."""
-        found = self._panel.dead_letters(last, code or None)
+        found = self._context.dead_letters(last, code or None)
         rows = [(one, one.place in found.replayed) for one in found.letters[:_LETTERS]]
         return self.draw(
             "dead_letters",
@@ -230,7 +229,7 @@ class Pages:
         """Return the page of the configuration in effect."""
         sections = [
             (section, list(_flat((section,), table)))
-            for section, table in redacted(self._panel.settings).items()
+            for section, table in redacted(self._context.settings).items()
         ]
         return self.draw("config", sections=sections)
 
@@ -239,7 +238,7 @@ def _flat(path: tuple[str, ...], value: object) -> list[tuple[str, str]]:
     if isinstance(value, dict) and value:
         return [row for name, below in value.items() for row in _flat((*path, name), below)]
     name = ".".join(path)
-    return [(name, "" if value == {} else as_text(Row(name, value, "")))]
+    return [(name, as_text(name, value))]
 
 
 @dataclass(slots=True)
@@ -305,9 +304,9 @@ def _record_url(topic: str, partition: int, offset: int) -> str:
     return f"/records/{topic}/{partition}/{offset}"
 
 
-def page_routes(panel: Panel) -> APIRouter:
+def page_routes(context: ApiContext) -> APIRouter:
     """Return the routes of the pages."""
-    pages = Pages(panel)
+    pages = Pages(context)
     routes = APIRouter(route_class=_route_class(pages), include_in_schema=False)
 
     @routes.get("/")
@@ -352,11 +351,6 @@ def page_routes(panel: Panel) -> APIRouter:
         return pages.config()
 
     return routes
-
-
-def static_files() -> StaticFiles:
-    """Return style and script, which need no token as they are equal for every client."""
-    return StaticFiles(packages=[("delayservice.admin", "static")])
 
 
 def _route_class(pages: Pages) -> type[APIRoute]:

@@ -1,4 +1,4 @@
-"""Charts as numbers, which the templates draw as SVG. No styles, no text, no clock."""
+"""Coordinates of the charts, which the templates draw as SVG."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def bars_of(timeline: Timeline) -> Bars:
 
 
 def round_up(number: float) -> int:
-    """Return the next number from ``number`` on at which an axis may end."""
+    """Return the smallest round number from ``number`` up, as the end of an axis."""
     if number <= 1:
         return 1
     if number <= 10:  # noqa: PLR2004  # below that, halves of even numbers are whole

@@ -6,17 +6,17 @@ from typing import Annotated, Final
 
 from fastapi import APIRouter, Path
 from tenacity import (
-    RetryCallState,
     RetryError,
     Retrying,
-    retry_if_exception_type,
+    retry_if_result,
     stop_after_delay,
+    stop_any,
     wait_fixed,
 )
 
 from delayservice.admin.changing import WaitingRoom
+from delayservice.admin.context import ApiContext
 from delayservice.admin.models import Reason
-from delayservice.admin.panel import Panel
 from delayservice.admin.problems import Refusal, described
 from delayservice.base.errors import DelayServiceError
 from delayservice.engine.pauses import Kind, Paused, encode_key, encode_pause
@@ -30,60 +30,52 @@ _PausedName = Annotated[
         description="A topic; of targets, `*` and `?` stand for any.",
     ),
 ]
-
-
 _HEARD_S: Final = 10
 _LOOK_S: Final = 0.02
 
 
-def pause_routes(panel: Panel, waiting: WaitingRoom) -> APIRouter:
+def pause_routes(context: ApiContext, waiting: WaitingRoom) -> APIRouter:
     """Return the routes that pause and resume targets and delay topics, on every node."""
     routes = APIRouter(prefix="/v1/pauses", tags=["pauses"], responses=described(404))
 
     @routes.put("/{kind}/{name}")
     def pause(kind: Kind, name: _PausedName, asked: Reason) -> Pause:
         """Pause. This node has heard of it when it answers, others a moment later."""
-        if kind == "topic" and name not in panel.delay_topics:
+        if kind == "topic" and name not in context.delay_topics:
             raise Refusal(404, f"{name} is no delay topic")
-        row = PauseRow(panel.wall_ms(), asked.reason)
+        row = PauseRow(context.wall_ms(), asked.reason)
         with waiting.place():
-            _write_pause(panel, Paused(kind, name), encode_pause(row))
+            _write_pause(context, Paused(kind, name), encode_pause(row))
         return Pause(kind=kind, name=name, at_ms=row.at_ms, reason=row.reason)
 
     @routes.delete("/{kind}/{name}", status_code=204)
     def resume(kind: Kind, name: _PausedName) -> None:
         """Go on. What was put off meanwhile comes within `delivery.held_ms` and half as long."""
-        newest = panel.pauses.newest
+        newest = context.pauses.newest
         if newest is not None and Paused(kind, name) not in newest.all:
             raise Refusal(404, f"{kind} {name} is not paused")
         with waiting.place():
-            _write_pause(panel, Paused(kind, name), None)
+            _write_pause(context, Paused(kind, name), None)
 
     return routes
 
 
-def _write_pause(panel: Panel, paused: Paused, value: bytes | None) -> None:
+def _write_pause(context: ApiContext, paused: Paused, value: bytes | None) -> None:
     """Write or delete a pause, and wait until this node's workers have read it.
 
     Raises:
         Refusal: the workers have not read it in time.
     """
     key = encode_key(paused)
-    panel.desk.write(panel.settings.topics.pauses, 0, key, value, [])
+    context.desk.write(context.settings.topics.pauses, 0, key, value, [])
     is_paused = value is not None
 
-    def is_over(state: RetryCallState) -> bool:
-        return panel.desk.is_stopping or stop_after_delay(_HEARD_S)(state)
+    def is_unheard() -> bool:
+        return any((key in held) is not is_paused for held in context.inquiry.held())
 
+    is_over = stop_any(stop_after_delay(_HEARD_S), lambda _: context.desk.is_stopping)
     try:
-        for attempt in Retrying(
-            retry=retry_if_exception_type(NotHeardError),
-            stop=is_over,
-            wait=wait_fixed(_LOOK_S),
-        ):
-            with attempt:
-                if any((key in held) is not is_paused for held in panel.inquiry.held()):
-                    raise NotHeardError
+        Retrying(retry=retry_if_result(bool), stop=is_over, wait=wait_fixed(_LOOK_S))(is_unheard)
     except RetryError as exc:
         raise Refusal(
             503,
@@ -94,7 +86,3 @@ def _write_pause(panel: Panel, paused: Paused, value: bytes | None) -> None:
         raise Refusal(
             503, f"it is written, and whether the workers have heard of it is not known: {exc}"
         ) from exc
-
-
-class NotHeardError(Exception):
-    """A worker has not read a pause yet."""

@@ -49,7 +49,7 @@ class Refusal(Exception):  # noqa: N818  # it is an answer
 
 
 def described(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """Return the OpenAPI description of failures: these, and those of every route."""
+    """Return the OpenAPI description of failures: ``statuses``, and those of every route."""
     return {
         status: {
             "model": Problem,
@@ -63,7 +63,7 @@ def described(*statuses: int) -> dict[int | str, dict[str, Any]]:
 def answer(
     status: int, detail: str, errors: list[str] | None = None, headers: dict[str, str] | None = None
 ) -> JSONResponse:
-    """Return a problem as a response."""
+    """Return problem details as a response."""
     problem = Problem(
         title=HTTPStatus(status).phrase, status=status, detail=detail, errors=errors or []
     )

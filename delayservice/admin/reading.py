@@ -13,8 +13,8 @@ from msgspec import Meta
 
 from delayservice.admin import models
 from delayservice.admin.cluster import add_cluster_routes
+from delayservice.admin.context import ApiContext
 from delayservice.admin.models import ID_CHARS_MAX
-from delayservice.admin.panel import Panel
 from delayservice.admin.problems import Refusal, described
 from delayservice.config.reference import redacted
 from delayservice.contract.codes import RecordRefusedError
@@ -51,22 +51,22 @@ _Cursor: TypeAlias = tuple[
 _Unit = Annotated[str, Query(pattern="^(second|minute|hour)$", description="Width of a bucket.")]
 
 
-def reading_routes(panel: Panel) -> APIRouter:
+def reading_routes(context: ApiContext) -> APIRouter:
     """Return the routes that read: cluster, pending records, dead letters, configuration."""
     routes = APIRouter(prefix="/v1", responses=described())
-    add_cluster_routes(routes, panel)
-    _add_pending(routes, panel)
-    _add_search(routes, panel)
-    _add_records(routes, panel)
-    _add_rest(routes, panel)
+    add_cluster_routes(routes, context)
+    _add_pending(routes, context)
+    _add_search(routes, context)
+    _add_records(routes, context)
+    _add_rest(routes, context)
     return routes
 
 
-def _add_pending(routes: APIRouter, panel: Panel) -> None:
+def _add_pending(routes: APIRouter, context: ApiContext) -> None:
     @routes.get("/pending/horizon", tags=["pending"])
     def horizon() -> models.Backlog:
         """Return the number of pending records by time until due."""
-        return backlog_of(panel)
+        return backlog_of(context)
 
     @routes.get("/pending/timeline", tags=["pending"])
     def timeline(
@@ -74,11 +74,11 @@ def _add_pending(routes: APIRouter, panel: Panel) -> None:
         buckets: Annotated[int, Query(ge=1, le=1_000)] = 60,
     ) -> models.Timeline:
         """Return the number of records due in each second, minute or hour from now on."""
-        return timeline_of(panel, unit, buckets)
+        return timeline_of(context, unit, buckets)
 
 
-def _add_search(routes: APIRouter, panel: Panel) -> None:
-    @routes.get("/pending", tags=["pending"], responses=described(400))
+def _add_search(routes: APIRouter, context: ApiContext) -> None:
+    @routes.get("/pending", tags=["pending"])
     def pending(
         from_: Annotated[
             str,
@@ -113,7 +113,7 @@ def _add_search(routes: APIRouter, panel: Panel) -> None:
         from_ms = _epoch_ms(from_)
         to_ms = DUE_STOP_MS if to is None else _epoch_ms(to)
         if beyond_window is None:
-            beyond_window = may_be_beyond_window(panel, from_ms)
+            beyond_window = may_be_beyond_window(context, from_ms)
         asked = Search(
             from_ms=from_ms,
             to_ms=to_ms,
@@ -124,29 +124,29 @@ def _add_search(routes: APIRouter, panel: Panel) -> None:
             after=None if cursor is None else position_of(cursor),
             beyond_window=beyond_window,
         )
-        return pending_page(panel, asked)
+        return pending_page(context, asked)
 
 
-def may_be_beyond_window(panel: Panel, from_ms: int) -> bool:
+def may_be_beyond_window(context: ApiContext, from_ms: int) -> bool:
     """Return whether all records due from a time on are beyond the roll window now."""
-    return from_ms > panel.wall_ms() + panel.settings.roll_window_ms
+    return from_ms > context.wall_ms() + context.settings.roll_window_ms
 
 
-def pending_page(panel: Panel, asked: Search) -> models.PendingPage:
+def pending_page(context: ApiContext, asked: Search) -> models.PendingPage:
     """Return a page of a search for pending records, for the API and for the page."""
-    page = panel.inquiry.search(asked)
+    page = context.inquiry.search(asked)
     return models.PendingPage(
         records=[models.PendingRecord.of(row) for row in page.rows],
         next=None if page.upto is None else _cursor(page.upto),
         scanned=page.scanned,
-        slices_elsewhere=panel.slices_elsewhere(),
+        slices_elsewhere=context.slices_elsewhere(),
     )
 
 
-def backlog_of(panel: Panel) -> models.Backlog:
+def backlog_of(context: ApiContext) -> models.Backlog:
     """Return the number of pending records by time until due."""
-    now_ms = panel.wall_ms()
-    horizon = panel.inquiry.horizon()
+    now_ms = context.wall_ms()
+    horizon = context.inquiry.horizon()
     lumps = horizon.lumps
     counts = [count_within(lumps, now_ms, now_ms + ms) for ms in HORIZONS_MS]
     overdue = count_within(lumps, 0, now_ms)
@@ -160,15 +160,15 @@ def backlog_of(panel: Panel) -> models.Backlog:
             for ms, count in zip(HORIZONS_MS, counts, strict=True)
         ],
         beyond=max(sum(count for _, _, count in lumps) - overdue - counts[-1], 0),
-        slices_elsewhere=panel.slices_elsewhere(),
+        slices_elsewhere=context.slices_elsewhere(),
     )
 
 
-def timeline_of(panel: Panel, unit: str, buckets: int) -> models.Timeline:
+def timeline_of(context: ApiContext, unit: str, buckets: int) -> models.Timeline:
     """Return the number of records due in each interval from now on."""
-    now_ms, unit_ms = panel.wall_ms(), UNITS_MS[unit]
+    now_ms, unit_ms = context.wall_ms(), UNITS_MS[unit]
     first_ms = now_ms // unit_ms * unit_ms
-    lumps = panel.inquiry.horizon().lumps
+    lumps = context.inquiry.horizon().lumps
     starts = [first_ms + number * unit_ms for number in range(buckets)]
     stop_ms = first_ms + buckets * unit_ms
     coarse = [
@@ -184,7 +184,7 @@ def timeline_of(panel: Panel, unit: str, buckets: int) -> models.Timeline:
             models.Bucket(start_ms=start, count=count_within(lumps, start, start + unit_ms))
             for start in starts
         ],
-        slices_elsewhere=panel.slices_elsewhere(),
+        slices_elsewhere=context.slices_elsewhere(),
     )
 
 
@@ -219,8 +219,8 @@ def position_of(cursor: str) -> Position:
     return position
 
 
-def _add_records(routes: APIRouter, panel: Panel) -> None:
-    @routes.get("/records", tags=["records"], responses=described(400, 404))
+def _add_records(routes: APIRouter, context: ApiContext) -> None:
+    @routes.get("/records", tags=["records"], responses=described(404))
     def by_id(
         record_id: Annotated[
             str,
@@ -229,7 +229,7 @@ def _add_records(routes: APIRouter, panel: Panel) -> None:
         encoding: Annotated[str, Query(pattern="^(utf-8|base64)$")] = "utf-8",
     ) -> list[models.WholeRecord]:
         """The pending record of an id; one in each delay topic and partition at most."""
-        rows = panel.inquiry.find(id_bytes(record_id, encoding))
+        rows = context.inquiry.find(id_bytes(record_id, encoding))
         if not rows:
             raise Refusal(
                 404,
@@ -245,8 +245,8 @@ def _add_records(routes: APIRouter, panel: Panel) -> None:
         offset: Annotated[int, Path(ge=0, le=2**63 - 1)],
     ) -> models.RecordFate:
         """A record of a delay topic as it was written, and what has become of it."""
-        row = panel.read(topic, partition, offset)
-        fate = panel.inquiry.locate(Locate(topic=topic, partition=partition, row=row))
+        row = context.read(topic, partition, offset)
+        fate = context.inquiry.locate(Locate(topic=topic, partition=partition, row=row))
         return models.RecordFate.of(topic, partition, row, fate)
 
 
@@ -264,7 +264,7 @@ def id_bytes(text: str, encoding: str) -> bytes:
         raise Refusal(400, f"id is no base64: {exc}") from exc
 
 
-def _add_rest(routes: APIRouter, panel: Panel) -> None:
+def _add_rest(routes: APIRouter, context: ApiContext) -> None:
     @routes.get("/dead-letters", tags=["dead letters"])
     def dead_letters(
         code: Annotated[
@@ -276,7 +276,7 @@ def _add_rest(routes: APIRouter, panel: Panel) -> None:
         ] = 2_000,
     ) -> models.DeadLetters:
         """The newest dead letters. `delayservice dlq` sees all of them and replays them."""
-        found = panel.dead_letters(last, code)
+        found = context.dead_letters(last, code)
         return models.DeadLetters(
             letters=[
                 _letter(one, is_replayed=one.place in found.replayed)
@@ -289,21 +289,21 @@ def _add_rest(routes: APIRouter, panel: Panel) -> None:
     @routes.get("/pauses", tags=["pauses"])
     def pauses() -> list[Pause]:
         """Return the pauses."""
-        return pauses_of(panel)
+        return pauses_of(context)
 
     @routes.get("/config", tags=["configuration"])
     def config() -> dict[str, Any]:
         """The configuration in effect, secrets hidden."""
-        return redacted(panel.settings)
+        return redacted(context.settings)
 
 
-def pauses_of(panel: Panel) -> list[Pause]:
+def pauses_of(context: ApiContext) -> list[Pause]:
     """Return the active pauses that this node has read.
 
     Raises:
         Refusal: the pauses topic has not been read yet.
     """
-    newest = panel.pauses.newest
+    newest = context.pauses.newest
     if newest is None:
         raise Refusal(503, "the pauses topic has not been read yet; try again in a moment")
     return [

@@ -14,10 +14,10 @@ from connectors.kafka.control_topics import ControlReader
 from connectors.kafka.controls import ControlDesk
 from connectors.kafka.pauses import PauseWatcher
 from delayservice.admin.app import make_app
+from delayservice.admin.context import ApiContext
 from delayservice.admin.history import History
 from delayservice.admin.http_server import HttpServer
 from delayservice.admin.inquiry import Workers
-from delayservice.admin.panel import Panel
 from delayservice.base.errors import SettingsError
 from delayservice.config.admin import TOKEN_CHARS_MIN, made_token_path
 from delayservice.config.settings import Settings
@@ -86,7 +86,7 @@ class AdminServer:
         self._history = History(hub.totals)
         pauses = PauseWatcher(settings.topics.pauses)
         ControlReader([pauses], kafka.client_config("consumer"), settings.node.node_id)
-        panel = Panel(
+        context = ApiContext(
             settings,
             hub=hub,
             inquiry=Workers(askers),
@@ -95,7 +95,7 @@ class AdminServer:
             desk=self._desk,
             pauses=pauses,
         )
-        app = make_app(panel, admin_token(settings))
+        app = make_app(context, admin_token(settings))
         self._server = HttpServer(app, "admin", settings.admin.listen)
 
     def serve(self) -> str | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from http import HTTPStatus
 from ipaddress import ip_address
 from pathlib import Path
@@ -185,15 +184,6 @@ def tell_nothing(why: str, *, as_json: bool) -> NoReturn:
     else:
         say(err, why, "yellow")
     raise typer.Exit(EXIT_NOTHING)
-
-
-def instant(epoch_ms: int) -> str:
-    """Return a point in time for people, in UTC."""
-    try:
-        moment = datetime.fromtimestamp(epoch_ms / 1_000, UTC)
-    except (OverflowError, ValueError, OSError):
-        return f"{epoch_ms} ms"
-    return f"{moment:%Y-%m-%d %H:%M:%S}.{epoch_ms % 1_000:03d}Z"
 
 
 def add_row(table: Table, *cells: str) -> None:

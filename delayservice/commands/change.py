@@ -1,4 +1,4 @@
-"""``delayservice cancel``, ``fire`` and ``reschedule``, with the outcome from the log."""
+"""``delayservice cancel``, ``fire`` and ``reschedule``, which print the resulting outcome."""
 
 from __future__ import annotations
 

@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import os
 import sys
+from datetime import UTC, datetime, timedelta
 from typing import Final
 
 from rich.console import Console
 
 _WIDTH_ELSEWHERE: Final = 120
 """Width of output without a terminal, in columns; 80 would cut the numbers of a table."""
+
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 _has_width = sys.stdout.isatty() or bool(os.environ.get("COLUMNS"))
 out = Console(highlight=False, soft_wrap=True, width=None if _has_width else _WIDTH_ELSEWHERE)
@@ -22,6 +25,23 @@ def plain(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in text)
+
+
+def instant(epoch_ms: int, separator: str = " ", *, zone: str = "Z", to: str = "ms") -> str:
+    """Return a point in time in UTC, or ``N ms`` if it is beyond the calendar.
+
+    Args:
+        epoch_ms: epoch milliseconds.
+        separator: text between day and time.
+        zone: text for the zone, ``Z`` or ``+00:00``.
+        to: last shown part of the time: ``ms`` or ``minutes``.
+    """
+    try:
+        moment = _EPOCH + timedelta(milliseconds=epoch_ms)
+    except OverflowError:
+        return f"{epoch_ms} ms"
+    spec = "milliseconds" if to == "ms" else to
+    return moment.isoformat(separator, spec).replace("+00:00", zone)
 
 
 def say(console: Console, text: str, style: str) -> None:

@@ -16,15 +16,7 @@ import typer
 from delayservice.base.errors import DelayServiceError
 from delayservice.commands.console import err, print_json
 from delayservice.commands.dlq_view import ReplayTally, described, show, tell
-from delayservice.commands.options import (
-    BootstrapOption,
-    ConfigOption,
-    KafkaOptions,
-    SetOption,
-    load_settings,
-    moment_ms,
-    with_options,
-)
+from delayservice.commands.options import KafkaOptions, moment_ms, with_options
 from delayservice.contract import dead_letters, names
 from delayservice.contract.codes import EXPLANATIONS
 from delayservice.contract.dead_letters import DeadLetter, Filter
@@ -60,6 +52,7 @@ _Source = Annotated[
 @app.command(
     "list", epilog="Example: [bold]delayservice dlq list --code target-unknown --since 2h[/]"
 )
+@with_options
 def list_letters(
     *,
     code: _Code = None,
@@ -69,15 +62,11 @@ def list_letters(
     limit: Annotated[int, typer.Option(min=1, help="As many at most, oldest first.")] = 100,
     every: Annotated[bool, typer.Option("--all", help="Those replayed already as well.")] = False,
     values: Annotated[bool, typer.Option("--values", help="Keys and values, too.")] = False,
-    bootstrap: BootstrapOption = None,
-    config: ConfigOption = None,
-    sets: SetOption = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line.")] = False,
+    common: KafkaOptions,
 ) -> None:
     """Show dead letters that were not replayed yet."""
     wanted = _filter(code, since, until, source)
-    settings = load_settings(config, sets, bootstrap)
-    topic, _ = _open(settings)
+    topic, _ = _open(common.settings())
     with _progress(2 * topic.length) as advance:
         replayed = topic.replayed(advance)
         letters = (
@@ -86,7 +75,7 @@ def list_letters(
             if wanted.matches(letter) and (every or letter.place not in replayed)
         )
         found = list(islice(letters, limit + 1))
-    if as_json:
+    if common.as_json:
         for letter in found[:limit]:
             print_json(described(letter, replayed, values=values))
         return
@@ -269,7 +258,7 @@ def _open(settings: Settings) -> tuple[DeadLetterTopic, dict[str, int]]:
 
 
 def _survey(topic: DeadLetterTopic, sieve: _Sieve) -> ReplayTally:
-    """Count what a replay would do, without doing it."""
+    """Return the counts of a replay without writing records."""
     survey = ReplayTally()
     with _progress(topic.length) as advance:
         survey.count(sieve.sift(topic.letters(advance), survey))

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final, Literal
 
-from delayservice.commands.console import err, out, print_json
+from delayservice.commands.console import err, instant, out, print_json
 from delayservice.contract import dead_letters
 from delayservice.contract.codes import printable
 from delayservice.contract.dead_letters import DeadLetter
@@ -28,7 +27,7 @@ _FOLDED_WIDTH_MIN: Final = 30
 
 @dataclass(slots=True)
 class ReplayTally:
-    """Counts of replayed records by code and target, and of others by reason."""
+    """Counts of replayed records by code and target, and of skipped ones by reason."""
 
     replayed: Counter[tuple[str, str]] = field(default_factory=Counter)
     skipped: Counter[str] = field(default_factory=Counter)
@@ -57,7 +56,7 @@ def described(
     return {
         "partition": letter.partition,
         "offset": letter.offset,
-        "time": _time(letter.time_ms),
+        "time": instant(letter.time_ms, "T", zone="+00:00"),
         "code": letter.code,
         "detail": letter.detail,
         "source": None if letter.source is None else str(letter.source),
@@ -93,7 +92,7 @@ def _cells(
 ) -> list[str]:
     """Return the cells of a dead letter, in the order of the columns."""
     cells = [
-        _time(letter.time_ms),
+        instant(letter.time_ms, "T", zone="+00:00"),
         letter.code,
         str(letter.source or "?"),
         letter.target or "",
@@ -135,7 +134,7 @@ def _show_blocks(names: list[str], rows: list[list[str]]) -> None:
 
 
 def tell(tally: ReplayTally, what: str, *, as_json: bool) -> None:
-    """Print the counts of a replay."""
+    """Print the counts of a replay; ``what`` follows the number, as in ``7 replayed``."""
     if as_json:
         replayed = [
             {"code": code, "target": target or None, "records": records}
@@ -156,7 +155,3 @@ def _text(content: bytes | None) -> str | None:
 
 def _size(content: bytes | None) -> str:
     return "null" if content is None else f"{len(content):,}"
-
-
-def _time(time_ms: int) -> str:
-    return datetime.fromtimestamp(time_ms / 1_000, UTC).isoformat(timespec="milliseconds")

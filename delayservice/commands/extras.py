@@ -1,4 +1,4 @@
-"""Packages that only some commands need: what to install when one is missing."""
+"""Instructions to install packages that only some commands need."""
 
 from __future__ import annotations
 

@@ -6,7 +6,6 @@ import base64
 import json
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
@@ -15,7 +14,7 @@ from rich.progress import track
 from rich.table import Table
 
 from delayservice.base.errors import StoreError
-from delayservice.commands.console import err, out, print_error, print_json
+from delayservice.commands.console import err, instant, out, print_error, print_json
 from delayservice.commands.send import instant_ms
 from delayservice.contract.codec import Payload, decode_payload
 from delayservice.contract.times import DUE_STOP_MS
@@ -26,8 +25,6 @@ from delayservice.store.wheel.reading import Damage, ReadBounds
 
 _HOURS_SHOWN: Final = 24
 _TEXT_SHOWN: Final = 60
-_YEAR_MS_MAX: Final = 253_402_300_800_000
-"""Start of the year 10000, epoch milliseconds; RFC 3339 has no later times."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,11 +63,7 @@ def _instant_ms(option: str, text: str | None, default: int) -> int:
 
 def time_text(ms: int | None) -> str:
     """Return a point in time for people and programs, as RFC 3339 in UTC."""
-    if ms is None:
-        return "none"
-    if ms >= _YEAR_MS_MAX:
-        return f"{ms} ms"
-    return datetime.fromtimestamp(ms / 1000, UTC).isoformat(timespec="milliseconds")[:-6] + "Z"
+    return "none" if ms is None else instant(ms, "T")
 
 
 def show_facts(path: Path, *, as_json: bool) -> bool:

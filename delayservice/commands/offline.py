@@ -1,4 +1,4 @@
-"""Options of ``delayservice inspect`` and ``verify``; they import their work when they run."""
+"""Commands ``delayservice inspect`` and ``verify``: options, and calls of the modules behind."""
 
 from __future__ import annotations
 

@@ -34,7 +34,9 @@ SetOption = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Override one setting; repeatable."),
 ]
-JsonOption = Annotated[bool, typer.Option("--json", help="One JSON object, for programs.")]
+JsonOption = Annotated[
+    bool, typer.Option("--json", help="JSON for programs: one object, or one on each line.")
+]
 BootstrapOption = Annotated[
     str | None, typer.Option("--bootstrap", "-b", help="Broker, instead of the configured.")
 ]

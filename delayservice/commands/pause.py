@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 import typer
 from rich.table import Table
 
-from delayservice.commands.api import ApiOptions, NothingThereError, add_row, instant, tell_nothing
-from delayservice.commands.console import out, print_json, say
+from delayservice.commands.api import ApiOptions, NothingThereError, add_row, tell_nothing
+from delayservice.commands.console import instant, out, print_json, say
 from delayservice.commands.options import with_options
+
+EPILOG: Final = "Example: [bold]delayservice pause target 'orders*' --reason 'database move'[/]"
 
 _Kind = Annotated[
     Literal["target", "topic"],

@@ -12,26 +12,24 @@ from rich.table import Table
 
 from delayservice.commands.api import (
     Api,
-    ApiOption,
     ApiOptions,
     NothingThereError,
-    TokenOption,
     add_row,
-    connect,
-    instant,
     tell_nothing,
 )
-from delayservice.commands.console import err, out, print_json
-from delayservice.commands.options import ConfigOption, SetOption, load_settings, with_options
+from delayservice.commands.console import err, instant, out, print_json
+from delayservice.commands.options import with_options
 
 # Heavy modules are imported when a command runs, so that help is shown at once.
 # ruff: noqa: PLC0415
 
+EPILOG: Final = "Example: [bold]delayservice pending --target 'orders*' --counts[/]"
 FOUND: Final = "Exit status: 0 done, 1 an error, 2 wrong usage, 4 there is no such thing."
 _SOURCE: Final = re.compile(r"([A-Za-z0-9._-]{1,249}):(\d{1,10}):(\d{1,19})")
 _PAGE: Final = 1_000
 
 
+@with_options
 def pending(
     *,
     since: Annotated[
@@ -49,17 +47,13 @@ def pending(
     counts: Annotated[
         bool, typer.Option("--counts", help="Only how many are due, and how soon.")
     ] = False,
-    api: ApiOption = None,
-    token_file: TokenOption = None,
-    config: ConfigOption = None,
-    sets: SetOption = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line.")] = False,
+    common: ApiOptions,
 ) -> None:
     """Show what waits on a node's copies."""
-    asked = connect(load_settings(config, sets), api, token_file)
+    asked = common.connect()
     if counts:
         backlog = asked.get("/v1/pending/horizon")
-        if as_json:
+        if common.as_json:
             print_json(backlog)
         else:
             _show_backlog(backlog)
@@ -77,13 +71,15 @@ def pending(
     shown = 0
     for record in _records(asked, query, limit):
         shown += 1
-        if as_json:
+        if common.as_json:
             print_json(record)
         else:
             add_row(table, *_cells(record))
-    if not as_json and shown:
+    if common.as_json:
+        return
+    if shown:
         out.print(table)
-    elif not as_json:
+    else:
         out.print("nothing is pending there", style="dim")
 
 

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
+from datetime import datetime
 from pathlib import Path
 from typing import TypeAlias
 
@@ -17,6 +17,7 @@ from connectors.kafka.controls import ControlDesk
 from connectors.kafka.outcomes import RecordPlace
 from connectors.kafka.scan import topic_ids
 from delayservice.base.errors import DelayServiceError, KafkaEdgeError
+from delayservice.commands.console import instant
 from delayservice.config.contract import allowlist_for, contract_for, reserved_topics
 from delayservice.config.settings import Settings
 from delayservice.config.units import parse_duration_ms
@@ -39,7 +40,7 @@ Header: TypeAlias = tuple[str, bytes]
 
 @dataclass(frozen=True, slots=True)
 class Outgoing:
-    """A record to send; ``partition`` None: the key or the id decides."""
+    """A record to send; ``partition`` None: its id or key chooses the partition."""
 
     topic: str
     key: bytes | None
@@ -51,7 +52,9 @@ class Outgoing:
 
 @dataclass(frozen=True, slots=True)
 class DeliveryReport:
-    """Confirmation of the broker; ``timestamp_ms`` is the broker's append time on a delay topic."""
+    """Confirmation of the broker: place of the record, and its timestamp in epoch ms, which is the
+    append time on a delay topic.
+    """
 
     topic: str
     partition: int
@@ -79,10 +82,10 @@ def time_header(at: str | None, after: str | None) -> list[Header]:
 
 
 def operation(record_id: str | None, *, cancel: bool, fire: bool) -> str | None:
-    """Return the operation on a pending record; None for a schedule.
+    """Return the value of ``delay-op``, ``cancel`` or ``fire``; None: the record is a schedule.
 
     Raises:
-        DelayServiceError: both are given, or the id is missing.
+        DelayServiceError: both flags are given, or the id is missing.
     """
     if cancel and fire:
         raise DelayServiceError("give --cancel or --fire, not both")
@@ -113,16 +116,16 @@ def instant_ms(option: str, text: str) -> int:
         except RecordRefusedError as exc:
             raise DelayServiceError(exc.detail) from exc
     try:
-        instant = datetime.fromisoformat(text.strip())
+        moment = datetime.fromisoformat(text.strip())
     except ValueError as exc:
         raise DelayServiceError(
             f"{option} {text!r} is no time: write 2026-01-31T08:00:00Z or epoch milliseconds"
         ) from exc
-    if instant.tzinfo is None:
+    if moment.tzinfo is None:
         raise DelayServiceError(
             f"{option} {text!r} has no zone: end it with Z or an offset as +01:00"
         )
-    return round(instant.timestamp() * 1_000)
+    return round(moment.timestamp() * 1_000)
 
 
 def delay_ms(option: str, text: str) -> int:
@@ -343,8 +346,4 @@ def due_text(headers: Sequence[Header], timestamp_ms: int) -> str | None:
             return None
     except ValueError:  # given with --header, in a form that only the service reads
         return None
-    try:
-        instant = datetime.fromtimestamp(due_ms / 1_000, UTC)
-    except (OverflowError, ValueError, OSError):
-        return f"{due_ms} ms"
-    return instant.isoformat(timespec="milliseconds")
+    return instant(due_ms, "T", zone="+00:00")

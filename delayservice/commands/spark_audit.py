@@ -1,4 +1,4 @@
-"""``delayservice spark audit`` and ``spark archive``: audits, and data for later audits."""
+"""``delayservice spark audit``, and ``spark archive``, which copies topics for later audits."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ ARCHIVE_EPILOG: Final = (
 
 @dataclass(frozen=True, slots=True)
 class LimitOptions:
-    """Options of an audit: limits of time beyond which a record is a finding."""
+    """Options of an audit: limits of lateness and tolerances, as texts with units."""
 
     late: Annotated[
         str | None, typer.Option(help="What is later than this is a finding: 500ms, 5s.")

@@ -17,7 +17,9 @@ EXIT_FAILED = 1
 def run(
     job: Running, options: ReconcileOptions, interval_s: float, repairs: int, *, as_json: bool
 ) -> int:
-    """Compare until Ctrl-C or SIGTERM; return the exit status."""
+    """Compare every ``interval_s`` seconds until Ctrl-C or SIGTERM, and let nodes rebuild wrong
+    copies, ``repairs`` times at most; return the exit status.
+    """
     asked = FollowOptions(reconcile=options, interval_s=interval_s, repairs_max=repairs)
 
     def heard(said: ReconcileResult | str, made: Repairs) -> None:
@@ -52,7 +54,9 @@ def _now() -> str:
 
 
 def status_of(done: Followed) -> int:
-    """Return 3 if the last comparison found something, else 1 if any has failed."""
+    """Return the exit status: 3 if the last comparison found a difference, else 1 if a comparison
+    failed, else 0.
+    """
     if done.last is not None and not done.last.is_clean:
         return EXIT_FINDINGS
     return EXIT_FAILED if done.failed else 0

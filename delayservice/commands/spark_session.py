@@ -1,9 +1,8 @@
-"""Common parts of the Spark commands: options, a session that logs little, and progress."""
+"""Common parts of the Spark commands: options, the Spark session, and its end."""
 
 from __future__ import annotations
 
 import os
-import signal
 import sys
 import tempfile
 import threading
@@ -20,6 +19,7 @@ import typer
 from delayservice.base.errors import DelayServiceError
 from delayservice.commands.console import err
 from delayservice.commands.extras import how_to_install
+from delayservice.smoke.signals import stop_signals
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -43,14 +43,6 @@ _STDERR: Final = 2
 _LOOK_EVERY_S: Final = 0.5
 _LOG_TAIL_CHARS: Final = 4_000
 
-MasterOption = Annotated[
-    str | None,
-    typer.Option(
-        metavar="URL",
-        help="local[4], spark://host:7077 or another of Spark's masters.",
-        show_default="all cores of this machine; with spark-submit, its own",
-    ),
-]
 TargetsOption = Annotated[
     list[str] | None,
     typer.Option(
@@ -62,10 +54,6 @@ OutOption = Annotated[
 ]
 PublishOption = Annotated[
     bool, typer.Option("--publish", help="Findings go to the topic `topics.audit`, too.")
-]
-ConfOption = Annotated[
-    list[str] | None,
-    typer.Option("--conf", metavar="NAME=VALUE", help="A setting of Spark; repeatable."),
 ]
 
 
@@ -79,40 +67,48 @@ class Running:
 
 @dataclass(frozen=True, slots=True)
 class SessionOptions:
-    """Options of a command that uses a Spark session."""
+    """Options of a command that uses a Spark session.
 
-    master: MasterOption = None
-    conf: ConfOption = None
+    Attributes:
+        master: Spark master; None: the default.
+        conf: ``name=value`` settings of Spark; they override all others.
+    """
+
+    master: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL",
+            help="local[4], spark://host:7077 or another of Spark's masters.",
+            show_default="all cores of this machine; with spark-submit, its own",
+        ),
+    ] = None
+    conf: Annotated[
+        list[str] | None,
+        typer.Option("--conf", metavar="NAME=VALUE", help="A setting of Spark; repeatable."),
+    ] = None
 
     def running(
         self, command: str, *, as_json: bool, usual: Mapping[str, str] = MappingProxyType({})
     ) -> AbstractContextManager[Running]:
-        """Return a context with a Spark session for one command."""
-        return running(command, self.master, self.conf, as_json=as_json, usual=usual)
+        """Return a context with a Spark session for a command, and progress on standard error.
+
+        Args:
+            command: name of the command.
+            as_json: whether a program reads the output; then there is no progress bar.
+            usual: settings of Spark that the command needs.
+
+        Raises:
+            DelayServiceError: the extra is not installed, there is no Java for Spark, or a setting
+                has no ``=``.
+        """
+        settings = {**usual, **dict(pairs("--conf", self.conf))}
+        return _running(command, self.master, settings, as_json=as_json)
 
 
 @contextmanager
-def running(
-    command: str,
-    master: str | None,
-    conf: Sequence[str] | None,
-    *,
-    as_json: bool,
-    usual: Mapping[str, str] = MappingProxyType({}),
+def _running(
+    command: str, master: str | None, settings: Mapping[str, str], *, as_json: bool
 ) -> Iterator[Running]:
-    """Open a Spark session for one command, with progress on standard error.
-
-    Args:
-        command: name of the command.
-        master: Spark master; None: the default.
-        conf: ``name=value`` settings of Spark; they override all others.
-        as_json: whether a program reads the output; then there is no progress bar.
-        usual: settings of Spark that the command needs.
-
-    Raises:
-        DelayServiceError: the extra is not installed, there is no Java for Spark, or a setting has
-            no ``=``.
-    """
     require_extra()
     from pyspark.sql import SparkSession
 
@@ -120,7 +116,6 @@ def running(
     from connectors.spark.common.progress import hush, shown
     from connectors.spark.common.session import open_session
 
-    settings = {**usual, **dict(pairs("--conf", conf))}
     is_ours = SparkSession.getActiveSession() is None
     was_there = _STRAY.exists()
     try:
@@ -139,7 +134,8 @@ def running(
             spark.stop()
             _end_java()
             if not was_there:
-                _remove_empty(_STRAY)
+                with suppress(OSError):  # a folder with content is kept
+                    _STRAY.rmdir()
 
 
 def require_extra() -> None:
@@ -173,17 +169,12 @@ def pairs(option: str, texts: Sequence[str] | None) -> list[tuple[str, str]]:
 
 @contextmanager
 def told_to_stop() -> Iterator[threading.Event]:
-    """Yield an event that Ctrl-C and SIGTERM set. PySpark's own handler of Ctrl-C calls Java in the
-    middle of another call, and both hang.
+    """Yield an event that Ctrl-C, SIGTERM and SIGHUP set. It replaces PySpark's handler of Ctrl-C,
+    which calls Java in the middle of another call, so that both hang.
     """
     stop = threading.Event()
-    numbers = (signal.SIGINT, signal.SIGTERM)
-    before = {number: signal.signal(number, lambda *_: stop.set()) for number in numbers}
-    try:
+    with stop_signals(lambda *_: stop.set()):
         yield stop
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def await_query(query: StreamingQuery) -> int:
@@ -216,16 +207,10 @@ def _end_java() -> None:
     SparkContext._gateway = SparkContext._jvm = None  # noqa: SLF001  # the next session starts anew
 
 
-def _remove_empty(folder: Path) -> None:
-    """Remove an empty folder that Spark left; a folder with content is kept."""
-    with suppress(OSError):
-        folder.rmdir()
-
-
 @contextmanager
 def _unseen() -> Iterator[None]:
-    """Hide the output of a Java process that is started meanwhile: log lines that come before its
-    log can be configured. They are shown if the start fails, or with ``--debug``.
+    """Hide standard error while Java starts, as its log can't be configured before. The output is
+    shown if the start fails, or with ``--debug``.
     """
     if "--debug" in sys.argv:
         yield

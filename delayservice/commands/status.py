@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import http.client
 import time
-from datetime import UTC, datetime
 
 import pydantic
 from rich.table import Table
 
 from delayservice.base.errors import DelayServiceError
-from delayservice.commands.console import out
+from delayservice.commands.console import instant, out
 from delayservice.contract.codes import printable
 from delayservice.metrics.status import NodeState, Pause, SliceState, TargetState
 
@@ -70,7 +69,8 @@ def show(status: NodeState) -> None:
 def _paused(pause: Pause) -> str:
     """Return a line about a pause, without the control characters of name and reason."""
     reason = f": {pause.reason}" if pause.reason else ""
-    return printable(f"{pause.kind} {pause.name} is paused since {_instant(pause.at_ms)}{reason}")
+    since = instant(pause.at_ms, to="minutes")
+    return printable(f"{pause.kind} {pause.name} is paused since {since}{reason}")
 
 
 def _parked(target: TargetState) -> str:
@@ -111,14 +111,7 @@ def _due(due_ms: int | None) -> str:
     ahead_s = due_ms / 1_000 - time.time()
     if abs(ahead_s) < 86_400:  # noqa: PLR2004 (within a day a person thinks in "in how long")
         return f"in {_seconds(ahead_s)}" if ahead_s >= 0 else f"{_seconds(-ahead_s)} ago"
-    return _instant(due_ms)
-
-
-def _instant(epoch_ms: int) -> str:
-    try:
-        return datetime.fromtimestamp(epoch_ms / 1_000, UTC).strftime("%Y-%m-%d %H:%MZ")
-    except (OverflowError, ValueError, OSError):
-        return f"{epoch_ms} ms"
+    return instant(due_ms, to="minutes")
 
 
 def _seconds(seconds: float) -> str:

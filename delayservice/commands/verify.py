@@ -157,7 +157,7 @@ def _show(found: _Checked) -> None:
 
 
 def _explain(finding: Finding) -> None:
-    """Print a finding: place, meaning, and what to do."""
+    """Print a finding: what, where, what a node does, and what to do."""
     case = finding.case
     word, style = ("damage", "red") if case.is_damage else ("remark", "dim")
     where = escape(finding.where)

@@ -16,7 +16,7 @@ _LOOPBACK: Final = ("127.", "[::1]:", "localhost:")
 
 
 def made_token_path(state_dir: Path) -> Path:
-    """Return the path of the token that a node makes when none is configured."""
+    """Return the path of the token file that a node creates if no token is configured."""
     return state_dir / "admin_token"
 
 
@@ -64,17 +64,13 @@ class Admin(Section):
         return self.reads == "open"
 
     def configured_token(self) -> str | None:
-        """The token, read from its file if need be; None when none is set.
+        """Return the token from its setting or its file; None: neither is set.
 
         Raises:
             SettingsError: the file can't be read or its content is too short.
         """
-        if self.token is not None:
-            return self.token.get_secret_value()
-        if self.token_file is None:
-            return None
-        token = read_secret_text("admin.token_file", self.token_file)
-        if len(token) < TOKEN_CHARS_MIN:
+        token = read_secret_text("admin.token_file", self.token, self.token_file)
+        if token is not None and len(token) < TOKEN_CHARS_MIN:
             raise SettingsError(
                 f"{self.token_file} holds {len(token)} characters; "
                 f"the token needs {TOKEN_CHARS_MIN} at least"

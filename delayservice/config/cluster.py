@@ -84,16 +84,13 @@ class ZooKeeper(Section):
         return self
 
     def secret(self) -> str:
-        """Give the password, read from its file if need be; empty when none is set.
+        """Return the password from its setting or its file; empty: neither is set.
 
         Raises:
             SettingsError: the file can't be read.
         """
-        if self.password is not None:
-            return self.password.get_secret_value()
-        if self.password_file is None:
-            return ""
-        return read_secret_text("zookeeper.password_file", self.password_file)
+        setting = "zookeeper.password_file"
+        return read_secret_text(setting, self.password, self.password_file) or ""
 
 
 class Placement(Section):

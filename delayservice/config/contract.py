@@ -1,4 +1,4 @@
-"""From settings to the contract: how records that are written from now on are read."""
+"""The contract and the allowlist of a delay topic, made from the settings."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from delayservice.contract.topic_names import is_pattern, is_reserved
 
 
 def contract_for(settings: Settings, topic: str, version_max: int = CONTRACT_VERSION) -> Contract:
-    """Return the contract that the settings ask for, for records of a delay topic from now on.
+    """Return the contract (rules by which records are read) for records written from now on.
 
     Args:
-        settings: of this node.
-        topic: the delay topic.
-        version_max: newest version that every node which may read them knows; what it can't say is
-            left out.
+        settings: settings of this node.
+        topic: delay topic of the records.
+        version_max: newest contract version that all nodes know; rules that this version can't
+            express are left out.
 
     Raises:
         ContractError: settings contradict each other.
@@ -57,14 +57,14 @@ def contract_for(settings: Settings, topic: str, version_max: int = CONTRACT_VER
 
 
 def allowlist_for(settings: Settings, topic: str) -> Allowlist:
-    """Return which targets the settings allow to records of a delay topic that are settled now."""
+    """Return the allowlist of target topics for records of a delay topic, from the settings."""
     rules = settings.targets_for(topic)
     return Allowlist(topic, rules.allow, reserved_topics(settings), rules.default_target)
 
 
 def allowed_patterns(settings: Settings) -> tuple[str, ...] | None:
-    """Return the targets that the settings allow to any delay topic; None: they say nothing, for
-    they are not a node's.
+    """Return the patterns of targets that are allowed to any delay topic; None: the settings have
+    no ``[targets]``, as those of a client.
     """
     rules = settings.targets.values()
     found = {name for rule in rules for name in (*rule.allow, rule.default_target) if name}
@@ -72,13 +72,12 @@ def allowed_patterns(settings: Settings) -> tuple[str, ...] | None:
 
 
 def reserved_topics(settings: Settings) -> tuple[str, ...]:
-    """Names and patterns of topics that are never targets: the service's own and all delay topics.
-    A record that is delivered to one of them would pause deliveries, order repairs, or be delayed
-    by the rules of another delay topic.
+    """Return names and patterns of topics that are never targets: the service's own topics and all
+    delay topics. A record there could pause deliveries, order repairs, or be delayed again.
     """
     topics = settings.topics
     delay = [*topics.delay, *settings.levels.by_topic]
     if topics.discover:
         delay.append(topics.pattern)
-    # What begins with a reserved prefix needs no entry: a contract that says more is another one.
+    # Names with a reserved prefix need no entry, and an entry would change the contract.
     return (*topics.own, *sorted({name for name in delay if not is_reserved(name)}))

@@ -4,11 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, Self
 
-from pydantic import (
-    ByteSize,
-    Field,
-    model_validator,
-)
+from pydantic import ByteSize, Field, model_validator
 
 from delayservice.config.units import (
     DAY_MS,

@@ -1,6 +1,6 @@
-"""The ``[kafka]`` section: librdkafka options as the user's configuration passes them through.
+"""The ``[kafka]`` section: options that are passed on to librdkafka.
 
-Anything goes except what would break a promise of the service; values whose names look like
+Options that would break a guarantee of the service are refused. Values whose names look like
 secrets are wrapped, so that neither ``repr`` nor a dump of the settings shows them.
 """
 
@@ -59,17 +59,12 @@ RESERVED: Mapping[str, str] = {
     "logger": "logs belong to the service; set log.level",
     "log_cb": "logs belong to the service; set log.level",
 }
-"""Options that would break a promise, each with the reason that the user is told."""
+"""Refused options, each with the reason shown in the error message."""
 
 
 def is_secret_name(name: str) -> bool:
-    """Return whether a value of this name must never be shown. A path to a secret is no secret."""
+    """Return whether a setting's name says that its value is a secret; a path to one is not."""
     return bool(_SECRET.search(name)) and not _ONLY_A_PLACE.search(name)
-
-
-def reveal(options: Mapping[str, OptionValue]) -> dict[str, str]:
-    """Write the options as librdkafka takes them, secrets in clear: for a client only."""
-    return {name: _text(value) for name, value in options.items()}
 
 
 def _text(value: OptionValue) -> str:
@@ -92,14 +87,12 @@ def _guard(options: dict[str, OptionValue]) -> dict[str, OptionValue]:
 
 
 def nearest(name: str, known: list[str]) -> str | None:
-    """Guess the known name that was meant, or None when none is close."""
+    """Return the known name that is most similar to ``name``; None: none is similar."""
     matches = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
     return matches[0] if matches else None
 
 
-Options: TypeAlias = Annotated[
-    dict[str, str | int | float | bool | SecretStr], AfterValidator(_guard), Field(repr=False)
-]
+Options: TypeAlias = Annotated[dict[str, OptionValue], AfterValidator(_guard), Field(repr=False)]
 """A table of librdkafka options."""
 
 
@@ -129,7 +122,7 @@ class Kafka(Section):
     )
 
     def client_config(self, role: ClientRole) -> dict[str, str]:
-        """Give the user's options for one kind of client, secrets in clear.
+        """Return the librdkafka options of one kind of client, with secrets in clear text.
 
         Raises:
             SettingsError: ``kafka.bootstrap`` is not set.
@@ -140,4 +133,6 @@ class Kafka(Section):
                 "--set kafka.bootstrap=HOST:PORT or in DELAYSERVICE_KAFKA__BOOTSTRAP"
             )
         own: dict[str, OptionValue] = getattr(self, role)
-        return {"bootstrap.servers": self.bootstrap, **reveal(self.client), **reveal(own)}
+        options = {**self.client, **own}
+        texts = {name: _text(value) for name, value in options.items()}
+        return {"bootstrap.servers": self.bootstrap, **texts}

@@ -1,7 +1,6 @@
-"""The three places a setting can come from, merged; and errors that name the place.
+"""Merge of the three places of a setting: file, environment, ``--set``; the later one wins.
 
-File, then environment, then ``--set``; the later wins, leaf by leaf. Every leaf remembers its
-place, so that ``delayservice config`` and every error can say where a value was written.
+The place of each value is kept, so that ``delayservice config`` and every error can name it.
 """
 
 from __future__ import annotations
@@ -31,17 +30,17 @@ _PARTS_OF_SET = re.compile(r'"([^"]*)"|([^."]+)')
 
 PathKey: TypeAlias = tuple[str, ...]
 Leaf: TypeAlias = tuple[PathKey, object, str]
-"""``(path, value, place)``."""
+"""One value: path of its name, value, and the place where it was written."""
 
 
 @dataclass(frozen=True, slots=True)
 class Origins:
-    """Where each value was written; what is not here has its default."""
+    """Places where values were written, by path; all other values are defaults."""
 
     places: dict[PathKey, str] = field(default_factory=dict)
 
     def of(self, path: PathKey) -> str:
-        """Name the place of ``path``: ``default``, the file, the variable or the ``--set``."""
+        """Return the place of a value: ``default``, or its file, variable or ``--set``."""
         for length in range(len(path), 0, -1):
             place = self.places.get(path[:length])
             if place is not None:
@@ -52,7 +51,7 @@ class Origins:
 
 @dataclass(frozen=True, slots=True)
 class Layers:
-    """The merged tree, not validated yet, and the places of its leaves."""
+    """Merged values, not validated yet, and the places where they were written."""
 
     tree: dict[str, Any]
     origins: Origins
@@ -64,7 +63,7 @@ def read_layers(
     environ: Mapping[str, str],
     model: type[BaseModel],
 ) -> Layers:
-    """Read and merge all three places.
+    """Return the merged values of file, ``--set`` texts and environment.
 
     Raises:
         SettingsError: the file can't be read, or a ``--set`` or variable has no legal form.
@@ -81,16 +80,17 @@ def read_layers(
 
 
 def known_names(model: type[BaseModel]) -> list[str]:
-    """Every ``section.key`` that has a field of its own."""
+    """Return every ``section.key`` that has a field in ``model``."""
     return [
         f"{section}.{key}"
         for section, info in model.model_fields.items()
-        for key in _fields_of(info.annotation)
+        if isinstance(info.annotation, type) and issubclass(info.annotation, BaseModel)
+        for key in info.annotation.model_fields
     ]
 
 
 def explain(error: ValidationError, layers: Layers, model: type[BaseModel]) -> str:
-    """One line for every finding: the name, its place, what is wrong, and the nearest name."""
+    """Return the error message: for each error a line with name, place, and a similar name."""
     lines = [
         _explain_one(tuple(str(part) for part in finding["loc"]), finding, layers, model)
         for finding in error.errors(include_url=False, include_context=False)
@@ -128,12 +128,6 @@ def _meant(loc: PathKey, model: type[BaseModel]) -> str | None:
     elsewhere = {name.partition(".")[2]: name for name in names}
     key = nearest(loc[1], list(elsewhere))
     return elsewhere[key] if key else None
-
-
-def _fields_of(annotation: object) -> list[str]:
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return list(annotation.model_fields)
-    return []
 
 
 def _put(layers: Layers, leaf: Leaf) -> None:
@@ -174,7 +168,7 @@ def _flatten(path: PathKey, value: object, place: str) -> Iterator[Leaf]:
 
 
 def _dotted(table: PathKey, name: str, value: object, place: str) -> Iterator[Leaf]:
-    """``sasl.password = "x"`` without quotes is a table in TOML; librdkafka's names have dots."""
+    """Yield a librdkafka option; TOML reads an unquoted name with dots as nested tables."""
     if isinstance(value, dict):
         for key, below in value.items():
             yield from _dotted(table, f"{name}.{key}", below, place)

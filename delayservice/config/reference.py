@@ -1,4 +1,4 @@
-"""The settings for people: what is in effect and why, and the reference of all there are."""
+"""Settings as text: the values in effect with their places, and the reference of all settings."""
 
 from __future__ import annotations
 
@@ -9,17 +9,16 @@ from pydantic import BaseModel, SecretStr
 
 from delayservice.base.errors import SettingsError
 from delayservice.config.kafka import is_secret_name
-from delayservice.config.layers import ENV_PREFIX, PathKey
+from delayservice.config.layers import PathKey
 from delayservice.config.settings import Loaded, Settings
 from delayservice.config.units import format_duration
 
 HIDDEN = "(hidden)"
-_DURATION_MS = "_ms"
 _TYPE_WORDS = {"array": "list", "object": "table"}
 
 
 class Row(NamedTuple):
-    """One value in effect."""
+    """Value of one setting, and the place where it was written."""
 
     name: str
     value: object
@@ -27,7 +26,7 @@ class Row(NamedTuple):
 
 
 def redacted(settings: Settings) -> dict[str, Any]:
-    """Settings as JSON types, with every secret replaced by ``(hidden)``."""
+    """Return the settings as JSON types, with every secret replaced by ``(hidden)``."""
     tree: dict[str, Any] = {}
     for path, value in _leaves((), settings):
         node = tree
@@ -38,7 +37,9 @@ def redacted(settings: Settings) -> dict[str, Any]:
 
 
 def effective(loaded: Loaded) -> list[Row]:
-    """Every value in effect with its origin, in the order of the reference, secrets hidden."""
+    """Return all values in effect with their places, in the order of the reference; secrets are
+    hidden.
+    """
     return [
         Row(".".join(path), value, loaded.origins.of(path))
         for path, value in _leaves((), loaded.settings)
@@ -49,7 +50,7 @@ def require_values(rows: Iterable[Row], names: Iterable[str]) -> None:
     """Check that settings have a value.
 
     Raises:
-        SettingsError: one of them is empty, or there is none of this name.
+        SettingsError: a setting is empty or does not exist.
     """
     values = {row.name: row.value for row in rows}
     for name in names:
@@ -57,19 +58,23 @@ def require_values(rows: Iterable[Row], names: Iterable[str]) -> None:
             raise SettingsError(f"{name} is not set, and is required here")
 
 
-def as_text(row: Row) -> str:
-    """Write a row's value as a person would."""
-    if isinstance(row.value, list):
-        return ", ".join(_quantity(row.name, item) for item in row.value)
-    if isinstance(row.value, bool):
-        return str(row.value).lower()
-    return "" if row.value is None else _quantity(row.name, row.value)
+def as_text(name: str, value: object) -> str:
+    """Return a setting's value as it is written in a file, durations and sizes with units."""
+    if value is None or value == {}:
+        return ""
+    if isinstance(value, list):
+        return ", ".join(_quantity(name, item) for item in value)
+    return str(value).lower() if isinstance(value, bool) else _quantity(name, value)
 
 
 def secret_values(settings: Settings) -> tuple[str, ...]:
-    """Every secret in clear, for ``logs.configure`` to black out and for nothing else."""
+    """Return the secrets in clear text that are set directly, so that the log can hide them."""
     kafka = settings.kafka
-    wrapped: list[object] = [settings.node.cluster_secret, settings.admin.token]
+    wrapped: list[object] = [
+        settings.node.cluster_secret,
+        settings.admin.token,
+        settings.zookeeper.password,
+    ]
     for table in (kafka.client, kafka.consumer, kafka.producer, kafka.admin):
         wrapped.extend(table.values())
     return tuple(value.get_secret_value() for value in wrapped if isinstance(value, SecretStr))
@@ -97,7 +102,7 @@ def _shown(name: str, value: object) -> object:
 
 
 def reference() -> str:
-    """The reference of all settings as Markdown: ``docs/configuration.md`` holds it."""
+    """Return the reference of all settings as Markdown, as in ``docs/configuration.md``."""
     schema = Settings.model_json_schema()
     parts = []
     for section, info in schema["properties"].items():
@@ -116,19 +121,10 @@ def _section(title: str, definition: dict[str, Any]) -> str:
         "",
     ]
     for key, field in definition["properties"].items():
-        default, bounds = _default(key, field), _bounds(key, field)
+        default, bounds = as_text(key, field.get("default")), _bounds(key, field)
         shown = (f" = `{default}`" if default else "") + (f" ({bounds})" if bounds else "")
         lines.append(f"- `{key}`{shown}: {field['description']}")
     return "\n".join(lines) + "\n"
-
-
-def _default(key: str, field: dict[str, Any]) -> str:
-    default = field.get("default")
-    if default in (None, {}, [], ""):
-        return ""
-    if isinstance(default, list):
-        return ", ".join(_quantity(key, item) for item in default)
-    return str(default).lower() if isinstance(default, bool) else _quantity(key, default)
 
 
 def _bounds(key: str, field: dict[str, Any]) -> str:
@@ -149,7 +145,7 @@ def _bounds(key: str, field: dict[str, Any]) -> str:
 def _quantity(key: str, value: object) -> str:
     if not isinstance(value, int):
         return str(value)
-    if _DURATION_MS in key:
+    if "_ms" in key:
         return format_duration(value)
     if "bytes" in key:
         return _bytes(value)
@@ -161,8 +157,3 @@ def _bytes(value: int) -> str:
         if value >= size and value % size == 0:
             return f"{value // size}{unit}"
     return str(value)
-
-
-def environment_name(name: str) -> str:
-    """The variable that overrides ``section.key``."""
-    return ENV_PREFIX + name.replace(".", "__").upper()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from pydantic import SecretStr
+
 from delayservice.base.errors import SettingsError
 
 
@@ -19,12 +21,24 @@ def read_secret_bytes(setting: str, path: Path) -> bytes:
         raise SettingsError(f"{setting} can't be read: {exc}") from exc
 
 
-def read_secret_text(setting: str, path: Path) -> str:
-    """Return the UTF-8 text of a secret file without the white space around it.
+def read_secret_text(setting: str, given: SecretStr | None, path: Path | None) -> str | None:
+    """Return a secret from its setting, or the stripped UTF-8 text of its file.
+
+    Args:
+        setting: name of the setting that names the file, for error messages.
+        given: the secret, if it is set directly.
+        path: file that holds the secret, if it is not set directly.
+
+    Returns:
+        The secret in clear text; None: neither is set.
 
     Raises:
-        SettingsError: the file can't be read or is not UTF-8; the message names the setting.
+        SettingsError: the file can't be read or is not UTF-8.
     """
+    if given is not None:
+        return given.get_secret_value()
+    if path is None:
+        return None
     try:
         return path.read_text("utf-8").strip()
     except (OSError, UnicodeDecodeError) as exc:

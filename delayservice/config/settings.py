@@ -13,25 +13,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
-from pydantic import (
-    Field,
-    SecretStr,
-    ValidationError,
-    field_validator,
-    model_validator,
-)
+from pydantic import Field, SecretStr, ValidationError, field_validator, model_validator
 
 from delayservice.base.errors import SettingsError
 from delayservice.config.admin import Admin
 from delayservice.config.cluster import Placement, ZooKeeper
 from delayservice.config.delivery import Delivery, TargetRules
-from delayservice.config.digests import Digests
 from delayservice.config.flow import Disk, Rates
 from delayservice.config.kafka import Kafka
 from delayservice.config.layers import Layers, Origins, explain, read_layers
 from delayservice.config.levels import Levels
 from delayservice.config.secret_files import read_secret_bytes
-from delayservice.config.stores import RocksDb, WheelSettings
+from delayservice.config.stores import Digests, RocksDb, WheelSettings
 from delayservice.config.units import (
     DAY_MS,
     DurationMs,
@@ -46,12 +39,12 @@ from delayservice.config.units import (
 _SECRET_CHARS_MIN = 16
 _WORKERS_MAX = 4
 _ROLL_SPREAD_PARTS = 8
-"""Of the roll window: a million records of one second come back over a quarter of an hour with the
-default window of two hours."""
+"""Divisor of the roll window that gives the spread of roll times: with the default window of two
+hours, a million records due in one second are rolled over a quarter of an hour."""
 
 
 def workers_default() -> int:
-    """One worker for each core that this process may use, 4 at most: one fills a core at most."""
+    """Return the default number of workers: one per core that this process may use, 4 at most."""
     return min(len(os.sched_getaffinity(0)), _WORKERS_MAX)
 
 
@@ -127,7 +120,7 @@ class NodeSettings(Section):
         return self
 
     def secret_bytes(self) -> bytes | None:
-        """Give the cluster secret, read from its file if need be; None when none is set.
+        """Return the cluster secret from its setting or its file; None: neither is set.
 
         Raises:
             SettingsError: the file can't be read or its content is too short.
@@ -142,10 +135,10 @@ class NodeSettings(Section):
         )
 
     def accepted_secrets(self) -> tuple[bytes, ...]:
-        """Give the secrets that copies may be signed with besides the cluster secret.
+        """Return the further secrets whose signatures on requeued records are accepted.
 
         Raises:
-            SettingsError: their file can't be read or one of them is too short.
+            SettingsError: the file of secrets can't be read, or a secret is too short.
         """
         path = self.accepted_secrets_file
         if path is None:
@@ -238,12 +231,12 @@ class Topics(Section):
 
     @property
     def claims_topic(self) -> str:
-        """The topic of the claims."""
+        """Return the name of the claims topic."""
         return self.claims or f"{self.checkpoint}_claims"
 
     @property
     def own(self) -> tuple[str, ...]:
-        """The service's own topics, which are never delay topics."""
+        """Return the names of the service's own topics, which are never delay topics."""
         return (
             self.checkpoint,
             self.claims_topic,
@@ -350,33 +343,40 @@ class Settings(Section):
 
     @property
     def roll_window_ms(self) -> int:
-        """Longest time ahead that a record may be due without being rolled, milliseconds."""
+        """Return the roll window in ms: a record due later is requeued before it is due."""
         return self.delivery.roll_window_ms or self.wheel.window_ms
 
     @property
     def roll_spread_ms(self) -> int:
-        """Time by which a record may be rolled earlier, so that a burst is not rolled at once."""
+        """Return the ms by which a record may be rolled early, so that rolls of a burst spread."""
         return self.roll_window_ms // _ROLL_SPREAD_PARTS
 
     def targets_for(self, delay_topic: str) -> TargetRules:
-        """Choose one topic's rules: its own table, or ``[targets.default]``, or nothing allowed."""
+        """Return the target rules of a delay topic: ``[targets.NAME]``, else ``[targets.default]``,
+        else rules that allow no target.
+        """
         return self.targets.get(delay_topic) or self.targets.get("default") or TargetRules()
 
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """Settings, and where each value came from (``Origins.of``)."""
+    """Validated settings, and the place where each value was written."""
 
     settings: Settings
     origins: Origins
 
 
 def load(config: Path | None, sets: Sequence[str], environ: Mapping[str, str]) -> Settings:
-    """Read the file, overridden by the environment, overridden by ``sets``.
+    """Return validated settings: the file, overridden by the environment, then by ``sets``.
+
+    Args:
+        config: TOML file; None: no file.
+        sets: ``section.key=value`` texts of ``--set``.
+        environ: environment variables; names begin with ``DELAYSERVICE_``.
 
     Raises:
-        SettingsError: the file can't be read, a name is unknown, a value is out of bounds or two
-            contradict each other; every finding is one line with its place.
+        SettingsError: the file can't be read, a name is unknown, a value is out of bounds, or
+            values contradict each other. Its message has one line per error, with its place.
     """
     return load_with_origins(config, sets, environ).settings
 
@@ -384,7 +384,7 @@ def load(config: Path | None, sets: Sequence[str], environ: Mapping[str, str]) -
 def load_with_origins(
     config: Path | None, sets: Sequence[str], environ: Mapping[str, str]
 ) -> Loaded:
-    """Load as ``load`` does, with the origin of every value."""
+    """Return settings as ``load`` does, with the place where each value was written."""
     layers: Layers = read_layers(config, sets, environ, Settings)
     try:
         return Loaded(Settings.model_validate(layers.tree), layers.origins)

@@ -1,21 +1,12 @@
-"""Settings of the two stores on disk."""
+"""Settings of the two stores on disk, and of the digests of their copies."""
 
 from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import (
-    ByteSize,
-    Field,
-)
+from pydantic import ByteSize, Field
 
-from delayservice.config.units import (
-    DAY_MS,
-    MIB,
-    Bytes,
-    DurationMs,
-    Section,
-)
+from delayservice.config.units import DAY_MS, MIB, Bytes, DurationMs, Section
 
 
 class WheelSettings(Section):
@@ -54,7 +45,7 @@ class WheelSettings(Section):
 
     @property
     def window_ms(self) -> int:
-        """Span of the wheel, milliseconds."""
+        """Return the span of due times that the wheel covers, in ms."""
         return self.slots * self.slot_ms
 
 
@@ -76,4 +67,28 @@ class RocksDb(Section):
     )
     compression: Literal["none", "snappy", "lz4", "zstd"] = Field(
         default="lz4", description="Compression of data on disk."
+    )
+
+
+class Digests(Section):
+    """Counts and hashes of the pending records of each minute, by which copies are compared."""
+
+    enabled: bool = Field(
+        default=True,
+        description="Keep digests and write them to `topics.digests`. `false`: no comparison of "
+        "copies, no figures by target.",
+    )
+    interval_ms: DurationMs = Field(
+        default=60_000,
+        ge=1_000,
+        le=DAY_MS,
+        description="Time between two digests of a busy slice; the same on every node. Smaller: "
+        "fresher comparisons, more writes.",
+    )
+    scan_interval_ms: DurationMs = Field(
+        default=DAY_MS,
+        ge=60_000,
+        le=366 * DAY_MS,
+        description="Time in which each copy is read from disk once to find damage. Smaller: "
+        "earlier detection, more reads.",
     )

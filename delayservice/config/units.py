@@ -37,10 +37,10 @@ _HINT = 'write a duration as "500ms", "2h", "1h30m", "10y" or ISO 8601 ("PT30S")
 
 
 def parse_duration_ms(text: str) -> int:
-    """Milliseconds of a duration with units, or in ISO 8601, as in headers (``contract.times``).
+    """Return the milliseconds of a duration with units (``1h30m``) or in ISO 8601 (``PT30S``).
 
     Raises:
-        ValueError: it is neither; the text says how to write it.
+        ValueError: the text is no such duration; the message says how to write one.
     """
     stripped = text.strip()
     try:
@@ -52,7 +52,7 @@ def parse_duration_ms(text: str) -> int:
 
 
 def format_duration(ms: int) -> str:
-    """Write ``ms`` in the shortest exact way that ``parse_duration_ms`` reads back."""
+    """Return milliseconds as text with the largest unit that fits exactly: ``90s``, ``2h``."""
     if ms == 0:
         return "0ms"
     unit = next(unit for unit, size in reversed(_UNIT_MS.items()) if ms % size == 0)
@@ -60,7 +60,7 @@ def format_duration(ms: int) -> str:
 
 
 def _read_ms(value: object) -> object:
-    """Text with a unit becomes milliseconds; a bare number already is in the key's own unit."""
+    """Return milliseconds for text with a unit; a number without one is returned as it is."""
     if isinstance(value, str) and not _is_number(value):
         return parse_duration_ms(value)
     return value
@@ -80,7 +80,7 @@ def _is_number(text: str) -> bool:
 
 
 def _read_list(value: object) -> object:
-    """Read a list of the environment or ``--set``: JSON, or names with commas between them."""
+    """Return the list in a text of the environment or ``--set``: JSON, or separated by commas."""
     if not isinstance(value, str):
         return value
     if value.lstrip().startswith("["):
@@ -95,13 +95,13 @@ def _read_topic(name: str) -> str:
 
 
 DurationMs: TypeAlias = Annotated[int, BeforeValidator(_read_ms)]
-"""Milliseconds; text may bring its own unit."""
+"""Setting in milliseconds; text may have a unit (``2h``)."""
 
 DurationS: TypeAlias = Annotated[int, BeforeValidator(_read_s)]
-"""Seconds; text may bring its own unit."""
+"""Setting in seconds; text may have a unit (``1m``)."""
 
 ListText = BeforeValidator(_read_list)
-"""Lets a tuple field be written as text."""
+"""Validator that reads a tuple from text."""
 
 _BYTES_MIN = 64 * 1024
 _BYTES_MAX = 64 * 1024 * MIB
@@ -112,22 +112,22 @@ Bytes: TypeAlias = Annotated[
     # pydantic leaves the bounds of a ByteSize out of the schema that the reference is made from.
     WithJsonSchema({"type": "integer", "minimum": _BYTES_MIN, "maximum": _BYTES_MAX}),
 ]
-"""Bytes; text may bring a unit (``64MiB``)."""
+"""Setting in bytes; text may have a unit (``64MiB``)."""
 
 HeaderBytes: TypeAlias = Annotated[
     ByteSize,
     Field(ge=256, le=64 * 1024),
     WithJsonSchema({"type": "integer", "minimum": 256, "maximum": 64 * 1024}),
 ]
-"""Bytes of one header."""
+"""Size limit of one header, in bytes."""
 
 Topic: TypeAlias = Annotated[
     str, Field(pattern=r"^[A-Za-z0-9._-]{1,249}$"), AfterValidator(_read_topic)
 ]
-"""A name that Kafka allows for a topic."""
+"""Topic name that Kafka allows."""
 
 TopicPattern: TypeAlias = Annotated[str, Field(pattern=r"^[A-Za-z0-9._*?-]{1,249}$")]
-"""A topic's name with ``*`` and ``?``."""
+"""Pattern of topic names: ``*`` and ``?`` stand for any characters and any one."""
 
 
 def _read_listen(listen: str) -> str:
@@ -141,11 +141,13 @@ Listen: TypeAlias = Annotated[
     Field(pattern=r"^$|^(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):\d{1,5}$"),
     AfterValidator(_read_listen),
 ]
-"""``host:port`` to listen on; empty: nothing does."""
+"""Address ``host:port`` to listen on; empty: the server is off."""
 
 
 class Section(BaseModel):
-    """Frozen; nothing unknown passes; input stays out of error texts, for it may be secret."""
+    """Base of the sections of the settings: immutable, without unknown keys, and with errors that
+    do not quote the input, as it may be secret.
+    """
 
     model_config = ConfigDict(
         extra="forbid", frozen=True, hide_input_in_errors=True, validate_default=True

@@ -61,6 +61,13 @@ class SmokeVerdict:
         return not any(wrong)
 
 
+def quantile(ascending: Sequence[int], fraction: float) -> int:
+    """Return the smallest value with ``fraction`` of all values at or below it; 0 if empty."""
+    if not ascending:
+        return 0
+    return ascending[max(int(len(ascending) * fraction + 0.999999) - 1, 0)]
+
+
 class Judge:
     """Reads target topics to their ends, and compares the records with those that were sent.
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 UID_HEADER = "load-uid"
-"""Own header of each record that identifies it to the judge."""
+"""Name of the header that identifies each record to ``smoke.judge``."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Progress on a terminal: one line per step, a bar for each step with a count."""
+"""Progress on a terminal: one line per step, with a bar if the step has a count."""
 
 from __future__ import annotations
 

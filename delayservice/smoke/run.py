@@ -17,8 +17,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # its stubs d
 from rich.console import Console
 
 from delayservice.base.errors import ClusterError
-from delayservice.smoke.figures import quantile
-from delayservice.smoke.judge import QUIET, Judge, SmokeVerdict
+from delayservice.smoke.judge import QUIET, Judge, SmokeVerdict, quantile
 from delayservice.smoke.load import plan
 from delayservice.smoke.progress import Steps, steps
 from delayservice.smoke.sending import Sending

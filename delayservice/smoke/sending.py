@@ -23,9 +23,12 @@ _TOLD_EVERY: Final = 100
 
 
 class Sending:
-    """Sends records on a thread of its own.
+    """Sender of records on a thread of its own.
 
     Args:
+        bootstrap: bootstrap servers of Kafka.
+        topic: delay topic to write to.
+        planned: records to send.
         per_s: records per second.
         part_records: records of one part; after each part it waits for ``go_on``.
         bar: shows the number of acknowledged records.

@@ -17,7 +17,7 @@ def _interrupt(_number: int, _frame: FrameType | None) -> NoReturn:
 def stop_signals(
     handler: Callable[[int, FrameType | None], object] | signal.Handlers = _interrupt,
 ) -> Iterator[None]:
-    """Interrupt the block on SIGTERM and SIGHUP as on Ctrl-C, or call ``handler``."""
+    """Raise ``KeyboardInterrupt``, or call ``handler``, on SIGINT, SIGTERM and SIGHUP."""
     # SIGINT as well: a shell starts background commands with it ignored.
     before = [signal.signal(number, handler) for number in _NUMBERS]
     try:

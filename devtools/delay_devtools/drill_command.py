@@ -8,14 +8,12 @@ from typing import Annotated, Final
 
 import typer
 
-from delayservice.commands.options import JsonOption
+from delayservice.commands.options import JsonOption, with_options
 from delayservice.commands.spark_session import (
     EXIT_FINDINGS,
     STATUS,
-    ConfOption,
-    MasterOption,
+    SessionOptions,
     require_extra,
-    running,
 )
 
 # ruff: noqa: PLC0415  # help is read more often than anything runs
@@ -27,6 +25,7 @@ DRILL_EPILOG: Final = (
 )
 
 
+@with_options
 def drill(
     *,
     records: Annotated[int, typer.Option(min=1_000, help="That producers write.")] = 1_000_000,
@@ -42,8 +41,7 @@ def drill(
     bootstrap: Annotated[
         str, typer.Option("--bootstrap", "-b", help="A cluster, instead of one started for it.")
     ] = "",
-    master: MasterOption = None,
-    conf: ConfOption = None,
+    session: SessionOptions,
     as_json: JsonOption = False,
 ) -> None:
     """Inject defects into topics and copies, and see whether audit and comparison find them all.
@@ -58,12 +56,12 @@ def drill(
     is_shown = not as_json or sys.stderr.isatty()
     with ExitStack() as stack:
         if cuts:
-            job = stack.enter_context(running("drill", master, conf, as_json=as_json))
+            job = stack.enter_context(session.running("drill", as_json=as_json))
         made = stack.enter_context(
             prepared(options, job.spark if cuts else None, is_shown=is_shown)
         )
         if not cuts:
-            job = stack.enter_context(running("drill", master, conf, as_json=as_json))
+            job = stack.enter_context(session.running("drill", as_json=as_json))
         verdict = judged(made, job.spark, job.say)
         show(verdict, made, as_json=as_json)
     raise typer.Exit(0 if verdict.is_good else EXIT_FINDINGS)

@@ -13,7 +13,7 @@ def openapi() -> dict[str, Any]:
 
 
 class _Unasked:
-    """A panel that has anything, for nothing is asked of it."""
+    """A context with every attribute, as no attribute is used."""
 
     def __getattr__(self, name: str) -> Any:  # it stands for all
         return "127.0.0.1:1" if name == "listen" else () if name == "hosts" else _Unasked()

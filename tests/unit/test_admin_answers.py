@@ -17,7 +17,7 @@ from fastapi import FastAPI
 from msgspec.structs import replace
 
 from connectors.kafka.outcomes import RecordPlace, together
-from delayservice.admin import panel as panel_module
+from delayservice.admin import context as context_module
 from delayservice.admin.app import make_app
 from delayservice.admin.changing import (
     WAITING_MAX,
@@ -27,10 +27,10 @@ from delayservice.admin.changing import (
     refuse_what_would_fail,
     said,
 )
+from delayservice.admin.context import ApiContext
 from delayservice.admin.history import History
 from delayservice.admin.inquiry import Workers
 from delayservice.admin.models import ById, Reschedule
-from delayservice.admin.panel import Panel
 from delayservice.admin.problems import Refusal
 from delayservice.admin.reading import position_of, timeline_of
 from delayservice.admin.server import admin_token
@@ -106,10 +106,10 @@ def hub_of(found: Settings, *slices: SliceMetrics) -> MetricsHub:
     return hub
 
 
-def panel_of(inquiry: object, *sets: str, slices: tuple[SliceMetrics, ...] = ()) -> Panel:
+def context_of(inquiry: object, *sets: str, slices: tuple[SliceMetrics, ...] = ()) -> ApiContext:
     found = settings(*sets)
     hub = hub_of(found, *slices)
-    return Panel(
+    return ApiContext(
         found,
         hub=hub,
         inquiry=cast("Any", inquiry),
@@ -126,7 +126,7 @@ def panel_of(inquiry: object, *sets: str, slices: tuple[SliceMetrics, ...] = ())
 
 def test_probes_are_answered_while_every_thread_of_the_server_waits_for_workers_that_hang() -> None:
     hung = Hung()
-    app = make_app(panel_of(hung, slices=(behind(0),)), TOKEN)
+    app = make_app(context_of(hung, slices=(behind(0),)), TOKEN)
     ok, not_ready = asyncio.run(_probe_while_full(app, hung))
     assert ok.status_code == 200
     assert not_ready.status_code == 503
@@ -251,7 +251,7 @@ def _nested(place: Callable[[], Any], depth: int) -> Any:
 
 def test_what_names_topic_and_partition_is_written_without_asking_a_worker() -> None:
     hung = Hung()
-    aim = aim_of(panel_of(hung), ById(id="r", topic=TOPIC, partition=2), b"r")
+    aim = aim_of(context_of(hung), ById(id="r", topic=TOPIC, partition=2), b"r")
     assert aim.places == [(TOPIC, 2)]
     assert hung.asked == 0
 
@@ -260,7 +260,7 @@ def test_where_workers_do_not_say_where_a_record_is_the_answer_says_what_to_name
     hung = Hung()
     hung.let_go.set()
     with pytest.raises(Refusal) as caught:
-        aim_of(panel_of(hung), ById(id="r"), b"r")
+        aim_of(context_of(hung), ById(id="r"), b"r")
     assert caught.value.status == 503
     assert "a worker did not answer within 10 s" in caught.value.detail
     assert "With topic and partition it is written without asking" in caught.value.detail
@@ -269,15 +269,17 @@ def test_where_workers_do_not_say_where_a_record_is_the_answer_says_what_to_name
 @pytest.mark.parametrize(("topic", "partition"), [("orders", 0), (TOPIC, 4)])
 def test_a_place_that_takes_no_controls_is_refused(topic: str, partition: int) -> None:
     with pytest.raises(Refusal) as caught:
-        aim_of(panel_of(Hung()), ById(id="r", topic=topic, partition=partition), b"r")
+        aim_of(context_of(Hung()), ById(id="r", topic=topic, partition=partition), b"r")
     assert caught.value.status == 404
 
 
 def test_an_id_that_is_found_nowhere_here_may_wait_where_this_node_keeps_no_copy() -> None:
     hung = Hung()
     hung.find = lambda _: []  # type: ignore[method-assign]
-    panel = panel_of(hung, slices=(SliceMetrics(0, state="owner"), SliceMetrics(2, state="owner")))
-    aim = aim_of(panel, ById(id="r"), b"r")
+    context = context_of(
+        hung, slices=(SliceMetrics(0, state="owner"), SliceMetrics(2, state="owner"))
+    )
+    aim = aim_of(context, ById(id="r"), b"r")
     assert aim.places == [(TOPIC, partition_for(b"r", 4))]
     assert aim.elsewhere == [1, 3]
     assert "keeps no copy of slices 1, 3: the record may wait there" in said("not_pending", aim)
@@ -295,9 +297,9 @@ def test_of_several_places_nothing_was_pending_only_if_all_of_them_say_so() -> N
 
 
 def refused(row: Pending, *sets: str, state: str = "owner", **asked: Any) -> Refusal:
-    panel = panel_of(Hung(), *sets, slices=(SliceMetrics(1, state=state),))
+    context = context_of(Hung(), *sets, slices=(SliceMetrics(1, state=state),))
     with pytest.raises(Refusal) as caught:
-        refuse_what_would_fail(panel, row, Reschedule(id="r", **asked))
+        refuse_what_would_fail(context, row, Reschedule(id="r", **asked))
     assert "nothing was written" in caught.value.detail
     return caught.value
 
@@ -327,14 +329,16 @@ def test_a_reschedule_in_seconds_is_refused() -> None:
 
 
 def test_a_reschedule_that_would_not_fail_is_not_refused() -> None:
-    panel = panel_of(Hung(), "delivery.max_delay_ms=1d", slices=(SliceMetrics(1, state="owner"),))
-    clamping = panel_of(Hung(), "delivery.max_delay_ms=1d", "delivery.clamp=true")
+    context = context_of(
+        Hung(), "delivery.max_delay_ms=1d", slices=(SliceMetrics(1, state="owner"),)
+    )
+    clamping = context_of(Hung(), "delivery.max_delay_ms=1d", "delivery.clamp=true")
     put_off = with_times(due_ms=NOW_MS - 1_000, key_ms=NOW_MS + 30_000)
     expires = with_times(expires_ms=NOW_MS + 90_000)
-    refuse_what_would_fail(panel, ROW, Reschedule(id="r", after_ms=86_400_000))
-    refuse_what_would_fail(panel, ROW, Reschedule(id="r", at_ms=0))
-    refuse_what_would_fail(panel, expires, Reschedule(id="r", after_ms=89_999))
-    refuse_what_would_fail(panel, put_off, Reschedule(id="r", after_ms=60_000))
+    refuse_what_would_fail(context, ROW, Reschedule(id="r", after_ms=86_400_000))
+    refuse_what_would_fail(context, ROW, Reschedule(id="r", at_ms=0))
+    refuse_what_would_fail(context, expires, Reschedule(id="r", after_ms=89_999))
+    refuse_what_would_fail(context, put_off, Reschedule(id="r", after_ms=60_000))
     refuse_what_would_fail(clamping, ROW, Reschedule(id="r", after_ms=90_000_000))
 
 
@@ -366,24 +370,24 @@ def test_a_cursor_that_a_page_gave_is_read() -> None:
 
 
 def test_one_look_at_the_dead_letters_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(panel_module, "_SURVEY_WAIT_S", 0.01)
-    panel = panel_of(Hung())
+    monkeypatch.setattr(context_module, "_SURVEY_WAIT_S", 0.01)
+    context = context_of(Hung())
     inside, leave = threading.Event(), threading.Event()
 
     def survey(*_: object) -> Any:
         inside.set()
         leave.wait(10)
 
-    monkeypatch.setattr(panel, "_survey", survey)
-    first = threading.Thread(target=panel.dead_letters, args=(10,))
+    monkeypatch.setattr(context, "_survey", survey)
+    first = threading.Thread(target=context.dead_letters, args=(10,))
     first.start()
     assert inside.wait(10)
     with pytest.raises(Refusal) as caught:
-        panel.dead_letters(10)
+        context.dead_letters(10)
     assert caught.value.status == 503
     leave.set()
     first.join(10)
-    panel.dead_letters(10)
+    context.dead_letters(10)
 
 
 @pytest.fixture
@@ -428,10 +432,10 @@ def test_a_timeline_says_from_when_on_its_buckets_are_not_exact(
     lumps: list[Lump], unit: str, coarse_from_ms: int | None
 ) -> None:
     horizon = BacklogCounts(lumps=lumps)
-    panel = SimpleNamespace(
+    context = SimpleNamespace(
         wall_ms=lambda: NOW_MS,
         inquiry=SimpleNamespace(horizon=lambda: horizon),
         slices_elsewhere=list,
     )
-    found = timeline_of(cast("Any", panel), unit, 60).coarse_from_ms
+    found = timeline_of(cast("Any", context), unit, 60).coarse_from_ms
     assert found == (None if coarse_from_ms is None else NOW_MS + coarse_from_ms)

@@ -151,6 +151,9 @@ def test_no_secret_is_ever_shown(tmp_path: Path) -> None:
         f"kafka.client.ssl.key.pem={secret}",
         f"kafka.client.sasl.jaas.config={secret}",
         "kafka.client.ssl.key.location=/etc/key.pem",
+        "zookeeper.auth=digest",
+        "zookeeper.username=node",
+        f"zookeeper.password={secret}",
     ]
     loaded = load_with_origins(None, sets, {})
     shown = repr(loaded.settings) + str(redacted(loaded.settings)) + str(effective(loaded))
@@ -159,7 +162,7 @@ def test_no_secret_is_ever_shown(tmp_path: Path) -> None:
     )
     assert redacted(loaded.settings)["kafka"]["client"]["sasl.password"] == HIDDEN
     assert redacted(loaded.settings)["kafka"]["client"]["ssl.key.location"] == "/etc/key.pem"
-    assert secret_values(loaded.settings) == (secret,) * 4
+    assert secret_values(loaded.settings) == (secret,) * 5
     assert secret not in refused(*sets, f"kafka.client.acks={secret}")
     assert "s3cr3t-value" not in refused(
         config=write(tmp_path, "[kafka.client]\nsasl.password = ['s3cr3t-value']\n")

@@ -26,8 +26,7 @@ from delay_devtools.demo.timeline import (
 )
 from delay_devtools.ownership import SliceEvent
 from delay_devtools.shown import show_lateness, show_numbers
-from delayservice.smoke.figures import quantile
-from delayservice.smoke.judge import SmokeVerdict
+from delayservice.smoke.judge import SmokeVerdict, quantile
 
 _BUCKETS_MS: Final = (5, 10, 20, 30, 50, 80, 120, 150, 250, 500, 1_000, 2_500, 5_000, 60_000)
 _STRIP_WIDTH: Final = 72

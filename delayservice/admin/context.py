@@ -1,4 +1,4 @@
-"""The panel: access of the routes to the node, the cluster and the log."""
+"""Data and Kafka clients of the node that the routes of the API use."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from connectors.kafka.log_ends import log_bounds
 from connectors.kafka.pauses import PauseWatcher
 from connectors.kafka.scan import consumer_config, scan_partition
 from delayservice.admin.history import History
-from delayservice.admin.inquiry import Inquiry
+from delayservice.admin.inquiry import Workers
 from delayservice.admin.problems import Refusal
 from delayservice.config.settings import Settings
 from delayservice.contract.entry import Row
@@ -27,8 +27,8 @@ _GOOD_STATES: Final = frozenset({"owner", "replica"})
 _SURVEY_WAIT_S: Final = 5.0
 
 
-class Panel:
-    """Access of the routes to data and clients.
+class ApiContext:
+    """Data and clients for the routes of the API and the page.
 
     Args:
         settings: settings of the node.
@@ -46,7 +46,7 @@ class Panel:
         settings: Settings,
         *,
         hub: MetricsHub,
-        inquiry: Inquiry,
+        inquiry: Workers,
         history: History,
         admin: KafkaAdmin,
         desk: ControlDesk,
@@ -66,7 +66,7 @@ class Panel:
 
     @property
     def delay_topics(self) -> dict[str, int]:
-        """Return the number of partitions of each existing delay topic, precise ones first.
+        """Return the number of partitions of each existing delay topic, level topics last.
 
         Raises:
             KafkaEdgeError: the cluster does not answer.
@@ -85,9 +85,7 @@ class Panel:
         return [held.slice for held in self.inquiry.members().slices if held.slice not in here]
 
     def is_catching_up(self, slice_no: int) -> bool:
-        """Return whether this node's copy of a slice lags, so that it may contain records settled
-        since.
-        """
+        """Return whether this node's copy of a slice lags, and may contain settled records."""
         return any(
             one.metrics.slice == slice_no and one.metrics.state not in _GOOD_STATES
             for one in self.hub.facts().slices
