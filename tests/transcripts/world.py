@@ -21,8 +21,8 @@ from unittest.mock import patch
 
 from delayservice.config.cluster import Placement, ZooKeeper
 from delayservice.engine.role import Role
-from ha import effect_runner, election_port, election_thread
-from ha.election_thread import ElectedOwnership
+from ha import effect_runner, elected_ownership, election_thread
+from ha.elected_ownership import ElectedOwnership
 from ha.ensemble import MEMBERS
 from ha.notes import NodeNote
 from ha.ownership import SliceStanding
@@ -85,7 +85,7 @@ class Node:
         self._turn_due_s = math.inf
         self._turns: list[float] = []
         self.link = Link(world.zookeeper, self._changed)
-        with patch.object(election_port, "Ensemble", lambda _options, _changed: self.link):
+        with patch.object(election_thread, "Ensemble", lambda _options, _changed: self.link):
             self.ownership = ElectedOwnership(
                 ZooKeeper(hosts="model:2181"),
                 world.placement,
@@ -94,7 +94,7 @@ class Node:
                 boot_s=world.now_s,
                 alert_s=ALERT_S,
             )
-        self.ownership._wake = _Wake(self._turn_soon)  # type: ignore[assignment]
+        self.ownership._thread.wake = _Wake(self._turn_soon)  # type: ignore[assignment]
         self.link.connect()
         self._tell()
         self._look()
@@ -105,7 +105,7 @@ class Node:
         return not self.is_dead and not self.is_frozen
 
     def _changed(self, what: int) -> None:
-        self.ownership._changed(what)
+        self.ownership._thread.changed(what)
 
     # --- turns of the thread -------------------------------------------------------------------
 
@@ -123,8 +123,8 @@ class Node:
         self._turn_due_s = math.inf
         self._count_turn(time_s)
         with self.world.speaking(self):
-            self.ownership._turn()
-        self._turn_at(max(time_s + self.ownership._wait_s(), time_s + 0.001))
+            self.ownership._thread.turn()
+        self._turn_at(max(time_s + self.ownership._thread.wait_s(), time_s + 0.001))
         self._see()
 
     def _count_turn(self, time_s: float) -> None:
@@ -234,7 +234,7 @@ class Node:
 
     def leave(self) -> None:
         """SIGTERM."""
-        self.ownership._leaving.set()
+        self.ownership._thread.leaving.set()
         self._turn_soon()
         deadline_s = self.world.events.now_s + _LEAVE_S
         self._end_when_left(deadline_s)
@@ -242,7 +242,7 @@ class Node:
     def _end_when_left(self, deadline_s: float) -> None:
         if self.is_dead:
             return
-        if self.ownership._left.is_set() or self.world.events.now_s >= deadline_s:
+        if self.ownership._thread.left.is_set() or self.world.events.now_s >= deadline_s:
             self.world.events.say(self.name, "ends")
             self.is_dead = True
             self.link.close()
@@ -277,7 +277,7 @@ class World:
         log = _Log(lambda what: self.events.say(node.name, what))
         with (
             patch.object(election_thread, "_log", log),
-            patch.object(election_port, "_log", log),
+            patch.object(elected_ownership, "_log", log),
             patch.object(effect_runner, "_log", log),
         ):
             yield
