@@ -68,8 +68,7 @@ class Outcomes:
             controls: places of the controls.
             timeout_s: longest wait for all of them together, in seconds.
             replaces: whether the controls are schedules; their outcome is that of the record that
-              they
-                replace.
+                they replace.
 
         Raises:
             KafkaEdgeError: the topic can't be read.

@@ -30,7 +30,7 @@ from connectors.kafka.scan import (
     row_of,
     scan_partition,
     take,
-    topic_ids,
+    topic_id_of,
 )
 from delayservice.contract.entry import Row
 from delayservice.engine.checkpoint import NOTHING_READ, LastRead
@@ -281,7 +281,7 @@ class KafkaSource:
 
     def topic_id(self, topic: str) -> str | None:
         """Return the id of the topic that has this name now; see the port."""
-        return topic_ids(self._admin, [topic]).get(topic)
+        return topic_id_of(self._admin, topic)
 
     def scan(self, place: Place, start: int, stop: int) -> Iterator[Run]:
         """Yield runs of ``[start, stop)``, read by another consumer; see the port.

@@ -20,7 +20,7 @@ from delayservice.base.errors import DelayServiceError
 from delayservice.cli import app
 from delayservice.config.cluster import ZooKeeper
 from delayservice.engine.role import Role
-from ha.rights import set_rights
+from ha.operator_commands import set_rights
 from tests.integration.bench import await_true
 from tests.integration.electing import Lines, by_hand, captured, logged, new_root, options, working
 from tests.integration.tls_front import TlsFront, make_authority, make_certificate

@@ -807,7 +807,7 @@ def refused_transaction_is_aborted() -> AbstractContextManager[Any]:
     """A flush that stalls is followed by an abort, whatever the coordinator has said."""
 
     def takes_more(_: Any, sink: KafkaSink) -> bool:
-        return not any(error.code() == KafkaError._STATE for error in sink._failed)
+        return not any(error.code() == KafkaError._STATE for error in sink._reports.failed)
 
     return replaced(KafkaSink, "_takes_more", takes_more)
 
