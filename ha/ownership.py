@@ -14,8 +14,12 @@ from ha.placement import SliceFacts
 
 
 class SliceStanding(NamedTuple):
-    """Progress of a node's copy of a slice: ``stored`` is S by delay topic, ``lag_s`` its lag
-    (infinite: unknown), ``refusal`` why the slice may not be stored (empty: it may).
+    """Progress of a node's copy of a slice.
+
+    Attributes:
+        stored: next source offset to be stored, by delay topic.
+        lag_s: lag behind the owner's copy, in s; infinite: unknown.
+        refusal: reason why the slice may not be stored; empty: it may.
     """
 
     stored: Mapping[str, int]

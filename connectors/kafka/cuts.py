@@ -37,7 +37,7 @@ class Cuts:
             self._untaken.setdefault(slice_no, deque(maxlen=_CUTS_MAX)).append(read_back)
 
     def take(self, slice_no: int) -> Sequence[ReadBack]:
-        """Return the cuts of a slice and remove them."""
+        """Return the cuts of a slice (checkpoints for comparisons) since the last call."""
         cuts = self._untaken.get(slice_no)
         if not cuts:
             return ()

@@ -91,7 +91,11 @@ class KafkaSink:
         """Slices whose checkpoints are part of the commit."""
 
     def open(self) -> str:
-        """Open a writer with a new transactional id, and return the id; see the port."""
+        """Give the present writer up, open one with a new transactional id, and return that id.
+
+        Raises:
+            KafkaEdgeError: the cluster does not answer, or refuses the id.
+        """
         self.discard()
         writer = self._new_name()
         producer = self._make(self._options.transactional(writer))
@@ -136,7 +140,7 @@ class KafkaSink:
         return self._producer
 
     def send(self, place: Place, outputs: Sequence[Output]) -> None:
-        """Queue outputs for the open transaction; see the port."""
+        """Queue outputs of the shard ``place`` for the open transaction, or begin one."""
         self._begin()
         self._sent_to.update([output[1] for output in outputs])
         if self._direct is None:
@@ -219,7 +223,13 @@ class KafkaSink:
                 break
 
     def commit(self, controls: Sequence[Control]) -> float:
-        """Commit the outputs that were sent and these controls; see the port."""
+        """Commit the outputs sent since the last commit, with these checkpoints, claims and
+        releases. Return the time at which the brokers had all records, monotonic seconds.
+
+        Raises:
+            TransactionAbortedError: nothing was committed; ``RefusedError`` names refused records.
+            OwnershipLostError: the writer is fenced, or the result is unknown.
+        """
         self._begin()
         producer = self._fenced_producer
         if self._direct is not None:
@@ -380,7 +390,11 @@ class KafkaSink:
         return True
 
     def abort(self) -> None:
-        """Abort the open transaction and drop its records; see the port."""
+        """Abort the open transaction and drop its records.
+
+        Raises:
+            OwnershipLostError: the result is unknown.
+        """
         if not self._open:
             return
         producer = self._fenced_producer
