@@ -294,7 +294,7 @@ class KafkaSource:
         Raises:
             KafkaEdgeError: nothing came for a minute, or the log no longer holds the range.
         """
-        yield from scan_partition(self._config, *place, start, stop, self._clients)
+        return scan_partition(self._config, *place, start, stop, self._clients)
 
     def close(self) -> None:
         """Close both consumers."""

@@ -125,7 +125,8 @@ class TargetTopics:
         if found is None:
             self._log.fits(target)
             if not self._terms.are_usual(topic):
-                self._look_again(topic, now_s, _TERMS_S)
+                if now_s - self._asked_s.get(topic, _NEVER_S) >= _TERMS_S:
+                    self._seek(topic, now_s)
                 return None
             with self._lock:
                 if changes == self._changes:
@@ -195,11 +196,6 @@ class TargetTopics:
         """Look up the unknown topics of these targets in the background."""
         for topic in {topic for topic, _ in targets} - self._known.keys():
             self._seek(topic, self._monotonic_s())
-
-    def _look_again(self, topic: str, now_s: float, after_s: float) -> None:
-        """Request a look-up of a topic if its answer is at least ``after_s`` old."""
-        if now_s - self._asked_s.get(topic, _NEVER_S) >= after_s:
-            self._seek(topic, now_s)
 
     def _seek(self, topic: str, now_s: float) -> float:
         """Request a look-up of a topic; return the time since which it is requested, monotonic
