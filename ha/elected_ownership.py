@@ -129,7 +129,7 @@ class ElectedOwnership:
         self._thread.wake.set()
 
     def standing(self, slice_no: int, standing: SliceStanding) -> None:
-        """Report the progress of this node's copy of a slice."""
+        """Report the progress of this node's copy of a slice; wake the thread if it may own now."""
         now_s = self._lease.now_s()
         with self._thread.lock:
             could = self._election.verdict(slice_no, now_s).may_own
@@ -161,7 +161,9 @@ class ElectedOwnership:
             raise DelayServiceError(str(exc)) from exc
 
     def judge(self, facts: WorkerFacts) -> Verdict:
-        """Set the facts about this worker, with its ZooKeeper state; return whether it may own."""
+        """Set the facts about this worker, with its ZooKeeper state; return whether it may own
+        slices, and why not.
+        """
         facts = facts._replace(zookeeper=self._trouble)
         with self._thread.lock:
             is_news = self._election.judge(facts)
@@ -170,7 +172,7 @@ class ElectedOwnership:
         return electability(facts)
 
     def verdict(self, slice_no: int) -> Verdict:
-        """Return whether this worker may own a slice of which it keeps a copy."""
+        """Return whether this worker may own a slice of which it keeps a copy, and why not."""
         with self._thread.lock:
             return self._election.verdict(slice_no, self._lease.now_s())
 

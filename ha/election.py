@@ -93,7 +93,7 @@ class Election:
             self._plan()
 
     def pin(self, *, is_pinned: bool) -> None:
-        """Set whether owners keep their slices even if another node is preferred."""
+        """Set whether ownership is pinned, so that owners keep slices that others should own."""
         self._is_pinned = is_pinned
 
     def serve(self, facts: Collection[SliceFacts]) -> frozenset[int]:
@@ -157,7 +157,9 @@ class Election:
         self._is_registered = False
 
     def settling(self, slice_no: int, *, is_settling: bool) -> None:
-        """Set whether the slice's loop is settling; a start clears the count of failures."""
+        """Set whether this worker delivers records of an own slice; a start clears its count of
+        failures.
+        """
         state = self._slices.get(slice_no)
         if state is not None:
             state.is_settling = is_settling
@@ -171,7 +173,7 @@ class Election:
             state.trouble = why
 
     def standing(self, slice_no: int, standing: SliceStanding) -> None:
-        """Set the progress of this node's copy of a slice."""
+        """Set the progress of this node's copy of a slice: what is stored, and how far it lags."""
         state = self._slices.get(slice_no)
         if state is not None:
             state.standing = standing
@@ -227,7 +229,7 @@ class Election:
         return None if state is None else state.seat
 
     def verdict(self, slice_no: int, now_s: float) -> Verdict:
-        """Return whether this worker may own a slice of which it keeps a copy."""
+        """Return whether this worker may own a slice of which it keeps a copy, and why not."""
         state = self._slices.get(slice_no, _UNKNOWN_SLICE)
         standing, left_s = state.standing, state.rest_until_s - now_s
         copy = CopyFacts(
@@ -246,7 +248,7 @@ class Election:
         )
 
     def roles(self, now_s: float) -> dict[int, Role]:
-        """Return this worker's role for each slice, without regard to lease and connection."""
+        """Return this worker's role for each slice, as if its lease were valid."""
         return {n: self._role(n, state, now_s) for n, state in self._slices.items()}
 
     def _role(self, slice_no: int, state: SliceElection, now_s: float) -> Role:

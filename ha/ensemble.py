@@ -38,7 +38,13 @@ _log = structlog.get_logger(__name__)
 
 
 class Held(NamedTuple):
-    """An owner node: its note, whether this session holds it, and whether no session does."""
+    """An owner node of a slice.
+
+    Attributes:
+        note: the owner.
+        is_mine: whether this session holds the node.
+        is_nobodys: whether no session holds it, as it was made by hand.
+    """
 
     note: OwnerNote
     is_mine: bool
@@ -129,7 +135,7 @@ class Ensemble:
         return bool(after.ephemeralOwner == session.session_id)
 
     def nodes(self) -> list[NodeNote]:
-        """Return the notes of all nodes of the cluster; watched."""
+        """Return the notes of all nodes of the cluster; the next node to come or go is reported."""
         with self.session.batch() as batch:
             return self._nodes(batch, self.session.children("nodes"))
 
@@ -139,7 +145,7 @@ class Ensemble:
         return [held[0] for held in found.values() if held is not None and held[0] is not None]
 
     def pin(self) -> PinNote | None:
-        """Return the note that pins ownership; None: not pinned. Watched."""
+        """Return the note that pins ownership; None: not pinned. Its next change is reported."""
         path = self.session.path("pinned")
         session = self.session
         if session.ask(session.client.exists_async, path, watch=session.watch) is None:
@@ -153,7 +159,7 @@ class Ensemble:
         self.session.delete(self.session.path("nodes", node_id))
 
     def live(self) -> list[str]:
-        """Return the names of all live workers; watched."""
+        """Return the names of all live workers; the next one to come or go is reported."""
         return self.session.children("live")
 
     def lives(self, names: Iterable[str]) -> dict[str, LifeNote]:
@@ -181,8 +187,8 @@ class Ensemble:
         )
 
     def owners(self, slice_nos: Iterable[int]) -> Iterator[tuple[int, Held | None]]:
-        """Yield each slice with its owner; watched. An owner node without a session would stay for
-        ever; it is removed unless there are nodes below it.
+        """Yield each slice with its owner, whose next change is reported. An owner node without a
+        session would stay for ever; it is removed unless there are nodes below it.
 
         Raises:
             EnsembleError: at the end, when some slices could not be read; they are left out.
@@ -233,8 +239,8 @@ class Ensemble:
             yield from (n for n, held in found.items() if held is not None and held.is_mine)
 
     def claim_all(self, slice_nos: Iterable[int], owner: OwnerNote) -> frozenset[int]:
-        """Claim slices, each with its next epoch; return those that were won. Other workers were
-        faster for the rest.
+        """Claim slices for the worker of ``owner``, each with its next epoch; return those that
+        were won. Other workers were faster for the rest.
         """
         with self.session.batch() as batch:
             epochs = self._epochs(batch, slice_nos)

@@ -66,10 +66,12 @@ class Ownership(Protocol):
         """Return why ownership is pinned, for people; empty: it is not."""
 
     def settling(self, slice_no: int, *, is_settling: bool) -> None:
-        """Report that the slice's loop has begun to settle, or has ended its last transaction."""
+        """Report that this worker has begun to deliver records of a slice, or has ended its last
+        transaction for it.
+        """
 
     def gave_up(self, slice_no: int, why: str) -> None:
-        """Report why the slice can't be served here now, so that another node takes it over."""
+        """Report why the slice can't be delivered here now, so that another node takes it over."""
 
     def standing(self, slice_no: int, standing: SliceStanding) -> None:
         """Report the progress of this node's copy; called about once a second."""
@@ -85,10 +87,12 @@ class Ownership(Protocol):
         """
 
     def judge(self, facts: WorkerFacts) -> Verdict:
-        """Set the facts about this worker, except ZooKeeper's; return whether it may own."""
+        """Set the facts about this worker, except ZooKeeper's; return whether it may own slices,
+        and why not.
+        """
 
     def verdict(self, slice_no: int) -> Verdict:
-        """Return whether this worker may own a slice of which it keeps a copy."""
+        """Return whether this worker may own a slice of which it keeps a copy, and why not."""
 
     def close(self) -> None:
         """Hand over own slices within a limited time, and leave the cluster."""
@@ -169,7 +173,7 @@ class Standalone:
         return survey_of([self._me], [life], dict.fromkeys(self._slices, owner))
 
     def judge(self, facts: WorkerFacts) -> Verdict:
-        """Set the facts about this worker; return whether it may own."""
+        """Set the facts about this worker; return whether it may own slices, and why not."""
         self._facts = facts
         return electability(facts)
 

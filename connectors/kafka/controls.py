@@ -134,7 +134,7 @@ class ControlDesk:
             return self._producer
 
     def listen(self) -> Outcomes:
-        """Return a reader of outcomes written from now on; call it before ``write``.
+        """Return a reader of the outcomes that are written from now on; call it before ``write``.
 
         Raises:
             KafkaEdgeError: the outcomes topic can't be asked.

@@ -15,7 +15,7 @@ _SHIFT_MS: Final = 7_919
 
 
 class Cuts:
-    """Cuts of all slices that have not been taken yet.
+    """Checkpoints at which the copies of a slice are to be compared, until they are taken.
 
     Args:
         interval_ms: length of the intervals in each of which one checkpoint of a slice is a cut;

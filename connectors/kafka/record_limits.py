@@ -60,9 +60,9 @@ class RecordLimits:
             self._limits[topic] = limit
 
     def outgrown(self, outputs: Sequence[Output]) -> dict[int, str]:
-        """Return the topics of all outputs that exceed a limit, by offset: all at once, since the
-        client stops at the first refused record. Limits are looked up again first, as they may have
-        been raised.
+        """Return the topics of all outputs that exceed a limit, by source offset: all at once,
+        since the client stops at the first refused record. Limits are looked up again first, as
+        they may have been raised.
         """
         if not self._limits or self._compresses:
             return {}
