@@ -81,14 +81,6 @@ class ElectedOwnership:
         """
         self._thread.on_change = callback
 
-    def role(self, slice_no: int) -> Role:
-        """Return this worker's role for the slice."""
-        return self.roles().get(slice_no, Role.REPLICA)
-
-    def confirm(self, slice_no: int) -> bool:
-        """Ask ZooKeeper's leader; return whether this worker owns the slice."""
-        return slice_no in self.confirm_all([slice_no])
-
     def confirm_all(self, slice_nos: Iterable[int]) -> frozenset[int]:
         """Ask ZooKeeper's leader; return those of the slices that this worker owns."""
         roles = self.roles()

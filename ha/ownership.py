@@ -45,15 +45,9 @@ class Ownership(Protocol):
         runs in another thread and must return at once. ``roles`` may change a moment earlier.
         """
 
-    def role(self, slice_no: int) -> Role:
-        """Return this worker's role for the slice, without I/O."""
-
-    def confirm(self, slice_no: int) -> bool:
-        """Ask ZooKeeper whether this worker owns the slice; used before and after fencing."""
-
     def confirm_all(self, slice_nos: Iterable[int]) -> frozenset[int]:
-        """Ask ZooKeeper, with one batch, which of the slices this worker owns; return those.
-        Slices without an answer are left out.
+        """Ask ZooKeeper, with one batch, which of the slices this worker owns; return those,
+        without slices that get no answer. Used before and after fencing.
         """
 
     def epoch(self, slice_no: int) -> int:
@@ -120,19 +114,11 @@ class Standalone:
         """Register the one callable that ``serve`` calls when the share has changed."""
         self._on_change = callback
 
-    def role(self, slice_no: int) -> Role:  # noqa: ARG002  # the answer is the same for all
-        """Return the role of owner."""
-        return Role.OWNER
-
-    def confirm(self, slice_no: int) -> bool:  # noqa: ARG002
-        """Return True: there is no other node."""
-        return True
-
     def confirm_all(self, slice_nos: Iterable[int]) -> frozenset[int]:
         """Return all of the slices: there is no other node."""
         return frozenset(slice_nos)
 
-    def epoch(self, slice_no: int) -> int:  # noqa: ARG002
+    def epoch(self, slice_no: int) -> int:  # noqa: ARG002  # the answer is the same for all
         """Return 0: the checkpoint counts the epochs."""
         return 0
 

@@ -175,10 +175,6 @@ class KafkaCheckpoints:
                 lambda: self._positions.get(place, -1) >= offset, timeout_s
             )
 
-    def position(self, place: Place) -> int:
-        """Return the offset up to which a partition was read; 0: it was not read."""
-        return self._positions.get(place, 0)
-
     def newest(self, slice_no: int, timeout_s: float) -> bytes | None:
         """Return the newest checkpoint of a slice, searched for in the whole topic if necessary;
         None: the slice was never served.

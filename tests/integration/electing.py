@@ -53,7 +53,7 @@ class Worker:
 
     @property
     def role(self) -> Role:
-        return self.ownership.role(0)
+        return self.ownership.roles().get(0, Role.REPLICA)
 
     @property
     def session(self) -> int | None:

@@ -369,8 +369,11 @@ def test_one_that_can_not_be_removed_keeps_no_other_slice_from_its_owner(
         for slice_no in range(3):
             worker.ownership.standing(slice_no, SliceStanding({}, 0))
         worker.ownership.start()
-        await_true(lambda: worker.ownership.role(2) is Role.OWNER, "it owns the others")
-        assert worker.ownership.role(1) is Role.REPLICA
+        await_true(
+            lambda: worker.ownership.roles().get(2, Role.REPLICA) is Role.OWNER,
+            "it owns the others",
+        )
+        assert worker.ownership.roles().get(1, Role.REPLICA) is Role.REPLICA
         worker.ownership.close()
 
 
@@ -462,7 +465,7 @@ def test_a_stopped_zookeeper_pauses_an_owner_at_once_and_its_lease_ends_it(
         with Stopwatch() as watch:
             worker.await_role(Role.PAUSED)
             assert watch.fair_s() < 1
-            assert not worker.ownership.confirm(0)
+            assert not worker.ownership.confirm_all([0])
             worker.await_role(Role.REPLICA)
             assert watch.fair_s(LEASE_S) < LEASE_S + 0.5
         cluster.start_zookeeper()
@@ -505,7 +508,7 @@ def test_an_ensemble_goes_on_without_one_of_its_servers() -> None:
         ):
             ensemble.stop_zookeeper(leader_of(ensemble), kill=True)
             await_true(
-                lambda: first.ownership.confirm(0) and not second.ownership.confirm(0),
+                lambda: first.ownership.confirm_all([0]) and not second.ownership.confirm_all([0]),
                 "the owner is confirmed by the others",
             )
             first.ownership.close()

@@ -102,7 +102,7 @@ def test_nobody_else_may_touch_what_the_nodes_write(
                         operator.delete(f"{root}/{path}")
                 with pytest.raises(NoAuthError):
                     operator.create(f"{root}/live/b:0", b"{}")
-        assert worker.ownership.confirm(0)
+        assert worker.ownership.confirm_all([0])
     assert not logged(lines, "zookeeper_refuses")()
 
 
@@ -146,15 +146,15 @@ def test_user_and_password_are_replaced_while_the_slice_is_owned(
     with working(having(*old, new)) as first:
         assert type_rights(having(*old, new), config) > 5
         with working(having(*new, old), "b", role=Role.REPLICA) as second:
-            assert first.ownership.confirm(0)
+            assert first.ownership.confirm_all([0])
             first.ownership.close()
             second.await_role(Role.OWNER)
             assert type_rights(having(*new), config) > 5
-            assert second.ownership.confirm(0)
+            assert second.ownership.confirm_all([0])
             with pytest.raises(DelayServiceError, match="does not let"):
                 set_rights(having(*old))
     with working(having(*new), "c") as third:
-        assert third.ownership.confirm(0)
+        assert third.ownership.confirm_all([0])
 
 
 def test_rights_are_not_set_where_no_ensemble_answers() -> None:
@@ -219,7 +219,7 @@ def test_a_server_with_the_right_name_by_a_trusted_authority_is_spoken_to(
         front_for(cluster, authority, "localhost") as front,
         working(over_tls(front, authority)) as worker,
     ):
-        assert worker.ownership.confirm(0)
+        assert worker.ownership.confirm_all([0])
     assert not logged(lines, "waiting_for_zookeeper")()
 
 

@@ -703,7 +703,7 @@ def _read_past_open(succession: KafkaSuccession) -> ClaimLog:
     checkpoints = succession._checkpoints
     claims = copy.deepcopy(checkpoints._claims)
     written = _log_of(succession).partition(CLAIMS_PLACE).written
-    for record in written[checkpoints.position(CLAIMS_PLACE) :]:
+    for record in written[checkpoints._positions.get(CLAIMS_PLACE, 0) :]:
         if record.is_committed and not record.is_gone:
             with suppress(KafkaEdgeError):  # a stranger's
                 claims.take(record.offset, record.key, record.value)

@@ -163,7 +163,7 @@ class Node:
         if not self.is_running:
             return
         for slice_no in self._kept_since_s.keys() | self.serving:
-            role = self.ownership.role(slice_no)
+            role = self.ownership.roles().get(slice_no, Role.REPLICA)
             if role is not self.roles.get(slice_no, Role.REPLICA):
                 epoch = f", epoch {self.ownership.epoch(slice_no)}" if role is Role.OWNER else ""
                 self.world.events.say(self.name, f"slice {slice_no}: {role.value}{epoch}")
@@ -181,12 +181,15 @@ class Node:
 
     def _take_over(self, slice_no: int) -> None:
         self._taking.discard(slice_no)
-        if not self.is_running or self.ownership.role(slice_no) is not Role.OWNER:
+        if (
+            not self.is_running
+            or self.ownership.roles().get(slice_no, Role.REPLICA) is not Role.OWNER
+        ):
             return
         if slice_no in self.world.broken.get(self.name, ()):
             self.world.events.say(self.name, f"slice {slice_no}: gives up")
             self.ownership.gave_up(slice_no, "broken")
-        elif self.ownership.confirm(slice_no):
+        elif self.ownership.confirm_all([slice_no]):
             epoch = self.ownership.epoch(slice_no)
             self.world.events.say(self.name, f"slice {slice_no}: serves in epoch {epoch}")
             self.serving.add(slice_no)
@@ -341,7 +344,7 @@ class World:
     def owners(self, slice_no: int) -> list[Node]:
         """Who would be told that it is the owner."""
         asked = (p for p in self.processes if not p.is_dead)
-        return [p for p in asked if p.ownership.role(slice_no) is Role.OWNER]
+        return [p for p in asked if p.ownership.roles().get(slice_no, Role.REPLICA) is Role.OWNER]
 
     def serving(self) -> dict[int, list[str]]:
         """Who serves each slice."""
