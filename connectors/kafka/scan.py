@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from operator import methodcaller
 from typing import Any, Final
 
@@ -84,20 +84,22 @@ def and_more(
     return [] if first is None else [first, *consumer.consume(limit - 1, gather_s)]
 
 
-def topic_id_of(admin: AdminClient, topic: str) -> str | None:
-    """Return the id of a topic, which is new if the topic is recreated; None: it does not exist.
+def topic_ids(admin: AdminClient, topics: Sequence[str]) -> dict[str, str]:
+    """Return the ids of the existing ones of ``topics``; a recreated topic has a new id.
 
     Raises:
         KafkaEdgeError: the cluster does not answer.
     """
-    (described,) = admin.describe_topics(TopicCollection([topic])).values()
-    try:
-        return str(answer_of(described, ASK_TIMEOUT_S).topic_id)
-    except KafkaException as exc:
-        if error_of(exc).code() not in LOST_TARGETS:
-            raise KafkaEdgeError(f"topic {topic} can't be described: {exc}") from exc
-        _log.warning("topic_not_described", topic=topic, why=str(exc))
-        return None
+    described = admin.describe_topics(TopicCollection(list(topics)))
+    found = {}
+    for name, future in described.items():
+        try:
+            found[name] = str(answer_of(future, ASK_TIMEOUT_S).topic_id)
+        except KafkaException as exc:
+            if error_of(exc).code() not in LOST_TARGETS:
+                raise KafkaEdgeError(f"topic {name} can't be described: {exc}") from exc
+            _log.warning("topic_not_described", topic=name, why=str(exc))
+    return found
 
 
 def scan_partition(

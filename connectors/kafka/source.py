@@ -30,7 +30,7 @@ from connectors.kafka.scan import (
     row_of,
     scan_partition,
     take,
-    topic_id_of,
+    topic_ids,
 )
 from delayservice.contract.entry import Row
 from delayservice.engine.checkpoint import NOTHING_READ, LastRead
@@ -285,7 +285,7 @@ class KafkaSource:
 
     def topic_id(self, topic: str) -> str | None:
         """Return the id of the topic that has this name now; None: there is no such topic."""
-        return topic_id_of(self._admin, topic)
+        return topic_ids(self._admin, [topic]).get(topic)
 
     def scan(self, place: Place, start: int, stop: int) -> Iterator[Run]:
         """Yield the records of the offsets ``[start, stop)`` as runs, read by another consumer, so
