@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 import structlog
@@ -31,36 +31,30 @@ class EffectRunner:
         self._me = me
         self._seat_of = seat_of
 
-    def carry_out(self, effects: Iterable[Effect]) -> None:
+    def carry_out(self, effects: Sequence[Effect]) -> None:
         """Carry out effects on different slices.
 
         Raises:
             EnsembleError: some effects failed. Others of the same kind were carried out, those of
                 later kinds were not.
         """
-        claims: list[int] = []
-        evictions: list[int] = []
-        heirs: dict[int, str] = {}
-        reasons: dict[int, str] = {}
-        for effect in effects:
-            match effect:
-                case ClaimSlice(slice_no):
-                    claims.append(slice_no)
-                case Announce(slice_no, heir):
-                    heirs[slice_no] = heir
-                case Resign(slice_no, why):
-                    reasons[slice_no] = why
-                case Evict(slice_no):
-                    evictions.append(slice_no)
+        heirs = {e.slice_no: e.heir for e in effects if isinstance(e, Announce)}
+        reasons = {e.slice_no: e.why for e in effects if isinstance(e, Resign)}
+        evictions = [e.slice_no for e in effects if isinstance(e, Evict)]
+        claims = [e.slice_no for e in effects if isinstance(e, ClaimSlice)]
         # First the effects that other nodes wait for.
         if heirs:
             self._announce(heirs)
         if reasons:
-            self._resign(reasons)
+            self._ensemble.resign_all(reasons)
+            for why, slices in _by_value(reasons).items():
+                _log.info("resigned", slices=slices, why=why)
         if evictions:
-            self._evict(evictions)
+            self._ensemble.evict_all(evictions, self._me.worker_id)
+            _log.info("predecessor_evicted", slices=evictions)
         if claims:
-            self._claim(claims)
+            won = self._ensemble.claim_all(claims, self._me)
+            _log.debug("claimed", slices=sorted(won), lost=sorted(set(claims) - won))
 
     def _announce(self, heirs: Mapping[int, str]) -> None:
         seats = {slice_no: self._seat_of(slice_no) for slice_no in heirs}
@@ -69,19 +63,6 @@ class EffectRunner:
             _log.info("handing_over", slices=slices, to=heir or None)
         replace = msgspec.structs.replace
         self._ensemble.announce_all({n: replace(o, heir=heirs[n]) for n, o in owners.items()})
-
-    def _resign(self, reasons: Mapping[int, str]) -> None:
-        self._ensemble.resign_all(reasons)
-        for why, slices in _by_value(reasons).items():
-            _log.info("resigned", slices=slices, why=why)
-
-    def _evict(self, slice_nos: list[int]) -> None:
-        self._ensemble.evict_all(slice_nos, self._me.worker_id)
-        _log.info("predecessor_evicted", slices=slice_nos)
-
-    def _claim(self, slice_nos: list[int]) -> None:
-        won = self._ensemble.claim_all(slice_nos, self._me)
-        _log.debug("claimed", slices=sorted(won), lost=sorted(set(slice_nos) - won))
 
 
 def _by_value(values: Mapping[int, str]) -> dict[str, list[int]]:

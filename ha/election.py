@@ -40,7 +40,7 @@ from ha.placement import SliceFacts
 _UNKNOWN_SLICE = SliceElection()
 
 
-class Election(ClusterView):
+class Election:
     """Decisions of one worker about the owners of its slices.
 
     Args:
@@ -64,7 +64,10 @@ class Election(ClusterView):
         pace: ElectionPace,
         kept: frozenset[int] = frozenset(),
     ) -> None:
-        super().__init__(me, replicas)
+        self.view = ClusterView(me, replicas)
+        """Members, slices, and candidates, as this worker knows them."""
+        self._me = me
+        self._replicas = replicas
         self._worker = worker
         self._pace = pace
         self._slices: dict[int, SliceElection] = {}
@@ -79,22 +82,18 @@ class Election(ClusterView):
 
     def nodes(self, notes: Iterable[NodeNote]) -> None:
         """Set the members of the cluster, alive or not, and plan again if they changed."""
-        nodes = {note.node_id: note for note in notes} | {self._me.node_id: self._me}
-        is_news = nodes != self._nodes or not self._is_informed
-        self._nodes = nodes
-        self._is_informed = True
-        if is_news:
+        if self.view.set_nodes(notes):
             self._plan()
 
     def live(self, node_ids: Collection[str], *, is_registered: bool) -> None:
         """Set the nodes that have a living worker, and whether this worker is registered."""
         self._is_registered = is_registered
-        if self._live != frozenset(node_ids):
-            self._live = frozenset(node_ids)
+        if self.view.live != frozenset(node_ids):
+            self.view.live = frozenset(node_ids)
             self._plan()
 
     def pin(self, *, is_pinned: bool) -> None:
-        """Set whether owners keep their slices even if another node is preferred."""
+        """Set whether ownership is pinned, so that owners keep slices that others should own."""
         self._is_pinned = is_pinned
 
     def serve(self, facts: Collection[SliceFacts]) -> frozenset[int]:
@@ -104,10 +103,9 @@ class Election(ClusterView):
         A copy of a slice missing from ``facts`` stays as it is: its placement is unknown.
         """
         told = {fact.slice_no: fact for fact in facts}
-        known = self._facts | told
-        if known != self._facts:
-            self._facts = known
+        if self.view.add_slices(told):
             self._plan()
+        known = self.view.known
         mine = [n for n in known if n % self._me.workers == self._worker]
         kept = frozenset(n for n in mine if (self._keeps(n) if n in told else n in self._kept))
         for slice_no in kept:
@@ -115,7 +113,7 @@ class Election(ClusterView):
         for slice_no in self._slices.keys() - kept:
             del self._slices[slice_no]
         self._kept = kept
-        self._copies = kept | (self._copies - known.keys())
+        self._copies = kept | (self._copies - known)
         return kept
 
     def seat(self, slice_no: int, seat: Seat, now_s: float) -> None:
@@ -148,9 +146,9 @@ class Election(ClusterView):
         """Clear the giver if it has left the cluster: it did not hand over to a better owner."""
         giver = state.giver
         if giver is not None:
-            note = self._nodes.get(giver.node_id)
+            note = self.view.nodes.get(giver.node_id)
             is_there = note is not None and note.instance == giver.instance
-            state.giver = giver if is_there and giver.node_id in self._live else None
+            state.giver = giver if is_there and giver.node_id in self.view.live else None
 
     def forget_seats(self) -> None:
         """Clear all seats and the registration, after the session was lost."""
@@ -159,7 +157,9 @@ class Election(ClusterView):
         self._is_registered = False
 
     def settling(self, slice_no: int, *, is_settling: bool) -> None:
-        """Set whether the slice's loop is settling; a start clears the count of failures."""
+        """Set whether this worker delivers records of an own slice; a start clears its count of
+        failures.
+        """
         state = self._slices.get(slice_no)
         if state is not None:
             state.is_settling = is_settling
@@ -173,7 +173,7 @@ class Election(ClusterView):
             state.trouble = why
 
     def standing(self, slice_no: int, standing: SliceStanding) -> None:
-        """Set the progress of this node's copy of a slice."""
+        """Set the progress of this node's copy of a slice: what is stored, and how far it lags."""
         state = self._slices.get(slice_no)
         if state is not None:
             state.standing = standing
@@ -217,10 +217,10 @@ class Election(ClusterView):
         """
         wanted = [(n, node_id) for n in self.owned for node_id in self._relief(n)]
         for slice_no in self._kept:
-            placed = self._placed.get(slice_no, frozenset())
+            placed = self.view.placed_on(slice_no)
             if self._me.node_id not in placed:
                 wanted += [(slice_no, node_id) for node_id in placed]
-        names = (self._worker_of(node_id, slice_no) for slice_no, node_id in wanted)
+        names = (self.view.worker_of(node_id, slice_no) for slice_no, node_id in wanted)
         return frozenset(name for name in names if name is not None)
 
     def seat_of(self, slice_no: int) -> Seat | None:
@@ -229,7 +229,7 @@ class Election(ClusterView):
         return None if state is None else state.seat
 
     def verdict(self, slice_no: int, now_s: float) -> Verdict:
-        """Return whether this worker may own a slice of which it keeps a copy."""
+        """Return whether this worker may own a slice of which it keeps a copy, and why not."""
         state = self._slices.get(slice_no, _UNKNOWN_SLICE)
         standing, left_s = state.standing, state.rest_until_s - now_s
         copy = CopyFacts(
@@ -248,7 +248,7 @@ class Election(ClusterView):
         )
 
     def roles(self, now_s: float) -> dict[int, Role]:
-        """Return this worker's role for each slice, without regard to lease and connection."""
+        """Return this worker's role for each slice, as if its lease were valid."""
         return {n: self._role(n, state, now_s) for n, state in self._slices.items()}
 
     def _role(self, slice_no: int, state: SliceElection, now_s: float) -> Role:
@@ -258,7 +258,9 @@ class Election(ClusterView):
         if seat.is_mine:
             stopped = state.is_handing_over or state.trouble
             return Role.REPLICA if stopped else Role.OWNER
-        expected = self._me.node_id == (seat.owner.heir if seat.owner else self._first(slice_no))
+        expected = self._me.node_id == (
+            seat.owner.heir if seat.owner else next(iter(self.view.ranked(slice_no)), "")
+        )
         is_able = expected and self.verdict(slice_no, now_s).may_own
         return Role.HEIR if is_able else Role.REPLICA
 
@@ -266,26 +268,26 @@ class Election(ClusterView):
         """Place and rank again, after facts, members or live nodes have changed."""
         for state in self._slices.values():
             self._drop_gone_giver(state)
-        self._rank(without_me=self._is_leaving)
+        self.view.rank(without_me=self._is_leaving)
 
     def _keeps(self, slice_no: int) -> bool:
-        if not self._is_informed and self._replicas is not None:
+        if not self.view.is_informed and self._replicas is not None:
             return slice_no in self._copies
-        placed = self._placed.get(slice_no, frozenset())
+        placed = self.view.placed_on(slice_no)
         if self._me.node_id in placed:
             return True
         state = self._slices.get(slice_no)
         is_owner = state is not None and state.seat is not None and state.seat.is_mine
-        ready = all(self._is_ready(node_id, slice_no) for node_id in placed)
+        ready = all(self.view.is_ready(node_id, slice_no) for node_id in placed)
         return slice_no in self._copies and (is_owner or not ready)
 
     def _candidates(self, slice_no: int) -> tuple[str, ...]:
         """Return the nodes that an owner may hand over to: all ranked ones if it is not ranked,
         else the first. Empty while ownership is pinned, unless this worker is leaving or not live.
         """
-        ranked = self._ranked.get(slice_no, ())
+        ranked = self.view.ranked(slice_no)
         me = self._me.node_id
-        if self._is_pinned and me in self._live and not self._is_leaving:
+        if self._is_pinned and me in self.view.live and not self._is_leaving:
             return ()
         if me in ranked:
             return () if ranked[0] == me else ranked[:1]
@@ -340,14 +342,14 @@ class Election(ClusterView):
         verdict = electability(self._facts_here)
         if verdict.may_own or verdict.may_keep:
             return ""
-        is_relieved = any(self._is_ready(n, slice_no) for n in self._relief(slice_no))
+        is_relieved = any(self.view.is_ready(n, slice_no) for n in self._relief(slice_no))
         return verdict.reason if is_relieved else ""
 
     def _relief(self, slice_no: int) -> tuple[str, ...]:
         """Return the nodes that may take a slice from this owner: all others if it may not own."""
         if electability(self._facts_here).may_own:
             return self._candidates(slice_no)
-        return tuple(n for n in self._ranked.get(slice_no, ()) if n != self._me.node_id)
+        return tuple(n for n in self.view.ranked(slice_no) if n != self._me.node_id)
 
     def _give_up(self, state: SliceElection, why: str, now_s: float) -> None:
         """Count a failure, once for each tenure, and set the pause before the next claim."""
@@ -360,7 +362,7 @@ class Election(ClusterView):
     def _heir(self, slice_no: int, state: SliceElection, now_s: float) -> str:
         """Return the node to hand over to; empty: there is no node, or it is too early."""
         candidates = self._candidates(slice_no)
-        has_to_go = self._me.node_id not in self._ranked.get(slice_no, ())
+        has_to_go = self._me.node_id not in self.view.ranked(slice_no)
         if not candidates:
             if self._is_leaving:  # there is no other node to wait for
                 state.is_handing_over = True
@@ -369,11 +371,11 @@ class Election(ClusterView):
         tenure_s = max(self._pace.tenure_s, self._pace.handed_s if state.giver else 0.0)
         if not has_to_go and not self._is_over(state.since_s + tenure_s, now_s):
             return ""
-        ready = (node_id for node_id in candidates if self._is_ready(node_id, slice_no))
+        ready = (node_id for node_id in candidates if self.view.is_ready(node_id, slice_no))
         return next(ready, "")
 
     def _as_candidate(self, slice_no: int, state: SliceElection, now_s: float) -> Effect | None:
-        ranked = self._ranked.get(slice_no, ())
+        ranked = self.view.ranked(slice_no)
         me = self._me.node_id
         rested_s = max(now_s, state.rest_until_s)
         verdict = self.verdict(slice_no, rested_s)

@@ -1,4 +1,4 @@
-"""Ownership by election: a thread that carries out what ``election`` decides.
+"""The thread that reads ZooKeeper and carries out what ``election`` decides.
 
 Storing does not depend on it. While ZooKeeper is out of reach, owners begin no transaction; at the
 end of the lease they step down; delivery resumes without a restart when ZooKeeper is back.
@@ -6,23 +6,23 @@ end of the lease they step down; delivery resumes without a restart when ZooKeep
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+import threading
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
-from queue import Empty
+from queue import Empty, SimpleQueue
 from typing import Final, TypeVar
 
 import structlog
 
 from delayservice.config.cluster import Placement, ZooKeeper
+from delayservice.engine.role import Role
 from ha.effect_runner import EffectRunner
 from ha.election import Election
-from ha.election_port import ElectionPort
-from ha.election_state import ElectionPace, Seat
-from ha.ensemble import EVERYTHING, MEMBERS, EnsembleError, EnsembleRefusedError
-from ha.lease import Lease
-from ha.notes import LifeNote, NodeNote, OwnerNote, worker_of
+from ha.election_state import Seat
+from ha.ensemble import EVERYTHING, MEMBERS, Ensemble, EnsembleError, EnsembleRefusedError
+from ha.lease import Lease, RoleViews
+from ha.notes import LifeNote, NodeNote, OwnerNote, PinNote, worker_of
 from ha.pipeline import REQUESTS_MAX
-from ha.role_views import RoleViews
 
 _BEATS_PER_SESSION: Final = 6
 _REPLACE_AFTER_SESSIONS: Final = 3
@@ -37,17 +37,30 @@ _log = structlog.get_logger(__name__)
 _T = TypeVar("_T")
 
 
-class ElectedOwnership(ElectionPort):
-    """Ownership of one worker's slices among all nodes of the cluster.
+class ElectionThread:
+    """The deciding thread of one worker; ``ElectedOwnership`` passes it reports of other threads.
 
     Args:
         zookeeper: the ensemble.
         placement: settings of the placement of copies and owners.
         me: this node.
         worker: number of this worker in its node.
-        boot_s: seconds since boot, suspend included.
-        alert_s: wait between naming an heir and stopping; longer than waking its loop takes.
-        kept: slices of which this node had copies before.
+        election: the decisions; used only while ``lock`` is held, as many threads report to it.
+        lease: time for which roles are valid without an answer from ZooKeeper.
+
+    Attributes:
+        lock: lock of the election.
+        ensemble: ZooKeeper, as this worker sees it.
+        wake: ends the wait of the thread.
+        leaving: set to hand over all own slices and end the thread.
+        left: set when nothing is left to hand over.
+        views: roles and epochs, as last decided.
+        on_change: called when ``roles`` has changed; must return at once.
+        is_registered: whether ZooKeeper has this worker's note under the present session.
+        rival: instance of another living node with this node's name; empty: there is no such node.
+        pin: note that pins ownership; None: it is not pinned.
+        unusable: reason of ZooKeeper's last failure or refusal; empty: there was no failure.
+        has_failed: whether the thread has ended with an error.
     """
 
     def __init__(
@@ -56,29 +69,36 @@ class ElectedOwnership(ElectionPort):
         placement: Placement,
         me: NodeNote,
         worker: int,
-        *,
-        boot_s: Callable[[], float],
-        alert_s: float,
-        kept: frozenset[int] = frozenset(),
+        election: Election,
+        lease: Lease,
     ) -> None:
-        pace = ElectionPace(
-            placement.claim_stagger_ms / 1000,
-            placement.lag_s_max,
-            alert_s,
-            handed_s=placement.leader_stable_s,
-        )
-        replicas = None if placement.replicas == "all" else placement.replicas
-        super().__init__(zookeeper, me, Election(me, worker, replicas, pace, kept), Lease(boot_s))
+        self._me = me
         self._worker = worker
+        self._election = election
+        self._lease = lease
         self._away_s = placement.away_ms / 1000
-        self._replicas = replicas
+        self._never_forgets = placement.replicas == "all"
+        self.lock = threading.Lock()
+        self.wake = threading.Event()
+        self.leaving = threading.Event()
+        self.left = threading.Event()
+        self.views = RoleViews({}, {})
+        self.on_change: Callable[[], None] = lambda: None
+        self.is_registered = False
+        self.rival = ""
+        self.pin: PinNote | None = None
+        self.unusable = ""
+        self.has_failed = False
+        self.ensemble = Ensemble(zookeeper, self.changed)
+        self._session = self.ensemble.session
+        self._changes: SimpleQueue[int] = SimpleQueue()
         self._has_told = False  # that it leaves
-        self._shown_roles = self._views.owning
+        self._shown_roles = self.views.owning
         self._is_connected = False
         self._is_prepared = False
         self._beat_due_s = float("-inf")
         self._step_due_s = float("inf")
-        self._quiet_since_s = boot_s()
+        self._quiet_since_s = lease.now_s()
         self._replaced_s = float("-inf")
         self._reminded_s = float("-inf")
         self._complaints: set[str] = set()
@@ -86,34 +106,54 @@ class ElectedOwnership(ElectionPort):
         self._names: frozenset[str] = frozenset()
         self._gone_since_s: dict[str, float] = {}
         self._effects = EffectRunner(
-            self._ensemble, OwnerNote(me.node_id, me.instance, worker, 0), self._election.seat_of
+            self.ensemble, OwnerNote(me.node_id, me.instance, worker, 0), election.seat_of
         )
+        self._thread = threading.Thread(target=self._run, name="ownership", daemon=True)
+
+    def start(self) -> None:
+        """Start connecting to ZooKeeper, and the thread."""
+        self._session.connect()
+        self._thread.start()
+
+    def roles(self) -> Mapping[int, Role]:
+        """Return this worker's role for each slice, limited by lease and connection."""
+        views = self.views
+        if not self._lease.is_valid:
+            return views.ended
+        return views.owning if self._session.is_connected else views.paused
+
+    def changed(self, what: int) -> None:
+        """Let the thread read again: a slice, ``MEMBERS``, or ``EVERYTHING``."""
+        self._changes.put(what)
+        self.wake.set()
 
     def _run(self) -> None:
         try:
-            while not self._left.is_set():
-                self._wake.wait(self._wait_s())
-                self._wake.clear()
-                self._turn()
+            while not self.left.is_set():
+                self.wake.wait(self.wait_s())
+                self.wake.clear()
+                self.turn()
         except BaseException:  # noqa: BLE001  # the worker must learn of any error
-            self._has_failed = True
-            self._views = RoleViews({}, {})
+            self.has_failed = True
+            self.views = RoleViews({}, {})
             _log.exception("ownership_failed")
-            self._on_change()
+            self.on_change()
 
-    def _wait_s(self) -> float:
+    def wait_s(self) -> float:
+        """Return the time until the next turn, in s, unless ``wake`` is set before."""
         now_s = self._lease.now_s()
         due_s = min(self._beat_due_s, self._step_due_s)
         if self._lease.is_valid:  # its end changes the roles
             due_s = min(due_s, self._lease.end_s)
         return max(due_s - now_s, 0.0)
 
-    def _turn(self) -> None:
-        if self._ensemble.take_lost():
+    def turn(self) -> None:
+        """Read what has changed, decide, act, and publish the roles."""
+        if self._session.take_lost():
             self._session_lost()
         self._step_due_s = float("inf")  # without an answer there is nothing to decide on time
         try:
-            if self._ensemble.is_connected:
+            if self._session.is_connected:
                 self._look()
                 self._act()
         except EnsembleError as exc:
@@ -121,50 +161,50 @@ class ElectedOwnership(ElectionPort):
             self._changes.put(EVERYTHING)  # with the next beat
             self._is_prepared = False
             self._beat_due_s = self._lease.now_s() + _RETRY_S
-            self._unusable = str(exc)
+            self.unusable = str(exc)
             if isinstance(exc, EnsembleRefusedError):
-                self._unusable += f"; {_LOGIN_HINT}"
+                self.unusable += f"; {_LOGIN_HINT}"
                 self._beat_due_s += _REFUSED_S
                 self._complain("zookeeper_refuses", str(exc), _LOGIN_HINT)
-        if not self._ensemble.is_connected:
+        if not self._session.is_connected:
             self._out_of_reach()
         self._publish()
         self._leave_when_done()
 
     def _session_lost(self) -> None:
-        if self._is_registered:
+        if self.is_registered:
             _log.warning(
                 "session_lost", hint="ZooKeeper ended the session; its slices go to other nodes"
             )
         self._lease.end()
-        self._is_registered = self._is_prepared = False
-        self._changed(EVERYTHING)
-        with self._lock:
+        self.is_registered = self._is_prepared = False
+        self.changed(EVERYTHING)
+        with self.lock:
             self._election.forget_seats()
         self._publish()
 
     def _publish(self) -> None:
-        with self._lock:
+        with self.lock:
             roles, epochs = self._election.roles(self._lease.now_s()), self._election.epochs
-        if (roles, epochs) != (self._views.owning, self._views.epochs):
-            self._views = RoleViews(roles, epochs)
+        if (roles, epochs) != (self.views.owning, self.views.epochs):
+            self.views = RoleViews(roles, epochs)
         shown = self.roles()
         if shown is not self._shown_roles:
             self._shown_roles = shown
-            self._on_change()
+            self.on_change()
 
     def _look(self) -> None:
         if not self._is_connected:
             self._beat_due_s = float("-inf")  # the lease may have run out meanwhile
         if not self._is_prepared:
-            self._ensemble.prepare()
+            self.ensemble.prepare()
             self._is_prepared = True
         has_beaten = self._beat_when_time()
         if not self._is_connected:  # not before an answer: kazoo connects first and then logs in
             self._is_connected = True
             self._complaints.clear()
-            _log.info("zookeeper_connected", session_timeout_s=self._ensemble.session_timeout_s)
-        if not self._is_registered and not self._leaving.is_set():
+            _log.info("zookeeper_connected", session_timeout_s=self._session.session_timeout_s)
+        if not self.is_registered and not self.leaving.is_set():
             self._register()
         changes = self._take_changes()
         if has_beaten or not changes.isdisjoint({MEMBERS, EVERYTHING}):
@@ -182,16 +222,16 @@ class ElectedOwnership(ElectionPort):
         return taken
 
     def _register(self) -> None:
-        with self._lock:
+        with self.lock:
             life = self._election.life(self._lease.now_s())
-        other = self._ensemble.register(self._me, life)
+        other = self.ensemble.register(self._me, life)
         if other is None:
-            self._is_registered = True
-            self._rival = ""
-            self._changed(MEMBERS)
+            self.is_registered = True
+            self.rival = ""
+            self.changed(MEMBERS)
             _log.info("registered", node=self._me.node_id, worker=self._worker)
-        elif other.instance != self._rival:
-            self._rival = other.instance
+        elif other.instance != self.rival:
+            self.rival = other.instance
             _log.error(
                 "node_id_in_use",
                 node=self._me.node_id,
@@ -205,14 +245,14 @@ class ElectedOwnership(ElectionPort):
         sent_s = self._lease.now_s()
         if sent_s < self._beat_due_s:
             return False
-        with self._lock:
-            life = self._election.life(self._lease.now_s()) if self._is_registered else None
-        if not self._ensemble.beat(life):
+        with self.lock:
+            life = self._election.life(self._lease.now_s()) if self.is_registered else None
+        if not self.ensemble.beat(life):
             _log.warning("registration_gone", node=self._me.node_id, worker=self._worker)
-            self._is_registered = False
-            self._wake.set()
-        timeout_s = self._ensemble.session_timeout_s
-        if not self._ensemble.is_lost:  # else a new session has answered, and this one owns nothing
+            self.is_registered = False
+            self.wake.set()
+        timeout_s = self._session.session_timeout_s
+        if not self._session.is_lost:  # else a new session has answered, and this one owns nothing
             self._lease.renew(sent_s, timeout_s)
         self._beat_due_s = sent_s + timeout_s / _BEATS_PER_SESSION
         self._quiet_since_s = sent_s
@@ -223,30 +263,30 @@ class ElectedOwnership(ElectionPort):
         if anew:
             # Notes last: a returning node writes its note before it registers, and no watch fires
             # for a note that changes later.
-            self._names = frozenset(self._ensemble.live())
-            self._nodes = self._ensemble.nodes()
+            self._names = frozenset(self.ensemble.live())
+            self._nodes = self.ensemble.nodes()
             self._read_pin()
-            if self._is_registered and self._me.node_id not in {n.node_id for n in self._nodes}:
-                self._ensemble.enroll(self._me)  # forgotten just as it came back, or by hand
+            if self.is_registered and self._me.node_id not in {n.node_id for n in self._nodes}:
+                self.ensemble.enroll(self._me)  # forgotten just as it came back, or by hand
         workers = [worker for name in self._names if (worker := worker_of(name)) is not None]
         live = {node_id for node_id, _ in workers}
-        with self._lock:
+        with self.lock:
             if anew:
                 self._election.nodes(self._nodes)
-                self._election.pin(is_pinned=self._pin is not None)
-            self._election.live(live, is_registered=self._is_registered)
+                self._election.pin(is_pinned=self.pin is not None)
+            self._election.live(live, is_registered=self.is_registered)
             rivals = self._election.rivals & self._names
-        lives = self._ensemble.lives(sorted(rivals))
-        with self._lock:
-            self._election.lives(lives)
+        lives = self.ensemble.lives(sorted(rivals))
+        with self.lock:
+            self._election.view.set_lives(lives)
         self._forget_the_gone(self._nodes, live)
 
     def _read_pin(self) -> None:
-        before, self._pin = self._pin, self._ensemble.pin()
-        if self._pin is not None and self._pin != before:
+        before, self.pin = self.pin, self.ensemble.pin()
+        if self.pin is not None and self.pin != before:
             hint = "owners keep their slices; delayservice zookeeper unpin ends it"
-            _log.warning("ownership_pinned", why=str(self._pin), hint=hint)
-        elif before is not None and self._pin is None:
+            _log.warning("ownership_pinned", why=str(self.pin), hint=hint)
+        elif before is not None and self.pin is None:
             _log.info("ownership_unpinned")
 
     def _forget_the_gone(self, nodes: Collection[NodeNote], live: Collection[str]) -> None:
@@ -255,9 +295,9 @@ class ElectedOwnership(ElectionPort):
         gone = {note.node_id for note in nodes} - set(live) - {self._me.node_id}
         self._gone_since_s = {n: self._gone_since_s.get(n, now_s) for n in gone}
         for node_id, since_s in self._gone_since_s.items():
-            if self._replicas is not None and now_s - since_s > self._away_s:
+            if not self._never_forgets and now_s - since_s > self._away_s:
                 _log.warning("node_forgotten", node=node_id, away_s=round(now_s - since_s))
-                self._ensemble.forget(node_id)
+                self.ensemble.forget(node_id)
 
     def _read_seats(self, slice_nos: Collection[int], *, have_acted: bool) -> None:
         """Read the owners of slices; warn of a lost own owner node, unless ``have_acted``."""
@@ -265,9 +305,9 @@ class ElectedOwnership(ElectionPort):
         # would be read twice.
         for what in self._take_changes() - set(slice_nos):
             self._changes.put(what)
-        for slice_no, held in self._ensemble.owners(slice_nos):
+        for slice_no, held in self.ensemble.owners(slice_nos):
             seat = Seat(None) if held is None else Seat(held.note, held.is_mine)
-            with self._lock:
+            with self.lock:
                 before = self._election.seat_of(slice_no)
                 self._election.seat(slice_no, seat, self._lease.now_s())
             if not have_acted and before is not None and before.is_mine and not seat.is_mine:
@@ -282,23 +322,23 @@ class ElectedOwnership(ElectionPort):
             yield items[start : start + REQUESTS_MAX]
 
     def _act(self) -> None:
-        with self._lock:
+        with self.lock:
             effects = self._election.step(self._lease.now_s())
             self._step_due_s = self._election.wake_s
         for batch in self._between_beats(effects):
             self._effects.carry_out(batch)
             self._read_seats([effect.slice_no for effect in batch], have_acted=True)
         if effects:
-            self._wake.set()
+            self.wake.set()
 
     def _out_of_reach(self) -> None:
         """Log that ZooKeeper is out of reach; replace a session that kazoo has given up."""
         now_s = self._lease.now_s()
-        timeout_s = self._ensemble.session_timeout_s
+        timeout_s = self._session.session_timeout_s
         self._beat_due_s = now_s + timeout_s / _BEATS_PER_SESSION
         quiet_s = now_s - self._quiet_since_s
-        why, is_refused = self._ensemble.trouble, self._ensemble.is_refused
-        self._unusable = f"the login was refused; {_LOGIN_HINT}" if is_refused else why
+        why, is_refused = self._session.trouble, self._session.is_refused
+        self.unusable = f"the login was refused; {_LOGIN_HINT}" if is_refused else why
         if why or self._is_connected or quiet_s > _PATIENCE_S:
             hint = _LOGIN_HINT if is_refused else "storing goes on, delivery waits"
             self._complain("waiting_for_zookeeper", why or "no answer", hint)
@@ -306,7 +346,7 @@ class ElectedOwnership(ElectionPort):
         patience_s = _REFUSED_S if is_refused else timeout_s * _REPLACE_AFTER_SESSIONS
         if now_s - max(self._quiet_since_s, self._replaced_s) > patience_s:
             self._replaced_s = now_s
-            self._ensemble.replace()
+            self._session.replace()
 
     def _complain(self, event: str, why: str, hint: str) -> None:
         """Log a warning once for each reason, and again after 30 s."""
@@ -319,24 +359,24 @@ class ElectedOwnership(ElectionPort):
             _log.warning(event, why=why, hint=hint)
 
     def _leave_when_done(self) -> None:
-        if not self._leaving.is_set():
+        if not self.leaving.is_set():
             return
-        with self._lock:
-            has_left = not self._is_registered and not self._election.owned
-        if has_left or not self._ensemble.is_connected:
-            self._left.set()
+        with self.lock:
+            has_left = not self.is_registered and not self._election.owned
+        if has_left or not self._session.is_connected:
+            self.left.set()
         elif not self._has_told:
             self._has_told = True
-            with self._lock:
+            with self.lock:
                 self._election.leave()
                 life = self._election.life(self._lease.now_s())
-            if self._is_registered:  # else the node of that name is another's, or none
+            if self.is_registered:  # else the node of that name is another's, or none
                 self._unregister(life)
-            self._changed(MEMBERS)
+            self.changed(MEMBERS)
 
     def _unregister(self, life: LifeNote) -> None:
-        self._is_registered = False
+        self.is_registered = False
         try:
-            self._ensemble.unregister(life)
+            self.ensemble.unregister(life)
         except EnsembleError as exc:
             _log.debug("ensemble_not_reached", why=str(exc))

@@ -14,6 +14,7 @@ import msgspec
 import structlog
 from kazoo.exceptions import BadVersionError, NoNodeError
 
+from delayservice.config.cluster import ZooKeeper
 from ha.members import Members, survey_of
 from ha.notes import (
     LifeNote,
@@ -37,15 +38,22 @@ _log = structlog.get_logger(__name__)
 
 
 class Held(NamedTuple):
-    """An owner node: its note, whether this session holds it, and whether no session does."""
+    """An owner node of a slice.
+
+    Attributes:
+        note: the owner.
+        is_mine: whether this session holds the node.
+        is_nobodys: whether no session holds it, as it was made by hand.
+    """
 
     note: OwnerNote
     is_mine: bool
     is_nobodys: bool = False
 
 
-class Ensemble(Session):
-    """One session. Any thread may call. A call ends when no answer has come for a session timeout.
+class Ensemble:
+    """The notes of all nodes in ZooKeeper, read and written in one session. Any thread may call.
+    A call ends when no answer has come for a session timeout.
 
     Requests about many slices are sent without waiting for each answer. If one fails, the others
     are still carried out; its error is raised after them.
@@ -54,25 +62,32 @@ class Ensemble(Session):
         options: address of ZooKeeper and login.
         changed: called, from a thread of kazoo's, with what to read again: a slice, ``MEMBERS``, or
             ``EVERYTHING`` when the connection comes or goes. Must not block.
+
+    Attributes:
+        session: the connection, which the owner of this object opens, replaces and closes.
     """
+
+    def __init__(self, options: ZooKeeper, changed: Callable[[int], None]) -> None:
+        self.session = Session(options, changed)
+        self._unreadable: set[str] = set()
 
     def prepare(self) -> None:
         """Create the parent nodes of all notes."""
         for folder in ("nodes", "live", "slices"):
-            path = self._path(folder)
+            path = self.session.path(folder)
             with still_there(path):
-                self._ask(self._client.ensure_path_async, path)
+                self.session.ask(self.session.client.ensure_path_async, path)
 
     def register(self, node: NodeNote, life: LifeNote) -> LifeNote | None:
         """Register this worker; return None, or the note of another living node of the same name.
         A note that a dead session of this worker left is replaced.
         """
         path = self._life_path(life)
-        with self._batch() as batch:
-            held = self._read(batch, {path: path}, LifeNote).get(path)
+        with self.session.batch() as batch:
+            held = self.session.read(batch, {path: path}, LifeNote).get(path)
         if held is not None:
             note, session_id = held
-            if session_id == self._session_id:
+            if session_id == self.session.session_id:
                 return None
             if note is None or note.worker_id != life.worker_id:
                 return note or LifeNote(life.node_id, "?", life.worker)
@@ -80,9 +95,9 @@ class Ensemble(Session):
         if rival is not None:
             return rival
         if held is not None:
-            self._delete(path)
+            self.session.delete(path)
         self.enroll(node)
-        if self._create(path, encode(life), ephemeral=True):
+        if self.session.create(path, encode(life), ephemeral=True):
             return None
         return LifeNote(life.node_id, "?", life.worker)
 
@@ -94,11 +109,11 @@ class Ensemble(Session):
 
     def enroll(self, node: NodeNote) -> None:
         """Write the note that makes a node a member of the cluster, alive or not."""
-        self._put(self._path("nodes", node.node_id), encode(node))
+        self.session.put(self.session.path("nodes", node.node_id), encode(node))
 
     def unregister(self, life: LifeNote) -> None:
         """Remove this worker's note, so that it is no candidate; the session goes on."""
-        self._delete(self._life_path(life))
+        self.session.delete(self._life_path(life))
 
     def beat(self, life: LifeNote | None) -> bool:
         """Get an answer from the ensemble's leader, as the nearest server may be cut off from it.
@@ -106,52 +121,55 @@ class Ensemble(Session):
         not overwritten.
         """
         if life is None:
-            self._ask(self._client.sync_async, self._root)
+            self.session.sync()
             return True
-        path = self._life_path(life)
-        before = self._ask(self._client.exists_async, path)
-        if before is None or before.ephemeralOwner != self._session_id:
-            self._ask(self._client.sync_async, self._root)  # that was the nearest server's answer
+        session, path = self.session, self._life_path(life)
+        before = session.ask(session.client.exists_async, path)
+        if before is None or before.ephemeralOwner != session.session_id:
+            session.sync()  # that was the nearest server's answer
             return False
         try:
-            after = self._ask(self._client.set_async, path, encode(life), before.version)
+            after = session.ask(session.client.set_async, path, encode(life), before.version)
         except (NoNodeError, BadVersionError):
             return False
-        return bool(after.ephemeralOwner == self._session_id)
+        return bool(after.ephemeralOwner == session.session_id)
 
     def nodes(self) -> list[NodeNote]:
-        """Return the notes of all nodes of the cluster; watched."""
-        with self._batch() as batch:
-            return self._nodes(batch, self._watched_children("nodes"))
+        """Return the notes of all nodes of the cluster; the next node to come or go is reported."""
+        with self.session.batch() as batch:
+            return self._nodes(batch, self.session.children("nodes"))
 
     def _nodes(self, batch: Pipeline, names: Iterable[str]) -> list[NodeNote]:
-        found = self._read(batch, {name: self._path("nodes", name) for name in names}, NodeNote)
+        paths = {name: self.session.path("nodes", name) for name in names}
+        found = self.session.read(batch, paths, NodeNote)
         return [held[0] for held in found.values() if held is not None and held[0] is not None]
 
     def pin(self) -> PinNote | None:
-        """Return the note that pins ownership; None: not pinned. Watched."""
-        path = self._path("pinned")
-        if self._ask(self._client.exists_async, path, watch=self._watch) is None:
+        """Return the note that pins ownership; None: not pinned. Its next change is reported."""
+        path = self.session.path("pinned")
+        session = self.session
+        if session.ask(session.client.exists_async, path, watch=session.watch) is None:
             return None
-        with self._batch() as batch:
-            held = self._read(batch, {path: path}, PinNote)[path]
+        with self.session.batch() as batch:
+            held = self.session.read(batch, {path: path}, PinNote)[path]
         return None if held is None else held[0] or PinNote()
 
     def forget(self, node_id: str) -> None:
         """Remove a node from the members of the cluster."""
-        self._delete(self._path("nodes", node_id))
+        self.session.delete(self.session.path("nodes", node_id))
 
     def live(self) -> list[str]:
-        """Return the names of all live workers; watched."""
-        return self._watched_children("live")
+        """Return the names of all live workers; the next one to come or go is reported."""
+        return self.session.children("live")
 
     def lives(self, names: Iterable[str]) -> dict[str, LifeNote]:
         """Return the notes of those of the named workers that are alive, by name."""
-        with self._batch() as batch:
+        with self.session.batch() as batch:
             return self._lives(batch, names)
 
     def _lives(self, batch: Pipeline, names: Iterable[str]) -> dict[str, LifeNote]:
-        found = self._read(batch, {name: self._path("live", name) for name in names}, LifeNote)
+        paths = {name: self.session.path("live", name) for name in names}
+        found = self.session.read(batch, paths, LifeNote)
         return {name: held[0] for name, held in found.items() if held and held[0]}
 
     def survey(self, slices: Iterable[int]) -> Members:
@@ -160,29 +178,30 @@ class Ensemble(Session):
         Raises:
             EnsembleError: ZooKeeper does not answer.
         """
-        with self._batch() as batch:
-            lives = self._lives(batch, self._children("live", watch=None))
-            notes = self._nodes(batch, self._children("nodes", watch=None))
+        with self.session.batch() as batch:
+            lives = self._lives(batch, self.session.children("live", is_watched=False))
+            notes = self._nodes(batch, self.session.children("nodes", is_watched=False))
             owners = self._held(batch, sorted(slices))
         return survey_of(
             notes, lives.values(), {n: held and held.note for n, held in owners.items()}
         )
 
     def owners(self, slice_nos: Iterable[int]) -> Iterator[tuple[int, Held | None]]:
-        """Yield each slice with its owner; watched. An owner node without a session would stay for
-        ever; it is removed unless there are nodes below it.
+        """Yield each slice with its owner, whose next change is reported. An owner node without a
+        session would stay for ever; it is removed unless there are nodes below it.
 
         Raises:
             EnsembleError: at the end, when some slices could not be read; they are left out.
         """
-        with self._batch() as batch:
+        with self.session.batch() as batch:
             yield from self._watched_owners(batch, slice_nos).items()
 
     def _watched_owners(self, batch: Pipeline, slice_nos: Iterable[int]) -> dict[int, Held | None]:
-        held = self._held(batch, slice_nos, watch=self._watch)
+        exists, watch = self.session.client.exists_async, self.session.watch
+        held = self._held(batch, slice_nos, watch=watch)
         vacant = {n: self._owner_path(n) for n, found in held.items() if found is None}
         # The creation of a node that does not exist is watched by another request.
-        stats = batch.ask_all(each(self._client.exists_async, vacant, watch=self._watch))
+        stats = batch.ask_all(each(exists, vacant, watch=watch))
         created = {n for n, stat in stats.items() if stat is not None}
         unwatched = vacant.keys() - stats.keys()
         held = {n: found for n, found in held.items() if n not in unwatched}
@@ -201,12 +220,12 @@ class Ensemble(Session):
         self, batch: Pipeline, slice_nos: Iterable[int], **options: object
     ) -> dict[int, Held | None]:
         paths = {slice_no: self._owner_path(slice_no) for slice_no in slice_nos}
-        found = self._read(batch, paths, OwnerNote, **options)
-        return {n: None if held is None else self._held_by(*held) for n, held in found.items()}
-
-    def _held_by(self, note: OwnerNote | None, session_id: int) -> Held:
-        note = note or OwnerNote("?", "?", 0, 0)
-        return Held(note, session_id == self._session_id, session_id == 0)
+        found = self.session.read(batch, paths, OwnerNote, **options)
+        unreadable, mine = OwnerNote("?", "?", 0, 0), self.session.session_id
+        return {
+            n: None if held is None else Held(held[0] or unreadable, held[1] == mine, held[1] == 0)
+            for n, held in found.items()
+        }
 
     def confirm_all(self, slice_nos: Iterable[int]) -> Iterator[int]:
         """Yield the slices whose owner node this session holds, as the ensemble's leader sees it.
@@ -214,31 +233,32 @@ class Ensemble(Session):
         Raises:
             EnsembleError: at the end, when some slices could not be read; they are left out.
         """
-        self._ask(self._client.sync_async, self._path("slices"))
-        with self._batch() as batch:
+        self.session.sync("slices")
+        with self.session.batch() as batch:
             found = self._held(batch, slice_nos)
             yield from (n for n, held in found.items() if held is not None and held.is_mine)
 
     def claim_all(self, slice_nos: Iterable[int], owner: OwnerNote) -> frozenset[int]:
-        """Claim slices, each with its next epoch; return those that were won. Other workers were
-        faster for the rest.
+        """Claim slices for the worker of ``owner``, each with its next epoch; return those that
+        were won. Other workers were faster for the rest.
         """
-        with self._batch() as batch:
+        with self.session.batch() as batch:
             epochs = self._epochs(batch, slice_nos)
             claims = {n: self._claim(n, owner, *found) for n, found in epochs.items()}
             return batch.commit_all(claims)
 
     def _epochs(self, batch: Pipeline, slice_nos: Iterable[int]) -> dict[int, tuple[bytes, int]]:
         """Return content and version of the slices' epoch nodes; missing ones are created."""
+        client = self.session.client
         paths = {slice_no: self._epoch_path(slice_no) for slice_no in slice_nos}
-        found = batch.ask_all(each(self._client.get_async, paths))
+        found = batch.ask_all(each(client.get_async, paths))
         missing = {n: paths[n] for n, read in found.items() if isinstance(read, NoNodeError)}
         folders = {n: path.removesuffix("/epoch") for n, path in missing.items()}
-        batch.ask_all(each(self._client.create_async, folders))
-        made = batch.ask_all(each(self._client.create_async, missing))
+        batch.ask_all(each(client.create_async, folders))
+        made = batch.ask_all(each(client.create_async, missing))
         if any(isinstance(answer, NoNodeError) for answer in made.values()):
-            raise EnsembleError(f"{self._path('slices')} was removed by hand")
-        found |= batch.ask_all(each(self._client.get_async, missing))
+            raise EnsembleError(f"{self.session.path('slices')} was removed by hand")
+        found |= batch.ask_all(each(client.get_async, missing))
         there = {n: read for n, read in found.items() if not isinstance(read, NoNodeError)}
         return {n: (data, stat.version) for n, (data, stat) in there.items()}
 
@@ -246,7 +266,7 @@ class Ensemble(Session):
         """Return a transaction that raises the epoch and creates the owner node."""
         path = self._epoch_path(slice_no)
         won = msgspec.structs.replace(owner, epoch=1 + self._epoch(data, path))
-        both = self._client.transaction()
+        both = self.session.client.transaction()
         both.set_data(path, b"%d" % won.epoch, version=version)
         both.create(self._owner_path(slice_no), encode(won), ephemeral=True)
         return both
@@ -266,12 +286,12 @@ class Ensemble(Session):
         def write(slice_no: int, transaction: Any) -> None:  # noqa: ANN401
             transaction.set_data(self._owner_path(slice_no), encode(owners[slice_no]))
 
-        with self._batch() as batch:
+        with self.session.batch() as batch:
             self._change_owners(batch, owners, lambda held: held.is_mine, write)
 
     def resign_all(self, slice_nos: Iterable[int]) -> None:
         """Remove owner nodes of slices, but only those that this session holds."""
-        with self._batch() as batch:
+        with self.session.batch() as batch:
             self._change_owners(batch, slice_nos, lambda held: held.is_mine, self._delete_owner)
 
     def evict_all(self, slice_nos: Iterable[int], worker_id: WorkerId) -> None:
@@ -280,7 +300,7 @@ class Ensemble(Session):
         def is_old(held: Held) -> bool:
             return held.note.worker_id == worker_id and not held.is_mine
 
-        with self._batch() as batch:
+        with self.session.batch() as batch:
             self._change_owners(batch, slice_nos, is_old, self._delete_owner)
 
     def _delete_owner(self, slice_no: int, transaction: Any) -> None:  # noqa: ANN401
@@ -298,22 +318,22 @@ class Ensemble(Session):
         """
         # The epochs first: then the check of the epoch detects a claim in between.
         paths = {slice_no: self._epoch_path(slice_no) for slice_no in slice_nos}
-        epochs = batch.ask_all(each(self._client.exists_async, paths))
+        epochs = batch.ask_all(each(self.session.client.exists_async, paths))
         changes = {}
         for slice_no, held in self._held(batch, epochs).items():
             if held is None or not is_meant(held):
                 continue
-            changes[slice_no] = self._client.transaction()
+            changes[slice_no] = self.session.client.transaction()
             if epochs[slice_no] is not None:
                 changes[slice_no].check(paths[slice_no], epochs[slice_no].version)
             change(slice_no, changes[slice_no])
         batch.commit_all(changes)
 
     def _life_path(self, life: LifeNote) -> str:
-        return self._path("live", worker_name(life.node_id, life.worker))
+        return self.session.path("live", worker_name(life.node_id, life.worker))
 
     def _epoch_path(self, slice_no: int) -> str:
-        return self._path("slices", str(slice_no), "epoch")
+        return self.session.path("slices", str(slice_no), "epoch")
 
     def _owner_path(self, slice_no: int) -> str:
-        return self._path("slices", str(slice_no), "owner")
+        return self.session.path("slices", str(slice_no), "owner")

@@ -1,4 +1,5 @@
-"""Limit of the time for which a node may own slices without an answer from ZooKeeper.
+"""Limit of the time for which a node may own slices without an answer from ZooKeeper, and its roles
+before and after that.
 
 kazoo reports SUSPENDED and then nothing when the network is cut, and nothing at all while the
 process is frozen. So ownership has an end of its own, on a clock that neither stops in suspend nor
@@ -7,7 +8,9 @@ jumps. The session can't end before the lease (design section 6).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+
+from delayservice.engine.role import Role
 
 _SAFE_PART = 2 / 3
 """Length of the lease as a part of the session timeout. The rest allows for the server's leader,
@@ -46,3 +49,27 @@ class Lease:
     def is_valid(self) -> bool:
         """Return whether the lease has not ended, so that the session still exists."""
         return self._boot_s() < self._end_s
+
+
+class RoleViews:
+    """Roles and epochs by slice, and the roles while an owner may not act as one. Never changed, so
+    that a loop can compare them by identity at every turn.
+
+    Attributes:
+        owning: roles while the lease is valid and ZooKeeper connected.
+        paused: roles while the lease is valid and ZooKeeper disconnected.
+        ended: roles after the end of the lease.
+        epochs: numbers of this worker's ownerships.
+    """
+
+    def __init__(self, roles: Mapping[int, Role], epochs: Mapping[int, int]) -> None:
+        self.owning = roles
+        self.paused = _with_owners_as(Role.PAUSED, roles)
+        self.ended = _with_owners_as(Role.REPLICA, roles)
+        self.epochs = epochs
+
+
+def _with_owners_as(other: Role, roles: Mapping[int, Role]) -> Mapping[int, Role]:
+    if Role.OWNER not in roles.values():
+        return roles  # the same object: a disconnection changes nothing
+    return {n: other if role is Role.OWNER else role for n, role in roles.items()}

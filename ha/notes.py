@@ -41,37 +41,34 @@ class NodeNote(msgspec.Struct, frozen=True):
     contract_version: int = UNADVERTISED_VERSION
 
 
-class LifeNote(msgspec.Struct, frozen=True):
+class _WorkerNote(msgspec.Struct, frozen=True):
+    node_id: str
+    instance: str
+    worker: int
+
+    @property
+    def worker_id(self) -> WorkerId:
+        """Return the identity of the worker that wrote the note."""
+        return self.node_id, self.instance, self.worker
+
+
+class LifeNote(_WorkerNote, frozen=True):
     """A live worker. ``caught_up``: slices that it could own now. ``stored``: next source offsets
     to store by slice, summed over the delay topics, because the note is written with every beat
     and ZooKeeper must not hold many topics times many slices.
     """
 
-    node_id: str
-    instance: str
-    worker: int
     caught_up: tuple[int, ...] = ()
     stored: dict[int, int] = {}
 
-    @property
-    def worker_id(self) -> WorkerId:
-        """Return the identity of the worker that wrote the note."""
-        return self.node_id, self.instance, self.worker
 
+class OwnerNote(_WorkerNote, frozen=True):
+    """The owner of a slice. ``epoch``: number of this ownership. ``heir``: node that it hands over
+    to next; empty: no handover.
+    """
 
-class OwnerNote(msgspec.Struct, frozen=True):
-    """The owner of a slice. ``heir``: node that it hands over to next; empty: no handover."""
-
-    node_id: str
-    instance: str
-    worker: int
     epoch: int
     heir: str = ""
-
-    @property
-    def worker_id(self) -> WorkerId:
-        """Return the identity of the worker that wrote the note."""
-        return self.node_id, self.instance, self.worker
 
 
 class PinNote(msgspec.Struct, frozen=True):

@@ -14,8 +14,12 @@ from ha.placement import SliceFacts
 
 
 class SliceStanding(NamedTuple):
-    """Progress of a node's copy of a slice: ``stored`` is S by delay topic, ``lag_s`` its lag
-    (infinite: unknown), ``refusal`` why the slice may not be stored (empty: it may).
+    """Progress of a node's copy of a slice.
+
+    Attributes:
+        stored: next source offset to be stored, by delay topic.
+        lag_s: lag behind the owner's copy, in s; infinite: unknown.
+        refusal: reason why the slice may not be stored; empty: it may.
     """
 
     stored: Mapping[str, int]
@@ -41,15 +45,9 @@ class Ownership(Protocol):
         runs in another thread and must return at once. ``roles`` may change a moment earlier.
         """
 
-    def role(self, slice_no: int) -> Role:
-        """Return this worker's role for the slice, without I/O."""
-
-    def confirm(self, slice_no: int) -> bool:
-        """Ask ZooKeeper whether this worker owns the slice; used before and after fencing."""
-
     def confirm_all(self, slice_nos: Iterable[int]) -> frozenset[int]:
-        """Ask ZooKeeper, with one batch, which of the slices this worker owns; return those.
-        Slices without an answer are left out.
+        """Ask ZooKeeper, with one batch, which of the slices this worker owns; return those,
+        without slices that get no answer. Used before and after fencing.
         """
 
     def epoch(self, slice_no: int) -> int:
@@ -62,10 +60,12 @@ class Ownership(Protocol):
         """Return why ownership is pinned, for people; empty: it is not."""
 
     def settling(self, slice_no: int, *, is_settling: bool) -> None:
-        """Report that the slice's loop has begun to settle, or has ended its last transaction."""
+        """Report that this worker has begun to deliver records of a slice, or has ended its last
+        transaction for it.
+        """
 
     def gave_up(self, slice_no: int, why: str) -> None:
-        """Report why the slice can't be served here now, so that another node takes it over."""
+        """Report why the slice can't be delivered here now, so that another node takes it over."""
 
     def standing(self, slice_no: int, standing: SliceStanding) -> None:
         """Report the progress of this node's copy; called about once a second."""
@@ -81,10 +81,12 @@ class Ownership(Protocol):
         """
 
     def judge(self, facts: WorkerFacts) -> Verdict:
-        """Set the facts about this worker, except ZooKeeper's; return whether it may own."""
+        """Set the facts about this worker, except ZooKeeper's; return whether it may own slices,
+        and why not.
+        """
 
     def verdict(self, slice_no: int) -> Verdict:
-        """Return whether this worker may own a slice of which it keeps a copy."""
+        """Return whether this worker may own a slice of which it keeps a copy, and why not."""
 
     def close(self) -> None:
         """Hand over own slices within a limited time, and leave the cluster."""
@@ -112,19 +114,11 @@ class Standalone:
         """Register the one callable that ``serve`` calls when the share has changed."""
         self._on_change = callback
 
-    def role(self, slice_no: int) -> Role:  # noqa: ARG002  # the answer is the same for all
-        """Return the role of owner."""
-        return Role.OWNER
-
-    def confirm(self, slice_no: int) -> bool:  # noqa: ARG002
-        """Return True: there is no other node."""
-        return True
-
     def confirm_all(self, slice_nos: Iterable[int]) -> frozenset[int]:
         """Return all of the slices: there is no other node."""
         return frozenset(slice_nos)
 
-    def epoch(self, slice_no: int) -> int:  # noqa: ARG002
+    def epoch(self, slice_no: int) -> int:  # noqa: ARG002  # the answer is the same for all
         """Return 0: the checkpoint counts the epochs."""
         return 0
 
@@ -165,7 +159,7 @@ class Standalone:
         return survey_of([self._me], [life], dict.fromkeys(self._slices, owner))
 
     def judge(self, facts: WorkerFacts) -> Verdict:
-        """Set the facts about this worker; return whether it may own."""
+        """Set the facts about this worker; return whether it may own slices, and why not."""
         self._facts = facts
         return electability(facts)
 

@@ -15,9 +15,7 @@ from kazoo.protocol.states import KazooState, KeeperState, WatchedEvent
 
 from delayservice.config.cluster import ZooKeeper
 from ha.kazoo_client import KazooLog, make_client
-from ha.notes import (
-    decode,
-)
+from ha.notes import decode
 from ha.pipeline import EnsembleError, Pipeline
 
 _CLOSE_S: Final = 1.0
@@ -38,6 +36,9 @@ class Session:
         options: address of ZooKeeper and login.
         changed: called, from a thread of kazoo's, with what to read again: a slice, ``MEMBERS``, or
             ``EVERYTHING`` when the connection comes or goes. Must not block.
+
+    Attributes:
+        client: kazoo's client of this session.
     """
 
     def __init__(self, options: ZooKeeper, changed: Callable[[int], None]) -> None:
@@ -46,9 +47,9 @@ class Session:
         self._root = options.root
         self._kazoo_log = KazooLog()
         self._lost = threading.Event()
-        self._is_refused = False
-        self._unreadable: set[str] = set()
-        self._client = self._new_client()
+        self.is_refused = False
+        """Whether the login was refused, so that kazoo does not retry."""
+        self.client = self._new_client()
 
     def _new_client(self) -> KazooClient:
         client = make_client(self._options, self._kazoo_log)
@@ -58,38 +59,33 @@ class Session:
     def _listen(self, state: str) -> None:
         if state == KazooState.LOST:
             # Only now: a moment later kazoo calls it closed.
-            self._is_refused = self._client.client_state == KeeperState.AUTH_FAILED
+            self.is_refused = self.client.client_state == KeeperState.AUTH_FAILED
             self._lost.set()
         self._changed(EVERYTHING)
 
     def connect(self) -> None:
         """Start connecting, with retries without end; return at once."""
-        self._client.start_async()
+        self.client.start_async()
 
     def replace(self) -> None:
         """Close the session and start a new one, as kazoo does not repair a failed one."""
-        old = self._client
+        old = self.client
         old.remove_listener(self._listen)
-        self._is_refused = False
-        self._client = self._new_client()
+        self.is_refused = False
+        self.client = self._new_client()
         self._lost.set()
         _close_beside(old)
         self.connect()
 
     def close(self) -> None:
         """End the session; its nodes vanish at once, or at its timeout if ZooKeeper is silent."""
-        self._client.remove_listener(self._listen)
-        _close_beside(self._client).join(_CLOSE_S)
+        self.client.remove_listener(self._listen)
+        _close_beside(self.client).join(_CLOSE_S)
 
     @property
     def is_connected(self) -> bool:
         """Return whether the client is connected."""
-        return bool(self._client.connected)
-
-    @property
-    def is_refused(self) -> bool:
-        """Return whether the login was refused, so that kazoo does not retry."""
-        return self._is_refused
+        return bool(self.client.connected)
 
     @property
     def trouble(self) -> str:
@@ -114,38 +110,44 @@ class Session:
         return granted_s or float(self._options.session_timeout_s)
 
     @property
-    def _session_id(self) -> int | None:
-        client_id = self._client.client_id
+    def session_id(self) -> int | None:
+        """Return ZooKeeper's id of this session; None before the first connection."""
+        client_id = self.client.client_id
         return None if client_id is None else int(client_id[0])
 
-    def _path(self, *parts: str) -> str:
+    def path(self, *parts: str) -> str:
+        """Return the path of a node below the root of the service."""
         return "/".join((self._root, *parts))
 
-    def _ask(self, call: Callable[..., Any], *args: Any, **options: Any) -> Any:  # noqa: ANN401
+    def ask(self, call: Callable[..., Any], *args: Any, **options: Any) -> Any:  # noqa: ANN401
         """Send one request and return its answer."""
-        pipeline = Pipeline(self._client, self.session_timeout_s)
+        pipeline = Pipeline(self.client, self.session_timeout_s)
         return pipeline.ask(partial(call, *args, **options))
 
+    def sync(self, *parts: str) -> None:
+        """Wait until the nearest server has caught up with the ensemble's leader."""
+        self.ask(self.client.sync_async, self.path(*parts))
+
     @contextmanager
-    def _batch(self) -> Iterator[Pipeline]:
+    def batch(self) -> Iterator[Pipeline]:
         """Open a pipeline, and raise its first failure at the end."""
-        pipeline = Pipeline(self._client, self.session_timeout_s)
+        pipeline = Pipeline(self.client, self.session_timeout_s)
         yield pipeline
         pipeline.raise_failure()
 
-    def _watched_children(self, folder: str) -> list[str]:
-        return self._children(folder, self._watch)
-
-    def _children(self, folder: str, watch: Callable[[WatchedEvent], None] | None) -> list[str]:
-        path = self._path(folder)
+    def children(self, folder: str, *, is_watched: bool = True) -> list[str]:
+        """Return the names of the nodes in a folder below the root, and report its next change if
+        ``is_watched``.
+        """
+        path, watch = self.path(folder), self.watch if is_watched else None
         with still_there(path):
-            return list(self._ask(self._client.get_children_async, path, watch=watch))
+            return list(self.ask(self.client.get_children_async, path, watch=watch))
 
-    def _read(
+    def read(
         self, batch: Pipeline, paths: Mapping[_Key, str], kind: type[_Note], **options: object
     ) -> dict[_Key, tuple[_Note | None, int] | None]:
         """Return the note of each path and its session's id; None: there is no such node."""
-        found = batch.ask_all(each(self._client.get_async, paths, **options))
+        found = batch.ask_all(each(self.client.get_async, paths, **options))
         return {
             key: None
             if isinstance(read, NoNodeError)
@@ -153,24 +155,28 @@ class Session:
             for key, read in found.items()
         }
 
-    def _create(self, path: str, data: bytes, *, ephemeral: bool = False) -> bool:
+    def create(self, path: str, data: bytes, *, ephemeral: bool = False) -> bool:
+        """Create a node; return False if it exists already."""
         try:
             with still_there(path):
-                self._ask(self._client.create_async, path, data, ephemeral=ephemeral)
+                self.ask(self.client.create_async, path, data, ephemeral=ephemeral)
         except NodeExistsError:
             return False
         return True
 
-    def _put(self, path: str, data: bytes) -> None:
-        if not self._create(path, data):
+    def put(self, path: str, data: bytes) -> None:
+        """Create a node, or overwrite its content."""
+        if not self.create(path, data):
             with still_there(path):
-                self._ask(self._client.set_async, path, data)
+                self.ask(self.client.set_async, path, data)
 
-    def _delete(self, path: str) -> None:
+    def delete(self, path: str) -> None:
+        """Delete a node if it exists."""
         with suppress(NoNodeError):
-            self._ask(self._client.delete_async, path)
+            self.ask(self.client.delete_async, path)
 
-    def _watch(self, event: WatchedEvent) -> None:
+    def watch(self, event: WatchedEvent) -> None:
+        """Report what to read again after a watched node has changed."""
         path = str(event.path or "")
         if path.endswith("/owner"):
             self._changed(int(path.split("/")[-2]))

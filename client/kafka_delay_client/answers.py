@@ -54,7 +54,11 @@ class OutcomeReader:
         return self._hear(producer, lambda told: producer.cancel(id, on_delivery=told), timeout_s)
 
     def fire(self, producer: DelayProducer, id: Text, timeout_s: float = 5.0) -> str | None:  # noqa: A002  # as above
-        """Deliver the pending record of an id now; return ``fired``, or as ``cancel`` does."""
+        """Deliver the pending record of an id now, and wait up to ``timeout_s`` for the outcome.
+
+        Returns:
+            ``fired``, ``not_pending`` or None, as by ``cancel``.
+        """
         return self._hear(producer, lambda told: producer.fire(id, on_delivery=told), timeout_s)
 
     def _hear(

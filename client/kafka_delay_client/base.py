@@ -42,7 +42,9 @@ class ProducerClient:
         self._close_timeout_s = close_timeout_s
 
     def poll(self, timeout_s: float = 0.0) -> int:
-        """Serve delivery reports; call it regularly. Return the number of reports served."""
+        """Call the callbacks of finished records, waiting up to ``timeout_s`` for one; call it
+        regularly. Return the number of callbacks.
+        """
         return self.producer.poll(timeout_s)
 
     def flush(self, timeout_s: float = -1.0) -> int:

@@ -122,9 +122,7 @@ class DelayProducer(ProducerClient):
         Raises:
             InvalidRequestError, KafkaEdgeError, BufferError, KafkaException: as by ``send``.
         """
-        record_id = id_bytes(id, self._id_bytes_max)
-        places = [self._places.now(record_id), *self._places.former(record_id)]
-        self._control(CANCEL_OP, record_id, places, on_delivery)
+        self._control(CANCEL_OP, id, on_delivery)
 
     def fire(
         self,
@@ -133,9 +131,7 @@ class DelayProducer(ProducerClient):
         on_delivery: DeliveryCallback | None = None,
     ) -> None:
         """Deliver the pending record of an id now. Arguments and errors are those of ``cancel``."""
-        record_id = id_bytes(id, self._id_bytes_max)
-        places = [self._places.now(record_id), *self._places.former(record_id)]
-        self._control(FIRE_OP, record_id, places, on_delivery)
+        self._control(FIRE_OP, id, on_delivery)
 
     def reschedule(
         self,
@@ -167,17 +163,22 @@ class DelayProducer(ProducerClient):
             on_delivery=on_delivery,
             **when,
         )
-        record_id = id_bytes(id, self._id_bytes_max)
-        self._control(CANCEL_OP, record_id, self._places.former(record_id), on_delivery)
+        self._control(CANCEL_OP, id, on_delivery, is_replaced=True)
 
     def _control(
         self,
         operation: str,
-        record_id: bytes,
-        places: Iterable[int],
+        id: Text,  # noqa: A002  # the contract's word
         on_delivery: DeliveryCallback | None,
+        *,
+        is_replaced: bool = False,
     ) -> None:
-        for place in places:
+        """Write a control record to each partition where the record of ``id`` may be, but not to
+        the present one if a new record there replaces it.
+        """
+        record_id = id_bytes(id, self._id_bytes_max)
+        present = [] if is_replaced else [self._places.now(record_id)]
+        for place in [*present, *self._places.former(record_id)]:
             self.producer.produce(
                 self.delay_topic,
                 None,

@@ -98,7 +98,7 @@ class AuditWatcher:
         self._summaries = AuditSummaries()
 
     def begin(self, consumer: Consumer) -> tuple[int, int]:
-        """Return an offset shortly before the end, and the end; see the protocol."""
+        """Return an offset that is ``_LOOK_BACK`` before the end of the log, and the end."""
         low, high = watermarks(consumer, (self.topic, 0))
         return max(low, high - _LOOK_BACK), high
 

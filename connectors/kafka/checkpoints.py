@@ -107,11 +107,11 @@ class KafkaCheckpoints:
         self._thread = threading.Thread(target=self._run, name="checkpoint-tail", daemon=True)
 
     def start(self) -> None:
-        """Start the thread that tails."""
+        """Start the thread that reads both topics."""
         self._thread.start()
 
     def close(self) -> None:
-        """Stop the thread that tails, and wait for its end."""
+        """Stop the thread that reads both topics, and wait for its end."""
         self._is_closed.set()
         self._thread.join()
 
@@ -124,7 +124,7 @@ class KafkaCheckpoints:
         self._wanted.add(slice_no)
 
     def take_news(self) -> Collection[int]:
-        """Return the slices with newer checkpoints; see the port."""
+        """Return the slices of which a newer checkpoint was read since the last call."""
         if not self._news:
             return ()
         with self._changed:
@@ -132,20 +132,22 @@ class KafkaCheckpoints:
         return news
 
     def read_back(self, slice_no: int) -> ReadBack | None:
-        """Return the newest checkpoint of a slice that was tailed; see the port."""
+        """Return the newest checkpoint of a slice, the same object until a newer one is read; None:
+        no checkpoint of it was read.
+        """
         return self._tailed.get(slice_no)
 
     def newest_of_all(self) -> list[bytes]:
-        """Return the newest checkpoint of each slice that was tailed. Any thread may ask."""
+        """Return the newest checkpoint of each slice that was read. Any thread may ask."""
         with self._changed:
             return [read_back.data for read_back in self._tailed.values()]
 
     def is_unserved(self, slice_no: int) -> bool:
-        """Return whether there is no checkpoint of a slice; see the port."""
+        """Return whether the whole topic was read and holds no checkpoint of a slice."""
         return self._is_searched and slice_no not in self._tailed and not self.alarm(slice_no)
 
     def take_cuts(self, slice_no: int) -> Sequence[ReadBack]:
-        """Return checkpoints at which copies are to be compared; see the port."""
+        """Return the checkpoints since the last call at which a slice's copies are compared."""
         return self._cuts.take(slice_no)
 
     def enter(self, writer: str) -> None:
@@ -172,10 +174,6 @@ class KafkaCheckpoints:
             return self._changed.wait_for(
                 lambda: self._positions.get(place, -1) >= offset, timeout_s
             )
-
-    def position(self, place: Place) -> int:
-        """Return the offset up to which a partition was read; 0: it was not read."""
-        return self._positions.get(place, 0)
 
     def newest(self, slice_no: int, timeout_s: float) -> bytes | None:
         """Return the newest checkpoint of a slice, searched for in the whole topic if necessary;

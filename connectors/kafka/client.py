@@ -1,21 +1,8 @@
 """Former name of the client library, which is the package ``kafka_delay_client``."""
 
 try:
-    from kafka_delay_client import (
-        NO_KEY,
-        RETRY_DELAYS_MS,
-        Deduplicator,
-        DelayProducer,
-        HandedOver,
-        InvalidRequestError,
-        LevelProducer,
-        LruSeen,
-        OutcomeReader,
-        RetryLadder,
-        SeenStore,
-        own_headers,
-        source_of,
-    )
+    import kafka_delay_client
+    from kafka_delay_client import *  # noqa: F403  # all of its public names
 except ModuleNotFoundError as exc:
     raise ModuleNotFoundError(
         "connectors.kafka.client is the package kafka_delay_client, which the service does not "
@@ -23,18 +10,4 @@ except ModuleNotFoundError as exc:
         name=exc.name,
     ) from exc
 
-__all__ = [
-    "NO_KEY",
-    "RETRY_DELAYS_MS",
-    "Deduplicator",
-    "DelayProducer",
-    "HandedOver",
-    "InvalidRequestError",
-    "LevelProducer",
-    "LruSeen",
-    "OutcomeReader",
-    "RetryLadder",
-    "SeenStore",
-    "own_headers",
-    "source_of",
-]
+__all__ = kafka_delay_client.__all__

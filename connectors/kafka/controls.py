@@ -117,21 +117,15 @@ class ControlDesk:
         raise self._refused(producer, f"{topic}:{partition}", error or _NO_REPORT)
 
     def _refused(self, producer: Producer, where: str, error: KafkaError) -> KafkaEdgeError:
-        self._discard_if_fatal(producer, error)
+        with self._lock:  # after a fatal error, the next request makes a new one
+            if error.fatal() and self._producer is producer:
+                self._producer = None
         if error.code() == _NO_REPORT.code():
             return KafkaEdgeError(
                 f"{where} was not confirmed within {CONFIRM_S:g} s; it may be written all the "
                 "same: look at the record again before you repeat it"
             )
         return KafkaEdgeError(f"{where} can't be written: {error.str()}")
-
-    def _discard_if_fatal(self, producer: Producer, error: KafkaError) -> None:
-        """Drop the producer after a fatal error, so that the next request makes a new one."""
-        if not error.fatal():
-            return
-        with self._lock:
-            if self._producer is producer:
-                self._producer = None
 
     def _ready_producer(self) -> Producer:
         with self._lock:
@@ -140,7 +134,7 @@ class ControlDesk:
             return self._producer
 
     def listen(self) -> Outcomes:
-        """Return a reader of outcomes written from now on; call it before ``write``.
+        """Return a reader of the outcomes that are written from now on; call it before ``write``.
 
         Raises:
             KafkaEdgeError: the outcomes topic can't be asked.

@@ -45,7 +45,9 @@ class CopyLog:
         self._repairs = repairs
 
     def write(self, row: tuple[bytes, bytes | None], on_lost: Callable[[], None]) -> None:
-        """Write a row of the digest topic; see the port."""
+        """Write the key and value of a digest row in the background; ``on_lost``: called if that
+        fails.
+        """
 
         def report(error: KafkaError | None, _message: object) -> None:
             if error is not None:
@@ -56,7 +58,9 @@ class CopyLog:
         self._produce(self._digests, key, value, report)
 
     def answer(self, plan: str, value: bytes) -> None:
-        """Write an answer; see the port. An answer that is lost is requested again."""
+        """Write an answer to a command of ``plan`` to the repair topic, in the background. A lost
+        answer is requested again.
+        """
 
         def report(error: KafkaError | None, _message: object) -> None:
             if error is not None:
@@ -72,7 +76,7 @@ class CopyLog:
             report(KafkaError(KafkaError._QUEUE_FULL), None)  # noqa: SLF001 (its public name)
 
     def serve(self) -> None:
-        """Handle the delivery reports that have come."""
+        """Handle delivery reports of digests and answers."""
         self._producer.poll(0)
 
     def flush(self, timeout_s: float) -> None:
@@ -99,7 +103,7 @@ class RepairWatcher:
         """
 
     def begin(self, consumer: Consumer) -> tuple[int, int]:
-        """Begin ``REMEMBERED_MS`` before now; see the protocol."""
+        """Return the first offset written in the last ``REMEMBERED_MS``, and the end of the log."""
         self._waiting = {}
         since = TopicPartition(self.topic, 0, int(time.time() * 1000) - REMEMBERED_MS)
         (found,) = consumer.offsets_for_times([since], timeout=ASK_TIMEOUT_S)
@@ -120,7 +124,7 @@ class RepairWatcher:
             self._waiting.pop((said.plan, said.step), None)
 
     def at_end(self) -> None:
-        """Give the commands that have no answer; see the protocol."""
+        """Pass on the commands from before the start that have no answer."""
         waiting, self._waiting = self._waiting, None
         for command in (waiting or {}).values():
             self._give(command)

@@ -15,7 +15,7 @@ _SHIFT_MS: Final = 7_919
 
 
 class Cuts:
-    """Cuts of all slices that have not been taken yet.
+    """Checkpoints at which the copies of a slice are to be compared, until they are taken.
 
     Args:
         interval_ms: length of the intervals in each of which one checkpoint of a slice is a cut;
@@ -37,7 +37,7 @@ class Cuts:
             self._untaken.setdefault(slice_no, deque(maxlen=_CUTS_MAX)).append(read_back)
 
     def take(self, slice_no: int) -> Sequence[ReadBack]:
-        """Return the cuts of a slice and remove them."""
+        """Return the cuts of a slice (checkpoints for comparisons) since the last call."""
         cuts = self._untaken.get(slice_no)
         if not cuts:
             return ()

@@ -122,11 +122,11 @@ class DeadLetterTopic:
 
     @property
     def length(self) -> int:
-        """Number of offsets that one complete read covers."""
+        """Return the number of offsets that ``letters`` or ``replayed`` reads."""
         return sum(end - start for start, end in self._bounds)
 
     def replayed(self, advance: Advance) -> frozenset[Place]:
-        """Return the places of the letters that were replayed before, read from markers.
+        """Return partition and offset of each letter that was replayed before, read from markers.
 
         Raises:
             KafkaEdgeError: the topic can't be read.

@@ -41,11 +41,9 @@ UNKNOWN_TARGETS: Final = frozenset(
 )
 """Errors that end when the target topic is created; until then its records are parked."""
 
-MISSING: Final = UNKNOWN_TARGETS | {KafkaError.TOPIC_AUTHORIZATION_FAILED}
-"""Errors of a topic that does not exist or may not be described."""
-
 LOST_TARGETS: Final = UNKNOWN_TARGETS | {KafkaError.TOPIC_AUTHORIZATION_FAILED}
-"""Errors of a target that was good before: it is looked up again and its records are parked."""
+"""Errors of a topic that does not exist or may not be described. A target that was good before is
+looked up again, and its records are parked (tried again after a pause)."""
 
 ABORTABLE: Final = (
     REFUSALS.keys()

@@ -68,8 +68,7 @@ class Outcomes:
             controls: places of the controls.
             timeout_s: longest wait for all of them together, in seconds.
             replaces: whether the controls are schedules; their outcome is that of the record that
-              they
-                replace.
+                they replace.
 
         Raises:
             KafkaEdgeError: the topic can't be read.
@@ -105,7 +104,9 @@ class Outcomes:
 
 
 def together(written: Sequence[RecordPlace], told: Mapping[RecordPlace, str]) -> str | None:
-    """Return one outcome for an id; ``not_pending`` only if every place says so; None: unknown."""
+    """Return one outcome for the controls that were written for an id: ``not_pending`` only if all
+    have that outcome; None: unknown.
+    """
     done = next((one for one in told.values() if one != _NOT_PENDING), None)
     if done is not None or len(told) < len(written):
         return done

@@ -58,14 +58,14 @@ class PauseWatcher:
         return [] if newest is None else [encode_key(paused) for paused in newest.all]
 
     def begin(self, consumer: Consumer) -> tuple[int, int]:
-        """Begin at the start of the topic; see the protocol."""
+        """Forget the pauses read so far; return the first offset of the log and its end."""
         bounds = watermarks(consumer, (self.topic, 0))
         self._found = {}
         self._is_whole = False
         return bounds
 
     def take(self, key: bytes | None, value: bytes | None) -> None:
-        """Note the pause that a record sets or removes; see the protocol."""
+        """Note the pause that a record sets, or removes if it has no value."""
         paused = decode_key(key)
         if paused is not None and value is None:
             self._found.pop(paused, None)
@@ -75,7 +75,7 @@ class PauseWatcher:
             self._changed()
 
     def at_end(self) -> None:
-        """Put the pauses read so far into force; see the protocol."""
+        """Put the pauses read so far into force, as the topic was read to its end."""
         self._failing_s = 0.0
         self.problem = ""
         if not self._is_whole:

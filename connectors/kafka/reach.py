@@ -45,7 +45,7 @@ class KafkaReach:
         trouble: reason why Kafka can't be reached; empty: it can be reached.
         silent: ids of leading brokers that did not answer twice in a row.
         broker: reason why nodes that reach all brokers should own the slices; empty: this one has
-            reached all for ``_WELL_S``.
+            reached all for 3 s.
 
     Args:
         admin: an admin client for this purpose only.

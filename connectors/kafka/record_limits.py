@@ -60,9 +60,9 @@ class RecordLimits:
             self._limits[topic] = limit
 
     def outgrown(self, outputs: Sequence[Output]) -> dict[int, str]:
-        """Return the topics of all outputs that exceed a limit, by offset: all at once, since the
-        client stops at the first refused record. Limits are looked up again first, as they may have
-        been raised.
+        """Return the topics of all outputs that exceed a limit, by source offset: all at once,
+        since the client stops at the first refused record. Limits are looked up again first, as
+        they may have been raised.
         """
         if not self._limits or self._compresses:
             return {}
@@ -75,12 +75,14 @@ class RecordLimits:
         return _bytes_of(output) > self._limits.get(output[1], _NO_LIMIT)
 
     def must_flush(self, output: Output) -> bool:
-        """Return whether the current batch and this output together exceed the topic's limit."""
+        """Return whether an output and the records sent since the last flush exceed the topic's
+        ``max.message.bytes``.
+        """
         topic = output[1]
         return self._batched.get(topic, 0) + _bytes_of(output) > self._limits.get(topic, _NO_LIMIT)
 
     def sent(self, output: Output) -> None:
-        """Count an output into the current batch of its topic."""
+        """Add an output's size, in bytes, to the records of its topic since the last flush."""
         topic = output[1]
         self._batched[topic] = self._batched.get(topic, 0) + _bytes_of(output)
 

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
+from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
 from connectors.kafka.clients import (
     admin_client,
@@ -50,15 +50,16 @@ class RepairDesk:
         open_steps = {(command.plan, command.step) for command in commands}
         consumer = consumer_client(consumer_config(self._client, "repair-desk"))
         try:
-            self._go_to_end(consumer)
+            _, end = watermarks(consumer, (self._topic, 0))
+            consumer.assign([TopicPartition(self._topic, 0, end)])
             self.send(commands)
             deadline_s = time.monotonic() + timeout_s
             while open_steps and time.monotonic() < deadline_s and not self._stop.is_set():
-                for report in self._reports(consumer):
-                    step = (report.plan, report.step)
-                    if step in open_steps:
-                        open_steps.discard(step)
-                        yield report
+                for value in values_of(consumer.consume(1_000, _WAIT_S)):
+                    said = decode_message(value)
+                    if isinstance(said, Report) and (said.plan, said.step) in open_steps:
+                        open_steps.discard((said.plan, said.step))
+                        yield said
         except KafkaException as exc:
             raise self._unusable(exc) from exc
         finally:
@@ -69,10 +70,6 @@ class RepairDesk:
             f"topic {self._topic} can't be used: {exc}; digests must be enabled on the nodes, "
             "and the repairing user needs Read and Write on it"
         )
-
-    def _go_to_end(self, consumer: Consumer) -> None:
-        _, end = watermarks(consumer, (self._topic, 0))
-        consumer.assign([TopicPartition(self._topic, 0, end)])
 
     def send(self, commands: Sequence[Command]) -> None:
         """Write ``commands``, without waiting for reports.
@@ -94,13 +91,6 @@ class RepairDesk:
         if flush(producer, ASK_TIMEOUT_S) or failed:
             timed_out = KafkaError(KafkaError._TIMED_OUT)  # noqa: SLF001 (its public name)
             raise self._unusable(KafkaException(failed[0] if failed else timed_out))
-
-    @staticmethod
-    def _reports(consumer: Consumer) -> Iterator[Report]:
-        for value in values_of(consumer.consume(1_000, _WAIT_S)):
-            said = decode_message(value)
-            if isinstance(said, Report):
-                yield said
 
 
 def cluster_id(client: Mapping[str, str]) -> str:

@@ -17,7 +17,7 @@ from confluent_kafka import (
 from confluent_kafka.admin import AdminClient
 
 from connectors.kafka.clients import KAFKA, Clients
-from connectors.kafka.errors import MISSING, answer_of, error_of
+from connectors.kafka.errors import LOST_TARGETS, answer_of, error_of
 from connectors.kafka.log_ends import ASK_TIMEOUT_S
 from delayservice.base.errors import KafkaEdgeError
 from delayservice.contract.entry import UNREADABLE, Row
@@ -26,19 +26,13 @@ from delayservice.engine.ports import Run
 _log = structlog.get_logger(__name__)
 
 SCAN_STALL_S: Final = 60.0
-
-
+"""Time without records after which a scan fails, in s."""
 SCAN_BATCH: Final = 5_000
-
-
+"""Largest number of records in a run of a scan."""
 SCAN_WAIT_MS: Final = 10
-
-
 MOVED: Final = frozenset({KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE})  # noqa: SLF001
-
-
+"""Errors of a position that the log does not hold."""
 READ_HINT: Final = "give the service Read on this topic"
-
 
 _headers_of: Final = methodcaller("headers")
 """Call of ``message.headers()`` from C. For a name that is not UTF-8 the client returns a result
@@ -91,14 +85,18 @@ def and_more(
 
 
 def topic_ids(admin: AdminClient, topics: Sequence[str]) -> dict[str, str]:
-    """Return the ids of the existing ones of ``topics``; a recreated topic has a new id."""
+    """Return the ids of the existing ones of ``topics``; a recreated topic has a new id.
+
+    Raises:
+        KafkaEdgeError: the cluster does not answer.
+    """
     described = admin.describe_topics(TopicCollection(list(topics)))
     found = {}
     for name, future in described.items():
         try:
             found[name] = str(answer_of(future, ASK_TIMEOUT_S).topic_id)
         except KafkaException as exc:
-            if error_of(exc).code() not in MISSING:
+            if error_of(exc).code() not in LOST_TARGETS:
                 raise KafkaEdgeError(f"topic {name} can't be described: {exc}") from exc
             _log.warning("topic_not_described", topic=name, why=str(exc))
     return found

@@ -16,32 +16,32 @@ A commit ends in one of three ways:
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
 import structlog
 from confluent_kafka import KafkaError, KafkaException, Producer
 
-from connectors.kafka.clients import flush, produce_patiently
-from connectors.kafka.errors import (
-    ABORTABLE,
-    FENCED,
-    error_of,
-)
-from connectors.kafka.sink_options import UNKNOWN_AFTER_MS
-from connectors.kafka.writer import Writer, concerns_record
+from connectors.kafka.clients import KAFKA, Clients, flush, produce_patiently
+from connectors.kafka.delivery_reports import DeliveryReports, Stall
+from connectors.kafka.errors import ABORTABLE, FENCED, LOST_TARGETS, REFUSALS, error_of
+from connectors.kafka.record_limits import RecordLimits
+from connectors.kafka.sink_options import UNKNOWN_AFTER_MS, SinkOptions, initialise, lost
+from connectors.kafka.targets import TargetTopics
+from connectors.kafka.topic_terms import compresses
 from delayservice.base import faults
 from delayservice.base.errors import (
     KafkaEdgeError,
     OwnershipLostError,
     RefusedError,
     TransactionAbortedError,
+    WriterGivenUpError,
 )
 from delayservice.contract.codes import TOO_LARGE
-from delayservice.engine.claims import encode_key
+from delayservice.engine.claims import WRITER, encode_key
 from delayservice.engine.outcome import DELIVERED, Output, Target
 from delayservice.engine.ports import Control, Place
 
@@ -60,32 +60,87 @@ SLOW_COMMIT_S: Final = 10.0
 _log = structlog.get_logger(__name__)
 
 
-@dataclass(slots=True)
-class Stall:
-    """Time for which a flush has made no progress.
-
-    Attributes:
-        left: smallest number of unacknowledged records so far.
-        since_s: time at which that number was reached, monotonic seconds.
-    """
-
-    left: int
-    since_s: float
-
-    def seconds(self, left: int, now_s: float, throttled_until_s: float) -> float:
-        """Note the records left; return the seconds without progress, waits for quotas excluded."""
-        if left < self.left:
-            self.left, self.since_s = left, now_s
-        return now_s - max(self.since_s, throttled_until_s)
-
-
-class KafkaSink(Writer):
+class KafkaSink:
     """Writer of one worker's outputs. ``open`` and ``commit`` may run on another thread than the
     rest, but never at the same time.
+
+    Args:
+        options: settings of the sink and of its producers.
+        targets: knows which topics can be written to.
+        clients: makes the producers.
     """
 
+    def __init__(
+        self, options: SinkOptions, targets: TargetTopics, clients: Clients = KAFKA
+    ) -> None:
+        self._options = options
+        self._targets = targets
+        self._clients = clients
+        self._monotonic_s = clients.monotonic_s
+        self._limits = RecordLimits(targets, compresses=compresses(options.client))
+        self._reports = DeliveryReports(targets, self._limits, clients.monotonic_s)
+        self._producer: Producer | None = None
+        self._direct: Producer | None = None
+        """Producer of target records without transactions; None: exactly once."""
+        self._headers: list[tuple[str, bytes]] = []
+        """Headers of the service's own records, which name the writer of the transaction."""
+        self._open = False
+        self._sent_to: set[str] = set()
+        """Topics of the outputs in the open transaction."""
+        self._slices: set[int] = set()
+        """Slices whose checkpoints are part of the commit."""
+
+    def open(self) -> str:
+        """Give the present writer up, open one with a new transactional id, and return that id.
+
+        Raises:
+            KafkaEdgeError: the cluster does not answer, or refuses the id.
+        """
+        self.discard()
+        writer = self._new_name()
+        producer = self._make(self._options.transactional(writer))
+        initialise(producer, writer, self._options)
+        self._producer = producer
+        self._headers = [(WRITER, writer.encode())]
+        if not self._options.exactly_once:
+            self._direct = self._make(self._options.idempotent())
+        return writer
+
+    def _new_name(self) -> str:
+        return f"{self._options.name_prefix}-{uuid.uuid4().hex[:16]}"
+
+    def _make(self, config: dict[str, str | int | float | bool]) -> Producer:
+        reports = self._reports
+        callbacks = {"on_delivery": reports.note_failure, "throttle_cb": reports.note_throttle}
+        return self._clients.producer({**config, **callbacks})
+
+    def discard(self) -> None:
+        """Drop both producers; records that they have not sent yet are purged."""
+        for producer in (self._producer, self._direct):
+            if producer is not None:
+                producer.purge(blocking=False)
+        self._producer = self._direct = None
+        self._reports.suspects.clear()
+        self._forget()
+
+    def _forget(self) -> None:
+        self._open = False
+        self._sent_to.clear()
+        self._reports.forget()
+        self._limits.flushed()
+        self._targets.flushed()
+
+    @property
+    def _fenced_producer(self) -> Producer:
+        if self._producer is None:
+            raise WriterGivenUpError(
+                "there is no writer: none was opened, or it was given up after a slow commit or "
+                "because of a partition that does not acknowledge"
+            )
+        return self._producer
+
     def send(self, place: Place, outputs: Sequence[Output]) -> None:
-        """Queue outputs for the open transaction; see the port."""
+        """Queue outputs of the shard ``place`` for the open transaction, or begin one."""
         self._begin()
         self._sent_to.update([output[1] for output in outputs])
         if self._direct is None:
@@ -102,17 +157,17 @@ class KafkaSink(Writer):
             try:
                 self._fenced_producer.begin_transaction()
             except KafkaException as exc:
-                raise self._lost("begin_transaction", exc) from exc
+                raise lost("begin_transaction", exc) from exc
             self._open = True
 
     def _produce(self, producer: Producer, place: Place, outputs: Sequence[Output]) -> None:
         produce: Callable[..., None] = producer.produce
         for offset, topic in self._limits.outgrown(outputs).items():
             reason = (TOO_LARGE, f"larger than max.message.bytes of {topic}")
-            self._refuse(place, offset, topic, reason)
-        if self._refusals:
+            self._reports.refuse(place, offset, topic, reason)
+        if self._reports.refusals:
             return
-        suspects, limits = self._suspects, self._limits
+        suspects, limits = self._reports.suspects, self._limits
         is_careful = bool(suspects or limits)
         for output in outputs:
             _, topic, partition, key, value, headers, _, offset = output
@@ -133,11 +188,11 @@ class KafkaSink(Writer):
     def _takes_on(self, place: Place, offset: int, topic: str, exc: KafkaException) -> bool:
         """Note why the client does not take a record; return whether it takes others."""
         error = error_of(exc)
-        if self._broke_off(error):
+        if self._reports.broke_off(error):
             return False
-        if not concerns_record(error):
-            raise self._lost("produce", exc) from exc
-        self._note_record(place, offset, topic, error, None)
+        if error.code() not in REFUSALS and error.code() not in LOST_TARGETS:
+            raise lost("produce", exc) from exc
+        self._reports.note_record(place, offset, topic, error, None)
         return True
 
     def _produce_with_care(self, producer: Producer, place: Place, output: Output) -> bool:
@@ -149,38 +204,45 @@ class KafkaSink(Writer):
         if self._limits.must_flush(output):
             self._await_sent(producer)
         self._limits.sent(output)
-        note = partial(self._note_record, place, offset, topic)
+        note = partial(self._reports.note_record, place, offset, topic)
         try:
             produce_patiently(
                 producer, topic, value, key, partition, headers=headers, on_delivery=note
             )
         except KafkaException as exc:
             return self._takes_on(place, offset, topic, exc)
-        if topic in self._suspects:
+        if topic in self._reports.suspects:
             self._await_sent(producer)
-        return not self._failed
+        return not self._reports.failed
 
     def _await_sent(self, producer: Producer) -> None:
         self._limits.flushed()
-        deadline_s = self._monotonic_s() + UNACKNOWLEDGED_S
-        while self._flush_step(producer) and self._monotonic_s() < deadline_s and not self._failed:
-            pass
+        deadline_s, reports = self._monotonic_s() + UNACKNOWLEDGED_S, self._reports
+        while self._flush_step(producer) and self._monotonic_s() < deadline_s:
+            if reports.failed:
+                break
 
     def commit(self, controls: Sequence[Control]) -> float:
-        """Commit the outputs that were sent and these controls; see the port."""
+        """Commit the outputs sent since the last commit, with these checkpoints, claims and
+        releases. Return the time at which the brokers had all records, monotonic seconds.
+
+        Raises:
+            TransactionAbortedError: nothing was committed; ``RefusedError`` names refused records.
+            OwnershipLostError: the writer is fenced, or the result is unknown.
+        """
         self._begin()
         producer = self._fenced_producer
         if self._direct is not None:
             self._flush(self._direct)
-        if self._failed or self._refusals:
+        if self._reports.failed or self._reports.refusals:
             self._fail("records were refused by the client")
         self._slices = {control.slice_no for control in controls if not control.writer}
         for control in controls:
             try:
                 self._produce_control(producer, control)
             except KafkaException as exc:
-                if not self._broke_off(error_of(exc)):
-                    raise self._lost("produce", exc) from exc
+                if not self._reports.broke_off(error_of(exc)):
+                    raise lost("produce", exc) from exc
         self._flush(producer)
         acknowledged_s = self._monotonic_s()
         if self._sent_to:
@@ -188,8 +250,7 @@ class KafkaSink(Writer):
         faults.point("before_commit")
         started_s = self._monotonic_s()
         self._commit_transaction(producer)
-        self._suspects.clear()
-        self._refused.clear()
+        self._reports.committed()
         self._forget()
         if self._monotonic_s() - started_s > SLOW_COMMIT_S:
             self.discard()  # the next turn claims anew, if this node is the owner still
@@ -215,12 +276,12 @@ class KafkaSink(Writer):
         stall = Stall(len(producer), started_s)
         while left := self._flush_step(producer):
             waited_s = self._monotonic_s() - started_s
-            stalled_s = stall.seconds(left, self._monotonic_s(), self._throttled_until_s)
+            stalled_s = stall.seconds(left, self._monotonic_s(), self._reports.throttled_until_s)
             if waited_s > UNKNOWN_AFTER_MS / 1000:
                 self._fail_if_target_is_gone()
-            if self._failed or stalled_s > UNACKNOWLEDGED_S or waited_s > COMMIT_TIMEOUT_S:
+            if self._reports.failed or stalled_s > UNACKNOWLEDGED_S or waited_s > COMMIT_TIMEOUT_S:
                 self._fail(f"{left} records were not acknowledged")
-        if self._failed:
+        if self._reports.failed:
             self._fail("records were refused by the broker")
 
     def _fail_if_target_is_gone(self) -> None:
@@ -240,7 +301,7 @@ class KafkaSink(Writer):
         try:
             return flush(producer, FLUSH_STEP_S)
         except KafkaException as exc:
-            raise self._lost("flush", exc) from exc
+            raise lost("flush", exc) from exc
 
     def _commit_transaction(self, producer: Producer) -> None:
         try:
@@ -249,19 +310,24 @@ class KafkaSink(Writer):
             error = error_of(exc)
             if error.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:
                 raise self._forbidden(error) from exc
-            is_known = error.code() in ABORTABLE or bool(self._failed)
+            is_known = error.code() in ABORTABLE or bool(self._reports.failed)
             if error.fatal() or not error.txn_requires_abort() or not is_known:
-                raise self._lost("commit_transaction", exc) from exc
+                raise lost("commit_transaction", exc) from exc
             self._fail(str(error))
 
     def _fail(self, why: str) -> None:
         """Abort and raise ``RefusedError`` with refused records, or ``TransactionAbortedError``."""
         self._flush_step(self._fenced_producer)  # reports that are on their way
         self._give_up_unless_abortable()
-        refusals, sent_to = dict(self._refusals), set(self._sent_to)
-        is_known = bool(self._failed)
+        refusals, sent_to = dict(self._reports.refusals), set(self._sent_to)
+        is_known = bool(self._reports.failed)
         self._limits.learn()
-        waiting = self._abort_and_see()
+        producer, waiting = self._fenced_producer, self._reports.purged
+        self.abort()
+        with suppress(KafkaException):  # the next call says what is wrong
+            flush(producer, 0)
+        # Reports of purged records name the partitions that did not acknowledge.
+        waiting |= self._reports.purged
         if refusals:
             raise RefusedError(refusals)
         raise TransactionAbortedError(
@@ -294,9 +360,9 @@ class KafkaSink(Writer):
         Raises:
             OwnershipLostError: a delivery report or the transaction has such an error.
         """
-        for error in self._failed:
+        for error in self._reports.failed:
             if error.code() in FENCED:
-                raise self._lost("delivery", KafkaException(error))
+                raise lost("delivery", KafkaException(error))
         if self._takes_more():
             return
         try:  # in this state it commits nothing, but says what broke the transaction
@@ -304,7 +370,7 @@ class KafkaSink(Writer):
         except KafkaException as exc:
             error = error_of(exc)
             if error.fatal() or error.code() not in ABORTABLE:
-                raise self._lost("transaction", exc) from exc
+                raise lost("transaction", exc) from exc
         else:
             raise OwnershipLostError("a transaction that had failed was committed after all")
 
@@ -318,30 +384,24 @@ class KafkaSink(Writer):
         except BufferError:  # its queue is full: it would have refused to queue anything before
             return True
         except KafkaException as exc:
-            if not self._broke_off(error_of(exc)):
-                raise self._lost("produce", exc) from exc
+            if not self._reports.broke_off(error_of(exc)):
+                raise lost("produce", exc) from exc
             return False
         return True
 
-    def _abort_and_see(self) -> set[Target]:
-        """Abort; return the partitions whose records were not acknowledged, as reports of purged
-        records name them.
-        """
-        producer, stuck = self._fenced_producer, self._purged
-        self.abort()
-        with suppress(KafkaException):  # the next call says what is wrong
-            flush(producer, 0)
-        return stuck | self._purged
-
     def abort(self) -> None:
-        """Abort the open transaction and drop its records; see the port."""
+        """Abort the open transaction and drop its records.
+
+        Raises:
+            OwnershipLostError: the result is unknown.
+        """
         if not self._open:
             return
         producer = self._fenced_producer
         try:
             producer.abort_transaction(ABORT_TIMEOUT_S)
         except KafkaException as exc:
-            raise self._lost("abort_transaction", exc) from exc
+            raise lost("abort_transaction", exc) from exc
         self._forget()
 
     def _forbidden(self, error: KafkaError) -> KafkaEdgeError:

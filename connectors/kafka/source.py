@@ -102,7 +102,9 @@ class KafkaSource:
         self._is_woken = False
 
     def seek(self, place: Place, offset: int, last_read: LastRead = NOTHING_READ) -> None:
-        """Read from ``offset`` on; see the port."""
+        """Read a partition from ``offset`` on. ``last_read``: the last record read before,
+        with which the client finds out whether the log was truncated.
+        """
         if place in self._positions:
             self._unassign(place)
         self._catching_up.add(place)
@@ -152,7 +154,9 @@ class KafkaSource:
             self._consumer_of(place).resume([TopicPartition(*place)])
 
     def poll(self, timeout_s: float, limit: int, gather_s: float = 0.0) -> list[Run]:
-        """Return runs of the records that are available; see the port."""
+        """Return fetched records as runs, about ``limit`` records at most. Wait up to ``timeout_s``
+        seconds for the first record, and ``gather_s`` seconds for more.
+        """
         messages: list[Any] = []
         if self._catching_up:
             messages = take(self._behind, 0, min(limit, BEHIND_RECORDS))
@@ -162,7 +166,7 @@ class KafkaSource:
         return runs + list(self._runs(messages))
 
     def wake(self) -> None:
-        """End the wait of ``poll``; see the port."""
+        """End the present or next wait of ``poll`` within ``WAKE_S``. Any thread may call it."""
         self._is_woken = True
 
     def _await_first(self, timeout_s: float) -> Any:  # noqa: ANN401  # as in ``row_of``
@@ -271,25 +275,26 @@ class KafkaSource:
         return begun is None or (offset is not None and offset < begun)
 
     def take_troubles(self) -> Sequence[Trouble]:
-        """Return the partitions that could not be read, and forget them; see the port."""
+        """Return the partitions that could not be read since the last call."""
         taken, self._troubles = self._troubles, []
         return taken
 
     def bounds(self, place: Place) -> Bounds:
-        """Return where the log starts and ends; see the port."""
+        """Return the first offset of a log and its end, open transactions included."""
         return log_bounds(self._admin, *place)
 
     def topic_id(self, topic: str) -> str | None:
-        """Return the id of the topic that has this name now; see the port."""
+        """Return the id of the topic that has this name now; None: there is no such topic."""
         return topic_ids(self._admin, [topic]).get(topic)
 
     def scan(self, place: Place, start: int, stop: int) -> Iterator[Run]:
-        """Yield runs of ``[start, stop)``, read by another consumer; see the port.
+        """Yield the records of the offsets ``[start, stop)`` as runs, read by another consumer, so
+        that the position of ``poll`` stays.
 
         Raises:
             KafkaEdgeError: nothing came for a minute, or the log no longer holds the range.
         """
-        yield from scan_partition(self._config, *place, start, stop, self._clients)
+        return scan_partition(self._config, *place, start, stop, self._clients)
 
     def close(self) -> None:
         """Close both consumers."""

@@ -1,4 +1,4 @@
-"""Does Kafka's part of a take-over: reads claims back, fences older writers, reads checkpoints.
+"""Kafka's part of a take-over: reads claims back, fences older writers, reads checkpoints.
 
 Runs on helper threads; every wait is bounded.
 """
@@ -87,30 +87,34 @@ class KafkaSuccession:
         self._lock = threading.Lock()
 
     def enter(self, writer: str) -> None:
-        """Set ``writer`` as this worker's own; see the port."""
+        """Set ``writer`` as this worker's own; the one before counts as given up."""
         if self._me:
             self._given_up.add(self._me)
         self._me = writer
         self._checkpoints.enter(writer)
 
     def legacy_writer(self, slice_no: int) -> str | None:
-        """Return the transactional id that version 1 uses for a slice; see the port."""
+        """Return the transactional id that version 1 uses for a slice; None: there is no
+        checkpoint of version 1.
+        """
         return f"{self._legacy_prefix}-{slice_no}" if self._checkpoints.has_legacy else None
 
     def confirm(self, slices: Collection[int]) -> frozenset[int]:
-        """Return the slices of these that this node is certain to own; see the port."""
+        """Return those of the slices that this node is certain to own."""
         return self._confirm(slices)
 
     def newest(self, slice_no: int) -> bytes | None:
-        """Return the newest checkpoint that is known; see the port."""
+        """Return the newest checkpoint of a slice; None: the slice was never served."""
         return self._checkpoints.newest(slice_no, ANSWER_S)
 
     def bounds(self, places: Collection[Place]) -> Mapping[Place, Bounds]:
-        """Return the bounds of these logs; see the port."""
+        """Return start and end of these logs, without those whose leader does not answer."""
         return many_bounds(self._admin, places)
 
     def await_claims(self, slices: Mapping[int, int]) -> Mapping[int, Claimed]:
-        """Wait until this worker's claims are read back, and return them; see the port."""
+        """Wait until this worker's claims of the slices, above the given offsets, are read back;
+        return them by slice.
+        """
         deadline_s = self._clients.monotonic_s() + ANSWER_S
         place, me, stood_at = (self._claims_topic, 0), self._me, -1
         while True:
@@ -127,7 +131,7 @@ class KafkaSuccession:
             stood_at = self._fence_blocker(place, stood_at)
 
     def fence(self, writers: Collection[str]) -> None:
-        """Fence these writers, a bounded number side by side; see the port."""
+        """Fence the writers that this process has not fenced, ``FENCES_AT_ONCE`` side by side."""
         wanted = [writer for writer in sorted(writers) if writer not in self._fenced]
         if not wanted:
             return
@@ -168,7 +172,9 @@ class KafkaSuccession:
         _log.info("writer_fenced", writer=writer, took_ms=took_ms)
 
     def read_to_end(self, slices: Collection[int]) -> Mapping[int, bytes | None]:
-        """Return the newest checkpoint of each slice, read to the end; see the port."""
+        """Return the newest checkpoint of each slice, after reading the topic to its end; None: it
+        was never served.
+        """
         deadline_s = self._clients.monotonic_s() + ANSWER_S
         numbers = {self._checkpoints.partition(slice_no) for slice_no in slices}
         places = [(self._checkpoint_topic, number) for number in sorted(numbers)]

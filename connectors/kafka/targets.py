@@ -114,7 +114,7 @@ class TargetTopics:
         self._wake = threading.Event()
 
     def obstacle(self, target: Target) -> tuple[str, str] | None:
-        """Return why a target can't be written to; see the port."""
+        """Return why a target can't be written to, as code and sentence; None: it can."""
         topic = target[0]
         paused = self._why_paused(topic)
         if paused is not None:
@@ -125,7 +125,8 @@ class TargetTopics:
         if found is None:
             self._log.fits(target)
             if not self._terms.are_usual(topic):
-                self._look_again(topic, now_s, _TERMS_S)
+                if now_s - self._asked_s.get(topic, _NEVER_S) >= _TERMS_S:
+                    self._seek(topic, now_s)
                 return None
             with self._lock:
                 if changes == self._changes:
@@ -180,7 +181,7 @@ class TargetTopics:
     def refusal(
         self, topic: str, key: bytes | None, value: bytes | None, headers: Headers
     ) -> tuple[str, str] | None:
-        """Return why a topic does not take this record; see the port."""
+        """Return why a topic does not take this record, as code and sentence; None: it does."""
         found = self._terms.refusal(topic, key, value, headers)
         # A letter that is refused with its content is tried without.
         if found is not None and found[0] != TARGET_LATER and value is None and topic in self._own:
@@ -188,18 +189,13 @@ class TargetTopics:
         return found
 
     def flushed(self) -> None:
-        """Note that the transaction has ended."""
+        """Note that the transaction has ended, so that topics take as much as they allow again."""
         self._terms.flushed()
 
     def expect(self, targets: Collection[Target]) -> None:
-        """Look up unknown topics of these targets in the background; see the port."""
+        """Look up the unknown topics of these targets in the background."""
         for topic in {topic for topic, _ in targets} - self._known.keys():
             self._seek(topic, self._monotonic_s())
-
-    def _look_again(self, topic: str, now_s: float, after_s: float) -> None:
-        """Request a look-up of a topic if its answer is at least ``after_s`` old."""
-        if now_s - self._asked_s.get(topic, _NEVER_S) >= after_s:
-            self._seek(topic, now_s)
 
     def _seek(self, topic: str, now_s: float) -> float:
         """Request a look-up of a topic; return the time since which it is requested, monotonic

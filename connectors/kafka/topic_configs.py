@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Final
 
 LETTER_EXTRA_BYTES: Final = 8 * 1024
@@ -56,9 +56,7 @@ def cursor_problems(config: Mapping[str, str]) -> Iterable[str]:
 RETENTION_MS: Final = 7 * 86_400_000
 """Shortest retention of a created delay topic, in ms: the default of Kafka."""
 
-
 DELAY_CONFIG: Final = {"cleanup.policy": "delete", "message.timestamp.type": "LogAppendTime"}
-
 
 DIGEST_CONFIG: Final = {
     "cleanup.policy": "compact",
@@ -68,12 +66,10 @@ DIGEST_CONFIG: Final = {
 }
 """Configuration of the digest topic; an hour of rows is kept, for a cut that all copies have."""
 
-
 SHORT_CONFIG: Final = {"cleanup.policy": "delete", "retention.ms": str(30 * 86_400_000)}
-
+"""Configuration of the repair and audit topics, whose records are kept for 30 days."""
 
 PAUSES_CONFIG: Final = {"cleanup.policy": "compact", "segment.ms": "3600000"}
-
 
 CHECKPOINT_CONFIG: Final = {
     "cleanup.policy": "compact",
@@ -81,3 +77,36 @@ CHECKPOINT_CONFIG: Final = {
     "segment.ms": "600000",
     "message.timestamp.type": "LogAppendTime",
 }
+
+COPIES_WANTED: Final = 3
+"""Number of copies with which a topic survives the loss of a broker while another is restarted."""
+
+
+def too_small(
+    copies: Mapping[str, int], made: Collection[str], partitions: int, brokers: int
+) -> Iterable[str]:
+    """Yield the changes to make before records come, one sentence each.
+
+    Args:
+        copies: smallest number of copies of any partition, by topic of the service.
+        made: delay topics that were created at this start.
+        partitions: number of partitions of each of these.
+        brokers: number of brokers in the cluster.
+    """
+    wanted = min(COPIES_WANTED, brokers)
+    by_copies: dict[int, list[str]] = {}
+    for name, count in copies.items():
+        if count < wanted:
+            by_copies.setdefault(count, []).append(name)
+    for count, names in sorted(by_copies.items()):
+        yield (
+            f"{', '.join(sorted(names))}: {count} of {wanted} copies that {brokers} brokers can "
+            "keep; raise the replication factor with kafka-reassign-partitions.sh, and set "
+            "topics.replication_factor for topics to come"
+        )
+    if made and partitions < brokers:
+        yield (
+            f"{', '.join(sorted(made))}: created with {partitions} partitions on {brokers} "
+            f"brokers, so {partitions} workers deliver at most; add partitions before ids are in "
+            "use, and set topics.partitions and delivery.id_partitions"
+        )

@@ -19,6 +19,10 @@ class ServedTopic:
     """A delay topic as it is in the cluster now.
 
     Attributes:
+        name: name of the topic.
+        topic_id: id of the topic, which is new if the topic is recreated; empty: it is missing.
+        partitions: number of partitions.
+        brokers: leader and replicas of each partition.
         problems: reasons why it can't be served, one sentence each; empty: it can.
         risks: reasons why records may be lost, one sentence each. A topic that is served already
             goes on, with an alarm; another one is not started.

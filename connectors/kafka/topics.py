@@ -36,9 +36,9 @@ from connectors.kafka.topic_configs import (
     cursor_problems,
     delay_topic_problems,
     outlet_problems,
+    too_small,
 )
 from connectors.kafka.topic_facts import Brokers, Layout, Look, ServedTopic, brokers_of, copies_of
-from connectors.kafka.topic_size import too_small
 from delayservice.base.errors import KafkaEdgeError
 from delayservice.config.settings import Settings
 
@@ -188,11 +188,16 @@ class TopicKeeper:
             found += [(f"{name}: {problem}", True) for problem in cursor_problems(config)]
             if copies_of(brokers) < wanted:
                 few = f"{name} has {copies_of(brokers)} replicas, and a delay topic {wanted}"
-                found.append((f"{few}: {_FEW_COPIES}", False))
+                why = "a cursor that is lost with its broker has everything delivered again"
+                found.append((f"{few}: {why}; raise its replication factor", False))
         partitions = len(existing.get(topics.checkpoint, ()))
         if layout is not None and partitions > layout.checkpoint_partitions:
             grown = f"{topics.checkpoint} had {layout.checkpoint_partitions} partitions"
-            found.append((f"{grown} and has {partitions}: {_GROWN}", False))
+            why = (
+                "a node that starts now looks for checkpoints in other partitions, and takes over "
+                "no slice whose checkpoint lies elsewhere; move these, as docs/operations.md says"
+            )
+            found.append((f"{grown} and has {partitions}: {why}", False))
         if len(existing.get(topics.claims_topic, ())) > 1:
             found.append((f"{topics.claims_topic} must have one partition, for one order", True))
         return found
@@ -371,16 +376,6 @@ _COPIES_FOR_TWO: Final = 3
 
 _UNREADABLE: Final = (
     "its configuration can't be read: give the service DescribeConfigs on the topic"
-)
-
-_FEW_COPIES: Final = (
-    "a cursor that is lost with its broker has everything delivered again; raise its replication "
-    "factor"
-)
-
-_GROWN: Final = (
-    "a node that starts now looks for checkpoints in other partitions, and takes over no slice "
-    "whose checkpoint lies elsewhere; move these, as docs/operations.md says"
 )
 
 _MADE_S: Final = 600.0

@@ -42,7 +42,7 @@ def rights(*, common: CommonOptions) -> None:
 
     They are zookeeper.username and zookeeper.accepted. May be repeated; nodes go on meanwhile.
     """
-    from ha.rights import set_rights  # noqa: PLC0415  # kazoo is not needed for a help text
+    from ha.operator_commands import set_rights  # noqa: PLC0415  # kazoo is not needed for a help text
 
     options = _options(common)
     with err.status(f"setting rights below {options.root}") as shown:
@@ -79,7 +79,7 @@ def unpin(*, common: CommonOptions) -> None:
 
 
 def _say(common: CommonOptions, note: PinNote | None, text: str) -> None:
-    from ha.pinning import set_pin  # noqa: PLC0415  # as above
+    from ha.operator_commands import set_pin  # noqa: PLC0415  # as above
 
     was_pinned = set_pin(_options(common), note)
     if common.as_json:

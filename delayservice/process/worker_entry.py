@@ -22,7 +22,7 @@ from delayservice.process import logs
 from delayservice.process.stores import Stores
 from delayservice.process.waiting import STOPPED, reporting, wait_for_kafka
 from delayservice.process.worker import EXIT_FAILED, EXIT_ORPHANED, Worker
-from ha.election_thread import ElectedOwnership
+from ha.elected_ownership import ElectedOwnership
 from ha.notes import NodeNote
 from ha.ownership import Ownership, Standalone
 

@@ -14,7 +14,7 @@ from structlog.testing import capture_logs
 
 from delayservice.config.cluster import Placement, ZooKeeper
 from delayservice.engine.role import Role
-from ha.election_thread import ElectedOwnership
+from ha.elected_ownership import ElectedOwnership
 from ha.notes import UNADVERTISED_VERSION, NodeNote
 from ha.ownership import SliceStanding
 from ha.placement import SliceFacts
@@ -53,11 +53,11 @@ class Worker:
 
     @property
     def role(self) -> Role:
-        return self.ownership.role(0)
+        return self.ownership.roles().get(0, Role.REPLICA)
 
     @property
     def session(self) -> int | None:
-        return self.ownership._ensemble._session_id
+        return self.ownership._thread.ensemble.session.session_id
 
     def await_role(self, role: Role, timeout_s: float = 20) -> None:
         await_true(lambda: self.role is role, f"{role}, not {self.role}", timeout_s)

@@ -59,12 +59,12 @@ def pair(zookeeper: ZooKeeper) -> Iterator[tuple[Ensemble, Ensemble]]:
     """Two sessions."""
     both = Ensemble(zookeeper, lambda _: None), Ensemble(zookeeper, lambda _: None)
     for one in both:
-        one.connect()
-    await_true(lambda: all(one.is_connected for one in both), "both are connected")
+        one.session.connect()
+    await_true(lambda: all(one.session.is_connected for one in both), "both are connected")
     both[0].prepare()
     yield both
     for one in both:
-        one.close()
+        one.session.close()
 
 
 # --- one session and another -------------------------------------------------------------------
@@ -130,7 +130,7 @@ def test_what_was_won_by_another_in_between_is_left_alone(
 
     def look_and_lose(batch: Pipeline, slice_nos: Iterable[int]) -> dict[int, Held | None]:
         held = looked(batch, slice_nos)
-        second._delete(second._owner_path(0))
+        second.session.delete(second._owner_path(0))
         claim(second, "b")
         return held
 
@@ -267,7 +267,7 @@ def test_a_slice_that_appears_while_it_is_looked_for_is_watched(
 ) -> None:
     first, second = pair
     changed: list[int] = []
-    monkeypatch.setattr(first, "_changed", changed.append)
+    monkeypatch.setattr(first.session, "_changed", changed.append)
     looked = first._held
 
     def look_and_lose(*asked: Any, **options: Any) -> dict[int, Held | None]:
@@ -295,7 +295,7 @@ def test_slices_that_fall_silent_are_waited_for_once(
         assert watch.fair_s(SESSION_S) < 2 * SESSION_S
     finally:
         cluster.signal_zookeeper(1, signal.SIGCONT)
-    await_true(lambda: first.is_connected, "it is connected again")
+    await_true(lambda: first.session.is_connected, "it is connected again")
 
 
 def test_a_worker_owns_a_thousand_slices_and_leaves_them(zookeeper: ZooKeeper) -> None:
@@ -369,8 +369,11 @@ def test_one_that_can_not_be_removed_keeps_no_other_slice_from_its_owner(
         for slice_no in range(3):
             worker.ownership.standing(slice_no, SliceStanding({}, 0))
         worker.ownership.start()
-        await_true(lambda: worker.ownership.role(2) is Role.OWNER, "it owns the others")
-        assert worker.ownership.role(1) is Role.REPLICA
+        await_true(
+            lambda: worker.ownership.roles().get(2, Role.REPLICA) is Role.OWNER,
+            "it owns the others",
+        )
+        assert worker.ownership.roles().get(1, Role.REPLICA) is Role.REPLICA
         worker.ownership.close()
 
 
@@ -399,7 +402,7 @@ def test_an_expired_session_is_followed_by_another_without_a_restart(
 
 def expire(cluster: EmbeddedCluster, worker: Worker) -> None:
     """A second connection takes the session over, and ends it."""
-    kazoo = worker.ownership._ensemble._client
+    kazoo = worker.ownership._thread.ensemble.session.client
     with by_hand(cluster.zookeeper) as thief:
         thief.stop()
         thief._session_id, thief._session_passwd = kazoo.client_id
@@ -462,7 +465,7 @@ def test_a_stopped_zookeeper_pauses_an_owner_at_once_and_its_lease_ends_it(
         with Stopwatch() as watch:
             worker.await_role(Role.PAUSED)
             assert watch.fair_s() < 1
-            assert not worker.ownership.confirm(0)
+            assert not worker.ownership.confirm_all([0])
             worker.await_role(Role.REPLICA)
             assert watch.fair_s(LEASE_S) < LEASE_S + 0.5
         cluster.start_zookeeper()
@@ -505,7 +508,7 @@ def test_an_ensemble_goes_on_without_one_of_its_servers() -> None:
         ):
             ensemble.stop_zookeeper(leader_of(ensemble), kill=True)
             await_true(
-                lambda: first.ownership.confirm(0) and not second.ownership.confirm(0),
+                lambda: first.ownership.confirm_all([0]) and not second.ownership.confirm_all([0]),
                 "the owner is confirmed by the others",
             )
             first.ownership.close()

@@ -20,7 +20,7 @@ from delayservice.base.errors import DelayServiceError
 from delayservice.cli import app
 from delayservice.config.cluster import ZooKeeper
 from delayservice.engine.role import Role
-from ha.rights import set_rights
+from ha.operator_commands import set_rights
 from tests.integration.bench import await_true
 from tests.integration.electing import Lines, by_hand, captured, logged, new_root, options, working
 from tests.integration.tls_front import TlsFront, make_authority, make_certificate
@@ -102,7 +102,7 @@ def test_nobody_else_may_touch_what_the_nodes_write(
                         operator.delete(f"{root}/{path}")
                 with pytest.raises(NoAuthError):
                     operator.create(f"{root}/live/b:0", b"{}")
-        assert worker.ownership.confirm(0)
+        assert worker.ownership.confirm_all([0])
     assert not logged(lines, "zookeeper_refuses")()
 
 
@@ -146,15 +146,15 @@ def test_user_and_password_are_replaced_while_the_slice_is_owned(
     with working(having(*old, new)) as first:
         assert type_rights(having(*old, new), config) > 5
         with working(having(*new, old), "b", role=Role.REPLICA) as second:
-            assert first.ownership.confirm(0)
+            assert first.ownership.confirm_all([0])
             first.ownership.close()
             second.await_role(Role.OWNER)
             assert type_rights(having(*new), config) > 5
-            assert second.ownership.confirm(0)
+            assert second.ownership.confirm_all([0])
             with pytest.raises(DelayServiceError, match="does not let"):
                 set_rights(having(*old))
     with working(having(*new), "c") as third:
-        assert third.ownership.confirm(0)
+        assert third.ownership.confirm_all([0])
 
 
 def test_rights_are_not_set_where_no_ensemble_answers() -> None:
@@ -219,7 +219,7 @@ def test_a_server_with_the_right_name_by_a_trusted_authority_is_spoken_to(
         front_for(cluster, authority, "localhost") as front,
         working(over_tls(front, authority)) as worker,
     ):
-        assert worker.ownership.confirm(0)
+        assert worker.ownership.confirm_all([0])
     assert not logged(lines, "waiting_for_zookeeper")()
 
 
@@ -231,7 +231,7 @@ def test_a_server_of_another_name_is_refused(
         working(over_tls(front, authority), role=None) as worker,
     ):
         await_true(logged(lines, "waiting_for_zookeeper", "Hostname mismatch"), "it says so")
-        assert not worker.ownership._ensemble.is_connected
+        assert not worker.ownership._thread.ensemble.session.is_connected
 
 
 @pytest.mark.parametrize("trust", ["the system's", "another"])
@@ -246,10 +246,10 @@ def test_a_server_by_an_authority_that_is_not_trusted_is_refused(
         await_true(
             logged(lines, "waiting_for_zookeeper", "certificate verify failed"), "it says so"
         )
-        assert not worker.ownership._ensemble.is_connected
+        assert not worker.ownership._thread.ensemble.session.is_connected
 
 
 def test_a_server_that_speaks_no_tls_is_refused(cluster: EmbeddedCluster, lines: Lines) -> None:
     with working(options(cluster.zookeeper, tls=True), role=None) as worker:
         await_true(logged(lines, "waiting_for_zookeeper"), "it says so")
-        assert not worker.ownership._ensemble.is_connected
+        assert not worker.ownership._thread.ensemble.session.is_connected

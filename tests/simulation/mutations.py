@@ -703,7 +703,7 @@ def _read_past_open(succession: KafkaSuccession) -> ClaimLog:
     checkpoints = succession._checkpoints
     claims = copy.deepcopy(checkpoints._claims)
     written = _log_of(succession).partition(CLAIMS_PLACE).written
-    for record in written[checkpoints.position(CLAIMS_PLACE) :]:
+    for record in written[checkpoints._positions.get(CLAIMS_PLACE, 0) :]:
         if record.is_committed and not record.is_gone:
             with suppress(KafkaEdgeError):  # a stranger's
                 claims.take(record.offset, record.key, record.value)
@@ -807,7 +807,7 @@ def refused_transaction_is_aborted() -> AbstractContextManager[Any]:
     """A flush that stalls is followed by an abort, whatever the coordinator has said."""
 
     def takes_more(_: Any, sink: KafkaSink) -> bool:
-        return not any(error.code() == KafkaError._STATE for error in sink._failed)
+        return not any(error.code() == KafkaError._STATE for error in sink._reports.failed)
 
     return replaced(KafkaSink, "_takes_more", takes_more)
 

@@ -127,6 +127,8 @@ class Link:
     def __init__(self, zookeeper: ModelZooKeeper, changed: Callable[[int], None]) -> None:
         self._zookeeper = zookeeper
         self._changed = changed
+        self.session = self
+        """Connection and notes in one, as ``Ensemble`` keeps them apart."""
         self._session: int | None = None
         self._is_lost = False
         self.is_connected = False

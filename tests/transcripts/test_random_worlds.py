@@ -84,7 +84,7 @@ class Fate:
 
     def _heal(self, name: str) -> None:
         node = self._latest(name)
-        if node is None or node.is_dead or node.ownership._leaving.is_set():
+        if node is None or node.is_dead or node.ownership._thread.leaving.is_set():
             self._world.run(10)  # one that leaves has its time
             self._world.start(name)
             return
@@ -119,7 +119,7 @@ def test_one_owner_at_most_and_the_preferred_one_in_the_end(seed: int) -> None:
 
 def assert_calm(world: World) -> None:
     alive = [p for p in world.processes if p.is_running]
-    ranked = [p.ownership._election._ranked for p in alive]
+    ranked = [p.ownership._election.view._ranked for p in alive]
     assert all(one == other for one, other in pairwise(ranked)), "they disagree on who is preferred"
     expected = {slice_no: [names[0]] for slice_no, names in ranked[0].items()}
     assert world.serving() == expected, "\n".join(world.events.lines)

@@ -21,8 +21,8 @@ from unittest.mock import patch
 
 from delayservice.config.cluster import Placement, ZooKeeper
 from delayservice.engine.role import Role
-from ha import effect_runner, election_port, election_thread
-from ha.election_thread import ElectedOwnership
+from ha import effect_runner, elected_ownership, election_thread
+from ha.elected_ownership import ElectedOwnership
 from ha.ensemble import MEMBERS
 from ha.notes import NodeNote
 from ha.ownership import SliceStanding
@@ -85,7 +85,7 @@ class Node:
         self._turn_due_s = math.inf
         self._turns: list[float] = []
         self.link = Link(world.zookeeper, self._changed)
-        with patch.object(election_port, "Ensemble", lambda _options, _changed: self.link):
+        with patch.object(election_thread, "Ensemble", lambda _options, _changed: self.link):
             self.ownership = ElectedOwnership(
                 ZooKeeper(hosts="model:2181"),
                 world.placement,
@@ -94,7 +94,7 @@ class Node:
                 boot_s=world.now_s,
                 alert_s=ALERT_S,
             )
-        self.ownership._wake = _Wake(self._turn_soon)  # type: ignore[assignment]
+        self.ownership._thread.wake = _Wake(self._turn_soon)  # type: ignore[assignment]
         self.link.connect()
         self._tell()
         self._look()
@@ -105,7 +105,7 @@ class Node:
         return not self.is_dead and not self.is_frozen
 
     def _changed(self, what: int) -> None:
-        self.ownership._changed(what)
+        self.ownership._thread.changed(what)
 
     # --- turns of the thread -------------------------------------------------------------------
 
@@ -123,8 +123,8 @@ class Node:
         self._turn_due_s = math.inf
         self._count_turn(time_s)
         with self.world.speaking(self):
-            self.ownership._turn()
-        self._turn_at(max(time_s + self.ownership._wait_s(), time_s + 0.001))
+            self.ownership._thread.turn()
+        self._turn_at(max(time_s + self.ownership._thread.wait_s(), time_s + 0.001))
         self._see()
 
     def _count_turn(self, time_s: float) -> None:
@@ -163,7 +163,7 @@ class Node:
         if not self.is_running:
             return
         for slice_no in self._kept_since_s.keys() | self.serving:
-            role = self.ownership.role(slice_no)
+            role = self.ownership.roles().get(slice_no, Role.REPLICA)
             if role is not self.roles.get(slice_no, Role.REPLICA):
                 epoch = f", epoch {self.ownership.epoch(slice_no)}" if role is Role.OWNER else ""
                 self.world.events.say(self.name, f"slice {slice_no}: {role.value}{epoch}")
@@ -181,12 +181,15 @@ class Node:
 
     def _take_over(self, slice_no: int) -> None:
         self._taking.discard(slice_no)
-        if not self.is_running or self.ownership.role(slice_no) is not Role.OWNER:
+        if (
+            not self.is_running
+            or self.ownership.roles().get(slice_no, Role.REPLICA) is not Role.OWNER
+        ):
             return
         if slice_no in self.world.broken.get(self.name, ()):
             self.world.events.say(self.name, f"slice {slice_no}: gives up")
             self.ownership.gave_up(slice_no, "broken")
-        elif self.ownership.confirm(slice_no):
+        elif self.ownership.confirm_all([slice_no]):
             epoch = self.ownership.epoch(slice_no)
             self.world.events.say(self.name, f"slice {slice_no}: serves in epoch {epoch}")
             self.serving.add(slice_no)
@@ -234,7 +237,7 @@ class Node:
 
     def leave(self) -> None:
         """SIGTERM."""
-        self.ownership._leaving.set()
+        self.ownership._thread.leaving.set()
         self._turn_soon()
         deadline_s = self.world.events.now_s + _LEAVE_S
         self._end_when_left(deadline_s)
@@ -242,7 +245,7 @@ class Node:
     def _end_when_left(self, deadline_s: float) -> None:
         if self.is_dead:
             return
-        if self.ownership._left.is_set() or self.world.events.now_s >= deadline_s:
+        if self.ownership._thread.left.is_set() or self.world.events.now_s >= deadline_s:
             self.world.events.say(self.name, "ends")
             self.is_dead = True
             self.link.close()
@@ -277,7 +280,7 @@ class World:
         log = _Log(lambda what: self.events.say(node.name, what))
         with (
             patch.object(election_thread, "_log", log),
-            patch.object(election_port, "_log", log),
+            patch.object(elected_ownership, "_log", log),
             patch.object(effect_runner, "_log", log),
         ):
             yield
@@ -341,7 +344,7 @@ class World:
     def owners(self, slice_no: int) -> list[Node]:
         """Who would be told that it is the owner."""
         asked = (p for p in self.processes if not p.is_dead)
-        return [p for p in asked if p.ownership.role(slice_no) is Role.OWNER]
+        return [p for p in asked if p.ownership.roles().get(slice_no, Role.REPLICA) is Role.OWNER]
 
     def serving(self) -> dict[int, list[str]]:
         """Who serves each slice."""

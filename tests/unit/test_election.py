@@ -86,7 +86,9 @@ def ready(election: Election, *names: str) -> None:
 
 def ready_for(election: Election, slice_no: int, *names: str) -> None:
     """These nodes' copies of a slice are up to date."""
-    election.lives({f"{name}:0": LifeNote(name, f"{name}1", 0, (slice_no,)) for name in names})
+    election.view.set_lives(
+        {f"{name}:0": LifeNote(name, f"{name}1", 0, (slice_no,)) for name in names}
+    )
 
 
 def announced(election: Election, heir: str, now_s: float) -> None:
@@ -111,7 +113,7 @@ class TestClaims:
 
     def test_the_third_claims_two_staggers_later(self) -> None:
         election = elected(["other"] * 12, live=NODES)
-        third = next(n for n, ranked in election._ranked.items() if ranked[2] == "me")
+        third = next(n for n, ranked in election.view._ranked.items() if ranked[2] == "me")
         vacated(election, slice_no=third)
         assert election.step(0.99) == []
         assert election.step(1.0) == [ClaimSlice(third)]
@@ -573,11 +575,11 @@ class TestCopies:
 
     def test_a_slice_that_is_not_told_of_for_a_while_stays_as_it_is(self) -> None:
         election = owning(elected(["me", "other"]))
-        before = dict(election._ranked)
+        before = dict(election.view._ranked)
         assert election.serve([]) == {0, 1}
         assert election.slices == {0, 1}
         assert election.roles(0) == {0: Role.OWNER, 1: Role.REPLICA}
-        assert election._ranked == before, "nor do others move"
+        assert election.view._ranked == before, "nor do others move"
         election.gave_up(0, "broken")
         assert election.step(0) == [Resign(0, "broken")], "it can still be left to others"
 
@@ -704,15 +706,15 @@ def test_a_contract_is_of_a_version_that_every_live_node_knows() -> None:
     versions = []
     for live in (["me", "other", "third"], ["me", "other"], ["me"], ["me", "third"]):
         election.live(live, is_registered=True)
-        versions.append(election.contract_version)
+        versions.append(election.view.contract_version)
     assert versions == [7, 8, 9, 7]
 
 
 def test_a_node_of_which_nothing_is_known_counts_as_one_that_does_not_advertise() -> None:
     election = Election(of_version("me", 9), 0, None, PACE)
-    assert election.contract_version == 3, "nobody else was heard of yet"
+    assert election.view.contract_version == 3, "nobody else was heard of yet"
     election.nodes([of_version("other", 9)])
     election.live(["me", "other", "stranger"], is_registered=True)
-    assert election.contract_version == 3
+    assert election.view.contract_version == 3
     election.live(["me", "other"], is_registered=True)
-    assert election.contract_version == 9
+    assert election.view.contract_version == 9

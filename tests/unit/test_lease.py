@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from ha.lease import Lease
+from delayservice.engine.role import Role
+from ha.lease import Lease, RoleViews
 
 
 class Clock:
@@ -49,3 +50,17 @@ def test_a_lost_session_ends_its_lease_at_once(clock: Clock) -> None:
     lease.renew(100, 6)
     lease.end()
     assert not lease.is_valid
+
+
+def test_an_owner_is_paused_while_disconnected_and_a_replica_when_its_lease_has_ended() -> None:
+    views = RoleViews({0: Role.OWNER, 1: Role.HEIR, 2: Role.REPLICA}, {0: 7})
+    assert views.owning == {0: Role.OWNER, 1: Role.HEIR, 2: Role.REPLICA}
+    assert views.paused == {0: Role.PAUSED, 1: Role.HEIR, 2: Role.REPLICA}
+    assert views.ended == {0: Role.REPLICA, 1: Role.HEIR, 2: Role.REPLICA}
+    assert views.epochs == {0: 7}
+
+
+def test_without_an_owner_a_disconnection_changes_nothing() -> None:
+    views = RoleViews({1: Role.HEIR}, {})
+    assert views.owning is views.paused
+    assert views.owning is views.ended

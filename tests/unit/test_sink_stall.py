@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from connectors.kafka.sink import Stall
+from connectors.kafka.delivery_reports import Stall
 
 
 def test_a_flush_that_moves_on_is_not_stalled_however_long_it_takes() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from connectors.kafka.topic_size import too_small
+from connectors.kafka.topic_configs import too_small
 
 
 def test_topics_with_fewer_copies_than_brokers_can_keep_are_told() -> None:

@@ -1,4 +1,4 @@
-"""Access rights of the nodes' data in ZooKeeper, which an operator sets after a new password."""
+"""An operator's commands on ZooKeeper: access rights after a new password, and pinned ownership."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from kazoo.security import OPEN_ACL_UNSAFE
 from delayservice.base.errors import DelayServiceError
 from delayservice.config.cluster import ZooKeeper
 from ha.kazoo_client import acl_of, connected
+from ha.notes import PinNote, encode
 
 
 def set_rights(options: ZooKeeper, done: Callable[[int], None] = lambda _: None) -> int:
@@ -58,3 +59,38 @@ def _paths(client: KazooClient, path: str) -> Iterator[str]:
     with suppress(NoNodeError):
         for name in client.get_children(path):
             yield from _paths(client, f"{path}/{name}")
+
+
+def set_pin(options: ZooKeeper, note: PinNote | None) -> bool:
+    """Pin ownership, so that no owner hands over just because a better node exists, or end the pin.
+    May be repeated.
+
+    Args:
+        options: address of ZooKeeper and login.
+        note: reason and operator; None: end the pin.
+
+    Returns:
+        Whether owners were pinned before.
+
+    Raises:
+        DelayServiceError: the ensemble is not reached, or refuses this user.
+    """
+    path = f"{options.root}/pinned"
+    try:
+        with connected(options) as client:
+            was_pinned = client.exists(path) is not None
+            if note is None:
+                with suppress(NoNodeError):
+                    client.delete(path)
+            elif was_pinned:
+                client.set(path, encode(note))
+            else:
+                client.create(path, encode(note), makepath=True)
+    except NoAuthError as exc:
+        raise DelayServiceError(
+            f"ZooKeeper does not let {options.username or 'everybody'} write {path}: log in as the "
+            "nodes do"
+        ) from exc
+    except KazooException as exc:
+        raise DelayServiceError(f"ZooKeeper failed at {path}, repeat it: {exc!r}") from exc
+    return was_pinned
