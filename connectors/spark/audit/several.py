@@ -22,11 +22,8 @@ def settlement_of(output: OutputRow) -> Settled:
 def is_mirror_of(settled: Settled, output: OutputRow) -> bool:
     """Return whether an output may be a consumer's copy of a delivery in another topic."""
     are_deliveries = settled.role == output.role == DELIVERED
-    return are_deliveries and output.topic != settled.topic and _is_after(settled, output)
-
-
-def _is_after(settled: Settled, output: OutputRow) -> bool:
-    return output.at_ms >= settled.at_ms - ORDER_MS
+    is_after = output.at_ms >= settled.at_ms - ORDER_MS
+    return are_deliveries and output.topic != settled.topic and is_after
 
 
 def ranked(source: SourceRow, settling: Sequence[OutputRow], rules: Rules) -> list[OutputRow]:

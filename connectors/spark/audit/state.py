@@ -31,6 +31,7 @@ from pyspark.sql import functions as sf
 from connectors.spark.audit.evidence import EarlierCut
 from connectors.spark.common.cut import Cut
 from connectors.spark.common.files import delete, names_in, read_text, write_text
+from connectors.spark.common.frames import kept
 from connectors.spark.common.topics import Place
 from connectors.spark.ledger.expressions import row_with
 from connectors.spark.ledger.facts import NEVER_MS, REMEMBERED, SOURCE
@@ -131,7 +132,6 @@ class AuditManifest(msgspec.Struct, frozen=True):
         overdue_ms: as in ``evidence.EarlierCut``.
         logs: position in each log.
         runs: runs that the next step reads.
-        pending: number of records that are carried as pending.
         findings: number of findings by kind, since the audit began.
         unjudged: number of unjudged records by reason, since the audit began.
         audit: id of the audit, for what it publishes.
@@ -142,7 +142,6 @@ class AuditManifest(msgspec.Struct, frozen=True):
     overdue_ms: int = -NEVER_MS
     logs: tuple[LogPosition, ...] = ()
     runs: tuple[StoredRun, ...] = ()
-    pending: int = 0
     findings: Mapping[str, int] = {}
     unjudged: Mapping[str, int] = {}
     audit: str = ""
@@ -249,9 +248,7 @@ class State:
         run = StoredRun(number, kind, "", 0, taken_ms, part)
         path = f"{self._path}/{run.folder}"
         buckets = ["bucket"] if kind in _BUCKETED else []
-        schema = rows.schema
-        rows.write.mode("overwrite").partitionBy(*buckets).parquet(path)
-        counts = self._spark.read.schema(schema).parquet(path).groupBy(*buckets).count().collect()
+        counts = kept(rows, path, *buckets).groupBy(*buckets).count().collect()
         found = [(row["bucket"] if buckets else "", row["count"]) for row in counts]
         return [
             msgspec.structs.replace(run, bucket=bucket, rows=count)

@@ -149,7 +149,6 @@ def take_cut(
     choose: Choose,
     *,
     expected: Collection[str] = (),
-    timeout_s: float = SETTLE_TIMEOUT_S,
     open_wait_s: float = OPEN_WAIT_S,
 ) -> Cut:
     """Take a consistent cut now, and return it.
@@ -159,14 +158,14 @@ def take_cut(
         checkpoint: the checkpoint topic.
         choose: chooses the other topics to read.
         expected: delay topics that should be in the checkpoints, as far as they exist.
-        timeout_s: longest wait for transactions in the checkpoint topic to end, in seconds.
-        open_wait_s: longest wait in all other topics, which are then read up to the transaction.
+        open_wait_s: longest wait in s for transactions in other topics than the checkpoint topic
+            to end; after that, those topics are read up to the transaction.
 
     Raises:
         KafkaEdgeError: the cluster does not answer, a checkpoint can't be read, or a transaction
             in the checkpoint topic stays open.
     """
-    desk = _Desk(client, timeout_s)
+    desk = _Desk(client)
     partitions = partition_counts(desk.admin)
     if checkpoint not in partitions:
         raise KafkaEdgeError(
@@ -199,15 +198,13 @@ def _places(topics: Collection[str], partitions: Mapping[str, int]) -> list[Plac
     return [(topic, number) for topic in topics for number in range(partitions[topic])]
 
 
-def settled_spans(
-    client: Mapping[str, str], topics: Collection[str], *, timeout_s: float = SETTLE_TIMEOUT_S
-) -> dict[Place, Span]:
+def settled_spans(client: Mapping[str, str], topics: Collection[str]) -> dict[Place, Span]:
     """Return the current spans of whole topics, once no transaction below their ends is open.
 
     Raises:
         KafkaEdgeError: as ``take_cut``.
     """
-    desk = _Desk(client, timeout_s)
+    desk = _Desk(client)
     counts = partition_counts(desk.admin)
     return desk.settled_spans(_places([topic for topic in topics if topic in counts], counts))
 
@@ -261,9 +258,8 @@ def _served(checkpoints: Mapping[int, Checkpoint]) -> dict[Place, ShardCheckpoin
 class _Desk:
     """Client that asks the cluster for checkpoints and the ends of logs."""
 
-    def __init__(self, client: Mapping[str, str], timeout_s: float) -> None:
+    def __init__(self, client: Mapping[str, str]) -> None:
         self._client = native_options(client)
-        self._timeout_s = timeout_s
         self.admin: KafkaAdmin = admin_client(self._client)
 
     def checkpoints(self, topic: str, partitions: Mapping[str, int]) -> dict[int, Checkpoint]:
@@ -283,12 +279,12 @@ class _Desk:
         Raises:
             KafkaEdgeError: a transaction stays open.
         """
-        spans, hidden = self.spans(places, self._timeout_s)
+        spans, hidden = self.spans(places, SETTLE_TIMEOUT_S)
         if hidden:
             topic, partition = min(hidden)
             raise KafkaEdgeError(
                 f"a transaction in {topic}:{partition} has been open for "
-                f"{self._timeout_s:.0f} s, and hides what comes after it: find its producer "
+                f"{SETTLE_TIMEOUT_S:.0f} s, and hides what comes after it: find its producer "
                 "(kafka-transactions.sh find-hanging), or try again later"
             )
         return spans

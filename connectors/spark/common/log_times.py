@@ -15,7 +15,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # its stubs d
 
 from connectors.kafka.clients import admin_client, consumer_client
 from connectors.kafka.errors import answer_of
-from connectors.kafka.log_ends import ASK_TIMEOUT_S, EARLIEST, offsets_of, offsets_since
+from connectors.kafka.log_ends import ASK_TIMEOUT_S, offsets_since
 from connectors.kafka.scan import SCAN_STALL_S, consumer_config
 from connectors.spark.common.cut import TICK_S, headers_of
 from connectors.spark.common.topics import Place, Span, native_options
@@ -25,15 +25,6 @@ _FIRST_BATCH: Final = 1_000
 
 _LOOK_AHEAD: Final = 1_000
 """Number of records of each log that are searched for a header."""
-
-
-def starts_of(client: Mapping[str, str], places: Collection[Place]) -> dict[Place, int]:
-    """Return the first retained offsets as of now: retention goes on while logs are read.
-
-    Raises:
-        KafkaEdgeError: the cluster does not answer.
-    """
-    return offsets_of(admin_client(native_options(client)), places, EARLIEST)
 
 
 def first_times(

@@ -64,7 +64,7 @@ class Details:
     client: Mapping[str, str]
     topic: str
     timeout_s: float
-    ranges_max: int = RANGES_MAX
+    ranges_max: int
     _admin: KafkaAdmin = field(init=False)
 
     def __post_init__(self) -> None:
