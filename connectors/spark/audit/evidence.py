@@ -23,7 +23,7 @@ class EarlierCut:
     """Facts from an earlier cut.
 
     Attributes:
-        ends: offset up to which each log was read.
+        ends: offset up to which each log was read, exclusive.
         starts: first offset of each shard whose record is known.
         judged: first offset of each shard that the verdicts are for.
         seen_ms: time of each partition's first record, epoch ms.
@@ -38,6 +38,7 @@ class EarlierCut:
 
 
 NO_PAST: Final = EarlierCut()
+"""Facts of an audit that has no earlier cut."""
 
 
 @dataclass(frozen=True, slots=True)

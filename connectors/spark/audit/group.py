@@ -77,7 +77,9 @@ class Group:
     rows: Sequence[LedgerRow] = field(default=(), repr=False)
 
     def carried(self, when: int = CERTAIN) -> Iterator[RecordVerdict]:
-        """Yield the rows unchanged, for the next cut."""
+        """Yield verdicts that hand all rows unchanged to the next cut; ``when``: condition under
+        which these verdicts count, as in ``verdicts``.
+        """
         yield from self._carried(self.rows, when)
 
     def carried_undecided(self) -> Iterator[RecordVerdict]:
@@ -91,7 +93,7 @@ class Group:
             yield self.kept(CARRIED, row, when)
 
     def kept(self, verdict: int, row: LedgerRow, when: int) -> RecordVerdict:
-        """Return the verdict by which a row is passed to a later cut."""
+        """Return the verdict that hands a row to a later cut, ``CARRIED`` or ``SETTLED``."""
         kept = RecordVerdict("", self.shard, self.offset, when=when, verdict=verdict, row=row)
         if self.source is None:
             return kept
@@ -150,7 +152,7 @@ def without_undecided(group: Group, is_undecided: Callable[[OutputRow], bool]) -
 
 
 def place_of(output: OutputRow) -> tuple[int, int, int]:
-    """Return topic, partition and offset of an output."""
+    """Return the hash of an output's topic, its partition and its offset."""
     return output.topic, output.partition, output.place
 
 

@@ -70,9 +70,11 @@ _BUCKET_IN_PATH: Final = r"/bucket=([0-9]+-[0-9]+)/"
 
 
 class StoredRun(msgspec.Struct, frozen=True):
-    """Rows that one cut wrote.
+    """Rows that one cut wrote, in one folder of Parquet.
 
     Attributes:
+        number: number of the cut.
+        rows: number of rows.
         kind: kind of the run, as listed above.
         bucket: ``<width>-<number>``, as ``bucket_of`` names it; empty: no bucket.
         taken_ms: time of the newest cut with rows in it, epoch ms.
@@ -259,7 +261,13 @@ class State:
     def live(
         self, runs: Sequence[StoredRun], buckets: Iterable[str], kinds: Sequence[str] = WAITING
     ) -> DataFrame:
-        """Return the rows of some buckets that are still pending, with their ``bucket``."""
+        """Return the records of some buckets that are still pending, with their ``bucket``.
+
+        Args:
+            runs: runs of all kinds.
+            buckets: names of buckets, as ``bucket_of`` gives them.
+            kinds: kinds of runs with pending records to look into.
+        """
         chosen = set(buckets)
         held = [run for run in runs if run.bucket in chosen]
         pending = self._with_bucket(run for run in held if run.kind in kinds)
@@ -273,14 +281,17 @@ class State:
         return self.read(runs).withColumn("bucket", bucket)
 
     def folded(self, judged: DataFrame) -> DataFrame:
-        """Return ``REMEMBERED`` rows as ``JUDGED`` ones, without time and place."""
+        """Return ``REMEMBERED`` rows folded into bitmaps of offsets, as ``_JUDGED_ROWS``."""
         after = sf.col("offset") + 1  # Spark's own count of bits begins with 1
         return judged.groupBy(
             "shard", "kind", "topic", sf.bitmap_bucket_number(after).alias("block")
         ).agg(sf.bitmap_construct_agg(sf.bitmap_bit_position(after)).alias("offsets"))
 
     def judged(self, runs: Iterable[StoredRun], keys: DataFrame) -> DataFrame:
-        """Return ``REMEMBERED`` rows of judged keys, without time and place of the settlement."""
+        """Return ``REMEMBERED`` rows of those records of ``keys`` that bitmaps have as judged.
+
+        The rows lack time and place of the settlement, which bitmaps do not hold.
+        """
         held = self.read((run for run in runs if run.kind == JUDGED), _JUDGED_ROWS)
         bit = sf.col("offset").bitwiseAND((1 << _BLOCK_BITS) - 1)
         byte = sf.substr("offsets", (sf.shiftright(bit, _BYTE_BITS) + 1).cast("int"), sf.lit(1))

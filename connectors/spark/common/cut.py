@@ -43,16 +43,21 @@ transaction of a dead producer open."""
 OPEN_WAIT_S: Final = 15.0
 """Longest wait for a transaction in another topic, in s: longer than the service's own take."""
 TICK_S: Final = 0.1
+"""Pause before the cluster is asked again, in s."""
 headers_of: Final = methodcaller("headers")
 """Call of ``message.headers()`` from C, for the reason given in ``connectors.kafka.scan``."""
 
 
 @dataclass(frozen=True, slots=True)
 class ShardCut:
-    """One shard at the cut: a partition of a delay topic that is served.
+    """One shard (partition of a delay topic) at the cut.
 
-    ``earlier`` and ``later`` are its cursors before and after the ends were read, ``span`` is its
-    log, ``contracts`` are those by which its records are read.
+    Attributes:
+        topic_id: Kafka's id of the topic, by which a topic made anew is told from the old one.
+        earlier, later: its cursors (which records are settled) before and after the ends of the
+            logs were read.
+        contracts: settings by which its records are read, by offset.
+        span: offsets of its log.
     """
 
     topic: str
@@ -100,6 +105,7 @@ class Cut:
         open_places: logs that are read up to a transaction that stays open.
         unserved: number of offsets in partitions of delay topics that no checkpoint names.
         topic_ids: ids of all topics that are read.
+        dead_letter, outcomes: names of the service's dead-letter topic and outcome topic.
     """
 
     taken_ms: int

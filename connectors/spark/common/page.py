@@ -168,7 +168,10 @@ def bars(
     colour: str = FIRST,
     note: str = "",
 ) -> Chart:
-    """Return a chart with a bar for each row, the first on top; ``value``: its column."""
+    """Return a chart with a bar for each row, the first on top.
+
+    ``value``: index of the column that gives a bar its length.
+    """
     values: list[Any] = [row[value] or 0 for row in rows]
 
     def draw(axes: Axes) -> None:

@@ -2,7 +2,8 @@
 
 The executors read the log as the service does, and return records that are pending by key, and
 records with an id. ``uncancelled`` removes those that a user record of the same id cancels: one at
-or after the record's base and below H (design rules 12 to 14). The last such record decides.
+or after the record's base (first offset whose record may cancel it) and below H (design rules 12 to
+14). The last such record decides. K and H are those of a cursor, see ``docs/glossary.md``.
 """
 
 from __future__ import annotations
@@ -47,8 +48,8 @@ class LogPart(NamedTuple):
         start: first offset to read.
         stop: end of the offsets, exclusive.
         cursor: K and H; records that they have settled are left out.
-        from_ms: first key to return.
-        to_ms: end of the keys, exclusive.
+        from_ms: first key to return, epoch ms.
+        to_ms: end of the keys, exclusive, epoch ms.
         log_start: first offset of the log.
     """
 

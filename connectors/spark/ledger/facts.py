@@ -34,6 +34,7 @@ SETTLING: Final = frozenset({DELIVERED, LETTER, OUTCOME, COPIED, FORWARDED})
 NO_PARTITION: Final = -1
 NO_TIME: Final = -1
 NEVER_MS: Final = 2**62
+"""Time after all others, epoch ms, for what has not happened."""
 HERE: Final = "#"
 """Value of ``origin`` for an outcome that names the place of the record that it settles."""
 

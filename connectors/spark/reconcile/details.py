@@ -41,7 +41,7 @@ _ANSWER: Final = (
 
 
 class Range(NamedTuple):
-    """Consecutive slots of one copy."""
+    """Keys ``[start_ms, stop_ms)``, epoch ms, of one node's copy of a shard."""
 
     node: str
     topic: str

@@ -24,7 +24,7 @@ IS_STALE: Final = "the comparison took too long"
 
 
 class CopyStanding(NamedTuple):
-    """State of one copy: whether its node delivers, and whether the copy is right."""
+    """State of one copy: whether its node delivers the slice, and whether the copy is right."""
 
     is_owner: bool
     is_equal: bool

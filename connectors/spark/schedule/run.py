@@ -106,10 +106,13 @@ class Scheduled:
         rows: number of input rows.
         rejected: number of rejected rows by code.
         there: number of good rows that the delay topic already has with the same content.
-        fresh: number of good rows that it does not have.
-        replacing: number of these whose id it has with another content; pending ones are replaced.
+        fresh: number of good rows that the delay topic does not have.
+        replacing: number of fresh rows whose id the topic has with another content; such a record
+            is replaced if it is pending.
         written: number of records that were written.
-        sample: some of the fresh ones: id, headers and value as text.
+        seconds: duration of the run.
+        rejected_path: folder of the rejected rows; None: no row was rejected.
+        sample: id, headers and value of some fresh rows, as text.
     """
 
     rows: int
@@ -319,7 +322,7 @@ def _missing(good: DataFrame, held: DataFrame) -> DataFrame:
 
 
 def _count_fresh(fresh: DataFrame) -> tuple[int, int]:
-    """Return the number of records, and of those that replace one."""
+    """Return the number of records, and the number of those that replace another one."""
     (row,) = fresh.select(sf.count("*"), sf.count_if("is_replacing")).collect()
     return row[0], row[1]
 
