@@ -88,7 +88,7 @@ class _Batches:
         self._archive = Archive(options.audit.out)
 
     def write(self, records: DataFrame, number: int) -> None:
-        """Write one batch."""
+        """Write the records of a batch, then the facts that make it part of the archive."""
         ends = self._ends(number)
         records.sortWithinPartitions("topic", "partition", "offset").write.mode(
             "overwrite"

@@ -88,7 +88,7 @@ def judge_records(rows: DataFrame, rules: Rules, *, keeps: bool) -> DataFrame:
 
 
 def decide_by_ids(judged: DataFrame, passed: PassedTimes, rules: Rules) -> DataFrame:
-    """Return the verdicts that depend on other records of the same id, as certain ones."""
+    """Decide the verdicts that depend on other records of an id, and return those that hold."""
     return (
         judged.where((sf.col("verdict") == LINE) | (sf.col("when") != CERTAIN))
         .repartition("shard", "record_id")
@@ -116,7 +116,7 @@ class Court:
         self._counts: Counter[str] = Counter()
 
     def judge(self, batches: Iterable[pa.RecordBatch]) -> Iterable[pa.RecordBatch]:
-        """Yield rows of ``JUDGED``, and finally the counts."""
+        """Judge sorted rows of the ledger: yield rows of ``JUDGED``, and at the end the counts."""
         lists = ([column.to_pylist() for column in batch.columns] for batch in batches)
         rows = (row for columns in lists for row in map(LedgerRow, *columns))
         with without_collector():
@@ -280,7 +280,7 @@ class IdCourt:
         self._passed = passed
 
     def judge(self, batches: Iterable[pa.RecordBatch]) -> Iterable[pa.RecordBatch]:
-        """Yield certain rows of ``JUDGED``; the input is sorted by shard, id and offset."""
+        """Yield the rows of ``JUDGED`` that hold; the input is sorted by shard, id and offset."""
         rows = (row for batch in batches for row in batch.to_pylist())
         with without_collector():
             for (shard, name), group in groupby(rows, lambda row: (row["shard"], row["record_id"])):
@@ -306,7 +306,9 @@ class IdCourt:
 
     def _passed_ms(self, shard: int) -> Callable[[int], int | None]:
         def passed_ms(offset: int) -> int | None:
-            """Return the time plus the grace by which outputs may be ahead of their checkpoint."""
+            """Return the time, epoch ms, plus the grace by which outputs may be ahead of
+            checkpoints.
+            """
             at_ms = self._passed.at_ms(shard, offset)
             return None if at_ms is None else at_ms + self._rules.grace_ms
 

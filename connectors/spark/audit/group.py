@@ -137,7 +137,7 @@ def grouped(
 
 
 def without_undecided(group: Group, is_undecided: Callable[[OutputRow], bool]) -> Group:
-    """Return the group without claims of copies and envelopes that may still be refused."""
+    """Return the group without the claims that may still be refused as forged."""
     said = (*group.settling, *group.successors, *group.arrivals)
     undecided = [one for one in said if not one.facts.is_verified and is_undecided(one)]
     if not undecided:
@@ -157,12 +157,12 @@ def place_of(output: OutputRow) -> tuple[int, int, int]:
 
 
 def base_of(source: SourceRow) -> int:
-    """Return the first offset at which the canceller of a record may lie."""
+    """Return the first offset at which a record that cancels this one may lie."""
     return source.facts.base or source.offset + 1
 
 
 def named_row(shard: int, line: Line, record_id: bytes) -> RecordVerdict:
-    """Return the row of a judged record that may still cancel others, for the next cut."""
+    """Return the ``NAMED`` row of a judged record that may still cancel others at a later cut."""
     row = LedgerRow(
         shard,
         line.offset,
@@ -178,7 +178,7 @@ def named_row(shard: int, line: Line, record_id: bytes) -> RecordVerdict:
 def settled_row(
     group: Group, settled: Settled, details: Remembered | None = None, when: int = CERTAIN
 ) -> RecordVerdict:
-    """Return the row by which a judged record is remembered."""
+    """Return the ``REMEMBERED`` row of a judged record, for later cuts that see more outputs."""
     row = LedgerRow(
         group.shard,
         group.offset,

@@ -71,7 +71,7 @@ _NOWHERE: Final = Settled(LOST_ROLE, 0, -1, -1, -1)
 
 
 def judge(group: Group, rules: Rules, counts: Counter[str]) -> Iterator[RecordVerdict]:
-    """Yield the verdicts on one record: findings, and whether it is carried or settled."""
+    """Yield the verdicts on one record: findings, and the rows to keep for the next cut."""
     own = rules.shards[group.shard]
     counts["mirrored"] += group.mirrored
     if group.undecided and group.source is not None and not group.settling:

@@ -37,7 +37,7 @@ class Logs(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class KafkaLogs:
-    """The logs of a cluster, within the spans of the evidence."""
+    """The logs of a cluster, read between the offsets that the evidence names."""
 
     spark: SparkSession
     client: Mapping[str, str]

@@ -33,7 +33,7 @@ K (``_ms`` in epoch ms, ``_at`` as offset) and H (offset)."""
 
 
 def is_plain() -> Column:
-    """Return whether a ledger row is of a record or delivery that can be sieved."""
+    """Return whether a row is of a record or delivery without id, partition or further facts."""
     is_source = (
         (sf.col("role") == SOURCE) & (sf.col("kind") == SCHEDULE) & (sf.col("partition") < 0)
     )
@@ -94,7 +94,7 @@ def waiting(plain: DataFrame, rules: Rules) -> DataFrame:
 
 
 def with_block(rows: DataFrame) -> DataFrame:
-    """Return rows with the number of their block."""
+    """Return rows with the column ``block``, the number of their block of neighbouring offsets."""
     return rows.withColumn("block", sf.shiftright("offset", BLOCK_BITS))
 
 

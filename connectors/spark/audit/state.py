@@ -150,7 +150,9 @@ class AuditManifest(msgspec.Struct, frozen=True):
     v: int = VERSION
 
     def deleted(self, cut: Cut) -> list[str]:
-        """Return the shards of topics that were deleted since, and perhaps recreated."""
+        """Return shards (``topic:partition``) of topics that were deleted, perhaps recreated,
+        since.
+        """
         ids = cut.topic_ids
         return [
             f"{log.topic}:{log.partition}"
@@ -174,7 +176,7 @@ class AuditManifest(msgspec.Struct, frozen=True):
 
 
 class State:
-    """The folders and manifests of one audit."""
+    """The folders and manifests by which one audit goes on from cut to cut."""
 
     def __init__(self, spark: SparkSession, path: str) -> None:
         self._spark = spark
@@ -205,7 +207,7 @@ class State:
         return found
 
     def commit(self, manifest: AuditManifest, before: AuditManifest) -> None:
-        """Make a cut the last one, and delete files that neither it nor the one before needs."""
+        """Write the manifest of a cut, and delete files that neither it nor ``before`` needs."""
         text = msgspec.json.encode(manifest).decode()
         write_text(f"{self._path}/manifest-{manifest.number:08d}.json", text)
         runs = {run.number for run in (*before.runs, *manifest.runs)}
@@ -330,7 +332,9 @@ class State:
         return self.read(runs, _JUDGED_ROWS if kind == JUDGED else LEDGER)
 
     def merged(self, runs: Sequence[StoredRun], number: int) -> list[StoredRun]:
-        """Return the runs, with those merged of which there are ``RUNS_MAX`` of similar size."""
+        """Merge ``RUNS_MAX`` or more runs of the same bucket and similar size; return all runs
+        then.
+        """
         tiers: dict[tuple[str, str, int], list[StoredRun]] = {}
         for run in runs:
             tiers.setdefault(run.tier, []).append(run)
@@ -351,7 +355,7 @@ class State:
 
 
 def bucket_of(key_ms: Column, now_ms: int) -> Column:
-    """Return the name of the bucket of a key that is at least ``now_ms``."""
+    """Return the name of the bucket for a key, epoch ms, that is at least ``now_ms``."""
     names = [
         sf.concat(sf.lit(f"{at}-"), ((key_ms - key_ms % width) / width).cast("bigint"))
         for at, width in enumerate(WIDTHS_MS)

@@ -61,7 +61,7 @@ class HashedValue(bytes):
 
 
 class PartitionBatch(NamedTuple):
-    """Part of a batch that comes from one partition."""
+    """Consecutive records of a batch that come from one partition."""
 
     topic: str
     partition: int
@@ -83,7 +83,7 @@ def without_collector() -> Iterator[None]:
 
 
 def runs(batch: pa.RecordBatch) -> Iterator[PartitionBatch]:
-    """Yield a batch by partition; usually one part, as a task reads one partition."""
+    """Yield the parts of a batch by partition; usually one, as a task reads one partition."""
     topics = batch.column("topic").dictionary_encode()
     place = topics.indices.to_numpy().astype(np.int64) << 32
     place |= batch.column("partition").to_numpy()
@@ -96,7 +96,7 @@ def runs(batch: pa.RecordBatch) -> Iterator[PartitionBatch]:
 
 
 def rows_of(batch: pa.RecordBatch) -> list[Row]:
-    """Return the records of a batch in the form that ``RecordReader`` takes."""
+    """Return each record as ``(offset, timestamp in ms, key, value, headers)``."""
     return list(
         zip(
             batch.column("offset").to_pylist(),

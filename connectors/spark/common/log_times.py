@@ -121,7 +121,7 @@ def topic_policies(client: Mapping[str, str], topics: Collection[str]) -> dict[s
 
 
 class Policy(NamedTuple):
-    """Policy of a topic: whether it is compacted, and whether the broker sets timestamps."""
+    """Whether a topic is compacted, and whether the broker sets the timestamps of its records."""
 
     is_compacted: bool
     is_by_broker: bool

@@ -101,7 +101,7 @@ def sift(
 
 
 def uncancelled(sifted: DataFrame) -> DataFrame:
-    """Return the columns up to ``record_id`` and the facts of the records that are pending."""
+    """Return the pending records, with the columns up to ``record_id`` and the facts."""
     named = [*_SHARD, "record_id"]
     cancellers = (
         sifted.where("canceller is not null").groupBy(*named).agg(sf.max("canceller").alias("last"))
@@ -152,7 +152,7 @@ class _PendingSieve:
     secrets: tuple[bytes, ...]
 
     def sift(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yield rows for records that are pending by key, and for those with an id."""
+        """Yield rows of records that are pending by key, and of those that may cancel others."""
         readers: dict[Place, ShardReader] = {}
         for batch in batches:
             for topic, partition, rows in runs(batch):

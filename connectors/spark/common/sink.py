@@ -282,7 +282,7 @@ class _Part:
 
     @cached_property
     def mark(self) -> int | None:
-        """The mark at the start of this writer; None: it was never set, or it expired."""
+        """Mark of the part when this writer began; None: it was never set, or it expired."""
         faults.point("bulk_fencing")
         with _explained(self._id):
             with suppress(KafkaException):  # init_transactions says what is wrong

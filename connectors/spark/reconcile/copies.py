@@ -68,7 +68,7 @@ def pending_rows(spark: SparkSession, rows: DataFrame, compared: Iterable[Compar
 
 
 def copies_of(spark: SparkSession, compared: Iterable[Comparison]) -> DataFrame:
-    """Return a row for each copy that is compared."""
+    """Return a row ``node, topic, partition`` for each copy that is compared."""
     rows = [(node, *one.place) for one in compared for node in one.nodes]
     return spark.createDataFrame(rows, "node string, topic string, partition int")
 

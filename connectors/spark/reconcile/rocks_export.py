@@ -27,7 +27,7 @@ _BATCH_BYTES: Final = 32 << 20
 
 @dataclass(frozen=True, slots=True)
 class Exported:
-    """A written export; it is complete below ``stop_offset``, which is S of the store."""
+    """A written file: ``rows`` records; all of the shard with offsets below ``stop_offset`` (S)."""
 
     path: Path
     rows: int
@@ -76,7 +76,7 @@ def export_rocks(
 
 
 def batches(store: RocksView, bounds: ReadBounds) -> Iterator[list[Frame]]:
-    """Yield frames in key order, in batches of one row group of the file."""
+    """Yield stored records in key order, in lists of up to 65,536 records or 32 MiB."""
     batch: list[Frame] = []
     size = 0
     for frame in store.scan((bounds.from_ms, -1), bounds.to_ms - 1):

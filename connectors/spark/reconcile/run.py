@@ -105,7 +105,7 @@ class _Reconciling:
         self._counts = Counts()
 
     def run(self) -> ReconcileResult:
-        """Run all steps, and return the result."""
+        """Compare, write findings, plan and page, and return the result."""
         self._say("looking at the checkpoints")
         cut = self._take_cut()
         self._say("reading the copies")

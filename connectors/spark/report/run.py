@@ -159,7 +159,9 @@ class _Work:
         return records
 
     def lateness(self) -> dict[str, Any]:
-        """Return the facts about deliveries; the data set ``lateness`` has all of them."""
+        """Write the data set ``lateness``, and return the facts about deliveries by field of the
+        report.
+        """
         delivered = self._delivered()
         groups = delivered.groupingSets(
             [["target"], ["hour_ms"], ["delay"], []], "target", "hour_ms", "delay"
@@ -217,7 +219,7 @@ class _Work:
         )
 
     def load(self) -> tuple[PendingTotals, tuple[LoadStep, ...], tuple[Count, ...]]:
-        """Return pending records in total; data set ``forecast``: by second and target."""
+        """Write the data set ``forecast``; return its totals, time steps and largest targets."""
         options, now_ms = self._options, self._cut.taken_ms
         parts = {
             s.place: LogPart(s.contracts, s.span.start, s.span.end, s.later)

@@ -289,7 +289,7 @@ def _counts(judged: DataFrame) -> dict[str | None, int]:
 
 
 def write_rejected(judged: DataFrame, path: str) -> None:
-    """Write ``REJECTED`` for the rows that have a code."""
+    """Write the rows that have a code as ``REJECTED``, in place of what the folder holds."""
     bad = judged.where("code IS NOT NULL")
     text = sf.col("id").cast("string").alias("id")
     bad.select("file", text, "code", "reason", "row").write.mode("overwrite").parquet(path)
@@ -339,7 +339,7 @@ def _sample(fresh: DataFrame, rows: int) -> list[dict[str, object]]:
 
 
 def sink_for(options: ScheduleOptions, rules: RowRules) -> TopicSink:
-    """Return the sink of a job."""
+    """Return the sink that writes the records of a job to the delay topic."""
     return TopicSink(
         client=sink_client(options.writer or options.client),
         topic=options.topic,

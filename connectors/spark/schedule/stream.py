@@ -168,7 +168,7 @@ class Stream:
         self._is_stopped = False
 
     def start(self, asked: DataFrame, stream: StreamOptions) -> None:
-        """Start Spark's query."""
+        """Start Spark's query over ``asked``, the stream of unchecked records."""
         self._query = (
             asked.writeStream.queryName("delay schedule")
             .trigger(**stream.trigger)
