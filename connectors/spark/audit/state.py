@@ -131,6 +131,7 @@ class AuditManifest(msgspec.Struct, frozen=True):
 
     Attributes:
         number: number of the cut, from 1 on.
+        taken_ms: time at which the cut was taken, epoch ms.
         overdue_ms: as in ``evidence.EarlierCut``.
         logs: position in each log.
         runs: runs that the next step reads.

@@ -109,13 +109,10 @@ def topic_policies(client: Mapping[str, str], topics: Collection[str]) -> dict[s
                 f"the configuration of {resource.name} can't be read: {admin.explain(exc)}; give "
                 "this user DescribeConfigs on it"
             ) from exc
-        said = {
-            name: (entry.value or "") if (entry := held.get(name)) is not None else ""
-            for name in ("cleanup.policy", "message.timestamp.type")
-        }
+        said = {name: entry.value or "" for name, entry in held.items()}
         found[resource.name] = Policy(
-            is_compacted="compact" in said["cleanup.policy"],
-            is_by_broker=said["message.timestamp.type"] == "LogAppendTime",
+            is_compacted="compact" in said.get("cleanup.policy", ""),
+            is_by_broker=said.get("message.timestamp.type") == "LogAppendTime",
         )
     return found
 

@@ -142,6 +142,7 @@ class HtmlPage:
         sections: all other content.
         footer: reference to further information.
         warnings: sentences that must not be overlooked.
+        notes: sentences about what is not included.
     """
 
     title: str

@@ -8,7 +8,7 @@ Memory: one batch of rows, and what RocksDB keeps of a database of this size.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -41,7 +41,6 @@ def export_rocks(
     bounds: ReadBounds = EVERYTHING,
     topic: str | None = None,
     content: bool = True,
-    on_progress: Callable[[int], None] = lambda _: None,
 ) -> Exported:
     """Write one shard to a Parquet file, which appears at ``target`` only when it is complete.
 
@@ -51,7 +50,6 @@ def export_rocks(
         bounds: keys to export.
         topic: name of the delay topic, if it is known.
         content: whether to include keys, values and headers.
-        on_progress: called after each batch with the number of rows so far.
 
     Raises:
         StoreError: the store is missing, damaged or of another format.
@@ -66,7 +64,6 @@ def export_rocks(
                 for frames in batches(store, bounds):
                     writer.write_batch(name.batch(None, frames, content=content))
                     rows += len(frames)
-                    on_progress(rows)
         except BaseException:
             unfinished.unlink(missing_ok=True)
             raise

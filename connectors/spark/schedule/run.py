@@ -190,7 +190,7 @@ def schedule(
         good = judged.where("code IS NULL").select("id", "value", "headers")
         held = _held(rows.sparkSession, options)
         fresh = _missing(good, held).persist(_KEPT)
-        total, replacing = _count_fresh(fresh)
+        ((total, replacing),) = fresh.select(sf.count("*"), sf.count_if("is_replacing")).collect()
         report = Scheduled(
             rows=sum(counts.values()),
             rejected=rejected,
@@ -319,12 +319,6 @@ def _missing(good: DataFrame, held: DataFrame) -> DataFrame:
         .where(~sf.coalesce(is_there, sf.lit(False)))  # noqa: FBT003  # a literal of Spark's
         .select("id", "value", "headers", sf.col("digests").isNotNull().alias("is_replacing"))
     )
-
-
-def _count_fresh(fresh: DataFrame) -> tuple[int, int]:
-    """Return the number of records, and the number of those that replace another one."""
-    (row,) = fresh.select(sf.count("*"), sf.count_if("is_replacing")).collect()
-    return row[0], row[1]
 
 
 def _sample(fresh: DataFrame, rows: int) -> list[dict[str, object]]:

@@ -59,6 +59,7 @@ class StreamOptions:
 
     Attributes:
         source: options of librdkafka for the cluster of the input.
+        from_topic: topic to read.
         checkpoint: folder for the state of the stream and of Spark.
         schema: columns of JSON values, as DDL, or ``INFER``; None: values are not parsed.
         every_ms: interval of reading, in ms; None: read once what is there now.
