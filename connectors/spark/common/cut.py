@@ -171,25 +171,25 @@ def take_cut(
         KafkaEdgeError: the cluster does not answer, a checkpoint can't be read, or a transaction
             in the checkpoint topic stays open.
     """
-    desk = _Desk(client)
-    partitions = partition_counts(desk.admin)
+    cluster = _CutClient(client)
+    partitions = partition_counts(cluster.admin)
     if checkpoint not in partitions:
         raise KafkaEdgeError(
             f"there is no topic {checkpoint}: name the service's checkpoint topic, as its setting "
             "topics.checkpoint does"
         )
-    earlier = desk.checkpoints(checkpoint, partitions)
+    earlier = cluster.checkpoints(checkpoint, partitions)
     served = _served(earlier)
     topics = {*(topic for topic, _ in served), *expected} & partitions.keys()
     contracts = [shard.contracts for shard in served.values()]
     chosen = set(choose(contracts, partitions.keys())) & partitions.keys()
     taken_ms = time.time_ns() // 1_000_000
     # The delay topics last: what an output names is in them by then.
-    others, hidden = desk.spans(_places(chosen - topics, partitions), open_wait_s)
-    spans, also_hidden = desk.spans(_places(topics, partitions), open_wait_s)
-    later = _served(desk.checkpoints(checkpoint, partitions))
+    others, hidden = cluster.spans(_places(chosen - topics, partitions), open_wait_s)
+    spans, also_hidden = cluster.spans(_places(topics, partitions), open_wait_s)
+    later = _served(cluster.checkpoints(checkpoint, partitions))
     asked = sorted(topics | chosen)
-    ids = topic_ids(desk.admin, asked) if asked else {}
+    ids = topic_ids(cluster.admin, asked) if asked else {}
     open_places = frozenset(hidden | also_hidden)
     notes = tuple(
         f"{topic}:{number} is read up to offset {(others | spans)[topic, number].end}: a "
@@ -210,9 +210,9 @@ def settled_spans(client: Mapping[str, str], topics: Collection[str]) -> dict[Pl
     Raises:
         KafkaEdgeError: as ``take_cut``.
     """
-    desk = _Desk(client)
-    counts = partition_counts(desk.admin)
-    return desk.settled_spans(_places([topic for topic in topics if topic in counts], counts))
+    cluster = _CutClient(client)
+    counts = partition_counts(cluster.admin)
+    return cluster.settled_spans(_places([topic for topic in topics if topic in counts], counts))
 
 
 def _with_shards(
@@ -261,7 +261,7 @@ def _served(checkpoints: Mapping[int, Checkpoint]) -> dict[Place, ShardCheckpoin
     }
 
 
-class _Desk:
+class _CutClient:
     """Client that asks the cluster for checkpoints and the ends of logs."""
 
     def __init__(self, client: Mapping[str, str]) -> None:

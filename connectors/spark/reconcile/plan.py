@@ -147,7 +147,7 @@ def decode_plan(data: bytes | str) -> Plan:
     return plan
 
 
-class Desk(Protocol):
+class CommandClient(Protocol):
     """Client that gives commands to nodes, such as ``RepairDesk``."""
 
     def ask(self, commands: Sequence[Command], timeout_s: float) -> Iterator[Report]:
@@ -181,7 +181,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
 
 def carry_out(
     plan: Plan,
-    desk: Desk,
+    desk: CommandClient,
     cluster: str,
     on_progress: OnProgress = lambda *_: None,
     *,
