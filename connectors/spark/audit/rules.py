@@ -34,7 +34,7 @@ class ShardRules:
         earlier: its cursor before the ends of the logs were read.
         later: its cursor after that.
         start: first source offset whose record is known.
-        end: end of its log as it was read.
+        end: offset up to which its log was read, exclusive.
         contracts: contracts by which its records are read.
         is_open: whether an open transaction hides the end of its log, and so requeued records.
         is_level: whether it is of a level topic, whose records are requeued into other shards.

@@ -381,6 +381,6 @@ def origin_of(source: SourceRow, rules: Rules) -> str:
 
 
 def elsewhere(origin: str, place: str) -> str:
-    """Return ``delay-source`` without the number of an occurrence; empty: it equals ``place``."""
+    """Return a ``delay-source`` without the number of its occurrence; empty if it is ``place``."""
     written = origin.partition("#")[0]
     return "" if written == place else written

@@ -107,7 +107,8 @@ class StoredRun(msgspec.Struct, frozen=True):
 
 
 class LogPosition(msgspec.Struct, frozen=True):
-    """Position in one partition; ``seen_ms``: time of its first record, epoch ms; -1: it is empty.
+    """How far one partition was read: up to offset ``end``, exclusive. ``seen_ms`` is the time of
+    the partition's first record, epoch ms; -1: the partition is empty.
 
     ``start`` and ``judged`` are set for shards, as in ``evidence.EarlierCut``; else -1.
     """

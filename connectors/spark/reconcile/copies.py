@@ -193,7 +193,7 @@ class OnDisk:
         work: folder for the rows, so that copies are read once.
         compared: shards to compare, with their copies.
         slots: 0, as there are no digest rows.
-        hashed: column with the hash that is summed up: disks have all payloads, so that of these.
+        hashed: ``payload_hash``, the column that is summed up, as disks have all payloads.
     """
 
     spark: SparkSession
