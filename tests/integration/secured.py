@@ -27,7 +27,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # its stubs d
 
 from delay_devtools.cluster import EmbeddedCluster
 from delay_devtools.servers import SECURE_HOST
-from tests.integration.bench import Bench
+from tests.integration.bench import Bench, await_true
 from tests.integration.tls_front import make_authority, make_certificate
 
 PAGE: Final = Path(__file__).parents[2] / "docs" / "security.md"
@@ -151,23 +151,35 @@ class SecureCluster:
         self._admin.alter_user_scram_credentials([asked])[user].result(_WAIT_S)
 
     def grant(self, user: str, rights: Iterable[Right]) -> None:
-        """Give a user rights."""
-        for answer in self._admin.create_acls([_binding(user, right) for right in rights]).values():
+        """Give a user rights, and wait until the broker goes by them: the controller answers first.
+
+        The broker learns of changes in their order, so it knows the user by then too.
+        """
+        wanted = {_binding(user, right) for right in rights}
+        for answer in self._admin.create_acls(list(wanted)).values():
             answer.result(_WAIT_S)
+        await_true(lambda: wanted <= self._rights(user), f"the rights of {user} at the broker")
 
     def revoke(self, user: str) -> None:
-        """Take all rights from a user."""
-        everything = AclBindingFilter(
-            ResourceType.ANY,
-            None,  # type: ignore[arg-type]  # any
-            ResourcePatternType.ANY,
-            f"User:{user}",
-            None,  # type: ignore[arg-type]  # any
-            AclOperation.ANY,
-            AclPermissionType.ANY,
-        )
-        for answer in self._admin.delete_acls([everything]).values():
+        """Take all rights from a user, and wait until the broker goes by that."""
+        for answer in self._admin.delete_acls([_all_of(user)]).values():
             answer.result(_WAIT_S)
+        await_true(lambda: not self._rights(user), f"no right of {user} at the broker")
+
+    def _rights(self, user: str) -> set[AclBinding]:
+        return set(self._admin.describe_acls(_all_of(user)).result(_WAIT_S))
+
+
+def _all_of(user: str) -> AclBindingFilter:
+    return AclBindingFilter(
+        ResourceType.ANY,
+        None,  # type: ignore[arg-type]  # any
+        ResourcePatternType.ANY,
+        f"User:{user}",
+        None,  # type: ignore[arg-type]  # any
+        AclOperation.ANY,
+        AclPermissionType.ANY,
+    )
 
 
 def _binding(user: str, right: Right) -> AclBinding:

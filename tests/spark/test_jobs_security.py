@@ -20,7 +20,7 @@ from connectors.spark.reconcile.options import ReconcileOptions
 from connectors.spark.reconcile.result import ReconcileResult
 from connectors.spark.reconcile.run import reconcile
 from delayservice.base.errors import KafkaEdgeError
-from tests.integration.bench import SECRET, Bench, await_true
+from tests.integration.bench import SECRET, Bench, Seen, await_true
 from tests.integration.secured import Right, SecureCluster, named, rights_of, secure_cluster
 
 AUDIT = rights_of("Who audits")
@@ -125,8 +125,16 @@ def history(tmp_path_factory: pytest.TempPathFactory) -> Iterator[History]:
 
 
 def said(history: History, kind: str) -> int:
-    rows = history.bench.read_all(history.bench.audit)
-    return sum(json.loads(row.value or b"{}")["kind"] == kind for row in rows)
+    """How many summaries were published, once there is one: a commit is answered before all can
+    read what it committed.
+    """
+    bench = history.bench
+
+    def is_one(row: Seen) -> bool:
+        return bool(json.loads(row.value or b"{}")["kind"] == kind)
+
+    bench.await_match(bench.audit, is_one)
+    return sum(map(is_one, bench.read_all(bench.audit)))
 
 
 def without(rights: list[Right], missing: Right) -> list[Right]:

@@ -308,11 +308,14 @@ def verdicts(
 
 def batch_of_records(
     place: tuple[str, int],
-    records: Sequence[tuple[int, int, bytes | None, bytes | None, Sequence[Header]]],
+    records: Sequence[tuple[int, int, bytes | None, bytes | None, Sequence[Header] | None]],
 ) -> pa.RecordBatch:
     """Records of one partition, ``(offset, timestamp, key, value, headers)``, as Spark has them."""
     offsets, times, keys, values, headers = zip(*records, strict=True)
-    shaped = [[{"key": name, "value": value} for name, value in held] for held in headers]
+    shaped = [
+        None if held is None else [{"key": name, "value": value} for name, value in held]
+        for held in headers
+    ]
     count = len(records)
     return pa.record_batch(
         {

@@ -23,28 +23,13 @@ from delayservice.contract.contracts import Contract, Contracts
 from delayservice.contract.entry import COPY, INVALID, SCHEDULE, UNREADABLE, Headers, Row
 from delayservice.contract.partitioner import partition_for
 from delayservice.contract.requeue import write_copy
+from tests.unit.spark_world import batch_of_records
 
-HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 CONTRACTS = Contracts([(0, Contract(allow=("to_*",)))])
 
 
 def batch_of(rows: list[Row], topic: str = "delay_topic_any", partition: int = 3) -> pa.RecordBatch:
-    offsets, times, keys, values, headers = zip(*rows, strict=True)
-    shaped = [
-        None if held is None else [{"key": name, "value": value} for name, value in held]
-        for held in headers
-    ]
-    return pa.record_batch(
-        {
-            "topic": pa.array([topic] * len(rows)),
-            "partition": pa.array([partition] * len(rows), pa.int32()),
-            "offset": pa.array(offsets, pa.int64()),
-            "timestamp_ms": pa.array(times, pa.int64()),
-            "key": pa.array(keys, pa.binary()),
-            "value": pa.array(values, pa.binary()),
-            "headers": pa.array(shaped, HEADERS),
-        }
-    )
+    return batch_of_records((topic, partition), rows)
 
 
 def test_rows_are_those_that_were_written_also_in_a_slice() -> None:

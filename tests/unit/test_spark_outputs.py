@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import pyarrow as pa
-
-from connectors.spark.ledger.facts import (
-    LETTER,
-)
+from connectors.spark.ledger.facts import LETTER
 from connectors.spark.ledger.outputs import OutputRows
 from connectors.spark.ledger.rows import NO_SHARD, UNMARKED, Ledger
 from delayservice.contract.dead_letters import marker
 from delayservice.contract.entry import Headers
+from tests.unit.spark_world import batch_of_records
 
 LEDGER = Ledger(
     shards={("delay_topic_any", 3): 0},
@@ -26,21 +23,8 @@ WHY: Headers = [
 
 
 def rows_of_letters(*letters: Headers) -> list[dict[str, object]]:
-    count = len(letters)
-    shaped = [[{"key": name, "value": value} for name, value in held] for held in letters]
-    batch = pa.record_batch(
-        {
-            "topic": pa.array(["letters"] * count),
-            "partition": pa.array([0] * count, pa.int32()),
-            "offset": pa.array(range(count), pa.int64()),
-            "timestamp_ms": pa.array([1_000] * count, pa.int64()),
-            "key": pa.array([None] * count, pa.binary()),
-            "value": pa.array([None] * count, pa.binary()),
-            "headers": pa.array(
-                shaped, pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
-            ),
-        }
-    )
+    rows = [(n, 1_000, None, None, headers) for n, headers in enumerate(letters)]
+    batch = batch_of_records(("letters", 0), rows)
     return [row for made in OutputRows(LEDGER).of([batch]) for row in made.to_pylist()]
 
 

@@ -8,15 +8,18 @@ from connectors.spark.common.sink import mark_of, next_batch, portable, records_
 from delayservice.base.errors import KafkaEdgeError
 
 
-def test_a_mark_says_how_much_of_its_batch_is_written() -> None:
-    assert records_written(mark_of(7, 1_250), 7) == 1_250
-    assert records_written(mark_of(7, 0), 7) == 0
-    assert records_written(mark_of(0, 2**31), 0) == 2**31
-
-
-def test_of_a_later_batch_nothing_is_written_yet() -> None:
-    assert records_written(mark_of(7, 1_250), 8) == 0
-    assert records_written(0, 0) == 0
+@pytest.mark.parametrize(
+    ("mark", "batch", "records"),
+    [
+        (mark_of(7, 1_250), 7, 1_250),
+        (mark_of(7, 0), 7, 0),
+        (mark_of(0, 2**31), 0, 2**31),
+        (mark_of(7, 1_250), 8, 0),  # of a later batch nothing is written yet
+        (0, 0, 0),
+    ],
+)
+def test_a_mark_says_how_much_of_a_batch_is_written(mark: int, batch: int, records: int) -> None:
+    assert records_written(mark, batch) == records
 
 
 def test_marks_ascend_and_begin_above_that_of_a_new_part() -> None:

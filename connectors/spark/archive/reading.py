@@ -53,7 +53,7 @@ class Archive:
         self._path = path.rstrip("/")
 
     def folder(self, number: int) -> str:
-        """Return the folder of a batch."""
+        """Return the path of the folder with the records of a batch."""
         return f"{self._path}/records/batch={number:08d}"
 
     def commit(self, number: int, facts: BatchFacts) -> None:
@@ -67,7 +67,7 @@ class Archive:
         return self._facts(numbers[-1]) if numbers else None
 
     def numbers(self) -> list[int]:
-        """Return the numbers of all batches."""
+        """Return the numbers of all complete batches, ascending."""
         return [int(name.partition(".")[0]) for name in names_in(f"{self._path}/batches")]
 
     def _facts(self, number: int) -> BatchFacts:

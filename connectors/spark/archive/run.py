@@ -28,6 +28,7 @@ from delayservice.base.errors import DelayServiceError
 from delayservice.contract.names import COPY_NAMES, HOME_NAMES
 
 _RECORDS_MAX: Final = 2_000_000
+"""Largest number of records in a batch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,13 +40,11 @@ class ArchiveOptions:
         interval_ms: time between batches, in ms; 0: read the available records, and end.
         values: whether to keep all values; otherwise only hashes are kept, except for records that
             the service requeued.
-        records_max: largest number of records in a batch.
     """
 
     audit: AuditOptions
     interval_ms: int = 60_000
     values: bool = False
-    records_max: int = _RECORDS_MAX
 
 
 def start_archive(spark: SparkSession, options: ArchiveOptions) -> StreamingQuery:
@@ -60,7 +59,7 @@ def start_archive(spark: SparkSession, options: ArchiveOptions) -> StreamingQuer
     audit = options.audit
     cut = cut_of(audit)
     topics = sorted({topic for topic, _ in cut.spans})
-    records = stream_topics(spark, audit.client, topics, options.records_max)
+    records = stream_topics(spark, audit.client, topics, _RECORDS_MAX)
     writer = (
         records.select(*_kept(options))
         .writeStream.queryName("delay archive")
@@ -89,7 +88,7 @@ class _Batches:
         self._archive = Archive(options.audit.out)
 
     def write(self, records: DataFrame, number: int) -> None:
-        """Write one batch."""
+        """Write the records of a batch, then the facts that make it part of the archive."""
         ends = self._ends(number)
         records.sortWithinPartitions("topic", "partition", "offset").write.mode(
             "overwrite"

@@ -88,7 +88,7 @@ def judge_records(rows: DataFrame, rules: Rules, *, keeps: bool) -> DataFrame:
 
 
 def decide_by_ids(judged: DataFrame, passed: PassedTimes, rules: Rules) -> DataFrame:
-    """Return the verdicts that depend on other records of the same id, as certain ones."""
+    """Decide the verdicts that depend on other records of an id, and return those that hold."""
     return (
         judged.where((sf.col("verdict") == LINE) | (sf.col("when") != CERTAIN))
         .repartition("shard", "record_id")
@@ -98,13 +98,17 @@ def decide_by_ids(judged: DataFrame, passed: PassedTimes, rules: Rules) -> DataF
 
 
 def ledger_rows(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Yield the ledger rows that the only column, ``packed``, contains."""
+    """Unpack ledger rows from MessagePack in the only column, ``packed``."""
     for batch in batches:
         yield batch_of(map(_unpack, batch.column(0).to_pylist()))
 
 
 class Court:
-    """Judge of the sorted ledger; it is sent to the executors."""
+    """Judge of each record by itself, from the sorted ledger; it is sent to the executors.
+
+    Args:
+        keeps: whether to return carried and settled records too, for the next cut.
+    """
 
     def __init__(self, rules: Rules, *, keeps: bool = True) -> None:
         self._rules = rules
@@ -112,7 +116,7 @@ class Court:
         self._counts: Counter[str] = Counter()
 
     def judge(self, batches: Iterable[pa.RecordBatch]) -> Iterable[pa.RecordBatch]:
-        """Yield rows of ``JUDGED``, and finally the counts."""
+        """Judge sorted rows of the ledger: yield rows of ``JUDGED``, and at the end the counts."""
         lists = ([column.to_pylist() for column in batch.columns] for batch in batches)
         rows = (row for columns in lists for row in map(LedgerRow, *columns))
         with without_collector():
@@ -235,7 +239,10 @@ def _line_row(group: Group, record_id: bytes, line: Line) -> _Row:
 
 
 class PassedTimes:
-    """Latest times at which H passed offsets, derived from settlements of later records.
+    """Times by which H (offset up to which cancels were read) had passed blocks of offsets.
+
+    A record is settled only after H has passed it, so its settlement is such a time for all offsets
+    before it.
 
     Args:
         bits: size of a block of offsets, as a power of two.
@@ -250,7 +257,7 @@ class PassedTimes:
         self._shards = {shard: _suffix_minima(sorted(told)) for shard, told in held.items()}
 
     def at_ms(self, shard: int, offset: int) -> int | None:
-        """Return the latest time at which H passed an offset, epoch ms; None: unknown."""
+        """Return a time by which H had passed an offset, epoch ms; None: none is known."""
         blocks, at_ms = self._shards.get(shard, _NOTHING)
         at = int(np.searchsorted(blocks, offset >> self._bits, side="right"))
         return int(at_ms[at]) if at < len(blocks) else None
@@ -266,14 +273,14 @@ def _suffix_minima(held: Sequence[tuple[int, int]]) -> _Minima:
 
 
 class IdCourt:
-    """Judge of what depends on other records of the same id; it is sent to the executors."""
+    """Judge of verdicts that depend on other records of an id; it is sent to the executors."""
 
     def __init__(self, rules: Rules, passed: PassedTimes) -> None:
         self._rules = rules
         self._passed = passed
 
     def judge(self, batches: Iterable[pa.RecordBatch]) -> Iterable[pa.RecordBatch]:
-        """Yield certain rows of ``JUDGED``; the input is sorted by shard, id and offset."""
+        """Yield the rows of ``JUDGED`` that hold; the input is sorted by shard, id and offset."""
         rows = (row for batch in batches for row in batch.to_pylist())
         with without_collector():
             for (shard, name), group in groupby(rows, lambda row: (row["shard"], row["record_id"])):
@@ -299,7 +306,9 @@ class IdCourt:
 
     def _passed_ms(self, shard: int) -> Callable[[int], int | None]:
         def passed_ms(offset: int) -> int | None:
-            """Return the time plus the grace by which outputs may be ahead of their checkpoint."""
+            """Return the time, epoch ms, plus the grace by which outputs may be ahead of
+            checkpoints.
+            """
             at_ms = self._passed.at_ms(shard, offset)
             return None if at_ms is None else at_ms + self._rules.grace_ms
 

@@ -80,7 +80,7 @@ class Engine:
     counts: Counter[str] = field(default_factory=Counter)
 
     def run(self, held: CarriedState | None = None) -> StepResult:
-        """Run the step; without ``held`` it is the only one, and stores nothing for a next one."""
+        """Run the step. Without ``held``, it is the only step and stores nothing for a next one."""
         rows = self._read()
         if held is not None:
             rows = rows.unionByName(held.beside(rows))

@@ -23,7 +23,7 @@ class EarlierCut:
     """Facts from an earlier cut.
 
     Attributes:
-        ends: offset up to which each log was read.
+        ends: offset up to which each log was read, exclusive.
         starts: first offset of each shard whose record is known.
         judged: first offset of each shard that the verdicts are for.
         seen_ms: time of each partition's first record, epoch ms.
@@ -38,6 +38,7 @@ class EarlierCut:
 
 
 NO_PAST: Final = EarlierCut()
+"""Facts of an audit that has no earlier cut."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +136,7 @@ class Strictness:
 def rules_of(
     cut: Cut, evidence: Evidence, strictness: Strictness, past: EarlierCut = NO_PAST
 ) -> Rules:
-    """Return the rules that records are judged by."""
+    """Return the rules by which records are judged at a cut; ``past``: facts of the cut before."""
     read = {topic for topic, _ in cut.others}
     own = {cut.dead_letter, cut.outcomes}
     grace_ms, policies = strictness.grace_ms, evidence.policies
@@ -163,7 +164,7 @@ def rules_of(
 
 
 def overdue_since_ms(cut: Cut, strictness: Strictness) -> int:
-    """Return the time, epoch ms, before which an unsettled record's due time is overdue."""
+    """Return the time, epoch ms, before which a record must have been due to count as overdue."""
     overdue_ms = strictness.overdue_ms
     return -NEVER_MS if overdue_ms is None else cut.taken_ms - overdue_ms
 

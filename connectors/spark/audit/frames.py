@@ -53,7 +53,9 @@ def findings(
 
 
 def apart(ledger: DataFrame) -> DataFrame:
-    """Return the ledger rows that are judged without being matched."""
+    """Return the ledger rows that ``match`` leaves out and Python judges: ``NAMED`` and
+    ``NO_SHARD``.
+    """
     return ledger.where((sf.col("shard") == NO_SHARD) | (sf.col("role") == NAMED))
 
 
@@ -77,13 +79,13 @@ def passed(matched: DataFrame, offsets: int, even: DataFrame | None = None) -> P
 
 
 def decide(judged: DataFrame, known: PassedTimes, rules: Rules) -> DataFrame:
-    """Return the verdicts that are certain once all records of an id are known."""
+    """Return the verdicts that hold, once all records of each id are known."""
     is_certain = ~sf.col("verdict").isin(LINE, COUNT) & (sf.col("when") == CERTAIN)
     return judged.where(is_certain).unionByName(decide_by_ids(judged, known, rules))
 
 
 def named(decided: DataFrame, cut: Cut, rules: Rules) -> DataFrame:
-    """Return findings and unjudged records as ``FINDING`` and ``verdict``, with names."""
+    """Return findings and unjudged records as ``FINDING`` and ``verdict``, hashes as names."""
     spark = decided.sparkSession
     topics = spark.createDataFrame(list(rules.topics.items()), "target long, target_topic string")
     places = [(name_hash(shard.name), *shard.place) for shard in cut.shards]

@@ -77,7 +77,9 @@ class Group:
     rows: Sequence[LedgerRow] = field(default=(), repr=False)
 
     def carried(self, when: int = CERTAIN) -> Iterator[RecordVerdict]:
-        """Yield the rows unchanged, for the next cut."""
+        """Yield verdicts that hand all rows unchanged to the next cut; ``when``: condition under
+        which these verdicts count, as in ``verdicts``.
+        """
         yield from self._carried(self.rows, when)
 
     def carried_undecided(self) -> Iterator[RecordVerdict]:
@@ -91,7 +93,7 @@ class Group:
             yield self.kept(CARRIED, row, when)
 
     def kept(self, verdict: int, row: LedgerRow, when: int) -> RecordVerdict:
-        """Return the verdict by which a row is passed to a later cut."""
+        """Return the verdict that hands a row to a later cut, ``CARRIED`` or ``SETTLED``."""
         kept = RecordVerdict("", self.shard, self.offset, when=when, verdict=verdict, row=row)
         if self.source is None:
             return kept
@@ -135,7 +137,7 @@ def grouped(
 
 
 def without_undecided(group: Group, is_undecided: Callable[[OutputRow], bool]) -> Group:
-    """Return the group without claims of copies and envelopes that may still be refused."""
+    """Return the group without the claims that may still be refused as forged."""
     said = (*group.settling, *group.successors, *group.arrivals)
     undecided = [one for one in said if not one.facts.is_verified and is_undecided(one)]
     if not undecided:
@@ -150,17 +152,17 @@ def without_undecided(group: Group, is_undecided: Callable[[OutputRow], bool]) -
 
 
 def place_of(output: OutputRow) -> tuple[int, int, int]:
-    """Return topic, partition and offset of an output."""
+    """Return the hash of an output's topic, its partition and its offset."""
     return output.topic, output.partition, output.place
 
 
 def base_of(source: SourceRow) -> int:
-    """Return the first offset at which the canceller of a record may lie."""
+    """Return the first offset at which a record that cancels this one may lie."""
     return source.facts.base or source.offset + 1
 
 
 def named_row(shard: int, line: Line, record_id: bytes) -> RecordVerdict:
-    """Return the row of a judged record that may still cancel others, for the next cut."""
+    """Return the ``NAMED`` row of a judged record that may still cancel others at a later cut."""
     row = LedgerRow(
         shard,
         line.offset,
@@ -176,7 +178,7 @@ def named_row(shard: int, line: Line, record_id: bytes) -> RecordVerdict:
 def settled_row(
     group: Group, settled: Settled, details: Remembered | None = None, when: int = CERTAIN
 ) -> RecordVerdict:
-    """Return the row by which a judged record is remembered."""
+    """Return the ``REMEMBERED`` row of a judged record, for later cuts that see more outputs."""
     row = LedgerRow(
         group.shard,
         group.offset,

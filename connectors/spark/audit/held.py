@@ -100,7 +100,9 @@ class CarriedState:
         return opened.unionByName(found)
 
     def look_up(self, keys: DataFrame) -> DataFrame:
-        """Return the earlier records of keys that outputs name, pending and judged ones."""
+        """Return the rows of earlier records, pending or judged; ``keys``: shards and offsets to
+        find.
+        """
         pending = self._state.live(self._runs, self._later).join(keys, KEY, "left_semi")
         early = kept(pending, f"{self._work}/early")
         self._found = self._found.unionByName(early)

@@ -71,7 +71,7 @@ _NOWHERE: Final = Settled(LOST_ROLE, 0, -1, -1, -1)
 
 
 def judge(group: Group, rules: Rules, counts: Counter[str]) -> Iterator[RecordVerdict]:
-    """Yield the verdicts on one record: findings, and whether it is carried or settled."""
+    """Yield the verdicts on one record: findings, and the rows to keep for the next cut."""
     own = rules.shards[group.shard]
     counts["mirrored"] += group.mirrored
     if group.undecided and group.source is not None and not group.settling:
@@ -336,11 +336,10 @@ def _without_output(
 
 def _overdue(source: SourceRow, rules: Rules, *, is_named: bool) -> Iterator[RecordVerdict]:
     """Yield an overdue record, at the first cut that shows it."""
-    shard = rules.shards[source.shard]
     since_ms = max(source.key_ms, source.written_ms)
-    is_settled = shard.later.has_settled((source.key_ms, source.offset), -1)
-    was_seen = source.offset < shard.new_from and since_ms < rules.overdue_before_ms
-    if is_settled or was_seen or since_ms >= rules.overdue_since_ms:
+    is_old = source.offset < rules.shards[source.shard].new_from
+    was_seen = is_old and since_ms < rules.overdue_before_ms
+    if was_seen or since_ms >= rules.overdue_since_ms or _is_checkpointed(source, rules):
         return
     detail = f"its time came at {since_ms}, and it is not settled: K or H does not move"
     yield finding_of(OVERDUE, source, None, rules, detail, UNLESS_MARKED if is_named else CERTAIN)

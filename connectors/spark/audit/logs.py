@@ -9,11 +9,13 @@ from typing import Final, Protocol
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
 
+from connectors.kafka.clients import admin_client
+from connectors.kafka.log_ends import EARLIEST, offsets_of
 from connectors.spark.audit.evidence import Evidence
 from connectors.spark.audit.rules import DELETED, Rules
 from connectors.spark.audit.verdicts import LOST, UNJUDGED, UNKNOWN_SOURCE
-from connectors.spark.common.log_times import first_times, starts_of
-from connectors.spark.common.topics import TASK_RECORDS, Place, Span, read_topic
+from connectors.spark.common.log_times import first_times
+from connectors.spark.common.topics import TASK_RECORDS, Place, Span, native_options, read_topic
 from connectors.spark.ledger.facts import NEVER_MS
 from connectors.spark.ledger.rows import name_hash
 from delayservice.contract import names
@@ -35,7 +37,7 @@ class Logs(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class KafkaLogs:
-    """The logs of a cluster, within the spans of the evidence."""
+    """The logs of a cluster, read between the offsets that the evidence names."""
 
     spark: SparkSession
     client: Mapping[str, str]
@@ -51,7 +53,7 @@ class KafkaLogs:
     def still_true(self, decided: DataFrame, rules: Rules) -> DataFrame:
         """Return the verdicts without those that ongoing retention explains; see ``Logs``."""
         spans = self.evidence.spans
-        starts = starts_of(self.client, spans.keys())
+        starts = offsets_of(admin_client(native_options(self.client)), spans.keys(), EARLIEST)
         moved = {p: starts[p] for p, span in spans.items() if starts[p] > span.start}
         for (topic, number), start in moved.items():
             is_gone = (sf.col("shard") == name_hash(f"{topic}:{number}")) & (

@@ -15,7 +15,7 @@ from delayservice.contract.targets import Allowlist
 
 @dataclass(frozen=True, slots=True)
 class OffsetRange:
-    """Source offsets ``[start, stop)`` of one shard."""
+    """Source offsets ``[start, stop)`` of one shard (partition of a delay topic)."""
 
     topic: str
     partition: int
@@ -40,9 +40,8 @@ class AuditOptions:
         outcomes: the service's outcome topic.
         targets: target topics to read; empty: every topic that a contract or ``allow`` allows.
         allow: target patterns from the nodes' settings, for records whose contract has no
-          allowlist;
-            None: unknown, so every topic that no rule reserves is read. Deliveries to topics that
-            are not read can't be checked.
+            allowlist; None: unknown, so every topic that no rule reserves is read. Deliveries to
+            topics that are not read can't be checked.
         all_topics: whether to read every topic that is not Kafka's own, allowed or not.
         never: further topics of the service to leave out, as they hold no outputs.
         secrets: the cluster's secrets, to detect forged copies; empty: copies count as genuine,

@@ -87,7 +87,9 @@ class AuditResult:
 
 
 def exit_status(findings: int, unjudged: int) -> int:
-    """Return the exit status: 0: clean, 3: there are findings, 4: only unjudged records."""
+    """Return the exit status for two counts: 0: both are 0; 3: there are findings; 4: only
+    unjudged records.
+    """
     if findings:
         return EXIT_FINDINGS
     return EXIT_UNJUDGED if unjudged else 0

@@ -34,7 +34,7 @@ class ShardRules:
         earlier: its cursor before the ends of the logs were read.
         later: its cursor after that.
         start: first source offset whose record is known.
-        end: end of its log as it was read.
+        end: offset up to which its log was read, exclusive.
         contracts: contracts by which its records are read.
         is_open: whether an open transaction hides the end of its log, and so requeued records.
         is_level: whether it is of a level topic, whose records are requeued into other shards.
@@ -59,24 +59,27 @@ class ShardRules:
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """Rules by which records are judged. Shards and topics are named as in the ledger.
+    """Rules by which records are judged. Shards and topics are hashes of names, as in the ledger.
 
     Attributes:
+        shards: rules for each shard that is judged.
         topics: names of all topics of the cluster.
         partitions: number of partitions of each topic.
         read: topics that are read besides the delay topics.
-        complete_since_ms: time since which a partition has all its records, by topic and
-            partition; missing: always.
+        dead_letter, outcomes, delay_topics: the service's topics.
+        complete_since_ms: time since which a partition has all its records, epoch ms, by topic
+            and partition; missing: always.
         open_places: partitions whose end an open transaction hides.
         compacted: targets that keep only the last record of a key.
         by_broker: topics whose timestamps are the broker's.
-        seen_ms: time of each partition's first record, by topic.
+        seen_ms: time of each partition's first record, epoch ms, by topic.
         late_ms: deliveries later than this are findings, in ms; None: none are.
         early_ms: tolerance for early delivery, in ms.
         overdue_since_ms: unsettled records due before this time are overdue, epoch ms.
         overdue_before_ms: ``overdue_since_ms`` of the cut before, whose findings were reported.
         grace_ms: time by which outputs may be ahead of their checkpoint, in ms; 0: exactly once.
-        unsettled_since_ms: outputs written after this may be ahead of their checkpoint.
+        unsettled_since_ms: outputs written after this time, epoch ms, may be ahead of their
+            checkpoint.
         lag_ms: allowed lag of H behind the log while records are delivered on time, in ms.
     """
 

@@ -76,7 +76,7 @@ _DEEDS: Final = {CANCEL: "cancelled", FIRE: "fired"}
 def problems(
     source: SourceRow, output: OutputRow, rules: Rules, counts: Counter[str]
 ) -> Iterator[RecordVerdict]:
-    """Yield the findings about an output by itself."""
+    """Yield what is wrong with an output as the settlement of a record, other outputs aside."""
     facts, told = source.facts, output.facts
     settlement = SETTLEMENTS.get(settlement_name(output.role, told.outcome))
     if facts.code == HEADER_INVALID and output.role == DELIVERED:
@@ -333,7 +333,7 @@ def gone_home(source: SourceRow, output: OutputRow, rules: Rules) -> Iterator[Re
 def unseen(
     source: SourceRow, reason: str, rules: Rules, counts: Counter[str], when: int
 ) -> Iterator[RecordVerdict]:
-    """Yield a record as unjudged if its settlement may be unreadable."""
+    """Yield a record as unjudged for a reason, or count it if a transaction is still open."""
     if reason == OPEN:
         counts[OPEN] += when == CERTAIN
     elif source.offset >= rules.shards[source.shard].judged_from:
@@ -376,11 +376,11 @@ def place_at(source: SourceRow, offset: int, rules: Rules) -> str:
 
 
 def origin_of(source: SourceRow, rules: Rules) -> str:
-    """Return the ``delay-source`` of the record."""
+    """Return the ``delay-source`` that the outputs of a record must have."""
     return source.facts.origin or own_place(source, rules)
 
 
 def elsewhere(origin: str, place: str) -> str:
-    """Return ``delay-source`` without the number of an occurrence; empty: it equals ``place``."""
+    """Return a ``delay-source`` without the number of its occurrence; empty if it is ``place``."""
     written = origin.partition("#")[0]
     return "" if written == place else written

@@ -22,15 +22,14 @@ def settlement_of(output: OutputRow) -> Settled:
 def is_mirror_of(settled: Settled, output: OutputRow) -> bool:
     """Return whether an output may be a consumer's copy of a delivery in another topic."""
     are_deliveries = settled.role == output.role == DELIVERED
-    return are_deliveries and output.topic != settled.topic and _is_after(settled, output)
-
-
-def _is_after(settled: Settled, output: OutputRow) -> bool:
-    return output.at_ms >= settled.at_ms - ORDER_MS
+    is_after = output.at_ms >= settled.at_ms - ORDER_MS
+    return are_deliveries and output.topic != settled.topic and is_after
 
 
 def ranked(source: SourceRow, settling: Sequence[OutputRow], rules: Rules) -> list[OutputRow]:
-    """Return the outputs, with the settlement first: by soundness, then by age."""
+    """Return the outputs sorted, the one that counts as the settlement first: soundest, then
+    oldest.
+    """
     if len(settling) == 1:
         return list(settling)
 
@@ -53,7 +52,7 @@ def is_redelivered(first: OutputRow, output: OutputRow, rules: Rules) -> bool:
 
 
 def is_again(settled: Settled, output: OutputRow, rules: Rules) -> bool:
-    """Return whether an output may be a repeated delivery that ``at_least_once`` allows."""
+    """Return whether an output within the grace time is a repeat that ``at_least_once`` allows."""
     is_soon = output.at_ms - settled.at_ms <= rules.grace_ms != 0
     return settled.role == DELIVERED and is_soon
 

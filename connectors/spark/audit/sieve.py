@@ -28,11 +28,12 @@ CURSORS: Final = (
     "shard long, first_ms long, first_at long, first_h long, "
     "last_ms long, last_at long, last_h long"
 )
-"""Keys and offsets of the earlier and of the later cursor of a shard."""
+"""Columns of a shard's cursors, ``first`` read before the ends of the logs and ``last`` after them:
+K (``_ms`` in epoch ms, ``_at`` as offset) and H (offset)."""
 
 
 def is_plain() -> Column:
-    """Return whether a ledger row is of a record or delivery that can be sieved."""
+    """Return whether a row is of a record or delivery without id, partition or further facts."""
     is_source = (
         (sf.col("role") == SOURCE) & (sf.col("kind") == SCHEDULE) & (sf.col("partition") < 0)
     )
@@ -87,13 +88,13 @@ def in_blocks(rows: DataFrame, blocks: DataFrame) -> DataFrame:
 
 
 def waiting(plain: DataFrame, rules: Rules) -> DataFrame:
-    """Return the rows of records that the later cursor has not settled."""
+    """Return the rows of records that are pending at the later cursor."""
     is_waiting = (sf.col("role") == SOURCE) & ~has_settled("last")
     return with_cursors(plain, rules).where(is_waiting).select(*COLUMNS)
 
 
 def with_block(rows: DataFrame) -> DataFrame:
-    """Return rows with the number of their block."""
+    """Return rows with the column ``block``, the number of their block of neighbouring offsets."""
     return rows.withColumn("block", sf.shiftright("offset", BLOCK_BITS))
 
 
@@ -111,10 +112,11 @@ def _cursors(rules: Rules) -> list[tuple[int, ...]]:
 
 
 def has_settled(cursor: str, source: str = "") -> Column:
-    """Return ``Cursor.has_settled`` of a record without an id, as an expression.
+    """Return whether a cursor counts a record without an id as settled (``Cursor.has_settled``).
 
     Args:
-        cursor: ``first`` or ``last``.
+        cursor: prefix of the cursor's columns: ``first``, read before the ends of the logs, or
+            ``last``, read after them.
         source: prefix of the record's columns.
     """
     key_ms, offset = sf.col(f"{source}key_ms"), sf.col("offset")

@@ -31,6 +31,7 @@ from pyspark.sql import functions as sf
 from connectors.spark.audit.evidence import EarlierCut
 from connectors.spark.common.cut import Cut
 from connectors.spark.common.files import delete, names_in, read_text, write_text
+from connectors.spark.common.frames import kept
 from connectors.spark.common.topics import Place
 from connectors.spark.ledger.expressions import row_with
 from connectors.spark.ledger.facts import NEVER_MS, REMEMBERED, SOURCE
@@ -69,9 +70,11 @@ _BUCKET_IN_PATH: Final = r"/bucket=([0-9]+-[0-9]+)/"
 
 
 class StoredRun(msgspec.Struct, frozen=True):
-    """Rows that one cut wrote.
+    """Rows that one cut wrote, in one folder of Parquet.
 
     Attributes:
+        number: number of the cut.
+        rows: number of rows.
         kind: kind of the run, as listed above.
         bucket: ``<width>-<number>``, as ``bucket_of`` names it; empty: no bucket.
         taken_ms: time of the newest cut with rows in it, epoch ms.
@@ -104,7 +107,8 @@ class StoredRun(msgspec.Struct, frozen=True):
 
 
 class LogPosition(msgspec.Struct, frozen=True):
-    """Position in one partition; ``seen_ms``: time of its first record, epoch ms; -1: it is empty.
+    """How far one partition was read: up to offset ``end``, exclusive. ``seen_ms`` is the time of
+    the partition's first record, epoch ms; -1: the partition is empty.
 
     ``start`` and ``judged`` are set for shards, as in ``evidence.EarlierCut``; else -1.
     """
@@ -128,10 +132,10 @@ class AuditManifest(msgspec.Struct, frozen=True):
 
     Attributes:
         number: number of the cut, from 1 on.
+        taken_ms: time at which the cut was taken, epoch ms.
         overdue_ms: as in ``evidence.EarlierCut``.
         logs: position in each log.
         runs: runs that the next step reads.
-        pending: number of records that are carried as pending.
         findings: number of findings by kind, since the audit began.
         unjudged: number of unjudged records by reason, since the audit began.
         audit: id of the audit, for what it publishes.
@@ -142,14 +146,15 @@ class AuditManifest(msgspec.Struct, frozen=True):
     overdue_ms: int = -NEVER_MS
     logs: tuple[LogPosition, ...] = ()
     runs: tuple[StoredRun, ...] = ()
-    pending: int = 0
     findings: Mapping[str, int] = {}
     unjudged: Mapping[str, int] = {}
     audit: str = ""
     v: int = VERSION
 
     def deleted(self, cut: Cut) -> list[str]:
-        """Return the shards of topics that were deleted since, and perhaps recreated."""
+        """Return shards (``topic:partition``) of topics that were deleted, perhaps recreated,
+        since.
+        """
         ids = cut.topic_ids
         return [
             f"{log.topic}:{log.partition}"
@@ -173,7 +178,7 @@ class AuditManifest(msgspec.Struct, frozen=True):
 
 
 class State:
-    """The folders and manifests of one audit."""
+    """The folders and manifests by which one audit goes on from cut to cut."""
 
     def __init__(self, spark: SparkSession, path: str) -> None:
         self._spark = spark
@@ -204,7 +209,7 @@ class State:
         return found
 
     def commit(self, manifest: AuditManifest, before: AuditManifest) -> None:
-        """Make a cut the last one, and delete files that neither it nor the one before needs."""
+        """Write the manifest of a cut, and delete files that neither it nor ``before`` needs."""
         text = msgspec.json.encode(manifest).decode()
         write_text(f"{self._path}/manifest-{manifest.number:08d}.json", text)
         runs = {run.number for run in (*before.runs, *manifest.runs)}
@@ -249,9 +254,7 @@ class State:
         run = StoredRun(number, kind, "", 0, taken_ms, part)
         path = f"{self._path}/{run.folder}"
         buckets = ["bucket"] if kind in _BUCKETED else []
-        schema = rows.schema
-        rows.write.mode("overwrite").partitionBy(*buckets).parquet(path)
-        counts = self._spark.read.schema(schema).parquet(path).groupBy(*buckets).count().collect()
+        counts = kept(rows, path, *buckets).groupBy(*buckets).count().collect()
         found = [(row["bucket"] if buckets else "", row["count"]) for row in counts]
         return [
             msgspec.structs.replace(run, bucket=bucket, rows=count)
@@ -262,7 +265,13 @@ class State:
     def live(
         self, runs: Sequence[StoredRun], buckets: Iterable[str], kinds: Sequence[str] = WAITING
     ) -> DataFrame:
-        """Return the rows of some buckets that are still pending, with their ``bucket``."""
+        """Return the records of some buckets that are still pending, with their ``bucket``.
+
+        Args:
+            runs: runs of all kinds.
+            buckets: names of buckets, as ``bucket_of`` gives them.
+            kinds: kinds of runs with pending records to look into.
+        """
         chosen = set(buckets)
         held = [run for run in runs if run.bucket in chosen]
         pending = self._with_bucket(run for run in held if run.kind in kinds)
@@ -276,14 +285,17 @@ class State:
         return self.read(runs).withColumn("bucket", bucket)
 
     def folded(self, judged: DataFrame) -> DataFrame:
-        """Return ``REMEMBERED`` rows as ``JUDGED`` ones, without time and place."""
+        """Return ``REMEMBERED`` rows folded into bitmaps of offsets, as ``_JUDGED_ROWS``."""
         after = sf.col("offset") + 1  # Spark's own count of bits begins with 1
         return judged.groupBy(
             "shard", "kind", "topic", sf.bitmap_bucket_number(after).alias("block")
         ).agg(sf.bitmap_construct_agg(sf.bitmap_bit_position(after)).alias("offsets"))
 
     def judged(self, runs: Iterable[StoredRun], keys: DataFrame) -> DataFrame:
-        """Return ``REMEMBERED`` rows of judged keys, without time and place of the settlement."""
+        """Return ``REMEMBERED`` rows of those records of ``keys`` that bitmaps have as judged.
+
+        The rows lack time and place of the settlement, which bitmaps do not hold.
+        """
         held = self.read((run for run in runs if run.kind == JUDGED), _JUDGED_ROWS)
         bit = sf.col("offset").bitwiseAND((1 << _BLOCK_BITS) - 1)
         byte = sf.substr("offsets", (sf.shiftright(bit, _BYTE_BITS) + 1).cast("int"), sf.lit(1))
@@ -322,7 +334,9 @@ class State:
         return self.read(runs, _JUDGED_ROWS if kind == JUDGED else LEDGER)
 
     def merged(self, runs: Sequence[StoredRun], number: int) -> list[StoredRun]:
-        """Return the runs, with those merged of which there are ``RUNS_MAX`` of similar size."""
+        """Merge ``RUNS_MAX`` or more runs of the same bucket and similar size; return all runs
+        then.
+        """
         tiers: dict[tuple[str, str, int], list[StoredRun]] = {}
         for run in runs:
             tiers.setdefault(run.tier, []).append(run)
@@ -343,7 +357,7 @@ class State:
 
 
 def bucket_of(key_ms: Column, now_ms: int) -> Column:
-    """Return the name of the bucket of a key that is at least ``now_ms``."""
+    """Return the name of the bucket for a key, epoch ms, that is at least ``now_ms``."""
     names = [
         sf.concat(sf.lit(f"{at}-"), ((key_ms - key_ms % width) / width).cast("bigint"))
         for at, width in enumerate(WIDTHS_MS)

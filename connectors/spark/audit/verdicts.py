@@ -43,7 +43,7 @@ FOUND: Final = 0
 UNJUDGED: Final = 1
 CARRIED: Final = 2
 SETTLED: Final = 3
-"""Verdicts: there is an error; it can't be judged; it is judged at a later cut; it was judged."""
+"""Verdicts on a record: it is wrong; it can't be judged; a later cut judges it; it was judged."""
 
 CERTAIN: Final = 0
 IF_MARKED: Final = 1
@@ -122,7 +122,14 @@ class RecordVerdict(NamedTuple):
 
 
 class Settled(NamedTuple):
-    """Role, time and place of the output that settled a record."""
+    """Facts that are kept about the output that settled a record.
+
+    Attributes:
+        role: role of its ledger row, or ``LOST_ROLE`` or ``UNJUDGED_ROLE``.
+        at_ms: time at which the broker appended it, epoch ms.
+        topic: hash of the name of the topic that it is in.
+        partition, place: partition and offset at which it is there.
+    """
 
     role: int
     at_ms: int
@@ -135,7 +142,9 @@ class Remembered(NamedTuple):
     """Details that are kept of a judged record that may get more outputs.
 
     Attributes:
-        begun: number of the last occurrence of its schedule that was begun.
+        source: the record.
+        begun: number of the last occurrence of its schedule that was begun; 0: none.
+        is_home: whether it has arrived at the partition in which its id is decided.
     """
 
     source: SourceRow

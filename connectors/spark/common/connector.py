@@ -47,7 +47,7 @@ def spark_folder() -> Path:
     return Path(os.environ.get("SPARK_HOME") or Path(pyspark.__file__).parent, "jars")
 
 
-def are_installed(folder: Path | None = None) -> bool:
+def are_installed() -> bool:
     """Return whether Spark's folder has all jars of the connector."""
-    folder = folder or spark_folder()
+    folder = spark_folder()
     return all((folder / jar.file_name).exists() for jar in locked())

@@ -43,16 +43,21 @@ transaction of a dead producer open."""
 OPEN_WAIT_S: Final = 15.0
 """Longest wait for a transaction in another topic, in s: longer than the service's own take."""
 TICK_S: Final = 0.1
+"""Pause before the cluster is asked again, in s."""
 headers_of: Final = methodcaller("headers")
 """Call of ``message.headers()`` from C, for the reason given in ``connectors.kafka.scan``."""
 
 
 @dataclass(frozen=True, slots=True)
 class ShardCut:
-    """One shard at the cut: a partition of a delay topic that is served.
+    """One shard (partition of a delay topic) at the cut.
 
-    ``earlier`` and ``later`` are its cursors before and after the ends were read, ``span`` is its
-    log, ``contracts`` are those by which its records are read.
+    Attributes:
+        topic_id: Kafka's id of the topic, by which a topic made anew is told from the old one.
+        earlier, later: its cursors (which records are settled) before and after the ends of the
+            logs were read.
+        contracts: settings by which its records are read, by offset.
+        span: offsets of its log.
     """
 
     topic: str
@@ -100,6 +105,7 @@ class Cut:
         open_places: logs that are read up to a transaction that stays open.
         unserved: number of offsets in partitions of delay topics that no checkpoint names.
         topic_ids: ids of all topics that are read.
+        dead_letter, outcomes: names of the service's dead-letter topic and outcome topic.
     """
 
     taken_ms: int
@@ -149,7 +155,6 @@ def take_cut(
     choose: Choose,
     *,
     expected: Collection[str] = (),
-    timeout_s: float = SETTLE_TIMEOUT_S,
     open_wait_s: float = OPEN_WAIT_S,
 ) -> Cut:
     """Take a consistent cut now, and return it.
@@ -159,32 +164,32 @@ def take_cut(
         checkpoint: the checkpoint topic.
         choose: chooses the other topics to read.
         expected: delay topics that should be in the checkpoints, as far as they exist.
-        timeout_s: longest wait for transactions in the checkpoint topic to end, in seconds.
-        open_wait_s: longest wait in all other topics, which are then read up to the transaction.
+        open_wait_s: longest wait in s for transactions in other topics than the checkpoint topic
+            to end; after that, those topics are read up to the transaction.
 
     Raises:
         KafkaEdgeError: the cluster does not answer, a checkpoint can't be read, or a transaction
             in the checkpoint topic stays open.
     """
-    desk = _Desk(client, timeout_s)
-    partitions = partition_counts(desk.admin)
+    cluster = _CutClient(client)
+    partitions = partition_counts(cluster.admin)
     if checkpoint not in partitions:
         raise KafkaEdgeError(
             f"there is no topic {checkpoint}: name the service's checkpoint topic, as its setting "
             "topics.checkpoint does"
         )
-    earlier = desk.checkpoints(checkpoint, partitions)
+    earlier = cluster.checkpoints(checkpoint, partitions)
     served = _served(earlier)
     topics = {*(topic for topic, _ in served), *expected} & partitions.keys()
     contracts = [shard.contracts for shard in served.values()]
     chosen = set(choose(contracts, partitions.keys())) & partitions.keys()
     taken_ms = time.time_ns() // 1_000_000
     # The delay topics last: what an output names is in them by then.
-    others, hidden = desk.spans(_places(chosen - topics, partitions), open_wait_s)
-    spans, also_hidden = desk.spans(_places(topics, partitions), open_wait_s)
-    later = _served(desk.checkpoints(checkpoint, partitions))
+    others, hidden = cluster.spans(_places(chosen - topics, partitions), open_wait_s)
+    spans, also_hidden = cluster.spans(_places(topics, partitions), open_wait_s)
+    later = _served(cluster.checkpoints(checkpoint, partitions))
     asked = sorted(topics | chosen)
-    ids = topic_ids(desk.admin, asked) if asked else {}
+    ids = topic_ids(cluster.admin, asked) if asked else {}
     open_places = frozenset(hidden | also_hidden)
     notes = tuple(
         f"{topic}:{number} is read up to offset {(others | spans)[topic, number].end}: a "
@@ -199,17 +204,15 @@ def _places(topics: Collection[str], partitions: Mapping[str, int]) -> list[Plac
     return [(topic, number) for topic in topics for number in range(partitions[topic])]
 
 
-def settled_spans(
-    client: Mapping[str, str], topics: Collection[str], *, timeout_s: float = SETTLE_TIMEOUT_S
-) -> dict[Place, Span]:
+def settled_spans(client: Mapping[str, str], topics: Collection[str]) -> dict[Place, Span]:
     """Return the current spans of whole topics, once no transaction below their ends is open.
 
     Raises:
         KafkaEdgeError: as ``take_cut``.
     """
-    desk = _Desk(client, timeout_s)
-    counts = partition_counts(desk.admin)
-    return desk.settled_spans(_places([topic for topic in topics if topic in counts], counts))
+    cluster = _CutClient(client)
+    counts = partition_counts(cluster.admin)
+    return cluster.settled_spans(_places([topic for topic in topics if topic in counts], counts))
 
 
 def _with_shards(
@@ -258,12 +261,11 @@ def _served(checkpoints: Mapping[int, Checkpoint]) -> dict[Place, ShardCheckpoin
     }
 
 
-class _Desk:
+class _CutClient:
     """Client that asks the cluster for checkpoints and the ends of logs."""
 
-    def __init__(self, client: Mapping[str, str], timeout_s: float) -> None:
+    def __init__(self, client: Mapping[str, str]) -> None:
         self._client = native_options(client)
-        self._timeout_s = timeout_s
         self.admin: KafkaAdmin = admin_client(self._client)
 
     def checkpoints(self, topic: str, partitions: Mapping[str, int]) -> dict[int, Checkpoint]:
@@ -283,12 +285,12 @@ class _Desk:
         Raises:
             KafkaEdgeError: a transaction stays open.
         """
-        spans, hidden = self.spans(places, self._timeout_s)
+        spans, hidden = self.spans(places, SETTLE_TIMEOUT_S)
         if hidden:
             topic, partition = min(hidden)
             raise KafkaEdgeError(
                 f"a transaction in {topic}:{partition} has been open for "
-                f"{self._timeout_s:.0f} s, and hides what comes after it: find its producer "
+                f"{SETTLE_TIMEOUT_S:.0f} s, and hides what comes after it: find its producer "
                 "(kafka-transactions.sh find-hanging), or try again later"
             )
         return spans

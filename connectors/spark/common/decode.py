@@ -61,7 +61,7 @@ class HashedValue(bytes):
 
 
 class PartitionBatch(NamedTuple):
-    """Part of a batch that comes from one partition."""
+    """Consecutive records of a batch that come from one partition."""
 
     topic: str
     partition: int
@@ -83,7 +83,7 @@ def without_collector() -> Iterator[None]:
 
 
 def runs(batch: pa.RecordBatch) -> Iterator[PartitionBatch]:
-    """Yield a batch by partition; usually one part, as a task reads one partition."""
+    """Yield the parts of a batch by partition; usually one, as a task reads one partition."""
     topics = batch.column("topic").dictionary_encode()
     place = topics.indices.to_numpy().astype(np.int64) << 32
     place |= batch.column("partition").to_numpy()
@@ -96,7 +96,7 @@ def runs(batch: pa.RecordBatch) -> Iterator[PartitionBatch]:
 
 
 def rows_of(batch: pa.RecordBatch) -> list[Row]:
-    """Return the records of a batch in the form that ``RecordReader`` takes."""
+    """Return each record as ``(offset, timestamp in ms, key, value, headers)``."""
     return list(
         zip(
             batch.column("offset").to_pylist(),
@@ -188,7 +188,24 @@ class ShardReader:
 
 def claim_of(row: Row) -> Claim | None:
     """Return the row read as a copy; None: no service can have written it as a copy."""
-    return _sensible(read_claim((row[2], row[3], row[4] or [])))
+    claim = read_claim((row[2], row[3], row[4] or []))
+    if claim is None:
+        return None
+    target, partition, _, _, _, due_ms, meta = claim.payload
+    _, source, attempt, expires_ms, *more = meta or (None, None, 1, None)
+    numbers = (claim.settles, claim.base, due_ms, attempt, expires_ms or 0, *more[1:])
+    if any(not isinstance(one, int) or abs(one) > OFFSET_MAX for one in numbers):
+        return None
+    if not -1 <= partition <= _PARTITION_MAX or not is_legal_topic(target):
+        return None
+    if claim.shard is not None and not _SHARD.fullmatch(claim.shard):
+        return None
+    try:
+        (source or b"").decode("ascii")
+        recurrence_of(meta)
+    except (UnicodeDecodeError, msgspec.DecodeError):
+        return None
+    return claim
 
 
 def envelope_of(row: Row) -> Arrived | None:
@@ -226,27 +243,6 @@ def _came_from(entry: Entry, source: bytes) -> bool:
         meta = payload[6]
         return meta is not None and (meta[1] or b"").partition(b"#")[0] == source
     return source in extra if kind == INVALID else kind in (CANCEL, FIRE) and extra == source
-
-
-def _sensible(claim: Claim | None) -> Claim | None:
-    """Return the claim if a service can have written its numbers and texts; else None."""
-    if claim is None:
-        return None
-    target, partition, _, _, _, due_ms, meta = claim.payload
-    _, source, attempt, expires_ms, *more = meta or (None, None, 1, None)
-    numbers = (claim.settles, claim.base, due_ms, attempt, expires_ms or 0, *more[1:])
-    if any(not isinstance(one, int) or abs(one) > OFFSET_MAX for one in numbers):
-        return None
-    if not -1 <= partition <= _PARTITION_MAX or not is_legal_topic(target):
-        return None
-    if claim.shard is not None and not _SHARD.fullmatch(claim.shard):
-        return None
-    try:
-        (source or b"").decode("ascii")
-        recurrence_of(meta)
-    except (UnicodeDecodeError, msgspec.DecodeError):
-        return None
-    return claim
 
 
 def key_hash(key: bytes | None) -> int:

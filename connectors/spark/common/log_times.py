@@ -15,7 +15,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # its stubs d
 
 from connectors.kafka.clients import admin_client, consumer_client
 from connectors.kafka.errors import answer_of
-from connectors.kafka.log_ends import ASK_TIMEOUT_S, EARLIEST, offsets_of, offsets_since
+from connectors.kafka.log_ends import ASK_TIMEOUT_S, offsets_since
 from connectors.kafka.scan import SCAN_STALL_S, consumer_config
 from connectors.spark.common.cut import TICK_S, headers_of
 from connectors.spark.common.topics import Place, Span, native_options
@@ -25,15 +25,6 @@ _FIRST_BATCH: Final = 1_000
 
 _LOOK_AHEAD: Final = 1_000
 """Number of records of each log that are searched for a header."""
-
-
-def starts_of(client: Mapping[str, str], places: Collection[Place]) -> dict[Place, int]:
-    """Return the first retained offsets as of now: retention goes on while logs are read.
-
-    Raises:
-        KafkaEdgeError: the cluster does not answer.
-    """
-    return offsets_of(admin_client(native_options(client)), places, EARLIEST)
 
 
 def first_times(
@@ -118,19 +109,16 @@ def topic_policies(client: Mapping[str, str], topics: Collection[str]) -> dict[s
                 f"the configuration of {resource.name} can't be read: {admin.explain(exc)}; give "
                 "this user DescribeConfigs on it"
             ) from exc
-        said = {
-            name: (entry.value or "") if (entry := held.get(name)) is not None else ""
-            for name in ("cleanup.policy", "message.timestamp.type")
-        }
+        said = {name: entry.value or "" for name, entry in held.items()}
         found[resource.name] = Policy(
-            is_compacted="compact" in said["cleanup.policy"],
-            is_by_broker=said["message.timestamp.type"] == "LogAppendTime",
+            is_compacted="compact" in said.get("cleanup.policy", ""),
+            is_by_broker=said.get("message.timestamp.type") == "LogAppendTime",
         )
     return found
 
 
 class Policy(NamedTuple):
-    """Policy of a topic: whether it is compacted, and whether the broker sets timestamps."""
+    """Whether a topic is compacted, and whether the broker sets the timestamps of its records."""
 
     is_compacted: bool
     is_by_broker: bool

@@ -29,6 +29,7 @@ class CheckpointLog:
 
     Attributes:
         config: options of a read-committed consumer.
+        partitions: number of partitions of the checkpoint topic.
         start: first offset of the log.
         read_from: lowest offset that was read; no transaction below it is open.
         look: number of offsets to read next.

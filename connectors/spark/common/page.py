@@ -142,6 +142,7 @@ class HtmlPage:
         sections: all other content.
         footer: reference to further information.
         warnings: sentences that must not be overlooked.
+        notes: sentences about what is not included.
     """
 
     title: str
@@ -168,7 +169,10 @@ def bars(
     colour: str = FIRST,
     note: str = "",
 ) -> Chart:
-    """Return a chart with a bar for each row, the first on top; ``value``: its column."""
+    """Return a chart with a bar for each row, the first on top.
+
+    ``value``: index of the column that gives a bar its length.
+    """
     values: list[Any] = [row[value] or 0 for row in rows]
 
     def draw(axes: Axes) -> None:

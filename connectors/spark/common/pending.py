@@ -2,7 +2,8 @@
 
 The executors read the log as the service does, and return records that are pending by key, and
 records with an id. ``uncancelled`` removes those that a user record of the same id cancels: one at
-or after the record's base and below H (design rules 12 to 14). The last such record decides.
+or after the record's base (first offset whose record may cancel it) and below H (design rules 12 to
+14). The last such record decides. K and H are those of a cursor, see ``docs/glossary.md``.
 """
 
 from __future__ import annotations
@@ -47,8 +48,8 @@ class LogPart(NamedTuple):
         start: first offset to read.
         stop: end of the offsets, exclusive.
         cursor: K and H; records that they have settled are left out.
-        from_ms: first key to return.
-        to_ms: end of the keys, exclusive.
+        from_ms: first key to return, epoch ms.
+        to_ms: end of the keys, exclusive, epoch ms.
         log_start: first offset of the log.
     """
 
@@ -100,7 +101,7 @@ def sift(
 
 
 def uncancelled(sifted: DataFrame) -> DataFrame:
-    """Return the columns up to ``record_id`` and the facts of the records that are pending."""
+    """Return the pending records, with the columns up to ``record_id`` and the facts."""
     named = [*_SHARD, "record_id"]
     cancellers = (
         sifted.where("canceller is not null").groupBy(*named).agg(sf.max("canceller").alias("last"))
@@ -151,7 +152,7 @@ class _PendingSieve:
     secrets: tuple[bytes, ...]
 
     def sift(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yield rows for records that are pending by key, and for those with an id."""
+        """Yield rows of records that are pending by key, and of those that may cancel others."""
         readers: dict[Place, ShardReader] = {}
         for batch in batches:
             for topic, partition, rows in runs(batch):

@@ -41,7 +41,7 @@ class Tasks:
 
 
 def each_interval(interval_s: float, stop: threading.Event, say: Say) -> Iterator[None]:
-    """Yield at the start of each interval until ``stop`` is set; a long one delays the next."""
+    """Yield at the start of each interval until ``stop`` is set, or at once if one took longer."""
     while not stop.is_set():
         next_s = time.monotonic() + interval_s
         yield

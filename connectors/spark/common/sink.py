@@ -86,7 +86,9 @@ _INLINE: Final = {
 
 
 def mark_of(batch: int, records: int) -> int:
-    """Return the mark of a part that has written ``records`` of a batch; 0 precedes all."""
+    """Return the mark (a number that a part stores) for "``records`` records of this batch are
+    written". Marks ascend, and all are above 0, the mark of a new part.
+    """
     return ((batch + 1) << _RECORDS_BITS) | records
 
 
@@ -106,7 +108,7 @@ def records_written(mark: int, batch: int) -> int:
 
 
 def next_batch(marks: Iterable[int]) -> int:
-    """Return the first batch number of which no part has written any record."""
+    """Return the number of a new batch: above that of every batch in the marks of the parts."""
     return max(marks) >> _RECORDS_BITS
 
 
@@ -169,8 +171,7 @@ class TopicSink:
 
         Args:
             records: ``id``, ``value`` and ``headers`` as in ``mapping.DRAFT_COLUMNS``; the same
-              ones
-                whenever this batch is written.
+                records whenever this batch is written.
             batch: number of the batch; a later one is higher.
             order: columns that together differ for any two records; sorted by them, records of one
                 id stay in order.
@@ -281,7 +282,7 @@ class _Part:
 
     @cached_property
     def mark(self) -> int | None:
-        """The mark at the start of this writer; None: it was never set, or it expired."""
+        """Mark of the part when this writer began; None: it was never set, or it expired."""
         faults.point("bulk_fencing")
         with _explained(self._id):
             with suppress(KafkaException):  # init_transactions says what is wrong

@@ -101,6 +101,7 @@ ROW_SCHEMA: Final = (
     "topic string, partition int, offset long, timestamp_ms long, key binary, value binary, "
     "headers array<struct<key: string, value: binary>>"
 )
+"""Columns of a record as ``read_topic`` and ``stream_topics`` return it; times are epoch ms."""
 
 
 def _as_rows(records: DataFrame) -> DataFrame:

@@ -29,7 +29,8 @@ def ledger(
             ``timestamp_ms``, ``key``, ``value`` and ``headers`` as Spark's Kafka source has them
             (``topics.ROW_SCHEMA``), and ``value_hash`` where only the hash of a value was kept. Any
             table with these columns will do. It is read twice: persist it if that costs.
-        outputs: records of the targets, the dead-letter topic and the outcome topic, likewise.
+        outputs: records of the targets, the dead-letter topic and the outcome topic, with the same
+            columns.
         cut: cursors, contracts and ends.
         secrets: the cluster's secrets, to detect forged copies; empty: copies count as genuine.
 

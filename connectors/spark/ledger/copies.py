@@ -15,7 +15,7 @@ from connectors.spark.common.topics import Place
 from connectors.spark.ledger.facts import ARRIVED, CONTINUED, COPIED, FORWARDED, OutputFacts
 from connectors.spark.ledger.rows import Ledger, LedgerRow, content_hash, group_hash, id_hash, pack
 from delayservice.contract.codec import packed_recurrence
-from delayservice.contract.entry import Original, Row
+from delayservice.contract.entry import Row
 from delayservice.contract.home import Group, taken_along
 from delayservice.contract.requeue import CONTINUES, Claim
 
@@ -55,7 +55,7 @@ def _said_by_envelope(ledger: Ledger, row: Row) -> Iterator[tuple[LedgerRow, Out
     settled = (ledger.shards.get((topic, int(number))), arrived.settles)
     written = ledger.shard_of(arrived.sent.source.decode("utf-8", "replace"))
     facts = _going_home((arrived.sent,))
-    content = _content(arrived.sent.original)
+    content = content_hash(*arrived.sent.original)
     said = [(FORWARDED, *settled)] if arrived.settles >= 0 else []
     said += [(ARRIVED, *written)] if written != settled else []
     for role, shard, offset in said:
@@ -83,7 +83,7 @@ def _said_by_waiting(
             record_id=meta[0] if meta else None,
             base=claim.base,
         )
-        content = _content(held[-1].original) if held else 0
+        content = content_hash(*held[-1].original) if held else 0
         yield LedgerRow(shard, offset, COPIED, content=content), facts
 
 
@@ -107,7 +107,8 @@ def _said_by_copy(
         recur=packed_recurrence(meta) or b"",
         base=claim.base if ledger.shards.get(place) == shard else -1,
     )
-    yield LedgerRow(shard, offset, role, due_ms=due_ms, content=_content((key, value, own))), facts
+    content = content_hash(key, value, own)
+    yield LedgerRow(shard, offset, role, due_ms=due_ms, content=content), facts
 
 
 def _shard_of_claim(ledger: Ledger, claim: Claim, place: Place) -> int | None:
@@ -128,7 +129,3 @@ def _going_home(group: Group) -> OutputFacts:
         first_ms=last.written_ms,
         group=group_hash(group),
     )
-
-
-def _content(original: Original) -> int:
-    return content_hash(*original)

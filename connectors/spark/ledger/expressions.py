@@ -45,7 +45,7 @@ def content(records: DataFrame, own: Column) -> Column:
 
 
 def id_hash(record_id: Column) -> Column:
-    """Return ``rows.id_hash`` as an expression."""
+    """Return the hash of an id, 0 without one: ``rows.id_hash`` as an expression."""
     return sf.when(record_id.isNull(), NO_ID).otherwise(sf.xxhash64(record_id).bitwiseOR(sf.lit(1)))
 
 
@@ -72,7 +72,7 @@ def row_with(*kept: str, **given: Column) -> list[Column]:
 def classified(
     read: DataFrame, *, key: Column, is_doubtful: Column, **columns: Column
 ) -> DataFrame:
-    """Return ledger rows of records that were read, with null columns for the others."""
+    """Return ledger rows of records that column expressions read, and nulls for other records."""
     record = sf.struct(*(name for name in (*RECORD, "value_hash") if name in read.columns))
     is_read = sf.col("reading") <= HASHED
     row = row_with(at_ms=sf.col("timestamp_ms"), **columns)

@@ -34,6 +34,7 @@ SETTLING: Final = frozenset({DELIVERED, LETTER, OUTCOME, COPIED, FORWARDED})
 NO_PARTITION: Final = -1
 NO_TIME: Final = -1
 NEVER_MS: Final = 2**62
+"""Time after all others, epoch ms, for what has not happened."""
 HERE: Final = "#"
 """Value of ``origin`` for an outcome that names the place of the record that it settles."""
 
@@ -79,6 +80,8 @@ class OutputFacts(msgspec.Struct, array_like=True, frozen=True):
 
     Attributes:
         origin: its ``delay-source``; empty: the place that it settles, or none for an outcome.
+        outcome: for an outcome: the value of ``delay-outcome``.
+        code: for a dead letter: the value of ``delay-error``.
         by: offset of the canceller that it names; -1: none.
         is_bare: whether it is a dead letter without content.
         says_bare: whether that dead letter states that its content is left out.
@@ -86,10 +89,13 @@ class OutputFacts(msgspec.Struct, array_like=True, frozen=True):
         target: for a copy or letter: the target topic that it names.
         target_partition: for a copy: the target partition that it names.
         record_id: for a copy or letter: the id that it names.
-        base: for a copy: first offset whose record of its id cancels it.
+        expires_ms: for a copy or letter: the expiry that it names, epoch ms.
+        recur: for a copy: its recurrence, as in a payload; empty: it has one occurrence.
+        base: for a copy: first offset whose record of its id cancels it; -1: the copy
+            is in another shard.
         is_mirror: whether it is a dead letter or outcome in a topic for other records.
         by_source: place at which the canceller was written before it came home.
-        acts: for a record that goes home; like ``first_ms`` and ``group`` as in ``SourceFacts``.
+        acts, first_ms, group: for a record that goes home: as in ``SourceFacts``.
         is_verified: for a copy or envelope: whether its signature was checked.
     """
 
@@ -131,6 +137,7 @@ class SourceRow(NamedTuple):
     topic: int
     """Hash of its target topic's name; -1: the cluster has no topic of that name."""
     partition: int
+    """Target partition that it names; negative: its key chooses the partition."""
     facts: SourceFacts = PLAIN_SOURCE
     key_hash: int = -1
     """Hash of its output's key, which chooses a partition; -1: it has no key."""

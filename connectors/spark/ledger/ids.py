@@ -90,7 +90,7 @@ class IdHistory:
         return self._lines[self._users[at]] if at < len(self._users) else None
 
     def is_certain(self, base: int) -> bool:
-        """Return whether all possible cancellers of a record with this base were read."""
+        """Return whether every offset that may cancel a record with this base was read."""
         return base >= self._known_from
 
     def judge(self, passed_ms: PassedMs, lag_ms: int) -> Iterator[Wrong]:

@@ -68,7 +68,7 @@ class OutputRows:
     ledger: Ledger
 
     def of(self, batches: Iterable[pa.RecordBatch]) -> Iterable[pa.RecordBatch]:
-        """Yield rows of outputs that settle records, and counts of the others."""
+        """Yield ledger rows of outputs that settle records, and rows that count the others."""
         with without_collector():
             for batch in batches:
                 for run in runs(batch):

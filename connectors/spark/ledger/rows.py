@@ -87,9 +87,10 @@ UNMARKED: Final = 0
 FOREIGN: Final = 1
 MALFORMED: Final = 2
 NOWHERE: Final = 3
+"""Values of ``offset`` in rows of ``NO_SHARD``: records of other producers; outputs of shards that
+are not judged; outputs whose headers can't be read; outputs of partitions that do not exist."""
 COUNTED: Final = ("ordinary", "foreign")
-"""Names of the counts in rows of ``NO_SHARD``, by ``offset``: records of other producers, and of
-shards that are not judged."""
+"""Names of the counts in rows of ``UNMARKED`` and ``FOREIGN``, in this order."""
 
 
 class LedgerRow(NamedTuple):

@@ -16,7 +16,7 @@ def same_recurrence(held: bytes, copied: bytes) -> bool:
 
     Args:
         held: recurrence of the record, as in a payload; empty: none.
-        copied: recurrence of the copy, likewise.
+        copied: recurrence of the copy, as in a payload; empty: none.
     """
     if held == copied or not held or not copied:
         return held == copied

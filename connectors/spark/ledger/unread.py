@@ -58,7 +58,9 @@ class _Rest:
         self._homes = homes
 
     def rows(self, batches: Batches) -> Iterator[pa.RecordBatch]:
-        """Yield rows of ``LEDGER`` from batches with also ``key``, ``reading`` and ``record``."""
+        """Yield rows of ``LEDGER`` from batches that have ``key``, ``reading`` and ``record``
+        besides.
+        """
         for batch in batches:
             is_hashed = pc.equal(batch.column("reading"), HASHED)
             hashed, is_doubtful = batch.filter(is_hashed), pc.invert(is_hashed)

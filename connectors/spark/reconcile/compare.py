@@ -76,7 +76,7 @@ def compare(held: DataFrame, logged: DataFrame, copies: DataFrame) -> DataFrame:
 
 
 def with_slot(records: DataFrame) -> DataFrame:
-    """Return records with the column ``slot_start_ms`` added."""
+    """Return records with the column ``slot_start_ms``, the start of the minute of their key."""
     return records.withColumn("slot_start_ms", sf.col("key_ms") - sf.col("key_ms") % SLOT_MS)
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import reduce
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final, TypeAlias
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
@@ -18,6 +18,7 @@ from pyspark.sql import functions as sf
 from connectors.kafka.clients import admin_client
 from connectors.kafka.log_ends import LATEST, newest_time_ms, offsets_of
 from connectors.spark.common.cut import Cut, ShardCut
+from connectors.spark.common.frames import kept
 from connectors.spark.common.topics import Place, Span, native_options, read_topic
 from connectors.spark.reconcile import digest_rows, digests
 from connectors.spark.reconcile.compare import COPY, SHARD, names_of, with_slot
@@ -37,41 +38,6 @@ _FOUND: Final = (
 
 _HOURS_PER_TASK: Final = 24
 """Number of hours that a task reads: a task costs some milliseconds, and most hours are small."""
-
-
-class Replicas(Protocol):
-    """The copies of all nodes.
-
-    Attributes:
-        compared: shards to compare, with their copies.
-        slots: number of digest rows that were read.
-        hashed: hash of a record that is summed up in a slot: ``payload_hash``, or ``frame_hash``,
-            which covers the id instead of the payload where there is one.
-    """
-
-    compared: list[Comparison]
-    slots: int
-    hashed: str
-
-    def damaged(self) -> DataFrame:
-        """Return ``UNREADABLE``: the ranges that nodes could not read of their copies."""
-
-    def sums(self, *, every: bool) -> DataFrame:
-        """Return ``digest_rows.SUMS`` of every slot, or of slots that may differ between copies."""
-
-    def records(self, ranges: DataFrame) -> tuple[DataFrame, DataFrame]:
-        """Return ``compare.HELD`` of at least these slots, and ``UNREADABLE`` for unanswered
-        ranges.
-
-        Args:
-            ranges: rows as ``Range``, in a total order.
-        """
-
-    def look_again(self) -> None:
-        """Clear the mark "behind" of copies that have reported in the meantime."""
-
-    def close(self) -> None:
-        """Free the data that Spark keeps of the copies."""
 
 
 def served(cut: Cut) -> dict[Place, ShardCut]:
@@ -102,7 +68,7 @@ def pending_rows(spark: SparkSession, rows: DataFrame, compared: Iterable[Compar
 
 
 def copies_of(spark: SparkSession, compared: Iterable[Comparison]) -> DataFrame:
-    """Return a row for each copy that is compared."""
+    """Return a row ``node, topic, partition`` for each copy that is compared."""
     rows = [(node, *one.place) for one in compared for node in one.nodes]
     return spark.createDataFrame(rows, "node string, topic string, partition int")
 
@@ -118,6 +84,10 @@ class Live:
         expected: copies that should exist.
         details: client that asks the nodes.
         min_partitions: smallest number of tasks that read the topic.
+        compared: shards to compare, with their copies.
+        slots: number of digest rows that were read, one for each slot of a copy.
+        hashed: column with the hash of a record that is summed up in a slot: ``payload_hash``, or
+            ``frame_hash``, which covers the id instead of the payload where there is one.
     """
 
     spark: SparkSession
@@ -130,7 +100,6 @@ class Live:
     min_partitions: int
     compared: list[Comparison] = field(init=False)
     slots: int = field(init=False, default=0)
-    """Number of digest rows that were read, one for each slot of a copy."""
     hashed: str = field(init=False, default="frame_hash")
 
     def __post_init__(self) -> None:
@@ -163,7 +132,7 @@ class Live:
         return digest_rows.parse_keys(records)
 
     def damaged(self) -> DataFrame:
-        """Return the damage that nodes found when they last read their disks; see ``Replicas``."""
+        """Return ``UNREADABLE``: the damage that nodes found when they last read their disks."""
         found = [
             (node, *one.place, *damage[:5])
             for one in self.compared
@@ -173,16 +142,16 @@ class Live:
         return self.spark.createDataFrame(found, UNREADABLE)
 
     def sums(self, *, every: bool) -> DataFrame:
-        """Return the sums of slots, by default only in hours that differ; see ``Replicas``."""
+        """Return ``digest_rows.SUMS`` of every slot, or only of those in hours that differ."""
         hours = self._hours
         if not every:
             differing = digest_rows.differing_hours(self.spark, self._summed, self.compared)
             hours = hours.join(sf.broadcast(differing), [*SHARD, "hour_ms"], "left_semi")
-        kept = sf.broadcast(copies_of(self.spark, self.compared))
-        return digest_rows.slot_sums(hours).join(kept, COPY)
+        copies = sf.broadcast(copies_of(self.spark, self.compared))
+        return digest_rows.slot_sums(hours).join(copies, COPY)
 
     def look_again(self) -> None:
-        """Clear "behind" of copies that reported just after the read; see ``Replicas``."""
+        """Clear the mark "behind" of copies that have reported since they were read."""
         stale = {(n, *one.place): cut for one in self.compared for n, cut in one.stale.items()}
         if not stale:
             return
@@ -196,12 +165,19 @@ class Live:
                 del one.behind[node]
 
     def close(self) -> None:
-        """Unpersist the digest rows; see ``Replicas``."""
+        """Free the digest rows that Spark keeps."""
         self._summed.unpersist()
         self._rows.unpersist()
 
     def records(self, ranges: DataFrame) -> tuple[DataFrame, DataFrame]:
-        """Return the records that nodes report when asked; see ``Replicas``."""
+        """Ask nodes for their records in some slots.
+
+        Args:
+            ranges: rows as ``Range``, in a total order.
+
+        Returns:
+            ``compare.HELD`` of at least these slots, and ``UNREADABLE`` for unanswered ranges.
+        """
         told, unanswered = self.details.of(ranges)
         return pending_rows(self.spark, told, self.compared), unanswered
 
@@ -215,6 +191,9 @@ class OnDisk:
         expected: copies that should exist.
         behind_records: number of missing records up to H above which a copy is behind.
         work: folder for the rows, so that copies are read once.
+        compared: shards to compare, with their copies.
+        slots: 0, as there are no digest rows.
+        hashed: ``payload_hash``, the column that is summed up, as disks have all payloads.
     """
 
     spark: SparkSession
@@ -226,15 +205,13 @@ class OnDisk:
     compared: list[Comparison] = field(init=False)
     slots: int = field(init=False, default=0)
     hashed: str = field(init=False, default="payload_hash")
-    """Hash that is summed up: disks have all payloads, so that of the payload."""
 
     def __post_init__(self) -> None:
         """Determine how far each copy is stored, and read all copies."""
         self._shards = served(self.cut)
         reach = {node: self._reach(path) for node, path in sorted(self.folders.items())}
         self.compared = [self._compare(place, reach) for place in sorted(self._shards)]
-        self._read().write.mode("overwrite").parquet(self.work)
-        self._found = self.spark.read.schema(_FOUND).parquet(self.work)
+        self._found = kept(self._read(), self.work)
         counts = self._pending().groupBy(*COPY).agg(sf.count("*"), sf.count_if("is_compared"))
         by_place = {one.place: one for one in self.compared}
         for _, topic, partition, pending, records in counts.collect():
@@ -252,9 +229,9 @@ class OnDisk:
 
     def _compare(self, place: Place, reach: Mapping[str, Mapping[Place, int | None]]) -> Comparison:
         cursor = self._shards[place].later
-        kept = {node: found[place] for node, found in reach.items() if place in found}
-        one = Comparison(*place, silent=silent(kept.keys(), self.expected), owners={*kept})
-        stored = {node: stop for node, stop in kept.items() if stop is not None}
+        held = {node: found[place] for node, found in reach.items() if place in found}
+        one = Comparison(*place, silent=silent(held.keys(), self.expected), owners={*held})
+        stored = {node: stop for node, stop in held.items() if stop is not None}
         for node, stop in stored.items():
             if stop < cursor.offset - self.behind_records:
                 one.behind[node] = f"has stored up to {stop} and not to {cursor.offset}"
@@ -278,12 +255,12 @@ class OnDisk:
         return reduce(DataFrame.unionByName, read).select(*names_of(_FOUND))
 
     def damaged(self) -> DataFrame:
-        """Return the damage found while reading the disks; see ``Replicas``."""
+        """Return ``UNREADABLE``: the damage found while the disks were read."""
         found = self._found.where("damage is not null").withColumnRenamed("damage", "why")
         return found.select(*names_of(UNREADABLE))
 
     def sums(self, *, every: bool) -> DataFrame:
-        """Return the sums of every slot, whatever ``every`` says; see ``Replicas``."""
+        """Return ``digest_rows.SUMS`` of every slot; ``every`` has no effect."""
         del every
         total = digest_rows.sum64(sf.col(self.hashed)).alias("hash")
         return (
@@ -295,15 +272,15 @@ class OnDisk:
         )
 
     def records(self, ranges: DataFrame) -> tuple[DataFrame, DataFrame]:
-        """Return all compared records, as they were read already; see ``Replicas``."""
+        """Return ``compare.HELD`` of all compared records, and no unanswered ranges."""
         del ranges
         return self._compared(), self.spark.createDataFrame([], UNREADABLE)
 
     def look_again(self) -> None:
-        """Do nothing, as copies on disks do not report; see ``Replicas``."""
+        """Do nothing: copies on disks do not report."""
 
     def close(self) -> None:
-        """Do nothing, as the rows are in a folder; see ``Replicas``."""
+        """Do nothing: the rows are in a folder."""
 
     def _compared(self) -> DataFrame:
         return self._pending().where("is_compared")
@@ -312,3 +289,7 @@ class OnDisk:
         whole = sf.broadcast(copies_of(self.spark, self.compared))
         rows = self._found.where("key_ms is not null").join(whole, COPY)
         return pending_rows(self.spark, rows, self.compared)
+
+
+Replicas: TypeAlias = Live | OnDisk
+"""The copies of all nodes; ``Live`` describes the attributes and methods that both have."""

@@ -41,7 +41,7 @@ _ANSWER: Final = (
 
 
 class Range(NamedTuple):
-    """Consecutive slots of one copy."""
+    """Keys ``[start_ms, stop_ms)``, epoch ms, of one node's copy of a shard."""
 
     node: str
     topic: str
@@ -64,7 +64,7 @@ class Details:
     client: Mapping[str, str]
     topic: str
     timeout_s: float
-    ranges_max: int = RANGES_MAX
+    ranges_max: int
     _admin: KafkaAdmin = field(init=False)
 
     def __post_init__(self) -> None:

@@ -26,8 +26,22 @@ GONE_MS: Final = 86_400_000
 
 @dataclass(frozen=True, slots=True)
 class CutRow:
-    """The fields of a cut row; ``row`` is its offset in the digest topic, ``hash`` is signed.
-    ``pending`` is None in rows of older versions.
+    """Row of the digest topic in which a node sums up its copy of a shard at one checkpoint.
+
+    Attributes:
+        row: offset of this row in the digest topic.
+        life: name of the copy's present life; a copy that is built anew has another one.
+        cut: offset of the checkpoint.
+        cut_ms: time at which the broker appended the checkpoint, epoch ms.
+        cursor: K and H of the shard in the checkpoint.
+        stored: source offset up to which the copy is stored, exclusive.
+        from_ms: start of the first slot that the digest covers, epoch ms.
+        count, hash: number of records in the digest, and their hash as a signed number.
+        scanned_ms: time at which the last complete scan of the copy's disk began, epoch ms.
+        behind: whether the copy is not stored up to the cut.
+        role: ``owner`` if the node delivers the slice.
+        damaged: ranges that the node could not read of its copy.
+        pending: number of pending records; None in rows of older versions.
     """
 
     node: str
@@ -57,7 +71,10 @@ class CutRow:
 
 
 class Retired(NamedTuple):
-    """A tombstone of cut rows: the node no longer keeps a copy of the shard."""
+    """A tombstone of cut rows: the node no longer keeps a copy of the shard.
+
+    ``row`` is its offset in the digest topic.
+    """
 
     node: str
     topic: str
@@ -99,14 +116,14 @@ class Comparison:
         cut: offset of the checkpoint; None: not by digests.
         cut_ms: time at which the broker appended it, epoch ms.
         nodes: nodes whose copies are compared.
-        rows: cut rows of these nodes, if digests are compared.
+        rows: cut rows of the nodes in ``nodes``, if digests are compared.
         damaged: ranges that a node could not read of its copy.
         behind: reason why a copy can't be compared, by node.
         stale: newest cut of copies that are behind only because the slice goes on, by node.
         silent: reason for a missing report, by node; ``""`` for a node of unknown name.
         owners: nodes that deliver, or may; for copies on disks all of them.
         pending: largest number of pending records in any copy.
-        records: number of these that are compared with another copy or the log.
+        records: number of pending records that are compared with another copy or the log.
     """
 
     topic: str

@@ -83,7 +83,14 @@ class Repairs:
 
 @dataclass(slots=True)
 class Followed:
-    """The comparisons so far: their number, the number of failures, and the last result."""
+    """The comparisons so far.
+
+    Attributes:
+        intervals: number of comparisons.
+        failed: number of comparisons that failed.
+        repairs: repairs so far.
+        last: result of the last comparison that did not fail.
+    """
 
     intervals: int = 0
     failed: int = 0

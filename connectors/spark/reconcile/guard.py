@@ -24,7 +24,7 @@ IS_STALE: Final = "the comparison took too long"
 
 
 class CopyStanding(NamedTuple):
-    """State of one copy: whether its node delivers, and whether the copy is right."""
+    """State of one copy: whether its node delivers the slice, and whether the copy is right."""
 
     is_owner: bool
     is_equal: bool
@@ -53,7 +53,7 @@ class Chosen(NamedTuple):
 def standings(
     compared: Collection[Comparison], wrong: Collection[Copy]
 ) -> dict[Copy, CopyStanding]:
-    """Return the state of every compared copy; ``wrong``: copies with findings."""
+    """Return the state of every compared copy; those in ``wrong`` have findings."""
     owners = {(node, one.partition) for one in compared for node in one.owners}
     return {
         (node, *one.place): CopyStanding(
@@ -67,7 +67,7 @@ def standings(
 def choose(
     steps: Sequence[RepairStep], known: Mapping[Copy, CopyStanding], repairs_left: int
 ) -> Chosen:
-    """Return the allowed repairs, at most ``repairs_left``, and the steps left to users."""
+    """Return at most ``repairs_left`` allowed repairs, and how many steps are left to users."""
     groups: dict[tuple[str, int], list[RepairStep]] = {}
     for step in steps:
         groups.setdefault((step.node, step.partition), []).append(step)

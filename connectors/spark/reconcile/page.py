@@ -56,7 +56,7 @@ class Heat:
 
 
 def heat(found: DataFrame) -> Heat | None:
-    """Return findings that have a place in time; None: there are none."""
+    """Return counts of the findings about a slot, by copy and time; None: no finding has a slot."""
     placed = found.where("slot_start_ms > 0 and node is not null")
     first, last = placed.agg(sf.min("slot_start_ms"), sf.max("slot_start_ms")).collect()[0]
     if first is None:
@@ -78,7 +78,7 @@ def heat(found: DataFrame) -> Heat | None:
 
 
 def page(result: ReconcileResult, where: Heat | None) -> str:
-    """Return the page as one HTML file."""
+    """Return the page of a comparison as HTML; ``where``: findings over time, if any."""
     passed = f"{result.counts.slots_passed} slots became due while this ran; what differed there"
     notes = [f"{passed} is left out."] if result.counts.slots_passed else []
     sections = [_findings(result, where)] if result.findings else []

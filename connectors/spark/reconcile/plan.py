@@ -45,10 +45,11 @@ class RepairStep(msgspec.Struct, frozen=True, kw_only=True):
         command: ``rebuild``, or ``rebuild_copy`` for the whole copy.
         node: node with the copy.
         topic_id: id of the topic; a node that serves another topic of this name refuses.
-        start_ms: first key of the range.
-        stop_ms: end of the range, exclusive.
+        start_ms: first key of the range, epoch ms.
+        stop_ms: end of the keys, exclusive, epoch ms.
         first_offset: offset of the first record of the range.
         stop_offset: end of the offsets, exclusive; 0: unknown, the whole log is read.
+        why: findings that the step repairs, in a few words.
     """
 
     command: Literal["rebuild", "rebuild_copy"] = "rebuild"
@@ -146,7 +147,7 @@ def decode_plan(data: bytes | str) -> Plan:
     return plan
 
 
-class Desk(Protocol):
+class CommandClient(Protocol):
     """Client that gives commands to nodes, such as ``RepairDesk``."""
 
     def ask(self, commands: Sequence[Command], timeout_s: float) -> Iterator[Report]:
@@ -180,7 +181,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
 
 def carry_out(
     plan: Plan,
-    desk: Desk,
+    desk: CommandClient,
     cluster: str,
     on_progress: OnProgress = lambda *_: None,
     *,

@@ -21,7 +21,7 @@ class Counts:
         slots_passed: wrong slots that K passed meanwhile; their findings are left out.
         log_offsets: offsets of the delay topics that were read.
         pending: pending records, of each shard in the copy that has the most.
-        records: number of these that were compared with another copy or the log.
+        records: pending records that were compared with another copy or the log.
         unjudged: records of copies in differing slots, below the start of the log: they can't be
             judged, so they are no findings.
     """
@@ -47,11 +47,13 @@ class ReconcileResult:
 
     Attributes:
         findings: number of findings by kind; kinds without any are left out.
+        seconds: duration of the comparison.
         read_s: time at which the copies were read, monotonic seconds.
         paths: paths of ``findings``, ``summary``, ``plan`` and ``report``.
         sample: the first findings, for display.
         compared: every shard, with its compared copies.
         wrong: copies with any finding.
+        notes: one sentence for each thing that is not compared, with the reason.
     """
 
     findings: Mapping[str, int]

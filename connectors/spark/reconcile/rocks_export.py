@@ -8,7 +8,7 @@ Memory: one batch of rows, and what RocksDB keeps of a database of this size.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -27,7 +27,7 @@ _BATCH_BYTES: Final = 32 << 20
 
 @dataclass(frozen=True, slots=True)
 class Exported:
-    """A written export; it is complete below ``stop_offset``, which is S of the store."""
+    """A written file: ``rows`` records; all of the shard with offsets below ``stop_offset`` (S)."""
 
     path: Path
     rows: int
@@ -41,7 +41,6 @@ def export_rocks(
     bounds: ReadBounds = EVERYTHING,
     topic: str | None = None,
     content: bool = True,
-    on_progress: Callable[[int], None] = lambda _: None,
 ) -> Exported:
     """Write one shard to a Parquet file, which appears at ``target`` only when it is complete.
 
@@ -51,7 +50,6 @@ def export_rocks(
         bounds: keys to export.
         topic: name of the delay topic, if it is known.
         content: whether to include keys, values and headers.
-        on_progress: called after each batch with the number of rows so far.
 
     Raises:
         StoreError: the store is missing, damaged or of another format.
@@ -66,7 +64,6 @@ def export_rocks(
                 for frames in batches(store, bounds):
                     writer.write_batch(name.batch(None, frames, content=content))
                     rows += len(frames)
-                    on_progress(rows)
         except BaseException:
             unfinished.unlink(missing_ok=True)
             raise
@@ -76,7 +73,7 @@ def export_rocks(
 
 
 def batches(store: RocksView, bounds: ReadBounds) -> Iterator[list[Frame]]:
-    """Yield frames in key order, in batches of one row group of the file."""
+    """Yield stored records in key order, in lists of up to 65,536 records or 32 MiB."""
     batch: list[Frame] = []
     size = 0
     for frame in store.scanner().frames((bounds.from_ms, -1), bounds.to_ms - 1):

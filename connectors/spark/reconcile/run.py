@@ -31,7 +31,7 @@ from connectors.spark.common.publish import name_for, publish
 from connectors.spark.common.topics import Place, native_options
 from connectors.spark.reconcile.compare import COPY, FINDING, PLACE, SHARD, SLOT, compare, with_slot
 from connectors.spark.reconcile.copies import Live, OnDisk, Replicas, copies_of, served
-from connectors.spark.reconcile.details import Details
+from connectors.spark.reconcile.details import RANGES_MAX, Details
 from connectors.spark.reconcile.options import ReconcileOptions
 from connectors.spark.reconcile.page import heat, page
 from connectors.spark.reconcile.plan import Plan, first_steps
@@ -105,7 +105,7 @@ class _Reconciling:
         self._counts = Counts()
 
     def run(self) -> ReconcileResult:
-        """Run all steps, and return the result."""
+        """Compare, write findings, plan and page, and return the result."""
         self._say("looking at the checkpoints")
         cut = self._take_cut()
         self._say("reading the copies")
@@ -113,7 +113,7 @@ class _Reconciling:
         with closing(self._replicas(cut)) as replicas:
             return self._compared(cut, replicas)
 
-    def _compared(self, cut: Cut, replicas: Live | OnDisk) -> ReconcileResult:
+    def _compared(self, cut: Cut, replicas: Replicas) -> ReconcileResult:
         self._say("comparing slots")
         counts, every = self._counts, self._options.deep
         copies = self._of_shards(
@@ -129,9 +129,7 @@ class _Reconciling:
             found = self._findings(replicas, self._kept("wrong", wrong), logged)
         else:
             logged, found = self._spark.createDataFrame([], _LOGGED), self._others(replicas)
-        path = self._options.path("findings")
-        found.coalesce(1).write.mode("overwrite").parquet(path)
-        found = self._spark.read.schema(FINDING).parquet(path)
+        found = kept(found.coalesce(1), self._options.path("findings"))
         plan, more = self._plan(cut, replicas, found, logged)
         result = self._result((*cut.notes, *counts.notes(), *more), replicas, found, plan)
         self._write(result, found)
@@ -154,7 +152,7 @@ class _Reconciling:
             )
         return cut
 
-    def _replicas(self, cut: Cut) -> Live | OnDisk:
+    def _replicas(self, cut: Cut) -> Replicas:
         options = self._options
         if options.folders:
             expected = options.expected
@@ -162,9 +160,13 @@ class _Reconciling:
                 expected = replace(expected, nodes=tuple(sorted(options.folders)))
             path = options.path("work/copies")
             return OnDisk(self._spark, options.folders, cut, expected, options.behind_records, path)
-        details = Details(self._spark, options.client, options.repairs, options.answer_timeout_s)
-        if not options.details:
-            details.ranges_max = 0
+        details = Details(
+            self._spark,
+            options.client,
+            options.repairs,
+            options.answer_timeout_s,
+            RANGES_MAX if options.details else 0,
+        )
         return Live(
             self._spark,
             options.client,

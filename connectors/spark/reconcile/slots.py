@@ -81,7 +81,7 @@ def wrong_slots(
 
 
 def by_node(copies: DataFrame) -> DataFrame:
-    """Return a row for each copy; ``copies``: as for ``suspects``."""
+    """Return a row for each copy from rows for shards, whose ``nodes`` have copies."""
     return copies.select(*SHARD, sf.explode("nodes").alias("node"))
 
 

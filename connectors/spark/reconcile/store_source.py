@@ -67,7 +67,7 @@ _T = TypeVar("_T")
 
 
 def shard_name(topic_id: str) -> str:
-    """Return the folder name of a topic's shards, as in ``delayservice.process.stores``."""
+    """Return the name of the folder for a topic's shards: a hash of the topic's id."""
     return hashlib.blake2b(topic_id.encode(), digest_size=12).hexdigest()
 
 
@@ -124,7 +124,7 @@ class StoreOptions:
         return options
 
     def name_of(self, folder: ShardFolder) -> ShardName | None:
-        """Return the name of a shard; None: the options exclude it."""
+        """Return the names of a folder's shard for rows; None: the options exclude it."""
         if folder.partition < 0:
             return ShardName(folder.shard, folder.partition)
         if self.partitions is not None and folder.partition not in self.partitions:
@@ -141,7 +141,7 @@ def _json(text: str | None, kind: type[_T]) -> _T | None:
 
 
 def read_store(spark: SparkSession, path: str, asked: StoreOptions | None = None) -> DataFrame:
-    """Return the rows of a node's stores, or of one worker's."""
+    """Return ``stored.DDL`` of a node's stores, or of one worker's; ``path``: their folder."""
     spark.dataSource.register(StoreSource)
     options = (asked or StoreOptions()).to_options()
     return spark.read.format(FORMAT).options(**options).load(path)
@@ -196,7 +196,7 @@ class StoreSource(DataSource):
 
 @dataclass
 class Hours(InputPartition):
-    """Hours of one shard, each with its slots within the horizon at the time of planning."""
+    """Hours of one shard to read, each as its slot files with what was durable when planned."""
 
     folder: ShardFolder
     name: ShardName
@@ -205,14 +205,14 @@ class Hours(InputPartition):
 
 @dataclass
 class Databases(InputPartition):
-    """Shards of one RocksDB database."""
+    """Shards of one RocksDB database to read."""
 
     shards: tuple[tuple[ShardFolder, ShardName], ...]
 
 
 @dataclass
 class Untrusted(InputPartition):
-    """A shard whose store can't be trusted."""
+    """A shard whose store can't be trusted; it gives one row of damage."""
 
     name: ShardName
 

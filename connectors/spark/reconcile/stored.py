@@ -68,7 +68,7 @@ class ShardName:
         return batch_of([self._row(slot_ms, frame, content=content) for frame in frames], SCHEMA)
 
     def damage_batch(self, damage: Damage) -> pa.RecordBatch:
-        """Return one row that tells what could not be read."""
+        """Return damage as one row, with the range of keys and offsets that could not be read."""
         slot_ms = (damage.start_ms, damage.stop_ms)
         offsets = (damage.first_offset, damage.stop_offset)
         unknown = (None,) * (len(SCHEMA) - _DAMAGE_COLUMNS)

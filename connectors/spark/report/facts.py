@@ -48,8 +48,11 @@ class Lateness:
     Attributes:
         name: the target, the hour's start in epoch milliseconds, or the class of delays.
         records: number of deliveries.
+        bytes: bytes of their keys and values.
         early: number of deliveries before the due time, fired ones excluded.
-        p50_ms: quantile of lateness, like the others; None when all were fired.
+        fired: number of records that a user had delivered at once, which have no lateness.
+        p50_ms, p90_ms, p99_ms: quantiles of lateness, in ms; None when all were fired.
+        max_ms: largest lateness, in ms; None when all were fired.
         histogram: number of deliveries in each class of ``LATENESS_BOUNDS_MS``, and above.
     """
 
@@ -73,7 +76,14 @@ NOTHING_LATE: Final = Lateness(
 
 @dataclass(frozen=True, slots=True)
 class LoadStep:
-    """Pending records of one time step; ``peak_per_s``: number of records in its fullest second."""
+    """Pending records that are due in one time step.
+
+    Attributes:
+        start_ms: start of the step, epoch ms.
+        records: number of records.
+        bytes: bytes of their keys and values.
+        peak_per_s: number of records in the second with the most.
+    """
 
     start_ms: int
     records: int
@@ -83,7 +93,15 @@ class LoadStep:
 
 @dataclass(frozen=True, slots=True)
 class PendingTotals:
-    """Totals of pending records."""
+    """Totals of pending records.
+
+    Attributes:
+        records: number of records.
+        bytes: bytes of their keys and values.
+        overdue: number of records whose due time has passed.
+        beyond: number of records that are due after the end of the forecast.
+        last_ms: start of the last second in which a record is due, epoch ms; None: no record.
+    """
 
     records: int
     bytes: int
@@ -105,14 +123,19 @@ class ReportFacts:
     """All facts of a report.
 
     Attributes:
+        since_ms, until_ms: reported period, epoch ms; None: no limit.
         whole: lateness of all deliveries.
         targets: the largest targets, of ``targets_total`` in all.
         hours: the last ``HOURS_MAX`` hours in which records were due, ascending.
         delays: classes with any deliveries, in the order of ``DELAYS``.
+        waiting: totals of pending records.
+        horizon_ms: length of the forecast, in ms.
         forecast: steps of ``step_ms`` with any records, ascending.
         pending_targets: targets with the most pending records.
         outcomes: number of records that were not delivered, by kind.
         letters: number of dead letters by code.
+        seconds: duration of the report's jobs.
+        cut: offsets and cursors up to which records are counted.
     """
 
     since_ms: int | None

@@ -129,7 +129,7 @@ def _cells(group: Lateness) -> tuple[object, ...]:
 
 
 def class_names() -> list[str]:
-    """Return a name for each class of a lateness histogram."""
+    """Return a name for each class of ``Lateness.histogram``, in its order."""
     bounds = [format_duration(bound) if bound else "0" for bound in LATENESS_BOUNDS_MS[1:]]
     return ["early", *bounds, "later"]
 
@@ -165,7 +165,7 @@ def _forecast(report: ReportFacts) -> Chart:
 
 
 def continuous(forecast: Sequence[LoadStep], step_ms: int) -> list[LoadStep]:
-    """Return the steps with empty ones in between, so that the line drops to zero there."""
+    """Return the steps and empty ones between and after them, at which a line drops to zero."""
     if not forecast:
         return []
     by_start = {load.start_ms: load for load in forecast}

@@ -20,7 +20,7 @@ from connectors.spark.audit import AuditOptions
 from connectors.spark.common.arrow import arrow_schema
 from connectors.spark.common.cut import Cut, take_cut
 from connectors.spark.common.files import write_text
-from connectors.spark.common.frames import last_header
+from connectors.spark.common.frames import kept, last_header
 from connectors.spark.common.log_times import offsets_at
 from connectors.spark.common.pending import LogPart, PendingColumns, sift, uncancelled
 from connectors.spark.common.progress import Say
@@ -159,28 +159,26 @@ class _Work:
         return records
 
     def lateness(self) -> dict[str, Any]:
-        """Return the facts about deliveries; the data set ``lateness`` has all of them."""
+        """Write the data set ``lateness``, and return the facts about deliveries by field of the
+        report.
+        """
         delivered = self._delivered()
         groups = delivered.groupingSets(
             [["target"], ["hour_ms"], ["delay"], []], "target", "hour_ms", "delay"
         ).agg(sf.grouping_id().alias("group"), *_figures())
-        groups.write.mode("overwrite").parquet(self._audit.path("lateness"))
-        found = self._spark.read.parquet(self._audit.path("lateness"))
-        top, total = self._largest(found.where(f"group = {_BY_TARGET}"))
+        found = kept(groups, self._audit.path("lateness"))
+        targets = found.where(f"group = {_BY_TARGET}")
+        largest = targets.orderBy(sf.desc("records")).limit(self._options.top)
         hours = found.where(f"group = {_BY_HOUR}").orderBy(sf.desc("hour_ms")).limit(HOURS_MAX)
         delays = {row["delay"]: row for row in found.where(f"group = {_BY_DELAY}").collect()}
         whole = found.where(f"group = {_WHOLE}").collect()
         return {
             "whole": _lateness("all", whole[0]) if whole else NOTHING_LATE,
-            "targets": tuple(_lateness(row["target"], row) for row in top),
-            "targets_total": total,
+            "targets": tuple(_lateness(row["target"], row) for row in largest.collect()),
+            "targets_total": targets.count(),
             "hours": tuple(_lateness(row["hour_ms"], row) for row in reversed(hours.collect())),
             "delays": tuple(_lateness(name, delays[name]) for name in DELAYS if name in delays),
         }
-
-    def _largest(self, targets: DataFrame) -> tuple[list[Row], int]:
-        top = targets.orderBy(sf.desc("records")).limit(self._options.top)
-        return top.collect(), targets.count()
 
     def _delivered(self) -> DataFrame:
         """Return target, hour, class of delays, lateness and ``fired`` of own deliveries."""
@@ -221,7 +219,7 @@ class _Work:
         )
 
     def load(self) -> tuple[PendingTotals, tuple[LoadStep, ...], tuple[Count, ...]]:
-        """Return pending records in total; data set ``forecast``: by second and target."""
+        """Write the data set ``forecast``; return its totals, time steps and largest targets."""
         options, now_ms = self._options, self._cut.taken_ms
         parts = {
             s.place: LogPart(s.contracts, s.span.start, s.span.end, s.later)
@@ -232,11 +230,10 @@ class _Work:
         )
         waiting = uncancelled(sifted)
         second_ms = (sf.floor(sf.col("send_ms") / _SECOND_MS) * _SECOND_MS).alias("second_ms")
-        path = self._audit.path("forecast")
-        waiting.groupBy(second_ms, "target").agg(
+        load = waiting.groupBy(second_ms, "target").agg(
             sf.count("*").alias("records"), sf.sum("bytes").alias("bytes")
-        ).write.mode("overwrite").parquet(path)
-        seconds = self._spark.read.parquet(path)
+        )
+        seconds = kept(load, self._audit.path("forecast"))
         end_ms = now_ms + options.horizon_ms
         (row,) = seconds.agg(
             *_sums(),
@@ -263,14 +260,10 @@ class _Work:
     def _forecast(self, seconds: DataFrame, end_ms: int) -> tuple[LoadStep, ...]:
         """Return steps from now to the horizon, with overdue records in the first one."""
         now_ms, step_ms = self._cut.taken_ms, self.step_ms
-        each = seconds.where(sf.col("second_ms") < end_ms).groupBy("second_ms")
-        sums = each.agg(*_sums())
+        sums = seconds.where(sf.col("second_ms") < end_ms).groupBy("second_ms").agg(*_sums())
         at_ms = sf.greatest(sf.col("second_ms"), sf.lit(now_ms))
         start_ms = (sf.floor(at_ms / step_ms) * step_ms).alias("start_ms")
-        steps = sums.groupBy(start_ms).agg(
-            *_sums(),
-            sf.max("records").alias("peak"),
-        )
+        steps = sums.groupBy(start_ms).agg(*_sums(), sf.max("records").alias("peak"))
         rows = steps.orderBy("start_ms").limit(FORECAST_STEPS_MAX + 1).collect()
         return tuple(LoadStep(r["start_ms"], r["records"], r["bytes"], r["peak"]) for r in rows)
 

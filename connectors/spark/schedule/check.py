@@ -42,6 +42,7 @@ class RowRules:
     """Contract and limits by which rows are judged.
 
     Attributes:
+        topic: the delay topic.
         contracts: contracts in force at the end of the partitions; several while nodes change it: a
             record must be valid under each.
         now_ms: assumed time at which the record is appended, epoch milliseconds.

@@ -183,7 +183,9 @@ def _instant(rows: DataFrame, what: str, name: str) -> Column:
     if isinstance(kind, (*_WHOLE, types.StringType)):
         return _bytes(rows, what, name)
     hint = "text in RFC 3339, whole epoch milliseconds or a timestamp with a time zone is expected"
-    raise InvalidRequestError(f"column {name} can't be a due time: it is {_shown(kind)}; {hint}")
+    raise InvalidRequestError(
+        f"column {name} can't be a due time: it is {kind.simpleString()}; {hint}"
+    )
 
 
 def _delay(rows: DataFrame, what: str, name: str) -> Column:
@@ -191,8 +193,8 @@ def _delay(rows: DataFrame, what: str, name: str) -> Column:
     if isinstance(kind, (*_WHOLE, types.StringType)):
         return _bytes(rows, what, name)
     raise InvalidRequestError(
-        f"column {name} can't be a delay: it is {_shown(kind)}; whole milliseconds or an ISO 8601 "
-        "duration as text are expected"
+        f"column {name} can't be a delay: it is {kind.simpleString()}; whole milliseconds or an "
+        "ISO 8601 duration as text are expected"
     )
 
 
@@ -219,7 +221,3 @@ def _column(name: str) -> Column:
     """Return a column by its literal name, which may contain dots."""
     escaped = name.replace("`", "``")
     return sf.col(f"`{escaped}`")
-
-
-def _shown(kind: types.DataType) -> str:
-    return kind.simpleString()

@@ -106,10 +106,13 @@ class Scheduled:
         rows: number of input rows.
         rejected: number of rejected rows by code.
         there: number of good rows that the delay topic already has with the same content.
-        fresh: number of good rows that it does not have.
-        replacing: number of these whose id it has with another content; pending ones are replaced.
+        fresh: number of good rows that the delay topic does not have.
+        replacing: number of fresh rows whose id the topic has with another content; such a record
+            is replaced if it is pending.
         written: number of records that were written.
-        sample: some of the fresh ones: id, headers and value as text.
+        seconds: duration of the run.
+        rejected_path: folder of the rejected rows; None: no row was rejected.
+        sample: id, headers and value of some fresh rows, as text.
     """
 
     rows: int
@@ -187,7 +190,7 @@ def schedule(
         good = judged.where("code IS NULL").select("id", "value", "headers")
         held = _held(rows.sparkSession, options)
         fresh = _missing(good, held).persist(_KEPT)
-        total, replacing = _count_fresh(fresh)
+        ((total, replacing),) = fresh.select(sf.count("*"), sf.count_if("is_replacing")).collect()
         report = Scheduled(
             rows=sum(counts.values()),
             rejected=rejected,
@@ -286,7 +289,7 @@ def _counts(judged: DataFrame) -> dict[str | None, int]:
 
 
 def write_rejected(judged: DataFrame, path: str) -> None:
-    """Write ``REJECTED`` for the rows that have a code."""
+    """Write the rows that have a code as ``REJECTED``, in place of what the folder holds."""
     bad = judged.where("code IS NOT NULL")
     text = sf.col("id").cast("string").alias("id")
     bad.select("file", text, "code", "reason", "row").write.mode("overwrite").parquet(path)
@@ -318,12 +321,6 @@ def _missing(good: DataFrame, held: DataFrame) -> DataFrame:
     )
 
 
-def _count_fresh(fresh: DataFrame) -> tuple[int, int]:
-    """Return the number of records, and of those that replace one."""
-    (row,) = fresh.select(sf.count("*"), sf.count_if("is_replacing")).collect()
-    return row[0], row[1]
-
-
 def _sample(fresh: DataFrame, rows: int) -> list[dict[str, object]]:
     return [
         {
@@ -336,7 +333,7 @@ def _sample(fresh: DataFrame, rows: int) -> list[dict[str, object]]:
 
 
 def sink_for(options: ScheduleOptions, rules: RowRules) -> TopicSink:
-    """Return the sink of a job."""
+    """Return the sink that writes the records of a job to the delay topic."""
     return TopicSink(
         client=sink_client(options.writer or options.client),
         topic=options.topic,

@@ -59,6 +59,7 @@ class StreamOptions:
 
     Attributes:
         source: options of librdkafka for the cluster of the input.
+        from_topic: topic to read.
         checkpoint: folder for the state of the stream and of Spark.
         schema: columns of JSON values, as DDL, or ``INFER``; None: values are not parsed.
         every_ms: interval of reading, in ms; None: read once what is there now.
@@ -168,7 +169,7 @@ class Stream:
         self._is_stopped = False
 
     def start(self, asked: DataFrame, stream: StreamOptions) -> None:
-        """Start Spark's query."""
+        """Start Spark's query over ``asked``, the stream of unchecked records."""
         self._query = (
             asked.writeStream.queryName("delay schedule")
             .trigger(**stream.trigger)
