@@ -26,10 +26,6 @@ _Result = TypeVar("_Result", bound=msgspec.Struct)
 _decode = msgspec.json.Decoder(Message).decode
 
 
-def _ignore(_count: int) -> None:
-    pass
-
-
 class Helper:
     """Process that loads, judges or passes through, as its plan says.
 
@@ -45,7 +41,7 @@ class Helper:
         module: str,
         plan: msgspec.Struct,
         log_path: Path,
-        progress: Callable[[int], None] = _ignore,
+        progress: Callable[[int], None],
     ) -> None:
         self._name = module.rpartition(".")[2]
         self._log_path = log_path

@@ -110,7 +110,6 @@ def _service(stand: Stand, names: Names, cluster: EmbeddedCluster) -> Iterator[P
         yield Peer(
             name=f"this service {__version__}",
             setup=f"Kafka broker, node; {options.delivery}, {options.partitions} partitions",
-            helpers="",
             client={},
             restart=restart,
         )
@@ -144,8 +143,8 @@ def _round(
         judging = msgspec.structs.replace(judging, client=peer.client, topic=loading.topic)
     receiving = stand.steps.bar(f"{peer.name}, {round_}", n)
     with (
-        stand.helper(f"{peer.helpers}load", loading) as loader,
-        stand.helper(f"{peer.helpers}judge", judging, receiving.at) as judge,
+        stand.helper("load", loading) as loader,
+        stand.helper("judge", judging, receiving.at) as judge,
     ):
         loader.tell(wire.GO)
         restart_s = None
