@@ -56,11 +56,10 @@ class Reaper:
             self._process.stdin.write(f"{line}\n".encode())
             self._process.stdin.flush()
         except OSError as exc:
-            message = (
+            raise ClusterError(
                 f"The reaper of the embedded cluster (process {self._process.pid}) is gone: {exc}. "
                 "Stop the cluster; its processes may have to be stopped by hand."
-            )
-            raise ClusterError(message) from exc
+            ) from exc
 
 
 class Child:

@@ -39,11 +39,10 @@ def free_ports(count: int, host: str = LOOPBACK) -> list[int]:
     finally:
         for bound in held.values():
             bound.close()
-    message = (
+    raise ClusterError(
         f"No {count} free ports between {_PORT_MIN} and {_PORT_STOP} on {host}. "
         "Stop what listens there."
     )
-    raise ClusterError(message)
 
 
 def _bind(host: str, port: int) -> socket.socket | None:
