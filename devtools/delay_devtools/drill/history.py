@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
 
-from delay_devtools.drill.outputs import Clerk, OutputRecord
+from delay_devtools.drill.outputs import OutputRecord, output_of
 from delay_devtools.drill.scenes import TURN
 from delay_devtools.drill.service import ROLL_WINDOW_MS, SCENE, ModelShard, ModelStep, Record
 from delay_devtools.drill.stage import LATENESS_MS, Theatre
@@ -87,7 +87,6 @@ class HistoryWriter:
         self._names = life.names
         self._users = users
         self._theatre = theatre
-        self._clerk = Clerk(life.names)
         self._plain = plain
         self._producer = producer
         self._owner = owner
@@ -186,7 +185,7 @@ class HistoryWriter:
         with self._owner.transaction(commit=False):
             for shard, step in steps[:_SAMPLE]:
                 if step.act == "deliver":
-                    self._writes(self._owner, self._clerk.output(shard, step))
+                    self._writes(self._owner, output_of(self._names, shard, step))
             self._commit_in_vain()
         with self._owner.transaction():
             for shard, step in steps:
@@ -209,7 +208,7 @@ class HistoryWriter:
         return steps
 
     def _carry_out(self, shard: ModelShard, step: ModelStep) -> None:
-        output, again = self._clerk.output(shard, step), step.again
+        output, again = output_of(self._names, shard, step), step.again
         if again is None:
             self._writes(self._owner, output)
             return

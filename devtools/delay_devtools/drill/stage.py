@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Final, NamedTuple, TypeAlias
 
-from delay_devtools.drill.outputs import Clerk, OutputRecord
+from delay_devtools.drill.outputs import OutputRecord, output_of
 from delay_devtools.drill.service import PARK_MS, ROLL_WINDOW_MS, Act, ModelShard, ModelStep, Record
 from delay_devtools.drill.users import KEYS, Request, TopicNames
 from delay_devtools.drill.wire import (
@@ -107,7 +107,6 @@ class Stage:
         self.write: Callable[[OutputRecord], int] = _nowhere
         """Function that appends a record and returns its offset; set whenever the scene resumes."""
         self._shared = shared
-        self._clerk = Clerk(shared.names)
         self._keys: dict[int, tuple[int, int]] = {}
         """Key of the last record to be settled, by partition."""
         self._ends: dict[int, int] = {}
@@ -189,7 +188,7 @@ class Stage:
     ) -> OutputRecord:
         """Return the service's output for an act, by default soon after the due time."""
         at_ms = record.request.due_ms + LATENESS_MS if at is None else self.start_ms + at
-        return self._clerk.output(self.shard, ModelStep(act, record, at_ms, by, text))
+        return output_of(self.names, self.shard, ModelStep(act, record, at_ms, by, text))
 
     def says(self, output: OutputRecord) -> Where:
         """Write an output; return its place."""
@@ -271,7 +270,7 @@ class Stage:
         """Return the delivery of a record that was sent to another partition, with that source."""
         shard = self._shared.shards[there.request.partition]
         at_ms = there.request.due_ms + LATENESS_MS
-        output = self._clerk.output(shard, ModelStep("deliver", there, at_ms))
+        output = output_of(self.names, shard, ModelStep("deliver", there, at_ms))
         return replace(output, told=[*output.told, ("delay-shard", shard.name.encode())])
 
     def headers_of(self, copy: Record) -> Headers:

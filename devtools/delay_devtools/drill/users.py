@@ -6,6 +6,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import partial
 from typing import Final
 
 from delay_devtools.drill.wire import (
@@ -235,12 +236,6 @@ class Users:
         made.record_id = self._old_id(made.partition)
         _ask(made, ("delay-id", made.record_id), ("delay-at", b"%d" % made.due_ms))
 
-    def _cancel(self, made: Request) -> None:
-        self._control(made, "cancel")
-
-    def _fire(self, made: Request) -> None:
-        self._control(made, "fire")
-
     def _control(self, made: Request, op: str) -> None:
         made.op = op
         made.record_id = self._old_id(made.partition)
@@ -289,7 +284,8 @@ class Users:
 
     _kinds = (
         *(_at, _at_text, _after, _after_text, _keyed, _to_partition, _to_key, _tombstone),
-        *(_rocketmq, _etf1, _karafka, _named, _again, _cancel, _fire, _expiring),
+        *(_rocketmq, _etf1, _karafka, _named, _again),
+        *(partial(_control, op="cancel"), partial(_control, op="fire"), _expiring),
         *(_invalid, _forged, _to_nowhere, _refused_once),
     )
 
