@@ -17,7 +17,9 @@ _ANSWER_SECONDS_MAX = 1.0
 
 
 def kafka_probe(address: str, cluster_id: str, broker_ids: frozenset[int]) -> Callable[[], bool]:
-    """Return a probe whether the cluster's broker at ``host:port`` has these brokers alive."""
+    """Return a probe that tells whether the broker at ``address`` belongs to the cluster
+    ``cluster_id`` and knows all ``broker_ids`` as alive.
+    """
     client = AdminClient(
         {
             "bootstrap.servers": address,
@@ -43,7 +45,7 @@ def kafka_probe(address: str, cluster_id: str, broker_ids: frozenset[int]) -> Ca
 
 
 def zookeeper_probe(host: str, port: int, data: Path) -> Callable[[], bool]:
-    """Return a probe whether the ZooKeeper server with this data folder serves clients."""
+    """Return a probe that tells whether the ZooKeeper server with the folder ``data`` serves."""
 
     def ready() -> bool:
         try:
@@ -59,8 +61,8 @@ def zookeeper_probe(host: str, port: int, data: Path) -> Callable[[], bool]:
 
 
 def zookeeper_tick_s(hosts: str) -> float | None:
-    """Return the tick of the first server of ``host:port,…``, the precision of session timeouts;
-    None when it does not answer.
+    """Return the tick in seconds (precision of session timeouts) of the first ZooKeeper server of
+    ``host:port,…``; None: it does not answer.
     """
     host, _, port = hosts.partition(",")[0].rpartition(":")
     try:

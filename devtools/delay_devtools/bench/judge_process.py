@@ -51,7 +51,7 @@ class JudgePlan(msgspec.Struct, frozen=True):
 
 
 def judge(plan: JudgePlan) -> None:
-    """Read the target topic, and send the verdict."""
+    """Read the target topic, and send the parent process a ``BenchVerdict``."""
     if "bootstrap.servers" in plan.client:
         consumer = clients.consumer(plan.client, f"judge-{plan.batch.tag}")
         consumer.assign(clients.partitions(consumer, plan.topic))

@@ -74,8 +74,8 @@ class LoadPlan(msgspec.Struct, frozen=True):
 
 
 def load(plan: LoadPlan) -> None:
-    """Send the load at the word ``go``, and report its end; then show it if it was hidden, or
-    report how many messages a client of another broker had to send again.
+    """Send the planned records at the word ``go``, and report the end; then commit the transaction
+    of a hidden load, or report how many messages another broker's client had to send again.
     """
     errors: list[str] = []
     if "bootstrap.servers" in plan.client:

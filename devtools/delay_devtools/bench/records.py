@@ -47,5 +47,5 @@ class Batch(msgspec.Struct, frozen=True):
 
 
 def keys() -> list[bytes]:
-    """Return all keys; that of a record is at ``number % KEYS``."""
+    """Return the keys of a load; the record ``number`` has the key at index ``number % KEYS``."""
     return [b"key-%d" % number for number in range(KEYS)]

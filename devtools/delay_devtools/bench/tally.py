@@ -66,7 +66,7 @@ class BatchTally:
         return not self._is_open and self.distinct == self._n
 
     def close(self, n: int) -> None:
-        """Set the number of records that were sent; numbers beyond count as strangers."""
+        """Set the number of records that were sent to ``n``; higher numbers count as strangers."""
         self._strangers += sum(self._counts[n:])
         self.distinct = n - self._counts.count(0, 0, n)
         del self._counts[n:]

@@ -110,7 +110,7 @@ class Director:
         bar.say("Troubled the nodes")
 
     def stop(self) -> None:
-        """Send SIGTERM to every node; add failures to ``missed``."""
+        """Stop every node with SIGTERM; add those that fail to stop in order to ``missed``."""
         for node in self._group.nodes.values():
             try:
                 node.stop_in_order()

@@ -12,7 +12,7 @@ from delay_devtools.ownership import FENCED, LOST, SliceEvent, SliceOwnership, o
 
 
 class Deed(StrEnum):
-    """Kind of trouble for a node."""
+    """What the demo does to a node."""
 
     KILL = "killed"
     FREEZE = "frozen"
@@ -73,9 +73,9 @@ class Missed:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """Ownership and why it began; with ``is_fence``, the refusal of a previous owner.
-
-    ``until_ms``: end of its node's deliveries, epoch milliseconds; None: not ended.
+    """A row of the timeline: a node owns a slice from ``from_ms`` until ``until_ms`` (epoch
+    milliseconds; None: to the end), for the reason ``why``. With ``is_fence``, the row is the
+    moment at which the broker refused a previous owner.
     """
 
     slice_no: int

@@ -18,7 +18,7 @@ class OutputRecord:
         key: key of the record.
         value: value of the record.
         own: headers of the producer; of a copy, all headers.
-        told: headers of the service.
+        told: headers that the service adds.
         at_ms: timestamp, epoch milliseconds.
     """
 

@@ -17,13 +17,13 @@ from rich.console import Console
 from rich.table import Table
 
 from delay_devtools.cluster import EmbeddedCluster, started, undisturbed
-from delay_devtools.drill.history import STEPS, TAIL_MS, HistoryWriter, Life
+from delay_devtools.drill.history import STEPS, TAIL_MS, HistoryWriter, Life, Theatre
 from delay_devtools.drill.judge import DrillVerdict, Finding, judge
 from delay_devtools.drill.nodes import answering, publish
 from delay_devtools.drill.replicas import NODES, STALE, ShardCopy, Spoiler, copies_of, keep
 from delay_devtools.drill.scenes import DEFECTS, FIRST, LAST, SOUND, STEPS_OF
 from delay_devtools.drill.service import ModelShard
-from delay_devtools.drill.stage import GRACE_MS, LATE_MS, TAIL, Defect, Scenery, Theatre
+from delay_devtools.drill.stage import GRACE_MS, LATE_MS, TAIL, Defect, Scenery
 from delay_devtools.drill.users import TopicNames, Users
 from delay_devtools.drill.wire import HOUR_MS
 from delay_devtools.drill.writing import CountedWriter, Ends, TopicAdmin
@@ -111,7 +111,7 @@ class Drill:
 def prepared(
     options: DrillOptions, spark: SparkSession | None = None, *, is_shown: bool
 ) -> Iterator[Drill]:
-    """Make a drill on a cluster; remove its topics and folders at the end, unless to be kept.
+    """Write a drill's history and copies; remove topics and folders at the end unless kept.
 
     Args:
         options: options of the drill.
@@ -119,7 +119,7 @@ def prepared(
         is_shown: whether progress is shown.
 
     Raises:
-        DelayServiceError: the drill can't be made; the message says what to do.
+        DelayServiceError: the drill can't be written; the message says what to do.
     """
     with ExitStack() as stack:
         folder = Path(tempfile.mkdtemp(prefix="delay-drill-"))

@@ -1,4 +1,4 @@
-"""Records of producers: every way to request a delay of ``docs/header-contract.md``."""
+"""Producers' records, with every kind of request in ``docs/header-contract.md``."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ class Users:
         self._spoken: list[list[bytes]] = [[] for _ in range(names.partitions)]
 
     def request(self, written_ms: int) -> Request:
-        """Return a record of a random kind."""
+        """Return a record of a random kind, written at ``written_ms`` (epoch milliseconds)."""
         rng, number = self._rng, self._count
         self._count += 1
         partition = rng.randrange(self._names.partitions)
@@ -140,7 +140,7 @@ class Users:
         return made
 
     def prompt(self, written_ms: int) -> Request:
-        """Return a plain record that is due at once."""
+        """Return a plain record, written and due at ``written_ms`` (epoch milliseconds)."""
         made = self.request(written_ms)
         made = Request(made.partition, written_ms, None, made.value, [], own=made.own)
         made.due_ms, made.target = written_ms, self._names.targets[0]

@@ -147,7 +147,7 @@ class NatsProducer:
         self._link.send(data)
 
     def list_topics(self, topic: str, timeout: float) -> None:
-        """Create the stream of this name."""
+        """Create the stream ``topic``, waiting ``timeout`` seconds at most for the server."""
         config = {
             "name": topic,
             "subjects": [f"{topic}.at.*", f"{topic}.out"],
@@ -159,7 +159,7 @@ class NatsProducer:
         self.resent = 0
 
     def produce(self, topic: str, value: bytes, key: bytes, headers: Headers) -> None:
-        """Send a record that is due at its header ``delay-at``."""
+        """Send a message that is due at its header ``delay-at`` (epoch milliseconds)."""
         due_s = int(dict(headers)["delay-at"] or 0) / 1_000
         names = {
             "Nats-Schedule": f"@at {datetime.fromtimestamp(due_s, UTC).isoformat()}",
@@ -182,7 +182,7 @@ class NatsProducer:
                 self._link.send(data)
 
     def flush(self, timeout: float) -> int:
-        """Wait for all acknowledgements; return the number of missing ones."""
+        """Wait ``timeout`` seconds at most; return the number of unacknowledged requests."""
         return await_answers(self._unanswered, timeout)
 
     def _unanswered(self) -> int:
