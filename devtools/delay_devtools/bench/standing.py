@@ -44,15 +44,11 @@ def idle(stand: Stand, figures: Figures) -> dict[int, int]:
     sets = stand.create(names, (), options.idle_shards // options.partitions)
     if options.has_several:
         _idle_together(stand, figures, names, sets)
-    else:
-        _idle_alone(stand, figures, names, sets)
-    return {}
-
-
-def _idle_alone(stand: Stand, figures: Figures, names: Names, sets: Sequence[str]) -> None:
+        return {}
     with stand.service(names, sets) as serving:
         time.sleep(_SETTLE_S)
         (figures.cpu_percent,) = _watch(stand, figures, serving.workers, [serving.processes])
+    return {}
 
 
 def _idle_together(stand: Stand, figures: Figures, names: Names, sets: Sequence[str]) -> None:

@@ -183,11 +183,12 @@ class NatsProducer:
 
     def flush(self, timeout: float) -> int:
         """Wait ``timeout`` seconds at most; return the number of unacknowledged requests."""
-        return await_answers(self._unanswered, timeout)
 
-    def _unanswered(self) -> int:
-        self.poll(0)
-        return len(self._waiting)
+        def unanswered() -> int:
+            self.poll(0)
+            return len(self._waiting)
+
+        return await_answers(unanswered, timeout)
 
 
 class NatsConsumer(QueueConsumer):

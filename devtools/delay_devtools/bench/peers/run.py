@@ -87,11 +87,8 @@ def show(options: Options, results: Sequence[Result], plot: Path | None, *, as_j
         print_json(found | {"results": [report.as_object(result) for result in results]})
     else:
         report.show(results)
-    return 0 if all(result.is_good for result in results if _is_own(result)) else 1
-
-
-def _is_own(result: Result) -> bool:
-    return result.system.startswith("this service")
+    own = [result for result in results if result.system.startswith("this service")]
+    return 0 if all(result.is_good for result in own) else 1
 
 
 @contextmanager
