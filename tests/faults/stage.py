@@ -133,7 +133,7 @@ class Stage:
         ]
 
     def make_node(self, number: int, name: str = "") -> Node:
-        """Create a node without starting it; ``name`` of its files, if two nodes have one number."""
+        """Create a node, not started; ``name`` names its files if two nodes have one number."""
         place = self.script.places.get(number, _NO_PLACE)
         return Node(number, self._folder, self.settings(), _NO_PLACE if name else place, name)
 
