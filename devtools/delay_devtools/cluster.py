@@ -42,7 +42,7 @@ _NO_PROPERTIES: Mapping[str, str] = MappingProxyType({})
 
 @dataclass(frozen=True, slots=True)
 class _Running:
-    """What a started cluster has until it is stopped."""
+    """Folder, Java and reaper of a started cluster."""
 
     folder: Path
     jvm: Jvm

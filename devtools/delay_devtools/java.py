@@ -19,7 +19,7 @@ _VERSION = re.compile(r'version "(?:1\.)?(\d+)')
 
 @dataclass(frozen=True, slots=True)
 class Java:
-    """A Java runtime with a known version."""
+    """Java runtime: its program, and its major version."""
 
     executable: Path
     major: int

@@ -229,7 +229,7 @@ class NodeGroup:
         return [event for node in self.nodes.values() for event in node.slice_events()]
 
     def owners(self) -> dict[int, SliceOwnership]:
-        """Return the last ownership of each slice."""
+        """Return the ownership with the highest epoch of each slice, by slice number."""
         return owners(self.slice_events())
 
     def owned_by(self, node: LocalNode) -> dict[int, SliceOwnership]:

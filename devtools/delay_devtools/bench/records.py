@@ -37,7 +37,7 @@ class Batch(msgspec.Struct, frozen=True):
     seed: int
 
     def tag_bytes(self) -> bytes:
-        """Return the tag as it is in a value."""
+        """Return the 8 bytes of the tag in each value."""
         return self.tag.encode("ascii")
 
     def filler(self) -> bytes:

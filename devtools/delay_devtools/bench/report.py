@@ -20,7 +20,7 @@ _BOUNDS_MS: Final = (
 
 
 def show(figures: Figures, lateness_ms: Mapping[int, int], *, as_json: bool) -> None:
-    """Print the figures to standard output."""
+    """Print figures and lateness histogram (counts by milliseconds) to standard output."""
     found = {
         name: round(value, _DIGITS) if isinstance(value, float) else value
         for name, value in asdict(figures).items()

@@ -70,7 +70,7 @@ class Names:
         return f"{self.prefix}_level_"
 
     def target(self, name: str) -> str:
-        """Return the name of a target topic; all of them are allowed."""
+        """Return the name of the target topic of this short name; the service allows it."""
         return f"{self.prefix}_to_{name}"
 
     def sets(self, partitions: int, delay_topics: Sequence[str]) -> list[str]:

@@ -222,7 +222,12 @@ class _Scene:
         self._used_s = (0.0, 0.0)
 
     def load(self, due: Due, last_due_ms: int = 0) -> None:
-        """Write the load, still invisible, and start the judge."""
+        """Write the load in an open transaction, so that it is invisible; start the judge.
+
+        Args:
+            due: due times of the load.
+            last_due_ms: last due time, epoch milliseconds; 0: the shortest delay from now on.
+        """
         stand, n = self._stand, self.batch.n
         plan = load_plan(stand, self._names, self._target, self.batch, due, is_hidden=True)
         helper = stand.helper("load", plan, stand.steps.bar("Loading", n).at)

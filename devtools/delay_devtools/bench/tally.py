@@ -62,7 +62,7 @@ class BatchTally:
 
     @property
     def is_complete(self) -> bool:
-        """Return whether every number has arrived."""
+        """Return whether every record of the load has arrived."""
         return not self._is_open and self.distinct == self._n
 
     def close(self, n: int) -> None:

@@ -26,7 +26,7 @@ class DeliveryPause(NamedTuple):
 
 
 class Trace(msgspec.Struct, frozen=True):
-    """Deliveries by slice, ascending."""
+    """Deliveries of each slice, in order of their production."""
 
     slices: dict[int, list[SliceDelivery]]
 

@@ -126,7 +126,7 @@ class Director:
         return node, _NO_TRANSACTION
 
     def _set_right(self) -> None:
-        """Start or thaw every node that does not run."""
+        """Thaw every node that runs, and start the others."""
         for node in self._group.nodes.values():
             if node.running:
                 node.service.thaw()

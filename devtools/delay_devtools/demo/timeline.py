@@ -12,7 +12,7 @@ from delay_devtools.ownership import FENCED, LOST, SliceEvent, SliceOwnership, o
 
 
 class Deed(StrEnum):
-    """What the demo does to a node."""
+    """Kind of fault that the demo causes on a node."""
 
     KILL = "killed"
     FREEZE = "frozen"
@@ -93,7 +93,7 @@ _START: Final = "start"
 
 
 def turns(events: Sequence[SliceEvent], acts: Sequence[Act]) -> list[Turn]:
-    """Return every ownership and every fence, by slice and time."""
+    """Return a row for each ownership and each refused owner, by slice and time."""
     found = [*_ownerships(ownerships(events), acts), *_fences(events, acts)]
     return sorted(found, key=lambda turn: (turn.slice_no, turn.from_ms))
 

@@ -55,12 +55,12 @@ class Frame(NamedTuple):
 
     @property
     def slot_ms(self) -> int:
-        """Return the start of its slot."""
+        """Return the start of the minute of its key, epoch milliseconds."""
         return self.key_ms - self.key_ms % MINUTE_MS
 
     @property
     def sum_hash(self) -> int:
-        """Return the hash that the record adds to the sum of its slot."""
+        """Return the 64-bit hash that the record adds to the sum of its minute in a digest."""
         content = self.payload if self.record_id is None else self.record_id
         return record_hash(self.key_ms, self.offset, content)
 

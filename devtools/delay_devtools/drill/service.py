@@ -55,7 +55,7 @@ class Record:
     is_flying: bool = False
 
     def payload(self) -> bytes:
-        """Return the payload as a store keeps it."""
+        """Return the record as a store keeps it, in MessagePack."""
         asked = self.request
         meta = None
         if (asked.record_id, asked.expires_ms, self.source) != (None, None, None):
@@ -227,7 +227,7 @@ class ModelShard:
     # --- headers -------------------------------------------------------------------------------
 
     def told(self, record: Record) -> Headers:
-        """Return the headers of an output that name the record it settles."""
+        """Return the service's headers of an output, which name the record that it settles."""
         asked = record.request
         told: Headers = [
             ("delay-due-at", b"%d" % asked.due_ms),

@@ -170,7 +170,7 @@ class Stage:
         return self._written(made, 0)
 
     def breaks(self) -> Record:
-        """Write a record that breaks the contract."""
+        """Write a record with an invalid time, which the service must dead-letter."""
         headers: Headers = [("own", b"1"), ("own", b"2"), ("delay-at", b"soon")]
         headers.append(("delay-target-topic", self.names.targets[0].encode()))
         made = Request(self.partition, self.start_ms, b"k", b"v", headers, "", code="time-invalid")
@@ -305,11 +305,11 @@ class Stage:
         return replace(output, told=[*output.told, ("delay-shard", shard.name.encode())])
 
     def headers_of(self, copy: Record) -> Headers:
-        """Return the headers that a copy was written with."""
+        """Return the headers with which a requeued copy was written."""
         return self._signed[copy.source, copy.key_ms]
 
     def hole(self) -> int:
-        """Return an offset of the shard that holds no record."""
+        """Return an offset of the shard at which no committed record is."""
         return self.rng.choice(self._shared.holes[self.shard.place][-4:])
 
     def finds(self, kind: str, record: Record, where: Where | None = None) -> None:

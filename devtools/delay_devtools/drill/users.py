@@ -62,7 +62,7 @@ class TopicNames:
         return f"drill_{self.run}_*"
 
     def checkpoint_place(self, slice_no: int) -> Place:
-        """Return the partition of the checkpoints of a slice."""
+        """Return topic and partition of the checkpoints of a slice."""
         shared = self.checkpoint_partitions
         return self.own("checkpoint"), slice_no % shared if shared else slice_no
 

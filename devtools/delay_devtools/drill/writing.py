@@ -50,7 +50,7 @@ class Ends:
         return offset
 
     def skip(self, place: Place) -> None:
-        """Count a transaction's marker as a hole."""
+        """Count the marker that ends a transaction: it takes an offset, and is a hole."""
         self.holes.setdefault(place, []).append(self.take(place))
 
 

@@ -52,7 +52,7 @@ class NatsMessage:
 
 
 def frame(subject: str, body: bytes, reply: str, headers: Mapping[str, str]) -> bytes:
-    """Return the bytes that publish a message."""
+    """Return the protocol bytes that publish ``body`` and headers, with a subject for the reply."""
     head = _HEADS + b"".join(f"{k}: {v}\r\n".encode() for k, v in headers.items()) + b"\r\n"
     line = f"HPUB {subject} {reply} {len(head)} {len(head) + len(body)}\r\n"
     return line.encode() + head + body + b"\r\n"
@@ -170,7 +170,7 @@ class NatsProducer:
         self._request(f"{topic}.at.{self._requests}", value, names)
 
     def poll(self, _timeout: float) -> None:
-        """Repeat requests without an answer for ``_RESEND_S``."""
+        """Send requests again that have had no answer for ``_RESEND_S`` seconds."""
         now_s = time.monotonic()
         if now_s - self._looked_s < _LOOK_S:
             return

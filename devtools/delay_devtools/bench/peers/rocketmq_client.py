@@ -41,7 +41,7 @@ class _Program:
         raise NotImplementedError
 
     def say(self, line: bytes) -> None:
-        """Send a line to the program."""
+        """Write a line to the program's standard input."""
         if self._process.stdin is not None:
             self._process.stdin.write(line)
             self._process.stdin.flush()
