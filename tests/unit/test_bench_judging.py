@@ -8,16 +8,14 @@ from delay_devtools.bench.records import HEAD, KEYS, SIZE_MIN, Batch, keys
 from delay_devtools.bench.tally import BatchTally, BenchVerdict
 
 BATCH = Batch("abcdefgh", 2_000, 60, 7)
+KNOWN, FILLER = keys(), BATCH.filler()
 DUE_MS = 1_000_000
 SEEN_S = 1_000.005
 Sent = tuple[bytes | None, bytes | None]
 
 
 def record(number: int, *, due_ms: int = DUE_MS, tag: str = BATCH.tag) -> Sent:
-    return (
-        keys()[number % KEYS],
-        HEAD.pack(number, due_ms, tag.encode()) + BATCH.filler(),
-    )
+    return KNOWN[number % KEYS], HEAD.pack(number, due_ms, tag.encode()) + FILLER
 
 
 def add(tally: BatchTally, records: list[Sent], seen_s: float = SEEN_S) -> None:
