@@ -11,10 +11,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from delay_devtools import guard, reaper
+from delay_devtools.node_log import tail
 from delayservice.base.errors import ClusterError
 
 _TAIL_LINES = 25
-_TAIL_BYTES = 64 * 1024
 _POLL_SECONDS = 0.05
 
 
@@ -56,11 +56,10 @@ class Reaper:
             self._process.stdin.write(f"{line}\n".encode())
             self._process.stdin.flush()
         except OSError as exc:
-            message = (
+            raise ClusterError(
                 f"The reaper of the embedded cluster (process {self._process.pid}) is gone: {exc}. "
                 "Stop the cluster; its processes may have to be stopped by hand."
-            )
-            raise ClusterError(message) from exc
+            ) from exc
 
 
 class Child:
@@ -164,11 +163,4 @@ class Child:
 
     def log_tail(self) -> str:
         """Return the last lines that this process wrote."""
-        try:
-            with self.log_path.open("rb") as log:
-                end = log.seek(0, os.SEEK_END)
-                log.seek(max(self._log_start, end - _TAIL_BYTES))
-                text = log.read().decode(errors="replace")
-        except OSError as exc:
-            return f"(unreadable: {exc})"
-        return "\n".join(text.splitlines()[-_TAIL_LINES:]) or "(empty)"
+        return tail(self.log_path, _TAIL_LINES, self._log_start)

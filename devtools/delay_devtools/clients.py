@@ -19,7 +19,9 @@ Headers: TypeAlias = list[tuple[str, str | bytes | None]]
 def producer(
     client: Mapping[str, str], transactional_id: str = "", errors: list[str] | None = None
 ) -> Producer:
-    """Return a producer for throughput; errors of delivery are added to ``errors``."""
+    """Return a producer tuned for throughput; ``client`` has further librdkafka options, texts of
+    failed deliveries are added to ``errors``, and an empty id means no transactions.
+    """
     found = [] if errors is None else errors
 
     def note(error: object, _message: object) -> None:
@@ -65,7 +67,7 @@ def consumer(client: Mapping[str, str], group: str) -> Consumer:
 
 
 def admin(client: Mapping[str, str]) -> KafkaAdmin:
-    """Return an admin client."""
+    """Return an admin client with these librdkafka options."""
     return KafkaAdmin(client, QUIET)
 
 

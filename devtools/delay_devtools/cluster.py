@@ -9,17 +9,19 @@ processes and, unless they are to be kept, the files.
 """
 
 import base64
+import shutil
 import signal
 import tempfile
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType, TracebackType
+from types import MappingProxyType
 from typing import Self
 
-from delay_devtools import reaper, servers
+from delay_devtools import servers
 from delay_devtools.child import Child, Reaper
 from delay_devtools.jars import ensure_jars, read_lock
 from delay_devtools.java import find_java
@@ -36,6 +38,15 @@ _PORTS_PER_BROKER = 3
 _PORTS_PER_ZOOKEEPER = 3
 _CLASH_WORDS = ("Address already in use", "BindException")
 _NO_PROPERTIES: Mapping[str, str] = MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True)
+class _Running:
+    """Folder, Java and reaper of a started cluster."""
+
+    folder: Path
+    jvm: Jvm
+    reaper: Reaper
 
 
 class EmbeddedCluster:
@@ -72,23 +83,20 @@ class EmbeddedCluster:
         secure: bool = False,
     ) -> None:
         if min(brokers, zookeepers) < 0 or brokers + zookeepers < 1:
-            message = (
+            raise ClusterError(
                 f"A cluster of {brokers} brokers and {zookeepers} ZooKeeper servers was asked for. "
                 "Ask for at least one server, and for no negative number."
             )
-            raise ClusterError(message)
         self._sizes = (brokers, zookeepers)
         self._kept_folder = folder.absolute() if folder else None
-        self._keep = keep
+        self._is_kept = keep or folder is not None
         self._broker_properties = dict(broker_properties)
         self._zookeeper_properties = dict(zookeeper_properties)
         self._start_seconds = start_seconds
         self._host = host
         self._kafka = kafka
         self._secure = secure
-        self._folder: Path | None = None
-        self._jvm: Jvm | None = None
-        self._reaper: Reaper | None = None
+        self._running: _Running | None = None
         self._brokers: dict[int, BrokerPlan] = {}
         self._zookeepers: dict[int, ZooKeeperPlan] = {}
         self._children: dict[str, Child] = {}
@@ -98,12 +106,7 @@ class EmbeddedCluster:
         self.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Stop all servers."""
         self.stop()
 
@@ -140,10 +143,12 @@ class EmbeddedCluster:
         Raises:
             ClusterError: the cluster is not started.
         """
-        if self._folder is None:
-            message = "The cluster has no folder because it is not started. Call start()."
-            raise ClusterError(message)
-        return self._folder
+        return self._started().folder
+
+    def _started(self) -> _Running:
+        if self._running is None:
+            raise ClusterError("The cluster is not started. Call start().")
+        return self._running
 
     def start(self) -> None:
         """Start all servers and return when all of them are ready.
@@ -152,14 +157,14 @@ class EmbeddedCluster:
             ClusterError: no Java, a jar can't be fetched, or a server does not start; all servers
                 are stopped then.
         """
-        if self._reaper is not None:
-            message = "The cluster is already started. Stop it before starting it again."
-            raise ClusterError(message)
+        if self._running is not None:
+            raise ClusterError("The cluster is already started. Stop it before starting it again.")
         java, class_path = find_java(), ensure_jars(read_lock(self._kafka))
+        folder = self._open_folder()
+        jvm = Jvm(java, class_path, folder / "log4j2.properties")
+        self._running = _Running(folder, jvm, Reaper(None if self._is_kept else folder))
         try:
-            self._open_folder()
-            self._jvm = Jvm(java, class_path, self.folder / "log4j2.properties")
-            servers.write_log4j(self._jvm.log4j_path)
+            servers.write_log4j(jvm.log4j_path)
             self._start_all()
         except BaseException:
             self.stop()
@@ -167,14 +172,14 @@ class EmbeddedCluster:
 
     def stop(self) -> None:
         """Stop all servers and remove the folder unless it is to be kept. May be called twice."""
+        if self._running is None:
+            return
         # Data that is deleted needs no orderly shutdown.
-        throw_away = self._removable_folder() is not None
-        self._stop_children(kill=throw_away)
-        if self._removable_folder():
-            reaper.remove(self.folder)
-        if self._reaper:
-            self._reaper.dismiss()
-        self._reaper = self._jvm = self._folder = None
+        self._stop_children(kill=not self._is_kept)
+        if not self._is_kept:
+            shutil.rmtree(self._running.folder, ignore_errors=True)
+        self._running.reaper.dismiss()
+        self._running = None
 
     def stop_broker(self, broker_id: int, *, kill: bool = False) -> None:
         """Stop a broker in order, or with SIGKILL; its ports and data stay reserved for it.
@@ -217,20 +222,15 @@ class EmbeddedCluster:
         """Return the process ids of the servers that run."""
         return tuple(child.pid for child in self._children.values() if child.running)
 
-    def _open_folder(self) -> None:
+    def _open_folder(self) -> Path:
         try:
             if self._kept_folder:
                 self._kept_folder.mkdir(parents=True, exist_ok=True)
-            self._folder = self._kept_folder or Path(tempfile.mkdtemp(prefix="delay-cluster-"))
+            return self._kept_folder or Path(tempfile.mkdtemp(prefix="delay-cluster-"))
         except OSError as exc:
-            message = (
+            raise ClusterError(
                 f"The cluster's folder can't be made: {exc}. Choose another one, or set TMPDIR."
-            )
-            raise ClusterError(message) from exc
-        self._reaper = Reaper(self._removable_folder())
-
-    def _removable_folder(self) -> Path | None:
-        return None if self._keep or self._kept_folder else self._folder
+            ) from exc
 
     def _start_all(self) -> None:
         """Start everything; on a port clash start over with other ports, a few times."""
@@ -297,24 +297,20 @@ class EmbeddedCluster:
         self._await_brokers(self._brokers)
 
     def _launch_format(self, plan: BrokerPlan, cluster_id: str) -> Child:
-        command = servers.format_command(self._running_jvm(), plan, cluster_id)
+        command = servers.format_command(self._started().jvm, plan, cluster_id)
         return self._launch(f"format of broker {plan.broker_id}", command, plan.log_path)
 
     def _launch_broker(self, plan: BrokerPlan) -> None:
-        command = servers.broker_command(self._running_jvm(), plan)
+        command = servers.broker_command(self._started().jvm, plan)
         self._launch(f"broker {plan.broker_id}", command, plan.log_path)
 
     def _launch_zookeeper(self, plan: ZooKeeperPlan) -> None:
-        command = servers.zookeeper_command(self._running_jvm(), plan)
+        command = servers.zookeeper_command(self._started().jvm, plan)
         self._launch(f"zookeeper {plan.server_id}", command, plan.log_path)
 
     def _launch(self, name: str, command: Sequence[str], log_path: Path) -> Child:
-        if self._reaper is None:
-            message = f"{name} can't start because the cluster is stopped. Call start()."
-            raise ClusterError(message)
-        child = Child(name, command, log_path, self._reaper)
-        self._children[name] = child
-        return child
+        self._children[name] = Child(name, command, log_path, self._started().reaper)
+        return self._children[name]
 
     def _await_brokers(self, broker_ids: Iterable[int]) -> None:
         """Wait until each of these brokers serves, and has all of them as alive."""
@@ -344,20 +340,14 @@ class EmbeddedCluster:
         child = self._children.get(name)
         if child is None:
             known = ", ".join(self._children) or "nothing: it is not started"
-            message = f"There is no {name} in this cluster, which has {known}. Name one of these."
-            raise ClusterError(message)
+            raise ClusterError(
+                f"There is no {name} in this cluster, which has {known}. Name one of these."
+            )
         return child
 
     def _restart(self, name: str) -> None:
         if self._child(name).running:
-            message = f"{name} is running. Stop it before starting it again."
-            raise ClusterError(message)
-
-    def _running_jvm(self) -> Jvm:
-        if self._jvm is None:
-            message = "The cluster is stopped. Call start()."
-            raise ClusterError(message)
-        return self._jvm
+            raise ClusterError(f"{name} is running. Stop it before starting it again.")
 
     def _stop_children(self, *, kill: bool) -> None:
         """Stop brokers first, newest first; signal all before any is awaited."""

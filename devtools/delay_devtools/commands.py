@@ -9,7 +9,6 @@ from delay_devtools.bench_command import EPILOG as BENCH_EPILOG
 from delay_devtools.bench_command import bench
 from delay_devtools.demo_command import demo
 from delay_devtools.drill_command import DRILL_EPILOG, drill
-from delayservice.base.errors import ClusterError
 from delayservice.commands import smoke, spark
 from delayservice.commands.options import JsonOption
 
@@ -36,11 +35,7 @@ def up(
     """Start Kafka and ZooKeeper, say how to reach them, and stop them at Ctrl-C."""
     from delay_devtools.up import run  # noqa: PLC0415
 
-    try:
-        run(brokers, zookeepers, folder, kafka=kafka, keep=keep, as_json=as_json)
-    except ClusterError as exc:
-        typer.echo(str(exc), err=True)
-        raise typer.Exit(1) from exc
+    run(brokers, zookeepers, folder, kafka=kafka, keep=keep, as_json=as_json)
 
 
 def first_record(

@@ -49,8 +49,7 @@ def drill(
     Exit status 0 only if each was found with its offset, and nothing else.
     """
     require_extra()
-    from delay_devtools.drill.report import show
-    from delay_devtools.drill.run import DrillOptions, judged, prepared
+    from delay_devtools.drill.run import DrillOptions, judged, prepared, show
 
     options = DrillOptions(records, defects, seed, bootstrap, keep, partitions, cuts=cuts)
     is_shown = not as_json or sys.stderr.isatty()

@@ -61,21 +61,16 @@ def cache_folder() -> Path:
     return Path(override).expanduser() if override else user_cache_path("delayservice") / "jars"
 
 
-def chosen_kafka() -> str:
-    """Return the version of Kafka that ``DELAY_DEV_KAFKA`` names, or the default."""
-    return os.environ.get(KAFKA_VARIABLE) or KAFKA_DEFAULT
-
-
 def read_lock(kafka: str | None = None) -> tuple[Jar, ...]:
     """Return the jars of a version of Kafka and of ZooKeeper.
 
     Args:
-        kafka: one of ``KAFKA_LOCKS``; None: the chosen one.
+        kafka: one of ``KAFKA_LOCKS``; None: that of ``DELAY_DEV_KAFKA``, or the default.
 
     Raises:
         ClusterError: there is no lock for that version.
     """
-    kafka = kafka or chosen_kafka()
+    kafka = kafka or os.environ.get(KAFKA_VARIABLE) or KAFKA_DEFAULT
     if kafka not in KAFKA_LOCKS:
         raise ClusterError(
             f"There are no jars of Kafka {kafka!r}. Choose one of {', '.join(KAFKA_LOCKS)}, as an "
@@ -174,11 +169,10 @@ def _fetch(jar: Jar, scratch: Path, folder: Path) -> None:
     path = _download(jar, scratch)
     actual = sha256_of(path)
     if actual != jar.sha256:
-        message = (
+        raise ClusterError(
             f"{jar.coordinate} was fetched with SHA-256 {actual}, the lock says {jar.sha256}. "
             f"Nothing was kept. Check the mirror ({MIRROR_VARIABLE}) or what sits in between."
         )
-        raise ClusterError(message)
     path.replace(folder / jar.file_name)
 
 
@@ -203,19 +197,11 @@ def _download(jar: Jar, scratch: Path) -> Path:
                 return Path(path)
         except (requests.RequestException, RuntimeError, OSError) as exc:
             failure = exc
-            _discard(artifact.cached_path)
-    raise ClusterError(_offline_help(jar, failure)) from failure
-
-
-def _discard(part: Path | None) -> None:
-    """Remove a partial download, as jgo refuses to overwrite it."""
-    if part is not None:
-        part.unlink(missing_ok=True)
-
-
-def _offline_help(jar: Jar, failure: Exception | None) -> str:
-    return (
+            # jgo refuses to overwrite a partial download.
+            if artifact.cached_path is not None:
+                artifact.cached_path.unlink(missing_ok=True)
+    raise ClusterError(
         f"{jar.coordinate} could not be fetched ({failure}). Without a network, copy the jar "
         f"folder ({cache_folder()}) from a machine that has it, or set {CACHE_VARIABLE} to such "
         f"a folder; behind a mirror, set {MIRROR_VARIABLE} to its address."
-    )
+    ) from failure

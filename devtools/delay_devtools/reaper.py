@@ -77,11 +77,6 @@ def _kill(pid: int, started: str) -> None:
         os.kill(pid, signal.SIGKILL)
 
 
-def remove(folder: Path) -> None:
-    """Remove a folder after the end of its writers; errors are ignored."""
-    shutil.rmtree(folder, ignore_errors=True)
-
-
 def main() -> None:
     """Wait for the owner's end and clean up."""
     owner_pid, folder = int(sys.argv[1]), sys.argv[2]
@@ -91,7 +86,7 @@ def main() -> None:
     for pid, started in _left_over(commands).items():
         _kill(pid, started)
     if folder:
-        remove(Path(folder))
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ rootLogger.appenderRef.out.ref = out
 
 @dataclass(frozen=True, slots=True)
 class Jvm:
-    """Facts that all Java processes of one cluster share."""
+    """Java runtime, class path and logging configuration of the servers of one cluster."""
 
     java: Java
     class_path: Sequence[Path]

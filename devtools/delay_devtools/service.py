@@ -96,13 +96,14 @@ class ServiceProcess:
     def wait_stopped(self, timeout_s: float = START_TIMEOUT_S) -> bool:
         """Wait until one of its processes has stopped at a fault point; False: time-out."""
         try:
-            self._wait(self._has_stopped_itself, "no process stopped", timeout_s)
+            self._wait(
+                lambda: any(p.status() == psutil.STATUS_STOPPED for p in self.processes()),
+                "no process stopped",
+                timeout_s,
+            )
         except ClusterError:
             return False
         return True
-
-    def _has_stopped_itself(self) -> bool:
-        return any(p.status() == psutil.STATUS_STOPPED for p in self.processes())
 
     def _wait(self, condition: Callable[[], bool], complaint: str, timeout_s: float) -> None:
         deadline_s = time.monotonic() + timeout_s

@@ -18,7 +18,7 @@ LatenessBar: TypeAlias = tuple[str, Sequence[tuple[int, str]]]
 
 
 def show_lateness(console: Console, bars: Sequence[LatenessBar]) -> None:
-    """Show a bar for each class of lateness."""
+    """Print a bar for each range of lateness, its length in proportion to the count."""
     most = max((sum(count for count, _ in parts) for _, parts in bars), default=0) or 1
     console.print("\n[bold]Lateness[/], as the consumer saw it", highlight=False)
     table = Table(box=None, show_header=False, pad_edge=False)

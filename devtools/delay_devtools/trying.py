@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -122,26 +122,18 @@ def _world(console: Console) -> Iterator[tuple[World, ServiceProcess]]:
 def _configure(bootstrap: str, folder: Path) -> World:
     """Write the node's configuration, as a user would."""
     metrics, page = (f"{LOOPBACK}:{port}" for port in free_ports(2))
-    sections: dict[str, dict[str, object]] = {
-        "node": {"state_dir": str(folder / "state")},
-        "kafka": {"bootstrap": bootstrap},
-        "topics": {"partitions": PARTITIONS},
-        "targets.default": {"allow": [f"{TARGET}*"]},
-        "delivery": {"id_partitions": PARTITIONS},
-        "metrics": {"listen": metrics},
-        "admin": {"listen": page},
-    }
     config = folder / "delayservice.toml"
-    config.write_text("\n".join(_toml(sections)), "utf-8")
+    lines = (
+        f"node.state_dir = {json.dumps(str(folder / 'state'))}",  # a TOML string is one of JSON
+        f'kafka.bootstrap = "{bootstrap}"',
+        f"topics.partitions = {PARTITIONS}",
+        f'targets.default.allow = ["{TARGET}*"]',
+        f"delivery.id_partitions = {PARTITIONS}",
+        f'metrics.listen = "{metrics}"',
+        f'admin.listen = "{page}"',
+    )
+    config.write_text("".join(f"{line}\n" for line in lines), "utf-8")
     return World(bootstrap, metrics, page, config)
-
-
-def _toml(sections: Mapping[str, Mapping[str, object]]) -> Iterator[str]:
-    """Return lines of TOML; strings, numbers and lists of strings are the same in JSON."""
-    for section, values in sections.items():
-        yield f"[{section}]"
-        yield from (f"{key} = {json.dumps(value)}" for key, value in values.items())
-        yield ""
 
 
 @contextmanager

@@ -62,7 +62,7 @@ class Verdict:
 
     @property
     def wrong(self) -> dict[str, list[bytes]]:
-        """What is not as it should be, by its kind; empty when all is well."""
+        """Return the errors by kind; empty: there are none."""
         lists = {one.name: getattr(self, one.name) for one in fields(self)}
         kinds = {kind: value for kind, value in lists.items() if isinstance(value, list)}
         del kinds["lateness_ms"]
@@ -70,12 +70,12 @@ class Verdict:
 
     @property
     def others(self) -> dict[str, list[bytes]]:
-        """What is wrong beside lost, duplicated, early and altered."""
+        """Return the errors of other kinds than lost, duplicated, early and altered."""
         told = {"lost", "duplicated", "early", "altered"}
         return {kind: uids for kind, uids in self.wrong.items() if kind not in told}
 
     def lateness(self, percent: float) -> int:
-        """Nearest-rank percentile of seen minus due, milliseconds; 0 when nothing came."""
+        """Return the nearest-rank percentile of lateness, in ms; 0 without records."""
         ranked = sorted(self.lateness_ms)
         if not ranked:
             return 0
@@ -84,7 +84,7 @@ class Verdict:
 
 
 def check(acked: Sequence[Acked], found: Iterable[Found], rules: Rules) -> Verdict:
-    """Compare a whole history with all that target, dead-letter and outcome topics hold."""
+    """Compare a history with the records of target, dead-letter and outcome topics."""
     return _Check(acked, found, rules).verdict()
 
 

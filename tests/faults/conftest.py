@@ -38,7 +38,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.fixture(scope="session")
 def network(request: pytest.FixtureRequest) -> Iterator[Network | None]:
-    """A network that namespaces can join, if anybody here wants one and it can be made."""
+    """Network that namespaces can join; None: no test needs one, or it can't be made here."""
     wanted = any("away" in getattr(item, "fixturenames", ()) for item in request.session.items)
     if not wanted or network_missing():
         yield None
@@ -49,7 +49,7 @@ def network(request: pytest.FixtureRequest) -> Iterator[Network | None]:
 
 @pytest.fixture
 def away(network: Network | None) -> Iterator[Namespace]:
-    """A namespace to run a node in, and to cut it off."""
+    """Network namespace of a node, which can be cut off."""
     if network is None:
         pytest.skip(network_missing())
     with Namespace(network) as made:
@@ -66,7 +66,7 @@ def fault_cluster(network: Network | None) -> Iterator[EmbeddedCluster]:
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """What a test plays on; see ``play``."""
+    """Starter of the scenarios of a test; see ``play``."""
 
     cluster: EmbeddedCluster
     folder: Path
@@ -77,7 +77,7 @@ class Scenario:
 
     @contextmanager
     def play(self, script: Script, *, nodes_min: int = 1) -> Iterator[Stage]:
-        """Open the stage, let the test do its worst, and judge what came of it.
+        """Open the stage, let the test cause its faults, and judge the deliveries.
 
         Args:
             script: what is needed; its nodes are bounded by ``--fault-nodes``.
@@ -155,7 +155,7 @@ def scenario(request: pytest.FixtureRequest, fault_cluster: EmbeddedCluster) -> 
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Say how a failed scenario is played again, and where its logs are."""
+    """Report how to repeat a failed scenario, and where its logs are."""
     report = yield
     played = getattr(item, "funcargs", {}).get("scenario")
     if report.failed and call.when == "call" and isinstance(played, Scenario):

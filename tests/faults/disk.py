@@ -11,12 +11,12 @@ _CHUNK: Final = b"\xff" * 65_536
 
 
 def disk_missing() -> str:
-    """Why there can be no small disk here; empty when there can."""
+    """Return why this machine can't mount a small disk; empty: it can."""
     return "" if os.geteuid() == 0 else "mounting a small disk needs root"
 
 
 class SmallDisk:
-    """A file system of so many MiB, mounted on ``folder``."""
+    """File system of the given size in MiB, mounted on ``folder``."""
 
     def __init__(self, folder: Path, mebibytes: int) -> None:
         self.folder = folder
@@ -24,7 +24,7 @@ class SmallDisk:
         self._ballast = folder / "ballast"
 
     def __enter__(self) -> Self:
-        """Mount it."""
+        """Mount the file system."""
         self.folder.mkdir(parents=True, exist_ok=True)
         command = ["mount", "-t", "tmpfs", "-o", self._options, "faults", str(self.folder)]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -37,7 +37,7 @@ class SmallDisk:
         subprocess.run(command, capture_output=True, check=False)
 
     def fill(self) -> None:
-        """Leave no byte free."""
+        """Fill the disk with a file until no byte is free."""
         with self._ballast.open("ab", buffering=0) as ballast:
             try:
                 while ballast.write(_CHUNK):
@@ -46,5 +46,5 @@ class SmallDisk:
                 return
 
     def free(self) -> None:
-        """Take back what ``fill`` took."""
+        """Remove the file of ``fill``."""
         self._ballast.unlink(missing_ok=True)

@@ -12,7 +12,7 @@ from typing import Final, TypeAlias
 Header: TypeAlias = tuple[str, bytes | None]
 
 UID: Final = "fault-uid"
-"""Names a record for the checker; travels as the first of its own headers."""
+"""Header that identifies a record to the checker, the first of its own headers."""
 
 ADDED: Final = frozenset(
     {"delay-due-at", "delay-source", "delay-settles", "delay-id", "delay-attempt"}
@@ -39,7 +39,7 @@ class Step:
     against: bytes | None = None
 
     def headers(self) -> list[Header]:
-        """Its own headers and the contract's."""
+        """Return the record's own headers and those of the contract."""
         named: list[Header] = [] if self.name is None else [("delay-id", self.name)]
         if self.delay_ms is None:
             return [*self.own, *named, ("delay-op", b"cancel")]
@@ -61,7 +61,7 @@ class Acked:
 
     @property
     def due_ms(self) -> int:
-        """When it may be delivered; for a cancel, when it was written."""
+        """Return its due time, or of a cancel the time of its append, epoch milliseconds."""
         return self.appended_ms + (self.step.delay_ms or 0)
 
 
@@ -82,10 +82,10 @@ class Found:
     headers: tuple[Header, ...]
 
     def header(self, name: str) -> bytes | None:
-        """The last header of a name, for the service writes its own last."""
+        """Return the last header of this name: the service adds its headers at the end."""
         return next((value for known, value in reversed(self.headers) if known == name), None)
 
     @property
     def uid(self) -> bytes | None:
-        """Which record of the history it is."""
+        """Return the uid of the record."""
         return self.header(UID)

@@ -23,7 +23,7 @@ from tests.faults.facts import UID, Acked, Header, Step
 DELAY_MS_MAX: Final = 10_000
 _TICKS_PER_S: Final = 20
 _NAMED: Final = 0.04
-"""Share of records that bear a name and are cancelled or replaced."""
+"""Share of records that have an id and are cancelled or replaced."""
 _FLUSH_S: Final = 120.0
 _BYTES_MAX: Final = 200
 
@@ -135,11 +135,11 @@ class History:
         self._thread = threading.Thread(target=self._write, name="history", daemon=True)
 
     def start(self) -> None:
-        """Begin to write."""
+        """Start writing."""
         self._thread.start()
 
     def finish(self) -> None:
-        """Write no more, and await that all is acknowledged.
+        """Stop writing, and wait until all records are acknowledged.
 
         Raises:
             AssertionError: something was not; then the checker could not say what to expect.
@@ -151,7 +151,7 @@ class History:
         assert not self._refused, f"the history was refused: {self._refused[:3]}"
 
     def abandon(self) -> None:
-        """Write no more, and ask for nothing."""
+        """Stop writing at once, without waiting for acknowledgements."""
         self._enough.set()
 
     def _write(self) -> None:

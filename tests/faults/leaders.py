@@ -41,7 +41,7 @@ def move_leaders(bootstrap: str, admin: AdminClient, topic: str) -> None:
 
 
 def leaders(admin: AdminClient, topic: str) -> dict[int, int]:
-    """The broker that leads each partition."""
+    """Return the broker id of the leader of each partition."""
     found = admin.list_topics(topic, timeout=30).topics[topic].partitions
     return {number: one.leader for number, one in found.items()}
 
@@ -56,7 +56,7 @@ def _turned(order: Sequence[int]) -> list[int]:
 
 
 def _reassign(bootstrap: str, topic: str, replicas: Mapping[int, Sequence[int]]) -> None:
-    """Ask any broker; it passes the request on to the controller."""
+    """Send the request to a broker, which passes it on to the controller."""
     request = _header() + _body(topic, replicas)
     host, _, port = bootstrap.partition(",")[0].rpartition(":")
     with socket.create_connection((host, int(port)), timeout=30) as connection:
@@ -88,7 +88,7 @@ def _array(items: Sequence[bytes]) -> bytes:
 
 
 def _length(count: int) -> bytes:
-    """A compact length: one more than the count, as a varint."""
+    """Return a compact length of the protocol: the count plus one, as a varint."""
     left, text = count + 1, bytearray()
     while left > 0x7F:
         text.append(left & 0x7F | 0x80)

@@ -39,7 +39,7 @@ _numbers = itertools.count(2)
 
 
 def network_missing() -> str:
-    """Why there can be no network of a test's own here; empty when there can."""
+    """Return why this machine can't make networks for tests; empty: it can."""
     if os.geteuid() != 0:
         return "network namespaces need root"
     missing = [package for program, package in _PROGRAMS.items() if not shutil.which(program)]
@@ -61,7 +61,7 @@ def _must(*command: str, text: str = "") -> None:
 
 
 def _sweep() -> None:
-    """Remove what runs that were killed could not."""
+    """Remove bridges and namespaces that killed runs have left behind."""
     for namespace in Path("/run/netns").glob(f"{_PREFIX}-*"):
         if not _lives(namespace.name.split("-")[1]):
             _run("ip", "netns", "del", namespace.name)
@@ -89,7 +89,7 @@ class Network:
 
     @property
     def bridge(self) -> str:
-        """The name of its interface."""
+        """Return the name of its interface."""
         return self._bridge
 
     def __enter__(self) -> Self:
@@ -132,19 +132,19 @@ class Namespace:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Remove it, once nobody runs in it."""
+        """Remove it, after the end of all processes in it."""
         with contextlib.suppress(OSError):
             _run("ip", "link", "del", self._host_end)
         _run("ip", "netns", "del", self.name)
 
     def cut(self, *ports: int) -> None:
-        """Drop without a word what goes to or comes from these ports; without any: all."""
+        """Drop silently all packets to and from these ports; no ports: all packets."""
         which = f"{{ {', '.join(map(str, ports))} }}" if ports else "0-65535"
         self.heal()
         _must(*self.wrapper, "nft", "-f", "-", text=_CUT.format(ports=which))
 
     def heal(self) -> None:
-        """Let everything through again."""
+        """Let all packets through again."""
         _run(*self.wrapper, "nft", "delete", "table", "inet", "cut")
 
     def unplug(self) -> None:

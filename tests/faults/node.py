@@ -1,4 +1,4 @@
-"""One node of a scenario: its lives, its log, its troubles."""
+"""One node of a fault scenario: started, frozen and stopped any number of times."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from delay_devtools.node_log import NodeLog
 from delay_devtools.service import ServiceProcess
 
 LET_GO: Final = frozenset({"ownership_lost", "handed_over", "slice_interrupted", "loop_failed"})
-"""Events after which the slice that they name is not this node's."""
+"""Log events after which the node no longer owns the slice that they name."""
 ENDED: Final = frozenset({"worker_died", "stopping"})
-"""Events after which no slice is, for the suite gives each node one worker."""
+"""Log events after which the node owns no slice, as it has one worker in this suite."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,11 +26,11 @@ class Place:
     """Where and how a node runs.
 
     Args:
-        wrapper: a command in front of its own, such as one that enters a network namespace.
-        environment: more environment variables.
-        state_dir: its folder; by default one of its own.
+        wrapper: command that starts the node's command, such as ``ip netns exec NAME``.
+        environment: further environment variables.
+        state_dir: state folder; None: a new one.
         sets: settings of this node only.
-        fault: a fault point of its first life, ``NAME:ACTION:N``.
+        fault: fault point of its first run, ``NAME:ACTION:N``.
     """
 
     wrapper: Sequence[str] = ()
@@ -41,14 +41,14 @@ class Place:
 
 
 class Node(devtools.LocalNode):
-    """A node whose next life may run elsewhere, and whose whole log is read.
+    """Node that can be started at another place each time, and whose whole log is read.
 
     Args:
-        number: makes its id ``n<number>``, and is the broker that it sits beside.
-        folder: its log and state.
+        number: number of the node, whose id is ``n<number>``, and of the broker beside it.
+        folder: folder of log and state.
         sets: settings that all nodes share.
-        place: what is its own.
-        name: of its log, where two nodes bear one id.
+        place: where and how its first run takes place.
+        name: name of its files, if two nodes have one id.
     """
 
     def __init__(
@@ -59,12 +59,12 @@ class Node(devtools.LocalNode):
         self.broker_id = number
         self.is_frozen = False
         self.place = place
-        """Where its next life runs; settings and folder stay those of the first place."""
+        """Place of its next run; settings and folder stay those of the first place."""
         self._sets += place.sets
         self._all = NodeLog(self.log_path)
 
     def start(self, *sets: str, fault: str = "") -> None:
-        """Begin a life; not awaited."""
+        """Start the node with further settings and a fault point; return at once."""
         assert not self.running, f"{self.node_id} is running already"
         self.is_frozen = False
         self._service = ServiceProcess(
@@ -76,7 +76,7 @@ class Node(devtools.LocalNode):
         )
 
     def start_first(self) -> None:
-        """Begin the first life, with the fault of its place."""
+        """Start the node with the fault point of its place."""
         self.start(fault=self.place.fault)
 
     def freeze(self) -> None:
@@ -103,20 +103,20 @@ class Node(devtools.LocalNode):
         self.worker().send_signal(number)
 
     def wipe(self) -> None:
-        """Lose its store, between two lives."""
+        """Delete the state folder of the node, which must be stopped."""
         assert not self.running, f"stop {self.node_id} before its store is wiped"
         shutil.rmtree(self.state_dir)
 
     def told(self, *names: str) -> list[dict[str, Any]]:
-        """Return its log lines over all lives, or those of these names."""
+        """Return its log lines of all runs whose message is one of ``names``; no names: all."""
         return self._all.lines(*names)
 
     def told_now(self, *names: str) -> list[dict[str, Any]]:
-        """Return its log lines of this life, or those of these names."""
+        """Return its log lines of this run whose message is one of ``names``; no names: all."""
         return self.service.events(*names)
 
     def serves(self) -> dict[int, str]:
-        """Slices that it delivers, by its own word, and since when; none while it can't."""
+        """Return the slices that it owns by its own log, with the times of the take-overs."""
         owned: dict[int, str] = {}
         if not self.running or self.is_frozen:
             return owned

@@ -46,7 +46,7 @@ def _hastened(expr: str) -> str:
 
 
 def hurried_rules() -> str:
-    """The rules with every wait and look back shortened; thresholds are as they are."""
+    """Return the rules with shorter waits and ranges, and the same thresholds."""
     rules = yaml.safe_load(RULES.read_text("utf-8"))
     for group in rules["groups"]:
         for rule in group["rules"]:
@@ -72,7 +72,7 @@ class Prometheus:
         self._process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Self:
-        """Start it, and await that it answers."""
+        """Start Prometheus, and wait until it answers."""
         self._folder.mkdir()
         (self._folder / "rules.yml").write_text(hurried_rules(), "utf-8")
         config = {
@@ -95,7 +95,7 @@ class Prometheus:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """End it."""
+        """Stop Prometheus."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()
@@ -112,7 +112,7 @@ class Prometheus:
             return json.load(answer)["data"]
 
     def firing(self, name: str = "") -> list[Firing]:
-        """All alerts that fire, or those of a name."""
+        """Return the alerts that fire, all or those of this name."""
         return [
             Firing(one["labels"]["alertname"], one["labels"], one["annotations"])
             for one in self._ask("alerts")["alerts"]
@@ -120,6 +120,6 @@ class Prometheus:
         ]
 
     def values(self, expr: str) -> list[float]:
-        """What an expression is now."""
+        """Return the current values of an expression."""
         found = self._ask("query?" + urllib.parse.urlencode({"query": expr}))["result"]
         return [float(one["value"][1]) for one in found]

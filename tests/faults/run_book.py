@@ -77,11 +77,11 @@ class Machine:
         }
 
     def look(self, alert: str) -> str:
-        """Type what the run-book says to look at, and give what it shows."""
+        """Run the commands of the run-book's part Look; return their output."""
         return self._type(commands(alert, "Look"))
 
     def do(self, alert: str) -> str:
-        """Type what the run-book says to do."""
+        """Run the commands of the run-book's part Do."""
         return self._type(commands(alert, "Do"))
 
     def _type(self, lines: list[str]) -> str:
@@ -89,7 +89,7 @@ class Machine:
         return "\n".join(self.type_one(line) for line in lines)
 
     def type_one(self, line: str) -> str:
-        """Type one command, and give what it shows."""
+        """Run one command in a shell of the machine; return its output."""
         defined = functions()
         for said, here in self._says.items():
             line, defined = line.replace(said, here), defined.replace(said, here)
@@ -117,7 +117,7 @@ class Machine:
 
 
 def _variable(setting: str) -> tuple[str, str]:
-    """``section.key=value`` as an environment variable."""
+    """Return ``section.key=value`` as an environment variable."""
     name, _, value = setting.partition("=")
     section, _, key = name.partition(".")
     key = key.replace(".", "__", 1).replace(".", "_")

@@ -1,4 +1,4 @@
-"""A scenario's stage: nodes beside brokers, topics of its own, a load, a consumer, a verdict."""
+"""A fault scenario on real servers: nodes beside brokers, a load, a consumer and a verdict."""
 
 from __future__ import annotations
 
@@ -33,21 +33,21 @@ _NO_PLACE: Final = Place()
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """What a scenario needs before its faults begin.
+    """Options of a scenario.
 
     Args:
-        nodes: how many; one alone runs without ZooKeeper.
-        slices: partitions of the delay topic.
-        per_s: records written each second.
-        mode: ``delivery.mode``.
+        nodes: number of nodes; one alone runs without ZooKeeper.
+        slices: number of partitions of the delay topic.
+        per_s: number of records written each second.
+        mode: setting ``delivery.mode``.
         sets: settings of every node.
-        places: what is special about a node, by its number.
-        session_s: ZooKeeper session time-out of the nodes.
-        grace_ms: a cancel in such good time must win; longer than any outage of the scenario. See
-            ``checker.Rules``.
-        early_ms: how early a record may be, where clocks are set apart on purpose.
-        duplicates_max: copies too many that are allowed; none in exactly_once.
-        settle_s: how long after the last due time all must have come.
+        places: where and how single nodes run, by node number.
+        session_s: ZooKeeper session timeout of the nodes, in s.
+        grace_ms: time before the due time, in ms, from which a cancel must win: longer than any
+            outage of the scenario. See ``checker.Rules``.
+        early_ms: tolerance for early delivery, in ms, where clocks differ on purpose.
+        duplicates_max: number of duplicates that are allowed; 0 in exactly_once.
+        settle_s: time after the last due time within which all records must arrive, in s.
     """
 
     nodes: int = 3
@@ -65,7 +65,7 @@ class Script:
 
 
 class Stage:
-    """Opened with all nodes serving and the load running; ``judge`` ends both and compares."""
+    """Running scenario: ``open`` starts nodes and load, ``judge`` ends both and compares."""
 
     def __init__(
         self, cluster: EmbeddedCluster, folder: Path, script: Script, seed: int, name: str
@@ -101,7 +101,7 @@ class Stage:
     # --- nodes -----------------------------------------------------------------------------------
 
     def settings(self) -> list[str]:
-        """``--set`` arguments that all nodes share."""
+        """Return the ``--set`` arguments that all nodes share."""
         several = (
             f"zookeeper.hosts={self.cluster.zookeeper}",
             f"zookeeper.root={self.root}",
@@ -133,7 +133,7 @@ class Stage:
         ]
 
     def make_node(self, number: int, name: str = "") -> Node:
-        """A node that is not started. ``name`` tells it from another of the same number."""
+        """Create a node, not started; ``name`` names its files if two nodes have one number."""
         place = self.script.places.get(number, _NO_PLACE)
         return Node(number, self._folder, self.settings(), _NO_PLACE if name else place, name)
 
@@ -146,53 +146,53 @@ class Stage:
 
     @property
     def everyone(self) -> list[Node]:
-        """All nodes, those with another's id included."""
+        """Return all nodes, including those that have the id of another one."""
         return [*self.nodes, *self._extras]
 
     def owner(self, slice_no: int) -> Node | None:
-        """The node that delivers a slice, by its own word; the last one that took over."""
+        """Return the node that delivers a slice by its own log, the last if there are several."""
         claims = [(node.serves().get(slice_no, ""), node) for node in self.everyone]
         since, node = max(claims, key=lambda claim: claim[0])
         return node if since else None
 
     def any_owner(self) -> Node:
-        """A node that delivers something, chosen by the seed."""
+        """Return a node that owns a slice, chosen by the seed."""
         owners = [node for node in self.nodes if node.serves()]
         return self.random.choice(owners)
 
     def is_served(self) -> bool:
-        """Whether every slice has an owner that runs."""
+        """Return whether every slice has an owner that runs."""
         return all(self.owner(slice_no) for slice_no in range(self.script.slices))
 
     def await_served(self, timeout_s: float = START_S_MAX) -> None:
-        """Until every slice has an owner that runs."""
+        """Wait ``timeout_s`` seconds at most until every slice has an owner that runs."""
         await_true(self.is_served, "every slice has an owner", timeout_s)
 
     def takeovers(self) -> int:
-        """How often a slice was taken over, by anybody."""
+        """Return the number of take-overs of all slices."""
         return sum(len(node.told("took_over")) for node in self.everyone)
 
     # --- conditions ------------------------------------------------------------------------------
 
     def await_true(self, condition: Callable[[], object], what: str, timeout_s: float = 60) -> None:
-        """Until it holds; fails with ``what`` when it does not in time."""
+        """Wait ``timeout_s`` seconds at most for ``condition``; else fail with ``what``."""
         await_true(condition, what, timeout_s)
 
     def await_written(self, records: int) -> None:
-        """Until so many more records were acknowledged: so time passes under load."""
+        """Wait until this number of further records is acknowledged."""
         enough = len(self.history.acked) + records
         await_true(
             lambda: len(self.history.acked) >= enough, f"{records} more records were written", 120
         )
 
     def await_delivered(self, records: int) -> None:
-        """Until so many more records have come to the consumer."""
+        """Wait until the consumer has received this number of further records."""
         enough = len(self.watch.uids) + records
         await_true(lambda: len(self.watch.uids) >= enough, f"{records} more records came", 120)
 
     @property
     def watch(self) -> Watch:
-        """The consumer."""
+        """Return the consumer of the targets."""
         assert self._watch is not None, "the stage is not open"
         return self._watch
 
@@ -200,18 +200,18 @@ class Stage:
 
     @property
     def keeper(self) -> KazooClient:
-        """A client of ZooKeeper, for a look or a deed by hand."""
+        """Return a client of ZooKeeper, connected at the first use."""
         if self._keeper is None:
             self._keeper = KazooClient(self.cluster.zookeeper, timeout=5)
             self._keeper.start(timeout=30)
         return self._keeper
 
     def owner_path(self, slice_no: int) -> str:
-        """Where the owner of a slice is registered."""
+        """Return the path in ZooKeeper at which the owner of a slice is registered."""
         return f"{self.root}/slices/{slice_no}/owner"
 
     def registered_owner(self, slice_no: int) -> str | None:
-        """The id that ZooKeeper has for the owner of a slice."""
+        """Return the node id that ZooKeeper has as the owner of a slice; None: no owner."""
         try:
             data, _ = self.keeper.get(self.owner_path(slice_no))
         except NoNodeError:
@@ -223,7 +223,7 @@ class Stage:
 
     @contextmanager
     def broker_down(self, broker_id: int, *, kill: bool = False) -> Iterator[None]:
-        """A broker that is away meanwhile."""
+        """Stop a broker while the block runs, and start it again."""
         self.cluster.stop_broker(broker_id, kill=kill)
         try:
             yield
@@ -232,7 +232,7 @@ class Stage:
 
     @contextmanager
     def zookeeper_down(self, *, kill: bool = False) -> Iterator[None]:
-        """ZooKeeper is away meanwhile."""
+        """Stop ZooKeeper while the block runs, and start it again."""
         self.cluster.stop_zookeeper(kill=kill)
         try:
             yield
@@ -242,7 +242,7 @@ class Stage:
     # --- begin and end ---------------------------------------------------------------------------
 
     def open(self) -> Self:
-        """Make the targets, start the nodes, and begin to write and to read."""
+        """Create the targets, start the nodes, and begin to write and to read."""
         config = {"message.timestamp.type": "LogAppendTime"}
         fresh = [NewTopic(name, _TARGET_PARTITIONS, 3, config=config) for name in self.targets]
         for made in self.admin.create_topics(fresh, operation_timeout=30).values():
@@ -259,15 +259,15 @@ class Stage:
         return self
 
     def judge(self) -> Verdict:
-        """End the load, await what is still to come, stop the nodes, and compare."""
+        """End the load, wait for the remaining records, stop the nodes, and compare."""
         self.history.finish()
         expected = self._expected()
         last_due_ms = max((one.due_ms for one in self.history.acked), default=0)
         left_s = max(last_due_ms / 1_000 - time.time(), 0.0) + self.script.settle_s
-        # Who is late beyond all patience is lost, and the checker says which.
+        # A record that does not arrive in time is lost: the checker names it.
         with suppress(AssertionError):
             await_true(lambda: expected <= self.watch.uids, "all came", left_s)
-            # A record that came though cancelled comes at its due time, not before.
+            # A cancelled record that is delivered by mistake arrives at its due time.
             await_true(lambda: time.time_ns() // 1_000_000 > last_due_ms, "all is due", left_s)
         for node in self.everyone:
             if node.running:
@@ -284,7 +284,7 @@ class Stage:
         return check(self.history.acked, self.watch.found, rules)
 
     def _expected(self) -> set[bytes]:
-        """Records that are delivered for certain."""
+        """Return the uids of records that no control record may have stopped."""
         stopped = {one.step.against for one in self.history.acked}
         return {
             one.step.uid
@@ -293,7 +293,7 @@ class Stage:
         }
 
     def abandon(self) -> None:
-        """Leave nothing running, whatever happened."""
+        """Stop all nodes and clients, and delete the topics."""
         self.history.abandon()
         for node in self.everyone:
             node.kill()
@@ -305,7 +305,7 @@ class Stage:
         self._delete_topics()
 
     def _delete_topics(self) -> None:
-        """Topics of a scenario that is over would only burden the next one."""
+        """Delete the scenario's topics, which would burden the next one."""
         names = [name for name in self.admin.list_topics(timeout=30).topics if self.run in name]
         if names:
             self.admin.delete_topics(names)

@@ -41,7 +41,7 @@ from tests.faults.wallclock import WallClock, clock_missing
 pytestmark = [pytest.mark.fault, pytest.mark.night]
 
 FIRES_S: Final = 180
-"""Time for a fault to be noticed, on a machine that has other things to do."""
+"""Time limit, in s, for an alert to fire on a busy machine."""
 QUIET_S: Final = 40
 CLIENT_ID: Final = "delayservice"
 FAR: Final = "delivery.roll_window_ms=2h"
@@ -50,7 +50,7 @@ DISK_MIB: Final = 64
 
 
 class Night:
-    """A scenario with somebody on call."""
+    """Running scenario that Prometheus watches."""
 
     def __init__(self, stage: Stage, prometheus: Prometheus, addresses: Mapping[str, Node]) -> None:
         self.stage = stage
@@ -71,7 +71,7 @@ class Night:
         return Machine(stage.cluster, node.log_path.parent, node, sets, says)
 
     def fires(self, alert: str, timeout_s: float = FIRES_S) -> Firing:
-        """Until the alert fires; its first one. What people read must be whole."""
+        """Wait until the alert fires; return it, after a check that its texts are complete."""
         self.stage.await_true(
             lambda: self.prometheus.firing(alert), f"{alert} fires", timeout_s=timeout_s
         )
@@ -82,16 +82,16 @@ class Night:
         return found
 
     def machine(self, firing: Firing) -> Machine:
-        """Where to type: the node that the alert names, or any."""
+        """Return the machine of the node that the alert names, or the first one."""
         first = next(iter(self._machines))
         return self._machines[firing.labels.get("instance", first)]
 
     def node(self, firing: Firing) -> Node:
-        """The node that the alert names."""
+        """Return the node that the alert names."""
         return self._addresses[firing.labels["instance"]]
 
     def is_over(self, *alerts: str, timeout_s: float = FIRES_S) -> None:
-        """Until none of them fires."""
+        """Wait until none of the alerts fires."""
         for alert in alerts:
             self.stage.await_true(
                 lambda: not self.prometheus.firing(alert),  # noqa: B023
@@ -102,14 +102,14 @@ class Night:
 
 @pytest.fixture
 def call(fault_cluster: EmbeddedCluster, tmp_path: Path) -> Call:
-    """To begin a night with."""
+    """Return the starter of watched scenarios."""
     if reason := tool_missing("prometheus"):
         pytest.skip(reason)
     return Call(fault_cluster, tmp_path)
 
 
 class Call:
-    """Begins nights."""
+    """Starter of watched scenarios."""
 
     def __init__(self, cluster: EmbeddedCluster, folder: Path) -> None:
         self._cluster = cluster
@@ -124,7 +124,7 @@ class Call:
         places: Mapping[int, Place] | None = None,
         per_s: int = 50,
     ) -> Iterator[Night]:
-        """Nodes that serve and are watched, under a small load."""
+        """Run nodes under a small load, watched by Prometheus, while the block runs."""
         ports = dict(enumerate(free_ports(nodes), start=1))
         given = places or {}
         listening = {
@@ -164,7 +164,7 @@ def alter_topic(stage: Stage, topic: str, name: str, value: str) -> None:
 
 
 def send(stage: Stage, target: str, delay: str, count: int = 1) -> None:
-    """Records of whoever is not the load, into the first slice."""
+    """Send ``count`` records beside the load, to the first slice."""
     producer = Producer({"bootstrap.servers": stage.cluster.bootstrap, "acks": "all"})
     for number in range(count):
         headers: list[tuple[str, str | bytes | None]] = [
@@ -289,7 +289,7 @@ def test_overdue_and_late(call: Call) -> None:
 
 
 def test_paused_long(call: Call) -> None:
-    """Forgotten for two hours; meanwhile everything of the delay topic is overdue."""
+    """A pause lasts two hours, in which all records of the delay topic become overdue."""
     pauses = f"delay_pauses_{uuid.uuid4().hex[:8]}"
     (port,) = free_ports(1)
     sets = (

@@ -13,12 +13,12 @@ _NS: Final = 1_000_000_000
 
 
 def clock_missing() -> str:
-    """Why no clock can be stepped here; empty when it can."""
+    """Return why clocks can't be stepped on this machine; empty: they can."""
     return "" if shutil.which("cc") else "needs a C compiler: make fault-tools"
 
 
 class WallClock:
-    """The wall clock of one node.
+    """Wall clock of one node.
 
     Args:
         file: says how far it is from the machine's; the library is built beside it.
@@ -35,10 +35,10 @@ class WallClock:
 
     @property
     def environment(self) -> dict[str, str]:
-        """What a process needs in its environment to have this clock."""
+        """Return the environment variables with which a process has this clock."""
         return {"LD_PRELOAD": str(self._library), "WALLCLOCK_FILE": str(self._file)}
 
     def set(self, offset_s: float) -> None:
-        """Set it so far from the machine's clock, at once: a step, not a slew."""
+        """Step the clock to this distance from the machine's clock, at once."""
         with self._file.open("r+b", buffering=0) as file:
             file.write(struct.pack("=q", round(offset_s * _NS)))

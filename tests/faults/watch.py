@@ -19,7 +19,7 @@ from tests.faults.facts import Found
 from tests.integration.bench import await_true
 
 _END_S_MAX: Final = 90.0
-"""A killed node's open transaction hides the end until its time-out, 45 s."""
+"""Time limit in s: an open transaction of a killed node hides the end for up to 45 s."""
 _LOOK_S: Final = 0.1
 _BATCH: Final = 10_000
 _headers_of: Final = methodcaller("headers")
@@ -56,7 +56,7 @@ class Watch:
         self._thread = threading.Thread(target=self._read_on, name="watch", daemon=True)
 
     def start(self) -> None:
-        """Begin to read."""
+        """Start reading."""
         self._thread.start()
 
     def read_to_end(self) -> None:
@@ -76,14 +76,14 @@ class Watch:
             self._take(_LOOK_S)
 
     def close(self) -> None:
-        """Release the connections."""
+        """Close the consumer."""
         self._enough.set()
         if self._thread.is_alive():
             self._thread.join()
         self._consumer.close()
 
     def _ends(self) -> dict[tuple[str, int], int]:
-        """High watermarks: beyond them nothing was written, committed or not."""
+        """Return the high watermark of each partition, open transactions included."""
         found: dict[tuple[str, int], int] = {}
 
         def asked() -> bool:

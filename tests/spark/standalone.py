@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -23,7 +24,6 @@ import psutil
 import pyspark
 
 from connectors.spark.common import connector, session
-from delay_devtools import reaper
 from delay_devtools.child import Child, Reaper
 from delay_devtools.ports import LOOPBACK, free_ports
 
@@ -74,7 +74,7 @@ class StandaloneCluster:
         """Workers first; nothing is kept."""
         for child in reversed(self._children):
             child.stop(kill=True)
-        reaper.remove(self._folder)
+        shutil.rmtree(self._folder, ignore_errors=True)
         self._reaper.dismiss()
 
     def submit(

@@ -35,7 +35,7 @@ def working(*spans: tuple[float, float]) -> list[UsageSample]:
 
 def verdict(**changes: int) -> BenchVerdict:
     facts = {"lost": 0, "duplicated": 0, "early": 0, "altered": 0, "strangers": 0, **changes}
-    return BenchVerdict(n=4, seen=4, first_seen_s=0.0, last_seen_s=0.0, lateness_ms={3: 4}, **facts)
+    return BenchVerdict(n=4, seen=4, last_seen_s=0.0, lateness_ms={3: 4}, **facts)
 
 
 def test_a_quantile_is_the_smallest_value_that_so_many_are_at_or_below() -> None:

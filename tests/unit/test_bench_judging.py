@@ -2,37 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 import pytest
 
 from delay_devtools.bench.records import HEAD, KEYS, SIZE_MIN, Batch, keys
 from delay_devtools.bench.tally import BatchTally, BenchVerdict
 
 BATCH = Batch("abcdefgh", 2_000, 60, 7)
+KNOWN, FILLER = keys(), BATCH.filler()
 DUE_MS = 1_000_000
 SEEN_S = 1_000.005
 Sent = tuple[bytes | None, bytes | None]
 
 
 def record(number: int, *, due_ms: int = DUE_MS, tag: str = BATCH.tag) -> Sent:
-    return (
-        keys()[number % KEYS],
-        HEAD.pack(number, due_ms, tag.encode()) + BATCH.filler(),
-    )
+    return KNOWN[number % KEYS], HEAD.pack(number, due_ms, tag.encode()) + FILLER
 
 
-def judged(records: Iterable[Sent], seen_s: float = SEEN_S) -> BenchVerdict:
+def add(tally: BatchTally, records: list[Sent], seen_s: float = SEEN_S) -> None:
+    tally.add([key for key, _ in records], [value for _, value in records], seen_s)
+
+
+def judged(records: list[Sent]) -> BenchVerdict:
     tally = BatchTally(BATCH)
-    found = list(records)
-    tally.add([key for key, _ in found], [value for _, value in found], seen_s)
+    add(tally, records)
     return tally.verdict()
 
 
 def all_records() -> list[Sent]:
-    known = keys()
-    filler = BATCH.filler()
-    return [(known[n % KEYS], HEAD.pack(n, DUE_MS, b"abcdefgh") + filler) for n in range(BATCH.n)]
+    return [record(number) for number in range(BATCH.n)]
 
 
 def wrong(verdict: BenchVerdict) -> dict[str, int]:
@@ -53,9 +50,9 @@ def test_a_lost_record_is_found() -> None:
     assert wrong(judged(records)) == {"lost": 1}
 
 
-def test_a_doubled_record_is_found_and_counted_once_however_often_it_comes() -> None:
-    assert wrong(judged([*all_records(), record(3)])) == {"duplicated": 1}
-    assert wrong(judged([*all_records(), *[record(3)] * 300])) == {"duplicated": 1}
+@pytest.mark.parametrize("times", [1, 300])
+def test_a_doubled_record_is_found_and_counted_once_however_often_it_comes(times: int) -> None:
+    assert wrong(judged([*all_records(), *[record(3)] * times])) == {"duplicated": 1}
 
 
 def test_an_early_record_is_found() -> None:
@@ -99,15 +96,13 @@ def test_the_time_of_the_last_is_that_of_the_last_missing_number_not_of_a_double
     records = all_records()
     for part, seen_s in ((records[:5], 1.0), (records[5:], 2.0), (records[:1], 3.0)):
         assert tally.is_complete == (seen_s == 3.0)
-        tally.add([key for key, _ in part], [value for _, value in part], seen_s)
-    verdict = tally.verdict()
-    assert (verdict.first_seen_s, verdict.last_seen_s) == (1.0, 2.0)
+        add(tally, part, seen_s)
+    assert tally.verdict().last_seen_s == 2.0
 
 
 def test_a_load_that_ends_early_is_complete_only_when_its_end_is_known() -> None:
     tally = BatchTally(BATCH, is_open=True)
-    records = all_records()[:10]
-    tally.add([key for key, _ in records], [value for _, value in records], SEEN_S)
+    add(tally, all_records()[:10])
     before = tally.is_complete
     tally.close(9)
     assert (before, tally.is_complete) == (False, True)
@@ -116,8 +111,7 @@ def test_a_load_that_ends_early_is_complete_only_when_its_end_is_known() -> None
 
 def test_what_is_missing_below_the_end_of_an_open_load_is_lost() -> None:
     tally = BatchTally(BATCH, is_open=True)
-    records = all_records()[1:10]
-    tally.add([key for key, _ in records], [value for _, value in records], SEEN_S)
+    add(tally, all_records()[1:10])
     tally.close(10)
     assert wrong(tally.verdict()) == {"lost": 1}
 

@@ -26,7 +26,6 @@ def verdict(lateness_ms: dict[int, int], *, duplicated: int = 0) -> BenchVerdict
         early=sum(count for late, count in lateness_ms.items() if late < 0),
         altered=0,
         strangers=0,
-        first_seen_s=1.0,
         last_seen_s=2.0,
         lateness_ms=lateness_ms,
     )

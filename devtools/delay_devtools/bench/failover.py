@@ -48,33 +48,9 @@ class _Kill:
     slices: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class _Seen:
-    """Results of all trials."""
-
-    kills: Sequence[_Kill]
-    hand_overs: Sequence[HandOver]
-    trace: Trace
-    verdict: BenchVerdict
-    load_s: float
-
-
 def failover(stand: Stand, figures: Figures) -> dict[int, int]:
-    """Measure the pauses of delivery after a kill and around a hand-over."""
+    """Measure the pauses of delivery after a kill and around a hand-over, under one load."""
     warm_up(stand)
-    seen = _try_often(stand)
-    figures.trials = len(seen.kills)
-    figures.n, figures.rate_per_s = seen.verdict.n, seen.verdict.n / seen.load_s
-    figures.slices = stand.options.partitions
-    figures.session_timeout_s = stand.session_timeout_s
-    figures.zookeeper_tick_s = zookeeper_tick_s(stand.zookeeper)
-    _fill_takeovers(figures, seen)
-    _fill_hand_overs(figures, seen)
-    return figures.judge([seen.verdict], [seen.verdict])
-
-
-def _try_often(stand: Stand) -> _Seen:
-    """Run all trials under one load."""
     names = stand.round()
     with ExitStack() as stack:
         sets = stand.create(names, (_ALL,))
@@ -92,7 +68,14 @@ def _try_often(stand: Stand) -> _Seen:
         judge.tell(f"{wire.STOP} {sent.count}")
         trace = judge.result(wire.TRACE, Trace)
         verdict = judge.result(wire.DONE, BenchVerdict)
-        return _Seen(kills, changes, trace, verdict, sent.at_s)
+    figures.trials = len(kills)
+    figures.n, figures.rate_per_s = verdict.n, verdict.n / sent.at_s
+    figures.slices = stand.options.partitions
+    figures.session_timeout_s = stand.session_timeout_s
+    figures.zookeeper_tick_s = zookeeper_tick_s(stand.zookeeper)
+    _fill_takeovers(figures, trace, kills)
+    _fill_hand_overs(figures, trace, changes)
+    return figures.judge([verdict], [verdict])
 
 
 def _load_and_judge(stack: ExitStack, stand: Stand, names: Names) -> tuple[Helper, Helper]:
@@ -138,11 +121,10 @@ def _kill(group: NodeGroup, slice_no: int) -> _Kill:
 # --- figures -------------------------------------------------------------------------------------
 
 
-def _fill_takeovers(figures: Figures, seen: _Seen) -> None:
+def _fill_takeovers(figures: Figures, trace: Trace, kills: Sequence[_Kill]) -> None:
     """Fill in take-over times: for each trial, that of the slice that waited longest."""
     waited = Counter(
-        max(_waited_ms(seen.trace, kill, slice_no) for slice_no in kill.slices)
-        for kill in seen.kills
+        max(_waited_ms(trace, kill, slice_no) for slice_no in kill.slices) for kill in kills
     )
     figures.takeover_s_p50 = _seconds(quantile(waited, 0.5))
     figures.takeover_s_p99 = _seconds(quantile(waited, 0.99))
@@ -160,8 +142,9 @@ def _waited_ms(trace: Trace, kill: _Kill, slice_no: int) -> int:
     return round(first.seen_ms - kill.at_ms)
 
 
-def _fill_hand_overs(figures: Figures, seen: _Seen) -> None:
-    pauses = [seen.trace.pause_at(change.slice_no, change.at_ms) for change in seen.hand_overs]
+def _fill_hand_overs(figures: Figures, trace: Trace, changes: Sequence[HandOver]) -> None:
+    """Fill in the pauses of delivery around hand-overs, in ms."""
+    pauses = [trace.pause_at(change.slice_no, change.at_ms) for change in changes]
     produced = Counter(pause.produced_ms for pause in pauses if pause is not None)
     consumed = Counter(pause.seen_ms for pause in pauses if pause is not None)
     figures.handovers = sum(produced.values())

@@ -26,10 +26,6 @@ _Result = TypeVar("_Result", bound=msgspec.Struct)
 _decode = msgspec.json.Decoder(Message).decode
 
 
-def _ignore(_count: int) -> None:
-    pass
-
-
 class Helper:
     """Process that loads, judges or passes through, as its plan says.
 
@@ -45,7 +41,7 @@ class Helper:
         module: str,
         plan: msgspec.Struct,
         log_path: Path,
-        progress: Callable[[int], None] = _ignore,
+        progress: Callable[[int], None],
     ) -> None:
         self._name = module.rpartition(".")[2]
         self._log_path = log_path
@@ -79,7 +75,9 @@ class Helper:
         self._write(word.encode())
 
     def work(self, timeout_s: float = _TIMEOUT_S) -> Message:
-        """Start the helper's work, and wait for its end; return its last message."""
+        """Start the helper's work, wait ``timeout_s`` seconds at most for its end, and return its
+        last message.
+        """
         self.tell(wire.GO)
         return self.expect(wire.DONE, timeout_s)
 
@@ -89,7 +87,7 @@ class Helper:
         return self.expect(wire.COMPLETE).at_s
 
     def result(self, word: str, kind: type[_Result]) -> _Result:
-        """Wait for the message ``word``, and return its body."""
+        """Wait for the message ``word``, and return its JSON body decoded as ``kind``."""
         return msgspec.json.decode(self.expect(word).body, type=kind)
 
     def _write(self, line: bytes) -> None:
@@ -102,7 +100,7 @@ class Helper:
             raise DelayServiceError(self._ended()) from exc
 
     def expect(self, word: str, timeout_s: float = _TIMEOUT_S) -> Message:
-        """Wait for a message of this kind, and drop others before it.
+        """Wait ``timeout_s`` seconds at most for the message ``word``, and drop others before it.
 
         Raises:
             DelayServiceError: the helper failed or ended, or did not send it in time.
@@ -126,7 +124,7 @@ class Helper:
         return f"{self._name} ended before it was done; its log ends:\n{tail(self._log_path)}"
 
     def close(self) -> None:
-        """End the process. May be called twice."""
+        """Kill the helper process. May be called twice."""
         self._process.kill()
         self._process.wait(_STOP_TIMEOUT_S)
         self._reader.join(_STOP_TIMEOUT_S)

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import time
 from operator import methodcaller
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import msgspec
 from confluent_kafka import Consumer, KafkaError, KafkaException
 
 from delay_devtools import clients
 from delay_devtools.bench import wire
+from delay_devtools.bench.peers import clients as peers
 from delay_devtools.bench.records import Batch
 from delay_devtools.bench.tally import BatchTally
 from delay_devtools.bench.trace import Tracer
@@ -30,7 +31,7 @@ class JudgePlan(msgspec.Struct, frozen=True):
     """Load that is expected.
 
     Attributes:
-        client: librdkafka options of a consumer.
+        client: librdkafka options of a consumer, or options of ``bench.peers.clients``.
         topic: target topic, read from its start.
         batch: records that were sent.
         last_due_ms: last due time, epoch milliseconds; before it no record counts as lost.
@@ -50,14 +51,12 @@ class JudgePlan(msgspec.Struct, frozen=True):
 
 
 def judge(plan: JudgePlan) -> None:
-    """Read the target topic, and send the verdict."""
-    consumer = clients.consumer(plan.client, f"judge-{plan.batch.tag}")
-    consumer.assign(clients.partitions(consumer, plan.topic))
-    read(plan, consumer)
-
-
-def read(plan: JudgePlan, consumer: Consumer) -> None:
-    """Read with this consumer, and send the verdict."""
+    """Read the target topic, and send the parent process a ``BenchVerdict``."""
+    if "bootstrap.servers" in plan.client:
+        consumer = clients.consumer(plan.client, f"judge-{plan.batch.tag}")
+        consumer.assign(clients.partitions(consumer, plan.topic))
+    else:
+        consumer = cast("Consumer", peers.consumer(plan.client, plan.topic))
     wire.tell(wire.READY)
     _Judge(plan, consumer).run()
     consumer.close()

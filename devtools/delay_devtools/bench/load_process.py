@@ -8,7 +8,7 @@ from __future__ import annotations
 import random
 import time
 from queue import SimpleQueue
-from typing import Final
+from typing import Final, cast
 
 import msgspec
 from confluent_kafka import Producer
@@ -16,6 +16,7 @@ from confluent_kafka import Producer
 from connectors.kafka.clients import produce_patiently
 from delay_devtools import clients
 from delay_devtools.bench import wire
+from delay_devtools.bench.peers import clients as peers
 from delay_devtools.bench.records import HEAD, KEYS, Batch, keys
 from delay_devtools.clients import Headers
 
@@ -47,7 +48,7 @@ class LoadPlan(msgspec.Struct, frozen=True):
     """Load that a process writes.
 
     Attributes:
-        client: librdkafka options of a producer.
+        client: librdkafka options of a producer, or options of ``bench.peers.clients``.
         topic: delay topic.
         target: target topic of the records.
         batch: the records.
@@ -73,21 +74,21 @@ class LoadPlan(msgspec.Struct, frozen=True):
 
 
 def load(plan: LoadPlan) -> None:
-    """Send the load, and show it if it was hidden."""
+    """Send the planned records at the word ``go``, and report the end; then commit the transaction
+    of a hidden load, or report how many messages another broker's client had to send again.
+    """
     errors: list[str] = []
-    producer = clients.producer(plan.client, plan.transactional_id, errors)
+    if "bootstrap.servers" in plan.client:
+        peer = None
+        producer = clients.producer(plan.client, plan.transactional_id, errors)
+    else:
+        peer = peers.producer(plan.client, plan.topic)
+        producer = cast("Producer", peer)
     if plan.transactional_id:
         producer.init_transactions(_TRANSACTION_TIMEOUT_S)
         producer.begin_transaction()
     else:
         producer.list_topics(plan.topic, timeout=30)
-    send(plan, producer, errors)
-    if plan.transactional_id:
-        _show(producer)
-
-
-def send(plan: LoadPlan, producer: Producer, errors: list[str]) -> None:
-    """Send the load at the word ``go``, and report its end; ``errors`` are those of delivery."""
     wire.tell(wire.READY)
     wire.await_word(wire.GO)
     started_s = time.time()
@@ -95,6 +96,10 @@ def send(plan: LoadPlan, producer: Producer, errors: list[str]) -> None:
     sent = _Loader(plan, producer, words).run()
     _settle(producer, errors)
     wire.tell(wire.DONE, sent, at_s=time.time() - started_s)
+    if plan.transactional_id:
+        _show(producer)
+    if peer is not None:
+        wire.tell(wire.TRACE, peer.resent, why=peer.last_error)
 
 
 def _settle(producer: Producer, errors: list[str]) -> None:

@@ -160,8 +160,8 @@ class Options:
         ]
 
 
-def check(options: Options) -> Options:
-    """Return the options, if they can be measured.
+def check(options: Options) -> None:
+    """Check that the options can be measured.
 
     Raises:
         SettingsError: an option is invalid; the message says what to give instead.
@@ -183,7 +183,6 @@ def check(options: Options) -> Options:
         )
     # A wrong --set ends here, not after a cluster has started.
     _check_nodes(options, options.settings("127.0.0.1:1"))
-    return options
 
 
 def _check_nodes(options: Options, settings: Settings) -> None:

@@ -61,7 +61,7 @@ def steady(stand: Stand, figures: Figures) -> dict[int, int]:
 
 
 def _measure(stand: Stand, figures: Figures, names: Names) -> BenchVerdict:
-    """Keep the rate of the options for their time."""
+    """Send at the rate and for the time of the options; return the judge's verdict."""
     options = stand.options
     verdict, load_s = _keep_rate(stand, names, _STEADY, options.seconds, options.delay_ms)
     figures.seconds, figures.rate_per_s = options.seconds, verdict.n / load_s
@@ -115,7 +115,7 @@ def pending(stand: Stand, figures: Figures) -> dict[int, int]:
 def _store_all(
     stand: Stand, figures: Figures, names: Names, serving: Serving, sampler: Sampler
 ) -> None:
-    """Store ``n`` records that wait, without other load."""
+    """Have the service store ``n`` records that are due later, without other load."""
     n = stand.options.n
     spread_s = stand.options.spread_s or min(SPREAD_S_MAX, stand.roll_window_s)
     ahead_s = min(_FIRST_DUE_S_MAX, spread_s / 2)

@@ -31,7 +31,9 @@ def load_plan(
     is_hidden: bool = False,
     is_open: bool = False,
 ) -> LoadPlan:
-    """Return the plan of a load; ``is_hidden``: consumers read it only after the word ``show``."""
+    """Return the plan of a load of ``batch`` for ``target``; with ``is_hidden``, consumers read it
+    only after the word ``show``.
+    """
     return LoadPlan(
         client=stand.client("producer"),
         topic=names.delay,
@@ -55,7 +57,9 @@ def judge_plan(
     *,
     is_open: bool = False,
 ) -> JudgePlan:
-    """Return the plan of a judge of ``batch`` in ``target``."""
+    """Return the plan of a judge of ``batch`` in ``target``, the last of them due at
+    ``last_due_ms`` (epoch milliseconds); ``is_open`` as in ``JudgePlan``.
+    """
     topic = names.target(target)
     return JudgePlan(stand.client("consumer"), topic, batch, last_due_ms, is_open)
 
@@ -63,7 +67,9 @@ def judge_plan(
 def pass_through(
     stand: Stand, names: Names, batch: Batch, transaction_records: int
 ) -> tuple[PassthroughCost, BenchVerdict]:
-    """Pass the delay topic of ``names``, which holds ``batch``, on to the target ``PASSED``."""
+    """Copy the records of ``batch`` from the delay topic of ``names`` to the target ``PASSED``;
+    return cost and verdict.
+    """
     n = batch.n
     headers = Provenance(names.delay, 0).headers(n, now_ms(), None)
     plan = PassthroughPlan(
@@ -91,7 +97,7 @@ def pass_through(
 
 
 def load_and_pass(stand: Stand, n: int) -> tuple[PassthroughCost, BenchVerdict]:
-    """Write ``n`` records and pass them through, without any service."""
+    """Write ``n`` records, copy them without the service, and return cost and verdict."""
     names = stand.round()
     stand.create(names, (PASSED,))
     batch = stand.batch(n)
@@ -105,7 +111,7 @@ def load_and_pass(stand: Stand, n: int) -> tuple[PassthroughCost, BenchVerdict]:
 
 
 def warm_up(stand: Stand, n: int = _WARM_UP_RECORDS) -> None:
-    """Write and pass a load unmeasured, as a new broker is slow for some seconds."""
+    """Write and copy up to ``n`` records unmeasured, as a new broker is slow for some seconds."""
     if not stand.options.warm_up:
         return
     with stand.steps.doing("Warming the broker up"):

@@ -61,7 +61,7 @@ class PassthroughCost(msgspec.Struct, frozen=True):
 
 
 def pass_through(plan: PassthroughPlan) -> None:
-    """Pass all records on, and send the cost."""
+    """Copy all records to the target, and send the parent process a ``PassthroughCost``."""
     errors: list[str] = []
     consumer = clients.consumer(plan.consumer, "passthrough")
     partitions = clients.partitions(consumer, plan.source)

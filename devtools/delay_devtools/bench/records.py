@@ -37,7 +37,7 @@ class Batch(msgspec.Struct, frozen=True):
     seed: int
 
     def tag_bytes(self) -> bytes:
-        """Return the tag as it is in a value."""
+        """Return the 8 bytes of the tag in each value."""
         return self.tag.encode("ascii")
 
     def filler(self) -> bytes:
@@ -47,5 +47,5 @@ class Batch(msgspec.Struct, frozen=True):
 
 
 def keys() -> list[bytes]:
-    """Return all keys; that of a record is at ``number % KEYS``."""
+    """Return the keys of a load; the record ``number`` has the key at index ``number % KEYS``."""
     return [b"key-%d" % number for number in range(KEYS)]

@@ -20,8 +20,11 @@ _BOUNDS_MS: Final = (
 
 
 def show(figures: Figures, lateness_ms: Mapping[int, int], *, as_json: bool) -> None:
-    """Print the figures to standard output."""
-    found = {name: _rounded(value) for name, value in asdict(figures).items()}
+    """Print figures and lateness histogram (counts by milliseconds) to standard output."""
+    found = {
+        name: round(value, _DIGITS) if isinstance(value, float) else value
+        for name, value in asdict(figures).items()
+    }
     if as_json:
         print_json(found)
         return
@@ -32,10 +35,6 @@ def show(figures: Figures, lateness_ms: Mapping[int, int], *, as_json: bool) -> 
             for label, count in buckets(lateness_ms)
         ]
         show_lateness(out, bars)
-
-
-def _rounded(value: object) -> object:
-    return round(value, _DIGITS) if isinstance(value, float) else value
 
 
 def buckets(lateness_ms: Mapping[int, int]) -> list[tuple[str, int]]:

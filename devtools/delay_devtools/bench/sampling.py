@@ -5,8 +5,10 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import linear_regression
 from typing import Final, Self
 
 import psutil
@@ -37,18 +39,15 @@ class UsageSample:
 
 
 def cpu_s(processes: Iterable[psutil.Process]) -> float:
-    """Return the CPU time that these have used since their start, in ticks of 10 ms; that of an
-    ended process is 0.
+    """Return the CPU seconds that the processes have used since their start, to 10 ms; a process
+    that has ended counts as 0.
     """
-    return sum(_cpu_s(process) for process in processes)
-
-
-def _cpu_s(process: psutil.Process) -> float:
-    try:
-        times = process.cpu_times()
-    except psutil.NoSuchProcess:
-        return 0.0
-    return float(times.user + times.system)
+    used_s = 0.0
+    for process in processes:
+        with suppress(psutil.NoSuchProcess):
+            times = process.cpu_times()
+            used_s += times.user + times.system
+    return used_s
 
 
 def _rss_bytes(process: psutil.Process) -> int:
@@ -137,20 +136,13 @@ def slope_mib_per_h(samples: Sequence[UsageSample]) -> float | None:
         return None
     times = [sample.at_s - half[0].at_s for sample in half]
     held = [sample.rss_bytes / MIB for sample in half]
-    mean_s, mean_mib = sum(times) / len(times), sum(held) / len(held)
-    spread = sum((at - mean_s) ** 2 for at in times)
-    if not spread:
-        return None
-    together = sum((at - mean_s) * (mib - mean_mib) for at, mib in zip(times, held, strict=True))
-    return together / spread * _S_PER_H
+    return linear_regression(times, held).slope * _S_PER_H
 
 
 def disk_bytes(folder: Path) -> int:
     """Return the size of the blocks that the files below ``folder`` take on disk."""
     taken = 0
     for path in folder.rglob("*"):
-        try:
+        with suppress(OSError):  # pruned meanwhile
             taken += path.stat().st_blocks * 512
-        except OSError:  # pruned meanwhile
-            continue
     return taken

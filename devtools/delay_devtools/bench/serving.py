@@ -84,7 +84,7 @@ class Serving:
         return started_s
 
     def counters(self) -> ServiceCounters:
-        """Read the service's own counters."""
+        """Read the counters from the service's metrics endpoint, summed over all slices."""
         try:
             with urlopen(self._url, timeout=_ASK_TIMEOUT_S) as answer:  # noqa: S310 (our own http)
                 text = answer.read().decode()
@@ -104,7 +104,7 @@ class Serving:
     def await_count(
         self, name: str, count: int, progress: Callable[[int], None] = lambda _: None
     ) -> ServiceCounters:
-        """Wait until the counter of this name has reached ``count``.
+        """Wait until the counter ``name`` has reached ``count``; call ``progress`` with its value.
 
         Raises:
             DelayServiceError: the counter has not changed for a minute.
@@ -126,5 +126,5 @@ class Serving:
             time.sleep(_LOOK_S)
 
     def stop(self) -> None:
-        """Kill the service; its state is discarded."""
+        """Kill all processes of the service."""
         self._process.kill()

@@ -70,7 +70,7 @@ class Names:
         return f"{self.prefix}_level_"
 
     def target(self, name: str) -> str:
-        """Return the name of a target topic; all of them are allowed."""
+        """Return the name of the target topic of this short name; the service allows it."""
         return f"{self.prefix}_to_{name}"
 
     def sets(self, partitions: int, delay_topics: Sequence[str]) -> list[str]:
@@ -149,15 +149,16 @@ class Stand:
     # --- topics ----------------------------------------------------------------------------------
 
     def round(self, level_ms: int = 0) -> Names:
-        """Return topic names that were not used before."""
+        """Return new topic names; ``level_ms`` above 0: with a level topic of this delay, in ms."""
         self._rounds += 1
         return Names(f"bench_{self._run}_{self._rounds}", level_ms)
 
     def create(self, names: Names, targets: Sequence[str] = (), delay_topics: int = 1) -> list[str]:
-        """Make the topics of a round, and return the settings of its service.
+        """Create ``delay_topics`` delay topics and these targets; return ``--set`` settings for
+        them.
 
         Raises:
-            DelayServiceError: a topic can't be made.
+            DelayServiceError: a topic can't be created.
         """
         topics = [names.delay, *(f"{names.delay}_{n}" for n in range(2, delay_topics + 1))]
         sets = names.sets(self.options.partitions, topics)
@@ -241,7 +242,7 @@ class Stand:
         plan: LoadPlan | JudgePlan | PassthroughPlan,
         progress: Callable[[int], None] = lambda _: None,
     ) -> Iterator[Helper]:
-        """Start a ``<kind>_process``, and wait until it is ready."""
+        """Start the helper process ``<kind>_process`` with its plan, and wait until it is ready."""
         helper = Helper(f"{_PACKAGE}.{kind}_process", plan, self._folder / f"{kind}.log", progress)
         try:
             helper.expect(wire.READY, timeout_s=_TIMEOUT_S)
@@ -250,7 +251,7 @@ class Stand:
             helper.close()
 
     def client(self, role: ClientRole) -> dict[str, str]:
-        """Return librdkafka's options of a plain client of this role."""
+        """Return the librdkafka options of a consumer, producer or admin client."""
         return self._clients[role]
 
     def batch(self, n: int) -> Batch:

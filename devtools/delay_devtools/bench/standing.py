@@ -44,21 +44,11 @@ def idle(stand: Stand, figures: Figures) -> dict[int, int]:
     sets = stand.create(names, (), options.idle_shards // options.partitions)
     if options.has_several:
         _idle_together(stand, figures, names, sets)
-    else:
-        _idle_alone(stand, figures, names, sets)
-    return {}
-
-
-def _idle_alone(stand: Stand, figures: Figures, names: Names, sets: Sequence[str]) -> None:
+        return {}
     with stand.service(names, sets) as serving:
         time.sleep(_SETTLE_S)
-        with stand.steps.doing("Watching it idle"), Sampler(serving.workers, _SLOW_SAMPLES_S) as s:
-            (figures.cpu_percent,) = _cpu_percent([serving.processes], stand.options.seconds)
-            threads = sum(worker.num_threads() for worker in serving.workers)
-    slices = stand.options.partitions
-    figures.threads_per_slice = threads / slices
-    figures.rss_kib_per_slice = s.rss_mib_peak * _KIB_PER_MIB / slices
-    figures.take_memory(s)
+        (figures.cpu_percent,) = _watch(stand, figures, serving.workers, [serving.processes])
+    return {}
 
 
 def _idle_together(stand: Stand, figures: Figures, names: Names, sets: Sequence[str]) -> None:
@@ -70,16 +60,27 @@ def _idle_together(stand: Stand, figures: Figures, names: Names, sets: Sequence[
             group.start()
             figures.startup_s = time.monotonic() - started_s
             group.await_calm(_CALM_S)
-        nodes = group.nodes.values()
-        workers = [worker for node in nodes for worker in node.service.workers()]
-        with stand.steps.doing("Watching them idle"), Sampler(workers, _SLOW_SAMPLES_S) as s:
-            used = _cpu_percent([node.service.processes() for node in nodes], stand.options.seconds)
-            threads = sum(worker.num_threads() for worker in workers)
-    copies = len(nodes) * stand.options.partitions
+        nodes = [node.service for node in group.nodes.values()]
+        workers = [worker for node in nodes for worker in node.workers()]
+        used = _watch(stand, figures, workers, [node.processes() for node in nodes])
     figures.cpu_percent, figures.cpu_percent_per_node = sum(used), max(used)
+
+
+def _watch(
+    stand: Stand,
+    figures: Figures,
+    workers: Sequence[psutil.Process],
+    nodes: Sequence[Sequence[psutil.Process]],
+) -> list[float]:
+    """Fill in threads and memory of idle nodes; return the percentage of a core that each takes."""
+    with stand.steps.doing("Watching idle nodes"), Sampler(workers, _SLOW_SAMPLES_S) as sampler:
+        used = _cpu_percent(nodes, stand.options.seconds)
+        threads = sum(worker.num_threads() for worker in workers)
+    copies = len(nodes) * stand.options.partitions
     figures.threads_per_slice = threads / copies
-    figures.rss_kib_per_slice = s.rss_mib_peak * _KIB_PER_MIB / copies
-    figures.take_memory(s)
+    figures.rss_kib_per_slice = sampler.rss_mib_peak * _KIB_PER_MIB / copies
+    figures.take_memory(sampler)
+    return used
 
 
 def _warm_up_group(stand: Stand, group: NodeGroup) -> None:

@@ -27,7 +27,7 @@ from delay_devtools.bench.passing import (
 from delay_devtools.bench.passthrough_process import PassthroughCost
 from delay_devtools.bench.records import Batch
 from delay_devtools.bench.sampling import Sampler, busy_until, cpu_s
-from delay_devtools.bench.serving import ServiceCounters, Serving
+from delay_devtools.bench.serving import ServiceCounters
 from delay_devtools.bench.stand import Names, Stand, now_ms
 from delay_devtools.bench.tally import BenchVerdict
 from delayservice.base.errors import DelayServiceError
@@ -138,7 +138,8 @@ def _compare(
         passes.append(pass_through(stand, one.names, one.batch, size))
     took = [(passed, seconds_of(one)) for one, (passed, _) in zip(found, passes, strict=True)]
     _fill_rates(figures, [n / seconds for _, seconds in took])
-    _fill_ratio(figures, [passed.seconds / seconds for passed, seconds in took])
+    ratios = [passed.seconds / seconds for passed, seconds in took]
+    figures.ratio, figures.ratio_min, figures.ratio_max = median(ratios), min(ratios), max(ratios)
     _fill_costs(figures, n, found)
     _fill_passed(figures, n, [passed for passed, _ in passes])
     figures.judge([one.verdict for one in found] + [verdict for _, verdict in passes], [])
@@ -168,7 +169,8 @@ def _round_in_time(stand: Stand, lead_s: float) -> _Round:
 
 
 def _stored_round(stand: Stand, lead_s: float) -> _Round:
-    with _Scene.of(stand, stand.round(), _ALL) as scene:
+    with ExitStack() as stack:
+        scene = _Scene(stand, stand.round(), _ALL, stack)
         due_ms = now_ms() + int(lead_s * 1_000)
         scene.load(Due(due_ms, A_SECOND_MS), due_ms + A_SECOND_MS)
         due_s = due_ms / 1_000
@@ -186,7 +188,8 @@ def _stored_round(stand: Stand, lead_s: float) -> _Round:
 
 
 def _leveled_round(stand: Stand) -> _Round:
-    with _Scene.of(stand, stand.round(_LEVEL_MS), "leveled") as scene:
+    with ExitStack() as stack:
+        scene = _Scene(stand, stand.round(_LEVEL_MS), "leveled", stack)
         scene.load(Due(after_ms=_LEVEL_MS))
         time.sleep(_LEVEL_MS / 1_000)  # then all are due, and still invisible
         scene.before = scene.serving.counters()
@@ -201,15 +204,13 @@ class _Scene:
         stand: topics and processes.
         names: topics of the round.
         target: name of the target.
-        serving: the service.
-        stack: context that ends helpers started later.
+        stack: context at whose end the service and all helper processes are stopped.
     """
 
-    def __init__(
-        self, stand: Stand, names: Names, target: str, serving: Serving, stack: ExitStack
-    ) -> None:
+    def __init__(self, stand: Stand, names: Names, target: str, stack: ExitStack) -> None:
+        sets = stand.create(names, (target, PASSED))
+        self.serving = stack.enter_context(stand.service(names, sets))
         self.batch = stand.batch(stand.options.n)
-        self.serving = serving
         self.loader: Helper
         self.before = ServiceCounters()
         self._stand = stand
@@ -220,17 +221,13 @@ class _Scene:
         self._load_s = 0.0
         self._used_s = (0.0, 0.0)
 
-    @classmethod
-    @contextmanager
-    def of(cls, stand: Stand, names: Names, target: str) -> Iterator[_Scene]:
-        """Start the service of a round; stop all processes at the end of the context."""
-        with ExitStack() as stack:
-            sets = stand.create(names, (target, PASSED))
-            serving = stack.enter_context(stand.service(names, sets))
-            yield cls(stand, names, target, serving, stack)
-
     def load(self, due: Due, last_due_ms: int = 0) -> None:
-        """Write the load, still invisible, and start the judge."""
+        """Write the load in an open transaction, so that it is invisible; start the judge.
+
+        Args:
+            due: due times of the load.
+            last_due_ms: last due time, epoch milliseconds; 0: the shortest delay from now on.
+        """
         stand, n = self._stand, self.batch.n
         plan = load_plan(stand, self._names, self._target, self.batch, due, is_hidden=True)
         helper = stand.helper("load", plan, stand.steps.bar("Loading", n).at)
@@ -290,12 +287,6 @@ def _fill_rates(figures: Figures, rates: list[float]) -> None:
     figures.rounds = len(rates)
     figures.rate_per_s = median(rates)
     figures.rate_per_s_min, figures.rate_per_s_max = min(rates), max(rates)
-
-
-def _fill_ratio(figures: Figures, ratios: list[float]) -> None:
-    """Fill in the ratios of the service's rate to that of passthrough, round by round."""
-    figures.ratio = median(ratios)
-    figures.ratio_min, figures.ratio_max = min(ratios), max(ratios)
 
 
 def _fill_passed(figures: Figures, n: int, passed: list[PassthroughCost]) -> None:

@@ -23,7 +23,6 @@ class BenchVerdict(msgspec.Struct, frozen=True):
         early: arrivals before their due time.
         altered: arrivals with another key or value than sent.
         strangers: arrivals that were never sent.
-        first_seen_s: time of the first received record, epoch seconds; 0: no record arrived.
         last_seen_s: time of the last record that was still missing, epoch seconds.
         lateness_ms: arrivals by lateness (receive time minus due time, milliseconds).
     """
@@ -35,7 +34,6 @@ class BenchVerdict(msgspec.Struct, frozen=True):
     early: int
     altered: int
     strangers: int
-    first_seen_s: float
     last_seen_s: float
     lateness_ms: dict[int, int]
 
@@ -58,18 +56,17 @@ class BatchTally:
         self._lateness_ms: dict[int, int] = {}
         self._altered = 0
         self._strangers = 0
-        self._first_seen_s = 0.0
         self._last_seen_s = 0.0
         self.seen = 0
         self.distinct = 0
 
     @property
     def is_complete(self) -> bool:
-        """Return whether every number has arrived."""
+        """Return whether every record of the load has arrived."""
         return not self._is_open and self.distinct == self._n
 
     def close(self, n: int) -> None:
-        """Set the number of records that were sent; numbers beyond count as strangers."""
+        """Set the number of records that were sent to ``n``; higher numbers count as strangers."""
         self._strangers += sum(self._counts[n:])
         self.distinct = n - self._counts.count(0, 0, n)
         del self._counts[n:]
@@ -112,13 +109,9 @@ class BatchTally:
             late_ms = seen_ms - due_ms
             late_counts[late_ms] = late_counts.get(late_ms, 0) + 1
         self.seen += len(values)
-        self._note_time(seen_s, is_new=distinct > self.distinct)
-        self.distinct = distinct
-
-    def _note_time(self, seen_s: float, *, is_new: bool) -> None:
-        self._first_seen_s = self._first_seen_s or seen_s
-        if is_new:
+        if distinct > self.distinct:
             self._last_seen_s = seen_s
+        self.distinct = distinct
 
     def verdict(self) -> BenchVerdict:
         """Return the result of all records so far."""
@@ -131,7 +124,6 @@ class BatchTally:
             early=sum(count for late, count in self._lateness_ms.items() if late < 0),
             altered=self._altered,
             strangers=self._strangers,
-            first_seen_s=self._first_seen_s,
             last_seen_s=self._last_seen_s,
             lateness_ms=self._lateness_ms,
         )

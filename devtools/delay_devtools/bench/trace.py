@@ -26,7 +26,7 @@ class DeliveryPause(NamedTuple):
 
 
 class Trace(msgspec.Struct, frozen=True):
-    """Deliveries by slice, ascending."""
+    """Deliveries of each slice, in order of their production."""
 
     slices: dict[int, list[SliceDelivery]]
 
@@ -37,8 +37,8 @@ class Trace(msgspec.Struct, frozen=True):
         target may be seen first.
         """
         found = self.slices.get(slice_no, [])
-        later = found[bisect_right(found, int(at_ms), key=_produced) :]
-        return min(later, key=_seen, default=None)
+        later = found[bisect_right(found, int(at_ms), key=lambda one: one.produced_ms) :]
+        return min(later, key=lambda one: one.seen_ms, default=None)
 
     def pause_at(self, slice_no: int, at_ms: float) -> DeliveryPause | None:
         """Return the pause of deliveries around ``at_ms``; None: there are no deliveries before or
@@ -47,20 +47,12 @@ class Trace(msgspec.Struct, frozen=True):
         Records produced up to that millisecond are the old owner's, later ones the new owner's.
         """
         found = self.slices.get(slice_no, [])
-        place = bisect_right(found, int(at_ms), key=_produced)
+        place = bisect_right(found, int(at_ms), key=lambda one: one.produced_ms)
         before, after = found[:place], found[place:]
         if not before or not after:
             return None
-        seen_ms = min(map(_seen, after)) - max(map(_seen, before))
+        seen_ms = min(one.seen_ms for one in after) - max(one.seen_ms for one in before)
         return DeliveryPause(after[0].produced_ms - before[-1].produced_ms, max(seen_ms, 0))
-
-
-def _produced(delivery: SliceDelivery) -> int:
-    return delivery.produced_ms
-
-
-def _seen(delivery: SliceDelivery) -> int:
-    return delivery.seen_ms
 
 
 class Tracer:

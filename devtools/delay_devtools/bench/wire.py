@@ -51,7 +51,9 @@ class Message(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def serve(kind: type[_Plan], work: Callable[[_Plan], None]) -> None:
-    """Read the plan and do the work; report errors of Kafka to the parent."""
+    """Read a plan of type ``kind`` from standard input, and call ``work`` with it; send errors of
+    Kafka to the parent process.
+    """
     plan = msgspec.json.decode(sys.stdin.buffer.readline(), type=kind)
     try:
         work(plan)
@@ -60,13 +62,13 @@ def serve(kind: type[_Plan], work: Callable[[_Plan], None]) -> None:
 
 
 def await_word(word: str) -> None:
-    """Wait for this word; exit if the parent sends another one or has ended."""
+    """Wait for ``word`` on standard input; exit with status 1 on another word or at the end."""
     if sys.stdin.buffer.readline().strip() != word.encode():
         sys.exit(1)
 
 
 def listen() -> SimpleQueue[str]:
-    """Return a queue of the parent's words, filled by a thread."""
+    """Return a queue that a thread fills with the lines of standard input."""
     words: SimpleQueue[str] = SimpleQueue()
 
     def read() -> None:
@@ -85,7 +87,7 @@ def tell(
     why: str = "",
     body: msgspec.Struct | None = None,
 ) -> None:
-    """Send a ``Message`` to the parent."""
+    """Send the parent process a ``Message``, whose fields are the arguments."""
     raw = msgspec.Raw(b"null" if body is None else _encode(body))
     line = _encode(Message(word, count, at_s, why, raw)) + b"\n"
     sys.stdout.buffer.write(line)

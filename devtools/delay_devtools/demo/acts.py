@@ -75,6 +75,11 @@ class Director:
         self._rng = rng
         self.acts: list[Act] = []
         self.missed: list[Missed] = []
+        self._deeds = {
+            Deed.KILL: self._kill,
+            Deed.FREEZE: self._freeze,
+            Deed.RESTART: self._restart,
+        }
 
     @property
     def _has_several(self) -> bool:
@@ -92,10 +97,12 @@ class Director:
                 self._go_on()
             threading.Event().wait(self._rng.uniform(*_PAUSE_S[self._has_several]))
             slice_no = number % self._group.slices
-            node, how = self._stop_inside(slice_no) if is_inside else self._any_time(slice_no)
+            node, how = self._group.owner(slice_no), _ANY_TIME
+            if is_inside:
+                node, how = self._stop_inside(slice_no)
             bar.say(f"{node.node_id} is being {deed}")
             try:
-                self._play(deed, node, how)
+                self._deeds[deed](node, how)
             except ClusterError as exc:
                 self.missed.append(Missed(f"{node.node_id} was to be {deed}", str(exc)))
                 self._set_right()
@@ -103,24 +110,12 @@ class Director:
         bar.say("Troubled the nodes")
 
     def stop(self) -> None:
-        """Send SIGTERM to every node; add failures to ``missed``."""
+        """Stop every node with SIGTERM; add those that fail to stop in order to ``missed``."""
         for node in self._group.nodes.values():
             try:
                 node.stop_in_order()
             except ClusterError as exc:
                 self.missed.append(Missed(f"{node.node_id} was to be stopped", str(exc)))
-
-    def _play(self, deed: Deed, node: LocalNode, how: str) -> None:
-        match deed:
-            case Deed.KILL:
-                self._kill(node, how)
-            case Deed.FREEZE:
-                self._freeze(node, how)
-            case Deed.RESTART:
-                self._restart(node, how)
-
-    def _any_time(self, slice_no: int) -> tuple[LocalNode, str]:
-        return self._group.owner(slice_no), _ANY_TIME
 
     def _stop_inside(self, slice_no: int) -> tuple[LocalNode, str]:
         """Stop the owner of the slice in an open transaction, of this slice or another."""
@@ -131,7 +126,7 @@ class Director:
         return node, _NO_TRANSACTION
 
     def _set_right(self) -> None:
-        """Start or thaw every node that does not run."""
+        """Thaw every node that runs, and start the others."""
         for node in self._group.nodes.values():
             if node.running:
                 node.service.thaw()
@@ -148,7 +143,8 @@ class Director:
         self._group.await_successors(before, [node] if self._has_several else [])
         self._note(Deed.KILL, node, tuple(before), at_ms, how, held_back)
         if self._has_several:
-            self._bring_back(node)
+            node.start()
+            self._group.await_home()
 
     def _freeze(self, node: LocalNode, how: str) -> None:
         """Freeze a node, wait until others have taken over and deliver, and thaw it."""
@@ -173,9 +169,6 @@ class Director:
         node.stop_in_order()
         self._group.await_successors(before, [node])
         self._note(Deed.RESTART, node, tuple(before), at_ms, how, 0)
-        self._bring_back(node)
-
-    def _bring_back(self, node: LocalNode) -> None:
         node.start()
         self._group.await_home()
 

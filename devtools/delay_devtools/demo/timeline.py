@@ -12,7 +12,7 @@ from delay_devtools.ownership import FENCED, LOST, SliceEvent, SliceOwnership, o
 
 
 class Deed(StrEnum):
-    """Kind of trouble for a node."""
+    """Kind of fault that the demo causes on a node."""
 
     KILL = "killed"
     FREEZE = "frozen"
@@ -73,9 +73,9 @@ class Missed:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """Ownership and why it began; with ``is_fence``, the refusal of a previous owner.
-
-    ``until_ms``: end of its node's deliveries, epoch milliseconds; None: not ended.
+    """A row of the timeline: a node owns a slice from ``from_ms`` until ``until_ms`` (epoch
+    milliseconds; None: to the end), for the reason ``why``. With ``is_fence``, the row is the
+    moment at which the broker refused a previous owner.
     """
 
     slice_no: int
@@ -93,7 +93,7 @@ _START: Final = "start"
 
 
 def turns(events: Sequence[SliceEvent], acts: Sequence[Act]) -> list[Turn]:
-    """Return every ownership and every fence, by slice and time."""
+    """Return a row for each ownership and each refused owner, by slice and time."""
     found = [*_ownerships(ownerships(events), acts), *_fences(events, acts)]
     return sorted(found, key=lambda turn: (turn.slice_no, turn.from_ms))
 

@@ -8,15 +8,16 @@ them commits often at the end. The last records are beyond every checkpoint.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
 
-from delay_devtools.drill.outputs import Clerk, OutputRecord
+from delay_devtools.drill.outputs import OutputRecord, output_of
 from delay_devtools.drill.scenes import TURN
 from delay_devtools.drill.service import ROLL_WINDOW_MS, SCENE, ModelShard, ModelStep, Record
-from delay_devtools.drill.stage import LATENESS_MS, Theatre
+from delay_devtools.drill.stage import LATENESS_MS, TAIL, Defect, Scene, Scenery, Stage
 from delay_devtools.drill.users import Request, TopicNames, Users
 from delay_devtools.drill.wire import DAY_MS, HOUR_MS, MAX_DELAY_MS, Headers, contract, to_json
 from delay_devtools.drill.writing import CountedWriter, Ends
@@ -31,6 +32,80 @@ _SAMPLE: Final = 20
 """Number of outputs in a transaction of the service that fails."""
 _BUSY: Final = 1_000
 """Number of commits of one slice at the end, to leave checkpoints of others far behind."""
+
+
+class Theatre:
+    """Player of scenes step by step.
+
+    Args:
+        shared: facts shared by all scenes.
+        plan: names of the scenes that begin in each step or in ``TAIL``.
+        scenes: scenes by name; those without a finding are sound.
+        pinned: scenes that are played in the first shard.
+    """
+
+    def __init__(
+        self,
+        shared: Scenery,
+        plan: Mapping[int, Sequence[str]],
+        scenes: Mapping[str, Scene],
+        pinned: Iterable[str] = (),
+    ) -> None:
+        self.defects: list[Defect] = []
+        self._shared = shared
+        self._plan = plan
+        self._scenes = scenes
+        self._pinned = set(pinned)
+        self._played: list[tuple[str, Stage, Iterator[None]]] = []
+        self._number = 0
+
+    @property
+    def waiting(self) -> Counter[str]:
+        """Return the number of unfinished scenes, by name."""
+        return Counter(name for name, _, _ in self._played)
+
+    def begin(self, step: int, start_ms: int, write: Callable[[OutputRecord], int]) -> None:
+        """Start the scenes of a step at ``start_ms`` (epoch milliseconds); ``write`` appends a
+        record and returns its offset.
+        """
+        for name in self._plan.get(step, ()):
+            count = self._shared.names.partitions
+            partition = 0 if name in self._pinned else self._shared.rng.randrange(count)
+            stage = Stage(self._shared, partition, start_ms, self._number)
+            self._number += 1
+            self._go(name, stage, self._scenes[name](stage), write)
+
+    def go_on(self, stop_ms: int, write: Callable[[OutputRecord], int]) -> None:
+        """Resume the scenes whose records are passed and have keys before ``stop_ms`` (epoch
+        milliseconds).
+        """
+        played, self._played = self._played, []
+        for name, stage, scene in played:
+            if stage.is_passed(stop_ms):
+                stage.settle()
+                self._go(name, stage, scene, write)
+            else:
+                self._played.append((name, stage, scene))
+
+    def finish(self, start_ms: int, write: Callable[[OutputRecord], int]) -> None:
+        """Play the scenes at the end of the history, whose records no checkpoint covers."""
+        self.begin(TAIL, start_ms, write)
+        for name, stage, scene in self._played[:]:
+            if name in self._plan.get(TAIL, ()):
+                self._played.remove((name, stage, scene))
+                self._go(name, stage, scene, write)
+
+    def _go(
+        self, name: str, stage: Stage, scene: Iterator[None], write: Callable[[OutputRecord], int]
+    ) -> None:
+        stage.write = write
+        try:
+            next(scene)
+        except StopIteration:
+            if stage.findings:
+                self.defects.append(Defect(name, ("topics",), tuple(stage.findings)))
+            return
+        self._played.append((name, stage, scene))
 
 
 @dataclass(slots=True)
@@ -87,7 +162,6 @@ class HistoryWriter:
         self._names = life.names
         self._users = users
         self._theatre = theatre
-        self._clerk = Clerk(life.names)
         self._plain = plain
         self._producer = producer
         self._owner = owner
@@ -186,7 +260,7 @@ class HistoryWriter:
         with self._owner.transaction(commit=False):
             for shard, step in steps[:_SAMPLE]:
                 if step.act == "deliver":
-                    self._writes(self._owner, self._clerk.output(shard, step))
+                    self._writes(self._owner, output_of(self._names, shard, step))
             self._commit_in_vain()
         with self._owner.transaction():
             for shard, step in steps:
@@ -209,7 +283,7 @@ class HistoryWriter:
         return steps
 
     def _carry_out(self, shard: ModelShard, step: ModelStep) -> None:
-        output, again = self._clerk.output(shard, step), step.again
+        output, again = output_of(self._names, shard, step), step.again
         if again is None:
             self._writes(self._owner, output)
             return

@@ -29,7 +29,7 @@ Slots = dict[int, dict[int, tuple[int, int]]]
 
 
 def publish(life: Life, copies: Sequence[ShardCopy], writer: CountedWriter) -> None:
-    """Write the digests of all copies, after outdated ones."""
+    """Write the digests of all copies to the digests topic, after some outdated ones."""
     place = (life.names.own("digests"), 0)
     for number, copy in enumerate(one for one in copies if one.world == "digests"):
         for key, value in _rows(life, copy, is_silent=number % 2 == 0):

@@ -55,12 +55,12 @@ class Frame(NamedTuple):
 
     @property
     def slot_ms(self) -> int:
-        """Return the start of its slot."""
+        """Return the start of the minute of its key, epoch milliseconds."""
         return self.key_ms - self.key_ms % MINUTE_MS
 
     @property
     def sum_hash(self) -> int:
-        """Return the hash that the record adds to the sum of its slot."""
+        """Return the 64-bit hash that the record adds to the sum of its minute in a digest."""
         content = self.payload if self.record_id is None else self.record_id
         return record_hash(self.key_ms, self.offset, content)
 
@@ -74,9 +74,9 @@ class ShardCopy:
         node: name of its node.
         place: topic and partition of the shard.
         frames: records by offset.
-        h: H of the shard.
+        h: H of the shard's cursor: offset below which records are passed.
         from_ms: start of the first compared slot, epoch milliseconds.
-        stop: S of the copy.
+        stop: next source offset that the copy stores.
         is_stale: whether the copy is far behind.
         damaged: starts of unreadable slots or hours, epoch milliseconds.
     """
@@ -92,14 +92,14 @@ class ShardCopy:
     damaged: list[int] = field(default_factory=list)
 
     def pending(self) -> Iterator[Frame]:
-        """Yield the records that are compared at the cut."""
+        """Yield the pending records that the comparison takes into account."""
         for frame in self.frames.values():
             is_marked = NO_MARK < frame.mark < self.h
             if frame.offset < self.h and frame.key_ms >= self.from_ms and not is_marked:
                 yield frame
 
     def found(self, kind: str, frame: Frame) -> CopyFound:
-        """Return a finding of one record."""
+        """Return the finding that the comparison must report for a record of this copy."""
         return CopyFound(kind, self.node, *self.place, frame.slot_ms, frame.offset)
 
 
@@ -114,7 +114,7 @@ class Cell:
 
 
 def copies_of(life: Life) -> list[ShardCopy]:
-    """Return all copies without defects."""
+    """Return a sound copy of each shard for each node, on disk and in digests."""
     made = []
     for shard, beyond in zip(life.shards, life.beyond, strict=True):
         frames = {frame.offset: frame for frame in _frames(shard, beyond)}
@@ -154,7 +154,7 @@ class Spoiler:
         self._cells: list[Cell] = []
 
     def spoil(self, kinds: Sequence[str]) -> list[Defect]:
-        """Inject these, half of each kind on disks and half in digests.
+        """Inject a defect for each name in ``kinds``, in turn on disks and in digests; return them.
 
         Raises:
             DelayServiceError: there are more defects than free hours.

@@ -14,19 +14,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from rich.console import Console
+from rich.table import Table
 
 from delay_devtools.cluster import EmbeddedCluster, started, undisturbed
-from delay_devtools.drill.history import STEPS, TAIL_MS, HistoryWriter, Life
+from delay_devtools.drill.history import STEPS, TAIL_MS, HistoryWriter, Life, Theatre
 from delay_devtools.drill.judge import DrillVerdict, Finding, judge
 from delay_devtools.drill.nodes import answering, publish
 from delay_devtools.drill.replicas import NODES, STALE, ShardCopy, Spoiler, copies_of, keep
 from delay_devtools.drill.scenes import DEFECTS, FIRST, LAST, SOUND, STEPS_OF
 from delay_devtools.drill.service import ModelShard
-from delay_devtools.drill.stage import GRACE_MS, LATE_MS, TAIL, Defect, Scenery, Theatre
+from delay_devtools.drill.stage import GRACE_MS, LATE_MS, TAIL, Defect, Scenery
 from delay_devtools.drill.users import TopicNames, Users
 from delay_devtools.drill.wire import HOUR_MS
 from delay_devtools.drill.writing import CountedWriter, Ends, TopicAdmin
 from delayservice.base.errors import DelayServiceError
+from delayservice.commands.console import err, out, print_json
 from delayservice.smoke.progress import steps
 
 if TYPE_CHECKING:
@@ -109,7 +111,7 @@ class Drill:
 def prepared(
     options: DrillOptions, spark: SparkSession | None = None, *, is_shown: bool
 ) -> Iterator[Drill]:
-    """Make a drill on a cluster; remove its topics and folders at the end, unless to be kept.
+    """Write a drill's history and copies; remove topics and folders at the end unless kept.
 
     Args:
         options: options of the drill.
@@ -117,7 +119,7 @@ def prepared(
         is_shown: whether progress is shown.
 
     Raises:
-        DelayServiceError: the drill can't be made; the message says what to do.
+        DelayServiceError: the drill can't be written; the message says what to do.
     """
     with ExitStack() as stack:
         folder = Path(tempfile.mkdtemp(prefix="delay-drill-"))
@@ -247,9 +249,32 @@ def judged(drill: Drill, spark: SparkSession, say: Say) -> DrillVerdict:
     for name, job in (("topics", _audit), ("digests", _digests), ("disks", _disks)):
         began_s = time.monotonic()
         path = job(drill, spark, say)
-        seconds["audit" if job is _audit else name] = time.monotonic() - began_s
+        seconds["audit" if name == "topics" else name] = time.monotonic() - began_s
         findings += read_findings(spark, path, name, len(drill.defects))
     return judge(drill.defects, findings, drill.life.records, seconds)
+
+
+def show(verdict: DrillVerdict, drill: Drill, *, as_json: bool) -> None:
+    """Print a table for people or one JSON object, and the place of kept files."""
+    if drill.options.keep:
+        err.print(f"kept: {drill.folder}, topics *_drill_{drill.life.names.run}*", markup=False)
+    told = verdict.to_json()
+    if as_json:
+        print_json({**told, "seed": drill.options.seed})
+        return
+    table = Table("defect", "injected", "found")
+    for kind, count in sorted(verdict.injected.items()):
+        style = None if verdict.found[kind] == count else "bold red"
+        table.add_row(kind, f"{count:,}", f"{verdict.found[kind]:,}", style=style)
+    out.print(table)
+    for what, findings in (("missed", verdict.missed), ("invented", verdict.inventions)):
+        for finding in findings:
+            out.print(f"{what}: {finding}", style="red", markup=False)
+    out.print(
+        f"{told['found']:,} of {told['injected']:,} found, {verdict.invented:,} invented, "
+        f"{verdict.records:,} records in {told['seconds']:,.0f} s",
+        style="bold green" if verdict.is_good else "bold red",
+    )
 
 
 def audit_options(drill: Drill, out: str, *, is_over: bool = True, **more: object) -> AuditOptions:

@@ -55,7 +55,7 @@ class Record:
     is_flying: bool = False
 
     def payload(self) -> bytes:
-        """Return the payload as a store keeps it."""
+        """Return the record as a store keeps it, in MessagePack."""
         asked = self.request
         meta = None
         if (asked.record_id, asked.expires_ms, self.source) != (None, None, None):
@@ -96,8 +96,8 @@ class ModelShard:
 
     Attributes:
         place: topic and partition.
-        key: K.
-        h: H.
+        key: K of the cursor: key ``(key_ms, offset)`` up to which records are settled.
+        h: H of the cursor: offset below which records are passed.
         waiting: pending records, by offset.
         marked: records settled before their key: a store still has them, with a mark.
     """
@@ -120,12 +120,14 @@ class ModelShard:
     # --- H -------------------------------------------------------------------------------------
 
     def awaits(self, record: Record) -> bool:
-        """Return whether H stops before this record, as its victim is a copy without an offset."""
+        """Return whether H must stop before a record, as the record that it cancels is a copy whose
+        offset is not known yet.
+        """
         earlier = self._named.get(record.request.record_id or b"")
         return record.source is None and earlier is not None and earlier.offset < 0
 
     def pass_offset(self, record: Record, at_ms: int) -> Iterator[ModelStep]:
-        """Advance H past a record at ``at_ms``; yield the steps to write."""
+        """Advance H past a record at ``at_ms`` (epoch milliseconds); yield the resulting steps."""
         asked = record.request
         self.h = record.offset + 1
         record.is_flying = False
@@ -156,7 +158,9 @@ class ModelShard:
             yield self._settle(record, max(at_ms, record.key_ms), record.offset + 1)
 
     def hit(self, record: Record) -> Record | None:
-        """Mark the last record of this id, if pending or a copy in flight; return it, or None."""
+        """Mark the last earlier record of the same id as cancelled by ``record``, and return it;
+        None: there is no such record that is pending, or a copy that H has not passed.
+        """
         name = record.request.record_id
         if name is None or record.source is not None:
             return None
@@ -181,7 +185,9 @@ class ModelShard:
     # --- K -------------------------------------------------------------------------------------
 
     def advance(self, stop_ms: int, lateness_ms: int) -> Iterator[ModelStep]:
-        """Advance K to the last record below ``stop_ms``; yield the steps to write."""
+        """Advance K to the last record whose key is before ``stop_ms`` (epoch milliseconds); yield
+        a step for each, ``lateness_ms`` after its key.
+        """
         while self._due and self._due[0][0] < stop_ms:
             key = heappop(self._due)
             record = self.waiting.get(key[1])
@@ -190,7 +196,7 @@ class ModelShard:
                 yield self._settle(record, key[0] + lateness_ms, self.h)
 
     def forget(self) -> None:
-        """Drop marked records that K has passed, as a store does."""
+        """Drop cancelled records whose key K has passed, as a store does."""
         self.marked = [record for record in self.marked if record.key_ms > self.key[0]]
 
     def _settle(self, record: Record, at_ms: int, base: int) -> ModelStep:
@@ -221,7 +227,7 @@ class ModelShard:
     # --- headers -------------------------------------------------------------------------------
 
     def told(self, record: Record) -> Headers:
-        """Return the headers of an output that name the record it settles."""
+        """Return the service's headers of an output, which name the record that it settles."""
         asked = record.request
         told: Headers = [
             ("delay-due-at", b"%d" % asked.due_ms),

@@ -7,13 +7,12 @@ passed these records, and then writes as the service, with a mistake.
 from __future__ import annotations
 
 import random
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Final, NamedTuple, TypeAlias
 
-from delay_devtools.drill.outputs import Clerk, OutputRecord
+from delay_devtools.drill.outputs import OutputRecord, output_of
 from delay_devtools.drill.service import PARK_MS, ROLL_WINDOW_MS, Act, ModelShard, ModelStep, Record
 from delay_devtools.drill.users import KEYS, Request, TopicNames
 from delay_devtools.drill.wire import (
@@ -107,7 +106,6 @@ class Stage:
         self.write: Callable[[OutputRecord], int] = _nowhere
         """Function that appends a record and returns its offset; set whenever the scene resumes."""
         self._shared = shared
-        self._clerk = Clerk(shared.names)
         self._keys: dict[int, tuple[int, int]] = {}
         """Key of the last record to be settled, by partition."""
         self._ends: dict[int, int] = {}
@@ -127,7 +125,18 @@ class Stage:
         every: int = 0,
         code: str = "",
     ) -> Record:
-        """Write a schedule, due after ``due``; ``code``: the error of its contract."""
+        """Write a schedule at ``at`` that is due at ``due``, both in ms from the scene's start.
+
+        Args:
+            due: due time.
+            at: time of writing.
+            is_named: whether it has the scene's record id.
+            is_keyed: whether it has a key; None: at random.
+            to: partition of the target, or ``BY_KEY``.
+            expires: expiry, in ms from the scene's start; None: no expiry.
+            every: period of a recurring schedule, in ms; 0: not recurring.
+            code: code of the dead letter that the contract requires; empty: a valid record.
+        """
         rng, at_ms, due_ms = self.rng, self.start_ms + at, self.start_ms + due
         own: Headers = [("trace", b"%016x" % rng.getrandbits(64)), ("hop", b"1")]
         made = Request(self.partition, at_ms, None, b"%x" % rng.getrandbits(160), [], own=own)
@@ -152,14 +161,16 @@ class Stage:
         return self._written(made, 0 if code else min(due_ms, at_ms + ROLL_WINDOW_MS))
 
     def controls(self, op: str, at: int = SECOND_MS) -> Record:
-        """Write a cancel or a fire of the scene's id."""
+        """Write a ``cancel`` or ``fire`` of the scene's record id, ``at`` ms from the scene's
+        start.
+        """
         headers: Headers = [("delay-id", self.record_id), ("delay-op", op.encode())]
         at_ms = self.start_ms + at
         made = Request(self.partition, at_ms, None, b"", headers, op, record_id=self.record_id)
         return self._written(made, 0)
 
     def breaks(self) -> Record:
-        """Write a record that breaks the contract."""
+        """Write a record with an invalid time, which the service must dead-letter."""
         headers: Headers = [("own", b"1"), ("own", b"2"), ("delay-at", b"soon")]
         headers.append(("delay-target-topic", self.names.targets[0].encode()))
         made = Request(self.partition, self.start_ms, b"k", b"v", headers, "", code="time-invalid")
@@ -167,7 +178,7 @@ class Stage:
         return self._written(made, 0)
 
     def forges(self, record: Record, at: int = SECOND_MS) -> Record:
-        """Write a copy of ``record`` with a foreign signature."""
+        """Write a requeued copy of ``record`` with a false signature, ``at`` ms from the start."""
         again = self._again(record, record.request, 1)
         self._copy(record, again, self.start_ms + at, _STRANGER)
         return again
@@ -187,24 +198,34 @@ class Stage:
     def does(
         self, act: Act, record: Record, at: int | None = None, by: int = -1, text: str = ""
     ) -> OutputRecord:
-        """Return the service's output for an act, by default soon after the due time."""
+        """Return the record that the service writes for an act, without writing it.
+
+        Args:
+            act: what the service does.
+            record: record that it settles.
+            at: time in ms from the scene's start; None: ``LATENESS_MS`` after the due time.
+            by: offset of the canceller; -1: none.
+            text: outcome of a control record, or code of a dead letter.
+        """
         at_ms = record.request.due_ms + LATENESS_MS if at is None else self.start_ms + at
-        return self._clerk.output(self.shard, ModelStep(act, record, at_ms, by, text))
+        return output_of(self.names, self.shard, ModelStep(act, record, at_ms, by, text))
 
     def says(self, output: OutputRecord) -> Where:
-        """Write an output; return its place."""
+        """Write an output; return its topic, partition and offset."""
         return (*output.place, self._append(output, 0))
 
     def delivers(self, record: Record) -> Where:
-        """Write a correct delivery; return its place."""
+        """Write the correct delivery of a record; return topic, partition and offset."""
         return self.says(self.does("deliver", record))
 
     def delivers_copy(self, copy: Record) -> Where:
-        """Write the delivery of a copy at its key; return its place."""
+        """Write the delivery of a requeued copy; return topic, partition and offset."""
         return self.says(self.does("deliver", copy, copy.key_ms - self.start_ms + LATENESS_MS))
 
     def answers(self, control: Record, outcome: str, at: int = SECOND_MS + LATENESS_MS) -> Where:
-        """Write the outcome of a cancel or fire; return its place."""
+        """Write the outcome of a cancel or fire, ``at`` ms from the scene's start; return topic,
+        partition and offset.
+        """
         return self.says(self.does("control", control, at, text=outcome))
 
     def parks(
@@ -214,7 +235,14 @@ class Stage:
         base: int = 0,
         secret: bytes = b"",
     ) -> tuple[Record, Where]:
-        """Append a copy of a record with ``changes`` of its request; return copy and place."""
+        """Write a requeued copy of a record; return the copy and its place.
+
+        Args:
+            record: record that is requeued.
+            changes: fields of its ``Request`` that the copy has otherwise.
+            base: first offset whose record of the same id cancels the copy; 0: the right one.
+            secret: key of the signature; empty: that of the cluster.
+        """
         again = self._again(record, replace(record.request, **changes), 2)  # type: ignore[arg-type]  # fields of it
         again.base = base or again.base
         at_ms = record.request.due_ms + LATENESS_MS
@@ -238,7 +266,9 @@ class Stage:
     def occurs(
         self, record: Record, number: int, every: int, after: int = 0
     ) -> tuple[Record, Where]:
-        """Append the occurrence ``number`` of a schedule, ``after`` later than it should be."""
+        """Write the occurrence ``number`` of a schedule with the period ``every`` (ms), due
+        ``after`` ms later than it should be; return the record and its place.
+        """
         due_ms = record.request.due_ms + (number - 1) * every + after
         source = f"{self.shard.name}:{record.offset}#{number}".encode()
         asked = replace(record.request, due_ms=due_ms)
@@ -263,31 +293,31 @@ class Stage:
 
     @staticmethod
     def numbered(output: OutputRecord) -> OutputRecord:
-        """Return the delivery with the number of a schedule's first occurrence."""
+        """Return a delivery whose source ends with ``#1``, as of a schedule's first occurrence."""
         (due, (name, source), *more) = output.told
         return replace(output, told=[due, (name, (source or b"") + b"#1"), *more])
 
     def arrived(self, there: Record) -> OutputRecord:
-        """Return the delivery of a record that was sent to another partition, with that source."""
+        """Return the delivery of a record that ``sends_home`` has written to another partition."""
         shard = self._shared.shards[there.request.partition]
         at_ms = there.request.due_ms + LATENESS_MS
-        output = self._clerk.output(shard, ModelStep("deliver", there, at_ms))
+        output = output_of(self.names, shard, ModelStep("deliver", there, at_ms))
         return replace(output, told=[*output.told, ("delay-shard", shard.name.encode())])
 
     def headers_of(self, copy: Record) -> Headers:
-        """Return the headers that a copy was written with."""
+        """Return the headers with which a requeued copy was written."""
         return self._signed[copy.source, copy.key_ms]
 
     def hole(self) -> int:
-        """Return an offset of the shard that holds no record."""
+        """Return an offset of the shard at which no committed record is."""
         return self.rng.choice(self._shared.holes[self.shard.place][-4:])
 
     def finds(self, kind: str, record: Record, where: Where | None = None) -> None:
-        """Expect this finding of a record."""
+        """Expect that the audit reports ``kind`` for a record, and for the output at ``where``."""
         self.findings.append(Found(kind, *self.shard.place, record.offset, where))
 
     def finds_by_itself(self, kind: str, where: Where) -> None:
-        """Expect this finding of an output that belongs to no record."""
+        """Expect that the audit reports ``kind`` for an output that belongs to no record."""
         self.findings.append(Found(kind, *where, where))
 
     # --- the log -------------------------------------------------------------------------------
@@ -302,13 +332,15 @@ class Stage:
         return offset
 
     def is_passed(self, stop_ms: int) -> bool:
-        """Return whether H has passed the scene's records, and all are due before ``stop_ms``."""
+        """Return whether H of each shard is past the scene's records, and the keys of all are
+        before ``stop_ms`` (epoch milliseconds).
+        """
         shards = self._shared.shards
         is_behind = all(shards[number].h > end for number, end in self._ends.items())
         return is_behind and all(key[0] < stop_ms for key in self._keys.values())
 
     def settle(self) -> None:
-        """Advance K past the records of the scene, which are settled now."""
+        """Advance K of each shard past the scene's records, as they are settled now."""
         for number, key in self._keys.items():
             shard = self._shared.shards[number]
             shard.key = max(shard.key, key)
@@ -319,73 +351,3 @@ def _nowhere(_: OutputRecord) -> int:
 
 
 Scene: TypeAlias = Callable[[Stage], Iterator[None]]
-
-
-class Theatre:
-    """Player of scenes step by step.
-
-    Args:
-        shared: facts shared by all scenes.
-        plan: names of the scenes that begin in each step or in ``TAIL``.
-        scenes: scenes by name; those without a finding are sound.
-        pinned: scenes that are played in the first shard.
-    """
-
-    def __init__(
-        self,
-        shared: Scenery,
-        plan: Mapping[int, Sequence[str]],
-        scenes: Mapping[str, Scene],
-        pinned: Iterable[str] = (),
-    ) -> None:
-        self.defects: list[Defect] = []
-        self._shared = shared
-        self._plan = plan
-        self._scenes = scenes
-        self._pinned = set(pinned)
-        self._played: list[tuple[str, Stage, Iterator[None]]] = []
-        self._number = 0
-
-    @property
-    def waiting(self) -> Counter[str]:
-        """Return the number of scenes that are not over, by name."""
-        return Counter(name for name, _, _ in self._played)
-
-    def begin(self, step: int, start_ms: int, write: Callable[[OutputRecord], int]) -> None:
-        """Play the beginning of the scenes of a step."""
-        for name in self._plan.get(step, ()):
-            count = self._shared.names.partitions
-            partition = 0 if name in self._pinned else self._shared.rng.randrange(count)
-            stage = Stage(self._shared, partition, start_ms, self._number)
-            self._number += 1
-            self._go(name, stage, self._scenes[name](stage), write)
-
-    def go_on(self, stop_ms: int, write: Callable[[OutputRecord], int]) -> None:
-        """Resume the scenes whose records the service has passed."""
-        played, self._played = self._played, []
-        for name, stage, scene in played:
-            if stage.is_passed(stop_ms):
-                stage.settle()
-                self._go(name, stage, scene, write)
-            else:
-                self._played.append((name, stage, scene))
-
-    def finish(self, start_ms: int, write: Callable[[OutputRecord], int]) -> None:
-        """Play the tail, which no checkpoint passes."""
-        self.begin(TAIL, start_ms, write)
-        for name, stage, scene in self._played[:]:
-            if name in self._plan.get(TAIL, ()):
-                self._played.remove((name, stage, scene))
-                self._go(name, stage, scene, write)
-
-    def _go(
-        self, name: str, stage: Stage, scene: Iterator[None], write: Callable[[OutputRecord], int]
-    ) -> None:
-        stage.write = write
-        try:
-            next(scene)
-        except StopIteration:
-            if stage.findings:
-                self.defects.append(Defect(name, ("topics",), tuple(stage.findings)))
-            return
-        self._played.append((name, stage, scene))

@@ -1,4 +1,4 @@
-"""Records of producers: every way to request a delay of ``docs/header-contract.md``."""
+"""Producers' records, with every kind of request in ``docs/header-contract.md``."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import partial
 from typing import Final
 
 from delay_devtools.drill.wire import (
@@ -61,7 +62,7 @@ class TopicNames:
         return f"drill_{self.run}_*"
 
     def checkpoint_place(self, slice_no: int) -> Place:
-        """Return the partition of the checkpoints of a slice."""
+        """Return topic and partition of the checkpoints of a slice."""
         shared = self.checkpoint_partitions
         return self.own("checkpoint"), slice_no % shared if shared else slice_no
 
@@ -126,7 +127,7 @@ class Users:
         self._spoken: list[list[bytes]] = [[] for _ in range(names.partitions)]
 
     def request(self, written_ms: int) -> Request:
-        """Return a record of a random kind."""
+        """Return a record of a random kind, written at ``written_ms`` (epoch milliseconds)."""
         rng, number = self._rng, self._count
         self._count += 1
         partition = rng.randrange(self._names.partitions)
@@ -139,7 +140,7 @@ class Users:
         return made
 
     def prompt(self, written_ms: int) -> Request:
-        """Return a plain record that is due at once."""
+        """Return a plain record, written and due at ``written_ms`` (epoch milliseconds)."""
         made = self.request(written_ms)
         made = Request(made.partition, written_ms, None, made.value, [], own=made.own)
         made.due_ms, made.target = written_ms, self._names.targets[0]
@@ -235,12 +236,6 @@ class Users:
         made.record_id = self._old_id(made.partition)
         _ask(made, ("delay-id", made.record_id), ("delay-at", b"%d" % made.due_ms))
 
-    def _cancel(self, made: Request) -> None:
-        self._control(made, "cancel")
-
-    def _fire(self, made: Request) -> None:
-        self._control(made, "fire")
-
     def _control(self, made: Request, op: str) -> None:
         made.op = op
         made.record_id = self._old_id(made.partition)
@@ -289,7 +284,8 @@ class Users:
 
     _kinds = (
         *(_at, _at_text, _after, _after_text, _keyed, _to_partition, _to_key, _tombstone),
-        *(_rocketmq, _etf1, _karafka, _named, _again, _cancel, _fire, _expiring),
+        *(_rocketmq, _etf1, _karafka, _named, _again),
+        *(partial(_control, op="cancel"), partial(_control, op="fire"), _expiring),
         *(_invalid, _forged, _to_nowhere, _refused_once),
     )
 

@@ -50,7 +50,7 @@ class Ends:
         return offset
 
     def skip(self, place: Place) -> None:
-        """Count a transaction's marker as a hole."""
+        """Count the marker that ends a transaction: it takes an offset, and is a hole."""
         self.holes.setdefault(place, []).append(self.take(place))
 
 
@@ -171,10 +171,10 @@ class TopicAdmin:
         self._made: list[str] = []
 
     def make(self, counts: Mapping[str, int], configs: Mapping[str, Mapping[str, str]]) -> None:
-        """Make topics with the given numbers of partitions.
+        """Create topics with the given numbers of partitions and configurations, by topic name.
 
         Raises:
-            KafkaEdgeError: a topic can't be made.
+            KafkaEdgeError: a topic can't be created.
         """
         new = [NewTopic(n, c, config=dict(configs.get(n, {}))) for n, c in counts.items()]
         try:
@@ -236,6 +236,6 @@ class TopicAdmin:
             ) from exc
 
     def delete(self) -> None:
-        """Delete the topics that were made."""
+        """Delete all topics that ``make`` has created."""
         for future in self._admin.delete_topics(self._made, operation_timeout=TIMEOUT_S).values():
             future.result(TIMEOUT_S)

@@ -52,7 +52,7 @@ class NatsMessage:
 
 
 def frame(subject: str, body: bytes, reply: str, headers: Mapping[str, str]) -> bytes:
-    """Return the bytes that publish a message."""
+    """Return the protocol bytes that publish ``body`` and headers, with a subject for the reply."""
     head = _HEADS + b"".join(f"{k}: {v}\r\n".encode() for k, v in headers.items()) + b"\r\n"
     line = f"HPUB {subject} {reply} {len(head)} {len(head) + len(body)}\r\n"
     return line.encode() + head + body + b"\r\n"
@@ -147,7 +147,7 @@ class NatsProducer:
         self._link.send(data)
 
     def list_topics(self, topic: str, timeout: float) -> None:
-        """Create the stream of this name."""
+        """Create the stream ``topic``, waiting ``timeout`` seconds at most for the server."""
         config = {
             "name": topic,
             "subjects": [f"{topic}.at.*", f"{topic}.out"],
@@ -159,7 +159,7 @@ class NatsProducer:
         self.resent = 0
 
     def produce(self, topic: str, value: bytes, key: bytes, headers: Headers) -> None:
-        """Send a record that is due at its header ``delay-at``."""
+        """Send a message that is due at its header ``delay-at`` (epoch milliseconds)."""
         due_s = int(dict(headers)["delay-at"] or 0) / 1_000
         names = {
             "Nats-Schedule": f"@at {datetime.fromtimestamp(due_s, UTC).isoformat()}",
@@ -170,7 +170,7 @@ class NatsProducer:
         self._request(f"{topic}.at.{self._requests}", value, names)
 
     def poll(self, _timeout: float) -> None:
-        """Repeat requests without an answer for ``_RESEND_S``."""
+        """Send requests again that have had no answer for ``_RESEND_S`` seconds."""
         now_s = time.monotonic()
         if now_s - self._looked_s < _LOOK_S:
             return
@@ -182,12 +182,13 @@ class NatsProducer:
                 self._link.send(data)
 
     def flush(self, timeout: float) -> int:
-        """Wait for all acknowledgements; return the number of missing ones."""
-        return await_answers(self._unanswered, timeout)
+        """Wait ``timeout`` seconds at most; return the number of unacknowledged requests."""
 
-    def _unanswered(self) -> int:
-        self.poll(0)
-        return len(self._waiting)
+        def unanswered() -> int:
+            self.poll(0)
+            return len(self._waiting)
+
+        return await_answers(unanswered, timeout)
 
 
 class NatsConsumer(QueueConsumer):

@@ -70,7 +70,7 @@ def result(
     resent: int | None = None,
     restart_s: float | None = None,
 ) -> Result:
-    """Return the result of a verdict."""
+    """Return the result of one round of one system; arguments as the fields of ``Result``."""
     late = verdict.lateness_ms
     return Result(
         system=system,

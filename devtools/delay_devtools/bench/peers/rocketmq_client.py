@@ -41,7 +41,7 @@ class _Program:
         raise NotImplementedError
 
     def say(self, line: bytes) -> None:
-        """Send a line to the program."""
+        """Write a line to the program's standard input."""
         if self._process.stdin is not None:
             self._process.stdin.write(line)
             self._process.stdin.flush()
@@ -67,7 +67,7 @@ class RocketProducer(_Program):
         """Do nothing: the program has created the topic at its start."""
 
     def produce(self, _topic: str, value: bytes, key: bytes, headers: Headers) -> None:
-        """Send a record that is due at its header ``delay-at``."""
+        """Send a message that is due at its header ``delay-at`` (epoch milliseconds)."""
         self._sent += 1
         due_ms = int(dict(headers)["delay-at"] or 0)
         self.say(b"%d %s %s\n" % (due_ms, key, value.hex().encode()))
@@ -76,7 +76,7 @@ class RocketProducer(_Program):
         """Do nothing: the program repeats failed attempts."""
 
     def flush(self, timeout: float) -> int:
-        """Wait for all acknowledgements; return the number of missing ones."""
+        """Wait ``timeout`` seconds at most; return the number of unacknowledged messages."""
         return await_answers(lambda: self._sent - self._acked, timeout)
 
 

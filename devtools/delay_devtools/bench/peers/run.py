@@ -87,11 +87,8 @@ def show(options: Options, results: Sequence[Result], plot: Path | None, *, as_j
         print_json(found | {"results": [report.as_object(result) for result in results]})
     else:
         report.show(results)
-    return 0 if all(result.is_good for result in results if _is_own(result)) else 1
-
-
-def _is_own(result: Result) -> bool:
-    return result.system.startswith("this service")
+    own = [result for result in results if result.system.startswith("this service")]
+    return 0 if all(result.is_good for result in own) else 1
 
 
 @contextmanager
@@ -110,7 +107,6 @@ def _service(stand: Stand, names: Names, cluster: EmbeddedCluster) -> Iterator[P
         yield Peer(
             name=f"this service {__version__}",
             setup=f"Kafka broker, node; {options.delivery}, {options.partitions} partitions",
-            helpers="",
             client={},
             restart=restart,
         )
@@ -144,8 +140,8 @@ def _round(
         judging = msgspec.structs.replace(judging, client=peer.client, topic=loading.topic)
     receiving = stand.steps.bar(f"{peer.name}, {round_}", n)
     with (
-        stand.helper(f"{peer.helpers}load", loading) as loader,
-        stand.helper(f"{peer.helpers}judge", judging, receiving.at) as judge,
+        stand.helper("load", loading) as loader,
+        stand.helper("judge", judging, receiving.at) as judge,
     ):
         loader.tell(wire.GO)
         restart_s = None

@@ -41,14 +41,12 @@ class Peer:
     Attributes:
         name: system and version.
         setup: running servers and settings other than defaults.
-        helpers: prefix of its helper processes.
         client: options of its clients; empty: those of Kafka.
         restart: kills all of its servers that keep messages, and starts them again.
     """
 
     name: str
     setup: str
-    helpers: str
     client: dict[str, str]
     restart: Callable[[], None]
 
@@ -104,7 +102,6 @@ def rocketmq(folder: Path) -> Iterator[Peer]:
         yield Peer(
             name=f"RocketMQ {rocketmq_version()}",
             setup="name server, broker; timerPrecisionMs=100",
-            helpers="peers.",
             client={"command": json.dumps([*base, "Peer"]), "servers": address},
             restart=launch("broker", [*base, f"{start}.broker.BrokerStartup"], broker),
         )
@@ -123,7 +120,6 @@ def nats(folder: Path) -> Iterator[Peer]:
         yield Peer(
             name=f"NATS {nats_version()}",
             setup="nats-server -js; stream in files",
-            helpers="peers.",
             client={"port": str(port)},
             restart=launch("NATS", [*words, str(port)], {}),
         )
