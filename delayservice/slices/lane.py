@@ -41,6 +41,8 @@ _CHUNK_RECORDS = 1_000
 class Lane(PreciseLane):
     """Precise lane of one partition of a delay topic; see ``AnyLane`` for the arguments."""
 
+    store: Store
+
     def __init__(
         self,
         topic: str,
