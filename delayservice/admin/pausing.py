@@ -6,11 +6,11 @@ from typing import Annotated, Final
 
 from fastapi import APIRouter, Path
 from tenacity import (
+    RetryCallState,
     RetryError,
     Retrying,
     retry_if_result,
     stop_after_delay,
-    stop_any,
     wait_fixed,
 )
 
@@ -73,7 +73,11 @@ def _write_pause(context: ApiContext, paused: Paused, value: bytes | None) -> No
     def is_unheard() -> bool:
         return any((key in held) is not is_paused for held in context.inquiry.held())
 
-    is_over = stop_any(stop_after_delay(_HEARD_S), lambda _: context.desk.is_stopping)
+    is_late = stop_after_delay(_HEARD_S)
+
+    def is_over(state: RetryCallState) -> bool:
+        return is_late(state) or context.desk.is_stopping
+
     try:
         Retrying(retry=retry_if_result(bool), stop=is_over, wait=wait_fixed(_LOOK_S))(is_unheard)
     except RetryError as exc:
