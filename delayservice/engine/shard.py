@@ -105,8 +105,8 @@ class Shard:
     def take_over(
         self, cursor: Cursor, marked: Iterable[tuple[int, Key]], end: int, log_start: int = 0
     ) -> None:
-        """Become the owner from ``cursor`` on (rule 7). H skips offsets that the log has lost, and
-        stops there only at the offsets of marks.
+        """Become the owner from ``cursor`` on (rule 7). Offsets that the log has lost are skipped,
+        except those of lost records that marked a stored one.
 
         Args:
             cursor: the latest checkpoint, read after the old owner was fenced.
@@ -135,8 +135,8 @@ class Shard:
 
     @property
     def wanted(self) -> int:
-        """Return the source offset to read next. Records in ``[H, S)`` are read again after a
-        take-over, and if the queue had no room for them.
+        """Return the source offset to read next. Stored records that are not settled are read again
+        after a take-over, and if the queue had no room for them.
         """
         if not self.owned:
             return self.stored
@@ -148,8 +148,9 @@ class Shard:
 
     @property
     def caught_up(self) -> bool:
-        """Return whether H may move (rules 7, 14): the log up to its end at take-over is stored and
-        was read, so that requeued records with keys below K, which the store lacks, are known.
+        """Return whether ``advance_offset`` may settle records (rules 7, 14): the log up to its end
+        at take-over is stored and was read, so that requeued records with keys below K, which the
+        store lacks, are known.
         """
         return self.stored >= self.end and self.seen >= self.end
 
@@ -174,8 +175,9 @@ class Shard:
 
     @property
     def is_full(self) -> bool:
-        """Return whether reading must stop until H has moved. It goes on while H waits for the end
-        of the log at take-over, or for a record that this node has requeued.
+        """Return whether reading must stop until ``advance_offset`` has emptied the queue. Reading
+        goes on while that waits for the end of the log at take-over, or for a record that this node
+        has requeued.
         """
         return self.owned and self.caught_up and not self.has_room and not self.walk.waits
 
@@ -260,8 +262,9 @@ class Shard:
     def advance_offset(
         self, now_ms: int, limit: int, pending_at: PendingAt, may_read: MayRead = at_will
     ) -> list[Output]:
-        """Move H over the queue, K fixed (rules 8 and 9); return the outputs, about ``limit`` at
-        most. ``pending_at`` reads fired records: one, and more while ``may_read`` allows it.
+        """Stage queued records in offset order: move H, the cursor's offset, with its key K fixed
+        (rules 8 and 9). Return the outputs, about ``limit`` at most. ``now_ms``: now, epoch ms.
+        ``pending_at`` reads fired records: one, and more while ``may_read`` allows it.
 
         H stops at a late record that is not due (the clock stepped back), at a canceller whose
         victim's copy was not read yet (rule 14), and at a record whose output goes to a topic of
@@ -313,9 +316,10 @@ class Shard:
 
     @property
     def may_advance_key(self) -> bool:
-        """Return whether K may move. After an abort it waits until H has passed all offsets again
-        that it had passed before, because some records were dropped. It also waits until H has
-        skipped the lost part of the log, of which stored records would be late otherwise.
+        """Return whether ``advance_key`` may settle records. After an abort it waits until H has
+        passed all offsets again that it had passed before, because some records were dropped. It
+        also waits until H has skipped the lost part of the log, of which stored records would be
+        late otherwise.
         """
         return self.stored >= self.staged.offset >= max(self._rewalk, self._log_start)
 
@@ -334,8 +338,12 @@ class Shard:
         return self.staged.offset >= self.read
 
     def advance_key(self, frames: Sequence[Frame], now_ms: int) -> list[Output]:
-        """Stage frames in key order, H fixed (rule 10); return their outputs. ``frames``: those of
-        the store above ``staged.key`` with ``key_ms <= now_ms``. K becomes the last settled key.
+        """Stage stored records in key order: move K, the cursor's key, with its offset H fixed
+        (rule 10). Return the outputs.
+
+        Args:
+            frames: the store's records above ``staged.key`` with ``key_ms <= now_ms``.
+            now_ms: now, epoch milliseconds.
         """
         outputs: list[Output] = []
         k, h = self.staged

@@ -87,7 +87,7 @@ class _Names:
         self._overlay[record_id] = (key_ms, offset) if pending else None
 
     def copy(self, record_id: bytes, key_ms: int, offset: int, x: int, *, pending: bool) -> None:
-        """Add a copy, which marks no record: it is marked by ``x``, or becomes the latest one."""
+        """Add a requeued record, which marks no other: ``x`` marks it, or it becomes the latest."""
         if not pending:
             return
         self._added.named.append((record_id, key_ms, offset))

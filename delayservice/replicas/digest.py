@@ -258,7 +258,7 @@ class ShardDigest:
         self._made_upto = upto
 
     def finish(self) -> bool:
-        """Replace the sums by those of the disk, and return whether they differed."""
+        """Replace ``sums`` by those that a scan made of the disk; return whether they differed."""
         before, made = self.sums, self._making
         if made is None:
             raise AssertionError("finished before begin")
