@@ -169,7 +169,7 @@ def _admin() -> Iterator[str]:
 def _zookeeper_nodes() -> Iterator[str]:
     tree = ast.parse((ROOT / "ha" / "ensemble.py").read_text("utf-8"))
     for node in ast.walk(tree):
-        if isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "_path":
+        if isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "path":
             yield "/".join(
                 str(one.value) if isinstance(one, ast.Constant) else "*" for one in node.args
             )
