@@ -112,11 +112,7 @@ class _Batches:
         )
 
     def _ends(self, number: int) -> list[tuple[str, int, int]]:
-        """Return the end of a batch in each log, which Spark wrote before the batch began.
-
-        Raises:
-            DelayServiceError: Spark's file has an unknown format.
-        """
+        """Return the end of a batch in each log, which Spark wrote before the batch began."""
         path = self._options.audit.path(f"state/offsets/{number}")
         lines = (read_text(path) or "").splitlines()
         try:

@@ -159,7 +159,6 @@ class Engine:
         return self.logs.still_true(decide(judged, known, self.rules), self.rules)
 
     def _count(self, even: DataFrame, matched: DataFrame, judged: DataFrame) -> None:
-        """Count records by their result."""
         sums = judged.where(sf.col("verdict") == COUNT).groupBy("kind").agg(sf.sum("number"))
         self.counts.update({row[0]: row[1] for row in sums.collect()})
         usual = matched.where(sf.col("status").isin(SOUND, PENDING))

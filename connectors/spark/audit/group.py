@@ -80,17 +80,14 @@ class Group:
         """Yield verdicts that hand all rows unchanged to the next cut; ``when``: condition under
         which these verdicts count, as in ``verdicts``.
         """
-        yield from self._carried(self.rows, when)
+        return (self.kept(CARRIED, row, when) for row in self.rows)
 
     def carried_undecided(self) -> Iterator[RecordVerdict]:
         """Yield the rows of outputs that may still be refused, for the next cut."""
         places = {place_of(one) for one in self.undecided}
-        rows = [row for row in self.rows if row.role not in SOURCES and row[8:11] in places]
-        yield from self._carried(rows, CERTAIN)
-
-    def _carried(self, rows: Sequence[LedgerRow], when: int) -> Iterator[RecordVerdict]:
-        for row in rows:
-            yield self.kept(CARRIED, row, when)
+        for row in self.rows:
+            if row.role not in SOURCES and row[8:11] in places:
+                yield self.kept(CARRIED, row, CERTAIN)
 
     def kept(self, verdict: int, row: LedgerRow, when: int) -> RecordVerdict:
         """Return the verdict that hands a row to a later cut, ``CARRIED`` or ``SETTLED``."""

@@ -239,11 +239,6 @@ def _manifest(
 
 
 def _check_ranges(cut: Cut, options: AuditOptions) -> None:
-    """Check that each range is of a shard that is served.
-
-    Raises:
-        DelayServiceError: a range is of another one.
-    """
     unknown = sorted({one.place for one in options.ranges} - {s.place for s in cut.shards})
     if unknown:
         topic, partition = unknown[0]

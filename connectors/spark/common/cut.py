@@ -280,11 +280,7 @@ class _CutClient:
         return newest_checkpoints(logs, partitions)
 
     def settled_spans(self, places: Collection[Place]) -> dict[Place, Span]:
-        """Return logs up to their high watermarks, once no transaction below those is open.
-
-        Raises:
-            KafkaEdgeError: a transaction stays open.
-        """
+        """Return logs up to their high watermarks, once no transaction below those is open."""
         spans, hidden = self.spans(places, SETTLE_TIMEOUT_S)
         if hidden:
             topic, partition = min(hidden)

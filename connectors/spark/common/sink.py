@@ -336,11 +336,7 @@ class _Part:
 def _asked(
     sink: TopicSink, ask: Callable[..., Mapping[Any, Future[Any]]], places: list[TopicPartition]
 ) -> list[TopicPartition]:
-    """Ask the group's coordinator about marks, and repeat it while the coordinator changes.
-
-    Raises:
-        KafkaException: it refuses that, or does not answer.
-    """
+    """Ask the group's coordinator about marks, and repeat it while the coordinator changes."""
     admin = admin_client(sink.client)
     again = retry_if_exception(lambda exc: _code_of(exc) in _MOVING)
     found: list[TopicPartition] = []
@@ -362,11 +358,7 @@ def _code_of(exc: BaseException) -> int | None:
 
 @contextmanager
 def _explained(name: str) -> Iterator[None]:
-    """Turn errors of the client within the block into a sentence.
-
-    Raises:
-        KafkaEdgeError: the client raised an error.
-    """
+    """Turn the client's errors within the block into ``KafkaEdgeError`` with a sentence."""
     try:
         yield
     except KafkaException as exc:

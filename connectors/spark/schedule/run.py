@@ -344,11 +344,6 @@ def sink_for(options: ScheduleOptions, rules: RowRules) -> TopicSink:
 
 
 def _write(fresh: DataFrame, sink: TopicSink, batch: int) -> None:
-    """Write the fresh records.
-
-    Raises:
-        DelayServiceError: the cluster refused a record, or did not answer in time.
-    """
     try:
         sink.write(fresh, batch, "id")
     except FAILURES as exc:

@@ -292,11 +292,7 @@ def _records(reader: Any, stream: StreamOptions) -> DataFrame:  # noqa: ANN401  
 
 
 def _rows(records: DataFrame, schema: str | None) -> DataFrame:
-    """Return the fields of a JSON value as columns, and the record's own as ``kafka.…``.
-
-    Raises:
-        InvalidRequestError: the schema does not name columns.
-    """
+    """Return the fields of a JSON value as columns, and the record's own as ``kafka.…``."""
     own = [
         *(sf.col(name).alias(f"kafka.{name}") for name in ("key", "value", "timestamp", "headers")),
         sf.concat_ws(":", "topic", "partition", "offset").alias(PLACE),
@@ -318,11 +314,7 @@ def _rows(records: DataFrame, schema: str | None) -> DataFrame:
 
 
 def _inferred(spark: SparkSession, stream: StreamOptions) -> str:
-    """Return the schema of the first JSON objects in the topic, as DDL.
-
-    Raises:
-        InvalidRequestError: the first records hold no JSON object.
-    """
+    """Return the schema of the first JSON objects in the topic, as DDL."""
     text = sf.col("value").cast("string").alias("text")
     first = _records(spark.read, stream).select(text).limit(_SAMPLE_RECORDS)
     found = first.where(sf.json_object_keys("text").isNotNull()).collect()
