@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from confluent_kafka import KafkaError, Message, ThrottleEvent
+from confluent_kafka import KafkaError, KafkaException, Message, Producer, ThrottleEvent
 
-from connectors.kafka.errors import LOST_TARGETS, PURGED, REFUSALS
+from connectors.kafka.errors import LOST_TARGETS, PURGED, REFUSALS, error_of
 from connectors.kafka.record_limits import RecordLimits
+from connectors.kafka.sink_options import lost
 from connectors.kafka.targets import TargetTopics
 from delayservice.engine.outcome import Target
 from delayservice.engine.ports import Place
@@ -88,6 +89,24 @@ class DeliveryReports:
         if error.code() != KafkaError._STATE:  # noqa: SLF001  # librdkafka's spelling
             return False
         self.failed.append(error)
+        return True
+
+    def takes_more(self, producer: Producer, topic: str) -> bool:
+        """Return whether the open transaction is intact. When the coordinator refuses it, the only
+        sign is that the client takes no other record. The record that this sends to ``topic`` is
+        aborted with the rest.
+
+        Raises:
+            OwnershipLostError: the client refuses the record for another reason.
+        """
+        try:
+            producer.produce(topic, b"", b"", 0)
+        except BufferError:  # its queue is full: it would have refused to queue anything before
+            return True
+        except KafkaException as exc:
+            if not self.broke_off(error_of(exc)):
+                raise lost("produce", exc) from exc
+            return False
         return True
 
     def note_failure(self, error: KafkaError | None, message: Message) -> None:

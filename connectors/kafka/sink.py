@@ -363,7 +363,7 @@ class KafkaSink:
         for error in self._reports.failed:
             if error.code() in FENCED:
                 raise lost("delivery", KafkaException(error))
-        if self._takes_more():
+        if self._reports.takes_more(self._fenced_producer, self._options.claims_topic):
             return
         try:  # in this state it commits nothing, but says what broke the transaction
             self._fenced_producer.commit_transaction(ABORT_TIMEOUT_S)
@@ -373,21 +373,6 @@ class KafkaSink:
                 raise lost("transaction", exc) from exc
         else:
             raise OwnershipLostError("a transaction that had failed was committed after all")
-
-    def _takes_more(self) -> bool:
-        """Return whether the open transaction is intact. When the coordinator refuses it, the only
-        sign is that the client takes no other record. The record that this sends is aborted with
-        the rest.
-        """
-        try:
-            self._fenced_producer.produce(self._options.claims_topic, b"", b"", 0)
-        except BufferError:  # its queue is full: it would have refused to queue anything before
-            return True
-        except KafkaException as exc:
-            if not self._reports.broke_off(error_of(exc)):
-                raise lost("produce", exc) from exc
-            return False
-        return True
 
     def abort(self) -> None:
         """Abort the open transaction and drop its records.

@@ -39,14 +39,7 @@ from delayservice.contract.entry import (
     Original,
     Refusal,
 )
-from delayservice.contract.names import (
-    DELAY_AFTER,
-    DELAY_AT,
-    DELAY_ID,
-    DELAY_OP,
-    DELAY_TARGET_TOPIC,
-    Header,
-)
+from delayservice.contract.names import Header
 from delayservice.contract.provenance import Provenance
 from delayservice.contract.recurrence import Recurrence, encode, numbered
 from delayservice.contract.spread import spread_ms
@@ -63,7 +56,6 @@ from delayservice.contract.times import (
 )
 
 PARTITION_BY_KEY: Final = -1
-
 _PARTITION_MAX: Final = 2**31 - 1
 FIRE_SINCE: Final = 2
 """First version of the contract that serves fires."""
@@ -130,7 +122,7 @@ class UserRecords:
         record is something else.
         """
         headers = dict(original[2])
-        record_id, kind = headers.get(DELAY_ID), _CONTROLS.get(headers.get(DELAY_OP))
+        record_id, kind = headers.get(names.DELAY_ID), _CONTROLS.get(headers.get(names.DELAY_OP))
         contract = self._contract
         if not record_id or kind is None or len(record_id) > contract.id_bytes_max:
             return None
@@ -215,7 +207,7 @@ class UserRecords:
             raise RecordRefusedError(
                 OP_INVALID, f"{self._topic} is a level topic: no ids, operations or recurrence here"
             )
-        names_of_times = {name for name, _, _ in draft.times} & {DELAY_AT, DELAY_AFTER}
+        names_of_times = {name for name, _, _ in draft.times} & {names.DELAY_AT, names.DELAY_AFTER}
         if names_of_times and self._contract.version >= UNITS_VERSION:
             raise RecordRefusedError(
                 TIME_AMBIGUOUS,
@@ -244,7 +236,7 @@ class UserRecords:
         if operation == FIRE_OP and self._contract.version < FIRE_SINCE:
             raise RecordRefusedError(OP_INVALID, f"{operation} was not served yet")
         if identity is None:
-            raise RecordRefusedError(OP_INVALID, f"{operation} needs {DELAY_ID}")
+            raise RecordRefusedError(OP_INVALID, f"{operation} needs {names.DELAY_ID}")
         self._check_id(identity)
         kind = FIRE if operation == FIRE_OP else CANCEL
         return (origin.offset, kind, 0, identity, original, origin.source)
@@ -280,7 +272,9 @@ class UserRecords:
     def _due_ms(self, draft: Draft, timestamp_ms: int) -> int:
         """Return the due time on which all time headers agree, epoch milliseconds."""
         if not draft.times:
-            raise RecordRefusedError(TIME_MISSING, f"neither {DELAY_AT} nor {DELAY_AFTER} is given")
+            raise RecordRefusedError(
+                TIME_MISSING, f"neither {names.DELAY_AT} nor {names.DELAY_AFTER} is given"
+            )
         self._written_ms(timestamp_ms)
         dues = [
             (name, min(parse(name, text, timestamp_ms), DUE_STOP_MS))
@@ -324,7 +318,7 @@ class UserRecords:
     def _target(self, draft: Draft) -> str:
         if not draft.targets:
             if self._contract.default_target is None:
-                raise RecordRefusedError(TARGET_MISSING, f"{DELAY_TARGET_TOPIC} is not given")
+                raise RecordRefusedError(TARGET_MISSING, f"{names.DELAY_TARGET_TOPIC} is not given")
             return self._contract.default_target
         name, text = _agreed(draft.targets, TARGET_INVALID)
         return self.targets.allowed.get(text) or self.targets.check(name, text)

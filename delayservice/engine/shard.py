@@ -14,8 +14,8 @@ staged cursor was committed; ``abort`` undoes the staging. Rules quoted by numbe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import Final, NamedTuple, TypeAlias
+from collections.abc import Iterable, Sequence
+from typing import Final
 
 from delayservice.contract.codec import decode_payload
 from delayservice.contract.entry import CONTROL_LOST, COPY, FIRE, SCHEDULE, Entry, Original
@@ -23,32 +23,21 @@ from delayservice.engine.cursor import Cursor, Key
 from delayservice.engine.outcome import Output
 from delayservice.engine.pending import NO_MARK, Additions, Frame
 from delayservice.engine.settle import Settler
-from delayservice.engine.storing import LatestUnmarked, RecentNames, Scans, additions, bearing_ids
-from delayservice.engine.walk import PendingAt, Walk
+from delayservice.engine.storing import (
+    CopyScan,
+    LatestUnmarked,
+    RecentNames,
+    Scans,
+    additions,
+    bearing_ids,
+    content_bytes,
+)
+from delayservice.engine.walk import MayRead, PendingAt, Walk, at_will
 
 _HOLD_BACK_MS: Final = 250
 """Longest time that K waits for controls that H has not passed yet, ms."""
 
 _NO_CONTENT: Final[Original] = (None, None, [])
-
-MayRead: TypeAlias = Callable[[], bool]
-"""Function that returns whether there is time to read one more fired record."""
-
-
-def at_will() -> bool:
-    """Return True: fired records are read without a limit."""
-    return True
-
-
-class CopyScan(NamedTuple):
-    """A search of the log for the first user record of an id in ``[base, copy_offset)``, which
-    settles the requeued record at ``copy_offset`` with key ``key_ms`` (rule 13).
-    """
-
-    key_ms: int
-    copy_offset: int
-    record_id: bytes
-    base: int
 
 
 class Shard:
@@ -253,7 +242,7 @@ class Shard:
             if len(added.frames) == len(queued):  # nearly always; five times as fast
                 self._queue_bytes += sum([len(frame[3]) for frame in added.frames])
             else:
-                self._queue_bytes += _content_bytes(queued)
+                self._queue_bytes += content_bytes(queued)
             walk.x_of_copies.update((o, x) for o, x in scans.items() if o >= unread)
             self.read = stop
 
@@ -310,7 +299,7 @@ class Shard:
         an abort are read again.
         """
         self._queue.clear()
-        self._queue_bytes = _content_bytes(self._passed)
+        self._queue_bytes = content_bytes(self._passed)
         self.read = offset
         self._rewalk = 0
 
@@ -390,7 +379,7 @@ class Shard:
         """Make the staged cursor the committed one, after its transaction was committed."""
         self.walk.commit(self._passed)
         self._passed.clear()
-        self._queue_bytes = _content_bytes(self._queue)
+        self._queue_bytes = content_bytes(self._queue)
         self.committed = self.staged
 
     def abort(self) -> None:
@@ -404,14 +393,3 @@ class Shard:
         self.staged = self.committed
         self._queue[:0] = self._passed
         self._passed.clear()
-
-
-def _content_bytes(entries: Iterable[Entry]) -> int:
-    """Return the size of the keys, values and headers of queued records, bytes."""
-    total = 0
-    for entry in entries:
-        key, value, headers = entry[4][2:5] if entry[1] <= COPY else entry[4]
-        total += len(key or b"") + len(value or b"")
-        if headers:
-            total += sum([len(name) + len(text or b"") for name, text in headers])
-    return total

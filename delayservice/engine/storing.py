@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from delayservice.contract.codec import encode_payload
 from delayservice.contract.entry import COPY, INVALID, SCHEDULE, Entry
@@ -25,6 +25,17 @@ Scans: TypeAlias = Mapping[int, int]
 id in ``[base, offset)``, or ``NO_MARK``."""
 
 
+class CopyScan(NamedTuple):
+    """A search of the log for the first user record of an id in ``[base, copy_offset)``, which
+    settles the requeued record at ``copy_offset`` with key ``key_ms`` (rule 13).
+    """
+
+    key_ms: int
+    copy_offset: int
+    record_id: bytes
+    base: int
+
+
 def is_user_record(entry: Entry) -> bool:
     """Return whether an entry is a user's valid record, which may mark earlier ones of its id."""
     return entry[1] != COPY and entry[1] != INVALID
@@ -33,6 +44,17 @@ def is_user_record(entry: Entry) -> bool:
 def bearing_ids(entries: Iterable[Entry]) -> list[tuple[bytes, Entry]]:
     """Return ``(id, entry)`` of each entry with an id; usually few entries have one."""
     return [(entry[3], entry) for entry in entries if entry[3] is not None]
+
+
+def content_bytes(entries: Iterable[Entry]) -> int:
+    """Return the size of the keys, values and headers of queued records, bytes."""
+    total = 0
+    for entry in entries:
+        key, value, headers = entry[4][2:5] if entry[1] <= COPY else entry[4]
+        total += len(key or b"") + len(value or b"")
+        if headers:
+            total += sum([len(name) + len(text or b"") for name, text in headers])
+    return total
 
 
 def additions(

@@ -33,16 +33,20 @@ from delayservice.engine.outcome import Output
 from delayservice.engine.pending import NO_MARK
 from delayservice.engine.settle import Settler
 
-_OUTCOMES: Final = {
-    SCHEDULE: outcome.REPLACED,
-    CANCEL: outcome.CANCELLED,
-    FIRE: outcome.FIRED,
-}
+_OUTCOMES: Final = {SCHEDULE: outcome.REPLACED, CANCEL: outcome.CANCELLED, FIRE: outcome.FIRED}
 """Outcome of a pending record that another record of its id hits, by the kind of the other."""
 
 PendingAt: TypeAlias = Callable[[Key], Payload]
 """Function that reads the pending record at a key from the store. It is used for fired records,
 which were not read yet, because they may be due years ahead."""
+
+MayRead: TypeAlias = Callable[[], bool]
+"""Function that returns whether there is time to read one more fired record."""
+
+
+def at_will() -> bool:
+    """Return True: fired records are read without a limit."""
+    return True
 
 
 class Walk:

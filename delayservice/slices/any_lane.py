@@ -21,8 +21,9 @@ from delayservice.engine.past_due import PastDue
 from delayservice.engine.ports import Bounds, Place, Run, Source, Targets
 from delayservice.engine.routes import Routes
 from delayservice.engine.settle import Settler
-from delayservice.engine.shard import MayRead, Shard, at_will
+from delayservice.engine.shard import Shard
 from delayservice.engine.verdicts import Verdicts
+from delayservice.engine.walk import MayRead, at_will
 from delayservice.slices.level_proof import LevelProof
 from delayservice.slices.log_proof import LogProof
 from delayservice.slices.lost import report_lost

@@ -21,7 +21,8 @@ from delayservice.engine.outcome import Output
 from delayservice.engine.past_due import PastDue
 from delayservice.engine.ports import Bounds, Run, Source, Targets
 from delayservice.engine.routes import Routes
-from delayservice.engine.shard import MayRead, Shard, at_will
+from delayservice.engine.shard import Shard
+from delayservice.engine.walk import MayRead, at_will
 from delayservice.slices.any_lane import NOWHERE, PreciseLane
 from delayservice.slices.cancellers import Cancellers
 from delayservice.slices.foresight import Foresight

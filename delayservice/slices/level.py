@@ -21,7 +21,7 @@ from delayservice.engine.losses import Lost
 from delayservice.engine.outcome import Output
 from delayservice.engine.ports import Bounds, Run, Source, Targets
 from delayservice.engine.routes import Routes
-from delayservice.engine.shard import MayRead, at_will
+from delayservice.engine.walk import MayRead, at_will
 from delayservice.slices.any_lane import AnyLane
 from delayservice.slices.level_proof import LevelProof
 from delayservice.slices.lost import report_truncated

@@ -12,8 +12,7 @@ from delayservice.contract.record import RecordReader
 from delayservice.engine.cursor import Key
 from delayservice.engine.pending import NO_MARK, Frame
 from delayservice.engine.ports import Place, Run, Source
-from delayservice.engine.shard import CopyScan
-from delayservice.engine.storing import is_user_record
+from delayservice.engine.storing import CopyScan, is_user_record
 
 _BYTES_MAX: Final = 32 << 20
 """Bytes held in memory of a range while the log is read; a single key time may need more."""

@@ -19,6 +19,7 @@ from confluent_kafka import IsolationLevel, KafkaError, KafkaException
 from msgspec.structs import replace
 
 from connectors.kafka.checkpoints import KafkaCheckpoints
+from connectors.kafka.delivery_reports import DeliveryReports
 from connectors.kafka.errors import ABORTABLE
 from connectors.kafka.log_ends import log_bounds
 from connectors.kafka.record_limits import RecordLimits
@@ -806,10 +807,10 @@ def stale_claim() -> AbstractContextManager[Any]:
 def refused_transaction_is_aborted() -> AbstractContextManager[Any]:
     """A flush that stalls is followed by an abort, whatever the coordinator has said."""
 
-    def takes_more(_: Any, sink: KafkaSink) -> bool:
-        return not any(error.code() == KafkaError._STATE for error in sink._reports.failed)
+    def takes_more(_: Any, reports: DeliveryReports, *_args: Any) -> bool:
+        return not any(error.code() == KafkaError._STATE for error in reports.failed)
 
-    return replaced(KafkaSink, "_takes_more", takes_more)
+    return replaced(DeliveryReports, "takes_more", takes_more)
 
 
 def forgotten_id_is_abortable() -> AbstractContextManager[Any]:

@@ -26,7 +26,7 @@ from delayservice.engine.outcome import DEAD_LETTERED, DELIVERED, FIRED, PARKED,
 from delayservice.engine.ports import Place
 from delayservice.engine.role import Role
 from delayservice.engine.routes import Routes
-from delayservice.engine.shard import MayRead, at_will
+from delayservice.engine.walk import MayRead, at_will
 from delayservice.slices.any_lane import AnyLane
 from delayservice.slices.edges import Edges
 from delayservice.slices.lane import Lane
