@@ -36,7 +36,6 @@ CARRIED = {
         "levels",
         "names",
         "partitioner",
-        "recurring",
         "request",
         "times",
         "topic_names",
