@@ -25,12 +25,14 @@ class TargetRules(Section):
     """Targets of one delay topic; a target that is not listed is refused."""
 
     allow: Annotated[tuple[TopicPattern, ...], ListText] = Field(
-        default=(), max_length=1000, description="Patterns of allowed target topics (`*` and `?`)."
+        default=(),
+        max_length=1000,
+        description="Patterns of allowed target topics (`*` and `?`). Empty: only the default.",
     )
     default_target: Topic | None = Field(
         default=None,
-        description="Target of records without `delay-target-topic`; it needs no pattern. Unset: "
-        "such records become dead letters.",
+        description="Target of records without `delay-target-topic`, always allowed. Unset: such "
+        "records become dead letters.",
     )
 
 

@@ -44,7 +44,7 @@ class Levels(Section):
     )
     fetch_ahead_bytes: Bytes = Field(
         default=ByteSize(8 * MIB),
-        description="The same limit in bytes of keys, values and headers.",
+        description="As `fetch_ahead_records`, in bytes of keys, values and headers.",
     )
 
     @model_validator(mode="after")

@@ -32,7 +32,7 @@ class WheelSettings(Section):
     )
     near_bytes_max: Bytes = Field(
         default=ByteSize(64 * MIB),
-        description="Memory for records of the next slots. Larger: fewer reads at the due time.",
+        description="Memory of a worker for records of the next slots. More: fewer reads when due.",
     )
     sync_bytes: Bytes = Field(
         default=ByteSize(32 * MIB),

@@ -17,7 +17,8 @@ HINTS: Final[Mapping[str, str]] = {
     "catching_up": "left is the number of source records that are not stored yet",
     "caught_up": "all source records of the slice are stored",
     "checkpoint_misplaced": (
-        "were partitions added to that topic, or does another program write to it?"
+        "place is not the partition of this slice: were partitions added to the checkpoint topic, "
+        "or does another program write to it?"
     ),
     "checkpoint_tail_failed": "the worker process ends and is replaced; report the traceback",
     "checkpoints_not_read": "reading starts again; take-overs wait meanwhile",
@@ -74,8 +75,8 @@ HINTS: Final[Mapping[str, str]] = {
     ),
     "question_failed": "a query of the admin API to this worker failed; the service goes on",
     "records_refused": (
-        "the refused records become dead letters, see their delay-error-detail; the others are "
-        "delivered again at once"
+        "the broker refused these records for good: they become dead letters, see their "
+        "delay-error-detail. The next transaction delivers the rest of theirs, which was aborted"
     ),
     "registration_gone": "this node's entry in ZooKeeper was deleted; it is written again",
     "repair_topic_not_read": "this node takes no repair orders until the topic can be read",
@@ -104,7 +105,8 @@ HINTS: Final[Mapping[str, str]] = {
         "and for a checkpoint of a newer version"
     ),
     "target_blocked": (
-        "records for this target are parked and tried again; others_before counts unlogged ones"
+        "records for this target are parked and tried again; others_before is the number of "
+        "blocked targets before it that were not logged"
     ),
     "targets_given_up": (
         "these targets did not acknowledge in time; their records are parked meanwhile"
