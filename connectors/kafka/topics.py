@@ -195,7 +195,8 @@ class TopicKeeper:
             grown = f"{topics.checkpoint} had {layout.checkpoint_partitions} partitions"
             why = (
                 "a node that starts now looks for checkpoints in other partitions, and takes over "
-                "no slice whose checkpoint lies elsewhere; move these, as docs/operations.md says"
+                "no slice whose checkpoint lies elsewhere; move these, as "
+                "docs/internals/procedures.md says"
             )
             found.append((f"{grown} and has {partitions}: {why}", False))
         if len(existing.get(topics.claims_topic, ())) > 1:

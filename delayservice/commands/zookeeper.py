@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 _EPILOG: Final = (
     "Example: [bold]delayservice zookeeper rights -c delayservice.toml[/]"
-    "\n\nThe run-book: docs/operations.md, Replacing ZooKeeper's password."
+    "\n\nThe run-book: docs/internals/procedures.md, Replacing ZooKeeper's password."
 )
 
 _PIN_EPILOG: Final = (

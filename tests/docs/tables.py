@@ -17,6 +17,10 @@ class Listed:
 
 _BENCHES = "docs/internals/benchmarks.md"
 _DRILL = "docs/internals/drill.md"
+_DIGESTS = "docs/internals/digests.md"
+_PROCEDURES = "docs/internals/procedures.md"
+_ON_SPARK = "docs/internals/spark-running.md"
+_OTHERS = "docs/internals/other-systems.md"
 _IMAGES = "no container engine on a build machine; tests/integration/test_compose.py runs the file"
 _IMAGE_STEPS = "fetches packages; tests/unit/test_deploy_image.py goes the same steps"
 _SYSTEMD = "needs systemd as the first process; tests/unit/test_deploy_systemd.py checks the unit"
@@ -41,7 +45,7 @@ NOT_TYPED: Final = (
         "docs/cli.md", "delayservice --", "typed by tests/docs/test_cli_page.py, in another home"
     ),
     Listed(
-        "docs/cluster.md",
+        _PROCEDURES,
         "zkCli.sh",
         "needs the shell that comes with ZooKeeper, which no test installs",
     ),
@@ -57,10 +61,10 @@ NOT_TYPED: Final = (
     Listed("docs/operations.md", "log() { kubectl", _KUBERNETES),
     Listed("docs/operations.md", "metrics() { kubectl", _KUBERNETES),
     Listed("docs/operations.md", "delayservice() { kubectl", _KUBERNETES),
-    Listed("docs/operations.md", "kcat", _CHECKPOINT),
-    Listed("docs/operations.md", "CHECKPOINT=", _CHECKPOINT),
-    Listed("docs/operations.md", 'echo "$SLICE|', _CHECKPOINT),
-    Listed("docs/operations.md", "delayservice zookeeper rights", _LOGINS),
+    Listed(_PROCEDURES, "kcat", _CHECKPOINT),
+    Listed(_PROCEDURES, "CHECKPOINT=", _CHECKPOINT),
+    Listed(_PROCEDURES, 'echo "$SLICE|', _CHECKPOINT),
+    Listed(_PROCEDURES, "delayservice zookeeper rights", _LOGINS),
     Listed("docs/operations.md", "delayservice zookeeper pin", _PINNED),
     Listed("docs/operations.md", "delayservice zookeeper unpin", _PINNED),
     Listed(
@@ -78,16 +82,16 @@ NOT_TYPED: Final = (
     Listed("docs/spark.md", "delayservice spark schedule s3a:", "needs an object store"),
     Listed("docs/audit.md", "delayservice spark archive --config", "needs an object store"),
     Listed("docs/audit.md", "delayservice spark audit --archive", "needs an object store"),
-    Listed("docs/spark.md", "delayservice spark schedule --stream", _UNTIL),
+    Listed(_ON_SPARK, "delayservice spark schedule --stream", _UNTIL),
     Listed("docs/spark.md", "docker", _IMAGES),
     Listed("docs/spark.md", "kubectl", _KUBERNETES),
-    Listed("docs/spark.md", "apt-get", _IMAGE_STEPS),
-    Listed("docs/spark.md", "/opt/delayservice/bin/", _IMAGE_STEPS),
-    Listed("docs/spark.md", "install -m", _SYSTEMD),
-    Listed("docs/spark.md", "systemctl", _SYSTEMD),
-    Listed("docs/spark.md", "spark-submit", _SUBMIT),
-    Listed("docs/spark.md", "python3.11 -m venv", _SUBMIT),
-    Listed("docs/spark.md", "env/bin/", _SUBMIT),
+    Listed(_ON_SPARK, "apt-get", _IMAGE_STEPS),
+    Listed(_ON_SPARK, "/opt/delayservice/bin/", _IMAGE_STEPS),
+    Listed(_ON_SPARK, "install -m", _SYSTEMD),
+    Listed(_ON_SPARK, "systemctl", _SYSTEMD),
+    Listed(_ON_SPARK, "spark-submit", _SUBMIT),
+    Listed(_ON_SPARK, "python3.11 -m venv", _SUBMIT),
+    Listed(_ON_SPARK, "env/bin/", _SUBMIT),
 )
 
 _RECIPE = "run by tests/integration/test_client_recipes.py"
@@ -95,17 +99,21 @@ _FRAGMENT = "a fragment: what it stands in is the reader's own"
 
 PYTHON_NOT_RUN: Final = (
     Listed("docs/audit.md", "from connectors.spark.audit import", "Spark: run by make night"),
-    Listed("docs/audit.md", "from connectors.spark.audit import AuditOptions, F", _FRAGMENT),
+    Listed(
+        "docs/internals/audit-method.md",
+        "from connectors.spark.audit import AuditOptions, F",
+        _FRAGMENT,
+    ),
     Listed("docs/client.md", "from datetime import", _RECIPE),
     Listed("docs/client.md", "from kafka_delay_client import LevelProducer", "needs levels"),
-    Listed("docs/client.md", "producer = Producer(", _FRAGMENT),
+    Listed("docs/internals/retry-ladder.md", "producer = Producer(", _FRAGMENT),
     Listed("docs/header-contract.md", "to_reports =", _FRAGMENT),
     Listed(
         "docs/levels.md", "import os", "needs levels; tests/integration/test_levels.py has them"
     ),
-    Listed("docs/migration.md", "producer.produce(", _FRAGMENT),
-    Listed("docs/reconcile.md", "from connectors.spark.reconcile.store_source", _FRAGMENT),
-    Listed("docs/internals/digests.md", "from connectors.spark.reconcile.compare", _FRAGMENT),
+    Listed(_OTHERS, "producer.produce(", _FRAGMENT),
+    Listed(_DIGESTS, "from connectors.spark.reconcile.store_source", _FRAGMENT),
+    Listed(_DIGESTS, "from connectors.spark.reconcile.compare", _FRAGMENT),
 )
 """Blocks of Python that begin so, and why the pages' test does not run them; all are compiled."""
 

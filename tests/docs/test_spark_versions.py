@@ -1,4 +1,4 @@
-"""The versions that docs/compatibility.md names for Spark are those of the locks."""
+"""The versions that docs/internals/spark-running.md names for Spark are those of the locks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from connectors.spark.common.connector import PACKAGES, locked
 from connectors.spark.common.session import JAVA_VERSIONS
 from tests.docs.pages import ROOT
 
-PAGE: Final = (ROOT / "docs/compatibility.md").read_text("utf-8")
+PAGE: Final = (ROOT / "docs/internals/spark-running.md").read_text("utf-8")
 SECTION: Final = PAGE.partition("\n## Spark\n")[2].partition("\n## ")[0]
 ROWS: Final = {
     what: (version, where)

@@ -69,9 +69,14 @@ def rights_of(heading: str) -> list[Right]:
     _, _, section = page.partition(f"\n### {heading}\n")
     assert section, f"docs/security.md has no {heading!r}"
     rows = re.findall(
-        r"^\| ([a-z-]+) \| `([^`]+)` \| ([A-Za-z, ]+) \|", section.split("\n#")[0], re.MULTILINE
+        r"^\| ([a-z-]+) \| (`[^|]+`) \| ([A-Za-z, ]+) \|", section.split("\n#")[0], re.MULTILINE
     )
-    return [Right(kind, name, word) for kind, name, words in rows for word in words.split(", ")]
+    return [
+        Right(kind, name, word)
+        for kind, names, words in rows
+        for name in re.findall(r"`([^`]+)`", names)
+        for word in words.split(", ")
+    ]
 
 
 @contextmanager

@@ -129,7 +129,7 @@ def test_a_replica_that_had_a_wrong_secret_loses_nothing_when_it_takes_over(pair
 
 @pytest.mark.parametrize("pair", [2_000], indirect=True)
 def test_the_secret_is_replaced_while_records_wait_and_nothing_is_lost(pair: Pair) -> None:
-    """docs/operations.md, "Replacing the cluster secret", step by step."""
+    """docs/internals/procedures.md, "Replacing the cluster secret", step by step."""
     bench, target = pair.bench, pair.bench.target("kept")
     accepted = pair.folder / "accepted_secrets"
     accepts = f"node.accepted_secrets_file={accepted}"
