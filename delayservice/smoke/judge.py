@@ -213,7 +213,10 @@ class Judge:
         while len(self._ended) < self._partitions:
             self.read(0.2)
             if time.monotonic() - heard_s > 2 * _STALL_S:
-                raise ClusterError("the end of the target topics was not reached within a minute")
+                raise ClusterError(
+                    "the end of the target topics was not reached within two minutes after the "
+                    "last record: do all their partitions have a leader?"
+                )
 
     def _rewind_to_position(self) -> None:
         """Assign all partitions anew at their positions: the client reports each end only once."""
