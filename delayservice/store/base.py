@@ -153,7 +153,7 @@ class DeliveryStore(Protocol):
 
         Args:
             record_id: the ``delay-id``.
-            below: exclusive upper bound of the record's source offset.
+            below: exclusive upper bound of the result's source offset, at least S.
         """
 
     def marked_from(self, mark: int) -> list[tuple[int, Key]]:
@@ -162,9 +162,7 @@ class DeliveryStore(Protocol):
         """
 
     def scanner(self) -> Scanner:
-        """Return a reader that reads the store in small steps; the store may change between two
-        steps.
-        """
+        """Return a reader that works in small steps; the store may change between two steps."""
 
     def rebuild(self, start_ms: int, stop_ms: int, frames: Sequence[Frame]) -> None:
         """Replace the records with keys in ``[start_ms, stop_ms)``, epoch milliseconds, by
@@ -202,9 +200,7 @@ class DeliveryStore(Protocol):
 
 
 class StoreView(Protocol):
-    """Store as people, digests, checks and repairs read it; no method of this class changes a
-    record.
-    """
+    """Store as people, digests, checks and repairs read it; no method changes a record."""
 
     def latest_unmarked(self, record_id: bytes, below: int) -> Key | None:
         """Return the key of an id's latest record that is not cancelled, replaced or fired, and has
@@ -212,9 +208,7 @@ class StoreView(Protocol):
         """
 
     def scanner(self) -> Scanner:
-        """Return a reader that reads the store in small steps; the store may change between two
-        steps.
-        """
+        """Return a reader that works in small steps; the store may change between two steps."""
 
     def lumps(self, start_ms: int, stop_ms: int) -> list[Lump]:
         """Return counts of the stored records with keys in ``[start_ms, stop_ms)``, epoch

@@ -140,9 +140,7 @@ class DigestingStore:
 
     @property
     def label(self) -> bytes:
-        """Return the label: bytes that state the contracts and secrets by which the records were
-        read.
-        """
+        """Return the label: bytes that state the contracts and secrets of the stored records."""
         return self.inner.label
 
     def append(
@@ -181,7 +179,7 @@ class DigestingStore:
             self.begin_scan()
 
     def prune(self, cursor: Cursor) -> None:
-        """Delete records that the committed ``cursor`` has settled from the store and the census."""
+        """Delete records that the committed ``cursor`` has settled, also from the census."""
         self.inner.prune(cursor)
         self.cursor = cursor
         self._pass_key()

@@ -4,7 +4,9 @@ of marked records.
 An id has one row, which is overwritten, so a look-up takes one step however many records the id
 had. At most one record of an id is both unmarked and pending: a user record marks the record of its
 id before it, and a requeued record is written in the transaction that settles its original (design
-rules 3 and 12). Keys, big endian, behind the number of the shard (u32)::
+rules 3 and 12).
+
+Keys, big endian, behind the number of the shard (u32)::
 
     'n' id                              -> key_ms i64, offset i64   the record the id stands for
     'd' key_ms i64, offset i64          -> id                       the same, in key order
@@ -232,8 +234,8 @@ class IdIndex:
             self.durable_offset = stop_offset
 
     def _cut(self, rows: IdRows, stop_offset: int) -> None:
-        """Undo rows of source offsets from ``stop_offset`` on. If there may be any, all rows are
-        scanned.
+        """Undo rows of source offsets from ``stop_offset`` on. All rows are scanned if there may be
+        any such row.
         """
         batch = WriteBatch(raw_mode=True)
         with self._database.guard("read"):
@@ -245,9 +247,7 @@ class IdIndex:
         self._database.write(batch)
 
     def append(self, named: Sequence[Named], marks: Sequence[Mark], stop_offset: int) -> None:
-        """Write the rows for the ids and marks of one ``Store.append``; ``stop_offset`` is the new
-        S.
-        """
+        """Write rows for the ids and marks of one ``Store.append``; ``stop_offset`` is the new S."""
         batch = WriteBatch(raw_mode=True)
         if self._rows is None:
             self._rows = IdRows(self._database.open(), self._prefix)

@@ -50,15 +50,11 @@ class MemoryStore(Store):
 
     @property
     def label(self) -> bytes:
-        """Return the label: bytes that state the contracts and secrets by which the records were
-        read.
-        """
+        """Return the label: bytes that state the contracts and secrets of the stored records."""
         return self._label
 
     def set_label(self, label: bytes) -> None:
-        """Replace the label: bytes that state the contracts and secrets by which the records were
-        read.
-        """
+        """Replace the label: bytes that state the contracts and secrets of the stored records."""
         self._label = label
 
     def append(
@@ -165,14 +161,12 @@ class MemoryStore(Store):
             del self._stands_for[record_id]
 
     def sync(self, *, wait: bool = True) -> int:  # noqa: ARG002  # nothing takes time
-        """Return S, the next source offset to be stored, as the horizon; nothing becomes durable."""
+        """Return S, the next source offset to be stored, as the horizon; nothing is made durable."""
         self._durable_offset = self._stop_offset
         return self._durable_offset
 
     def scanner(self) -> Scanner:
-        """Return a reader that reads the store in small steps; the store may change between two
-        steps.
-        """
+        """Return a reader that works in small steps; the store may change between two steps."""
         return Scanner(self.read_due)
 
     def lumps(self, start_ms: int, stop_ms: int) -> list[Lump]:
