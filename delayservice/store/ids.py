@@ -247,7 +247,9 @@ class IdIndex:
         self._database.write(batch)
 
     def append(self, named: Sequence[Named], marks: Sequence[Mark], stop_offset: int) -> None:
-        """Write rows for the ids and marks of one ``Store.append``; ``stop_offset`` is the new S."""
+        """Write rows for the ids and marks of one ``Store.append``, with the new S,
+        ``stop_offset``.
+        """
         batch = WriteBatch(raw_mode=True)
         if self._rows is None:
             self._rows = IdRows(self._database.open(), self._prefix)

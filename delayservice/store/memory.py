@@ -161,7 +161,7 @@ class MemoryStore(Store):
             del self._stands_for[record_id]
 
     def sync(self, *, wait: bool = True) -> int:  # noqa: ARG002  # nothing takes time
-        """Return S, the next source offset to be stored, as the horizon; nothing is made durable."""
+        """Return S as the horizon, a source offset; nothing is made durable."""
         self._durable_offset = self._stop_offset
         return self._durable_offset
 
