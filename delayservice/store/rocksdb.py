@@ -124,7 +124,7 @@ class RocksStore(Store):
         self._take_over(ShardState(self._number, 0, 0, b""))
 
     def close(self) -> None:
-        """Close the shard; the database is closed with its last open shard, and otherwise synced."""
+        """Close the shard; the database is closed with its last open shard, else synced."""
         if self._state is not None:
             self._state = None
             self._rocks.detach(self._place, self._count)
