@@ -37,7 +37,7 @@ def file_name(start_ms: int) -> str:
 
 
 class Index:
-    """Block headers of one slot's file, with an index of the blocks that hold rows of each shard."""
+    """Block headers of one slot's file, with an index of the blocks of each shard."""
 
     __slots__ = ("_runs", "blocks", "size")
 
@@ -95,7 +95,7 @@ class RunReader:
         """Memory of the cached blocks, in bytes."""
 
     def path_of(self, start_ms: int) -> str:
-        """Return the path of the file of the slot that starts at ``start_ms``, epoch milliseconds."""
+        """Return the path of the file of the slot that starts at ``start_ms``, epoch ms."""
         return f"{self._path}/{FOLDER}/{file_name(start_ms)}"
 
     def blocks(self, start_ms: int, size: int, generation: int, floor: int) -> list[Block]:
@@ -139,8 +139,8 @@ class RunReader:
         after_ms: int = -1,
         upto_ms: int = sys.maxsize,
     ) -> list[Frame]:
-        """Return the rows of a shard in a block, with ``after_ms <= key_ms <= upto_ms``, in epoch
-        ms and key order. ``generation``: number of the shard's store.
+        """Return the rows of a shard in a block, in key order, with ``after_ms <= key_ms <=
+        upto_ms``, epoch ms. ``generation``: number of the shard's store.
 
         Raises:
             BlockDamagedError, OSError: the file is damaged or missing.
@@ -162,7 +162,7 @@ class RunReader:
             self.kept_bytes -= self._bodies.popitem(last=False)[0].length
 
     def forget(self, start_ms: int) -> None:
-        """Remove the slot at ``start_ms`` from the cache, because its file was removed or replaced."""
+        """Remove the slot at ``start_ms`` from the cache, as its file was removed or replaced."""
         self._indexes.pop(start_ms, None)
 
     def reopen(self, start_ms: int) -> None:
