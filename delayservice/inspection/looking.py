@@ -46,8 +46,8 @@ _END: Final[Key] = (DUE_STOP_MS, OFFSET_MAX)
 
 
 class LaneSearch:
-    """Search for a page of a lane's pending records in key order, in small steps. ``read`` must be
-    called by the worker's thread; ``sift`` and ``page`` may be called by another.
+    """Search for one page of a lane's pending records, in key order and small steps. ``read`` must
+    not run while the worker's loop uses the lane; ``sift`` and ``page`` may.
 
     Args:
         lane: the lane.

@@ -57,7 +57,7 @@ class CutFacts(NamedTuple):
     """Fields of a cut row, which names the checkpoint at which a copy's hour rows hold.
 
     Attributes:
-        cut: offset of the checkpoint record in its partition of the checkpoint topic.
+        cut: offset of the checkpoint record in the checkpoint topic's partition.
         cut_ms: time at which the broker appended the checkpoint, epoch milliseconds.
         epoch: epoch of the owner that wrote the checkpoint.
         commit: number of the checkpoint among those of that owner.

@@ -93,16 +93,16 @@ class DeliveryStore(Protocol):
 
     @property
     def label(self) -> bytes:
-        """Return the label: bytes that state the contracts and secrets by which the records below S
-        were read; ``b""``: there is no label. After a crash, ``open`` restores label and horizon of
-        the same moment, so an old label never comes with newer records.
+        """Return the label: bytes that state the contracts and cluster secrets by which the records
+        below S were read; ``b""``: there is no label. After a crash, ``open`` restores label and
+        horizon of the same moment, so an old label never comes with newer records.
         """
 
     def set_label(self, label: bytes) -> None:
-        """Replace the label, bytes that state the contracts and secrets by which all stored records
-        were read. It is durable with the next sync at the latest; a crash before that restores the
-        last durable label and horizon. So the new label must be true of every stored record, or the
-        caller resets the store first.
+        """Replace the label: bytes that state the contracts and cluster secrets by which all stored
+        records were read. It is durable with the next sync at the latest; a crash before that
+        restores the last durable label and horizon. So the new label must be true of every stored
+        record, or the caller resets the store first.
 
         Raises:
             StoreError: the disk is full or fails.
@@ -212,9 +212,10 @@ class StoreView(Protocol):
 
     def lumps(self, start_ms: int, stop_ms: int) -> list[Lump]:
         """Return counts of the stored records with keys in ``[start_ms, stop_ms)``, epoch
-        milliseconds, each ``(start_ms, stop_ms, count)`` for a part of the range, as fine as is
-        cheap; the first and last part may reach beyond it. Settled records that are not pruned yet
-        are included; marked records are included in parts wider than one millisecond only.
+        milliseconds, each ``(start_ms, stop_ms, count)`` for a part of the range. The parts are as
+        small as is cheap; the first and the last may reach beyond the range. Settled records that
+        are not pruned yet are included; marked records are included in parts wider than one
+        millisecond only.
 
         Raises:
             StoreError: the store can't be read.

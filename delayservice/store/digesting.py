@@ -21,11 +21,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 SCAN_ROWS: Final = 4_096
-"""Most records read in one step of a scan: as many as a block of the wheel has."""
+"""Largest number of records read in one step of a scan: as many as a block of the wheel has."""
 
 _FINE_MINUTES: Final = 4
-"""Number of minutes, the first of them that of K, that the inner store counts. The census can't: in
-the minute of K it includes settled records."""
+"""Number of minutes, from that of K on, whose records the inner store counts. The census is not
+used for them, because in the minute of K it includes settled records."""
 _END: Final[Key] = (DUE_STOP_MS, OFFSET_MAX)
 
 
@@ -68,9 +68,9 @@ class DigestingStore:
 
     @property
     def near(self) -> int:
-        """Return the approximate number of pending records that the digest leaves out, because
-        their minutes are about to be settled. The minute of K counts as a whole. 0 while the census
-        is unknown.
+        """Return the approximate number of pending records that the digest leaves out, because they
+        are due within about two minutes. The minute of K counts as a whole. 0 while the census is
+        unknown.
         """
         if self.cursor is None or self.census is None:
             return 0
@@ -140,7 +140,7 @@ class DigestingStore:
 
     @property
     def label(self) -> bytes:
-        """Return the label: bytes that state the contracts and secrets of the stored records."""
+        """Return the label: bytes that state the contracts and cluster secrets of the records."""
         return self.inner.label
 
     def append(

@@ -139,7 +139,8 @@ class StoreFolder:
             content.
 
         Raises:
-            StoreError: another process has the folder open, or its format is foreign or newer.
+            StoreError: another process has the folder open, or it has a store of another kind or of
+                a newer format.
         """
         self._files.make_dir(self.path)
         self._take_lock()
@@ -150,8 +151,8 @@ class StoreFolder:
             raise
 
     def stamp(self) -> None:
-        """Write the file VERSION durably, which makes the folder's content valid. The caller makes
-        its name durable.
+        """Write the content of the file VERSION durably, which makes the folder valid. The caller
+        makes the file's name durable.
         """
         path = f"{self.path}/VERSION"
         self._files.write_at(path, 0, version_text(self._kind, self._version))

@@ -54,15 +54,16 @@ class MarkFacts(NamedTuple):
 
 
 def synced_offset(database: Rdict, prefix: bytes) -> int | None:
-    """Return S at the last sync of a shard's id rows in a wheel; None: they were never synced.
-    ``prefix``: first bytes of the shard's keys.
+    """Return S at the last sync of a shard's id index in a wheel; None: it was never synced.
+    ``prefix``: first bytes of the shard's row keys.
     """
     found = database.get(prefix + _SYNCED)
     return None if found is None else int(_I64.unpack(found)[0])
 
 
 class IdRows:
-    """Id rows of one shard, in the id database of a wheel or in the database of a RocksDB store.
+    """Rows of one shard's id index, in the id database of a wheel or in the database of a RocksDB
+    store.
 
     Args:
         database: database that holds the rows.

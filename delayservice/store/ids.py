@@ -161,8 +161,8 @@ class IdDatabase:
             database.write(batch)
 
     def sync(self, offsets: Sequence[tuple[int, int]]) -> None:
-        """Make all rows durable, and with them the stop offset of each shard's rows. The caller
-        writes the horizon of the wheel after this.
+        """Make all rows durable, together with S of each shard. The caller writes the horizon of
+        the wheel after this.
 
         Args:
             offsets: of each shard that has ids, the generation (number of its store) and S.
@@ -217,9 +217,9 @@ class IdIndex:
         return self._rows is not None
 
     def recover(self, stop_offset: int, *, expected: bool) -> None:
-        """Use the existing rows of source offsets below ``stop_offset``, and undo the others; set
-        ``is_whole`` to False if rows are missing. ``expected``: whether the shard had ids at the
-        horizon.
+        """Use the existing rows of source offsets below ``stop_offset``, and undo all later ones;
+        set ``is_whole`` to False if rows are missing. ``expected``: whether the shard had ids at
+        the horizon.
         """
         database = self._database.open()
         synced = synced_offset(database, self._prefix)

@@ -1,7 +1,7 @@
-"""Check that a shard's id rows and its stored records agree.
+"""Check that a shard's id index and its stored records agree.
 
 Only records that are not due yet are checked. Due records may be settled, and a settled record and
-its id rows are pruned at different times.
+its rows in the id index are pruned at different times.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ def check_ids(
     stop_offset: int,
     where: str,
 ) -> Iterator[Finding]:
-    """Compare the id rows of one range of keys with the records in it, and yield a finding for each
-    difference.
+    """Compare the rows of the id index for one range of keys with the stored records in it, and
+    yield a finding for each difference.
 
     Args:
-        rows: id rows of the shard.
+        rows: rows of the shard's id index.
         span_ms: range ``[start, stop)`` of key times, epoch milliseconds.
         records: stored records of the range that have an id, by source offset.
-        stop_offset: S, a source offset; id rows of this offset and above are ignored.
+        stop_offset: S, a source offset; rows for this offset and above are ignored.
         where: path of the id index, for the findings.
 
     Raises:
@@ -67,7 +67,7 @@ def check_ids(
 
 
 def _difference(fact: IdFacts, record: NamedRecord | None, stop_offset: int) -> str | None:
-    """Return as text how an id row and its record differ; None: they agree."""
+    """Return as text how a row of the id index and its record differ; None: they agree."""
     if record is None:
         return "the ids know a record that is not there"
     if (record.record_id, record.key_ms) != (fact.record_id, fact.key[0]):

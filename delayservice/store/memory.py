@@ -50,11 +50,11 @@ class MemoryStore(Store):
 
     @property
     def label(self) -> bytes:
-        """Return the label: bytes that state the contracts and secrets of the stored records."""
+        """Return the label: bytes that state the contracts and cluster secrets of the records."""
         return self._label
 
     def set_label(self, label: bytes) -> None:
-        """Replace the label: bytes that state the contracts and secrets of the stored records."""
+        """Replace the label: bytes that state the contracts and cluster secrets of the records."""
         self._label = label
 
     def append(

@@ -47,7 +47,7 @@ _BODIES_BYTES_MAX: Final = 64 << 20
 
 
 def _nothing(_done: int, _total: int) -> None:
-    """Ignore a report of progress: numbers of done and of all records."""
+    """Ignore a report of progress: the number done, and the number of all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,9 +223,8 @@ def _look_at_rocks(store: RocksView, on_progress: Callable[[int, int], None]) ->
 def read_records(
     shard: ShardFolder, bounds: ReadBounds, wanted: Callable[[Frame], bool], limit: int
 ) -> Iterator[Frame | Damage]:
-    """Yield wanted records in key order, and the ranges that are damaged.
-
-    Memory is needed for ``limit`` records.
+    """Yield wanted records in key order, and the ranges that can't be read. Memory is needed for
+    ``limit`` records.
 
     Args:
         shard: the shard's folder.

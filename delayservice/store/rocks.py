@@ -69,7 +69,7 @@ class RocksOptions:
             same value.
         block_bytes: size of a block on disk before compression.
         target_file_bytes: size of a table file.
-        level_base_bytes: size of level 1.
+        level_base_bytes: total size of the table files of level 1.
         wal_bytes_max: size of the write-ahead log at which memory tables are flushed.
         open_files_max: largest number of table files kept open; -1: all.
         background_jobs: number of threads for flush and compaction.

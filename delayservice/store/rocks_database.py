@@ -64,7 +64,7 @@ class ShardState(NamedTuple):
         number: number of the shard, with which its row keys begin.
         stop_offset: S, a source offset.
         records: number of stored records.
-        label: bytes that state the contracts and secrets of the stored records.
+        label: bytes that state the contracts and cluster secrets of the stored records.
     """
 
     number: int
@@ -111,8 +111,9 @@ class RocksDatabase:
         database is moved to quarantine, and an empty one is created.
 
         Raises:
-            StoreError: another process has the folder open, its format is of another kind or newer,
-                or the database can't be opened for lack of space, memory, files or rights.
+            StoreError: another process has the folder open, it has a store of another kind or a
+                newer format, or the database can't be opened for lack of space, memory, files or
+                rights.
         """
         if self._database is not None:
             return

@@ -87,7 +87,7 @@ class RocksView(RocksStore):
 
     @property
     def ids(self) -> IdRows:
-        """Return the id rows of the shard."""
+        """Return the rows of the shard's id index."""
         return self._ids
 
     def rows(self, start: bytes, stop: bytes) -> Iterator[tuple[bytes, bytes]]:

@@ -8,7 +8,7 @@ that byte order is key order, and begin with the number of the shard::
     number u32, 'n', 'd', 'm'                                    ids, see ``delayservice.store.ids``
 
 After a crash, RocksDB restores the batches from its write-ahead log up to one of them. Each batch
-has the stop offset of its shard, so horizon, label and records always agree.
+has the new S of its shard, so horizon, label and records always agree.
 """
 
 from __future__ import annotations
@@ -109,11 +109,11 @@ class RocksStore(Store):
 
     @property
     def label(self) -> bytes:
-        """Return the label: bytes that state the contracts and secrets of the stored records."""
+        """Return the label: bytes that state the contracts and cluster secrets of the records."""
         return self._label
 
     def set_label(self, label: bytes) -> None:
-        """Replace the label: bytes that state the contracts and secrets of the stored records."""
+        """Replace the label: bytes that state the contracts and cluster secrets of the records."""
         self._rocks.write_label(self._number, label, self._stop_offset, self._count)
         self._label = label
 

@@ -44,7 +44,7 @@ class ShardRow(msgspec.Struct, array_like=True, frozen=True):
         partition: partition of the delay topic.
         stop_offset: S, a source offset.
         has_ids: whether the id index has rows of this shard.
-        label: bytes that state the contracts and secrets of the stored records.
+        label: bytes that state the contracts and cluster secrets of the stored records.
     """
 
     number: int

@@ -33,8 +33,8 @@ _PRELOAD_MS: Final = 1_000
 
 
 class Near:
-    """Bound of the memory that all windows of a worker take; it drops the windows used least
-    recently.
+    """Bound of the memory that all windows (rows of the next slots) of a worker take; it drops the
+    windows used least recently.
 
     Args:
         bytes_max: largest memory of all windows together, in bytes.
@@ -58,8 +58,8 @@ class Near:
         return 2 * self.cost <= self._bytes_max
 
     def admit(self, window: Window, hand: Hand) -> None:
-        """Count a new window, and drop the windows used least recently until all fit into memory.
-        ``hand``: reader that has the window.
+        """Add a new window (rows of a slot in memory) to the counted memory, and drop the windows
+        used least recently until all fit. ``hand``: reader that has the window.
         """
         self._hands[window] = hand
         self.count(window)
@@ -68,16 +68,16 @@ class Near:
             self._hands[oldest].forget(oldest.start_ms)
 
     def use(self, window: Window) -> None:
-        """Move a window to the end of the order in which windows are dropped."""
+        """Note that this window was used last, so that others are dropped before it."""
         self._hands.move_to_end(window)
 
     def count(self, window: Window) -> None:
-        """Update the counted memory of all windows after the memory of this one has changed."""
+        """Update the memory counted for all windows, after that of ``window`` has changed."""
         self.cost += window.cost - window.counted
         window.counted = window.cost
 
     def forget(self, window: Window) -> None:
-        """Remove a window from the counted memory."""
+        """Subtract the memory of a dropped window from the memory counted for all windows."""
         del self._hands[window]
         self.cost -= window.counted
 
@@ -241,8 +241,9 @@ class Hand:
                     self._window(start_ms, (start_ms, -1))
 
     def before_flush(self, start_ms: int) -> None:
-        """Add the rows of the slot at ``start_ms`` that are not in its file yet to its window in
-        memory. The caller writes them to the file next.
+        """Add the slot's rows that are not in its file yet to its window (rows in memory), if it
+        has one. The caller writes these rows to the file next. ``start_ms``: start of the slot,
+        epoch ms.
         """
         window = self._windows.get(start_ms)
         if window is not None:
@@ -250,20 +251,22 @@ class Hand:
             window.seen = 0
 
     def passed(self, start_ms: int, key: Key) -> int:
-        """Return the number of records with keys up to ``key`` that the window of the slot at
-        ``start_ms`` has held; 0: there is no window.
+        """Return the number of records with keys up to ``key`` that the slot's window (rows in
+        memory) has held; 0: it has no window. ``start_ms``: start of the slot, epoch ms.
         """
         window = self._windows.get(start_ms)
         return 0 if window is None else window.passed(key)
 
     def forget(self, start_ms: int) -> None:
-        """Drop the window of the slot at ``start_ms``, because the slot was changed or removed."""
+        """Drop the window (rows in memory) of the slot at ``start_ms``, as the slot was changed or
+        removed.
+        """
         window = self._windows.pop(start_ms, None)
         if window is not None:
             self._near.forget(window)
 
     def forget_all(self) -> None:
-        """Drop all windows, and free their memory."""
+        """Drop all windows (rows of slots in memory) of this reader."""
         for start_ms in list(self._windows):
             self.forget(start_ms)
 

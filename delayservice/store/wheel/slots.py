@@ -50,13 +50,12 @@ class SlotShard:
         topic: hash of the delay topic's id.
         partition: partition of the delay topic.
         number: index of the shard in the columns of ``Slot``.
-        generation: number of the shard's store, stored with its rows; new when the store starts
-            over.
+        generation: number of the shard's store, kept with its rows; a new one at each start over.
         ids: id index of the shard.
         has_ids: whether the shard has ids, according to the horizon file.
         stop_offset: S, a source offset: all records below are in memory or in files.
         durable_offset: S as last made durable.
-        label: bytes that state the contracts and secrets of the stored records.
+        label: bytes that state the contracts and cluster secrets of the stored records.
         cursor_key: K of the last ``prune``.
         starts: start times of the slots in which it has rows, sorted, epoch milliseconds.
         waiting: rows that are not in a file yet, by the start of their slot.

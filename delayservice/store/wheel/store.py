@@ -64,11 +64,11 @@ class WheelStore(Store):
 
     @property
     def label(self) -> bytes:
-        """Return the label: bytes that state the contracts and secrets of the stored records."""
+        """Return the label: bytes that state the contracts and cluster secrets of the records."""
         return self._shard.label
 
     def set_label(self, label: bytes) -> None:
-        """Replace the label: bytes that state the contracts and secrets of the stored records. The
+        """Replace the label: bytes that state the contracts and cluster secrets of the records. The
         next sync makes it durable.
         """
         self._shard.label = label
@@ -262,8 +262,8 @@ class WheelStore(Store):
     # --- prune and sync ------------------------------------------------------------------------
 
     def prune(self, cursor: Cursor) -> None:
-        """Delete the shard's rows in slots that end at or before the key time of K, and the id rows
-        that ``cursor`` has settled.
+        """Delete the shard's records in slots that end at or before the key time of K, and the rows
+        of its id index that ``cursor`` has settled.
         """
         shard = self._shard
         self._wheel.advance()

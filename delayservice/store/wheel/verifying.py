@@ -137,7 +137,7 @@ class _Read:
 
     Attributes:
         records: number of records.
-        bytes: bytes of their blocks, in part if shared with other shards.
+        bytes: bytes of the blocks; of a block shared with other shards, this shard's part.
         named: records with an id, by source offset.
         marks: offset of the canceller, by source offset of the marked record.
         is_missing: whether the file is missing.
@@ -241,7 +241,7 @@ class _Check:
             read.suspect(_disorder(rows, block, part))
 
     def check_ids(self) -> None:
-        """Compare the id rows with the records of sound slots, if the shard has ids, and add
+        """Compare the shard's id index, if it has one, with the records of undamaged slots, and add
         findings to ``found``. An unreadable id database is a finding.
         """
         if not self._state.has_ids:
@@ -272,8 +272,8 @@ class _Check:
 
 
 def _disorder(rows: list[Frame], block: Block, part: Part) -> str:
-    """Return as text what is wrong with the order or range of a block's rows, whose checksum is
-    right; empty: nothing.
+    """Return as text how the order or range of a block's rows is wrong although the checksum is
+    right; empty: it is right.
     """
     keys = [row[:2] for row in rows]
     at = f"the block at byte {block.position}"

@@ -120,10 +120,11 @@ class Wheel:
     # --- life ----------------------------------------------------------------------------------
 
     def open(self) -> None:
-        """Open what the horizon file lists, unless it is open. Slot files are not read.
+        """Open all shards' content that the horizon file lists; slot files are not read.
 
         Raises:
-            StoreError: another process has the folder open, or its format is foreign or newer.
+            StoreError: another process has the folder open, or its store is of another kind or
+                newer.
         """
         if self._is_open:
             return
@@ -195,7 +196,7 @@ class Wheel:
                 self.abandon()
 
     def abandon(self) -> None:
-        """Close all files without a sync; later records than the last sync are read again."""
+        """Close all files without a sync; records that were not synced are read again later."""
         with suppress(StoreError):  # it was raised before, or the tail does not matter
             self._finish_running()
         self._ids.close()
@@ -385,7 +386,7 @@ class Wheel:
                 shard.ids.durable_offset = row.stop_offset
 
     def _remove_unused(self) -> None:
-        """Remove shards closed for ``unused_s``: their slices moved, and their rows keep files."""
+        """Remove shards that were closed for ``unused_s`` seconds, so that their files can go."""
         least_s = time.monotonic() - self.options.unused_s
         for shard in list(self.shards.values()):
             if not shard.is_open and shard.idle_s < least_s:

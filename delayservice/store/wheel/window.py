@@ -90,7 +90,7 @@ class Window:
         """Key up to which the window has all rows; None: it has all rows of the slot above
         ``after``."""
         self.seen = 0
-        """Number of the slot's rows not in a file yet that ``add`` was given."""
+        """Number of the slot's rows not in a file yet that were passed to ``add`` so far."""
         self.cost = 0
         """Memory of the rows, in bytes."""
         self.counted = 0
@@ -99,7 +99,7 @@ class Window:
         self._gone = 0
 
     def covers(self, after: Key) -> bool:
-        """Return whether the window has the slot's rows that follow ``after`` in key order."""
+        """Return whether the rows right behind key ``after`` are in this window."""
         return self.after <= after and (self.cut is None or after < self.cut)
 
     def take(self, after: Key, upto_ms: int, limit: int) -> list[Frame]:
