@@ -1,1 +1,1 @@
-"""Queries of people to a running loop, and their answers."""
+"""Queries of people about pending records to a running worker, and its answers."""

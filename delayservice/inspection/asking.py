@@ -1,7 +1,7 @@
-"""Questions of the supervisor to a worker process, and the answers, over a pipe.
+"""Queries of the supervisor to a worker process, and the answers, over a pipe.
 
-Up to ``WAITING_MAX`` questions may be under way; each has a number, which its answer repeats. When
-a worker ends, its open questions fail with ``NotAnsweredError``.
+Up to ``WAITING_MAX`` queries to a worker may wait for their answers; each has a number, which its
+answer repeats. When a worker ends, its waiting queries fail with ``NotAnsweredError``.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Answer: TypeAlias = Page | Fate | BacklogCounts | Members | list[Pending] | list
 
 _THREADS: Final = 4
 WAITING_MAX: Final = 64
-"""Largest number of questions to one worker that wait for their answers."""
+"""Largest number of queries to one worker that wait for their answers."""
 
 T = TypeVar("T")
 
@@ -34,14 +34,14 @@ _log = structlog.get_logger(__name__)
 
 
 class NotAnsweredError(DelayServiceError):
-    """Error for a question that a worker did not answer: it is restarting, or busy."""
+    """Error for a query that a worker did not answer, because it is restarting or busy."""
 
 
 class _Envelope(msgspec.Struct):
     number: int
     question: Question
     deadline_s: float
-    """Deadline, monotonic seconds; all processes of a machine share that clock."""
+    """Deadline for the answer, monotonic seconds; all processes of a machine share that clock."""
 
 
 class _Reply(msgspec.Struct):
@@ -56,11 +56,11 @@ _read_reply = msgspec.msgpack.Decoder(_Reply).decode
 
 
 class WorkerClient:
-    """The supervisor's end of a pipe to one worker. Any thread may call any method.
+    """Client of one worker, at the supervisor's end of the pipe. All methods are thread-safe.
 
     Args:
-        pipe: connection to the worker.
-        name: name of the worker, for messages.
+        pipe: supervisor's end of the pipe.
+        name: name of the worker, for error messages.
     """
 
     def __init__(self, pipe: Connection, name: str) -> None:
@@ -74,9 +74,9 @@ class WorkerClient:
         threading.Thread(target=self._hear, name=f"answers-{name}", daemon=True).start()
 
     def ask(self, question: Question, timeout_s: float) -> Asked:
-        """Send a question, and return it as under way; its answer has to come within ``timeout_s``
-        seconds. Raises ``NotAnsweredError`` if the worker has ended or reads nothing, or if
-        ``WAITING_MAX`` questions are open.
+        """Send a query to the worker, and return a handle that waits for its answer until
+        ``timeout_s`` seconds from now. Raises ``NotAnsweredError`` if the worker has ended or reads
+        nothing, or if ``WAITING_MAX`` queries wait for their answers.
         """
         future: Future[_Reply] = Future()
         with self._lock:
@@ -95,7 +95,9 @@ class WorkerClient:
         return Asked(self, number, future, deadline_s)
 
     def _send(self, data: bytes, timeout_s: float) -> None:
-        """Send bytes without holding the lock of answers, which a blocked pipe must not delay."""
+        """Send bytes to the worker, and wait at most ``timeout_s`` seconds for other senders. The
+        lock of the answers is not held, because a blocked pipe must not delay them.
+        """
         if not self._sending.acquire(timeout=timeout_s):
             raise NotAnsweredError(f"{self._name} takes no questions; try again")
         try:
@@ -106,7 +108,7 @@ class WorkerClient:
             self._sending.release()
 
     def forget(self, number: int) -> None:
-        """Forget the question with this number, so that its answer is ignored."""
+        """Ignore the answer to the query with this number, if it still comes."""
         with self._lock:
             self._waiting.pop(number, None)
 
@@ -132,7 +134,9 @@ class WorkerClient:
 
 
 class Asked(NamedTuple):
-    """Question under way, whose answer can be awaited."""
+    """Handle of a query that was sent: its client, its number, its future answer, and its deadline
+    in monotonic seconds.
+    """
 
     client: WorkerClient
     number: int
@@ -140,8 +144,8 @@ class Asked(NamedTuple):
     deadline_s: float
 
     def answer(self, kind: type[T]) -> T:
-        """Wait for the answer and decode it as ``kind``; raise ``NotAnsweredError`` if it fails or
-        is late.
+        """Wait for the answer until the deadline, and return it, decoded as ``kind``. Raise
+        ``NotAnsweredError`` if the query failed or the answer is late.
         """
         try:
             reply = self.future.result(max(self.deadline_s - time.monotonic(), 0.0))
@@ -154,10 +158,11 @@ class Asked(NamedTuple):
 
 
 def answer_questions(pipe: Connection, answer: Callable[[Question], Answer]) -> None:
-    """Start threads that answer questions at the worker's end, until the other end is closed.
+    """Start threads that answer queries at the worker's end of ``pipe``, until the other end is
+    closed. ``answer``: function that returns the answer to a query.
 
-    Only the reading thread closes the pipe. If another thread closed it, the reading one could go
-    on with an invalid or reused handle.
+    Only the thread that reads from the pipe closes it. If another thread closed it, the reading one
+    could go on with an invalid or reused file handle.
     """
     pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="answering")
     sending = threading.Lock()

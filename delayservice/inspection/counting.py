@@ -1,5 +1,5 @@
 """Counts of the pending records in the lanes of a slice, for metrics. They are taken about once a
-second, so a lane is counted again only if records were stored or settled since.
+second; a lane is counted again only if records were stored or settled since its last count.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from delayservice.inspection.query import HORIZONS_MS, count_within, together
 from delayservice.slices.any_lane import AnyLane, PreciseLane
 
 TARGETS_MAX = 20
-"""Largest number of targets of a delay topic in a slice that are counted one by one."""
+"""Largest number of target topics that are counted one by one, for each delay topic of a slice."""
 
 
 @dataclass(slots=True)
@@ -24,11 +24,13 @@ class LaneCounts:
     """Counts of a lane's pending records at one time.
 
     Attributes:
-        seen: state of the lane when it was counted, to notice changes; None: not counted.
+        seen: state of the lane at the count, to notice later changes; None: not counted yet.
         pending: number of pending records.
-        lumps: counts by ranges of due times; empty for level topics.
-        next_due_ms: when the first of them is due, epoch milliseconds; None: no record is pending.
-        targets: counts by target, for the largest targets; empty while they are unknown.
+        lumps: ``(start_ms, stop_ms, count)`` by ranges of due times, epoch milliseconds; empty for
+            level topics.
+        next_due_ms: due time of the first pending record, epoch milliseconds; None: no record is
+            pending.
+        targets: counts by target topic, for the largest targets; empty while they are unknown.
     """
 
     seen: object = None
@@ -41,8 +43,14 @@ class LaneCounts:
 def count_lane(
     lane: AnyLane, now_ms: int, before: LaneCounts, *, is_time: bool = True
 ) -> LaneCounts:
-    """Return the counts of a lane at ``now_ms``, epoch ms. ``before``: the last result. Unless
-    ``is_time``, its counts are kept, and only the first due time is updated.
+    """Return the counts of a lane's pending records.
+
+    Args:
+        lane: the lane.
+        now_ms: the present time, epoch milliseconds.
+        before: result of the last call for this lane; returned again if nothing has changed.
+        is_time: whether a new count is due; if not, the old counts are kept, and only the first due
+            time is updated.
     """
     precise = lane.precise
     if precise is None:
@@ -79,13 +87,18 @@ def _count(lane: PreciseLane, now_ms: int, seen: object) -> LaneCounts:
 
 
 def topic_counts(counts: LaneCounts, now_ms: int) -> TopicCounts:
-    """Return the counts that metrics show of a lane, at ``now_ms``, epoch milliseconds."""
+    """Return those of a lane's counts that metrics show, among them the numbers of records due
+    within each of ``HORIZONS_MS`` from ``now_ms``, epoch milliseconds.
+    """
     within = counts_within(counts.lumps, [now_ms + horizon_ms for horizon_ms in HORIZONS_MS])
     return TopicCounts(counts.pending, within if counts.lumps else [], counts.targets)
 
 
 def counts_within(lumps: Iterable[Lump], stops_ms: Sequence[int]) -> list[int]:
-    """Return the number of records due before each of ``stops_ms``, which ascend."""
+    """Return for each of ``stops_ms``, ascending times in epoch milliseconds, the estimated number
+    of records due before it, if the records of each range ``(start_ms, stop_ms, count)`` in
+    ``lumps`` are spread evenly.
+    """
     counts = [0] * (len(stops_ms) + 1)  # each adds to all that follow
     parts: list[list[float]] = [[] for _ in stops_ms]
     for start_ms, stop_ms, count in lumps:

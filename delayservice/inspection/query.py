@@ -1,7 +1,9 @@
-"""Queries about pending records, and the merging of answers from many shards.
+"""Queries of people about pending records, their answers, and the merging of answers from many
+shards.
 
-Each shard answers with one page. Records of all shards have one order, that of their positions. So
-their pages can be merged into one, and the next page begins behind its end.
+Each shard answers a search with one page of records. The records of all shards have one order, that
+of ``Position``. So the pages of all shards can be merged into one, and the next page begins behind
+its last position.
 """
 
 from __future__ import annotations
@@ -27,22 +29,26 @@ HORIZONS_MS: Final = (
     *(5_000, 10_000, 30_000, 60_000, 300_000, 600_000, 1_800_000),
     *(HOUR_MS, 2 * HOUR_MS, 6 * HOUR_MS, 12 * HOUR_MS, 24 * HOUR_MS),
 )
-"""Times from now up to which waiting records are counted, in milliseconds."""
+"""Times from now within which pending records are counted for metrics and the page, in
+milliseconds."""
 
 
 class Search(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Query for pending records by due time; a parked record counts by the end of its pause.
+    """Query for one page of pending records by due time. For a parked record, the end of its pause
+    counts as its due time.
 
     Attributes:
-        from_ms: first due time, epoch milliseconds.
+        from_ms: first due time of the range, epoch milliseconds.
         to_ms: exclusive end of the range, epoch milliseconds.
-        target: pattern of target topics, as in settings; None: records for all targets.
-        topic: delay topic; None: records of all delay topics.
-        limit: largest number of records of a page.
-        scan_max: largest number of records that one shard reads for one page.
-        after: position behind which the page begins; None: at the beginning.
-        beyond_window: whether to include records that will be rolled before they are due. Their
-            keys are their roll times, so all records with keys below ``to_ms`` are read.
+        target: pattern of target topics' names, with ``*`` and ``?``; None: all targets.
+        topic: the delay topic; None: all delay topics.
+        limit: largest number of records in the page.
+        scan_max: largest number of records that one shard reads from its store for the page.
+        after: position in the order of all records behind which the page begins; None: at the
+            beginning.
+        beyond_window: whether to include records that will be rolled before they are due. The key
+            time of such a record is that of its rolling, so all records with key times before
+            ``to_ms`` are read.
     """
 
     from_ms: int
@@ -56,18 +62,18 @@ class Search(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class Find(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Query for the pending record of a ``delay-id``, in any shard."""
+    """Query for the pending record with this ``delay-id``, in any shard."""
 
     record_id: bytes
 
 
 class Locate(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Query for the state of a source record.
+    """Query for the state of one record of a delay topic: pending, settled and so on.
 
     Attributes:
         topic: the delay topic.
-        partition: its partition.
-        row: the record, as read from the log.
+        partition: partition of the delay topic.
+        row: the record, as it was read from the log.
     """
 
     topic: str
@@ -76,43 +82,48 @@ class Locate(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class Ahead(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Query for counts of records by due time, from ``now_ms`` on, epoch milliseconds."""
+    """Query for counts of pending records by due time. ``now_ms``: the present time, epoch
+    milliseconds.
+    """
 
     now_ms: int
 
 
 class Standings(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Query for the nodes of the cluster, and for the slices that each owns."""
+    """Query for the nodes of the cluster, and the slices that each node owns."""
 
 
 class HeldTopics(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Query for the pauses that a worker has read, as keys of the pauses topic."""
+    """Query for the pauses of delivery that a worker knows, as record keys of the pauses topic."""
 
 
 Question: TypeAlias = Search | Find | Locate | Ahead | Standings | HeldTopics
 
 
 class Pending(msgspec.Struct, frozen=True, kw_only=True):
-    """A pending record, as people read it.
+    """Pending record, decoded for people.
 
     Attributes:
-        topic: its delay topic.
-        partition: its partition of the delay topic.
-        offset: its offset there.
-        key_ms: its key, epoch milliseconds: its due time, roll time, or end of a pause if parked.
+        topic: the delay topic.
+        partition: partition of the delay topic.
+        offset: offset in this partition.
+        key_ms: its key time, epoch milliseconds: its due time, the time of its rolling, or the end
+            of its pause if it is parked.
         due_ms: its due time, epoch milliseconds.
         target: target topic.
-        target_partition: partition of the target topic; -1: chosen by the key.
+        target_partition: partition of the target topic; -1: chosen by ``key``.
         record_id: its ``delay-id``; None: it has no id.
-        key: output key.
-        value: output value; None in lists.
-        value_bytes: size of the value; None: the value is null.
-        headers: output headers of its own; empty in lists.
-        source: ``topic:partition:offset`` of the user's original record.
+        key: key of the record in the target topic.
+        value: value of the record in the target topic; None in lists.
+        value_bytes: size of the value in bytes; None: the value is null.
+        headers: the user's headers of the record in the target topic; empty in lists.
+        source: ``topic:partition:offset`` of the record that the user wrote, before it was
+            requeued.
         attempt: number of the delivery attempt, from 1.
         expires_ms: time after which it expires, epoch milliseconds; None: never.
-        recurs: whether it is an occurrence of a recurring schedule.
-        marked_by: offset of its canceller, which takes effect when H reaches it; -1: no canceller.
+        recurs: whether it is an occurrence of a recurring record.
+        marked_by: source offset of its canceller, which takes effect when H passes it; -1: no
+            canceller.
     """
 
     topic: str
@@ -135,18 +146,20 @@ class Pending(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def position(self) -> Position:
-        """Return its position in the order of all pending records."""
+        """Return the record's place in the order of all pending records."""
         return self.key_ms, self.topic, self.partition, self.offset
 
 
 class Page(msgspec.Struct, frozen=True, kw_only=True):
-    """One page of pending records, in order.
+    """Page of pending records, in the order of their positions.
 
     Attributes:
-        rows: the records.
-        upto: position up to which ``rows`` are complete; None: they are complete to the end.
-        scanned: number of records that were read.
-        damaged: number of key ranges that can't be read now; delivery rebuilds them when due.
+        rows: the records of the page.
+        upto: position up to which ``rows`` has all records that match; None: no further record
+            matches.
+        scanned: number of records that were read from stores.
+        damaged: number of key ranges that can't be read now; delivery rebuilds them when they are
+            due.
     """
 
     rows: list[Pending]
@@ -156,14 +169,14 @@ class Page(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Fate(msgspec.Struct, frozen=True, kw_only=True):
-    """State of a source record.
+    """State of one record of a delay topic.
 
     Attributes:
-        state: ``pending``; ``late``: due, and about to be settled; ``unread``: not yet read by the
-            node; ``settled``; ``control``: a cancel or a fire, not settled yet; ``invalid``: about
-            to be dead-lettered.
-        detail: a sentence for people.
-        pending: the record, while it is pending or late.
+        state: ``pending``; ``late``: due, and about to be settled; ``unread``: not read by the node
+            yet; ``settled``; ``control``: a cancel or a fire that is not settled yet; ``invalid``:
+            about to be dead-lettered.
+        detail: explanation of the state, one sentence for people.
+        pending: the record, if it is pending or late.
     """
 
     state: Literal["pending", "late", "unread", "settled", "control", "invalid"]
@@ -172,12 +185,13 @@ class Fate(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BacklogCounts(msgspec.Struct, kw_only=True):
-    """Counts of records by due time.
+    """Counts of pending records by due time.
 
     Attributes:
-        total: pending records, those of level topics included.
-        levels: pending records of level topics, which are not in ``lumps``.
-        lumps: counts by ranges of due times, in no particular order; ranges may overlap.
+        total: number of pending records, including those of level topics.
+        levels: number of pending records of level topics, which are not in ``lumps``.
+        lumps: ``(start_ms, stop_ms, count)`` by ranges of due times, epoch milliseconds, in no
+            order; ranges may overlap.
     """
 
     total: int = 0
@@ -185,16 +199,17 @@ class BacklogCounts(msgspec.Struct, kw_only=True):
     lumps: list[Lump] = []
 
     def add(self, other: BacklogCounts) -> None:
-        """Add the counts of another node or shard."""
+        """Add the counts of another node or shard to these."""
         self.total += other.total
         self.levels += other.levels
         self.lumps = [*self.lumps, *other.lumps]
 
 
 def merged(pages: Sequence[Page], limit: int) -> Page:
-    """Merge the pages of several shards, or workers, into one.
+    """Merge the pages of several shards or workers into one of at most ``limit`` records.
 
-    The merged page ends at the lowest ``upto``, because beyond it a shard may have further records.
+    The merged page ends at the lowest ``upto`` of all pages, because behind it a shard may have
+    more records.
     """
     bounds = [page.upto for page in pages if page.upto is not None]
     bound = min(bounds, default=None)
@@ -213,7 +228,9 @@ def merged(pages: Sequence[Page], limit: int) -> Page:
 
 
 def key_after(after: Position | None, topic: str, partition: int, start_ms: int) -> Key:
-    """Return the key above which a shard reads, so that its page begins behind ``after``."""
+    """Return the key above which a shard reads, so that its page begins behind the position
+    ``after``. ``start_ms``: first key time, epoch milliseconds, if ``after`` is None.
+    """
     first: Key = (start_ms, -1)
     if after is None:
         return first
@@ -225,7 +242,10 @@ def key_after(after: Position | None, topic: str, partition: int, start_ms: int)
 
 
 def together(lumps: Iterable[Lump], now_ms: int) -> list[Lump]:
-    """Merge lumps: by seconds for the next minutes, then by minutes, and far ahead by hours."""
+    """Merge counts ``(start_ms, stop_ms, count)`` into ranges of a second up to ten minutes from
+    ``now_ms`` (epoch ms), then of a minute, and of an hour from two days on. Ranges that are wider
+    in ``lumps`` stay wider.
+    """
     counts: dict[tuple[int, int], int] = {}
     for start_ms, stop_ms, count in lumps:
         ahead_ms = start_ms - now_ms
@@ -239,7 +259,9 @@ def together(lumps: Iterable[Lump], now_ms: int) -> list[Lump]:
 
 
 def count_within(lumps: Iterable[Lump], start_ms: int, stop_ms: int) -> int:
-    """Return the estimated records in ``[start_ms, stop_ms)``, if each lump is evenly spread."""
+    """Return the estimated number of records in ``[start_ms, stop_ms)``, epoch ms, if the records
+    of each range ``(start_ms, stop_ms, count)`` in ``lumps`` are spread evenly.
+    """
     parts = []  # summed exactly: the order of lumps must not decide how a half is rounded
     for start, stop, count in lumps:
         shared = min(stop, stop_ms) - max(start, start_ms)

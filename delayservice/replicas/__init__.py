@@ -1,1 +1,1 @@
-"""Replicas' stored records: digests to compare them by, and commands to repair them."""
+"""Copies of pending records on several nodes: digests to compare, and commands to repair."""

@@ -1,11 +1,12 @@
-"""Records of the repair topic: commands to nodes, and their answers, as JSON.
+"""Records of the repair topic, as JSON: commands to nodes, and what the nodes report.
 
 ``scan``          read the copy of a shard from the disk, and publish its digest after that
 ``detail``        write the keys, marks and hashes of a range, to be compared record by record
 ``rebuild``       replace a range by what is read again from the delay topic
 ``rebuild_copy``  rebuild the whole store of a shard from the delay topic; replicas only
 
-The program that runs a plan writes its commands one after another, and waits for the reports.
+The program that runs a repair plan writes its commands one after another, and waits for their
+reports.
 """
 
 from __future__ import annotations
@@ -20,30 +21,31 @@ VERSION: Final = 1
 Verb = Literal["scan", "detail", "rebuild", "rebuild_copy"]
 
 DetailRow = tuple[int, int, int, str]
-"""``(key_ms, offset, mark, hash)`` of a pending record: its key time in epoch ms, source offset,
-offset of its canceller or -1, and hash of its payload in 16 hexadecimal digits."""
+"""``(key_ms, offset, mark, hash)`` of a pending record: its key time in epoch ms, its source
+offset, the source offset of its canceller or -1, and the hash of its payload in 16 hexadecimal
+digits."""
 
 
 class Command(msgspec.Struct, frozen=True, tag_field="kind", tag="command", kw_only=True):
     """Command of one step of a repair plan, for one node and one shard.
 
     Attributes:
-        plan: the plan's id; the key of every record about it.
-        step: number of the step; an answer names it.
+        plan: id of the plan; the key of all records about it.
+        step: number of the step in the plan, which reports repeat.
         command: the kind of the command.
-        node: the node that is to carry it out.
+        node: name of the node that has to carry it out.
         topic: the delay topic.
-        partition: its partition.
-        start_ms: first key of the range, epoch milliseconds.
+        partition: partition of the delay topic.
+        start_ms: first key time of the range, epoch milliseconds.
         stop_ms: exclusive end of the range, epoch milliseconds.
-        first_offset: offset of the first record that belongs to the range.
-        stop_offset: end of the range's offsets, for people: a node reads to the end of the log,
-            because cancellers may lie anywhere. 0: unknown.
-        expires_ms: time after which a node must not begin it, epoch milliseconds.
-        topic_id: id of the delay topic. A node that serves another topic of that name refuses the
-            command. Empty: any topic of that name.
+        first_offset: lowest source offset of a record in the range.
+        stop_offset: exclusive end of the range's source offsets, for people only: a node reads to
+            the end of the log, because cancellers may lie anywhere. 0: unknown.
+        expires_ms: time after which a node must not begin the command, epoch milliseconds.
+        topic_id: Kafka's id of the delay topic. A node whose topic of that name has another id
+            refuses the command. Empty: any id.
         replica_only: True: a node that owns the slice refuses the command.
-        v: version of the format.
+        v: version of the JSON format.
     """
 
     plan: str
@@ -63,17 +65,17 @@ class Command(msgspec.Struct, frozen=True, tag_field="kind", tag="command", kw_o
 
 
 class Report(msgspec.Struct, frozen=True, tag_field="kind", tag="report", kw_only=True):
-    """Result of a step, as the last answer to its command.
+    """Last record of a node about a command: whether it was carried out.
 
     Attributes:
-        plan: as in the command.
-        step: as in the command.
+        plan: id of the plan, as in the command.
+        step: number of the step, as in the command.
         node: the node that reports.
         status: ``done`` or ``failed``.
-        detail: why it failed, as text for people; empty: it was done.
-        frames: number of records that were read or rebuilt.
-        at_ms: time by the node's clock, epoch milliseconds.
-        v: version of the format.
+        detail: why the command failed, for people; empty: it did not fail.
+        frames: number of pending records that were read or rebuilt.
+        at_ms: time of the report by the node's clock, epoch milliseconds.
+        v: version of the JSON format.
     """
 
     plan: str
@@ -87,17 +89,17 @@ class Report(msgspec.Struct, frozen=True, tag_field="kind", tag="report", kw_onl
 
 
 class Detail(msgspec.Struct, frozen=True, tag_field="kind", tag="detail", kw_only=True):
-    """Part of the records of a range, as a node's copy holds them.
+    """Part of the pending records of a command's range, as a node's copy holds them.
 
     Attributes:
-        plan: as in the command.
-        step: as in the command.
-        node: the node whose copy it is.
+        plan: id of the plan, as in the command.
+        step: number of the step, as in the command.
+        node: name of the node that holds the copy.
         topic: the delay topic.
-        partition: its partition.
-        rows: the records; in key order over all details of a step.
-        last: whether this is the last detail of the step.
-        v: version of the format.
+        partition: partition of the delay topic.
+        rows: the records; all ``Detail`` records of a step together are in key order.
+        last: whether this is the last ``Detail`` of the step.
+        v: version of the JSON format.
     """
 
     plan: str
@@ -122,7 +124,7 @@ def encode_message(message: Message) -> bytes:
 
 
 def decode_message(data: bytes) -> Message | None:
-    """Return the message in the JSON bytes ``data``; None: they are no message of this version."""
+    """Return the message in the JSON bytes ``data``; None: it has another form or version."""
     try:
         message = _decode(data)
     except (msgspec.DecodeError, ValueError):

@@ -2,12 +2,13 @@
 
 A copy is what one node has stored of a shard. Copies are compared by digests, one row per hour, and
 not record by record. A digest covers records with offsets below H and keys above K, except those
-cancelled or replaced by an offset below H. It is updated incrementally: changes from offsets above
-H wait in ``_later`` until H passes them. ``engine.cursor`` defines H and K.
+cancelled or replaced by an offset below H. It is updated with each stored record: changes by
+offsets from H on wait until H passes them. ``engine.cursor`` defines H and K.
 
-A hash is a sum modulo 2^64, so order does not matter and a record can be subtracted. A canceller
-knows a record's key and id but not its payload, so a record with an id is hashed with the id
-instead. Its payload is compared when single records are (``detail``).
+The hash of a minute is the sum of its records' hashes modulo 2^64, so their order does not matter
+and a record can be subtracted. A canceller knows the key and id of its record but not its payload,
+so a record with an id is hashed with the id instead. The payload of such a record is compared only
+in a comparison of single records (command ``detail``).
 """
 
 from __future__ import annotations
@@ -25,32 +26,35 @@ SLOT_MS: Final = 60_000
 HOUR_MS: Final = 3_600_000
 SLOTS: Final = HOUR_MS // SLOT_MS
 LATER_MAX: Final = 50_000
-"""Largest number of changes that wait until the cursor's offset H passes them. Beyond it they are
-counted early, and nothing is published until H has passed them. It bounds memory while a slice has
+"""Largest number of changes that wait until H passes their offsets. Beyond it they are counted
+early, and the digest is not published until H has passed them. It limits memory while a slice has
 no owner."""
 
 _NEAR_SLOTS: Final = 2
 NEAR_MS: Final = _NEAR_SLOTS * SLOT_MS
-"""Time after the start of the slot of K within which slots are left out, in milliseconds."""
+"""Time from the start of the minute of K, in milliseconds: minutes in it are left out of the
+digest."""
 _MASK: Final = 2**64 - 1
 _GOLDEN: Final = 0x9E37_79B9_7F4A_7C15
 
 _Change: TypeAlias = tuple[int, int, int, int]
-"""``(from_offset, key_ms, offset, amount)``: a change that counts once H is above the first."""
+"""``(from_offset, key_ms, offset, amount)``: a change of the sums by the record with that key time
+and source offset. It counts once H is above ``from_offset``. ``amount`` is defined at ``_ONE``."""
 
 _ONE: Final = 1 << 96
-"""Weight of one record in an amount, which is the count times this plus the sum of hashes. One
-addition for both takes half the time of two (``bench whole``). 2^31 hashes fit."""
+"""Weight of one record in an amount: the number of records times this weight, plus the sum of their
+hashes, in one integer. One addition for both takes half the time of two (``bench whole``). The sum
+of 2^31 hashes fits."""
 
 
 def frame_hash(key_ms: int, offset: int, record_id: bytes | None, payload: bytes) -> int:
     """Return the 64-bit hash of a pending record.
 
     Args:
-        key_ms: its key, epoch milliseconds.
-        offset: its offset in the delay topic.
+        key_ms: its key time, epoch milliseconds.
+        offset: its source offset in the delay topic.
         record_id: its ``delay-id``, which is hashed instead of the payload; None: it has no id.
-        payload: the result of ``codec.encode_payload``.
+        payload: its payload, as ``codec.encode_payload`` returns it.
     """
     seed = (key_ms * _GOLDEN + offset) & _MASK
     hashed: int = xxh3_64_intdigest(payload if record_id is None else record_id, seed)
@@ -58,27 +62,30 @@ def frame_hash(key_ms: int, offset: int, record_id: bytes | None, payload: bytes
 
 
 class HourRow(NamedTuple):
-    """Pending records of one hour: ``(index in the hour, count, hash)`` of each filled slot."""
+    """Digest of one hour. ``hour_ms``: start of the hour, epoch milliseconds. ``slots``: for each
+    minute that has pending records, its index in the hour, their number, and the sum of their
+    hashes.
+    """
 
     hour_ms: int
     slots: list[tuple[int, int, int]]
 
 
 class SlotSums:
-    """Count and hash of every slot, as one amount each."""
+    """Count and hash of the pending records of each minute, as one integer: see ``_ONE``."""
 
     def __init__(self) -> None:
         self._hours: dict[int, list[int]] = {}
         self.changed: set[int] = set()
-        """Hours that have changed since their row was last published."""
+        """Hours that have changed since they were last published, in hours since the epoch."""
 
     @property
     def hours(self) -> set[int]:
-        """Return the hours that have slots, in hours since the epoch."""
+        """Return the hours that have pending records, in hours since the epoch."""
         return set(self._hours)
 
     def add(self, changes: Iterable[_Change]) -> None:
-        """Add the amounts of changes, which are negative for removed records."""
+        """Add the amounts of changes to their minutes; they are negative for removed records."""
         hours, slots = self._hours, SLOTS
         last, amounts = -1, [0]
         for _, key_ms, _, amount in changes:
@@ -91,7 +98,7 @@ class SlotSums:
             amounts[slot - hour * slots] += amount
 
     def forget_below(self, key_ms: int) -> None:
-        """Drop every slot that begins below ``key_ms``, which is a slot's start."""
+        """Drop all minutes that begin before ``key_ms``, epoch milliseconds, a full minute."""
         last, gone = divmod(key_ms // SLOT_MS, SLOTS)
         for hour in [hour for hour in self._hours if hour < last]:
             del self._hours[hour]
@@ -102,12 +109,12 @@ class SlotSums:
             self.changed.add(last)
 
     def all_changed(self) -> None:
-        """Mark every hour as changed, so that it is published again."""
+        """Mark all hours as changed, so that they are published again."""
         self.changed.update(self._hours)
 
     def take_changed(self) -> list[HourRow]:
-        """Return the rows of the hours that changed since the last call; a row without slots stands
-        for an empty hour.
+        """Return the digests of the hours that changed since the last call; one without slots
+        stands for an hour that has become empty.
         """
         rows = [self._row(hour) for hour in sorted(self.changed)]
         self.changed.clear()
@@ -121,13 +128,15 @@ class SlotSums:
         return HourRow(hour * HOUR_MS, slots)
 
     def totals(self) -> tuple[int, int, int]:
-        """Return the number of hours, and count and hash of all slots together."""
+        """Return the number of hours that have pending records, and the number and hash of all
+        records together.
+        """
         held = [sum(amounts) for amounts in self._hours.values() if any(amounts)]
         return len(held), *_parts(sum(held))
 
 
 def _parts(amount: int) -> tuple[int, int]:
-    """Return the count and the hash in an amount."""
+    """Return the number of records and the hash in an amount: see ``_ONE``."""
     count = (amount + _ONE // 2) // _ONE
     return count, (amount - count * _ONE) & _MASK
 
@@ -136,11 +145,12 @@ class ShardDigest:
     """Digest of one shard as this node stores it, and a second one that a scan makes from the disk.
 
     Attributes:
-        sums: sums of the records pending below ``counted``; None before the first scan has ended.
+        sums: count and hash of the records pending below source offset ``counted``; None before the
+            first scan has ended.
         counted: the source offset below which records and marks count in ``sums``.
         stored: the next source offset that the store will hold.
-        from_ms: start of the first slot that is summed, epoch milliseconds. Records of earlier
-            slots are settled, or about to be.
+        from_ms: start of the first minute that is counted, epoch milliseconds. Records of earlier
+            minutes are settled, or about to be.
     """
 
     def __init__(self, stored: int) -> None:
@@ -156,8 +166,8 @@ class ShardDigest:
     def store(
         self, frames: Sequence[Frame], named: Sequence[Named], marks: Sequence[Mark], stop: int
     ) -> None:
-        """Add the records, ids and marks of one ``Store.append``. ``stop``: the source offset up to
-        which the store has read now, exclusive.
+        """Add the records, ids and marks of one ``Store.append`` as changes that wait for H.
+        ``stop``: the new S, an exclusive source offset.
         """
         near = self.from_ms
         ids = {offset: record_id for record_id, _, offset in named}
@@ -191,7 +201,7 @@ class ShardDigest:
             self._count(self._later[-1][0] + 1)
 
     def reset(self) -> None:
-        """Clear the sums, because the store was emptied."""
+        """Set all counts to zero, because the store was emptied."""
         self._later.clear()
         before, self.sums, self._making = self.sums, SlotSums(), None
         if before is not None:
@@ -201,14 +211,16 @@ class ShardDigest:
     # --- the cursor ----------------------------------------------------------------------------
 
     def follow(self, cursor: Cursor) -> None:
-        """Apply a committed cursor: count changes below its offset, drop slots below its key."""
+        """Apply a committed cursor ``(K, H)``: count the changes by offsets below H, and drop the
+        minutes that K has passed.
+        """
         if cursor.offset > self.counted:
             self._count(min(cursor.offset, self.stored))
         self.pass_key(cursor.key)
 
     def pass_key(self, key: Key) -> None:
-        """Drop the minutes that are settled, because the cursor's key has reached ``key``, and the
-        next two, which will be settled before they can be compared.
+        """Drop the minutes before that of ``key`` (K), because they are settled, and that minute
+        and the next one, because they will be settled before they can be compared.
         """
         near_ms = (key[0] // SLOT_MS + _NEAR_SLOTS) * SLOT_MS
         if near_ms > self.from_ms:
@@ -218,7 +230,7 @@ class ShardDigest:
                     sums.forget_below(near_ms)
 
     def _count(self, stop: int) -> None:
-        """Add every waiting change from an offset below ``stop`` to the sums."""
+        """Add to the sums all waiting changes by source offsets below ``stop``."""
         later = self._later
         end = bisect_left(later, (stop,))
         near, upto = self.from_ms, self._made_upto
@@ -231,20 +243,22 @@ class ShardDigest:
         self.counted = max(self.counted, stop)
 
     def is_exact_at(self, offset: int) -> bool:
-        """Return whether ``sums`` describe the records pending below source offset ``offset``, so
-        that they may be compared at a checkpoint with that offset.
+        """Return whether ``sums`` count exactly the records pending below source offset ``offset``,
+        so that they may be compared at a checkpoint with that H.
         """
         return self.sums is not None and self.counted <= offset <= self.stored
 
     # --- made anew of what the disk holds --------------------------------------------------------
 
     def begin(self) -> None:
-        """Start new sums, to be filled by ``scanned``."""
+        """Start a second digest, to which ``scanned`` adds the records on the disk."""
         self._making, self._made_upto = SlotSums(), (0, 0)
 
     def scanned(self, frames: Iterable[tuple[Frame, bytes | None]], upto: Key) -> None:
-        """Add records read from the disk, each with its id or None, to the new sums. Their keys are
-        above the last ``upto``, up to this one. Offsets from ``counted`` on are added later.
+        """Add records read from the disk to the second digest, each with its id or None. The
+        records of one call have keys above ``upto`` of the last call, up to this ``upto``,
+        inclusive. Records and marks with source offsets from ``counted`` on are added when H passes
+        them.
         """
         making = self._making
         if making is None:
@@ -258,7 +272,9 @@ class ShardDigest:
         self._made_upto = upto
 
     def finish(self) -> bool:
-        """Replace ``sums`` by those that a scan made of the disk; return whether they differed."""
+        """Replace ``sums`` by those that the scan counted on the disk; return whether they
+        differed.
+        """
         before, made = self.sums, self._making
         if made is None:
             raise AssertionError("finished before begin")
@@ -270,5 +286,5 @@ class ShardDigest:
         return differs
 
     def abandon(self) -> None:
-        """Drop the new sums that ``begin`` started."""
+        """Drop the second digest, because the scan is given up."""
         self._making = None

@@ -1,8 +1,9 @@
 """Records of the digest topic, as JSON for Spark and people; see ``docs/internals/digests.md``.
 
-An hour row holds the digest of one copy for one hour. The cut row, written after the changed hour
-rows, names the checkpoint at which all hour rows of the copy hold. A copy that begins to publish
-from nothing gets a new ``life``; rows of another ``life`` do not belong to it.
+An hour row holds the digest of one copy for one hour. The cut row, written after the hour rows that
+changed, names the checkpoint at which all hour rows of the copy hold. A node that begins to publish
+all rows of a copy anew gives it a new random ``life``; rows with another ``life`` do not belong to
+the copy.
 """
 
 from __future__ import annotations
@@ -18,14 +19,14 @@ from delayservice.replicas.digest import SLOT_MS, HourRow
 VERSION: Final = 1
 
 Row = tuple[bytes, bytes | None]
-"""Key and value of a record; without a value, a tombstone."""
+"""Key and value of a record of the digest topic; value None: a tombstone."""
 
 _encode = msgspec.json.Encoder().encode
 
 
 class Place(NamedTuple):
-    """Identity of a copy: its node, its shard, and ``life``, which is new whenever the node begins
-    to publish the copy from nothing.
+    """Identity of a copy: its node, its delay topic (name and id) and partition, and ``life``, a
+    text that is new whenever the node publishes all rows of the copy anew.
     """
 
     node: str
@@ -36,12 +37,14 @@ class Place(NamedTuple):
 
     @property
     def cut_key(self) -> bytes:
-        """Return the key of the copy's cut row."""
+        """Return the record key of the copy's cut row."""
         return f"c/{self.node}/{self.topic}/{self.partition}".encode()
 
 
 class Unreadable(NamedTuple):
-    """Key range ``[start_ms, stop_ms)`` of a copy that can't be read, with its offsets and why."""
+    """Range of a copy that can't be read: key times ``[start_ms, stop_ms)`` in epoch milliseconds,
+    source offsets ``[first_offset, stop_offset)``, and a text that says why.
+    """
 
     start_ms: int
     stop_ms: int
@@ -51,25 +54,27 @@ class Unreadable(NamedTuple):
 
 
 class CutFacts(NamedTuple):
-    """Fields of a cut row beside its place.
+    """Fields of a cut row, which names the checkpoint at which a copy's hour rows hold.
 
     Attributes:
-        cut: offset of the checkpoint in its partition of the checkpoint topic.
-        cut_ms: time at which the broker appended it, epoch milliseconds.
-        epoch: epoch of the owner that wrote it.
-        commit: number of the commit among those of that owner.
-        cursor: the cursor of the shard in that checkpoint.
-        stored: the next source offset that the copy will store.
-        from_ms: start of the first slot in the rows, epoch milliseconds.
-        totals: number of hours, count of records, and hash of all rows together.
-        pending: approximate number of pending records, those in slots below ``from_ms`` included:
-            the minute that is being settled counts as a whole.
+        cut: offset of the checkpoint record in the checkpoint topic's partition.
+        cut_ms: time at which the broker appended the checkpoint, epoch milliseconds.
+        epoch: epoch of the owner that wrote the checkpoint.
+        commit: number of the checkpoint among those of that owner.
+        cursor: cursor of the shard in that checkpoint.
+        stored: S, the next source offset that the copy will store.
+        from_ms: start of the first minute in the hour rows, epoch milliseconds.
+        totals: number of hours that have records, and number and hash of the records of all hour
+            rows together.
+        pending: approximate number of pending records, including those due before ``from_ms``; the
+            minute that is being settled counts as a whole.
         scanned_ms: start of the last complete scan, epoch milliseconds; 0: there was no scan yet.
-        behind: whether the copy has not reached the cut, so that its rows can't be compared.
-        role: ``owner`` or ``replica``.
-        store: kind of its store.
-        damaged: key ranges that the last scan could not read.
-        at_ms: time by the node's clock, epoch milliseconds.
+        behind: whether the copy can't be compared at the cut, usually because it has not stored all
+            records below H.
+        role: ``owner`` or ``replica``: role of the node in the slice.
+        store: kind of the copy's store, such as ``wheel``.
+        damaged: ranges that the last scan could not read.
+        at_ms: time of the row by the node's clock, epoch milliseconds.
     """
 
     cut: int
@@ -90,8 +95,8 @@ class CutFacts(NamedTuple):
 
 
 def hour_row(place: Place, cut: int, hour: HourRow) -> Row:
-    """Return the row of one hour of a copy, a tombstone if the hour is empty. ``cut``: offset of
-    the checkpoint at which it holds.
+    """Return key and value of the row of one hour of a copy, a tombstone if the hour is empty.
+    ``cut``: offset of the checkpoint at which the row holds.
     """
     key = f"h/{place.node}/{place.topic}/{place.partition}/{hour.hour_ms}".encode()
     if not hour.slots:
@@ -109,7 +114,9 @@ def hour_row(place: Place, cut: int, hour: HourRow) -> Row:
 
 
 def cut_row(place: Place, facts: CutFacts) -> Row:
-    """Return a copy's cut row, which names the checkpoint at which its hour rows hold."""
+    """Return key and value of a copy's cut row, which names the checkpoint at which its hour rows
+    hold.
+    """
     fields = facts._asdict()
     del fields["cursor"], fields["totals"]
     hours, count, hashed = facts.totals
@@ -127,5 +134,5 @@ def cut_row(place: Place, facts: CutFacts) -> Row:
 
 
 def retired_row(place: Place) -> Row:
-    """Return the tombstone of the cut row of a copy that the node no longer keeps."""
+    """Return the tombstone of a copy's cut row, for a copy that the node no longer stores."""
     return place.cut_key, None

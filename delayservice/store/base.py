@@ -1,12 +1,12 @@
 """Store interfaces: pending records of one shard, in key order.
 
-``DeliveryStore`` is what a lane of the worker's loop needs; ``StoreView`` is what people, digests,
-checks and repairs look at. A store implements both.
+``DeliveryStore`` is the part that a lane uses to deliver; ``StoreView`` is the part that people,
+digests, checks and repairs read. A store implements both.
 
-A store is a cache of the Kafka log. It may lose any suffix of what was appended if the horizon that
-``open`` returns lies below it; the caller reads the log again from the horizon. Frames are plain
-tuples because millions of them are handled (``bench whole``). ``docs/glossary.md`` explains key,
-mark, K, H and S.
+A store is a cache of the Kafka log. It may lose the records appended last in a crash: ``open``
+returns the horizon, an offset, and the caller reads the log again from there. A pending record is a
+``Frame``, a plain tuple, because millions of them are handled (``bench whole``).
+``docs/glossary.md`` explains key, mark, K, H and S.
 """
 
 from __future__ import annotations
@@ -28,8 +28,9 @@ _SCAN_ROWS: Final = 1_000
 
 @dataclass(frozen=True, slots=True)
 class StoreStats:
-    """Figures of a store for people and metrics: number of records, bytes, and the horizon, a
-    source offset. The number may include settled records that are not pruned yet.
+    """Figures of a store for people and metrics: number of pending records, bytes on the disk and
+    in memory, and the durable horizon (a source offset). The number may include settled records
+    that are not pruned yet.
     """
 
     pending: int
@@ -38,21 +39,22 @@ class StoreStats:
 
 
 class Scanner:
-    """Reader of a store in small steps, between which the store may change.
+    """Reader of a store in small steps; the store may change between two steps.
 
     Attributes:
-        read: method that returns frames as ``Store.read_due`` does, and raises its errors,
-            without changing the rows held in memory for delivery.
+        read: function ``(after, upto_ms, limit)`` that returns records as ``Store.read_due`` does,
+            and raises its errors, without changing the rows held in memory for delivery.
     """
 
     def __init__(self, read: Callable[[Key, int, int], list[Frame]]) -> None:
         self.read = read
 
     def frames(self, after: Key, upto_ms: int) -> Iterator[Frame]:
-        """Yield all frames above ``after`` up to key time ``upto_ms``, epoch ms, in key order.
+        """Yield all records with keys above ``after`` and a key time up to ``upto_ms``, inclusive,
+        in epoch ms, in key order.
 
         Raises:
-            SlotDamagedError: the next frames are missing or damaged.
+            SlotDamagedError: the next records are missing or damaged.
         """
         while rows := self.read(after, upto_ms, _SCAN_ROWS):
             yield from rows
@@ -61,9 +63,12 @@ class Scanner:
     def read_on(
         self, after: Key, upto: Key, limit: int
     ) -> tuple[list[Frame], Key, SlotDamagedError | None]:
-        """Return at most ``limit`` rows above ``after``, the key up to which they are complete, and
-        the damage right behind ``after``; None: no damage. With damage there are no rows, and the
-        key lies behind it.
+        """Read one step of the key range from ``after``, exclusive, to ``upto``, inclusive.
+
+        Returns:
+            A tuple of at most ``limit`` records in key order, the key up to which the range has
+            been read now, and the damage that begins right behind ``after``, or None. With damage
+            there are no records, and the key lies behind the damage.
         """
         while True:
             try:
@@ -78,28 +83,29 @@ class Scanner:
 
 
 class DeliveryStore(Protocol):
-    """Store as delivery uses it. Single-threaded: the worker's loop owns it."""
+    """Store as a lane uses it for delivery. Only the worker's thread may call it."""
 
     def open(self) -> int:
-        """Recover, and return the durable horizon S. Records of offsets below S are stored, or
-        reported as damaged by reads; those of S and above are invisible until they are appended
-        again. S is 0 if the store is new, or its manifest is missing or damaged.
+        """Open the store, and return its durable horizon S. Records with offsets below S are
+        stored, or reads report them as damaged; records from S on are invisible until they are
+        appended again. S is 0 if the store is new, or its manifest is missing or damaged.
         """
 
     @property
     def label(self) -> bytes:
-        """Return the label, bytes by which the owner notes how it read the records below S;
-        ``b""``: there is no label. ``open`` finds horizon and label as they were at one moment:
-        a label from before a change never comes with records from after it.
+        """Return the label: bytes that state the contracts and cluster secrets by which the records
+        below S were read; ``b""``: there is no label. After a crash, ``open`` restores label and
+        horizon of the same moment, so an old label never comes with newer records.
         """
 
     def set_label(self, label: bytes) -> None:
-        """Replace the label of all records, appended before or later; it is durable with the next
-        sync at the latest. A crash before that restores the last durable label and horizon. So the
-        new label has to be true of every record stored, or the owner resets the store first.
+        """Replace the label: bytes that state the contracts and cluster secrets by which all stored
+        records were read. It is durable with the next sync at the latest; a crash before that
+        restores the last durable label and horizon. So the new label must be true of every stored
+        record, or the caller resets the store first.
 
         Raises:
-            StoreError: as ``append``.
+            StoreError: the disk is full or fails.
         """
 
     def append(
@@ -109,100 +115,107 @@ class DeliveryStore(Protocol):
         marks: Sequence[Mark],
         stop_offset: int,
     ) -> None:
-        """Add records and marks of offsets from the last ``stop_offset`` up to this one, in offset
-        order. They are visible to reads at once, and durable after a later sync. Appending a record
-        again that survived a crash is harmless (same offset, same content).
+        """Add the records and marks that the log holds from the last ``stop_offset``, inclusive, up
+        to this one, exclusive, in offset order. Reads see them at once; a later sync makes them
+        durable. A record that survived a crash may be appended again, with the same offset and
+        content.
 
         Args:
-            frames: records to keep.
-            named: those of ``frames`` that have an id.
-            marks: records of this or earlier calls that are cancelled or replaced; a record is
-                marked once.
-            stop_offset: the new S.
+            frames: the records.
+            named: id and key of those records in ``frames`` that have an id.
+            marks: for each stored record that is cancelled, replaced or fired: its id, its key, and
+                the offset of its canceller. A record is marked once.
+            stop_offset: the new S, a source offset.
 
         Raises:
             StoreError: the disk is full or fails.
         """
 
     def read_due(self, after: Key, upto_ms: int, limit: int) -> list[Frame]:
-        """Return at most ``limit`` frames with ``after < (key_ms, offset)`` and ``key_ms <=
-        upto_ms``, epoch milliseconds, in key order. Marked frames are included with their mark.
+        """Return at most ``limit`` records with ``after < (key_ms, offset)`` and ``key_ms <=
+        upto_ms``, epoch milliseconds, in key order. Marked records are included, with their marks.
 
         Raises:
-            SlotDamagedError: frames in that range are missing or damaged; call ``rebuild``, and
+            SlotDamagedError: records in this range are missing or damaged; call ``rebuild``, and
                 read again.
         """
 
     def next_due_ms(self, after: Key) -> int | None:
-        """Return a lower bound of the ``key_ms`` of the first frame above ``after``; None: there is
-        no such frame. The time, epoch milliseconds, may be early (a slot's start), never late.
+        """Return a lower bound of the key time of the first record with a key above ``after``, in
+        epoch milliseconds; None: there is no such record. It may be too early (the start of a
+        slot), never too late.
         """
 
     def latest_unmarked(self, record_id: bytes, below: int) -> Key | None:
-        """Return the key of the latest appended record of an id that is neither marked nor pruned;
-        None: there is no such record. The cost does not depend on the id's history.
+        """Return the key of the record of an id that was appended last, if it is neither marked nor
+        pruned; None: there is no such record. The time of a look-up does not depend on the number
+        of the id's earlier records.
 
         Args:
-            record_id: the id.
-            below: the offset for which the look-up is made, at or above the stop offset.
+            record_id: the ``delay-id``.
+            below: exclusive upper bound of the result's source offset, at least S.
         """
 
     def marked_from(self, mark: int) -> list[tuple[int, Key]]:
-        """Return ``(mark, key)`` of every kept record whose mark (offset of its canceller) is
-        ``mark`` or above, ascending. ``mark`` is at or above H of every ``prune`` so far.
+        """Return ``(mark, key)`` of every stored record whose mark (source offset of its canceller)
+        is ``mark`` or above, ascending. ``mark`` must not be below H of any earlier ``prune``.
         """
 
     def scanner(self) -> Scanner:
-        """Return a reader in small steps, between which the store may change."""
+        """Return a reader that works in small steps; the store may change between two steps."""
 
     def rebuild(self, start_ms: int, stop_ms: int, frames: Sequence[Frame]) -> None:
         """Replace the records with keys in ``[start_ms, stop_ms)``, epoch milliseconds, by
-        ``frames``, which were read again from the log with their marks: after a
-        ``SlotDamagedError``, or because other copies differ.
+        ``frames``: records with their marks, read again from the log after a ``SlotDamagedError``,
+        or because the copies of other nodes differ.
         """
 
     def prune(self, cursor: Cursor) -> None:
-        """Delete what the committed ``cursor`` has settled, some of it in later calls if that is
-        cheaper: frames with key <= K and offset < H, frames whose ``key_ms`` is below K's (those at
-        or above H are read again from the log), frames with a mark below H, and those marks. All
-        else is kept: a slot is deleted as a whole only when its exclusive end is <= K's ``key_ms``.
+        """Delete what the committed ``cursor`` has settled, now or in later calls: records with key
+        <= K and offset < H, records with a key time below that of K (those with offsets from H on
+        are read again from the log), records with a mark below H, and these marks. All other
+        records are kept.
         """
 
     def sync(self, *, wait: bool = True) -> int:
-        """Make everything appended so far durable, and return the durable horizon.
+        """Make everything appended so far durable, and return the durable horizon, a source offset.
 
         Args:
-            wait: if False, only start a sync, and return without waiting if the store can. The
-                horizon then moves in a later call of any method, and calls before that have no
-                further effect.
+            wait: if False, a store that can starts a sync and returns at once. The horizon then
+                moves during a later call of any method; calls of ``sync`` with ``wait=False``
+                before that have no effect.
 
         Raises:
-            StoreError: an fsync failed, of this call or an earlier one; the process must exit: the
-                page cache can't be trusted.
+            StoreError: an fsync failed, in this call or an earlier one. The process must exit,
+                because the kernel may have dropped the unwritten pages.
         """
 
     def reset(self) -> None:
-        """Delete everything, the label too, and start over from horizon 0, because the log no
-        longer agrees with the store.
+        """Delete all records and the label, and set the horizon to 0, because the log no longer
+        agrees with the store.
         """
 
     def close(self) -> None:
-        """Sync, and release every handle."""
+        """Sync, and close all files."""
 
 
 class StoreView(Protocol):
-    """Store as people, digests, checks and repairs look at it; nothing here changes a record."""
+    """Store as people, digests, checks and repairs read it; no method changes a record."""
 
     def latest_unmarked(self, record_id: bytes, below: int) -> Key | None:
-        """Return the key of an id's latest unmarked record; see ``DeliveryStore``."""
+        """Return the key of an id's latest record that is not cancelled, replaced or fired, and has
+        an offset below ``below``; None: there is no such record.
+        """
 
     def scanner(self) -> Scanner:
-        """Return a reader in small steps, between which the store may change."""
+        """Return a reader that works in small steps; the store may change between two steps."""
 
     def lumps(self, start_ms: int, stop_ms: int) -> list[Lump]:
-        """Return counts of the keys in ``[start_ms, stop_ms)``, epoch milliseconds, as fine as is
-        cheap; the outer lumps may reach beyond the range. Settled records that are not pruned yet
-        are included. Marked records are included in lumps wider than one millisecond only.
+        """Return counts of the stored records with keys in ``[start_ms, stop_ms)``, epoch
+        milliseconds, each ``(start_ms, stop_ms, count)`` for a part of the range. The parts are as
+        small as is cheap; the first and the last may reach beyond the range. Settled records that
+        are not pruned yet are included; marked records are included in parts wider than one
+        millisecond only.
 
         Raises:
             StoreError: the store can't be read.
@@ -210,12 +223,16 @@ class StoreView(Protocol):
 
     @property
     def census(self) -> Census | None:
-        """Return counts by target and due time; None: they are not kept, or not known yet."""
+        """Return counts of the pending records by target topic and due time; None: they are not
+        kept, or not known yet.
+        """
         return None
 
     def stats(self) -> StoreStats:
-        """Return figures of the store; cheap enough for a call every second."""
+        """Return number of records, bytes and horizon of the store. Cheap enough for a call each
+        second.
+        """
 
 
 class Store(DeliveryStore, StoreView, Protocol):
-    """Store of the pending records of one shard, for delivery and for looking at it."""
+    """Store of the pending records of one shard, for delivery and for people and checks."""

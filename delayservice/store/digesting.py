@@ -1,4 +1,6 @@
-"""Store wrapper that keeps the digest and the census of the records."""
+"""Wrapper of a store that also keeps the digest and the census (counts by target and due time) of
+the records.
+"""
 
 from __future__ import annotations
 
@@ -19,16 +21,17 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 SCAN_ROWS: Final = 4_096
-"""Most records read in one turn of a scan: as many as a block of the wheel has."""
+"""Largest number of records read in one step of a scan: as many as a block of the wheel has."""
 
 _FINE_MINUTES: Final = 4
-"""Minutes from K's on that are counted by the inner store. In K's own minute, the census includes
-settled records."""
+"""Number of minutes, from that of K on, whose records the inner store counts. The census is not
+used for them, because in the minute of K it includes settled records."""
 _END: Final[Key] = (DUE_STOP_MS, OFFSET_MAX)
 
 
 class DigestingStore:
-    """Store that passes all calls to another store, and keeps the digest and census of its records.
+    """Store that passes all calls to another store, and keeps the digest and the census (counts by
+    target and due time) of the stored records.
 
     Args:
         inner: the wrapped store.
@@ -36,8 +39,8 @@ class DigestingStore:
 
     Attributes:
         digest: digest of the pending records.
-        damaged: key ranges that the last scan could not read.
-        wants_scan: whether part of the store was rebuilt since the last scan began.
+        damaged: key ranges that the last complete scan could not read.
+        wants_scan: whether records of a key range were replaced since the last scan began.
     """
 
     def __init__(
@@ -65,8 +68,9 @@ class DigestingStore:
 
     @property
     def near(self) -> int:
-        """Return about how many records from K on are in slots that the digest leaves out. The
-        minute that K is in counts as a whole. 0 while the census is unknown.
+        """Return the approximate number of pending records that the digest leaves out, because they
+        are due within about two minutes. The minute of K counts as a whole. 0 while the census is
+        unknown.
         """
         if self.cursor is None or self.census is None:
             return 0
@@ -78,18 +82,21 @@ class DigestingStore:
 
     @property
     def is_scanning(self) -> bool:
-        """Return whether a scan is under way."""
+        """Return whether a scan of the disk is under way."""
         return self._scan_after is not None
 
     @property
     def may_scan(self) -> bool:
-        """Return whether the disk may be compared with the digest. It may not while the log is read
-        again after a crash: records that are marked again may be pruned already.
+        """Return whether a scan may compare the records on the disk with the digest. It may not
+        while the log is read again after a crash, because records that are marked again may be
+        pruned already.
         """
         return self.cursor is not None and self.digest.stored >= self.cursor.offset
 
     def begin_scan(self) -> None:
-        """Start a scan that makes the digest from the disk; a scan under way starts again."""
+        """Start a scan that makes a new digest and census from the records on the disk; a scan that
+        is under way starts again.
+        """
         self.digest.begin()
         self._scan_after = (0, 0)
         self._scanner = None
@@ -98,8 +105,8 @@ class DigestingStore:
         self.wants_scan = False
 
     def scan_on(self) -> bool:
-        """Do one step of the scan, and return whether it has ended. Damaged parts are noted and
-        left as they are; delivery or a repair rebuilds them.
+        """Read the next records of the scan, and return whether the scan has ended. Damaged key
+        ranges are noted and not repaired; delivery or a repair rebuilds them.
         """
         after = self._scan_after
         if after is None:
@@ -126,14 +133,14 @@ class DigestingStore:
     # --- store ---------------------------------------------------------------------------------
 
     def open(self) -> int:
-        """Recover, and return the durable horizon S; see ``Store.open``."""
+        """Open the inner store, and return its durable horizon S, a source offset."""
         stored = self.inner.open()
         self.digest = ShardDigest(stored)
         return stored
 
     @property
     def label(self) -> bytes:
-        """Return the label, which says how the records were read; see ``Store.label``."""
+        """Return the label: bytes that state the contracts and cluster secrets of the records."""
         return self.inner.label
 
     def append(
@@ -143,7 +150,9 @@ class DigestingStore:
         marks: Sequence[Mark],
         stop_offset: int,
     ) -> None:
-        """Add records and marks; ``stop_offset`` is the new S. See ``Store.append``."""
+        """Add records, ids and marks to store, digest and census; ``stop_offset`` is the new S. See
+        ``Store.append``.
+        """
         self.inner.append(frames, named, marks, stop_offset)
         self.digest.store(frames, named, marks, stop_offset)
         self._take_census(frames, marks)
@@ -160,8 +169,9 @@ class DigestingStore:
                     making.cancel(key_ms)
 
     def rebuild(self, start_ms: int, stop_ms: int, frames: Sequence[Frame]) -> None:
-        """Replace the records of a key range; see ``Store.rebuild``. The digest lacks what the last
-        scan could not read, so ``damaged`` stays until the next scan has ended.
+        """Replace the records with keys in ``[start_ms, stop_ms)``, epoch ms, by ``frames``. The
+        digest lacks records that the last scan could not read, so ``damaged`` stays until the next
+        scan ends.
         """
         self.inner.rebuild(start_ms, stop_ms, frames)
         self.wants_scan = True
@@ -169,7 +179,7 @@ class DigestingStore:
             self.begin_scan()
 
     def prune(self, cursor: Cursor) -> None:
-        """Delete records that ``cursor`` has settled; see ``Store.prune``."""
+        """Delete records that the committed ``cursor`` has settled, also from the census."""
         self.inner.prune(cursor)
         self.cursor = cursor
         self._pass_key()
@@ -180,13 +190,16 @@ class DigestingStore:
 
     @property
     def census(self) -> Census | None:
-        """Return counts by target and due time; None before the first scan has ended."""
+        """Return counts of the pending records by target topic and due time; None before the first
+        scan has ended.
+        """
         return None if self.digest.sums is None else self._census
 
     def lumps(self, start_ms: int, stop_ms: int) -> list[Lump]:
-        """Return counts of the keys in a range; see ``Store.lumps``. The first minutes are as fine
-        as in the inner store; the others are by the minute, and beyond the roll window by the hour
-        or day. Cancelled records are left out once a scan has ended.
+        """Return counts of records with keys in ``[start_ms, stop_ms)``, epoch ms, each
+        ``(start_ms, stop_ms, count)`` for a part of the range. The first minutes are counted as the
+        inner store does it, later ones by the minute, and records due beyond the roll window by the
+        hour or day of their due time. Cancelled records are left out once a scan has ended.
         """
         census = self.census
         if census is None:
@@ -205,7 +218,7 @@ class DigestingStore:
         return found + census.lumps(fine_ms, stop_ms)
 
     def reset(self) -> None:
-        """Delete all records and the label; see ``Store.reset``."""
+        """Delete all records, the label, the digest and the census."""
         self.inner.reset()
         self.digest.reset()
         self._census, self._making_census = Census(), None
@@ -214,13 +227,15 @@ class DigestingStore:
         self._scan_after = None
 
     def close(self) -> None:
-        """Sync, and release every handle; see ``Store.close``."""
+        """Call ``on_close``, sync the inner store, and close its files."""
         self._on_close()
         self.inner.close()
 
 
 def _coarse(census: Census, fine: Sequence[Lump], start_ms: int, stop_ms: int) -> list[Lump]:
-    """Return counts by the minute from ``start_ms`` on, for records that ``fine`` leaves out."""
+    """Return counts ``(start_ms, stop_ms, count)``, one for each minute of ``[start_ms, stop_ms)``,
+    of the records in the census that the counts ``fine`` leave out.
+    """
     found = []
     for minute_ms in range(start_ms // MINUTE_MS * MINUTE_MS, stop_ms, MINUTE_MS):
         end_ms = minute_ms + MINUTE_MS

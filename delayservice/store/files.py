@@ -1,10 +1,10 @@
 """Access of the file-based stores to the file system, in one small class.
 
-The stores use the file system through ``Files`` alone, so that a test can record each effect and
-simulate every disk state that a crash may leave. Writes go to a stated position and not to the end
-of the file, because bytes beyond that position are remains of a crash and are overwritten.
+The stores use the file system through ``Files`` alone, so that a test can record each write and
+simulate every disk state that a crash may leave. Data is written at a stated position and not at
+the end of the file, because bytes beyond that position are remains of a crash and are overwritten.
 
-Failed writes and failed fsyncs raise ``StoreError``. Reads raise ``OSError``, because the caller
+Failed writes and fsyncs raise ``StoreError``. Failed reads raise ``OSError``, because the caller
 decides whether a missing file is damage.
 """
 
@@ -29,7 +29,13 @@ _TWIN_HANDLES = 4
 
 @contextmanager
 def _failing(deed: str, path: str, advice: str) -> Iterator[None]:
-    """Raise an ``OSError`` as a ``StoreError`` that says what to do."""
+    """Return a context that raises ``OSError`` as ``StoreError``.
+
+    Args:
+        deed: verb of the operation, for the message.
+        path: file or folder that it was applied to.
+        advice: what a person should do, for the message.
+    """
     try:
         yield
     except OSError as exc:
@@ -41,7 +47,8 @@ def _writing(path: str) -> AbstractContextManager[None]:
 
 
 def make_folder(path: Path) -> None:
-    """Create a folder and its parents, with rights for the owner only; existing ones stay as is.
+    """Create a folder and the missing folders above it, with rights for their owner only. Folders
+    that exist stay as they are.
 
     ``Path.mkdir(parents=True)`` would set the mode of the last folder only.
     """
@@ -50,11 +57,11 @@ def make_folder(path: Path) -> None:
 
 
 class Files:
-    """The real file system, with a bounded number of open files.
+    """Access to files and folders by path, with a bounded number of open files.
 
     Args:
         handles_max: files kept open at once; the least recently used is closed first.
-        read_only: whether files are opened for reading only, as another process owns the folder.
+        read_only: whether files are opened for reading only, because another process writes them.
     """
 
     def __init__(self, handles_max: int = 256, *, read_only: bool = False) -> None:
@@ -63,16 +70,16 @@ class Files:
         self._read_flags = os.O_RDONLY if read_only else os.O_RDWR
 
     def twin(self) -> Files:
-        """Return a second ``Files`` with its own open files, to be used by another thread."""
+        """Return another ``Files`` with open files of its own, for use by another thread."""
         return Files(_TWIN_HANDLES)
 
     def make_dir(self, path: str) -> None:
-        """Create a folder for the owner only, with the folders above it; fine if it exists."""
+        """Create a folder and the missing folders above it, with rights for their owner only."""
         with _writing(path):
             make_folder(Path(path))
 
     def write_at(self, path: str, position: int, data: bytes) -> None:
-        """Write all of ``data`` at byte ``position``; the file is created when missing."""
+        """Write all of ``data`` at byte ``position`` of a file; a missing file is created."""
         with _writing(path):
             handle = self._handle(path, os.O_RDWR | os.O_CREAT)
             done = os.pwrite(handle, data, position)
@@ -95,7 +102,7 @@ class Files:
         return data
 
     def exists(self, path: str) -> bool:
-        """Return whether there is a file or folder of this name."""
+        """Return whether a file or folder of this path exists."""
         return Path(path).exists()
 
     def size_of(self, path: str) -> int:
@@ -118,14 +125,16 @@ class Files:
             return []
 
     def sync_file(self, path: str) -> None:
-        """Make a file's content durable. A missing file was pruned and is ignored.
+        """Make a file's content durable. A missing file is ignored, because it was pruned.
 
-        Shares no state with the other methods, so a thread beside the owner may call it.
+        Any thread may call this method, because it shares no state with the others.
         """
         self._sync(path, os.O_RDWR, os.fdatasync)
 
     def sync_dir(self, path: str) -> None:
-        """Make the names in a folder durable. A missing folder was pruned and is ignored."""
+        """Make the names of a folder's files durable. A missing folder is ignored, as it was
+        pruned.
+        """
         self._sync(path, os.O_RDONLY | os.O_DIRECTORY, os.fsync)
 
     @staticmethod
@@ -140,20 +149,22 @@ class Files:
                 os.close(handle)
 
     def replace(self, source: str, target: str) -> None:
-        """Rename over ``target``, atomically; fine when ``source`` is gone already."""
+        """Rename ``source`` to ``target``, atomically, in place of an existing file. Does nothing
+        if ``source`` is missing.
+        """
         self._forget(source)
         self._forget(target)
         with _writing(target), suppress(FileNotFoundError):
             os.replace(source, target)  # noqa: PTH105 - strings all the way on this path
 
     def remove(self, path: str) -> None:
-        """Remove a file; fine when it is gone already."""
+        """Remove a file, if it exists."""
         self._forget(path)
         with _writing(path):
             Path(path).unlink(missing_ok=True)
 
     def remove_dir(self, path: str) -> None:
-        """Remove an empty folder; fine when it is gone already."""
+        """Remove an empty folder, if it exists."""
         with _writing(path), suppress(FileNotFoundError):
             Path(path).rmdir()
 

@@ -1,4 +1,4 @@
-"""Findings of a check of a store folder: kinds of damage and remarks, with their meaning."""
+"""Findings of a check of a store's folder: kinds of damage and of harmless remarks."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from typing import Final, NamedTuple
 
 
 class Case(NamedTuple):
-    """Kind of finding: whether it is damage, what a node does about it, and what to do."""
+    """Kind of finding: its name, whether it is damage, what a node does about it (``then``), and
+    what a person should do (``advice``).
+    """
 
     name: str
     is_damage: bool
@@ -86,14 +88,15 @@ SET_ASIDE: Final = Case(
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One finding of a check.
+    """One finding of a check of a store's folder.
 
     Attributes:
         case: kind of the finding.
         what: description of the finding, one sentence.
-        where: path of the file or folder below the shard's folder.
-        due_ms: affected keys, ``[first, stop)``, epoch milliseconds; None: no range applies.
-        offsets: affected source offsets, ``[first, stop)``; None: no range applies.
+        where: path of the file or folder, relative to the store's folder.
+        due_ms: range ``[first, stop)`` of the affected key times, epoch milliseconds; None: no
+            range applies.
+        offsets: range ``[first, stop)`` of the affected source offsets; None: no range applies.
     """
 
     case: Case
@@ -105,13 +108,13 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class CheckVerdict:
-    """Result of a check of one shard's folder.
+    """Result of a check of one shard's store.
 
     Attributes:
-        stop_offset: S; 0: unknown.
-        records: number of sound records that were read.
-        bytes: number of bytes of files or payloads that were checked.
-        findings: the findings, damage first.
+        stop_offset: S, a source offset; 0: unknown.
+        records: number of records that were read and have no damage.
+        bytes: number of checked bytes: of files in a wheel, of payloads in RocksDB.
+        findings: the findings, those that are damage first.
     """
 
     stop_offset: int

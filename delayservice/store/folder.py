@@ -7,10 +7,10 @@ r"""Folder of a durable store: its lock, its format, and the quarantine for dama
 <folder>/quarantine/  damaged files, the newest few, for a person to look at; never read again
 ```
 
-The checksum tells a foreign or newer folder from one whose VERSION is damaged. The first is refused
-and left as it is, the second is filled again. Services up to formats wheel 3 and rocksdb 2 wrote no
-checksum and ended the line after the number: such a line is accepted. They read 64 bytes, so they
-can read the line that this service writes.
+By the checksum, a folder of another kind or a newer format differs from one whose VERSION is
+damaged: the former is refused and left as it is, the latter is filled again. Services up to formats
+wheel 3 and rocksdb 2 wrote no checksum and ended the line after the number: such a line is
+accepted. They read 64 bytes, so they can read the line that this service writes.
 """
 
 from __future__ import annotations
@@ -36,28 +36,29 @@ VERSION_BYTES = 73
 _WORDS_BYTES = 64
 
 QUARANTINE_MAX = 64
-"""Most damaged files that are kept, so that a failing disk is not filled with them."""
+"""Largest number of damaged files that are kept in quarantine, so that a failing disk is not
+filled."""
 
 
 class Format(NamedTuple):
-    """Format of a folder: the name of the backend, and the number of its format."""
+    """Format of a store's folder: kind of the store, and number of the format."""
 
     kind: str
     version: int
 
     def __str__(self) -> str:
-        """Return the format as VERSION states it."""
+        """Return kind and number as the file VERSION has them, such as ``wheel 6``."""
         return f"{self.kind} {self.version}"
 
 
 def version_text(kind: str, version: int) -> bytes:
-    """Return the content of VERSION."""
+    """Return the content of the file VERSION for a kind of store and a format number."""
     words = f"{kind} {version}".encode().ljust(_WORDS_BYTES)
     return words + _sum_line(words)
 
 
 def parse_format(data: bytes) -> Format | None:
-    """Return the format that the content of VERSION states; None: it is damaged."""
+    """Return the format that ``data``, the content of VERSION, states; None: it is damaged."""
     words, checksum = data[:_WORDS_BYTES], data[_WORDS_BYTES:]
     is_unchecked = len(data) < _WORDS_BYTES and data.endswith(b"\n")
     if not is_unchecked and checksum != _sum_line(words):
@@ -74,10 +75,10 @@ def _sum_line(words: bytes) -> bytes:
 
 
 def read_format(path: str) -> Format | None:
-    """Return the format of a folder; None: VERSION is missing or damaged.
+    """Return the format of the store in folder ``path``; None: VERSION is missing or damaged.
 
     Raises:
-        StoreError: VERSION may not be read.
+        StoreError: VERSION can't be read, for example for lack of rights.
     """
     try:
         return parse_format(Path(path, "VERSION").read_bytes()[:VERSION_BYTES])
@@ -88,17 +89,23 @@ def read_format(path: str) -> Format | None:
 
 
 def unreadable(what: str, exc: OSError) -> StoreError:
-    """Return the error for a file that this user may not read."""
+    """Return the error to raise for a file that this user may not read.
+
+    Args:
+        what: path of the file.
+        exc: error of the operating system.
+    """
     return StoreError(
         f"can't read {what}: {exc.strerror}; run as the user of the service, or read a copy"
     )
 
 
 class ShardFolder(NamedTuple):
-    """Folder of the store of one shard.
+    """Folder in which one shard is stored.
 
-    ``path`` is the folder of its worker's wheel or database, or the shard's own one in older
-    formats. ``shard`` is a hash of the topic's id; ``partition`` is -1 if it is unknown.
+    ``path`` is the folder of the worker's wheel or database, which all its shards share, or the
+    shard's own folder in older formats. ``shard`` is a hash of the topic's id; ``partition`` is -1
+    if it is unknown.
     """
 
     path: str
@@ -110,10 +117,10 @@ class StoreFolder:
     """Lock, format and quarantine of one store folder.
 
     Args:
-        path: the folder; created when missing, for its owner only.
-        kind: name of the backend; a folder of another backend is refused.
+        path: the folder; it is created if it is missing, with rights for its owner only.
+        kind: kind of the store; a folder of another kind is refused.
         version: number of the format that this code reads and writes.
-        files: where effects go.
+        files: access to the file system.
     """
 
     def __init__(self, path: Path, kind: str, version: int, files: Files) -> None:
@@ -124,14 +131,16 @@ class StoreFolder:
         self._lock: int | None = None
 
     def enter(self) -> bool:
-        """Lock the folder and check its format.
+        """Lock the folder for this process, and check its format.
 
         Returns:
-            True if the content is of the format that this code reads; False if the folder is new,
-            of an older format, or without a readable VERSION: its content must not be used.
+            True if the content is of the format that this code reads. False if the folder is new,
+            of an older format, or without a readable VERSION: then the caller must not use its
+            content.
 
         Raises:
-            StoreError: another process has the folder open, or its format is foreign or newer.
+            StoreError: another process has the folder open, or it has a store of another kind or of
+                a newer format.
         """
         self._files.make_dir(self.path)
         self._take_lock()
@@ -142,7 +151,9 @@ class StoreFolder:
             raise
 
     def stamp(self) -> None:
-        """Write VERSION, which makes the content valid; its name is not made durable here."""
+        """Write the content of the file VERSION durably, which makes the folder valid. The caller
+        makes the file's name durable.
+        """
         path = f"{self.path}/VERSION"
         self._files.write_at(path, 0, version_text(self._kind, self._version))
         self._files.sync_file(path)
@@ -154,7 +165,9 @@ class StoreFolder:
             self._lock = None
 
     def quarantine(self, path: str, name: str) -> None:
-        """Move a damaged file or folder to quarantine; ``name``: its name there."""
+        """Move a damaged file or folder to the folder ``quarantine``, and remove the oldest files
+        there if they are too many. ``name``: its name there, behind a serial number.
+        """
         folder = f"{self.path}/quarantine"
         self._files.make_dir(folder)
         known = self._files.list_dir(folder)

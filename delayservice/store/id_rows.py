@@ -1,4 +1,4 @@
-"""Rows of one shard's id index; their layout is in ``ids``."""
+"""Rows of one shard's id index, in RocksDB; their layout is in the docstring of ``ids``."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ _MARKED = Struct(">cqqq")
 
 
 class IdFacts(NamedTuple):
-    """Unmarked record that has an id. ``stands_for``: key of the record that the row of its id
-    names; None: there is no such row.
+    """Record with an id and without a mark. ``stands_for``: key of the current record of the id;
+    None: the id has no row.
     """
 
     record_id: bytes
@@ -46,7 +46,7 @@ class IdFacts(NamedTuple):
 
 
 class MarkFacts(NamedTuple):
-    """Marked record, with the offset that marked it and its id."""
+    """Marked record: its key, its mark (source offset of its canceller), and its id."""
 
     key: Key
     mark: int
@@ -54,13 +54,16 @@ class MarkFacts(NamedTuple):
 
 
 def synced_offset(database: Rdict, prefix: bytes) -> int | None:
-    """Return the stop offset of a shard's ids in a wheel at their last sync; None: never synced."""
+    """Return S at the last sync of a shard's id index in a wheel; None: it was never synced.
+    ``prefix``: first bytes of the shard's row keys.
+    """
     found = database.get(prefix + _SYNCED)
     return None if found is None else int(_I64.unpack(found)[0])
 
 
 class IdRows:
-    """Id rows of one shard, in a database of a wheel or of the RocksDB store.
+    """Rows of one shard's id index, in the id database of a wheel or in the database of a RocksDB
+    store.
 
     Args:
         database: database that holds the rows.
@@ -74,7 +77,8 @@ class IdRows:
         self._due_floor = self._due(0, 0)
         self._mark_floor = self._marked(0, 0, 0)
         self._asked: dict[bytes, Key] = {}
-        """Look-ups since rows were last added, kept because the next marks are for these ids."""
+        """Results of look-ups since rows were last added. They are kept because the next marks are
+        for the ids looked up."""
 
     def _due(self, key_ms: int, offset: int) -> bytes:
         return self._prefix + _DUE.pack(b"d", key_ms, offset)
@@ -87,7 +91,7 @@ class IdRows:
         return key_ms, offset
 
     def put(self, batch: WriteBatch, named: Sequence[Named], marks: Sequence[Mark]) -> None:
-        """Add the rows for the ids and marks of one ``Store.append`` to ``batch``."""
+        """Add to ``batch`` the rows for the ids and marks of one ``Store.append``."""
         put, delete = batch.put, batch.delete
         marked = set()
         for record_id, key_ms, offset, mark in marks:
@@ -115,7 +119,9 @@ class IdRows:
         return None if found is None else _KEY.unpack(found)
 
     def latest_unmarked(self, record_id: bytes, below: int) -> Key | None:
-        """Return the key of an id's latest record that is not cancelled or replaced; else None."""
+        """Return the key of an id's latest record that is not cancelled, replaced or fired, and has
+        an offset below ``below``; None: there is no such record.
+        """
         key = self._find(record_id)
         if key is None or key[1] >= below:
             return None
@@ -123,8 +129,8 @@ class IdRows:
         return key
 
     def marked_from(self, mark: int, stop_offset: int) -> list[tuple[int, Key]]:
-        """Return mark and key of records whose mark (canceller's offset) is at least ``mark``, and
-        below ``stop_offset``, the store's S.
+        """Return ``(mark, key)`` of records whose mark (source offset of the canceller) is at least
+        ``mark`` and below ``stop_offset``, the store's S, ascending.
         """
         start = self._marked(max(mark, 0), 0, 0)
         stop = self._marked(max(stop_offset, 0), 0, 0)
@@ -136,22 +142,22 @@ class IdRows:
         return (key_ms, offset), mark
 
     def named_between(self, start_ms: int, stop_ms: int) -> Iterator[IdFacts]:
-        """Yield unmarked records that have an id and a key in ``[start_ms, stop_ms)``, epoch ms."""
+        """Yield the unmarked records with an id and a key in ``[start_ms, stop_ms)``, epoch ms."""
         for due, record_id in self._scan(self._due(start_ms, 0), self._due(stop_ms, 0)):
             yield IdFacts(record_id, self._key_of(due), self._find(record_id))
 
     def marks(self) -> Iterator[MarkFacts]:
-        """Yield all kept marks, ascending."""
+        """Yield all marked records whose marks are kept, by ascending mark."""
         for row, record_id in self._scan(self._prefix + b"m", self._names):
             yield MarkFacts(*self._mark_of(row), record_id)
 
     def prune(self, batch: WriteBatch, key_ms: int, mark: int) -> None:
-        """Add deletions of rows of settled records to ``batch``, a bounded number per call.
+        """Add to ``batch`` the deletions of rows of settled records, a bounded number per call.
 
         Args:
-            batch: takes the deletions.
-            key_ms: key time below which records are settled, epoch milliseconds.
-            mark: offset below which a mark means that its record is settled.
+            batch: batch to add to.
+            key_ms: exclusive upper bound of the key times of settled records, epoch milliseconds.
+            mark: exclusive upper bound of the marks (source offsets) of settled records.
         """
         self._asked.clear()
         stop = self._due(key_ms, 0)
@@ -168,7 +174,9 @@ class IdRows:
         self._mark_floor = _passed(self._mark_floor, stop, keys)
 
     def cut(self, batch: WriteBatch, stop_offset: int) -> None:
-        """Add to ``batch`` writes that undo rows and marks of offsets from ``stop_offset`` on."""
+        """Add to ``batch`` the writes that undo all rows and marks of source offsets from
+        ``stop_offset`` on.
+        """
         for row, value in self._scan(self._names, self._prefix + b"o"):
             if stop_offset <= _KEY.unpack(value)[1]:
                 batch.delete(row)
@@ -189,7 +197,12 @@ class IdRows:
 
 
 def _passed(floor: bytes, stop: bytes, keys: Sequence[bytes]) -> bytes:
-    """Return the key at which the next search begins. It lies behind deleted rows, which are slow
-    to pass.
+    """Return the row key at which the next prune begins its search: behind the rows deleted now,
+    because RocksDB is slow to pass deleted rows.
+
+    Args:
+        floor: row key at which the last search began.
+        stop: exclusive end of the last search.
+        keys: row keys that the last search found.
     """
     return max(floor, stop if len(keys) < _PRUNE_ROWS_MAX else keys[-1])

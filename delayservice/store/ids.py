@@ -1,8 +1,11 @@
-"""Id index: the current record of each ``delay-id``, and the offsets that marked records.
+"""Id index of the wheel: the current record of each ``delay-id``, and the offsets of the cancellers
+of marked records.
 
-An id has one row, which is overwritten, so a look-up takes one step whatever the id's history.
-At most one record of an id is both unmarked and pending: a user record marks the one before it, and
-a requeued record is written in the transaction that settles its original (rules 3 and 12).
+An id has one row, which is overwritten, so a look-up takes one step however many records the id
+had. At most one record of an id is both unmarked and pending: a user record marks the record of its
+id before it, and a requeued record is written in the transaction that settles its original (design
+rules 3 and 12).
+
 Keys, big endian, behind the number of the shard (u32)::
 
     'n' id                              -> key_ms i64, offset i64   the record the id stands for
@@ -11,9 +14,10 @@ Keys, big endian, behind the number of the shard (u32)::
     's'                                 -> stop offset i64          S of the last sync
     'w'                                 -> stop offset i64          end of the rows' offsets
 
-A mark deletes the first two rows of its record and keeps their content in 'm'. So an index that is
-ahead of the durable horizon after a crash can be cut back to it, which is needed because records
-may be read again by other contracts. A mark is kept until H and the durable horizon have passed it.
+A mark deletes the rows 'n' and 'd' of its record and keeps their content in row 'm'. So after a
+crash, an index that is ahead of the durable horizon can be cut back to it. This is needed because
+the records from there on may be read again under other contracts. A mark is kept until H and the
+durable horizon have passed its offset.
 """
 
 from __future__ import annotations
@@ -64,7 +68,7 @@ _REBUILT: Final = "it is removed, and shards with ids are rebuilt from Kafka"
 
 
 class IdDatabase:
-    """Database of the ids of all shards of a wheel, created with the first id.
+    """RocksDB database of the ids of all shards of a wheel, created when the first id is stored.
 
     Args:
         path: folder of the database.
@@ -78,19 +82,22 @@ class IdDatabase:
         self._reclaimer = Reclaimer(path)
 
     def shard(self, generation: int) -> IdIndex:
-        """Return the id index of one shard, whose row keys begin with ``generation``."""
+        """Return the id index of one shard. ``generation``: number of the shard's store, with which
+        its row keys begin.
+        """
         return IdIndex(self, generation)
 
     def recover(self, shards: Sequence[tuple[IdIndex, int, bool]]) -> None:
-        """Open an existing database, and set ``is_whole`` of each shard's index. A damaged database
-        is removed; then shards that had ids are not whole.
+        """Open the database, if there is one, and set ``is_whole`` of each shard's index. A damaged
+        database is removed; then the index of each shard that had ids is not whole.
 
         Args:
-            shards: the index of each shard, the horizon to which slots and ids are restored, and
-                whether ids had been synced by then. Rows of other shards are removed.
+            shards: of each shard, its index, the source offset (horizon) to which the index is cut
+                back, and whether the shard had ids at that horizon. Rows of other shards are
+                removed.
 
         Raises:
-            StoreError: it can't be opened for lack of space, memory, files or rights.
+            StoreError: the database can't be opened for lack of space, memory, files or rights.
         """
         try:
             if self._path.is_dir():
@@ -110,7 +117,7 @@ class IdDatabase:
             ids.is_whole = not expected
 
     def open(self) -> Rdict:
-        """Return the open database, created if it is missing."""
+        """Open the database unless it is open, creating it if it is missing, and return it."""
         if self._database is None:
             self._database = open_database(self._path, IDS_OPTIONS)
         return self._database
@@ -127,7 +134,8 @@ class IdDatabase:
             self.write(batch)
 
     def remove(self, generation: int) -> None:
-        """Remove the rows of a shard, if it has any. A crash may bring them back: see ``recover``.
+        """Delete the rows of the shard whose keys begin with ``generation``. A crash may restore
+        them; then ``recover`` deletes them.
 
         Raises:
             StoreError: the database failed; the process must exit.
@@ -144,7 +152,7 @@ class IdDatabase:
             self._reclaimer.reclaim(self._database, generation)
 
     def write(self, batch: WriteBatch) -> None:
-        """Write rows, not durably yet."""
+        """Write the rows of ``batch``; they become durable with the next ``sync``."""
         database = self.open()
         with self.guard("write"):
             if self._witness is None:
@@ -153,11 +161,11 @@ class IdDatabase:
             database.write(batch)
 
     def sync(self, offsets: Sequence[tuple[int, int]]) -> None:
-        """Make every row durable, with the stop offset of each shard's rows. To be called before
-        the horizon of the wheel is written.
+        """Make all rows durable, together with S of each shard. The caller writes the horizon of
+        the wheel after this.
 
         Args:
-            offsets: generation and stop offset of each shard that has ids.
+            offsets: of each shard that has ids, the generation (number of its store) and S.
 
         Raises:
             StoreError: the database failed; the process must exit.
@@ -172,14 +180,16 @@ class IdDatabase:
             self.open().flush_wal(sync=True)
 
     def close(self) -> None:
-        """Release the database."""
+        """Close the database, if it is open."""
         self._reclaimer.close()
         if self._database is not None:
             close_database(self._database, self._path)
             self._database = self._witness = None
 
     def guard(self, deed: str) -> AbstractContextManager[None]:
-        """Return a context in which errors of RocksDB are raised as ``StoreError``."""
+        """Return a context that raises errors of RocksDB as ``StoreError``. ``deed``: verb of the
+        operation, for the message.
+        """
         return Guarded(deed, self._what, self._path)
 
 
@@ -188,26 +198,29 @@ class IdIndex:
 
     Args:
         database: database of all shards.
-        generation: number with which the shard's row keys begin.
+        generation: number of the shard's store, with which its row keys begin.
     """
 
     def __init__(self, database: IdDatabase, generation: int) -> None:
         self._database = database
         self.generation = generation
         self.is_whole = True
-        """Whether no row of an offset below the horizon is missing."""
+        """Whether the index has all rows of source offsets below the horizon."""
         self._prefix = prefix_of(generation)
         self.durable_offset = 0
-        """Durable horizon of the store, an offset: marks from it on are kept."""
+        """Durable horizon of the store, a source offset. Marks with offsets from it on are kept."""
         self._rows: IdRows | None = None
 
     @property
     def in_use(self) -> bool:
-        """Return whether the shard has or had ids."""
+        """Return whether the shard has ids, or had ids since it was last emptied."""
         return self._rows is not None
 
     def recover(self, stop_offset: int, *, expected: bool) -> None:
-        """Use the existing rows, cut back to ``stop_offset``; see ``IdDatabase.recover``."""
+        """Use the existing rows of source offsets below ``stop_offset``, and undo all later ones;
+        set ``is_whole`` to False if rows are missing. ``expected``: whether the shard had ids at
+        the horizon.
+        """
         database = self._database.open()
         synced = synced_offset(database, self._prefix)
         if synced is None:
@@ -221,7 +234,9 @@ class IdIndex:
             self.durable_offset = stop_offset
 
     def _cut(self, rows: IdRows, stop_offset: int) -> None:
-        """Undo rows from ``stop_offset`` on, by a scan of all rows if any may reach beyond it."""
+        """Undo rows of source offsets from ``stop_offset`` on. All rows are scanned if there may be
+        any such row.
+        """
         batch = WriteBatch(raw_mode=True)
         with self._database.guard("read"):
             written = self._database.open().get(self._prefix + WRITTEN)
@@ -232,7 +247,9 @@ class IdIndex:
         self._database.write(batch)
 
     def append(self, named: Sequence[Named], marks: Sequence[Mark], stop_offset: int) -> None:
-        """Add the rows of ids and marks of one ``Store.append``."""
+        """Write rows for the ids and marks of one ``Store.append``, with the new S,
+        ``stop_offset``.
+        """
         batch = WriteBatch(raw_mode=True)
         if self._rows is None:
             self._rows = IdRows(self._database.open(), self._prefix)
@@ -242,22 +259,26 @@ class IdIndex:
         self._database.write(batch)
 
     def latest_unmarked(self, record_id: bytes, below: int) -> Key | None:
-        """Return the key of an id's latest record that is not cancelled or replaced; else None."""
+        """Return the key of an id's latest record that is not cancelled, replaced or fired, and has
+        an offset below ``below``; None: there is no such record.
+        """
         if self._rows is None:
             return None
         with self._database.guard("read"):
             return self._rows.latest_unmarked(record_id, below)
 
     def marked_from(self, mark: int, stop_offset: int) -> list[tuple[int, Key]]:
-        """Return mark and key of records whose mark (canceller's offset) is at least ``mark``."""
+        """Return ``(mark, key)`` of records whose mark (source offset of the canceller) is at least
+        ``mark`` and below ``stop_offset``, the store's S, ascending.
+        """
         if self._rows is None:
             return []
         with self._database.guard("read"):
             return self._rows.marked_from(mark, stop_offset)
 
     def prune(self, cursor: Cursor) -> None:
-        """Delete rows that the cursor has settled, some of them now and the rest in later calls.
-        Marks above the durable horizon are kept, because a crash undoes them.
+        """Delete rows of records that ``cursor`` has settled, a bounded number per call. Marks with
+        offsets from the durable horizon on are kept, because a crash undoes them.
         """
         if self._rows is not None:
             batch = WriteBatch(raw_mode=True)
@@ -268,11 +289,11 @@ class IdIndex:
                 self._database.write(batch)
 
     def discard(self) -> None:
-        """Delete all rows of the shard."""
+        """Delete all rows of the shard from the database."""
         self._database.remove(self.generation)
         self.forget()
 
     def forget(self) -> None:
-        """Treat the shard as one without rows; rows in the database are not deleted."""
+        """Treat the shard as one without ids; its rows in the database are not deleted."""
         self._rows = None
         self.durable_offset = 0

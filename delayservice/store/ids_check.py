@@ -1,7 +1,7 @@
-"""Check that the rows of ids and the records agree.
+"""Check that a shard's id index and its stored records agree.
 
-Only records that are not due yet are checked. Due ones may have been settled, and their records and
-rows of ids are pruned at different times.
+Only records that are not due yet are checked. Due records may be settled, and a settled record and
+its rows in the id index are pruned at different times.
 """
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ from delayservice.store.id_rows import IdFacts, IdRows
 
 
 class NamedRecord(NamedTuple):
-    """Stored record that has an id."""
+    """Stored record with an id: the id, its key time in epoch milliseconds, and its mark (source
+    offset of its canceller, or -1).
+    """
 
     record_id: bytes
     key_ms: int
@@ -29,14 +31,15 @@ def check_ids(
     stop_offset: int,
     where: str,
 ) -> Iterator[Finding]:
-    """Compare the rows of ids of one range of keys with its records, and yield the differences.
+    """Compare the rows of the id index for one range of keys with the stored records in it, and
+    yield a finding for each difference.
 
     Args:
-        rows: rows of ids.
-        span_ms: key range ``[start, stop)``, epoch milliseconds.
-        records: the records of the range that have an id, by offset.
-        stop_offset: S; rows of this offset and above are ignored.
-        where: name of the id index, for findings.
+        rows: rows of the shard's id index.
+        span_ms: range ``[start, stop)`` of key times, epoch milliseconds.
+        records: stored records of the range that have an id, by source offset.
+        stop_offset: S, a source offset; rows for this offset and above are ignored.
+        where: path of the id index, for the findings.
 
     Raises:
         Exception: a row can't be read.
@@ -64,7 +67,7 @@ def check_ids(
 
 
 def _difference(fact: IdFacts, record: NamedRecord | None, stop_offset: int) -> str | None:
-    """Return how a row of an id and its record differ; None: they agree."""
+    """Return as text how a row of the id index and its record differ; None: they agree."""
     if record is None:
         return "the ids know a record that is not there"
     if (record.record_id, record.key_ms) != (fact.record_id, fact.key[0]):

@@ -1,6 +1,6 @@
 """Reference store in memory: a dictionary and a sorted list, lost with the process.
 
-It implements the rules of ``Store`` in the plainest form. Durable stores must behave as it does.
+It implements ``Store`` in the simplest way. The other stores must behave as it does.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class MemoryStore(Store):
-    """Store in memory; ``open`` always returns horizon 0."""
+    """Store in memory, lost with the process; its ``open`` always returns horizon 0."""
 
     def __init__(self) -> None:
         self.reset()
@@ -44,17 +44,17 @@ class MemoryStore(Store):
         self._label = b""
 
     def open(self) -> int:
-        """Delete everything, and return horizon 0."""
+        """Delete all records and the label, and return horizon 0."""
         self.reset()
         return 0
 
     @property
     def label(self) -> bytes:
-        """Return the label, which says how the records were read; see ``Store.label``."""
+        """Return the label: bytes that state the contracts and cluster secrets of the records."""
         return self._label
 
     def set_label(self, label: bytes) -> None:
-        """Replace the label, which says how the records were read; see ``Store.set_label``."""
+        """Replace the label: bytes that state the contracts and cluster secrets of the records."""
         self._label = label
 
     def append(
@@ -64,7 +64,7 @@ class MemoryStore(Store):
         marks: Sequence[Mark],
         stop_offset: int,
     ) -> None:
-        """Add records and marks; ``stop_offset`` is the new S. See ``Store.append``."""
+        """Add records, ids and marks; ``stop_offset`` is the new S. See ``Store.append``."""
         for frame in frames:
             self._put(frame)
         for _, key_ms, offset, mark in marks:
@@ -93,7 +93,9 @@ class MemoryStore(Store):
             self._stands_for[record_id] = key
 
     def read_due(self, after: Key, upto_ms: int, limit: int) -> list[Frame]:
-        """Return at most ``limit`` frames above ``after`` and due by ``upto_ms``, epoch ms."""
+        """Return at most ``limit`` records in key order, with keys above ``after`` and key times up
+        to ``upto_ms``, inclusive, in epoch ms.
+        """
         start = self._position_after(after)
         stop = min(start + limit, bisect_left(self._order, (upto_ms + 1, -1)))
         return [self._frame(key) for key in self._order[start:stop]]
@@ -105,7 +107,9 @@ class MemoryStore(Store):
         return (key[0], key[1], self._marks.get(key, NO_MARK), self._payloads[key])
 
     def next_due_ms(self, after: Key) -> int | None:
-        """Return the exact key time of the next frame, epoch ms; None: no later frame."""
+        """Return the exact key time of the first record with a key above ``after``, in epoch ms;
+        None: there is no such record.
+        """
         position = self._position_after(after)
         return self._order[position][0] if position < len(self._order) else None
 
@@ -121,12 +125,16 @@ class MemoryStore(Store):
                 self._put(frame)
 
     def latest_unmarked(self, record_id: bytes, below: int) -> Key | None:
-        """Return the key of an id's latest record that is not cancelled or replaced; else None."""
+        """Return the key of an id's latest record that is not cancelled, replaced or fired, and has
+        an offset below ``below``; None: there is no such record.
+        """
         key = self._stands_for.get(record_id)
         return key if key is not None and key[1] < below else None
 
     def marked_from(self, mark: int) -> list[tuple[int, Key]]:
-        """Return mark and key of records whose mark (canceller's offset) is at least ``mark``."""
+        """Return ``(mark, key)`` of records whose mark (source offset of the canceller) is at least
+        ``mark``, ascending.
+        """
         return sorted((found, key) for key, found in self._marks.items() if found >= mark)
 
     def prune(self, cursor: Cursor) -> None:
@@ -153,24 +161,26 @@ class MemoryStore(Store):
             del self._stands_for[record_id]
 
     def sync(self, *, wait: bool = True) -> int:  # noqa: ARG002  # nothing takes time
-        """Return the horizon, which holds until the process ends; nothing is made durable."""
+        """Return S as the horizon, a source offset; nothing is made durable."""
         self._durable_offset = self._stop_offset
         return self._durable_offset
 
     def scanner(self) -> Scanner:
-        """Return a reader in small steps."""
+        """Return a reader that works in small steps; the store may change between two steps."""
         return Scanner(self.read_due)
 
     def lumps(self, start_ms: int, stop_ms: int) -> list[Lump]:
-        """Return a lump for each unmarked record with a key in ``[start_ms, stop_ms)``, in ms."""
+        """Return ``(key_ms, key_ms + 1, 1)`` for each unmarked record with a key in ``[start_ms,
+        stop_ms)``, epoch ms.
+        """
         start, stop = (bisect_left(self._order, (ms, -1)) for ms in (start_ms, stop_ms))
         unmarked = (key for key in self._order[start:stop] if key not in self._marks)
         return [(key_ms, key_ms + 1, 1) for key_ms, _ in unmarked]
 
     def stats(self) -> StoreStats:
-        """Return figures of the store; see ``Store.stats``."""
+        """Return number of records, bytes of payload, and the horizon."""
         return StoreStats(len(self._order), self._bytes, self._durable_offset)
 
     def close(self) -> None:
-        """Delete everything."""
+        """Delete all records and the label."""
         self.reset()

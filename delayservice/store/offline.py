@@ -1,7 +1,8 @@
-"""Offline inspection of a shard's store of either kind: its figures, records, and a check.
+"""Inspection of a shard's store on the disk, wheel or RocksDB, by another process: its figures, its
+records, and a check of all content.
 
-Nothing is locked or written, so a node may have the store open. The state is that of the last sync
-for a wheel, and the present one for RocksDB.
+Nothing is locked or written, so a node may have the store open. A wheel is read in the state of its
+last sync, RocksDB in its present state.
 """
 
 from __future__ import annotations
@@ -46,13 +47,19 @@ _BODIES_BYTES_MAX: Final = 64 << 20
 
 
 def _nothing(_done: int, _total: int) -> None:
-    """Ignore a report of progress."""
+    """Ignore a report of progress: the number done, and the number of all."""
 
 
 @dataclass(frozen=True, slots=True)
 class HourFacts:
-    """Figures of the records due in one hour that begins at ``hour_ms``, epoch milliseconds, in
-    ``slots`` files of a wheel, of which ``damaged`` are damaged.
+    """Figures of the records with key times in one hour.
+
+    Attributes:
+        hour_ms: start of the hour, epoch milliseconds.
+        slots: number of slot files of a wheel; 0 for RocksDB.
+        records: number of records.
+        bytes: bytes of files (wheel) or payloads (RocksDB).
+        damaged: number of slot files that are damaged.
     """
 
     hour_ms: int
@@ -69,11 +76,11 @@ class StoreFacts:
     Attributes:
         kind: ``wheel`` or ``rocksdb``.
         version: number of the format.
-        stop_offset: S; None: the store is damaged, and a node would start over.
-        label: contracts by which the records below S were read, as JSON.
-        hours: figures by hour, in order.
-        first_ms: lowest key, epoch milliseconds; None: no record is stored or readable.
-        last_ms: highest key, epoch milliseconds; None as for ``first_ms``.
+        stop_offset: S, a source offset; None: the store is damaged, and a node would start it over.
+        label: contracts and secrets by which the records below S were read, as JSON.
+        hours: figures of the hours that have records, in order of time.
+        first_ms: lowest key time, epoch milliseconds; None: no record is stored or readable.
+        last_ms: highest key time, epoch milliseconds; None as for ``first_ms``.
     """
 
     kind: str
@@ -96,10 +103,10 @@ class StoreFacts:
 
 
 def check_format(path: str) -> str | None:
-    """Return the kind of store in a folder; None: it has no readable VERSION.
+    """Return the kind of store in folder ``path``; None: the folder has no readable VERSION.
 
     Raises:
-        StoreError: the store is of another format or of an unknown kind.
+        StoreError: the store is of an older or newer format, or of an unknown kind.
     """
     found = read_format(path)
     if found is None:
@@ -127,7 +134,7 @@ def check_format(path: str) -> str | None:
 
 def look(shard: ShardFolder, on_progress: Callable[[int, int], None] = _nothing) -> StoreFacts:
     """Return the figures of a shard's store. ``on_progress``: takes the number of records counted
-    so far, and of all.
+    so far, and the number of all records; it is not called for a wheel.
 
     Raises:
         StoreError: the store can't be read, or is of another format.
@@ -171,7 +178,9 @@ def _hour_of_wheel(hour_ms: int, parts: tuple[Part, ...]) -> HourFacts:
 
 
 def _bounds(shard: ShardFolder, part: Part) -> tuple[int | None, int | None]:
-    """Return the lowest and highest key of a slot."""
+    """Return the lowest and the highest key time of a shard's records in one slot, epoch
+    milliseconds; None: no record can be read.
+    """
     keys = [
         frame[0]
         for rows in read_parts(shard, [part], EVERYTHING)
@@ -214,15 +223,14 @@ def _look_at_rocks(store: RocksView, on_progress: Callable[[int, int], None]) ->
 def read_records(
     shard: ShardFolder, bounds: ReadBounds, wanted: Callable[[Frame], bool], limit: int
 ) -> Iterator[Frame | Damage]:
-    """Yield records in key order, and damaged ranges.
-
-    Memory: that of ``limit`` records.
+    """Yield wanted records in key order, and the ranges that can't be read. Memory is needed for
+    ``limit`` records.
 
     Args:
         shard: the shard's folder.
-        bounds: range of keys to read.
+        bounds: range of key times to read.
         wanted: returns whether to yield a record.
-        limit: most records to yield.
+        limit: largest number of records to yield.
 
     Raises:
         StoreError: the store can't be read, or is of another format.
@@ -264,8 +272,8 @@ def _wanted(
     wanted: Callable[[Frame], bool],
     damages: list[Damage],
 ) -> Iterator[Frame]:
-    """Yield the wanted records of a slot, in no order, and add damage to ``damages``. The file of a
-    slot that was due may be missing: it was pruned, and the horizon follows with the next sync.
+    """Yield the wanted records of a slot, in no order, and append damage to ``damages``. A missing
+    file of a slot that was due is not damage: a node has pruned it since its last sync.
     """
     now_ms = time.time_ns() // 1_000_000
     for rows in read_parts(shard, [part], bounds):
@@ -280,7 +288,9 @@ def _wanted(
 
 
 def wheel_reader(path: str) -> AbstractContextManager[RunReader]:
-    """Open a wheel's files for ``verify``. Memory: 64 MiB, 500 bytes per block and 20 per run."""
+    """Return a context with a reader of a wheel's files, for ``verify``. It needs 64 MiB of memory,
+    and 500 bytes for each block and 20 for each shard in a block.
+    """
     return open_reader(path, _BODIES_BYTES_MAX, sys.maxsize)
 
 
@@ -290,13 +300,15 @@ def verify(
     on_progress: Callable[[int, int], None] = _nothing,
     reader: RunReader | None = None,
 ) -> CheckVerdict:
-    """Check everything in a shard's folder, and return the findings.
+    """Check all content of a shard's store, and return the findings.
 
     Args:
         shard: the shard's folder.
-        now_ms: the present time, epoch milliseconds; records due by then may have been settled.
-        on_progress: takes the amount checked, and the whole amount.
-        reader: reader of the shard's wheel, shared by the checks of all its shards.
+        now_ms: returns the present time, epoch milliseconds; records due by then may have been
+            settled.
+        on_progress: takes the number of slots (wheel) or records (RocksDB) checked so far, and the
+            number of all.
+        reader: reader of the shard's wheel, if one is shared by the checks of all its shards.
 
     Raises:
         StoreError: the store can't be read, or is of another format.

@@ -1,4 +1,4 @@
-"""RocksDB as both durable stores use it: all options, and the workarounds for rocksdict.
+"""RocksDB for the RocksDB store and the wheel's id index: options, and workarounds for rocksdict.
 
 Found by tests of rocksdict 0.3.29:
 
@@ -54,12 +54,12 @@ _NO_DAMAGE: Final = (
     *map(os.strerror, (ENOSPC, EDQUOT, EMFILE, ENFILE, ENOMEM, EACCES, EPERM, EROFS)),
     "DB already closed",
 )
-"""Words of RocksDB's error messages for causes other than damaged files."""
+"""Phrases of RocksDB's error messages for causes other than damaged files."""
 
 
 @dataclass(frozen=True, slots=True)
 class RocksOptions:
-    """Options of one database, for all its shards together.
+    """Options of one database of RocksDB, for all its shards together; sizes are in bytes.
 
     Attributes:
         write_buffer_bytes: size of a memory table; two may exist.
@@ -69,16 +69,17 @@ class RocksOptions:
             same value.
         block_bytes: size of a block on disk before compression.
         target_file_bytes: size of a table file.
-        level_base_bytes: size of level 1.
-        wal_bytes_max: log size at which memory tables are flushed.
-        open_files_max: table files kept open.
-        background_jobs: threads for flush and compaction.
-        compression: of table files: ``none``, ``snappy``, ``lz4`` or ``zstd``.
-        bloom_bits: size of a table's filter, in bits for each row: it spares a search for a row
-            that is not there. 0: no filter.
+        level_base_bytes: total size of the table files of level 1.
+        wal_bytes_max: size of the write-ahead log at which memory tables are flushed.
+        open_files_max: largest number of table files kept open; -1: all.
+        background_jobs: number of threads for flush and compaction.
+        compression: kind of compression of table files: ``none``, ``snappy``, ``lz4`` or ``zstd``.
+        bloom_bits: size of a table's filter in bits per row; the filter spares searches for rows
+            that do not exist. 0: no filter.
         sync_bytes: bytes appended since the last sync, which a crash would lose, at which the store
-            syncs by itself.
-        unused_s: time after which a shard that is not open is removed, as its slice has moved.
+            starts a sync.
+        unused_s: seconds after which a shard that is not open is removed, because another node or
+            worker has its slice now.
     """
 
     write_buffer_bytes: int = 8 << 20
@@ -137,9 +138,11 @@ def _to_native(options: RocksOptions, block_cache: Cache) -> Options:
 
 
 def open_database(path: Path, options: RocksOptions) -> Rdict:
-    """Open or create the database in ``path``. The caller holds the lock of the store.
+    """Open or create the database in folder ``path``. The caller holds the lock of the store's
+    folder.
 
     Raises:
+        StoreError: the database was found damaged before, or its MANIFEST is damaged.
         Exception: the database is damaged (rocksdict has no narrower class).
     """
     if (path / CONDEMNED).exists():
@@ -159,14 +162,15 @@ def open_database(path: Path, options: RocksOptions) -> Rdict:
 
 
 def open_to_read(path: Path, options: RocksOptions, view: Path) -> Rdict:
-    """Open the present state of the database in ``path``, with its write-ahead log, without a lock.
+    """Open the present state of the database in folder ``path`` for reading, with its write-ahead
+    log, without a lock.
 
     rocksdict writes a file beside every database that it opens. So the empty folder ``view`` is
-    filled with links to the files and a copy of the file that lists them, and opened instead. If a
-    running node removes a file before it is opened, this is tried again.
+    filled with links to the database's files and a copy of its MANIFEST, and is opened instead. If
+    a running node removes a file meanwhile, this is tried again.
 
     Raises:
-        Exception: it is missing or damaged (rocksdict has no narrower class).
+        Exception: the database is missing or damaged (rocksdict has no narrower class).
     """
     for number in range(1, _VIEWS_MAX):
         with suppress(Exception):
@@ -195,7 +199,8 @@ def _is_manifest(file: Path) -> bool:
 
 @contextmanager
 def guarded_read(what: str) -> Iterator[None]:
-    """Raise errors of RocksDB in a database opened for reading as ``StoreError``.
+    """Return a context that raises errors of RocksDB, in a database opened for reading, as
+    ``StoreError``. ``what``: the database, for the message.
 
     Raises:
         StoreError: the read failed.
@@ -212,7 +217,9 @@ def guarded_read(what: str) -> Iterator[None]:
 
 
 def condemn(path: Path) -> None:
-    """Make ``open_database`` refuse the database, because the extent of damage in it is unknown."""
+    """Mark the database in folder ``path`` as damaged, so that ``open_database`` refuses it. The
+    extent of the damage is unknown.
+    """
     marker = path / CONDEMNED
     with suppress(OSError), marker.open("wb") as file:  # if that fails, the damage is met again
         os.fsync(file.fileno())
@@ -226,8 +233,8 @@ def is_damage(error: Exception) -> bool:
 
 
 class Guarded:
-    """Context that raises errors of RocksDB as ``StoreError``; damage condemns the database. It is
-    a class for speed, because each look-up of an id enters it.
+    """Context that raises errors of RocksDB as ``StoreError``; if an error may mean damage, the
+    database is marked as damaged. It is a class for speed, because each look-up of an id enters it.
 
     Args:
         deed: verb of the operation, for the message.
@@ -243,10 +250,12 @@ class Guarded:
         self._database = database
 
     def __enter__(self) -> None:
-        """Enter the context."""
+        """Begin an operation on the database; this has no effect."""
 
     def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
-        """Leave the context.
+        """Raise an error of the operation as ``StoreError``, and mark the database as damaged if
+        the error may mean damage. A ``StoreError``, and what is not an ``Exception``, passes
+        unchanged.
 
         Raises:
             StoreError: the operation failed.
@@ -262,18 +271,18 @@ class Guarded:
 
 
 def prefix_of(number: int) -> bytes:
-    """Return the first bytes of all keys of a shard, which encode its number."""
+    """Return the first bytes of all row keys of a shard, which encode its number."""
     return _NUMBER.pack(number)
 
 
 def number_of(key: bytes) -> int:
-    """Return the number of the shard that a key belongs to."""
+    """Return the number of the shard to which a row key belongs."""
     return int(_NUMBER.unpack_from(key)[0])
 
 
 class Reclaimer:
-    """Thread that frees the space of removed shards. RocksDB alone frees it only when other rows
-    are written in the same range.
+    """Thread that frees the disk space of removed shards by compaction. RocksDB alone frees it only
+    when other rows are written in the same key range.
 
     Args:
         database: folder of the database.
@@ -284,7 +293,9 @@ class Reclaimer:
         self._executor: ThreadPoolExecutor | None = None
 
     def reclaim(self, database: Rdict, number: int) -> None:
-        """Start to free the space of a shard whose rows were deleted."""
+        """Start to free the disk space of a shard whose rows were deleted, and return at once.
+        ``number``: number with which its row keys begin.
+        """
         if self._executor is None:
             self._executor = ThreadPoolExecutor(1, "store-reclaim")
         self._executor.submit(self._compact, database, number)
@@ -298,15 +309,15 @@ class Reclaimer:
                 condemn(self._path)
 
     def close(self) -> None:
-        """Wait for the work under way; to be called before the database is closed."""
+        """Wait until the work under way is done. The caller closes the database after this."""
         if self._executor is not None:
             self._executor.shutdown()
             self._executor = None
 
 
 def close_database(database: Rdict, path: Path) -> None:
-    """Close a database. Rows that can't be flushed stay in its write-ahead log; damage found while
-    closing condemns the database.
+    """Close the database in folder ``path``. Rows that can't be flushed stay in its write-ahead
+    log; if damage is found while closing, the database is marked as damaged.
     """
     try:
         database.close()
@@ -316,7 +327,7 @@ def close_database(database: Rdict, path: Path) -> None:
 
 
 def read_rows(database: Rdict, start: bytes, stop: bytes, limit: int) -> list[tuple[bytes, bytes]]:
-    """Return at most ``limit`` rows with ``start <= key < stop``, in order.
+    """Return at most ``limit`` rows, key and value, with ``start <= key < stop``, in key order.
 
     Raises:
         Exception: a row in that range can't be read.
@@ -329,7 +340,7 @@ def read_rows(database: Rdict, start: bytes, stop: bytes, limit: int) -> list[tu
 
 
 def read_keys(database: Rdict, start: bytes, stop: bytes, limit: int) -> list[bytes]:
-    """Return at most ``limit`` keys with ``start <= key < stop``, in order.
+    """Return at most ``limit`` row keys with ``start <= key < stop``, in order.
 
     Raises:
         Exception: a row in that range can't be read.
@@ -348,8 +359,8 @@ def _upto(stop: bytes) -> ReadOptions:
 
 
 def _check_end(database: Rdict, start: bytes, stop: bytes) -> None:
-    """Raise if there are more rows in ``[start, stop)``, or they can't be read: ``items`` ends at a
-    damaged block without an error.
+    """Raise an error if a row exists in ``[start, stop)``, or can't be read, because ``items`` and
+    ``keys`` end at a damaged block without an error.
     """
     rows = database.iter(_upto(stop))
     rows.seek(start)

@@ -1,6 +1,6 @@
-"""Check of one shard in a RocksDB: every row of it, and so every block that holds its rows.
+"""Check of one shard in a RocksDB store: every row of it, and so every block that holds its rows.
 
-No file in the folder is locked or written. While a node runs, one moment's state is checked.
+No file in the folder is locked or written. While a node runs, the state at one moment is checked.
 """
 
 from __future__ import annotations
@@ -36,15 +36,17 @@ _RECORD_BYTES: Final = _KEY.size
 def verify_rocks(
     shard: ShardFolder, now_ms: Callable[[], int], on_progress: Callable[[int, int], None]
 ) -> CheckVerdict:
-    """Check one shard of a database; with the first shard, also the names in the folder.
+    """Check one shard of a worker's database; with the first shard, also the names of the files in
+    the folder.
 
     Args:
-        shard: the folder, whose VERSION was checked, and the shard.
-        now_ms: the present time, epoch milliseconds; records due by then may have been settled.
-        on_progress: takes the number of checked records, and of all records.
+        shard: the shard and its folder; the folder's VERSION was checked already.
+        now_ms: returns the present time, epoch milliseconds; records due by then may have been
+            settled.
+        on_progress: takes the number of checked records, and the number of all records.
 
     Raises:
-        StoreError: a file may not be read.
+        StoreError: this user has no right to read a file.
     """
     path = Path(shard.path)
     database = path / DATABASE
@@ -70,10 +72,11 @@ def verify_rocks(
 
 
 def _check_rights(database: Path) -> None:
-    """Check that all files of a database may be read, as a lack of rights is no damage.
+    """Raise an error if a file of the database in folder ``database`` may not be read, because a
+    lack of rights is not damage.
 
     Raises:
-        StoreError: a file may not be read.
+        StoreError: this user has no right to read a file.
     """
     if not database.is_dir():
         return
@@ -98,7 +101,7 @@ def _check_names(path: Path) -> Iterator[Finding]:
 
 
 class _RocksCheck:
-    """Check of the rows of one shard."""
+    """Check of the rows of one shard in a database."""
 
     def __init__(self, now_ms: Callable[[], int], on_progress: Callable[[int, int], None]) -> None:
         self.found: list[Finding] = []
@@ -107,7 +110,9 @@ class _RocksCheck:
         self._on_progress = on_progress
 
     def run(self, store: RocksView) -> None:
-        """Check records with their ids, then read every row, and so every block."""
+        """Check records and ids, then read all other rows of the shard, and so all blocks. Adds to
+        ``found``.
+        """
         self.stop_offset = store.stop_offset
         self._check_records(store)
         if self.records != store.records:
@@ -119,7 +124,9 @@ class _RocksCheck:
             pass
 
     def _check_records(self, store: RocksView) -> None:
-        """Check records and ids hour by hour, so that memory holds the ids of one hour only."""
+        """Check records and ids hour by hour of key times, so that only the ids of one hour are in
+        memory.
+        """
         hour_ms, named = 0, dict[int, NamedRecord]()
         for frame in _frames(store):
             if frame[0] >= hour_ms + _HOUR_MS:
@@ -155,7 +162,7 @@ class _RocksCheck:
 
 
 def _frames(store: RocksView) -> Iterator[Frame]:
-    """Yield records with their marks, which are the rows right behind them."""
+    """Yield the records of a shard, with their marks, which are the rows right behind them."""
     last: Frame | None = None
     for row, value in store.rows(b"f", b"g"):
         key_ms, offset = _KEY.unpack_from(row)

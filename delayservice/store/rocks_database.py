@@ -1,7 +1,7 @@
-"""RocksDB database of all shards of a worker: one write-ahead log, and one sync for all horizons.
+"""RocksDB database of all shards of a worker, with one write-ahead log and one sync for all.
 
-``docs/internals/format-rocksdb.md`` has layout, invariants and recovery. All rows of a shard begin
-with its number, so that one range deletes them. Keys, big endian::
+``docs/internals/format-rocksdb.md`` has layout, invariants and recovery. All row keys of a shard
+begin with its number, so that one range deletes its rows. Keys, big endian::
 
     0 u32, 'p', number u32    -> partition i32, topic          a shard and its number
     0 u32, 'h', number u32    -> stop offset i64, count i64    the horizon of its content
@@ -44,10 +44,10 @@ _log = structlog.get_logger(__name__)
 
 FORMAT: Final = 4
 DATABASE: Final = "db"
-"""Name of the database in the worker's folder."""
+"""Name of the database's folder in the worker's folder."""
 
 Place: TypeAlias = tuple[str, int]
-"""A shard: a hash of the topic's id, and the partition."""
+"""``(topic, partition)`` of a shard: hash of the delay topic's id, and partition."""
 
 _REBUILT: Final = "the database is put aside, and all its shards are rebuilt from Kafka"
 _ROW = Struct(">IcI")
@@ -58,13 +58,13 @@ _SHARDS_MAX: Final = 2**32 - 2
 
 
 class ShardState(NamedTuple):
-    """Figures of one shard in a database.
+    """State of one shard in a database.
 
     Attributes:
-        number: number with which its rows begin.
-        stop_offset: the horizon S.
-        records: number of its records.
-        label: label of its store; see ``Store.label``.
+        number: number of the shard, with which its row keys begin.
+        stop_offset: S, a source offset.
+        records: number of stored records.
+        label: bytes that state the contracts and cluster secrets of the stored records.
     """
 
     number: int
@@ -74,18 +74,18 @@ class ShardState(NamedTuple):
 
 
 class RocksDatabase:
-    """Database of one worker. Single-threaded: the worker's loop owns it.
+    """Database of one worker. Only the worker's thread may use it.
 
     Args:
-        path: the worker's folder; no name in it is a topic's.
-        options: options of the database.
+        path: the worker's folder.
+        options: options of the database; None: the default options.
     """
 
     def __init__(self, path: Path, options: RocksOptions | None = None) -> None:
         self.options = options or RocksOptions()
         self.what = f"the store {path}"
         self.records = 0
-        """Number of records of all open shards."""
+        """Number of stored records of all open shards."""
         self._files = Files()
         self._folder = StoreFolder(path, "rocksdb", FORMAT, self._files)
         self._path = path
@@ -107,11 +107,13 @@ class RocksDatabase:
     # --- life ----------------------------------------------------------------------------------
 
     def open(self) -> None:
-        """Recover the folder's database, unless it is open already. A damaged one is quarantined.
+        """Open the database and read the state of all its shards, unless it is open. A damaged
+        database is moved to quarantine, and an empty one is created.
 
         Raises:
-            StoreError: another process has it open, its format is foreign or newer, or it can't be
-                opened for lack of space, memory, files or rights.
+            StoreError: another process has the folder open, it has a store of another kind or a
+                newer format, or the database can't be opened for lack of space, memory, files or
+                rights.
         """
         if self._database is not None:
             return
@@ -139,7 +141,8 @@ class RocksDatabase:
         return True
 
     def _fill(self) -> None:
-        """Read the state of every shard, so that damage is found at the start.
+        """Read number and state of every shard, so that damage is found when the database is
+        opened.
 
         Raises:
             Exception: a row can't be read (rocksdict has no narrower class).
@@ -160,7 +163,7 @@ class RocksDatabase:
         self._files.sync_dir(str(self._path))
 
     def close(self) -> None:
-        """Sync and release every handle, unless it is closed already."""
+        """Sync, close all files, and unlock the folder, unless the database is closed."""
         try:
             if self._database is not None:
                 self.sync()
@@ -168,7 +171,7 @@ class RocksDatabase:
             self.abandon()
 
     def abandon(self) -> None:
-        """Release every handle without a sync."""
+        """Close all files and unlock the folder, without a sync."""
         self._release()
         self._open_places.clear()
         self._files.close()
@@ -185,14 +188,14 @@ class RocksDatabase:
         """Return the open database.
 
         Raises:
-            StoreError: it is not open.
+            StoreError: the database is not open.
         """
         if self._database is None:
             raise StoreError(f"the store {self._path} is not open; open it first")
         return self._database
 
     def guard(self, deed: str) -> AbstractContextManager[None]:
-        """Return a context in which errors of RocksDB are raised as ``StoreError``.
+        """Return a context that raises errors of RocksDB as ``StoreError``.
 
         Args:
             deed: verb of the operation, for the message.
@@ -207,7 +210,8 @@ class RocksDatabase:
         return sorted(self._numbers)
 
     def attach(self, place: Place) -> ShardState:
-        """Open a shard for a lane, and return its state; a new shard gets a number.
+        """Open a shard for a lane, and return its state. A new shard gets a number. The database is
+        opened if it is closed.
 
         Raises:
             StoreError: the shard is in use already, or the database can't be opened.
@@ -248,7 +252,9 @@ class RocksDatabase:
         return ShardState(number, stop_offset, count, bytes(label))
 
     def detach(self, place: Place, count: int) -> None:
-        """Close a shard of ``count`` records; the database is closed with its last shard."""
+        """Close a shard; the database is closed with its last open shard, and otherwise synced.
+        ``count``: number of the shard's records.
+        """
         self._open_places.discard(place)
         self._idle_s[place] = time.monotonic()
         self.records -= count
@@ -258,7 +264,9 @@ class RocksDatabase:
             self.close()
 
     def empty(self, number: int) -> None:
-        """Delete all rows of a shard durably, so that a crash does not restore them."""
+        """Delete all records, ids and the label of the shard ``number`` durably, and set its
+        horizon to 0.
+        """
         batch = WriteBatch(raw_mode=True)
         batch.delete(_ROW.pack(0, _LABELS, number))
         batch.delete_range(prefix_of(number), prefix_of(number + 1))
@@ -266,7 +274,9 @@ class RocksDatabase:
         self.sync()
 
     def remove(self, place: Place) -> None:
-        """Remove a shard that no lane uses; if it is attached again, it is filled from the log."""
+        """Delete a shard and its rows, unless a lane has it open. If it is opened again, it is
+        filled from the log.
+        """
         was_open = self._database is not None
         self.open()
         if place in self._numbers and place not in self._open_places:
@@ -298,7 +308,13 @@ class RocksDatabase:
             self.sync()
 
     def write(self, number: int, batch: WriteBatch, stop_offset: int, count: int) -> None:
-        """Write rows of a shard in one batch with its new horizon and record count.
+        """Write the rows of ``batch`` for one shard, together with its new S and number of records.
+
+        Args:
+            number: number of the shard.
+            batch: the rows; the state of the shard is added to it.
+            stop_offset: the new S, a source offset.
+            count: the new number of records.
 
         Raises:
             StoreError: the disk is full or fails, or the database is damaged.
@@ -307,7 +323,9 @@ class RocksDatabase:
         self._write(number, batch, stop_offset)
 
     def write_label(self, number: int, label: bytes, stop_offset: int, count: int) -> None:
-        """Write a shard's label in a batch of its own, before records that are read by it."""
+        """Write the label of the shard ``number`` in a batch of its own, before the records that it
+        describes. ``stop_offset``: S; ``count``: number of records.
+        """
         batch = WriteBatch(raw_mode=True)
         batch.put(_ROW.pack(0, _LABELS, number), label)
         self.write(number, batch, stop_offset, count)
@@ -324,7 +342,7 @@ class RocksDatabase:
         self._written[number] = stop_offset
 
     def sync(self) -> None:
-        """Make all written rows durable, and so the horizons of all shards.
+        """Make all written rows durable, and with them S of all shards; first remove unused shards.
 
         Raises:
             StoreError: the sync failed; the process must exit.
@@ -338,11 +356,13 @@ class RocksDatabase:
             self._unsynced_bytes = 0
 
     def durable_offset(self, number: int) -> int:
-        """Return the durable horizon of a shard."""
+        """Return the durable horizon, a source offset, of the shard ``number``."""
         return self._durable[number]
 
     def _remove_unused(self) -> None:
-        """Remove shards whose slices have moved, because they would keep space for ever."""
+        """Remove shards that were not open for ``unused_s`` seconds, because another node or worker
+        has their slices, and they would take space for ever.
+        """
         least_s = time.monotonic() - self.options.unused_s
         for place in [place for place, idle_s in self._idle_s.items() if idle_s < least_s]:
             _log.info("unused_shard_removed", shard=place[0], partition=place[1])
@@ -350,7 +370,7 @@ class RocksDatabase:
 
     @property
     def bytes(self) -> int:
-        """Return the bytes of table files and memory tables."""
+        """Return the bytes of all table files and memory tables of the database."""
         sizes = ("rocksdb.total-sst-files-size", "rocksdb.cur-size-all-mem-tables")
         return sum(self.database.property_int_value(name) or 0 for name in sizes)
 

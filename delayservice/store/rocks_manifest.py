@@ -1,4 +1,5 @@
-"""Check that a database's MANIFEST and logs are whole, which RocksDB omits when it opens one.
+"""Check that the MANIFEST and write-ahead logs of a RocksDB database are whole, which RocksDB omits
+when it opens one.
 
 The MANIFEST lists the valid tables. It is a log of records in blocks of 32 KiB::
 
@@ -8,9 +9,9 @@ The MANIFEST lists the valid tables. It is a log of records in blocks of 32 KiB:
 If a record reaches beyond the end of the file, RocksDB assumes that a crash cut it off, and ignores
 everything from there on. So a damaged length can hide tables, while the newer write-ahead log still
 contains the horizon. RocksDB also accepts a MANIFEST that was cut between two records, and a
-missing write-ahead log if a newer one exists. So each batch has a row that lists the files at the
-time of writing: see ``Witness``.
-Source: https://github.com/facebook/rocksdb/wiki/Write-Ahead-Log-File-Format and, for the content,
+missing write-ahead log if a newer one exists. So each batch of this service writes a row that lists
+the files at the time: see ``Witness``. Source:
+https://github.com/facebook/rocksdb/wiki/Write-Ahead-Log-File-Format and, for the content,
 ``VersionEdit::EncodeTo`` in https://github.com/facebook/rocksdb/blob/main/db/version_edit.cc
 """
 
@@ -35,11 +36,13 @@ _HEAD: Final = Struct("<IHB")
 _MASK_DELTA: Final = 0xA282EAD8
 _U32: Final = 0xFFFFFFFF
 _FULL, _FIRST, _LAST = 1, 2, 4
-"""Types of a whole record, and of the first and the last part of a divided one."""
+"""Types of a record of the MANIFEST: a whole one, and the first and the last part of a divided
+one."""
 _COMPARATOR, _LOG_NUMBER, _DATABASE_ID = 1, 2, 8193
-"""Fields at the beginning of an edit: two texts, and the lowest log that is still needed."""
+"""Tags of the fields with which a record of the MANIFEST begins: two texts (comparator, database
+id), and the number of the oldest log that is still needed."""
 _ROW: Final = b"\0\0\0\0w"
-"""No shard has the number 0."""
+"""Row key of ``Witness``: number 0, which no shard has, and ``w``."""
 _MORE: Final = 0x80
 _WITNESSED: Final = Struct(">QQQ")
 
@@ -50,7 +53,8 @@ class Manifest(NamedTuple):
     Attributes:
         number: number of the MANIFEST.
         size: size of the MANIFEST in bytes.
-        log_number: lowest log that is needed; the content of lower ones is in tables.
+        log_number: number of the oldest write-ahead log that is needed; the content of older logs
+            is in tables.
         logs: numbers of the existing write-ahead logs.
     """
 
@@ -61,9 +65,9 @@ class Manifest(NamedTuple):
 
 
 def read_manifest(database: Path) -> Manifest | None:
-    """Read the MANIFEST in use, and check that it is whole. None: the database is new, or RocksDB
-    will refuse it. Checksums are checked too, because RocksDB 9.8 hangs at a record whose type was
-    changed to 5.
+    """Read the MANIFEST that is in use, and check that it is whole; return it with the logs that
+    exist. None: the database is new, or RocksDB will refuse it. Checksums are checked too, because
+    RocksDB 9.8 hangs at a record whose type was changed to 5. ``database``: folder of the database.
 
     Raises:
         StoreError: the MANIFEST is damaged.
@@ -113,8 +117,14 @@ def _parts(path: Path, data: bytes) -> Iterator[tuple[int, bytes]]:
 
 
 def _check_cut(path: Path, crc: int, kind: int, content: bytes) -> None:
-    """Raise ``StoreError`` if the last record has a damaged length: then its checksum fits part of
-    the content. It fits no part if a crash cut the record off.
+    """Raise ``StoreError`` if the last record of a MANIFEST has a damaged length, and was not cut
+    off by a crash: then its checksum fits a part of the rest of the block.
+
+    Args:
+        path: the MANIFEST, for the message.
+        crc: checksum in the record's header, masked.
+        kind: type in the record's header.
+        content: bytes of the file from the record's content to the end of the block.
     """
     found = google_crc32c.value(bytes([kind]))
     for number in range(len(content) + 1):
@@ -128,7 +138,9 @@ def _masked(crc: int) -> int:
 
 
 def _log_number(edit: bytes) -> int:
-    """Return the lowest log that an edit says is needed; 0: it does not mention logs."""
+    """Return the number of the oldest log that is still needed according to ``edit``, one record of
+    the MANIFEST; 0: it does not mention logs.
+    """
     at = 0
     while at < len(edit):
         tag, at = _varint(edit, at)
@@ -142,7 +154,9 @@ def _log_number(edit: bytes) -> int:
 
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:
-    """Return an integer of seven bits per byte, and the position of its end."""
+    """Return the integer at position ``at``, encoded with seven bits per byte, and the position
+    behind it.
+    """
     value = shift = 0
     while at < len(data):
         value |= (data[at] & 0x7F) << shift
@@ -153,11 +167,12 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
 
 
 class Witness:
-    """Writer of a row in each batch of a database that states the files at that time: the size of
-    the MANIFEST, and the oldest write-ahead log that was needed.
+    """Writer of a row that each batch of a database contains, and that states the files at that
+    time: number and size of the MANIFEST, and number of the oldest write-ahead log that was needed.
 
-    So the loss of a table or a log is detected if a batch was written after the MANIFEST listed it.
-    It is missed only after a crash between the end of a flush and the next batch.
+    By this row, the loss of a table or a log is detected when the database is opened, if a batch
+    was written after the MANIFEST listed the file. The loss is missed only after a crash between
+    the end of a flush and the next batch.
 
     Args:
         path: folder of the database.
@@ -176,7 +191,7 @@ class Witness:
         self._manifest, self._number = str(manifest), _number_of(manifest)
 
     def sign(self, batch: WriteBatch) -> None:
-        """Add the row that states the files to a batch."""
+        """Add to ``batch`` the row that states the present files of the database."""
         try:
             size = os.stat(self._manifest).st_size  # noqa: PTH116 - for each batch
         except FileNotFoundError:  # it was full, and there is a new one
@@ -193,10 +208,11 @@ class Witness:
 
 
 def check_witness(database: Rdict, found: Manifest | None) -> None:
-    """Compare the row of ``Witness`` in an opened database with the files found before opening it.
+    """Compare the row of ``Witness`` in an opened database with the files found before the opening.
+    ``found``: result of ``read_manifest``.
 
     Raises:
-        OSError: the end of the MANIFEST or a needed log is lost.
+        OSError: the end of the MANIFEST or a needed write-ahead log is missing.
     """
     row = database.get(_ROW)
     if row is None or found is None:

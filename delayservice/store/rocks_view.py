@@ -1,4 +1,4 @@
-"""Reading of the RocksDB of a running node or a backup: every row, and records by due time."""
+"""Readers of the RocksDB store of a running node or a backup: all rows, and records by due time."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class ViewedDatabase(RocksDatabase):
 
     Args:
         path: the worker's folder.
-        view: an empty folder for links to its files.
+        view: an empty folder, which is filled with links to the database's files.
     """
 
     def __init__(self, path: Path, view: Path) -> None:
@@ -40,10 +40,11 @@ class ViewedDatabase(RocksDatabase):
         self._view = view
 
     def open(self) -> None:
-        """Open the present state of the database.
+        """Open the database in its present state, unless it is open, and read the state of its
+        shards.
 
         Raises:
-            StoreError: the folder has no database of this format, or it is damaged.
+            StoreError: the folder has no database of this format, or the database is damaged.
         """
         if self._database is not None:
             return
@@ -60,36 +61,39 @@ class ViewedDatabase(RocksDatabase):
         raise StoreError(f"{self._path} holds no shard {place[0]}/{place[1]}")
 
     def close(self) -> None:
-        """Release the database."""
+        """Close the database; nothing is synced."""
         self._release()
 
     def guard(self, deed: str) -> AbstractContextManager[None]:
-        """Return a context that raises errors of RocksDB as ``StoreError``, without condemning."""
+        """Return a context that raises errors of RocksDB as ``StoreError``, and does not mark the
+        database as damaged. ``deed`` is ignored.
+        """
         del deed
         return guarded_read(self.what)
 
 
 class RocksView(RocksStore):
-    """Store of one shard, with access to all rows that the database has of it."""
+    """Store of one shard in a database that was opened for reading, with access to all its rows."""
 
     @property
     def stop_offset(self) -> int:
-        """Return S, the horizon of the shard."""
+        """Return S of the shard, a source offset."""
         return self._stop_offset
 
     @property
     def records(self) -> int:
-        """Return the number of records that the database states."""
+        """Return the number of the shard's records, as the database states it."""
         return self._count
 
     @property
     def ids(self) -> IdRows:
-        """Return the id rows of the shard."""
+        """Return the rows of the shard's id index."""
         return self._ids
 
     def rows(self, start: bytes, stop: bytes) -> Iterator[tuple[bytes, bytes]]:
-        """Yield the shard's rows with ``start <= key < stop``. All keys are without the number of
-        the shard. Each block that is read is checked.
+        """Yield the shard's rows, key and value, with ``start <= key < stop``, in order. The number
+        of the shard, with which all row keys begin, is left out of all these keys. The checksums of
+        the blocks that are read are verified.
 
         Raises:
             StoreError: a row can't be read.
@@ -101,7 +105,7 @@ class RocksView(RocksStore):
 
 
 def all_rows(database: Rdict, start: bytes, stop: bytes) -> Iterator[tuple[bytes, bytes]]:
-    """Yield rows with ``start <= key < stop``, in order.
+    """Yield the database's rows, key and value, with ``start <= key < stop``, in order.
 
     Raises:
         Exception: a row can't be read (rocksdict has no narrower class).
@@ -113,10 +117,11 @@ def all_rows(database: Rdict, start: bytes, stop: bytes) -> Iterator[tuple[bytes
 
 @contextmanager
 def viewed_database(path: Path) -> Iterator[ViewedDatabase]:
-    """Open the present state of a worker's database for reading.
+    """Return a context in which a worker's database is open for reading, in its present state,
+    without a lock. ``path``: the worker's folder.
 
     Raises:
-        StoreError: the folder has no database of this format, or it is damaged.
+        StoreError: the folder has no database of this format, or the database is damaged.
     """
     with TemporaryDirectory() as view:
         rocks = ViewedDatabase(path, Path(view))
@@ -129,20 +134,22 @@ def viewed_database(path: Path) -> Iterator[ViewedDatabase]:
 
 @contextmanager
 def viewed_store(shard: ShardFolder) -> Iterator[RocksView]:
-    """Open the present state of a shard's store for reading.
+    """Return a context in which a shard's store is open for reading, in its present state, without
+    a lock.
 
     Raises:
-        StoreError: the folder has no database of this format or of this shard, or it is damaged.
+        StoreError: the folder has no database of this format, or the database does not have the
+            shard or is damaged.
     """
     with viewed_database(Path(shard.path)) as rocks:
         yield view_of(rocks, shard)
 
 
 def view_of(rocks: ViewedDatabase, shard: ShardFolder) -> RocksView:
-    """Return the store of one shard of an open view.
+    """Return the store of one shard in a database that is open for reading.
 
     Raises:
-        StoreError: the database does not hold it, or is damaged.
+        StoreError: the database does not have the shard, or is damaged.
     """
     store = RocksView(rocks, shard.shard, shard.partition)
     store.open()
@@ -151,10 +158,11 @@ def view_of(rocks: ViewedDatabase, shard: ShardFolder) -> RocksView:
 
 @contextmanager
 def viewed_ids(path: str) -> Iterator[Rdict]:
-    """Open the present state of a wheel's id database for reading.
+    """Return a context in which a wheel's id database is open for reading, in its present state,
+    without a lock. ``path``: folder of the id database.
 
     Raises:
-        StoreError: it is missing or damaged.
+        StoreError: the database is missing or damaged.
     """
     with TemporaryDirectory() as view:
         with guarded_read(f"the ids {path}"):

@@ -7,8 +7,8 @@ that byte order is key order, and begin with the number of the shard::
     number u32, 'f', key_ms i64, offset i64, 1    -> mark i64    what marked it; follows its record
     number u32, 'n', 'd', 'm'                                    ids, see ``delayservice.store.ids``
 
-After a crash, RocksDB restores a prefix of the batches from its write-ahead log. Each batch has the
-stop offset of its shard, so horizon, label and content always agree.
+After a crash, RocksDB restores the batches from its write-ahead log up to one of them. Each batch
+has the new S of its shard, so horizon, label and records always agree.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ _LUMP_RECORDS = 50_000
 _LUMP_MS = 600_000
 _LUMPS_KEYS = 20_000
 _REST_MS: Final = 3_600_000
-"""Least width of the last lump, of records not counted one by one, in milliseconds. The width shows
-that the lump is coarse."""
+"""Least width in milliseconds of the last count that ``lumps`` returns, which is for all records
+not counted one by one. The width shows that the count is coarse."""
 _I64 = Struct(">q")
 _KEY = Struct(">Icqq")
 _KEY_TAIL = Struct(">5xqq")
@@ -66,8 +66,8 @@ class RocksStore(Store):
 
     Args:
         rocks: the database of the worker.
-        topic: hash of the topic's id.
-        partition: partition of the topic.
+        topic: hash of the delay topic's id.
+        partition: partition of the delay topic.
     """
 
     def __init__(self, rocks: RocksDatabase, topic: str, partition: int) -> None:
@@ -78,7 +78,9 @@ class RocksStore(Store):
     # --- life ----------------------------------------------------------------------------------
 
     def open(self) -> int:
-        """Recover, and return the durable horizon S; see ``Store.open``."""
+        """Open the worker's database and the shard in it, and return the horizon S, a source
+        offset.
+        """
         state = self._state = self._rocks.attach(self._place)
         prefix = self._prefix = prefix_of(state.number)
         self._pack_key = partial(_KEY.pack, state.number, b"f")
@@ -91,7 +93,8 @@ class RocksStore(Store):
         self._stop_offset, self._label = state.stop_offset, state.label
         self._pruned_ms = self._deleted_ms = 0
         self._passed = 0
-        """Number of records below ``_pruned_ms`` not deleted yet; ``_count`` includes them."""
+        """Number of records with key times below ``_pruned_ms`` that are not deleted yet;
+        ``_count`` includes them."""
         self._count = state.records
 
     @property
@@ -106,22 +109,22 @@ class RocksStore(Store):
 
     @property
     def label(self) -> bytes:
-        """Return the label, which says how the records were read; see ``Store.label``."""
+        """Return the label: bytes that state the contracts and cluster secrets of the records."""
         return self._label
 
     def set_label(self, label: bytes) -> None:
-        """Replace the label, which says how the records were read; see ``Store.set_label``."""
+        """Replace the label: bytes that state the contracts and cluster secrets of the records."""
         self._rocks.write_label(self._number, label, self._stop_offset, self._count)
         self._label = label
 
     def reset(self) -> None:
-        """Delete all records and the label; see ``Store.reset``."""
+        """Delete all records, ids and the label durably, and set the horizon to 0."""
         self._rocks.empty(self._number)
         self._rocks.records -= self._count
         self._take_over(ShardState(self._number, 0, 0, b""))
 
     def close(self) -> None:
-        """Close the shard; the database is closed with its last open shard."""
+        """Close the shard; the database is closed with its last open shard, else synced."""
         if self._state is not None:
             self._state = None
             self._rocks.detach(self._place, self._count)
@@ -135,8 +138,9 @@ class RocksStore(Store):
         marks: Sequence[Mark],
         stop_offset: int,
     ) -> None:
-        """Add records and marks in one batch; sync if ``sync_bytes`` were written since the last
-        sync, by all shards together. See ``Store.append``.
+        """Write records, ids and marks with the new S, ``stop_offset``, in one batch; first sync,
+        if the shards together have written ``sync_bytes`` since the last sync. See
+        ``Store.append``.
         """
         self._rocks.make_room()
         batch = WriteBatch(raw_mode=True)
@@ -166,7 +170,9 @@ class RocksStore(Store):
         self._rocks.records += records
 
     def _above(self, key: Key) -> bytes:
-        """Return the lowest row that is above ``key`` and its mark."""
+        """Return the lowest row key that is above those of the record with key ``key`` and of its
+        mark.
+        """
         if key[1] >= OFFSET_MAX:
             return self._pack_key(max(key[0] + 1, 0), 0)
         return self._pack_key(max(key[0], 0), max(key[1] + 1, 0))
@@ -174,7 +180,8 @@ class RocksStore(Store):
     # --- due -----------------------------------------------------------------------------------
 
     def read_due(self, after: Key, upto_ms: int, limit: int) -> list[Frame]:
-        """Return at most ``limit`` frames above ``after`` and due by ``upto_ms``, epoch ms.
+        """Return at most ``limit`` records in key order, with keys above ``after`` and key times up
+        to ``upto_ms``, inclusive, in epoch ms.
 
         Raises:
             StoreError: the database is damaged; the next ``open`` moves it to quarantine.
@@ -213,14 +220,16 @@ class RocksStore(Store):
         return found
 
     def next_due_ms(self, after: Key) -> int | None:
-        """Return a lower bound of the next key time, epoch ms; see ``Store.next_due_ms``."""
+        """Return a lower bound, usually exact, of the key time of the first record with a key above
+        ``after``, in epoch ms; None: there is no such record.
+        """
         start = self._above(max(after, (self._pruned_ms, -1)))
         with self._rocks.guard("read"):
             found = read_keys(self._db, start, self._frames_end, 1)
         return int(_unpack_key(found[0][:_KEY_BYTES])[0]) if found else None
 
     def scanner(self) -> Scanner:
-        """Return a reader in small steps."""
+        """Return a reader that works in small steps; the store may change between two steps."""
         return Scanner(self.read_due)
 
     def rebuild(self, start_ms: int, stop_ms: int, frames: Sequence[Frame]) -> None:
@@ -233,21 +242,26 @@ class RocksStore(Store):
     # --- ids -----------------------------------------------------------------------------------
 
     def latest_unmarked(self, record_id: bytes, below: int) -> Key | None:
-        """Return the key of an id's latest record that is not cancelled or replaced; else None."""
+        """Return the key of an id's latest record that is not cancelled, replaced or fired, and has
+        an offset below ``below``; None: there is no such record.
+        """
         with self._rocks.guard("read"):
             return self._ids.latest_unmarked(record_id, min(below, self._stop_offset))
 
     def marked_from(self, mark: int) -> list[tuple[int, Key]]:
-        """Return mark and key of records whose mark (canceller's offset) is at least ``mark``."""
+        """Return ``(mark, key)`` of records whose mark (source offset of the canceller) is at least
+        ``mark``, ascending.
+        """
         with self._rocks.guard("read"):
             return self._ids.marked_from(mark, self._stop_offset)
 
     # --- prune and sync ------------------------------------------------------------------------
 
     def prune(self, cursor: Cursor) -> None:
-        """Delete settled records; rows below K's second are never read again. Few rows are deleted
-        one by one, and many by range, because a range tombstone slows every reader of every shard:
-        with 5,000 of them in the memory table, a prune of one shard took 1.3 ms.
+        """Delete the records and id rows that ``cursor`` has settled. Records with key times below
+        the second of K are never read again. Few rows are deleted one by one, and many by a range,
+        because each range tombstone slows all readers of the database: with 5,000 of them in the
+        memory table, a prune of one shard took 1.3 ms.
         """
         stop_ms = cursor.key[0] // _SLOT_MS * _SLOT_MS
         batch = WriteBatch(raw_mode=True)
@@ -288,13 +302,14 @@ class RocksStore(Store):
         return count
 
     def sync(self, *, wait: bool = True) -> int:  # noqa: ARG002  # it always waits
-        """Sync the whole database, and return the horizon; see ``Store.sync``."""
+        """Sync the worker's database, and return the shard's durable horizon, a source offset."""
         self._rocks.sync()
         return self._rocks.durable_offset(self._number)
 
     def lumps(self, start_ms: int, stop_ms: int) -> list[Lump]:
-        """Return one lump for each of the first unmarked records with keys in ``[start_ms,
-        stop_ms)``, epoch ms, and one for the rest, which may include records behind the range.
+        """Return counts ``(start_ms, stop_ms, count)`` of the records with keys in ``[start_ms,
+        stop_ms)``, epoch ms: one for each of the first unmarked records, and one for the rest,
+        which may include records behind the range.
         """
         start_ms = max(start_ms, self._pruned_ms)
         start, stop = self._pack_key(start_ms, 0), self._pack_key(stop_ms, 0)
@@ -313,7 +328,9 @@ class RocksStore(Store):
         return found
 
     def stats(self) -> StoreStats:
-        """Return figures of the store; bytes are estimated by this shard's share of records."""
+        """Return number of records, bytes and horizon. Bytes are estimated: the shard's share of
+        the database, by number of records.
+        """
         stored = self._rocks.bytes * self._count // max(self._rocks.records, 1)
         durable_offset = self._rocks.durable_offset(self._number)
         return StoreStats(max(0, self._count - self._passed), stored, durable_offset)

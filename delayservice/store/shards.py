@@ -1,4 +1,5 @@
-"""Search for the folders of shards on a disk, for tools that read them beside or without a node.
+"""Search for the store folders of shards on a disk, for tools that read them while a node runs or
+after it has stopped.
 
 No file is locked, written, or opened for writing.
 """
@@ -26,7 +27,8 @@ _LOCKS: Final = Path("/proc/locks")
 
 
 def find_shards(root: Path, kinds: tuple[str, ...] = KINDS) -> list[ShardFolder]:
-    """Return the shards in a node's state folder, in the folder of one store kind, or of a worker.
+    """Return the shards in ``root``: a node's state folder, the folder of one store kind in it, or
+    the folder of one worker. ``kinds``: store kinds to look for in a node's state folder.
 
     Raises:
         StoreError: there are no shards.
@@ -36,8 +38,8 @@ def find_shards(root: Path, kinds: tuple[str, ...] = KINDS) -> list[ShardFolder]
 
 
 def find_stores(root: Path, kinds: tuple[str, ...] = KINDS) -> list[Path]:
-    """Return the store folders, one for each worker, in a node's state folder, in the folder of one
-    store kind, or of a worker.
+    """Return the store folders in ``root``: a node's state folder, the folder of one store kind in
+    it, or the folder of one worker. ``kinds``: store kinds to look for in a node's state folder.
 
     Raises:
         StoreError: there are no stores.
@@ -56,8 +58,8 @@ def find_stores(root: Path, kinds: tuple[str, ...] = KINDS) -> list[Path]:
 
 
 def _may_be_store(path: Path) -> bool:
-    """Return whether a folder holds a store, or may have held one by the name of its parent. Other
-    programs name folders by numbers as well.
+    """Return whether a folder holds a store, or its parent is named like a shard. Its own name is
+    not enough, because other programs also name folders by numbers.
     """
     is_named = _SHARD_NAME.fullmatch(path.parent.name) is not None
     names = ("VERSION", NAME, DATABASE)
@@ -73,7 +75,9 @@ def _shards_of(folder: Path) -> list[ShardFolder]:
 
 
 def kept_shards(folder: Path) -> list[ShardFolder]:
-    """Return the shards in a worker's folder of either kind; an unreadable one has no shards."""
+    """Return the shards in a worker's folder, of a wheel or of RocksDB; an empty list if the folder
+    can't be read.
+    """
     found = read_format(str(folder))
     if found is not None and found.kind == "rocksdb":
         with suppress(StoreError), viewed_database(folder) as rocks:
@@ -83,7 +87,7 @@ def kept_shards(folder: Path) -> list[ShardFolder]:
 
 
 def wheel_shards(folder: Path) -> list[ShardFolder]:
-    """Return the shards of a wheel by its horizon; an empty list if the horizon is damaged."""
+    """Return the shards that a wheel's horizon lists; an empty list if it is missing or damaged."""
     try:
         rows = read_horizon(str(folder)).shards
     except (OSError, HorizonDamagedError):
@@ -92,7 +96,9 @@ def wheel_shards(folder: Path) -> list[ShardFolder]:
 
 
 def user_of(path: str) -> int | None:
-    """Return the id of the process that has a store open; None: the store is closed, or unknown."""
+    """Return the id of the process that has the store in folder ``path`` open; None: it is closed,
+    or unknown.
+    """
     lock = Path(path, "LOCK")
     with suppress(OSError, ValueError):
         inode = os.stat(lock).st_ino  # noqa: PTH116 - beside the table of the kernel

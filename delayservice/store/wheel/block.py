@@ -1,8 +1,9 @@
-"""Byte layout of a slot file: blocks of rows, in the order in which they were written.
+"""Byte layout of a slot's file: blocks of rows, in the order in which they were written. A row is a
+record, or a mark for an earlier record.
 
-A block holds runs, one for each of its shards. Rows of a run are in key order. Rows are stored as
-columns, because C code packs and unpacks columns (frame by frame, the same work takes four times as
-long; ``bench pending``)::
+A block holds one run for each of its shards: the rows of one shard, in key order. Rows are stored
+as columns, because C code packs and unpacks columns (record by record, the same work takes four
+times as long; ``bench pending``)::
 
     header, 24 bytes, little endian, and the runs
       crc            u32   CRC32C of the rest of the header and of the runs, seeded with that of the
@@ -46,19 +47,20 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
     Run = tuple[int, Sequence[Frame]]
-    """A generation, and its rows in key order."""
+    """The number of a shard's store (generation), and rows of that shard in key order."""
 
 HEADER = Struct("<IIIBBHII")
 HEADER_BYTES: Final = 24
 VERSION: Final = 6
 ROWS_MAX: Final = 4096
 BODY_BYTES_MAX: Final = 1 << 20
-"""Most payload bytes of a block. A longer run is cut, as at ``ROWS_MAX`` rows; a single larger
-payload is a block of its own."""
+"""Largest number of payload bytes of a block. A longer run is divided, as at ``ROWS_MAX`` rows; a
+single larger payload has a block of its own."""
 
 SHARED_BYTES_MAX: Final = 64 << 10
-"""Most bytes of a block that short runs share. Without sharing, sparse shards would have a block
-for each row; but a reader of one shard reads the whole block."""
+"""Largest number of bytes of a block that short runs of several shards share. Without sharing,
+shards with few records would have a block for each row; but a reader of one shard reads the whole
+block."""
 
 _ROW_BYTES: Final = 16
 _RUN_BYTES: Final = 8
@@ -76,7 +78,9 @@ if HEADER.size != HEADER_BYTES:
 
 
 class MarkOnly(bytes):
-    """Payload of a row that is only a mark for an earlier record; compared by identity."""
+    """Payload type of a row that is only a mark for an earlier record. Its one value,
+    ``MARK_ONLY``, is compared by identity.
+    """
 
     __slots__ = ()
 
@@ -85,7 +89,7 @@ MARK_ONLY: Final = MarkOnly()
 
 
 class BlockDamagedError(ValueError):
-    """Error for a block that is cut short or has a wrong checksum; caught within the wheel."""
+    """Error for a block that is cut short or has a wrong checksum; caught within the store code."""
 
 
 class Block:
@@ -97,10 +101,11 @@ class Block:
         length: bytes of the body.
         body_crc: checksum of the body.
         has_marks: whether the body has a column of marks.
-        first_ms: lowest key, epoch milliseconds.
-        last_ms: highest key, epoch milliseconds.
-        generations: generations of its runs, ascending.
-        starts: index of the first row of each run, and last the number of all rows.
+        first_ms: lowest key time, epoch milliseconds.
+        last_ms: highest key time, epoch milliseconds.
+        generations: numbers of the shards' stores that have rows in the block, ascending.
+        starts: index of the first row of each shard, in the order of ``generations``, and last the
+            number of all rows.
     """
 
     __slots__ = (
@@ -116,10 +121,15 @@ class Block:
     )
 
     def __init__(self, data: bytes, start_ms: int, position: int) -> None:
-        """Decode and check a header and its runs, read at ``position`` of a slot's file.
+        """Decode and check a block's header.
+
+        Args:
+            data: bytes of the header, with the list of its runs.
+            start_ms: start of the slot, epoch milliseconds.
+            position: byte position of the header in the slot's file.
 
         Raises:
-            BlockDamagedError: it is cut short, its checksum is wrong or its version is unknown.
+            BlockDamagedError: the header is cut short, or its checksum or version is wrong.
         """
         if len(data) < HEADER_BYTES:
             raise BlockDamagedError(f"a block header is cut short at byte {position}")
@@ -136,34 +146,38 @@ class Block:
 
     @property
     def end(self) -> int:
-        """Return the position of the byte after the block."""
+        """Return the byte position in the file behind the block."""
         return self.body_position + self.length
 
     @property
     def rows(self) -> int:
-        """Return the number of rows of all runs."""
+        """Return the number of rows in the block, of all shards together."""
         return self.starts[-1]
 
     def bytes_of(self, rows: int) -> int:
-        """Return the estimated bytes of ``rows`` rows, by their share of all rows."""
+        """Return the estimated bytes that ``rows`` rows take in the file, by their share of the
+        block.
+        """
         return (self.end - self.position) * rows // self.rows
 
     def run(self, generation: int) -> tuple[int, int]:
-        """Return the index of the first row of a run, and of the row behind its last."""
+        """Return the indexes of a shard's rows in the block: of the first row, and behind the last.
+        ``generation``: number of the shard's store.
+        """
         at = bisect_left(self.generations, generation)
         return self.starts[at], self.starts[at + 1]
 
 
 class Body:
-    """Body of a block, checked against its header.
+    """Body of a block: the rows. It is checked against the header.
 
     Args:
-        start_ms: the slot's start, epoch milliseconds.
-        block: the header.
+        start_ms: start of the slot, epoch milliseconds.
+        block: header of the block.
         data: the bytes of the body.
 
     Raises:
-        BlockDamagedError: the body is short or the checksum is wrong.
+        BlockDamagedError: the body is cut short, or its checksum is wrong.
     """
 
     __slots__ = ("_data", "_ends", "_keys", "_marks", "_offsets", "_sizes", "_start_ms")
@@ -188,7 +202,9 @@ class Body:
     def rows(
         self, start: int, stop: int, after_ms: int = -1, upto_ms: int = sys.maxsize
     ) -> list[Frame]:
-        """Return the rows of the run ``[start, stop)`` with ``after_ms <= key_ms <= upto_ms``."""
+        """Return those of the rows with indexes in ``[start, stop)``, which are of one shard, whose
+        key times are in ``after_ms <= key_ms <= upto_ms``, epoch milliseconds.
+        """
         start_ms = self._start_ms
         start = bisect_left(self._keys, after_ms - start_ms, start, stop)
         stop = bisect_right(self._keys, upto_ms - start_ms, start, stop)
@@ -203,23 +219,23 @@ class Body:
 
 
 def count_records(rows: Sequence[Frame]) -> int:
-    """Return the number of rows that are records, and not only marks."""
+    """Return the number of rows that are records; rows that are only marks are not counted."""
     if max(map(_mark_of, rows), default=NO_MARK) == NO_MARK:
         return len(rows)
     return len(rows) - sum([row[3] is MARK_ONLY for row in rows])
 
 
 def bounds_of(rows: Sequence[Frame]) -> tuple[int, int]:
-    """Return the lowest offset of rows, and one above the highest offset or mark."""
+    """Return the lowest source offset of ``rows``, and one above their highest offset or mark."""
     offsets = list(map(_offset_of, rows))
     return min(offsets), max(*offsets, *map(_mark_of, rows)) + 1
 
 
 def sort_rows(rows: Iterable[Frame]) -> list[Frame]:
-    """Return rows, which are in log order, in key order.
+    """Return ``rows``, given in the order of the log, in key order.
 
-    Two stable sorts by an integer each, the first one of sorted input, take a third of the time of
-    comparing tuples (``tests.store_bench --case burst``).
+    Two stable sorts by one integer each take a third of the time of one sort by tuples
+    (``tests.store_bench --case burst``).
     """
     found = sorted(rows, key=_offset_of)
     found.sort(key=_key_ms_of)
@@ -227,12 +243,13 @@ def sort_rows(rows: Iterable[Frame]) -> list[Frame]:
 
 
 def encode_blocks(start_ms: int, runs: Iterable[Run], position: int) -> bytes:
-    """Return runs encoded as blocks.
+    """Return the bytes of the blocks that hold the given rows.
 
     Args:
-        start_ms: the slot's start, epoch milliseconds.
-        runs: runs by ascending generation; a mark is a row whose payload is ``MARK_ONLY``.
-        position: position in the file at which the first block will be written.
+        start_ms: start of the slot, epoch milliseconds.
+        runs: for each shard, by ascending generation: the generation (number of its store) and its
+            rows in key order. The payload of a mark is ``MARK_ONLY``.
+        position: byte position in the file at which the first block will be written.
     """
     parts: list[bytes] = []
     for group in _groups(runs):
@@ -248,7 +265,9 @@ def _sum(start_ms: int, position: int, rest: bytes) -> int:
 
 
 def _groups(runs: Iterable[Run]) -> Iterator[list[Run]]:
-    """Yield the runs of each block: long runs are cut, and short ones are combined."""
+    """Yield for each block the runs (rows of one shard) that it holds: long runs are divided, and
+    short ones share a block.
+    """
     group: list[Run] = []
     group_bytes = 0
     for generation, rows in runs:
@@ -282,7 +301,9 @@ def _cut(rows: Sequence[Frame]) -> Iterator[Sequence[Frame]]:
 
 
 def _encode_block(start_ms: int, group: Sequence[Run]) -> tuple[bytes, bytes]:
-    """Return the header with its runs and without its checksum, and the body."""
+    """Return the bytes of the header, without its checksum, and of the body of a block that holds
+    the runs of ``group``.
+    """
     rows = [row for _, run in group for row in run]
     keys, offsets, marks, payloads = zip(*rows, strict=True)
     has_marks = max(marks) != NO_MARK
@@ -307,16 +328,17 @@ def _encode_block(start_ms: int, group: Sequence[Run]) -> tuple[bytes, bytes]:
 def walk_blocks(
     read: Callable[[int, int], bytes], start_ms: int, position: int, size: int
 ) -> Iterator[Block]:
-    """Yield the headers of a slot file's blocks from ``position`` to ``size``.
+    """Yield the headers of the blocks of a slot's file from byte ``position`` to byte ``size``.
 
     Args:
-        read: returns bytes of the file, by position and size.
-        start_ms: the slot's start, epoch milliseconds.
-        position: position at which a block begins.
-        size: position at which the last block must end.
+        read: function ``(position, size)`` that returns bytes of the file.
+        start_ms: start of the slot, epoch milliseconds.
+        position: byte position at which a block begins.
+        size: byte position at which the last block must end.
 
     Raises:
-        BlockDamagedError, OSError: the file is damaged or missing; earlier blocks are valid.
+        BlockDamagedError, OSError: the file is damaged or missing; the headers yielded before are
+            valid.
     """
     data, base = b"", position
     while position < size:
@@ -334,7 +356,9 @@ def walk_blocks(
 
 
 def _header_bytes(data: bytes, at: int) -> int:
-    """Return the size in bytes of a header with its runs, if ``data`` has enough to tell."""
+    """Return the size of a block's header in bytes, or of its fixed part if ``data``, from index
+    ``at`` on, has less than that.
+    """
     if len(data) - at < HEADER_BYTES:
         return HEADER_BYTES
     runs: int = HEADER.unpack_from(data, at)[5]
@@ -342,7 +366,7 @@ def _header_bytes(data: bytes, at: int) -> int:
 
 
 def pack(kind: str, values: Iterable[int]) -> bytes:
-    """Return a column of integers as little-endian bytes."""
+    """Return ``values`` as little-endian bytes. ``kind``: type code of ``array``, such as ``I``."""
     column = array(kind, values)
     if _BIG_ENDIAN:
         column.byteswap()
@@ -350,7 +374,9 @@ def pack(kind: str, values: Iterable[int]) -> bytes:
 
 
 def unpack(kind: str, data: bytes) -> array[int]:
-    """Return the integers of a column."""
+    """Return the integers in little-endian ``data``. ``kind``: type code of ``array``, such as
+    ``I``.
+    """
     column: array[int] = array(kind)
     column.frombytes(data)
     if _BIG_ENDIAN:

@@ -1,4 +1,4 @@
-"""Horizon: a small file that lists the durable content of the slot files of a wheel.
+"""Horizon file: it lists the durable content of the slot files of a wheel.
 
 ::
 
@@ -7,9 +7,9 @@
                crc        u32       CRC32C of the rest
                content    msgpack, an array: the fields of ``WheelHorizon`` in order
 
-It is written only after everything that it lists is durable, into a temporary file that is renamed.
-Bytes of slot files beyond the listed sizes are cut off after a crash. A wheel whose horizon is
-missing or damaged starts over at offset 0.
+It is written only after everything that it lists is durable, into a temporary file that is then
+renamed. After a crash, bytes of slot files beyond the listed sizes are cut off. A wheel whose
+horizon file is missing or damaged starts over at offset 0.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ _VERSION: Final = 6
 
 
 class HorizonDamagedError(ValueError):
-    """Error for a damaged horizon. Callers within the wheel catch it."""
+    """Error for a damaged horizon file; caught within the wheel."""
 
 
 class ShardRow(msgspec.Struct, array_like=True, frozen=True):
-    """Entry of one shard in the horizon.
+    """State of one shard in the horizon file.
 
     Attributes:
-        number: its index in the columns of ``SlotRow``.
-        generation: number of its runs in blocks.
-        topic: hash of the topic's id, hexadecimal.
-        partition: partition of the topic.
-        stop_offset: the horizon S.
+        number: index of the shard in the columns of ``SlotRow``.
+        generation: number of the shard's store, which marks its rows in slot files.
+        topic: hash of the delay topic's id, hexadecimal.
+        partition: partition of the delay topic.
+        stop_offset: S, a source offset.
         has_ids: whether the id index has rows of this shard.
-        label: label of the shard's store; see ``Store.label``.
+        label: bytes that state the contracts and cluster secrets of the stored records.
     """
 
     number: int
@@ -57,9 +57,14 @@ class ShardRow(msgspec.Struct, array_like=True, frozen=True):
 
 
 class LostRows(msgspec.Struct, array_like=True, frozen=True):
-    """Rows of a shard in a slot that have to be read again from the log: those of source offsets
-    ``[first_offset, stop_offset)``, of which ``count`` are records. Keys below ``from_ms`` have
-    been read again already.
+    """Damaged records and marks of one shard in one slot, to be read again from the log.
+
+    Attributes:
+        shard: number of the shard.
+        from_ms: key time, epoch milliseconds, below which they have been read again already.
+        first_offset: lowest source offset of a record.
+        stop_offset: one above the highest source offset of a record or mark.
+        count: number of damaged records.
     """
 
     shard: int
@@ -70,17 +75,19 @@ class LostRows(msgspec.Struct, array_like=True, frozen=True):
 
 
 class SlotRow(msgspec.Struct, array_like=True, frozen=True):
-    """Durable content of a slot's file.
+    """Durable content of a slot's file, in the horizon file. A column is an array in bytes, with
+    the shard's number as index.
 
     Attributes:
         start_ms: the slot's start, epoch milliseconds.
         size: number of valid bytes at the start of the file.
-        counts: column of the records of each shard, u32.
-        firsts: column of the lowest offset of each shard's rows, i64.
-        stops: column of one above the highest offset of each shard's rows and marks, i64; 0: no
-            rows.
-        floors: by shard number, the position below which its blocks are ignored; 0 if not listed.
-        lost: rows of all shards that have to be read again.
+        counts: column of the number of each shard's records, u32.
+        firsts: column of the lowest source offset of each shard's rows, i64.
+        stops: column of one above the highest source offset of each shard's records and marks, i64;
+            0: no rows.
+        floors: by shard number, the byte position below which the shard's blocks are invalid; 0 if
+            not listed.
+        lost: damaged rows of all shards, to be read again from the log.
     """
 
     start_ms: int
@@ -93,11 +100,11 @@ class SlotRow(msgspec.Struct, array_like=True, frozen=True):
 
 
 class WheelHorizon(msgspec.Struct, array_like=True, frozen=True):
-    """Durable content of a wheel.
+    """Durable content of a wheel, as its horizon file lists it.
 
     Attributes:
         slot_ms: width of a slot, milliseconds.
-        next_generation: the lowest generation not used yet.
+        next_generation: the lowest generation (number of a shard's store) not used yet.
         shards: all shards, in any order.
         slots: the slots that hold rows, in any order.
     """
@@ -112,16 +119,16 @@ _decoder = msgspec.msgpack.Decoder(WheelHorizon)
 
 
 def encode_horizon(horizon: WheelHorizon) -> bytes:
-    """Return the bytes of a horizon file."""
+    """Return the content of the horizon file."""
     content = msgspec.msgpack.encode(horizon)
     return _HEAD.pack(_MAGIC, _VERSION, google_crc32c.value(content)) + content
 
 
 def read_horizon(path: str) -> WheelHorizon:
-    """Read the horizon of the wheel in folder ``path``.
+    """Read and check the horizon file of the wheel in folder ``path``, and return its content.
 
     Raises:
-        HorizonDamagedError: the horizon is damaged; the text says how.
+        HorizonDamagedError: the file is damaged; the message says how.
         OSError: the file is missing, or the medium fails.
     """
     data = Path(path, NAME).read_bytes()
@@ -138,7 +145,8 @@ def read_horizon(path: str) -> WheelHorizon:
 
 
 def write_horizon(path: str, files: Files, data: bytes) -> None:
-    """Replace the horizon atomically and durably; everything it lists must be durable already.
+    """Replace the horizon file by ``data``, atomically and durably. Everything that it lists must
+    be durable already. ``path``: folder of the wheel.
 
     Raises:
         StoreError: the disk is full or fails.

@@ -1,9 +1,10 @@
-"""Rows near the hand (a reader's position in due time): windows of slots in key order, with one
-memory bound for a worker.
+"""Windows: rows of the next slots in memory, in key order, with one bound of memory for all shards
+of a worker.
 
-A window is a key range of a shard's rows in one slot. A slot that fits into memory is one window. A
-giant slot is read window by window; the end of each is estimated from the headers of its blocks.
-Rows that are appended later are added to the window that they belong to.
+A window holds the rows (records and marks) of one shard in one slot, or in part of a slot. A slot
+that fits into memory is one window. A larger slot is read window by window; the end of each is
+estimated from the headers of its blocks. Rows that are appended later are added to the window that
+they belong to.
 """
 
 from __future__ import annotations
@@ -32,10 +33,11 @@ _PRELOAD_MS: Final = 1_000
 
 
 class Near:
-    """Memory bound of all windows of a worker.
+    """Bound of the memory that all windows (rows of the next slots) of a worker take; it drops the
+    windows used least recently.
 
     Args:
-        bytes_max: memory for windows, in bytes.
+        bytes_max: largest memory of all windows together, in bytes.
     """
 
     def __init__(self, bytes_max: int) -> None:
@@ -52,11 +54,13 @@ class Near:
 
     @property
     def has_room(self) -> bool:
-        """Return whether another window fits without dropping one."""
+        """Return whether half of the memory is free, so that a window may be loaded early."""
         return 2 * self.cost <= self._bytes_max
 
     def admit(self, window: Window, hand: Hand) -> None:
-        """Count a new window, and drop the least recently used ones to make room."""
+        """Add a new window (rows of a slot in memory) to the counted memory, and drop the windows
+        used least recently until all fit. ``hand``: reader that has the window.
+        """
         self._hands[window] = hand
         self.count(window)
         while self.cost > self._bytes_max and len(self._hands) > 1:
@@ -64,28 +68,29 @@ class Near:
             self._hands[oldest].forget(oldest.start_ms)
 
     def use(self, window: Window) -> None:
-        """Note that a window was used last."""
+        """Note that this window was used last, so that others are dropped before it."""
         self._hands.move_to_end(window)
 
     def count(self, window: Window) -> None:
-        """Update the count of a window whose memory has changed."""
+        """Update the memory counted for all windows, after that of ``window`` has changed."""
         self.cost += window.cost - window.counted
         window.counted = window.cost
 
     def forget(self, window: Window) -> None:
-        """Remove a window from the count."""
+        """Subtract the memory of a dropped window from the memory counted for all windows."""
         del self._hands[window]
         self.cost -= window.counted
 
 
 def stretch_end_ms(costs: Sequence[tuple[int, int, int]], stop_ms: int, window: Window) -> int:
-    """Return the estimated key time up to which rows from a window's start fit into its budget, if
-    rows are spread evenly over their block.
+    """Return the key time, epoch ms, up to which the rows from a window's start on are estimated to
+    fit into its memory, if the rows of each block are spread evenly.
 
     Args:
-        costs: of each block, its first key time, one above its last, and its memory in bytes.
-        stop_ms: the slot's exclusive end, which is returned if all rows fit.
-        window: the window, with its start and budget.
+        costs: of each block: its first key time, one above its last (epoch milliseconds), and the
+            memory of its rows in bytes.
+        stop_ms: exclusive end of the slot, epoch milliseconds; returned if all rows fit.
+        window: the window, with its start and its memory in bytes (``budget``).
     """
     after_ms = window.after[0]
     low = after_ms + 1  # so that there is progress whatever the budget
@@ -115,14 +120,15 @@ def read_stretch(
     generation: int,
     window: Window,
 ) -> None:
-    """Fill an empty window from a slot's file.
+    """Fill an empty window with rows from a slot's file, as many as fit into its memory.
 
     Args:
-        read: returns rows of a generation in a block, from a first to a last key time.
+        read: function ``(block, generation, after_ms, upto_ms)`` that returns the rows of a shard
+            in a block, from a first to a last key time, both inclusive.
         stop_ms: the slot's exclusive end, epoch milliseconds.
-        blocks: the blocks that hold rows of the generation.
-        generation: generation of the shard's store.
-        window: the window, with its start and budget.
+        blocks: the blocks that hold rows of the shard.
+        generation: number of the shard's store, by which its rows are found in a block.
+        window: the window, with its start and its memory in bytes (``budget``).
 
     Raises:
         BlockDamagedError, OSError: the file is damaged or missing.
@@ -146,14 +152,15 @@ def _cost_within(block: Block, generation: int) -> int:
 
 
 class Hand:
-    """Reader of a shard's due rows in key order, through windows.
+    """Reader of a shard's due rows (records with marks) in key order, through windows in memory.
 
     Args:
-        starts: starts of the slots in which the shard has rows, sorted, epoch milliseconds.
+        starts: start times of the slots in which the shard has rows, sorted, epoch milliseconds.
         slot_ms: width of a slot, milliseconds.
-        waiting: rows of the shard that are in no file yet, by the slot's start.
-        load: returns a window of a slot above a key; may raise ``SlotDamagedError``.
-        near: memory bound of the windows.
+        waiting: rows of the shard that are not in a file yet, by the start of their slot.
+        load: function ``(start_ms, after)`` that returns a window of the slot at ``start_ms``, with
+            the rows above key ``after``; may raise ``SlotDamagedError``.
+        near: bound of the memory of all windows.
     """
 
     def __init__(
@@ -172,10 +179,12 @@ class Hand:
         self._windows: dict[int, Window] = {}
 
     def read(self, after: Key, upto_ms: int, limit: int) -> list[Frame]:
-        """Return at most ``limit`` rows above ``after`` and due by ``upto_ms``, in key order.
+        """Return at most ``limit`` records in key order, with keys above ``after`` and key times up
+        to ``upto_ms``, inclusive, in epoch ms; load windows as needed, and drop those behind
+        ``after``.
 
         Raises:
-            SlotDamagedError: the next row is in a damaged slot.
+            SlotDamagedError: the first of these records is in a damaged slot.
         """
         self._forget_before(after[0])
         found: list[Frame] = []
@@ -199,11 +208,14 @@ class Hand:
         return found
 
     def _first(self, ms: int) -> int:
-        """Return the index of the first slot that ends after ``ms``."""
+        """Return the index of the first slot that ends after ``ms``, epoch milliseconds."""
         return bisect_right(self._starts, ms - self._slot_ms)
 
     def next_due_ms(self, after: Key) -> int | None:
-        """Return the next key time, epoch ms: exact inside a window, else the start of a slot."""
+        """Return the key time of the first record with a key above ``after``, epoch ms: exact if
+        its slot is in memory, else the start of its slot or of the unread part of it; None: there
+        is no such record.
+        """
         for at in range(self._first(after[0]), len(self._starts)):
             start_ms = self._starts[at]
             start = max(after, (start_ms, -1))
@@ -219,8 +231,8 @@ class Hand:
         return None
 
     def preload(self, ms: int) -> None:
-        """Load the next slot in advance, so that its first rows are not late, if it begins within
-        a second after ``ms``, epoch milliseconds, and fits beside the windows in use.
+        """Load the first slot that begins after ``ms``, epoch milliseconds, so that its records are
+        not late, if it begins within a second, and half of the memory for windows is free.
         """
         for start_ms in self._starts[bisect_right(self._starts, ms) :][:1]:
             is_soon = start_ms <= ms + _PRELOAD_MS and start_ms not in self._windows
@@ -229,25 +241,32 @@ class Hand:
                     self._window(start_ms, (start_ms, -1))
 
     def before_flush(self, start_ms: int) -> None:
-        """Add waiting rows of a slot to its window, before they are written to the slot's file."""
+        """Add the slot's rows that are not in its file yet to its window (rows in memory), if it
+        has one. The caller writes these rows to the file next. ``start_ms``: start of the slot,
+        epoch ms.
+        """
         window = self._windows.get(start_ms)
         if window is not None:
             self._refresh(window)
             window.seen = 0
 
     def passed(self, start_ms: int, key: Key) -> int:
-        """Return how many of a slot's records are known to be at or below ``key``."""
+        """Return the number of records with keys up to ``key`` that the slot's window (rows in
+        memory) has held; 0: it has no window. ``start_ms``: start of the slot, epoch ms.
+        """
         window = self._windows.get(start_ms)
         return 0 if window is None else window.passed(key)
 
     def forget(self, start_ms: int) -> None:
-        """Drop the window of a slot that was changed or removed."""
+        """Drop the window (rows in memory) of the slot at ``start_ms``, as the slot was changed or
+        removed.
+        """
         window = self._windows.pop(start_ms, None)
         if window is not None:
             self._near.forget(window)
 
     def forget_all(self) -> None:
-        """Drop every window."""
+        """Drop all windows (rows of slots in memory) of this reader."""
         for start_ms in list(self._windows):
             self.forget(start_ms)
 

@@ -1,9 +1,10 @@
-"""Reading of a wheel's files by another process: of a running node, a stopped one, or a backup.
+"""Reader of a wheel's files for another process: files of a running node, a stopped one, or a
+backup.
 
-Files are not locked, and are opened for reading only. Only what the horizon lists is read
-(``docs/internals/format-wheel.md``). A running node creates and removes files meanwhile: if a file
-differs from the horizon, the horizon is read again. A file that it no longer lists was pruned; any
-other is damaged.
+Files are not locked, and are opened for reading only. Only content that the horizon file lists is
+read (``docs/internals/format-wheel.md``). A running node creates and removes files meanwhile: if a
+file differs from the horizon file, the latter is read again. A file that it no longer lists was
+pruned; any other file that differs is damaged.
 """
 
 from __future__ import annotations
@@ -35,12 +36,18 @@ HOUR_MS: Final = 3_600_000
 _TRIES: Final = 3
 _Found = TypeVar("_Found")
 _DAMAGE: Final = frozenset({errno.ENOENT, errno.ENOTDIR, errno.EIO})
-"""Error numbers that mean damage; other errors (rights, limits) are raised."""
+"""Error numbers of reads that mean damage; errors of other numbers (rights, limits) are raised."""
 
 
 class Damage(NamedTuple):
-    """Range that could not be read: keys in ``[start_ms, stop_ms)``, of records and marks with
-    source offsets ``[first_offset, stop_offset)``; ``stop_offset`` None: up to the end of the log.
+    """Range of keys that could not be read.
+
+    Attributes:
+        start_ms: first key time, epoch milliseconds.
+        stop_ms: exclusive end of the key times, epoch milliseconds.
+        first_offset: lowest source offset of its records and marks.
+        stop_offset: exclusive end of the source offsets; None: the end of the log.
+        why: description of the damage.
     """
 
     start_ms: int
@@ -49,17 +56,18 @@ class Damage(NamedTuple):
     stop_offset: int | None
     why: str
     is_missing: bool = False
-    """Whether the file is missing. If it was due, a node has pruned it since the last horizon."""
+    """Whether the file is missing. If its slot was due, that is no damage: a node has pruned it
+    since its last sync."""
 
 
 class ReadBounds(NamedTuple):
-    """Range of keys to read: ``from_ms <= key_ms < to_ms``, epoch milliseconds."""
+    """Range of key times to read: ``from_ms <= key_ms < to_ms``, epoch milliseconds."""
 
     from_ms: int = 0
     to_ms: int = DUE_STOP_MS
 
     def meets(self, first_ms: int, stop_ms: int) -> bool:
-        """Return whether ``[first_ms, stop_ms)`` overlaps the range."""
+        """Return whether ``[first_ms, stop_ms)``, epoch milliseconds, overlaps this range."""
         return first_ms < self.to_ms and stop_ms > self.from_ms
 
 
@@ -67,25 +75,28 @@ EVERYTHING: Final = ReadBounds()
 
 
 class Rows(NamedTuple):
-    """Records of one block; ``slot_ms``: start and end of the slot, epoch milliseconds."""
+    """Records of one block of a slot's file, with their marks. ``slot_ms``: start and exclusive end
+    of the slot, epoch milliseconds.
+    """
 
     slot_ms: tuple[int, int]
     frames: list[Frame]
 
 
 class Part(NamedTuple):
-    """Part of a shard in one slot, by the horizon.
+    """Content of a shard in one slot, as the horizon file lists it.
 
     Attributes:
         start_ms: start of the slot, epoch milliseconds.
-        stop_ms: exclusive end of the slot.
+        stop_ms: exclusive end of the slot, epoch milliseconds.
         size: number of valid bytes at the start of the file.
-        generation: generation of the shard's store.
-        floor: position below which blocks are ignored.
-        records: number of records in the file, including lost ones.
-        first_offset: lowest offset of a row.
-        stop_offset: one above the highest offset of a row or mark.
-        lost: rows that the node has not read again yet.
+        generation: number of the shard's store.
+        floor: byte position below which blocks are ignored.
+        records: number of the shard's records in the file, including ``lost`` ones.
+        first_offset: lowest source offset of a record or mark.
+        stop_offset: one above the highest source offset of a record or mark.
+        lost: damaged rows that the node has not read again from the log yet; None: no damage is
+            known.
     """
 
     start_ms: int
@@ -100,11 +111,11 @@ class Part(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Return the path of the file below the wheel's folder."""
+        """Return the path of the slot's file, relative to the wheel's folder."""
         return f"{FOLDER}/{file_name(self.start_ms)}"
 
     def blocks(self, reader: RunReader) -> list[Block]:
-        """Return the valid blocks of the shard in the file.
+        """Return the headers of the shard's valid blocks in the file.
 
         Raises:
             BlockDamagedError, OSError: the file is damaged or missing.
@@ -115,14 +126,14 @@ class Part(NamedTuple):
 
 
 class WheelState(NamedTuple):
-    """State of one shard, by the horizon.
+    """State of one shard, as the horizon file of its wheel lists it.
 
     Attributes:
-        stop_offset: S: records below are stored, or listed as lost.
-        label: contracts by which it was read, as JSON.
-        parts: its parts in slots that hold rows of it, in order.
-        generation: generation of its store, with which the rows of its ids begin.
-        has_ids: whether it has ids.
+        stop_offset: S, a source offset: records below are in files, or listed as lost.
+        label: contracts and secrets by which the records were read, as JSON.
+        parts: content of the shard in each slot that has rows of it, by start time.
+        generation: number of the shard's store, with which the keys of its id rows begin.
+        has_ids: whether the shard has ids.
     """
 
     stop_offset: int
@@ -132,15 +143,19 @@ class WheelState(NamedTuple):
     has_ids: bool
 
     def part_from(self, start_ms: int) -> Part | None:
-        """Return the part in the slot that begins at ``start_ms``; None: it has no rows there."""
+        """Return the shard's content in the slot that starts at ``start_ms``, epoch milliseconds;
+        None: it has no rows there.
+        """
         return next((part for part in self.parts if part.start_ms == start_ms), None)
 
 
 def load_horizon(path: str) -> WheelHorizon | None:
-    """Return the horizon of a wheel; None: it is damaged, and a node starts over from the log.
+    """Return the content of a wheel's horizon file; None: it is missing or damaged, or the wheel
+    has an older format, so a node starts over from the log. ``path``: folder of the wheel.
 
     Raises:
-        StoreError: the folder is of another kind or a newer format, or may not be read.
+        StoreError: the folder has a store of another kind or a newer format, or this user has no
+            right to read it.
     """
     try:
         return read_horizon(path) if _is_ours(path) else None
@@ -163,10 +178,12 @@ def _is_ours(path: str) -> bool:
 
 
 def load_state(folder: ShardFolder) -> WheelState | None:
-    """Return the state of one shard by its wheel's horizon; None: the horizon is damaged.
+    """Return the state of one shard, as its wheel's horizon file lists it; None: the file is
+    missing or damaged, or does not list the shard.
 
     Raises:
-        StoreError: the folder is of another kind or a newer format, or may not be read.
+        StoreError: the folder has a store of another kind or a newer format, or this user has no
+            right to read it.
     """
     horizon = load_horizon(folder.path)
     if horizon is None:
@@ -196,7 +213,9 @@ def _parts_of(horizon: WheelHorizon, number: int, generation: int) -> Iterator[P
 
 
 def hours_of(parts: Iterable[Part], bounds: ReadBounds) -> dict[int, tuple[Part, ...]]:
-    """Return the parts that overlap ``bounds``, by the hour in which their slots begin."""
+    """Return the content of slots that overlap ``bounds``, grouped by the hour in which the slots
+    start (epoch milliseconds, ascending).
+    """
     hours: dict[int, list[Part]] = {}
     for part in parts:
         if bounds.meets(part.start_ms, part.stop_ms):
@@ -207,17 +226,18 @@ def hours_of(parts: Iterable[Part], bounds: ReadBounds) -> dict[int, tuple[Part,
 def read_parts(
     folder: ShardFolder, parts: Sequence[Part], bounds: ReadBounds
 ) -> Iterator[Rows | Damage]:
-    """Yield the rows of a shard's parts: each record once, with its mark, in no order.
+    """Yield a shard's records in the slots ``parts``: each record once, with its mark, in no order;
+    and damaged ranges.
 
-    Memory: 70 bytes for each record of a slot, and a few blocks.
+    Memory is needed for a few blocks, and 70 bytes for each record of a slot.
 
     Args:
-        folder: the wheel and the shard.
-        parts: its parts, by the horizon.
-        bounds: range of keys to read.
+        folder: the shard and its wheel's folder.
+        parts: content of the shard in the slots to read.
+        bounds: range of key times to read.
 
     Raises:
-        StoreError: a file may not be read.
+        StoreError: this user has no right to read a file.
     """
     with open_reader(folder.path) as reader:
         for part in parts:
@@ -228,12 +248,12 @@ def read_parts(
 def open_reader(
     path: str, bodies_bytes_max: int = 1 << 20, indexed_max: int = 1
 ) -> Iterator[RunReader]:
-    """Open a wheel's slot files for reading.
+    """Return a context with a reader of a wheel's slot files; at its end, all files are closed.
 
     Args:
         path: the wheel's folder.
-        bodies_bytes_max: memory for cached blocks that several shards read, in bytes.
-        indexed_max: most slots whose headers are cached.
+        bodies_bytes_max: memory for cached blocks that several shards share, in bytes.
+        indexed_max: largest number of slots whose block headers are cached.
     """
     reader = RunReader(path, Files(8, read_only=True), bodies_bytes_max, indexed_max)
     try:
@@ -249,8 +269,12 @@ def read_newest(
     read: Callable[[Part], _Found],
     is_damaged: Callable[[_Found], bool],
 ) -> tuple[Part, _Found] | None:
-    """Read a slot, and read it again by a newer horizon while it seems damaged. Return the part
-    that was read last, and the result; None: the slot was pruned.
+    """Read a shard's content in one slot by ``read``. If it seems damaged, reload the horizon file
+    and read again, up to three times.
+
+    Returns:
+        The slot's content in the horizon file used last, and the last result of ``read``; None: the
+        slot was pruned.
     """
     found = read(part)
     for _ in range(_TRIES):
@@ -294,7 +318,9 @@ def _read_part(
 
 
 def _blocks(reader: RunReader, part: Part) -> tuple[list[Block], Damage | None]:
-    """Return a shard's readable blocks in a slot's file, and the damage; None: no damage."""
+    """Return the headers of a shard's readable blocks in a slot's file, and the damage found; None:
+    no damage.
+    """
     damage = None
     if part.lost is not None:
         damage = _damaged(part, "the node has not read again yet what was damaged")

@@ -1,4 +1,6 @@
-"""Reader of rows from slot files, with a cache of headers and shared blocks for other shards."""
+"""Reader of rows (records and marks) from slot files, with caches of block headers and of blocks
+that several shards share.
+"""
 
 from __future__ import annotations
 
@@ -19,32 +21,34 @@ if TYPE_CHECKING:
 FOLDER: Final = "slots"
 
 _INDEXED_MAX: Final = 64
-"""Most slots whose headers are cached."""
+"""Largest number of slots whose block headers are cached."""
 
 _PLACE_BITS: Final = 32
 
 
 @lru_cache(maxsize=4096)
 def file_name(start_ms: int) -> str:
-    """Return the name of a slot's file, its start in UTC: ``2026-11-21T02-00-10.000``."""
+    """Return the name of the file of the slot that starts at ``start_ms``: that time in UTC, as
+    ``2026-11-21T02-00-10.000``.
+    """
     t = time.gmtime(start_ms // 1000)
     day = f"{t.tm_year:04d}-{t.tm_mon:02d}-{t.tm_mday:02d}"
     return f"{day}T{t.tm_hour:02d}-{t.tm_min:02d}-{t.tm_sec:02d}.{start_ms % 1000:03d}"
 
 
 class Index:
-    """Headers of a slot's file, and the positions of each generation's runs."""
+    """Block headers of one slot's file, with an index of the blocks of each shard."""
 
     __slots__ = ("_runs", "blocks", "size")
 
     def __init__(self) -> None:
         self.size = 0
-        """Number of the file's bytes whose headers it has."""
+        """Number of bytes at the start of the file whose block headers are known."""
         self.blocks: list[Block] = []
         self._runs: array[int] = array("Q")  # generation and index in ``blocks``, sorted
 
     def extend(self, blocks: list[Block]) -> None:
-        """Add the next blocks of the file."""
+        """Add the headers of the next blocks of the file."""
         first = len(self.blocks)
         self.blocks += blocks
         runs = [
@@ -56,7 +60,9 @@ class Index:
         self.size = blocks[-1].end if blocks else self.size
 
     def of(self, generation: int, floor: int) -> list[Block]:
-        """Return the blocks from position ``floor`` on that hold rows of a generation."""
+        """Return the blocks from byte position ``floor`` on that hold rows of a shard.
+        ``generation``: number of the shard's store.
+        """
         low = bisect_left(self._runs, generation << _PLACE_BITS)
         high = bisect_left(self._runs, (generation + 1) << _PLACE_BITS, low)
         places = [run & ((1 << _PLACE_BITS) - 1) for run in self._runs[low:high]]
@@ -64,16 +70,16 @@ class Index:
 
 
 class RunReader:
-    """Reader of runs from the slot files of a wheel.
+    """Reader of one shard's rows (records and marks) from the slot files of a wheel.
 
-    Headers of a slot are read once for all its shards, and so is a block that several shards
+    The block headers of a slot are read once for all shards, and so is a block that several shards
     share, while it is cached.
 
     Args:
         path: the wheel's folder.
-        files: file system access.
-        bodies_bytes_max: memory for cached bodies of shared blocks, in bytes.
-        indexed_max: most slots whose headers are cached.
+        files: access to the file system.
+        bodies_bytes_max: memory for cached blocks that several shards share, in bytes.
+        indexed_max: largest number of slots whose block headers are cached.
     """
 
     def __init__(
@@ -86,20 +92,20 @@ class RunReader:
         self._indexes: OrderedDict[int, Index] = OrderedDict()
         self._bodies: OrderedDict[Block, Body] = OrderedDict()
         self.kept_bytes = 0
-        """Bytes of the cached bodies."""
+        """Memory of the cached blocks, in bytes."""
 
     def path_of(self, start_ms: int) -> str:
-        """Return the path of a slot's file."""
+        """Return the path of the file of the slot that starts at ``start_ms``, epoch ms."""
         return f"{self._path}/{FOLDER}/{file_name(start_ms)}"
 
     def blocks(self, start_ms: int, size: int, generation: int, floor: int) -> list[Block]:
-        """Return the blocks that hold rows of a generation.
+        """Return the headers of the blocks in a slot's file that hold rows of a shard.
 
         Args:
             start_ms: the slot's start, epoch milliseconds.
             size: number of valid bytes at the start of the file.
-            generation: generation of the shard's store.
-            floor: position below which blocks are ignored.
+            generation: number of the shard's store.
+            floor: byte position below which blocks are ignored.
 
         Raises:
             BlockDamagedError, OSError: the file is damaged or missing.
@@ -120,7 +126,9 @@ class RunReader:
         return index.of(generation, floor)
 
     def good_blocks(self, start_ms: int, generation: int, floor: int) -> list[Block]:
-        """Return the blocks before the damage for which ``blocks`` raised an error."""
+        """Return the headers of the blocks of a shard before the damage for which ``blocks`` raised
+        an error, from byte position ``floor`` on.
+        """
         return self._indexes[start_ms].of(generation, floor)
 
     def rows(
@@ -131,7 +139,8 @@ class RunReader:
         after_ms: int = -1,
         upto_ms: int = sys.maxsize,
     ) -> list[Frame]:
-        """Return the rows of a generation in a block with ``after_ms <= key_ms <= upto_ms``.
+        """Return the rows of a shard in a block, in key order, with ``after_ms <= key_ms <=
+        upto_ms``, epoch ms. ``generation``: number of the shard's store.
 
         Raises:
             BlockDamagedError, OSError: the file is damaged or missing.
@@ -153,16 +162,18 @@ class RunReader:
             self.kept_bytes -= self._bodies.popitem(last=False)[0].length
 
     def forget(self, start_ms: int) -> None:
-        """Remove a slot from the cache, because its file was removed or replaced."""
+        """Remove the slot at ``start_ms`` from the cache, as its file was removed or replaced."""
         self._indexes.pop(start_ms, None)
 
     def reopen(self, start_ms: int) -> None:
-        """Remove a slot from the cache, and close all files, which may have been replaced."""
+        """Remove the slot at ``start_ms`` from the cache, and close all files, because they may
+        have been replaced.
+        """
         self.forget(start_ms)
         self._files.close()
 
     def close(self) -> None:
-        """Clear the cache, and close all files."""
+        """Clear the caches, and close all files."""
         self._files.close()
         self._indexes.clear()
         self._bodies.clear()

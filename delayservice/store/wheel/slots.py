@@ -1,7 +1,8 @@
 """Slots of a wheel, with the rows of each shard in memory and in files.
 
-A row waits in memory until its slot is flushed, which appends all waiting rows of the slot to its
-file. A file is removed when no shard has rows in its slot.
+A row is a record, or a mark for an earlier record. It stays in memory until its slot is flushed:
+then all such rows of the slot are appended to the slot's file. A file is removed when no shard has
+rows in its slot.
 """
 
 from __future__ import annotations
@@ -46,22 +47,22 @@ class SlotShard:
     """State of one shard in a wheel.
 
     Attributes:
-        topic: hash of the topic's id.
-        partition: partition of the topic.
-        number: its index in the columns of ``Slot``.
-        generation: number of its runs in blocks; a store that starts over gets a new one.
-        ids: its id index.
-        has_ids: whether the durable horizon says that it has ids.
-        stop_offset: S, with the rows in memory.
-        durable_offset: the durable horizon.
-        label: label of its store; see ``Store.label``.
+        topic: hash of the delay topic's id.
+        partition: partition of the delay topic.
+        number: index of the shard in the columns of ``Slot``.
+        generation: number of the shard's store, kept with its rows; a new one at each start over.
+        ids: id index of the shard.
+        has_ids: whether the shard has ids, according to the horizon file.
+        stop_offset: S, a source offset: all records below are in memory or in files.
+        durable_offset: S as last made durable.
+        label: bytes that state the contracts and cluster secrets of the stored records.
         cursor_key: K of the last ``prune``.
-        starts: starts of the slots in which it has rows, sorted, epoch milliseconds.
-        waiting: rows that are in no file yet, by the slot's start.
-        pending: number of records, including settled ones that are not pruned yet.
-        hands: returns the readers of the shard, whose windows change with its rows.
+        starts: start times of the slots in which it has rows, sorted, epoch milliseconds.
+        waiting: rows that are not in a file yet, by the start of their slot.
+        pending: number of stored records, including settled ones that are not pruned yet.
+        hands: returns all readers of the shard; each holds windows of rows in memory.
         is_open: whether a lane uses it.
-        idle_s: monotonic time at which it was closed.
+        idle_s: time at which the shard was closed, monotonic seconds.
     """
 
     topic: str
@@ -82,7 +83,7 @@ class SlotShard:
     idle_s: float = 0.0
 
     def row(self) -> ShardRow:
-        """Return the entry of this shard for the horizon file."""
+        """Return the row of this shard for the horizon file."""
         has_ids = self.ids.in_use or (self.has_ids and not self.is_open)
         place = (self.number, self.generation, self.topic, self.partition)
         return ShardRow(*place, self.stop_offset, has_ids, self.label)
@@ -92,20 +93,21 @@ class SlotShard:
 class Slot:
     """Slot of a wheel: the records with keys in ``[start_ms, stop_ms)``.
 
-    Its columns, by shard number, describe the file. They are compact arrays, because a thousand
-    shards in 720 slots are 720,000 cells.
+    Its columns ``counts``, ``firsts`` and ``stops`` describe the file; the index in each is the
+    shard's number. They are compact arrays, because a thousand shards in 720 slots are 720,000
+    cells.
 
     Attributes:
-        start_ms: the start, epoch milliseconds.
-        stop_ms: the exclusive end.
+        start_ms: start of the slot, epoch milliseconds.
+        stop_ms: exclusive end of the slot, epoch milliseconds.
         size: size of the file in bytes.
-        counts: number of records of each shard in the file, including lost ones.
-        firsts: lowest offset of each shard's rows.
-        stops: one above the highest offset of each shard's rows and marks; 0: no rows.
-        floors: by shard number, the position below which its blocks are ignored.
-        lost: by shard number, rows that have to be read again from the log.
+        counts: number of each shard's records in the file, including ``lost`` ones.
+        firsts: lowest source offset of each shard's rows.
+        stops: one above the highest source offset of each shard's records and marks; 0: no rows.
+        floors: by shard number, the byte position below which the shard's blocks are invalid.
+        lost: by shard number, damaged rows that have to be read again from the log.
         users: number of shards that have rows here, in the file or in memory.
-        waiting: numbers of the shards with rows that are not in the file yet.
+        waiting: numbers of the shards that have rows not yet in the file.
         dirty: whether the file was written to since the last sync.
     """
 
@@ -123,7 +125,9 @@ class Slot:
 
     @classmethod
     def of_row(cls, row: SlotRow, slot_ms: int) -> Slot:
-        """Return the slot that an entry of the horizon describes."""
+        """Return the slot that a row of the horizon file describes. ``slot_ms``: width in
+        milliseconds.
+        """
         return cls(
             row.start_ms,
             row.start_ms + slot_ms,
@@ -136,16 +140,18 @@ class Slot:
         )
 
     def row(self) -> SlotRow:
-        """Return the entry of this slot for the horizon file."""
+        """Return the row of this slot for the horizon file."""
         columns = pack("I", self.counts), pack("q", self.firsts), pack("q", self.stops)
         return SlotRow(self.start_ms, self.size, *columns, self.floors, list(self.lost.values()))
 
     def held_by(self, number: int) -> bool:
-        """Return whether the file has rows of a shard, or had some that are lost."""
+        """Return whether the file has, or had before damage, rows of the shard ``number``."""
         return number < len(self.stops) and self.stops[number] > 0
 
     def note(self, number: int, count: int, first: int, stop: int) -> None:
-        """Note rows of a shard in the file: ``count`` records, offsets ``[first, stop)``."""
+        """Add to the columns that the file has ``count`` more records of the shard ``number``, and
+        rows with source offsets in ``[first, stop)``.
+        """
         more = number + 1 - len(self.stops)
         if more > 0:
             for column in (self.counts, self.firsts, self.stops):
@@ -156,8 +162,8 @@ class Slot:
         self.counts[number] += count
 
     def clear(self, number: int) -> None:
-        """Clear the columns of a shard. Its blocks in the file stay valid until a floor is set or
-        its generation changes.
+        """Clear the columns of the shard ``number``. Its blocks in the file stay valid until an
+        entry in ``floors`` or a new generation excludes them.
         """
         if number < len(self.stops):
             self.counts[number] = self.firsts[number] = self.stops[number] = 0
@@ -165,27 +171,27 @@ class Slot:
         self.floors.pop(number, None)
 
     def lose(self, number: int) -> None:
-        """Note that the rows of a shard in the file have to be read again from the log."""
+        """Note that all rows of the shard ``number`` in the file have to be read from the log."""
         first, stop, count = self.firsts[number], self.stops[number], self.counts[number]
         self.lost[number] = LostRows(number, self.start_ms, first, stop, count)
 
 
 class Slots:
-    """All slots of a wheel.
+    """All slots of a wheel, with their rows (records and marks) in memory and in files.
 
     Args:
-        folder: folder of the slot files.
+        folder: folder of the wheel.
         files: file system access.
         slot_ms: width of a slot, milliseconds.
         bodies_bytes_max: memory for cached blocks that several shards read, in bytes.
 
     Attributes:
-        by_start: slots that hold rows, by their starts.
-        shards: the shards, by number.
-        buffer_bytes: memory of the rows that are in no file yet, in bytes.
+        by_start: slots that hold rows, by start time, epoch milliseconds.
+        shards: all shards, by number.
+        buffer_bytes: memory of the rows that are not in a file yet, in bytes.
         unsynced_bytes: memory of the rows that were added since the last sync, in bytes.
-        has_changed: whether the durable horizon is out of date.
-        has_names: whether files were created since the last sync.
+        has_changed: whether the horizon file is out of date.
+        has_names: whether slot files were created since the last sync.
     """
 
     def __init__(
@@ -199,7 +205,7 @@ class Slots:
         self.fill([], [])
 
     def fill(self, shards: Iterable[SlotShard], rows: Iterable[SlotRow]) -> None:
-        """Replace all slots and shards by those of a horizon."""
+        """Replace all slots and shards by those of a horizon file."""
         self.by_start: dict[int, Slot] = {}
         self.shards = {shard.number: shard for shard in shards}
         self.buffer_bytes = self.unsynced_bytes = 0
@@ -224,7 +230,7 @@ class Slots:
     # --- rows ----------------------------------------------------------------------------------
 
     def take(self, shard: SlotShard, rows: Sequence[Frame]) -> None:
-        """Add rows to their slots in memory; the caller has to update ``pending`` by ``count``."""
+        """Add rows to their slots in memory; the caller adds the number of records by ``count``."""
         waiting, slot_ms = shard.waiting, self.slot_ms
         last = -1
         for row in rows:
@@ -253,31 +259,29 @@ class Slots:
         return run
 
     def count(self, shard: SlotShard, records: int) -> None:
-        """Add ``records``, which may be negative, to the number of pending records of a shard."""
+        """Add ``records``, which may be negative, to the number of a shard's stored records."""
         shard.pending += records
         self._records += records
 
     def records_in(self, shard: SlotShard, slot: Slot) -> int:
-        """Return the number of a shard's records in a slot, in the file and in memory."""
+        """Return the number of a shard's records in a slot, in file and memory."""
         found = slot.counts[shard.number] if slot.held_by(shard.number) else 0
         return found + count_records(shard.waiting.get(slot.start_ms, []))
 
     def bytes_of(self, shard: SlotShard) -> int:
-        """Return the estimated bytes of a shard on the disk and in memory, by its share of the
-        records.
-        """
+        """Return a shard's estimated bytes in files and memory, by its share of all records."""
         stored = self._file_bytes + self.buffer_bytes
         return stored * shard.pending // max(self._records, 1)
 
     def drop(self, shard: SlotShard, start_ms: int) -> None:
-        """Remove a shard's rows from a slot; its file is removed when no shard has rows in it."""
+        """Remove a shard's rows from the slot at ``start_ms``, and the file if it has no other."""
         slot = self.by_start[start_ms]
         self._clear(shard, slot)
         if not slot.users:
             self._remove(slot)
 
     def replace(self, shard: SlotShard, start_ms: int, rows: Sequence[Frame]) -> None:
-        """Replace the rows of a shard in a slot by ``rows``."""
+        """Replace the rows of a shard in the slot at ``start_ms`` by ``rows``."""
         slot = self.by_start[start_ms]
         self._clear(shard, slot)
         if slot.size:
@@ -311,7 +315,7 @@ class Slots:
     # --- files ---------------------------------------------------------------------------------
 
     def load(self, shard: SlotShard, slot: Slot, window: Window) -> None:
-        """Fill an empty window from a slot's file, if the shard has rows there.
+        """Fill an empty window with a shard's rows from the slot's file, if it has rows there.
 
         Raises:
             BlockDamagedError, OSError: the file is damaged or missing.
@@ -324,18 +328,18 @@ class Slots:
 
     @property
     def kept_bytes(self) -> int:
-        """Return the bytes of cached blocks that several shards read."""
+        """Return the memory of cached blocks that several shards read, in bytes."""
         return self._reader.kept_bytes
 
     def waiting(self) -> list[Slot]:
-        """Return the slots with rows that are in no file yet."""
+        """Return the slots with rows that are not in a file yet."""
         return [slot for slot in self.by_start.values() if slot.waiting]
 
     def flush_fullest(self, bytes_max: int) -> None:
-        """Flush the slots with the most waiting rows until ``bytes_max`` or less is left in memory.
+        """Flush the slots with the most rows in memory, until ``bytes_max`` bytes are left there.
 
         Raises:
-            StoreError: the disk is full or fails; nothing is lost.
+            StoreError: the disk is full or fails; the rows stay in memory.
         """
         for slot in sorted(self.waiting(), key=self._rows_waiting, reverse=True):
             if self.buffer_bytes <= bytes_max:
@@ -346,10 +350,10 @@ class Slots:
         return sum(len(self.shards[number].waiting[slot.start_ms]) for number in slot.waiting)
 
     def flush(self, slot: Slot) -> None:
-        """Append the waiting rows of a slot to its file.
+        """Append all rows of a slot that are only in memory to its file, in one write.
 
         Raises:
-            StoreError: the disk is full or fails; nothing is lost.
+            StoreError: the disk is full or fails; the rows stay in memory.
         """
         start_ms = slot.start_ms
         shards = sorted((self.shards[n] for n in slot.waiting), key=lambda one: one.generation)
@@ -366,7 +370,7 @@ class Slots:
             slot.note(shard.number, count_records(rows), *bounds_of(rows))
 
     def check_file(self, slot: Slot) -> None:
-        """Truncate a slot's file to the size in the horizon; quarantine it if it is shorter."""
+        """Cut a slot's file to the size in the horizon file; quarantine it if it is shorter."""
         path = self.path_of(slot.start_ms)
         size = self._files.size_of(path) if slot.size else 0
         if size > slot.size:
@@ -375,7 +379,7 @@ class Slots:
             self.condemn(slot, f"the file has {max(size, 0)} bytes of {slot.size}")
 
     def condemn(self, slot: Slot, reason: str) -> None:
-        """Move a damaged file to quarantine; its rows have to be read again from the log."""
+        """Quarantine a slot's damaged file; its rows have to be read again from the log."""
         path = self.path_of(slot.start_ms)
         _log.error("slot_condemned", path=path, why=reason, shards=slot.users)
         if self._files.exists(path):

@@ -1,4 +1,4 @@
-"""``WheelStore``: one shard of a wheel behind the store interface."""
+"""``WheelStore``: one shard of a worker's wheel, as a ``Store``."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from delayservice.store.wheel.wheel import Wheel
 
 REREAD_ROWS: Final = 50_000
-"""Approximate number of records read again at once after damage, which are held in memory."""
+"""Approximate number of records that one rebuild after damage reads again from the log and holds in
+memory."""
 
 
 class WheelStore(Store):
@@ -32,8 +33,8 @@ class WheelStore(Store):
 
     Args:
         wheel: the wheel of the worker.
-        topic: hash of the topic's id.
-        partition: partition of the topic.
+        topic: hash of the delay topic's id.
+        partition: partition of the delay topic.
     """
 
     def __init__(self, wheel: Wheel, topic: str, partition: int) -> None:
@@ -46,7 +47,9 @@ class WheelStore(Store):
     # --- life ----------------------------------------------------------------------------------
 
     def open(self) -> int:
-        """Recover, and return the durable horizon S. Reads the horizon file, but no slot file."""
+        """Open the shard, and the wheel if it is closed, and return the durable horizon S, a source
+        offset. Slot files are not read.
+        """
         shard = self._attached = self._wheel.attach(*self._place)
         self._hand = self._make_hand(shard, chunk=REREAD_ROWS)
         self._scanning = WeakSet()
@@ -61,20 +64,22 @@ class WheelStore(Store):
 
     @property
     def label(self) -> bytes:
-        """Return the label, which says how the records were read; see ``Store.label``."""
+        """Return the label: bytes that state the contracts and cluster secrets of the records."""
         return self._shard.label
 
     def set_label(self, label: bytes) -> None:
-        """Replace the label, which says how records were read; the next sync makes it durable."""
+        """Replace the label: bytes that state the contracts and cluster secrets of the records. The
+        next sync makes it durable.
+        """
         self._shard.label = label
         self._slots.has_changed = True
 
     def reset(self) -> None:
-        """Delete all records and the label; see ``Store.reset``."""
+        """Delete all records, ids and the label durably, and set the horizon to 0."""
         self._wheel.start_over(self._shard)
 
     def close(self) -> None:
-        """Sync, and close the shard. While other shards are open, it does not wait for the sync."""
+        """Close the shard, and sync it. If other shards are open, the sync is only started."""
         shard, self._attached = self._shard, None
         self._wheel.detach(shard)
 
@@ -87,8 +92,8 @@ class WheelStore(Store):
         marks: Sequence[Mark],
         stop_offset: int,
     ) -> None:
-        """Add records and marks; see ``Store.append``. Flushes and syncs first if a bound is
-        reached, so that a failure of the disk leaves the store as it was before the call.
+        """Add records, ids and marks; see ``Store.append``. Flushes and syncs first if too many
+        bytes are in memory or unsynced, so that a failure of the disk leaves the store as it was.
 
         Raises:
             StoreError: the disk is full or fails.
@@ -107,7 +112,10 @@ class WheelStore(Store):
     # --- due -----------------------------------------------------------------------------------
 
     def read_due(self, after: Key, upto_ms: int, limit: int) -> list[Frame]:
-        """Return at most ``limit`` frames above ``after`` and due by ``upto_ms``, epoch ms."""
+        """Return at most ``limit`` records in key order, with keys above ``after`` and key times up
+        to ``upto_ms``, inclusive, in epoch ms. If there are fewer, the next slot may be loaded
+        early.
+        """
         self._wheel.advance()
         found = self._hand.read(after, upto_ms, limit)
         if len(found) < limit:
@@ -115,11 +123,15 @@ class WheelStore(Store):
         return found
 
     def next_due_ms(self, after: Key) -> int | None:
-        """Return a lower bound of the next key time, epoch ms; see ``Store.next_due_ms``."""
+        """Return a lower bound of the key time of the first record with a key above ``after``, in
+        epoch ms; None: there is no such record.
+        """
         return self._hand.next_due_ms(after)
 
     def scanner(self) -> Scanner:
-        """Return a reader with windows of its own, which follow changes of the store."""
+        """Return a reader that works in small steps, with rows in memory of its own; the store may
+        change between two steps.
+        """
         hand = self._make_hand(self._shard, chunk=OFFSET_MAX)
         self._scanning.add(hand)
         return Scanner(hand.read)
@@ -129,7 +141,13 @@ class WheelStore(Store):
         return Hand(shard.starts, self._slots.slot_ms, shard.waiting, load, self._wheel.near)
 
     def _load(self, chunk: int, start_ms: int, after: Key) -> Window:
-        """Return a window of a slot from key ``after`` on; it ends before lost rows."""
+        """Return a window (rows in memory) of the slot at ``start_ms`` with the rows above key
+        ``after``, up to the first damaged row. ``chunk``: largest number of records to be read
+        again at once.
+
+        Raises:
+            SlotDamagedError: the window would begin with damaged rows.
+        """
         shard, slots = self._shard, self._slots
         slot = slots.by_start[start_ms]
         window = Window(start_ms, after, self._wheel.near.share)
@@ -151,8 +169,9 @@ class WheelStore(Store):
     # --- damage --------------------------------------------------------------------------------
 
     def _damage(self, slot: Slot, lost: LostRows, chunk: int) -> SlotDamagedError:
-        """Return an error with the range to read again: the lost rows of a slot, or part of them if
-        they are many; if they are few, also those of the slots right behind.
+        """Return the error that names the range to read again from the log: the damaged rows
+        ``lost`` of a slot, a part of them if they are more than ``chunk`` records, or those of the
+        slots right behind too if they are fewer.
         """
         number = self._shard.number
         width = slot.stop_ms - slot.start_ms
@@ -173,8 +192,8 @@ class WheelStore(Store):
         return _damaged(slot, stop_ms, found)
 
     def rebuild(self, start_ms: int, stop_ms: int, frames: Sequence[Frame]) -> None:
-        """Replace the records with keys in ``[start_ms, stop_ms)``, epoch ms, by ``frames``. Rows
-        that were appended after damage was found are kept.
+        """Replace the records with keys in ``[start_ms, stop_ms)``, epoch ms, by ``frames``. In a
+        damaged slot, records that were appended after the damage was found are kept.
         """
         shard = self._shard
         lost_ms: list[tuple[int, int]] = []
@@ -213,7 +232,7 @@ class WheelStore(Store):
         self._slots.count(self._shard, -lost.count)
 
     def _outside(self, slot: Slot, start_ms: int, stop_ms: int) -> list[Frame]:
-        """Return the rows of a slot whose keys are not in a range."""
+        """Return the records of a slot with keys outside ``[start_ms, stop_ms)``, epoch ms."""
         scanner, kept = self.scanner(), list[Frame]()
         spans = ((slot.start_ms, start_ms), (stop_ms, slot.stop_ms))
         for first_ms, last_ms in spans:
@@ -228,18 +247,24 @@ class WheelStore(Store):
     # --- ids -----------------------------------------------------------------------------------
 
     def latest_unmarked(self, record_id: bytes, below: int) -> Key | None:
-        """Return the key of an id's latest record that is not cancelled or replaced; else None."""
+        """Return the key of an id's latest record that is not cancelled, replaced or fired, and has
+        an offset below ``below``; None: there is no such record.
+        """
         shard = self._shard
         return shard.ids.latest_unmarked(record_id, min(below, shard.stop_offset))
 
     def marked_from(self, mark: int) -> list[tuple[int, Key]]:
-        """Return mark and key of records whose mark (canceller's offset) is at least ``mark``."""
+        """Return ``(mark, key)`` of records whose mark (source offset of the canceller) is at least
+        ``mark``, ascending.
+        """
         return self._shard.ids.marked_from(mark, self._shard.stop_offset)
 
     # --- prune and sync ------------------------------------------------------------------------
 
     def prune(self, cursor: Cursor) -> None:
-        """Delete slots that end at or below the committed K; see ``Store.prune``."""
+        """Delete the shard's records in slots that end at or before the key time of K, and the rows
+        of its id index that ``cursor`` has settled.
+        """
         shard = self._shard
         self._wheel.advance()
         shard.cursor_key = cursor.key
@@ -248,7 +273,9 @@ class WheelStore(Store):
         shard.ids.prune(cursor)
 
     def sync(self, *, wait: bool = True) -> int:
-        """Sync the whole wheel, and return the horizon; see ``Store.sync``."""
+        """Sync the worker's wheel, or start its sync if not ``wait``, and return the shard's
+        durable horizon, a source offset.
+        """
         if wait:
             self._wheel.sync()
         else:
@@ -256,8 +283,8 @@ class WheelStore(Store):
         return self._shard.durable_offset
 
     def lumps(self, start_ms: int, stop_ms: int) -> list[Lump]:
-        """Return the number of records in each slot that overlaps ``[start_ms, stop_ms)``, epoch
-        milliseconds, without reading files.
+        """Return ``(start_ms, stop_ms, count)`` of each slot that overlaps ``[start_ms, stop_ms)``,
+        epoch milliseconds: the shard's records in it. No file is read.
         """
         return [
             (slot.start_ms, slot.stop_ms, self._slots.records_in(self._shard, slot))
@@ -265,7 +292,7 @@ class WheelStore(Store):
         ]
 
     def stats(self) -> StoreStats:
-        """Return figures of the store."""
+        """Return number of records, estimated bytes, and the durable horizon."""
         self._wheel.advance()
         shard = self._shard
         passed = self._hand.passed(shard.starts[0], shard.cursor_key) if shard.starts else 0

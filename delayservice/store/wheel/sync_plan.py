@@ -1,4 +1,4 @@
-"""Snapshot of what a sync of the wheel makes durable, and in which order."""
+"""Plan of a sync of the wheel: what is made durable, and in which order."""
 
 from __future__ import annotations
 
@@ -16,24 +16,25 @@ from delayservice.store.wheel.runs import FOLDER
 from delayservice.store.wheel.slots import SlotShard
 
 _FSYNC_THREADS: Final = 16
-"""Threads for fsyncs, which share commits of the journal: on ext4, 2,000 small files took 3.1 s one
-by one, and 0.22 s with 16 threads."""
+"""Number of threads for fsyncs. Fsyncs at the same time share commits of the file system's journal:
+on ext4, those of 2,000 small files took 3.1 s one by one, and 0.22 s with 16 threads."""
 
 
 @dataclass(frozen=True, slots=True)
 class SyncPlan:
-    """Snapshot of what a sync makes durable; ``run`` uses no state that the owner's thread changes.
+    """Plan of a sync of the wheel. ``run`` may be called by another thread: it uses no state that
+    the worker's thread changes meanwhile.
 
     Attributes:
         path: the wheel's folder.
         files: access to slot files.
-        horizon_files: access to the horizon file, of this thread alone.
-        paths: slot files to sync.
-        has_names: whether slot files were created.
+        horizon_files: access to the horizon file, used by no other thread.
+        paths: paths of the slot files to make durable.
+        has_names: whether slot files were created since the last sync.
         ids: database of ids.
-        ids_offsets: generation and stop offset of each shard that has ids.
-        horizon: content of the horizon file.
-        shards: the shards, with their entries in ``horizon``.
+        ids_offsets: of each shard that has ids, the generation (number of its store) and S.
+        horizon: new content of the horizon file.
+        shards: all shards, with their rows in ``horizon``.
     """
 
     path: str
@@ -47,8 +48,8 @@ class SyncPlan:
     shards: list[tuple[SlotShard, ShardRow]]
 
     def run(self) -> None:
-        """Make durable in this order: (1) slot files, (2) their names, (3) ids and marks, (4) the
-        horizon. After a crash in between, the previous horizon is still true.
+        """Make everything durable, in this order: (1) slot files, (2) their names, (3) ids and
+        marks, (4) the horizon. After a crash in between, the previous horizon is still true.
 
         Raises:
             StoreError: an fsync failed; the process must exit.

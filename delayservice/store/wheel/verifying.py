@@ -1,7 +1,7 @@
-"""Check of one shard in a wheel: every valid block, every record, and the ids.
+"""Check of one shard in a wheel: all valid blocks, all records, and the ids.
 
 Files are not locked, and are opened for reading only. A running node creates and removes files
-meanwhile, so what seems damaged is read again by the newest horizon.
+meanwhile, so a file that seems damaged is read again by the newest horizon file.
 """
 
 from __future__ import annotations
@@ -61,16 +61,17 @@ def verify_wheel(
     on_progress: Callable[[int, int], None],
     reader: RunReader,
 ) -> CheckVerdict:
-    """Check one shard of a wheel; with the first shard, also the names in the folder.
+    """Check one shard of a wheel; with the first shard, also the names of the files in the folder.
 
     Args:
-        shard: the wheel's folder, whose VERSION was checked, and the shard.
-        now_ms: the present time, epoch milliseconds; records due by then may have been settled.
-        on_progress: takes the number of checked slots, and of all slots.
-        reader: reader of the wheel's files, whose cache serves the next shards.
+        shard: the shard and its wheel's folder; the folder's VERSION was checked already.
+        now_ms: returns the present time, epoch milliseconds; records due by then may have been
+            settled.
+        on_progress: takes the number of checked slots, and the number of all slots.
+        reader: reader of the wheel's files, whose cache also serves the checks of other shards.
 
     Raises:
-        StoreError: a file may not be read.
+        StoreError: this user has no right to read a file.
     """
     state = load_state(shard)
     names = (
@@ -91,7 +92,9 @@ def verify_wheel(
 
 
 def _check_horizon(path: str) -> Iterator[Finding]:
-    """Yield a finding if the horizon is damaged, or missing though slot files exist."""
+    """Yield a finding if the horizon file of the wheel in folder ``path`` is damaged, or is missing
+    while slot files exist.
+    """
     try:
         read_horizon(path)
     except HorizonDamagedError as exc:
@@ -104,7 +107,9 @@ def _check_horizon(path: str) -> Iterator[Finding]:
 
 
 def _check_names(path: str) -> Iterator[Finding]:
-    """Yield findings for files in the folder that the horizon does not list."""
+    """Yield findings for files and bytes in the wheel's folder ``path`` that the horizon does not
+    list, and for files in quarantine.
+    """
     files = Files(read_only=True)
     for name in files.list_dir(path):
         if name not in _KNOWN:
@@ -128,7 +133,17 @@ def _check_names(path: str) -> Iterator[Finding]:
 
 @dataclass(slots=True)
 class _Read:
-    """Content that was read of one slot; ``why``: the damage found in it."""
+    """Content of a shard in one slot that was read for the check.
+
+    Attributes:
+        records: number of records.
+        bytes: bytes of the blocks; of a block shared with other shards, this shard's part.
+        named: records with an id, by source offset.
+        marks: offset of the canceller, by source offset of the marked record.
+        is_missing: whether the file is missing.
+        why: damage or inconsistency that was found; empty: the slot is sound.
+        is_inconsistent: whether the content is wrong although all checksums are right.
+    """
 
     records: int = 0
     bytes: int = 0
@@ -139,13 +154,13 @@ class _Read:
     is_inconsistent: bool = False
 
     def suspect(self, why: str) -> None:
-        """Note an inconsistency although all checksums are right."""
+        """Note ``why`` as an inconsistency, unless it is empty or damage was found before."""
         if why and not self.why:
             self.why, self.is_inconsistent = why, True
 
 
 class _Check:
-    """Check of one shard, slot by slot."""
+    """Check of one shard in a wheel, slot by slot; ``found`` has the findings."""
 
     def __init__(
         self,
@@ -165,7 +180,9 @@ class _Check:
         self._whole: list[Part] = []
 
     def check_part(self, part: Part) -> None:
-        """Check one slot."""
+        """Check the shard's rows in one slot, and add findings to ``found``. A slot that a node has
+        pruned meanwhile is left out.
+        """
         found = read_newest(
             self._shard, self._reader, part, self._read, lambda read: bool(read.why)
         )
@@ -224,7 +241,9 @@ class _Check:
             read.suspect(_disorder(rows, block, part))
 
     def check_ids(self) -> None:
-        """Compare ids with records, if the shard has ids; an unreadable index is a finding."""
+        """Compare the shard's id index, if it has one, with the records of undamaged slots, and add
+        findings to ``found``. An unreadable id database is a finding.
+        """
         if not self._state.has_ids:
             return
         path = f"{self._shard.path}/{IDS_FOLDER}"
@@ -253,7 +272,9 @@ class _Check:
 
 
 def _disorder(rows: list[Frame], block: Block, part: Part) -> str:
-    """Return what is wrong with rows whose checksum is right; empty: they are in order."""
+    """Return as text how the order or range of a block's rows is wrong although the checksum is
+    right; empty: it is right.
+    """
     keys = [row[:2] for row in rows]
     at = f"the block at byte {block.position}"
     if any(above < below for below, above in pairwise(keys)):
@@ -269,7 +290,9 @@ def _disorder(rows: list[Frame], block: Block, part: Part) -> str:
 
 
 def _take(rows: list[Frame], read: _Read) -> None:
-    """Note records with an id, and marks, in ``read``, and payloads that can't be decoded."""
+    """Add to ``read`` the records with an id and the marks in ``rows``; note a payload that can't
+    be decoded as an inconsistency.
+    """
     for key_ms, offset, mark, payload in rows:
         if mark != NO_MARK:
             read.marks[offset] = mark

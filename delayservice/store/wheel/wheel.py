@@ -1,4 +1,4 @@
-"""Wheel of a worker: its shards, their sync, and the recovery at a start.
+"""Wheel of a worker: its shards, their sync, and the recovery when it is opened.
 
 ``docs/internals/format-wheel.md`` has layout, invariants and recovery.
 """
@@ -39,23 +39,23 @@ if TYPE_CHECKING:
 FORMAT: Final = 6
 IDS_FOLDER: Final = "ids"
 _BODIES_SHARE: Final = 8
-"""Divisor of ``near_bytes_max`` that gives the memory for cached shared blocks."""
+"""Divisor of ``near_bytes_max`` that gives the memory for cached blocks of several shards."""
 
 _log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class WheelOptions:
-    """Bounds of a worker's wheel, for all its shards together.
+    """Limits and times of a worker's wheel, for all its shards together.
 
     Attributes:
-        slot_ms: width of a slot, milliseconds; a wheel of another width starts over.
+        slot_ms: width of a slot, milliseconds; a wheel with slots of another width starts over.
         buffer_bytes_max: memory for rows that are not in a file yet, in bytes.
-        near_bytes_max: memory for the rows near the hand, in bytes; for a moment a quarter more.
+        near_bytes_max: memory for rows of the next slots, in bytes; for a moment a quarter more.
         sync_bytes: bytes appended since the last sync, which a crash would lose, at which
-            ``append`` starts a sync; more if the horizon itself is large.
-        handles_max: most slot files kept open.
-        unused_s: time after which a shard that is not open is removed, as its slice has moved.
+            ``append`` starts a sync; more if the horizon file is large.
+        handles_max: largest number of slot files kept open.
+        unused_s: seconds after which a closed shard is removed, because its slice has moved.
     """
 
     slot_ms: int = 10_000
@@ -67,14 +67,14 @@ class WheelOptions:
 
 
 class Wheel:
-    """Wheel of one worker. Single-threaded: the worker's loop owns it.
+    """Wheel of one worker. Only the worker's thread may use it.
 
     Args:
-        path: the worker's folder; no name in it is a topic's.
-        options: bounds.
-        files: file system access; tests replace it.
-        executor: runs syncs in the background; None: a thread of the wheel's own.
-        make_ids: creates the database of ids in a folder.
+        path: the worker's folder.
+        options: limits and times; None: the defaults.
+        files: access to the file system; tests replace it.
+        executor: runs syncs in the background; None: a thread of the wheel.
+        make_ids: returns the database of ids in a folder.
     """
 
     def __init__(
@@ -120,10 +120,11 @@ class Wheel:
     # --- life ----------------------------------------------------------------------------------
 
     def open(self) -> None:
-        """Recover what the horizon lists, unless it is open already. Slot files are not read.
+        """Open all shards' content that the horizon file lists; slot files are not read.
 
         Raises:
-            StoreError: another process has the folder open, or its format is foreign or newer.
+            StoreError: another process has the folder open, or its store is of another kind or
+                newer.
         """
         if self._is_open:
             return
@@ -164,7 +165,7 @@ class Wheel:
         return horizon
 
     def _discard(self) -> None:
-        """Remove everything, the horizon first, because other files are ignored without it."""
+        """Remove all files, the horizon file first, because other files are ignored without it."""
         self._horizon_files.remove(f"{self._path}/{NAME}")
         self._files.sync_dir(self._path)
         for name in (FOLDER, IDS_FOLDER):
@@ -176,7 +177,7 @@ class Wheel:
         write_horizon(self._path, self._horizon_files, encode_horizon(empty))
 
     def _check_files(self) -> None:
-        """Remove or cut what the horizon does not list, and quarantine files that are too short."""
+        """Remove or cut files beyond the horizon file's list; quarantine files that are short."""
         self._files.make_dir(f"{self._path}/{FOLDER}")
         slots = self.slots.by_start.values()
         known = {file_name(slot.start_ms) for slot in slots if slot.size}
@@ -187,7 +188,7 @@ class Wheel:
             self.slots.check_file(slot)
 
     def close(self) -> None:
-        """Sync and release every handle, unless it is closed already."""
+        """Sync, close all files and unlock the folder, unless the wheel is closed."""
         if self._is_open:
             try:
                 self.sync()
@@ -195,7 +196,7 @@ class Wheel:
                 self.abandon()
 
     def abandon(self) -> None:
-        """Release every handle without a sync; records since the last are read from the log."""
+        """Close all files without a sync; records that were not synced are read again later."""
         with suppress(StoreError):  # it was raised before, or the tail does not matter
             self._finish_running()
         self._ids.close()
@@ -212,7 +213,7 @@ class Wheel:
     # --- shards --------------------------------------------------------------------------------
 
     def attach(self, topic: str, partition: int) -> SlotShard:
-        """Return a shard, opened for a lane.
+        """Open a shard for a lane, and return it. The wheel is opened if it is closed.
 
         Raises:
             StoreError: the shard is in use already, or the wheel can't be opened.
@@ -235,7 +236,7 @@ class Wheel:
         return shard
 
     def detach(self, shard: SlotShard) -> None:
-        """Close a shard; the wheel is closed with its last one."""
+        """Close a shard; the wheel is closed with its last one, else a sync is started."""
         shard.is_open = False
         shard.idle_s = time.monotonic()
         if not any(other.is_open for other in self.shards.values()):
@@ -249,7 +250,7 @@ class Wheel:
         self.sync_soon()
 
     def start_over(self, shard: SlotShard) -> None:
-        """Delete all records of a shard durably, so that a crash does not restore them."""
+        """Delete all records, ids and the label of a shard durably, and set its horizon to 0."""
         self._finish_running()
         self._empty(shard)
         shard.generation = self._take_generation()
@@ -259,7 +260,7 @@ class Wheel:
         self.sync()
 
     def remove(self, topic: str, partition: int) -> None:
-        """Remove a shard that no lane uses; if it is attached again, it is filled from the log."""
+        """Remove a shard, unless a lane has it open; opened again, it is filled from the log."""
         was_open = self._is_open
         self.open()
         shard = self.shards.get((topic, partition))
@@ -285,10 +286,10 @@ class Wheel:
     # --- in ------------------------------------------------------------------------------------
 
     def make_room(self) -> None:
-        """Flush and sync if a bound is reached, before new rows are added.
+        """Flush rows or sync, if too many bytes are unwritten or unsynced; call before adding rows.
 
         Raises:
-            StoreError: the disk is full or fails; the rows in memory are kept.
+            StoreError: the disk is full or fails; the rows stay in memory.
         """
         limit = max(self.options.sync_bytes, 4 * self._horizon_bytes)
         if self.slots.unsynced_bytes >= 2 * limit:
@@ -302,7 +303,7 @@ class Wheel:
     # --- sync ----------------------------------------------------------------------------------
 
     def sync(self) -> None:
-        """Make everything durable: slot files, their names, ids, and last the horizon.
+        """Make all shards durable: slot files, their names, ids, and last the horizon.
 
         Raises:
             StoreError: an fsync failed; the process must exit.
@@ -315,14 +316,14 @@ class Wheel:
             self._finish(plan)
 
     def sync_soon(self) -> None:
-        """Start a sync without waiting for it: each later call flushes some rows, and then a
-        thread does the fsyncs.
+        """Start a sync of all shards, and return: later calls of ``advance`` flush some rows each,
+        then a thread does the fsyncs.
         """
         self._sync_wanted = self._running is None and self.slots.has_changed
         self.advance()
 
     def advance(self) -> None:
-        """Do one step of a sync that was started, or finish it if its thread is done.
+        """Do one step of a sync that was started, or finish it if the fsyncs are done.
 
         Raises:
             StoreError: the sync failed; the process must exit. Every later call raises this again.
@@ -349,7 +350,7 @@ class Wheel:
             self._finish(plan)
 
     def _make_plan(self) -> SyncPlan:
-        """Flush all rows, and return the plan of a sync."""
+        """Flush the rows of all slots, and return the plan of a sync."""
         self._remove_unused()
         slots = self.slots
         for slot in slots.waiting():
@@ -385,7 +386,7 @@ class Wheel:
                 shard.ids.durable_offset = row.stop_offset
 
     def _remove_unused(self) -> None:
-        """Remove shards whose slices have moved, because their rows would keep files for ever."""
+        """Remove shards that were closed for ``unused_s`` seconds, so that their files can go."""
         least_s = time.monotonic() - self.options.unused_s
         for shard in list(self.shards.values()):
             if not shard.is_open and shard.idle_s < least_s:
@@ -394,5 +395,5 @@ class Wheel:
 
     @property
     def memory_bytes(self) -> int:
-        """Return the memory of rows, in bytes: those not in a file yet, and those near the hand."""
+        """Return the bytes of rows in memory: not in a file yet, cached, or of the next slots."""
         return self.slots.buffer_bytes + self.slots.kept_bytes + self.near.cost

@@ -1,4 +1,6 @@
-"""Window: the rows of a shard in a key range of one slot, in memory and in key order."""
+"""Window: the rows (records and marks) of a shard in a key range of one slot, in memory and in key
+order.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ if TYPE_CHECKING:
 
 
 ROW_BYTES: Final = 200
-"""Memory of a row beside its payload, in bytes: a tuple, three integers, a bytes header."""
+"""Memory of a row besides its payload, in bytes: a tuple, three integers, a bytes header."""
 
 
 _INSERTED_MAX: Final = 64
@@ -31,9 +33,11 @@ def cost_of(rows: Sequence[Frame]) -> int:
 
 
 def collapse(rows: list[Frame]) -> list[Frame]:
-    """Return sorted rows with each record once, marks included; marks without a record are dropped.
+    """Return rows, which are sorted by key, with each record once and its mark in it. Marks without
+    a record are dropped.
 
-    A mark has the key of its record, so a limit never separates the two (``group_end``).
+    A row that is only a mark has the key of its record, so a limit never separates the two
+    (``group_end``).
     """
     if len({row[1] for row in rows}) == len(rows) and not any(
         [row[3] is MARK_ONLY for row in rows]  # noqa: C419 - a generator takes twice as long
@@ -54,25 +58,26 @@ def collapse(rows: list[Frame]) -> list[Frame]:
 
 
 def _position_after(rows: Sequence[Frame], key: Key) -> int:
-    """Return the index of the first of the sorted rows that is above ``key``."""
+    """Return the index of the first row with a key above ``key``; ``rows`` are sorted by key."""
     # A tuple sorts before a longer one with the same beginning, so no key function is needed.
     return bisect_left(rows, (key[0], key[1] + 1))
 
 
 def group_end(rows: Sequence[Frame], end: int) -> int:
-    """Return the index at or above ``end`` at which the rows of one key end."""
+    """Return the lowest index from ``end`` on that does not separate rows of one key."""
     while 0 < end < len(rows) and rows[end][:2] == rows[end - 1][:2]:
         end += 1
     return end
 
 
 class Window:
-    """Window of a shard's rows in a slot, in key order.
+    """Rows (records and marks) of a shard in one slot, or in a key range of it, in memory and in
+    key order.
 
     Args:
         start_ms: the slot's start, epoch milliseconds.
         after: key above which the window begins.
-        budget: memory for its rows, in bytes; for a moment twice that.
+        budget: memory for the rows, in bytes; for a moment up to twice as much.
     """
 
     __slots__ = ("_gone", "_rows", "after", "budget", "cost", "counted", "cut", "seen", "start_ms")
@@ -82,22 +87,25 @@ class Window:
         self.after = after
         self.budget = budget
         self.cut: Key | None = None
-        """Key up to which it has the rows; None: it has all rows of the slot above ``after``."""
+        """Key up to which the window has all rows; None: it has all rows of the slot above
+        ``after``."""
         self.seen = 0
-        """Number of the shard's rows waiting for the file that it has taken in."""
+        """Number of the slot's rows not in a file yet that were passed to ``add`` so far."""
         self.cost = 0
-        """Bytes of memory that its rows take."""
+        """Memory of the rows, in bytes."""
         self.counted = 0
-        """Bytes of its memory that are counted in ``Near.cost``."""
+        """Bytes of its memory that are counted in ``Near.cost``, the memory of all windows."""
         self._rows: list[Frame] = []
         self._gone = 0
 
     def covers(self, after: Key) -> bool:
-        """Return whether all rows of the slot right above ``after`` are in this window."""
+        """Return whether the rows right behind key ``after`` are in this window."""
         return self.after <= after and (self.cut is None or after < self.cut)
 
     def take(self, after: Key, upto_ms: int, limit: int) -> list[Frame]:
-        """Return at most ``limit`` rows above ``after`` and due by ``upto_ms``, epoch ms."""
+        """Return at most ``limit`` records in key order, with keys above ``after`` and key times up
+        to ``upto_ms``, inclusive, in epoch ms.
+        """
         rows = self._rows
         at = _position_after(rows, after)
         stop = _position_after(rows, (upto_ms, OFFSET_MAX))
@@ -109,13 +117,15 @@ class Window:
         return found
 
     def passed(self, key: Key) -> int:
-        """Return the number of records at or below ``key`` that it has held so far."""
+        """Return the number of records with keys up to ``key`` that the window has held so far."""
         if key < self.after:
             return 0
         return self._gone + count_records(self._rows[: _position_after(self._rows, key)])
 
     def add(self, rows: Iterable[Frame]) -> None:
-        """Add the rows that belong to this window, and cut it if it exceeds twice its budget."""
+        """Add those of ``rows`` that are in the window's key range. If its memory exceeds twice its
+        budget, the highest rows are dropped.
+        """
         after, cut = self.after, self.cut
         mine = [row for row in rows if after < row[:2] and (cut is None or row[:2] <= cut)]
         if mine:
@@ -130,7 +140,9 @@ class Window:
                 self._cut()
 
     def load(self, runs: Iterable[list[Frame]]) -> None:
-        """Fill an empty window from runs of blocks; only the lowest rows are kept if it is full."""
+        """Fill an empty window with the rows of blocks, one list for each block. If they exceed its
+        budget, the highest rows are dropped.
+        """
         rows, cost = self._rows, 0
         for run in runs:
             cost += cost_of(run)
@@ -148,7 +160,7 @@ class Window:
         self.cost = cost_of(self._rows)
 
     def _cut(self) -> None:
-        """Drop the highest rows, so that the others fit into the budget."""
+        """Drop the highest rows, so that the rest fits into the budget, and set ``cut``."""
         rows = self._rows
         cost = stop = 0
         while stop < len(rows) and cost <= self.budget:
@@ -161,14 +173,14 @@ class Window:
             self.cut = rows[-1][:2]
 
     def end_with(self, key: Key) -> None:
-        """End the window at ``key``, unless it ends earlier."""
+        """Drop the rows above ``key``, and end the window there, unless it ends earlier."""
         if self.cut is None or self.cut > key:
             self.cut = key
             self._settle()
 
     def drop_upto(self, key: Key) -> None:
-        """Drop the rows up to ``key`` if they are more than half. Only a take-over would read them
-        again.
+        """Drop the rows up to ``key``, inclusive, if they are more than half: only a take-over
+        would read them again.
         """
         if key <= self.after:
             return
