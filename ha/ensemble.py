@@ -53,8 +53,8 @@ class Held(NamedTuple):
 
 
 class Ensemble:
-    """Reader and writer of the notes of all nodes in ZooKeeper, in one session. Any thread may
-    call. A call fails when no answer has come for a session timeout.
+    """Reader and writer of the notes (small JSON texts) of all nodes in ZooKeeper, in one session.
+    Any thread may call. A call fails when no answer has come for a session timeout.
 
     Requests about many slices are sent without waiting for each answer. If one fails, the others
     are still carried out; its error is raised after them.

@@ -116,7 +116,7 @@ def connected(options: ZooKeeper) -> Iterator[KazooClient]:
 
 
 def acl_of(options: ZooKeeper) -> list[ACL] | None:
-    """Return the access rights to set on new ZooKeeper nodes; None: everybody may do everything."""
+    """Return the access rights that ZooKeeper nodes get; None: everybody may do everything."""
     accepted = [make_acl(options.auth, one, all=True) for one in options.accepted]
     if options.auth == "digest":
         return [make_digest_acl(options.username, options.secret(), all=True), *accepted]

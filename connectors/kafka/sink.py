@@ -88,7 +88,7 @@ class KafkaSink:
         self._sent_to: set[str] = set()
         """Topics of the outputs in the open transaction."""
         self._slices: set[int] = set()
-        """Slices whose checkpoints are part of the commit."""
+        """Slices whose checkpoints are part of the present commit."""
 
     def open(self) -> str:
         """Give the present writer up, open one with a new transactional id, and return that id.
@@ -115,7 +115,7 @@ class KafkaSink:
         return self._clients.producer({**config, **callbacks})
 
     def discard(self) -> None:
-        """Drop both producers; records that they have not sent yet are purged."""
+        """Drop the producers; records that they have not sent yet are purged."""
         for producer in (self._producer, self._direct):
             if producer is not None:
                 producer.purge(blocking=False)
@@ -140,7 +140,7 @@ class KafkaSink:
         return self._producer
 
     def send(self, place: Place, outputs: Sequence[Output]) -> None:
-        """Queue outputs of the shard ``place`` for the open transaction, or begin one."""
+        """Queue outputs of the shard ``place`` for the open transaction, or for a new one."""
         self._begin()
         self._sent_to.update([output[1] for output in outputs])
         if self._direct is None:
@@ -186,7 +186,7 @@ class KafkaSink:
         producer.poll(0)
 
     def _takes_on(self, place: Place, offset: int, topic: str, exc: KafkaException) -> bool:
-        """Note why the client does not take a record; return whether it takes others."""
+        """Note why the client does not take a record; return whether it takes other records."""
         error = error_of(exc)
         if self._reports.broke_off(error):
             return False
@@ -267,7 +267,7 @@ class KafkaSink:
         produce_patiently(producer, topic, control.value, key, partition, headers=self._headers)
 
     def _flush(self, producer: Producer) -> None:
-        """Wait until every record is at the broker, or a failure is known.
+        """Wait until every record is at the broker; abort and raise if one fails or takes too long.
 
         It waits in steps: after a failed record of a transaction the client sends no others, and
         waiting for those would take the whole time-out.
@@ -354,7 +354,7 @@ class KafkaSink:
         return frozenset(n for n in self._slices if options.checkpoint_partition(n) in slow)
 
     def _give_up_unless_abortable(self) -> None:
-        """Raise unless the errors concern records and targets. After any other error, the client
+        """Raise unless all errors are of records and targets. After any other error, the client
         would abort, take a higher epoch by itself, and undo a fence.
 
         Raises:
