@@ -12,7 +12,7 @@ class ClusterView:
     """Members of the cluster, its slices, and the candidates of each slice.
 
     Args:
-        me: this node.
+        me: note of this node.
         replicas: number of copies of each slice; None: every node keeps one.
 
     Attributes:

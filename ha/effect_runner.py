@@ -19,7 +19,7 @@ class EffectRunner:
     """Runner that writes one worker's decisions to the owner nodes in ZooKeeper.
 
     Args:
-        ensemble: notes in ZooKeeper, in the worker's session.
+        ensemble: access to the notes in ZooKeeper.
         me: owner note of this worker; its epoch is ignored.
         seat_of: returns the last known owner of a slice; None: unknown.
     """

@@ -5,7 +5,7 @@ first candidate claims a vacant slice at once, each other one a little later; Zo
 win. An owner that is not the first hands over when the first has caught up: it names its heir, goes
 on until the heir has noticed, finishes its transaction, and resigns.
 
-``nodes``, ``live``, ``seat`` and similar methods take events; ``step`` returns the effects.
+``nodes``, ``live``, ``seat`` and similar methods take events; ``step`` returns what to do.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Election:
     """Decisions of one worker about the owners of its slices.
 
     Args:
-        me: this node.
+        me: note of this node.
         worker: number of this worker in its node; it serves every slice whose number is this one
             modulo the number of workers.
         replicas: copies of each slice; None: every node keeps one.
@@ -52,8 +52,8 @@ class Election:
         kept: slices of which this node had copies before its start, kept until their placement is
             known.
 
-    A slice that has existed once stays in the plan: a topic that can't be described for a moment
-    comes back, and a plan without it would move copies and owners of other slices as well.
+    A slice that has existed once stays placed: a topic that can't be described for a moment
+    comes back, and placing without it would move copies and owners of other slices as well.
     """
 
     def __init__(
@@ -207,7 +207,7 @@ class Election:
 
     @property
     def wake_s(self) -> float:
-        """Return when to call ``step`` again, in s on the lease's clock; infinity: at an event."""
+        """Return when to call ``step`` again, in s on the lease's clock; infinity: on an event."""
         return self._wake_s
 
     @property

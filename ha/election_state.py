@@ -19,7 +19,9 @@ class ClaimSlice(NamedTuple):
 
 
 class Announce(NamedTuple):
-    """Decision to write ``heir`` into the note of a slice that this worker owns; empty: no heir."""
+    """Decision to write ``heir`` into the owner note of a slice that this worker owns; empty: no
+    heir.
+    """
 
     slice_no: int
     heir: str

@@ -305,7 +305,9 @@ class ElectionThread:
                 self.ensemble.forget(node_id)
 
     def _read_seats(self, slice_nos: Collection[int], *, have_acted: bool) -> None:
-        """Read the owners of slices; warn of a slice that was lost unless ``have_acted``."""
+        """Read the owners of slices. Warn of slices that this worker has lost, unless it has just
+        changed their owners itself (``have_acted``).
+        """
         # This reading covers changes up to now. Own claims fire watches as well, and each slice
         # would be read twice.
         for what in self._take_changes() - set(slice_nos):

@@ -41,8 +41,8 @@ class KazooLog(logging.Logger):
         self.trouble = ""
 
     def handle(self, record: logging.LogRecord) -> None:
-        """Keep the session timeout or the failure that a line of kazoo's log states. A failure is
-        logged at debug level, and nothing else.
+        """Keep the session timeout or the failure that a line of kazoo's log states; log the
+        failure, at debug level only.
         """
         if str(record.msg).startswith(_GRANTED) and isinstance(record.args, tuple):
             self.session_timeout_ms = int(str(record.args[2]))

@@ -1,4 +1,4 @@
-"""The broker that leads a partition, once that has not changed for a while.
+"""Finds the broker that leads a partition, and ignores a change of leader until it has lasted.
 
 A partition's leader moves for a moment whenever a broker restarts; if owners followed at once, each
 slice would be handed over twice without need.

@@ -35,8 +35,8 @@ class Lease:
         return self._boot_s()
 
     def renew(self, sent_s: float, session_timeout_s: float) -> None:
-        """Extend the lease after ZooKeeper has answered a heartbeat that was sent at ``sent_s``, in
-        seconds since boot.
+        """Extend the lease to two thirds of the session timeout after ``sent_s`` (seconds since
+        boot), when a heartbeat was sent that ZooKeeper has answered.
         """
         self._end_s = max(self._end_s, sent_s + session_timeout_s * _SAFE_PART)
 

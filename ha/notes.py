@@ -24,7 +24,7 @@ WorkerId: TypeAlias = tuple[str, str, int]
 
 
 UNADVERTISED_VERSION: Final = 3
-"""Contract version assumed for nodes that advertise no version, as their service is older."""
+"""Contract version assumed for nodes whose note has none, as they run an older release."""
 
 
 class NodeNote(msgspec.Struct, frozen=True):
@@ -63,8 +63,8 @@ class LifeNote(_WorkerNote, frozen=True):
 
 
 class OwnerNote(_WorkerNote, frozen=True):
-    """The owner of a slice. ``epoch``: number of this ownership. ``heir``: node that it hands over
-    to next; empty: no handover.
+    """The owner of a slice. ``epoch``: number of this ownership. ``heir``: node to which it hands
+    over next; empty: no hand-over.
     """
 
     epoch: int

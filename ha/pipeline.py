@@ -35,15 +35,16 @@ _CONSEQUENCES: Final = (RolledBackError, RuntimeInconsistency)
 
 _Key = TypeVar("_Key")
 Request: TypeAlias = Callable[[], Any]
-"""Sends a request with one of kazoo's ``…_async`` methods and returns its ``AsyncResult``."""
+"""Function that sends a request with one of kazoo's ``…_async`` methods and returns its
+``AsyncResult``."""
 
 
 class EnsembleError(Exception):
-    """ZooKeeper did not answer in time; the request may be repeated."""
+    """Failure of a request that ZooKeeper did not answer in time; the request may be repeated."""
 
 
 class EnsembleRefusedError(EnsembleError):
-    """ZooKeeper refused the request of this user, or of a client without a login."""
+    """Refusal by ZooKeeper of a request of this user, or of a client without a login."""
 
 
 class Pipeline:
@@ -103,7 +104,7 @@ class Pipeline:
         """Raise the first error of all batches of this pipeline so far, if there was one.
 
         Raises:
-            EnsembleError: that error.
+            EnsembleError: a request of a batch has failed.
         """
         if self._failure is not None:
             raise self._failure
@@ -124,7 +125,9 @@ class Pipeline:
             self._failure = self._failure or exc
 
     def _sent(self, request: Request) -> Any:  # noqa: ANN401
-        """Send a request unless disconnected: kazoo would queue it and send it too late."""
+        """Send a request; raise ``EnsembleError`` if disconnected, as kazoo would queue the request
+        and send it too late.
+        """
         if self._is_silent or not self._client.connected:
             raise EnsembleError("ZooKeeper is out of reach")
         return request()

@@ -21,7 +21,7 @@ from typing import Final
 _Pair = tuple[int, int, int, str]
 """Rank (lower is better), weight negated, slice, node: sorted, the best pair comes first."""
 _NOT_BESIDE: Final = 1 << 30
-"""Rank of a node that does not run beside a broker of the slice."""
+"""Rank of a node that is not on the host of a broker that holds the slice's partition."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,10 +59,10 @@ def place(
     Rules, the strongest first:
 
     1. every slice has its number of distinct nodes, and no node keeps more than 1.25 times the
-       mean, rounded up;
+       mean number of copies, rounded up;
     2. copies of a slice are spread evenly over racks that have nodes with room;
     3. nodes beside the brokers that hold the partition, in Kafka's order;
-    4. the weight.
+    4. nodes with a higher weight, a hash of slice and node.
 
     The leader is ignored: it moves often, and moving copies is expensive. Of members with the same
     ``node_id``, and of slices with the same number, one counts.

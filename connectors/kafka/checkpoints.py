@@ -168,7 +168,7 @@ class KafkaCheckpoints:
             return found()
 
     def await_position(self, place: Place, offset: int, timeout_s: float) -> bool:
-        """Wait until a partition was read up to ``offset``, exclusive; return whether it was so."""
+        """Return whether a partition was read up to ``offset``, exclusive, in time; wait for it."""
         with self._changed:
             return self._changed.wait_for(
                 lambda: self._positions.get(place, -1) >= offset, timeout_s

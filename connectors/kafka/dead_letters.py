@@ -29,8 +29,8 @@ from delayservice.contract.dead_letters import (
 from delayservice.contract.entry import Row
 
 FIRST_LOOK: Final = 2
-"""Offsets of each partition that a survey reads first: few, so that the newest letters are seen
-even if they are large."""
+"""Number of offsets of each partition that a survey reads first: few, so that the newest letters
+are seen even if they are large."""
 _MORE: Final = 16
 """Factor by which each read of a survey covers more offsets than the read before it."""
 
@@ -53,7 +53,7 @@ _OF_ONE_RECORD: Final = REFUSALS.keys()
 
 
 def partition_counts(admin: KafkaAdmin) -> dict[str, int]:
-    """Return the number of partitions of each topic.
+    """Return the number of partitions of each topic of the cluster.
 
     Raises:
         KafkaEdgeError: no broker answers.
@@ -127,7 +127,7 @@ class DeadLetterTopic:
 
     def replayed(self, advance: Advance) -> frozenset[Place]:
         """Return partition and offset of each dead letter that was replayed before, as replay
-        markers say.
+        markers say. ``advance``: called with the number of offsets just read.
 
         Raises:
             KafkaEdgeError: the topic can't be read.
@@ -186,7 +186,8 @@ class DeadLetterTopic:
             size *= _MORE
 
     def letters(self, advance: Advance) -> Iterator[DeadLetter]:
-        """Yield every dead letter, partition by partition, in the order of offsets.
+        """Yield every dead letter, partition by partition, in the order of offsets. ``advance``:
+        called with the number of offsets just read.
 
         Raises:
             KafkaEdgeError: the topic can't be read.

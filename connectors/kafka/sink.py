@@ -48,7 +48,7 @@ from delayservice.engine.ports import Control, Place
 COMMIT_TIMEOUT_S: Final = 30.0
 ABORT_TIMEOUT_S: Final = 2.0
 """Longest wait for an abort, in s; then the writer is given up, and the next claimant aborts its
-transaction in half a second. An abort takes long when a partition of the transaction before takes
+transaction in half a second. An abort takes long when a partition of the previous transaction takes
 no marker, which blocks every new transaction."""
 FLUSH_STEP_S: Final = 0.1
 UNACKNOWLEDGED_S: Final = 3.0
@@ -223,8 +223,8 @@ class KafkaSink:
                 break
 
     def commit(self, controls: Sequence[Control]) -> float:
-        """Commit the outputs sent since the last commit, with these checkpoints, claims and
-        releases. Return the time at which the brokers had all records, monotonic seconds.
+        """Commit the outputs sent since the last commit, with the checkpoints, claims and releases
+        in ``controls``. Return the time at which the brokers had all records, monotonic seconds.
 
         Raises:
             TransactionAbortedError: nothing was committed; ``RefusedError`` names refused records.

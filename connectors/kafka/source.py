@@ -67,9 +67,9 @@ class KafkaSource:
     """Reader of a worker's partitions of the delay topics. Single-threaded, as the loop that owns
     it.
 
-    It has two consumers: partitions begin on the one that catches up, and move to the one at the
-    head when they reach the end of their log. So records that are read again, after a restart or
-    for a rebuild, do not delay new ones.
+    It has two consumers: one for partitions that catch up, where each partition begins, and one for
+    partitions that have reached the end of their log. So records that are read again, after a
+    restart or for a rebuild, do not delay new ones.
 
     Args:
         client: librdkafka options from the settings, bootstrap servers included.

@@ -34,7 +34,7 @@ def obstacle_of(
     """Return why a target can't be written to, as code and detail; None when it can.
 
     ``in_sync_needed``: number of copies in sync that each partition needs, if the topic is known to
-    lack some; 0: it is not.
+    lack some; else 0.
     """
     if access is None:
         return TARGET_UNKNOWN, f"topic {topic} is not known yet"

@@ -55,7 +55,7 @@ _log = structlog.get_logger(__name__)
 
 
 class _Down(NamedTuple):
-    """A target that was given up: when that ends, monotonic seconds, and its duration in s."""
+    """End (monotonic seconds) and duration (s) of the time for which a target is given up."""
 
     until_s: float
     lasts_s: float
@@ -74,7 +74,7 @@ class TargetTopics:
             answers, as they were good when the service started.
         silent: returns the ids of brokers that do not answer this node; the partitions that they
             lead get no records.
-        is_delay_topic: whether a topic is a delay topic, to which requeued records go.
+        is_delay_topic: returns whether a topic is a delay topic, to which requeued records go.
     """
 
     def __init__(
@@ -99,12 +99,13 @@ class TargetTopics:
         self._asked_s: dict[str, float] = {}
         self._sought: dict[str, float] = {}
         self._wanted_s: dict[str, float] = {}
-        """Time since which a record has needed a new answer, monotonic seconds, by topic."""
+        """Time since which a record has needed newer metadata of a topic, monotonic seconds, by
+        topic."""
         self._in_sync_needed: dict[str, int] = {}
         """Number of copies in sync that a topic needs, by topic that lacks them."""
         self._terms = TopicTerms(compresses=compresses)
         self._awaited_s: dict[str, float] = {}
-        """Time at which a shard began to wait for an answer, monotonic seconds, by topic."""
+        """Time at which a shard began to wait for metadata, monotonic seconds, by topic."""
         self._down: dict[Target, _Down] = {}
         self._waited_for: dict[str, tuple[str, float]] = {}
         """Reason and time, monotonic seconds, of failed writes to topics of the service and to
@@ -171,8 +172,8 @@ class TargetTopics:
         return False
 
     def _awaited(self, topic: str, now_s: float) -> str:
-        """Return ``TARGET_ASKED`` if a shard may wait for a topic's metadata; else, as it waits for
-        too many topics already, ``TARGET_LATER``.
+        """Return ``TARGET_ASKED`` if a shard may wait for a topic's metadata; else, as shards wait
+        for too many topics already, ``TARGET_LATER``.
         """
         awaited = self._awaited_s
         if topic not in awaited and len(awaited) >= _AWAITED_PER_S:
@@ -295,7 +296,7 @@ class TargetTopics:
             self.changed()
 
     def record_bytes_max(self, topic: str) -> int | None:
-        """Return the topic's ``max.message.bytes``; None: the cluster does not answer."""
+        """Return the topic's ``max.message.bytes``; None: the setting can't be read."""
         found = topic_settings(self._admin, [topic], self._log, ASK_TIMEOUT_S)
         value = found.get(topic, {}).get("max.message.bytes")
         return None if value is None else int(value)

@@ -1,6 +1,6 @@
 """Finds and creates topics, and judges whether they can be served.
 
-A delay topic that breaks a rule is not served, with an explanation; the others go on. A rule that
+A delay topic that breaks a rule is not served, with an explanation; other topics are. A rule that
 only prevents loss of records does not stop a topic that is already served: stopping it would not
 prevent the loss, and stored records would be late.
 """
