@@ -1,1 +1,1 @@
-"""The edges: Kafka and Spark."""
+"""Connectors of the delay service to Kafka and to Spark."""

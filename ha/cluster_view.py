@@ -12,12 +12,12 @@ class ClusterView:
     """Members of the cluster, its slices, and the candidates of each slice.
 
     Args:
-        me: this node.
-        replicas: copies of each slice; None: every node keeps one.
+        me: note of this node.
+        replicas: number of copies of each slice; None: every node keeps one.
 
     Attributes:
         nodes: notes of the members of the cluster, alive or not, by node id.
-        is_informed: whether the members were read from ZooKeeper.
+        is_informed: whether the members were read from ZooKeeper at least once.
         live: ids of the nodes that have a living worker.
     """
 
@@ -34,19 +34,23 @@ class ClusterView:
         self._ranked: dict[int, tuple[str, ...]] = {}
 
     def set_nodes(self, notes: Iterable[NodeNote]) -> bool:
-        """Set the members of the cluster; return whether they have changed or are the first."""
+        """Set the members of the cluster; return whether they have changed or were set for the
+        first time.
+        """
         nodes = {note.node_id: note for note in notes} | {self._me.node_id: self._me}
         is_news = nodes != self.nodes or not self.is_informed
         self.nodes, self.is_informed = nodes, True
         return is_news
 
     def add_slices(self, facts: dict[int, SliceFacts]) -> bool:
-        """Set the latest facts of slices, by number; return whether any have changed."""
+        """Store the latest facts about slices, by slice number; return whether any have changed."""
         before, self._facts = self._facts, self._facts | facts
         return before != self._facts
 
     def set_lives(self, notes: Mapping[str, LifeNote]) -> None:
-        """Set the latest notes of the workers that ``Election.rivals`` names, by worker name."""
+        """Store which slices other workers could own, from the notes of the workers that
+        ``Election.rivals`` names, by worker name.
+        """
         # Sets, for they are searched once for each slice.
         self._caught_up = {name: frozenset(note.caught_up) for name, note in notes.items()}
 
@@ -57,7 +61,7 @@ class ClusterView:
 
     @property
     def contract_version(self) -> int:
-        """Return the newest contract version that every live node knows; a node without a note
+        """Return the newest contract version that every live node supports; a node without a note
         counts as one that advertises no version.
         """
         live = {self._me.node_id, *self.live}
@@ -67,7 +71,9 @@ class ClusterView:
         return min(known)
 
     def rank(self, *, without_me: bool) -> None:
-        """Place the copies of each slice and rank its candidates; this node may be excluded."""
+        """Compute which nodes are to keep a copy of each slice, and the order in which live ones
+        should own it. ``without_me``: this node is left out of that order.
+        """
         members = [
             PlacedMember(note.node_id, note.broker_id, note.rack) for note in self.nodes.values()
         ]
@@ -92,6 +98,6 @@ class ClusterView:
         return None if note is None else f"{node_id}:{slice_no % note.workers}"
 
     def is_ready(self, node_id: str, slice_no: int) -> bool:
-        """Return whether a node has reported its copy of the slice as ready to own."""
+        """Return whether the node's worker has reported that it could own the slice now."""
         name = self.worker_of(node_id, slice_no)
         return name is not None and slice_no in self._caught_up.get(name, ())

@@ -1,4 +1,4 @@
-"""Runner of an election's effects, which carries out those of one kind together."""
+"""Carries out the election's decisions in ZooKeeper, those of one kind together."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ class EffectRunner:
     """Runner that writes one worker's decisions to the owner nodes in ZooKeeper.
 
     Args:
-        ensemble: the worker's session.
+        ensemble: access to the notes in ZooKeeper.
         me: owner note of this worker; its epoch is ignored.
-        seat_of: returns the last known seat of a slice; None: unknown.
+        seat_of: returns the last known owner of a slice; None: unknown.
     """
 
     def __init__(
@@ -32,7 +32,8 @@ class EffectRunner:
         self._seat_of = seat_of
 
     def carry_out(self, effects: Sequence[Effect]) -> None:
-        """Carry out effects on different slices.
+        """Carry out decisions about different slices: heirs first, then resignations, evictions and
+        claims.
 
         Raises:
             EnsembleError: some effects failed. Others of the same kind were carried out, those of
@@ -66,7 +67,7 @@ class EffectRunner:
 
 
 def _by_value(values: Mapping[int, str]) -> dict[str, list[int]]:
-    """Return the slices grouped by value."""
+    """Return the slices grouped by their value, such as a reason."""
     found = defaultdict(list)
     for slice_no, value in values.items():
         found[value].append(slice_no)

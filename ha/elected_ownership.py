@@ -1,4 +1,6 @@
-"""Ownership by election: the questions and reports of other threads, which may call any time."""
+"""Ownership of slices by election in ZooKeeper: the methods that other threads call, at any time,
+to query and inform the thread that decides.
+"""
 
 from __future__ import annotations
 
@@ -30,13 +32,14 @@ class ElectedOwnership:
     """Ownership of one worker's slices among all nodes of the cluster.
 
     Args:
-        zookeeper: the ensemble.
+        zookeeper: address of ZooKeeper and login.
         placement: settings of the placement of copies and owners.
-        me: this node.
+        me: note of this node.
         worker: number of this worker in its node.
         boot_s: seconds since boot, suspend included.
-        alert_s: wait between naming an heir and stopping, in s; longer than waking its loop takes.
-        kept: slices of which this node had copies before.
+        alert_s: seconds for which an owner goes on after it has named its heir; longer than waking
+            the heir's loop takes.
+        kept: slices of which this node had copies before its start.
     """
 
     def __init__(
@@ -64,25 +67,29 @@ class ElectedOwnership:
 
     @property
     def has_failed(self) -> bool:
-        """Return whether the thread has ended with an error."""
+        """Return whether the election thread has ended with an error."""
         return self._thread.has_failed
 
     def start(self) -> None:
-        """Start connecting to ZooKeeper, and the deciding thread."""
+        """Start connecting to ZooKeeper, and start the election thread."""
         self._thread.start()
 
     def roles(self) -> Mapping[int, Role]:
-        """Return this worker's role for each slice, limited by lease and connection."""
+        """Return this worker's role for each slice. A slice that it owns has the role ``PAUSED``
+        while ZooKeeper is disconnected, and ``REPLICA`` after the end of the lease.
+        """
         return self._thread.roles()
 
     def on_change(self, callback: Callable[[], None]) -> None:
-        """Register the one callable that the ownership thread calls when ``roles`` has changed.
-        It is not called at the end of the lease while that thread waits for ZooKeeper.
+        """Register the one callable that the election thread calls when ``roles`` has changed. It
+        is not called at the end of the lease while that thread waits for ZooKeeper.
         """
         self._thread.on_change = callback
 
     def confirm_all(self, slice_nos: Iterable[int]) -> frozenset[int]:
-        """Ask ZooKeeper's leader; return those of the slices that this worker owns."""
+        """Ask ZooKeeper's leader; return those of the slices that this worker owns, without slices
+        that get no answer.
+        """
         roles = self.roles()
         asked = [n for n in slice_nos if roles.get(n) is Role.OWNER]
         confirmed = set()
@@ -99,29 +106,33 @@ class ElectedOwnership:
         return self._thread.views.epochs.get(slice_no, 0)
 
     def contract_version(self) -> int:
-        """Return the newest version of the contract that every live node knows."""
+        """Return the newest contract version that every live node supports."""
         with self._thread.lock:
             return self._election.view.contract_version
 
     def pinned(self) -> str:
-        """Return why ownership is pinned; empty: it is not."""
+        """Return since when, by whom and why owners are pinned to their slices; empty: they are
+        not.
+        """
         pin = self._thread.pin
         return "" if pin is None else str(pin)
 
     def settling(self, slice_no: int, *, is_settling: bool) -> None:
-        """Report that the slice's loop has begun to settle, or has stopped."""
+        """Report that this worker has begun to settle records of a slice, or has stopped."""
         with self._thread.lock:
             self._election.settling(slice_no, is_settling=is_settling)
         self._thread.wake.set()
 
     def gave_up(self, slice_no: int, why: str) -> None:
-        """Report why this worker can't serve the slice now."""
+        """Report why this worker can't serve a slice that it owns, so that it resigns the slice."""
         with self._thread.lock:
             self._election.gave_up(slice_no, why)
         self._thread.wake.set()
 
     def standing(self, slice_no: int, standing: SliceStanding) -> None:
-        """Report the progress of this node's copy of a slice; wake the thread if it may own now."""
+        """Report the progress of this node's copy of a slice. Wake the election thread if this
+        worker may own the slice now and could not before.
+        """
         now_s = self._lease.now_s()
         with self._thread.lock:
             could = self._election.verdict(slice_no, now_s).may_own
@@ -131,7 +142,9 @@ class ElectedOwnership:
             self._thread.wake.set()
 
     def serve(self, slices: Collection[SliceFacts]) -> frozenset[int]:
-        """Set the slices that exist; return those of which this worker keeps a copy."""
+        """Set the facts of all slices that exist; return the numbers of those of which this worker
+        keeps a copy.
+        """
         with self._thread.lock:
             before = self._election.slices
             kept = self._election.serve(slices)
@@ -153,8 +166,8 @@ class ElectedOwnership:
             raise DelayServiceError(str(exc)) from exc
 
     def judge(self, facts: WorkerFacts) -> Verdict:
-        """Set the facts about this worker, with its ZooKeeper state; return whether it may own
-        slices, and why not.
+        """Store the facts about this worker, completed by the state of its ZooKeeper session;
+        return whether it may own slices, and why not.
         """
         facts = facts._replace(zookeeper=self._trouble)
         with self._thread.lock:
@@ -170,8 +183,8 @@ class ElectedOwnership:
 
     @property
     def _trouble(self) -> str:
-        """Return why this session can't own a slice; empty: it can. A lost connection counts only
-        after the end of the lease.
+        """Return why this worker's ZooKeeper session can't own a slice; empty: it can. A lost
+        connection counts only after the end of the lease.
         """
         if self._thread.is_registered and self._lease.is_valid:
             return ""
@@ -180,7 +193,9 @@ class ElectedOwnership:
         return self._thread.unusable or "there is no session yet"
 
     def close(self) -> None:
-        """Hand over own slices, waiting up to 8 s, and end the session."""
+        """Hand over the slices that this worker owns, waiting up to 8 s, and end its ZooKeeper
+        session.
+        """
         self._thread.leaving.set()
         self._thread.wake.set()
         self._thread.left.wait(_LEAVE_S)

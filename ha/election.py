@@ -1,11 +1,11 @@
-"""The election: one worker's decisions, from the state in ZooKeeper. No I/O and no clock.
+"""Election of slice owners: one worker's decisions from the state in ZooKeeper. No I/O, no clock.
 
 There is no controller. Every node ranks the candidates of a slice with the same pure function. The
 first candidate claims a vacant slice at once, each other one a little later; ZooKeeper lets one
-win. An owner that is not the first hands over when the first has caught up: it names its heir,
-goes on until the heir has noticed, finishes its transaction, and resigns.
+win. An owner that is not the first hands over when the first has caught up: it names its heir, goes
+on until the heir has noticed, finishes its transaction, and resigns.
 
-``nodes``, ``live``, ``seat`` and similar methods take events; ``step`` returns the effects.
+``nodes``, ``live``, ``seat`` and similar methods take events; ``step`` returns what to do.
 """
 
 from __future__ import annotations
@@ -44,16 +44,16 @@ class Election:
     """Decisions of one worker about the owners of its slices.
 
     Args:
-        me: this node.
+        me: note of this node.
         worker: number of this worker in its node; it serves every slice whose number is this one
             modulo the number of workers.
         replicas: copies of each slice; None: every node keeps one.
         pace: intervals between decisions.
-        kept: slices of which this node had copies before; it keeps them until their placement is
+        kept: slices of which this node had copies before its start, kept until their placement is
             known.
 
-    A slice that has existed once stays in the plan: a topic that can't be described for a moment
-    comes back, and a plan without it would move copies and owners of other slices as well.
+    A slice that has existed once stays placed: a topic that can't be described for a moment
+    comes back, and placing without it would move copies and owners of other slices as well.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class Election:
         self._wake_s = math.inf
 
     def nodes(self, notes: Iterable[NodeNote]) -> None:
-        """Set the members of the cluster, alive or not, and plan again if they changed."""
+        """Set the members of the cluster; if they changed, place copies and rank owners again."""
         if self.view.set_nodes(notes):
             self._plan()
 
@@ -93,13 +93,13 @@ class Election:
             self._plan()
 
     def pin(self, *, is_pinned: bool) -> None:
-        """Set whether ownership is pinned, so that owners keep slices that others should own."""
+        """Set whether owners are pinned, so that they keep slices that other nodes should own."""
         self._is_pinned = is_pinned
 
     def serve(self, facts: Collection[SliceFacts]) -> frozenset[int]:
         """Set the slices that exist; return those of which this worker keeps a copy.
 
-        A copy that is no longer placed here is kept until the nodes it is placed on have caught up.
+        A copy no longer placed on this node is kept until the nodes it is placed on have caught up.
         A copy of a slice missing from ``facts`` stays as it is: its placement is unknown.
         """
         told = {fact.slice_no: fact for fact in facts}
@@ -117,7 +117,7 @@ class Election:
         return kept
 
     def seat(self, slice_no: int, seat: Seat, now_s: float) -> None:
-        """Set the owner of a slice as just read from ZooKeeper."""
+        """Set the owner of a slice, read from ZooKeeper at ``now_s``, in s on the lease's clock."""
         state = self._slices.get(slice_no)
         if state is None:
             return
@@ -133,7 +133,7 @@ class Election:
             state.is_giving_up = False
 
     def _inherit(self, state: SliceElection, before: Seat | None, seat: Seat) -> None:
-        """Set heir and giver of a slice from the last note of an owner that has left."""
+        """Set heir and former owner (giver) from the last note of an owner that has left."""
         last = before.owner if before and not seat.owner else None
         if last is not None:
             state.heir, state.giver = last.heir, last
@@ -143,7 +143,7 @@ class Election:
         self._drop_gone_giver(state)
 
     def _drop_gone_giver(self, state: SliceElection) -> None:
-        """Clear the giver if it has left the cluster: it did not hand over to a better owner."""
+        """Clear the former owner if it is not alive: it did not hand over to a better owner."""
         giver = state.giver
         if giver is not None:
             note = self.view.nodes.get(giver.node_id)
@@ -151,14 +151,14 @@ class Election:
             state.giver = giver if is_there and giver.node_id in self.view.live else None
 
     def forget_seats(self) -> None:
-        """Clear all seats and the registration, after the session was lost."""
+        """Forget all owners and the registration, after the ZooKeeper session was lost."""
         for state in self._slices.values():
             state.seat = None
         self._is_registered = False
 
     def settling(self, slice_no: int, *, is_settling: bool) -> None:
-        """Set whether this worker delivers records of an own slice; a start clears its count of
-        failures.
+        """Set whether this worker delivers records of a slice that it owns; a start clears the
+        count of failures.
         """
         state = self._slices.get(slice_no)
         if state is not None:
@@ -167,7 +167,7 @@ class Election:
                 state.failures = 0
 
     def gave_up(self, slice_no: int, why: str) -> None:
-        """Record why the loop of an own slice can't serve it; the next ``step`` resigns it."""
+        """Note why this worker can't serve a slice it owns; the next ``step`` resigns the slice."""
         state = self._slices.get(slice_no)
         if state is not None and state.seat is not None and state.seat.is_mine:
             state.trouble = why
@@ -185,7 +185,7 @@ class Election:
         return (now.cause, now.may_keep) != (before.cause, before.may_keep)
 
     def leave(self) -> None:
-        """Begin to hand over all own slices, and stop claiming any."""
+        """Begin to hand over all slices that this worker owns, and stop claiming slices."""
         self._is_leaving = True
         self._plan()
 
@@ -207,7 +207,7 @@ class Election:
 
     @property
     def wake_s(self) -> float:
-        """Return when to call ``step`` next if no event comes before, in s; infinity: never."""
+        """Return when to call ``step`` again, in s on the lease's clock; infinity: on an event."""
         return self._wake_s
 
     @property
@@ -224,7 +224,7 @@ class Election:
         return frozenset(name for name in names if name is not None)
 
     def seat_of(self, slice_no: int) -> Seat | None:
-        """Return the last known seat of a slice; None: unknown."""
+        """Return the owner of a slice as last read from ZooKeeper; None: not read yet."""
         state = self._slices.get(slice_no)
         return None if state is None else state.seat
 
@@ -265,7 +265,7 @@ class Election:
         return Role.HEIR if is_able else Role.REPLICA
 
     def _plan(self) -> None:
-        """Place and rank again, after facts, members or live nodes have changed."""
+        """Place copies and rank owners again, after slices, members or live nodes have changed."""
         for state in self._slices.values():
             self._drop_gone_giver(state)
         self.view.rank(without_me=self._is_leaving)
@@ -282,8 +282,8 @@ class Election:
         return slice_no in self._copies and (is_owner or not ready)
 
     def _candidates(self, slice_no: int) -> tuple[str, ...]:
-        """Return the nodes that an owner may hand over to: all ranked ones if it is not ranked,
-        else the first. Empty while ownership is pinned, unless this worker is leaving or not live.
+        """Return the nodes to which this owner may hand over: all ranked nodes if it is not ranked,
+        else the first. Empty while owners are pinned, unless this worker leaves or is not live.
         """
         ranked = self.view.ranked(slice_no)
         me = self._me.node_id
@@ -294,8 +294,8 @@ class Election:
         return ranked
 
     def step(self, now_s: float) -> list[Effect]:
-        """Return the effects due at ``now_s``. The caller carries out each one and passes its seat
-        to ``seat`` before the next step; a failed effect is returned again.
+        """Return the changes due in ZooKeeper at ``now_s``. The caller makes each one and passes
+        the owner then read to ``seat`` before the next step; a failed change is returned again.
         """
         self._wake_s = math.inf
         effects = (self._decide(n, state, now_s) for n, state in self._slices.items())
@@ -336,7 +336,7 @@ class Election:
         return None
 
     def _why_to_leave(self, slice_no: int) -> str:
-        """Return why to resign an own slice at once; empty: the worker may keep it, or no other
+        """Return why to resign an owned slice at once; empty: the worker may keep it, or no other
         node is ready.
         """
         verdict = electability(self._facts_here)
@@ -346,13 +346,13 @@ class Election:
         return verdict.reason if is_relieved else ""
 
     def _relief(self, slice_no: int) -> tuple[str, ...]:
-        """Return the nodes that may take a slice from this owner: all others if it may not own."""
+        """Return the nodes that may take a slice over: all others if this one may not own."""
         if electability(self._facts_here).may_own:
             return self._candidates(slice_no)
         return tuple(n for n in self.view.ranked(slice_no) if n != self._me.node_id)
 
     def _give_up(self, state: SliceElection, why: str, now_s: float) -> None:
-        """Count a failure, once for each tenure, and set the pause before the next claim."""
+        """Count a failure, once for each ownership, and set the pause before the next claim."""
         if not state.is_giving_up:
             state.is_giving_up = True
             state.failures += 1
@@ -394,7 +394,7 @@ class Election:
         return None
 
     def _is_over(self, end_s: float, now_s: float) -> bool:
-        """Return whether ``end_s`` has passed; if not, set ``wake_s`` to it at the latest."""
+        """Return whether ``end_s`` has passed; if not, have ``step`` called then at the latest."""
         if end_s > now_s:
             self._wake_s = min(self._wake_s, end_s)
         return end_s <= now_s

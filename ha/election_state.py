@@ -1,4 +1,4 @@
-"""State of a slice's election, and the effects and times of its decisions."""
+"""Data classes of the election: state of a slice, effects of decisions, and intervals."""
 
 from __future__ import annotations
 
@@ -13,27 +13,31 @@ _UNKNOWN = SliceStanding({}, math.inf)
 
 
 class ClaimSlice(NamedTuple):
-    """Effect: become the owner of a vacant slice."""
+    """Decision to become the owner of a vacant slice."""
 
     slice_no: int
 
 
 class Announce(NamedTuple):
-    """Effect: write the heir of an own slice to its owner node; empty: withdraw the heir."""
+    """Decision to write ``heir`` into the owner note of a slice that this worker owns; empty: no
+    heir.
+    """
 
     slice_no: int
     heir: str
 
 
 class Resign(NamedTuple):
-    """Effect: give up an own slice, for the reason ``why``."""
+    """Decision to give up a slice that this worker owns, for the reason ``why``."""
 
     slice_no: int
     why: str
 
 
 class Evict(NamedTuple):
-    """Effect: remove the owner node that a dead session of this worker has left."""
+    """Decision to remove a slice's owner node in ZooKeeper that an ended session of this worker has
+    left.
+    """
 
     slice_no: int
 
@@ -47,15 +51,17 @@ class ElectionPace:
 
     Attributes:
         stagger_s: delay of the claim of a vacant slice, for each better candidate.
-        lag_s_max: largest lag of a copy that may own.
-        alert_s: wait between naming the heir and stopping; longer than it takes to wake its loop.
+        lag_s_max: largest lag behind the owner's copy with which a node may own a slice.
+        alert_s: time for which an owner goes on after naming its heir; longer than it takes to wake
+            the heir's loop.
         tenure_s: time for which a new owner keeps a slice before it hands over to a better node.
-        handed_s: tenure if a living owner handed the slice over. Nodes may count different leaders
-            until a leader is stable; with a shorter tenure they would hand over to each other.
-        first_s: extra delay of a node that is not the first, for a slice that it reads for the
+        handed_s: the same time as ``tenure_s``, if a living owner handed the slice over. Until a
+            partition's leader is stable, nodes may count different ones as leader, and would hand
+            over to each other after a shorter time.
+        first_s: extra delay of every candidate but the best, for a slice that it reads for the
             first time: when a cluster starts, no copy is ready at once.
-        heir_s: extra delay of other candidates while a named heir is alive.
-        last_s: extra delay of a worker that may own only as the last resort.
+        heir_s: extra delay of other candidates while the heir named by the last owner is alive.
+        last_s: extra delay of a worker that may own a slice only if no other node takes it.
     """
 
     stagger_s: float = 0.15
@@ -69,7 +75,9 @@ class ElectionPace:
 
 
 class Seat(NamedTuple):
-    """A slice's owner node: its note, and whether this worker's session holds it."""
+    """Owner of a slice as read from ZooKeeper; None: vacant. ``is_mine``: this worker's present
+    session holds the slice's owner node.
+    """
 
     owner: OwnerNote | None
     is_mine: bool = False
@@ -77,28 +85,30 @@ class Seat(NamedTuple):
 
 @dataclass(slots=True)
 class SliceElection:
-    """The state of one slice, as this worker sees it."""
+    """State of one slice in the election, as one worker knows it."""
 
     seat: Seat | None = None
     since_s: float = 0.0
-    """Time since which the seat is unchanged, on the lease's clock, in s."""
+    """Time from which waits before a claim or a hand-over count, in s on the lease's clock: when
+    the owner last changed."""
     standing: SliceStanding = _UNKNOWN
     is_settling: bool = False
     is_handing_over: bool = False
     announced_s: float = math.inf
     heir: str = ""
-    """Node that the last owner named as its heir; empty: no node."""
+    """Node that the last owner of a vacant slice named as its heir; empty: no node."""
     giver: OwnerNote | None = None
     """Owner that handed the slice over to this node; None: no owner, or it is not alive."""
     trouble: str = ""
-    """Reason why this worker's loop can't serve the owned slice; empty: it can."""
+    """Reason why this worker, as the owner, can't serve the slice; empty: it can."""
     is_giving_up: bool = False
     failures: int = 0
-    """Consecutive resignations because the slice could not be served; ``failure``: last reason."""
+    """Number of consecutive resignations because this worker could not serve the slice.
+    ``failure``: reason of the last one."""
     failure: str = ""
     rest_until_s: float = -math.inf
 
 
 def epoch_of(seat: Seat) -> int:
-    """Return the epoch of a seat's owner; -1 without an owner."""
+    """Return the epoch of a slice's owner; -1: the slice is vacant."""
     return -1 if seat.owner is None else seat.owner.epoch

@@ -31,34 +31,35 @@ _RETRY_S: Final = 0.2
 _REFUSED_S: Final = 2.0
 _LOGIN_HINT: Final = "check zookeeper.auth, zookeeper.username and its password"
 _PATIENCE_S: Final = 2.0
-"""Time without an answer before it is reported, in s: connecting takes a moment."""
+"""Time without an answer from ZooKeeper before it is logged, in s: connecting takes a moment."""
 
 _log = structlog.get_logger(__name__)
 _T = TypeVar("_T")
 
 
 class ElectionThread:
-    """The deciding thread of one worker; ``ElectedOwnership`` passes it reports of other threads.
+    """Thread that takes part in the election for one worker. ``ElectedOwnership`` passes it reports
+    of other threads.
 
     Args:
-        zookeeper: the ensemble.
+        zookeeper: address of ZooKeeper and login.
         placement: settings of the placement of copies and owners.
-        me: this node.
+        me: note of this node.
         worker: number of this worker in its node.
         election: the decisions; used only while ``lock`` is held, as many threads report to it.
         lease: time for which roles are valid without an answer from ZooKeeper.
 
     Attributes:
-        lock: lock of the election.
-        ensemble: ZooKeeper, as this worker sees it.
-        wake: ends the wait of the thread.
-        leaving: set to hand over all own slices and end the thread.
-        left: set when nothing is left to hand over.
+        lock: lock that protects ``election``.
+        ensemble: notes in ZooKeeper, as this worker reads and writes them.
+        wake: event that ends the wait of the thread.
+        leaving: event, set to hand over all owned slices and end the thread.
+        left: event, set when no slice is left to hand over.
         views: roles and epochs, as last decided.
         on_change: called when ``roles`` has changed; must return at once.
         is_registered: whether ZooKeeper has this worker's note under the present session.
         rival: instance of another living node with this node's name; empty: there is no such node.
-        pin: note that pins ownership; None: it is not pinned.
+        pin: note by which owners are pinned to their slices; None: they are not.
         unusable: reason of ZooKeeper's last failure or refusal; empty: there was no failure.
         has_failed: whether the thread has ended with an error.
     """
@@ -111,19 +112,21 @@ class ElectionThread:
         self._thread = threading.Thread(target=self._run, name="ownership", daemon=True)
 
     def start(self) -> None:
-        """Start connecting to ZooKeeper, and the thread."""
+        """Start connecting to ZooKeeper, and start the election thread."""
         self._session.connect()
         self._thread.start()
 
     def roles(self) -> Mapping[int, Role]:
-        """Return this worker's role for each slice, limited by lease and connection."""
+        """Return this worker's role for each slice. A slice that it owns has the role ``PAUSED``
+        while ZooKeeper is disconnected, and ``REPLICA`` after the end of the lease.
+        """
         views = self.views
         if not self._lease.is_valid:
             return views.ended
         return views.owning if self._session.is_connected else views.paused
 
     def changed(self, what: int) -> None:
-        """Let the thread read again: a slice, ``MEMBERS``, or ``EVERYTHING``."""
+        """Let the election thread read ``what`` again: a slice, ``MEMBERS``, or ``EVERYTHING``."""
         self._changes.put(what)
         self.wake.set()
 
@@ -140,7 +143,7 @@ class ElectionThread:
             self.on_change()
 
     def wait_s(self) -> float:
-        """Return the time until the next turn, in s, unless ``wake`` is set before."""
+        """Return the time until ``turn`` is due, in s; setting ``wake`` makes it due at once."""
         now_s = self._lease.now_s()
         due_s = min(self._beat_due_s, self._step_due_s)
         if self._lease.is_valid:  # its end changes the roles
@@ -148,7 +151,7 @@ class ElectionThread:
         return max(due_s - now_s, 0.0)
 
     def turn(self) -> None:
-        """Read what has changed, decide, act, and publish the roles."""
+        """Read what has changed in ZooKeeper, carry out decisions, and publish the roles."""
         if self._session.take_lost():
             self._session_lost()
         self._step_due_s = float("inf")  # without an answer there is nothing to decide on time
@@ -259,7 +262,9 @@ class ElectionThread:
         return True
 
     def _read_members(self, *, anew: bool) -> None:
-        """Read the members if ``anew``, and in any case the progress of rivals."""
+        """Read nodes, live workers and pin if ``anew``; in any case, read the notes of possible
+        heirs and remove nodes that are away too long.
+        """
         if anew:
             # Notes last: a returning node writes its note before it registers, and no watch fires
             # for a note that changes later.
@@ -290,7 +295,7 @@ class ElectionThread:
             _log.info("ownership_unpinned")
 
     def _forget_the_gone(self, nodes: Collection[NodeNote], live: Collection[str]) -> None:
-        """Remove nodes that are away longer than ``away_ms``, unless ``replicas`` is "all"."""
+        """Remove nodes not ``live`` for more than ``away_ms``, unless ``replicas`` is "all"."""
         now_s = self._lease.now_s()
         gone = {note.node_id for note in nodes} - set(live) - {self._me.node_id}
         self._gone_since_s = {n: self._gone_since_s.get(n, now_s) for n in gone}
@@ -300,7 +305,9 @@ class ElectionThread:
                 self.ensemble.forget(node_id)
 
     def _read_seats(self, slice_nos: Collection[int], *, have_acted: bool) -> None:
-        """Read the owners of slices; warn of a lost own owner node, unless ``have_acted``."""
+        """Read the owners of slices. Warn of slices that this worker has lost, unless it has just
+        changed their owners itself (``have_acted``).
+        """
         # This reading covers changes up to now. Own claims fire watches as well, and each slice
         # would be read twice.
         for what in self._take_changes() - set(slice_nos):
@@ -314,8 +321,8 @@ class ElectionThread:
                 _log.warning("owner_node_gone", slice=slice_no)
 
     def _between_beats(self, items: Sequence[_T]) -> Iterator[Sequence[_T]]:
-        """Yield the items in batches, and send a beat between them when due, so that the lease does
-        not end during a long turn.
+        """Yield the items in batches, with a heartbeat to ZooKeeper between them when due, so that
+        the lease does not end meanwhile.
         """
         for start in range(0, len(items), REQUESTS_MAX):
             self._beat_when_time()
@@ -349,7 +356,7 @@ class ElectionThread:
             self._session.replace()
 
     def _complain(self, event: str, why: str, hint: str) -> None:
-        """Log a warning once for each reason, and again after 30 s."""
+        """Log a warning once for each reason ``why``, and again after 30 s."""
         now_s = self._lease.now_s()
         if now_s - self._reminded_s > _REMIND_S:
             self._reminded_s = now_s

@@ -1,8 +1,9 @@
-"""ZooKeeper as the nodes use it: a session, small notes, and watches that only ask to read again.
+"""Reads and writes the notes of all nodes in ZooKeeper. A watch only reports that something is to
+be read again.
 
-kazoo, as found by reading and trying 2.11: its ``Election`` and ``Lock`` are not used (design
-section 6); its connection thread ends for good on a refused login and on
-errors that it does not know, without a log line, so the owner of the session must replace it.
+kazoo 2.11: its ``Election`` and ``Lock`` are not used (design section 6). Its connection thread
+ends for good, without a log line, on a refused login and on errors that it does not know, so the
+owner of the session must replace the session.
 """
 
 from __future__ import annotations
@@ -32,18 +33,18 @@ from ha.session import EVERYTHING, MEMBERS, Session, each, still_there
 __all__ = ["EVERYTHING", "MEMBERS", "Ensemble", "EnsembleError", "EnsembleRefusedError", "Held"]
 
 _EPOCH_DIGITS_MAX: Final = 18
-"""Decimal digits that always fit into 64 bits."""
+"""Largest number of decimal digits that is sure to fit into 64 bits."""
 
 _log = structlog.get_logger(__name__)
 
 
 class Held(NamedTuple):
-    """An owner node of a slice.
+    """Owner node of a slice, as read from ZooKeeper.
 
     Attributes:
-        note: the owner.
-        is_mine: whether this session holds the node.
-        is_nobodys: whether no session holds it, as it was made by hand.
+        note: content of the node: who owns the slice.
+        is_mine: whether this worker's session holds the node.
+        is_nobodys: whether no session holds the node, as it was made by hand.
     """
 
     note: OwnerNote
@@ -52,19 +53,19 @@ class Held(NamedTuple):
 
 
 class Ensemble:
-    """The notes of all nodes in ZooKeeper, read and written in one session. Any thread may call.
-    A call ends when no answer has come for a session timeout.
+    """Reader and writer of the notes (small JSON texts) of all nodes in ZooKeeper, in one session.
+    Any thread may call. A call fails when no answer has come for a session timeout.
 
     Requests about many slices are sent without waiting for each answer. If one fails, the others
     are still carried out; its error is raised after them.
 
     Args:
         options: address of ZooKeeper and login.
-        changed: called, from a thread of kazoo's, with what to read again: a slice, ``MEMBERS``, or
-            ``EVERYTHING`` when the connection comes or goes. Must not block.
+        changed: called, from a thread of kazoo's, with what to read again: the number of a slice,
+            ``MEMBERS``, or ``EVERYTHING`` when the connection comes or goes. Must not block.
 
     Attributes:
-        session: the connection, which the owner of this object opens, replaces and closes.
+        session: session with ZooKeeper, which the owner of this object opens, replaces and closes.
     """
 
     def __init__(self, options: ZooKeeper, changed: Callable[[int], None]) -> None:
@@ -72,15 +73,16 @@ class Ensemble:
         self._unreadable: set[str] = set()
 
     def prepare(self) -> None:
-        """Create the parent nodes of all notes."""
+        """Create the ZooKeeper nodes below which all notes lie, if they are missing."""
         for folder in ("nodes", "live", "slices"):
             path = self.session.path(folder)
             with still_there(path):
                 self.session.ask(self.session.client.ensure_path_async, path)
 
     def register(self, node: NodeNote, life: LifeNote) -> LifeNote | None:
-        """Register this worker; return None, or the note of another living node of the same name.
-        A note that a dead session of this worker left is replaced.
+        """Write the note of a live worker, and that of its node. Return None; or, if another living
+        node has the same name, a note of that one. A note that an ended session of this worker left
+        is replaced.
         """
         path = self._life_path(life)
         with self.session.batch() as batch:
@@ -102,23 +104,25 @@ class Ensemble:
         return LifeNote(life.node_id, "?", life.worker)
 
     def _namesake(self, life: LifeNote) -> LifeNote | None:
-        """Return the note of a live worker of another node of this name; None: no such node."""
+        """Return the note of a live worker of another node that has the name of the node of
+        ``life``; None: there is no such node.
+        """
         names = [name for name in self.live() if (worker_of(name) or ("",))[0] == life.node_id]
         others = self.lives(names).values()
         return next((other for other in others if other.instance != life.instance), None)
 
     def enroll(self, node: NodeNote) -> None:
-        """Write the note that makes a node a member of the cluster, alive or not."""
+        """Write a node's note, which makes it a member of the cluster, alive or not."""
         self.session.put(self.session.path("nodes", node.node_id), encode(node))
 
     def unregister(self, life: LifeNote) -> None:
-        """Remove this worker's note, so that it is no candidate; the session goes on."""
+        """Remove a worker's note, so that it is no candidate for slices; the session goes on."""
         self.session.delete(self._life_path(life))
 
     def beat(self, life: LifeNote | None) -> bool:
-        """Get an answer from the ensemble's leader, as the nearest server may be cut off from it.
-        Return False if this worker's own node is gone or belongs to another session, whose note is
-        not overwritten.
+        """Write a live worker's note again, so that ZooKeeper's leader has to answer; the nearest
+        server may be cut off from the leader. Return False if the note is gone or another
+        session's, which is not overwritten. ``life`` None: only wait for the answer.
         """
         if life is None:
             self.session.sync()
@@ -135,7 +139,9 @@ class Ensemble:
         return bool(after.ephemeralOwner == session.session_id)
 
     def nodes(self) -> list[NodeNote]:
-        """Return the notes of all nodes of the cluster; the next node to come or go is reported."""
+        """Return the notes of all nodes of the cluster, and watch for the next node to join or
+        leave.
+        """
         with self.session.batch() as batch:
             return self._nodes(batch, self.session.children("nodes"))
 
@@ -145,7 +151,9 @@ class Ensemble:
         return [held[0] for held in found.values() if held is not None and held[0] is not None]
 
     def pin(self) -> PinNote | None:
-        """Return the note that pins ownership; None: not pinned. Its next change is reported."""
+        """Return the note by which owners are pinned to their slices, and watch for its next
+        change; None: they are not pinned.
+        """
         path = self.session.path("pinned")
         session = self.session
         if session.ask(session.client.exists_async, path, watch=session.watch) is None:
@@ -155,15 +163,15 @@ class Ensemble:
         return None if held is None else held[0] or PinNote()
 
     def forget(self, node_id: str) -> None:
-        """Remove a node from the members of the cluster."""
+        """Remove a node's note, so that it is no longer a member of the cluster."""
         self.session.delete(self.session.path("nodes", node_id))
 
     def live(self) -> list[str]:
-        """Return the names of all live workers; the next one to come or go is reported."""
+        """Return the names of all live workers, and watch for the next worker to come or go."""
         return self.session.children("live")
 
     def lives(self, names: Iterable[str]) -> dict[str, LifeNote]:
-        """Return the notes of those of the named workers that are alive, by name."""
+        """Return the notes of those of the named workers that are alive, by worker name."""
         with self.session.batch() as batch:
             return self._lives(batch, names)
 
@@ -173,7 +181,7 @@ class Ensemble:
         return {name: held[0] for name, held in found.items() if held and held[0]}
 
     def survey(self, slices: Iterable[int]) -> Members:
-        """Return the state of the cluster, for people; sets no watches.
+        """Return the state of the cluster and of these slices, for people; set no watches.
 
         Raises:
             EnsembleError: ZooKeeper does not answer.
@@ -187,8 +195,9 @@ class Ensemble:
         )
 
     def owners(self, slice_nos: Iterable[int]) -> Iterator[tuple[int, Held | None]]:
-        """Yield each slice with its owner, whose next change is reported. An owner node without a
-        session would stay for ever; it is removed unless there are nodes below it.
+        """Yield each slice with its owner node (None: vacant), and watch for that node's next
+        change. An owner node without a session would stay for ever; it is removed unless there are
+        nodes below it.
 
         Raises:
             EnsembleError: at the end, when some slices could not be read; they are left out.
@@ -228,7 +237,8 @@ class Ensemble:
         }
 
     def confirm_all(self, slice_nos: Iterable[int]) -> Iterator[int]:
-        """Yield the slices whose owner node this session holds, as the ensemble's leader sees it.
+        """Yield the slices whose owner node this worker's session holds, as ZooKeeper's leader sees
+        it.
 
         Raises:
             EnsembleError: at the end, when some slices could not be read; they are left out.
@@ -239,8 +249,8 @@ class Ensemble:
             yield from (n for n, held in found.items() if held is not None and held.is_mine)
 
     def claim_all(self, slice_nos: Iterable[int], owner: OwnerNote) -> frozenset[int]:
-        """Claim slices for the worker of ``owner``, each with its next epoch; return those that
-        were won. Other workers were faster for the rest.
+        """Claim slices for the worker that ``owner`` names, each with the slice's next epoch;
+        return the slices that were won. Other workers were faster for the rest.
         """
         with self.session.batch() as batch:
             epochs = self._epochs(batch, slice_nos)
@@ -248,7 +258,9 @@ class Ensemble:
             return batch.commit_all(claims)
 
     def _epochs(self, batch: Pipeline, slice_nos: Iterable[int]) -> dict[int, tuple[bytes, int]]:
-        """Return content and version of the slices' epoch nodes; missing ones are created."""
+        """Return content and version of the epoch node of each slice, by slice; missing nodes are
+        created.
+        """
         client = self.session.client
         paths = {slice_no: self._epoch_path(slice_no) for slice_no in slice_nos}
         found = batch.ask_all(each(client.get_async, paths))
@@ -263,7 +275,9 @@ class Ensemble:
         return {n: (data, stat.version) for n, (data, stat) in there.items()}
 
     def _claim(self, slice_no: int, owner: OwnerNote, data: bytes, version: int) -> Any:  # noqa: ANN401  # kazoo has no types
-        """Return a transaction that raises the epoch and creates the owner node."""
+        """Return a transaction, not sent yet, that raises a slice's epoch and creates its owner
+        node. ``data`` and ``version``: content and version of its epoch node.
+        """
         path = self._epoch_path(slice_no)
         won = msgspec.structs.replace(owner, epoch=1 + self._epoch(data, path))
         both = self.session.client.transaction()
@@ -272,7 +286,9 @@ class Ensemble:
         return both
 
     def _epoch(self, data: bytes, path: str) -> int:
-        """Return the epoch; 0 if it is not a number, as the checkpoint keeps the order anyway."""
+        """Return the epoch in the content of the ZooKeeper node ``path``; 0 if it is not a number,
+        as the checkpoints keep epochs in order anyway.
+        """
         if not data or (data.isdigit() and len(data) <= _EPOCH_DIGITS_MAX):
             return int(data or b"0")
         if path not in self._unreadable:
@@ -281,7 +297,7 @@ class Ensemble:
         return 0
 
     def announce_all(self, owners: Mapping[int, OwnerNote]) -> None:
-        """Overwrite the notes of owner nodes that this session holds."""
+        """Overwrite the notes, by slice, in those owner nodes that this session holds."""
 
         def write(slice_no: int, transaction: Any) -> None:  # noqa: ANN401
             transaction.set_data(self._owner_path(slice_no), encode(owners[slice_no]))
@@ -290,12 +306,14 @@ class Ensemble:
             self._change_owners(batch, owners, lambda held: held.is_mine, write)
 
     def resign_all(self, slice_nos: Iterable[int]) -> None:
-        """Remove owner nodes of slices, but only those that this session holds."""
+        """Remove the owner nodes of these slices, but only those that this session holds."""
         with self.session.batch() as batch:
             self._change_owners(batch, slice_nos, lambda held: held.is_mine, self._delete_owner)
 
     def evict_all(self, slice_nos: Iterable[int], worker_id: WorkerId) -> None:
-        """Remove owner nodes that an earlier session of the same worker holds."""
+        """Remove the owner nodes of these slices that an earlier session of the worker
+        ``worker_id`` holds.
+        """
 
         def is_old(held: Held) -> bool:
             return held.note.worker_id == worker_id and not held.is_mine
@@ -313,8 +331,9 @@ class Ensemble:
         is_meant: Callable[[Held], bool],
         change: Callable[[int, Any], None],
     ) -> None:
-        """Change each owner node for which ``is_meant`` holds, unless a claim comes in between, as
-        its epoch shows. The node's own version can't show that, for it begins at 0 again.
+        """Change each owner node for which ``is_meant`` holds, unless the slice is claimed
+        meanwhile. The epoch node's version shows that; the owner node's version can't, for it
+        begins at 0 in each new node. ``change`` adds the change of a slice to a transaction.
         """
         # The epochs first: then the check of the epoch detects a claim in between.
         paths = {slice_no: self._epoch_path(slice_no) for slice_no in slice_nos}

@@ -1,7 +1,7 @@
-"""A kazoo client for the settings, and facts that only its log contains.
+"""Makes clients of kazoo, a ZooKeeper library, and reads facts that only kazoo's log contains.
 
-kazoo, as found by reading and trying 2.11: only its log has the negotiated session timeout, at a
-level that shows the session's password as well, and the reason why it can't connect.
+With kazoo 2.11, only its log has the negotiated session timeout, at a level that also shows the
+session's password, and the reason why a connection failed.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ _RECONNECT_S_MAX: Final = 1.0
 _CONNECT_S: Final = 15.0
 _GRANTED: Final = "Session created"
 _CHANGE: Final = ("Transition to", "Session has expired")
-"""Beginnings of log lines that follow from a failure already logged."""
+"""Beginnings of warnings of kazoo that only follow from a failure it has logged before."""
 
 _log = structlog.get_logger(__name__)
 
 
 class KazooLog(logging.Logger):
     """Logger that takes from kazoo's log the session timeout and the reason of a failed connection.
-    Lines below warning and the requests of an exception are dropped: some show passwords.
+    All else is dropped: lines below warning and the requests in error messages may show passwords.
     """
 
     def __init__(self) -> None:
@@ -41,7 +41,9 @@ class KazooLog(logging.Logger):
         self.trouble = ""
 
     def handle(self, record: logging.LogRecord) -> None:
-        """Read timeout or failure from one log record; print nothing of it above debug."""
+        """Keep the session timeout or the failure that a line of kazoo's log states; log the
+        failure, at debug level only.
+        """
         if str(record.msg).startswith(_GRANTED) and isinstance(record.args, tuple):
             self.session_timeout_ms = int(str(record.args[2]))
             self.trouble = ""
@@ -51,7 +53,7 @@ class KazooLog(logging.Logger):
 
 
 def make_client(options: ZooKeeper, log: KazooLog) -> KazooClient:
-    """Return a client for one session, not started yet.
+    """Return a ZooKeeper client for one session, not started yet.
 
     Raises:
         DelayServiceError: the login is SASL, and the package for that is missing.
@@ -92,7 +94,7 @@ def make_client(options: ZooKeeper, log: KazooLog) -> KazooClient:
 
 @contextmanager
 def connected(options: ZooKeeper) -> Iterator[KazooClient]:
-    """Connect a client for an operator's command, and close it at the end.
+    """Yield a connected ZooKeeper client for an operator's command, and close it afterwards.
 
     Raises:
         DelayServiceError: no server answers within 15 s.
@@ -114,7 +116,7 @@ def connected(options: ZooKeeper) -> Iterator[KazooClient]:
 
 
 def acl_of(options: ZooKeeper) -> list[ACL] | None:
-    """Return the access rights of nodes to be written; None: open to all."""
+    """Return the access rights that ZooKeeper nodes get; None: everybody may do everything."""
     accepted = [make_acl(options.auth, one, all=True) for one in options.accepted]
     if options.auth == "digest":
         return [make_digest_acl(options.username, options.secret(), all=True), *accepted]

@@ -1,4 +1,4 @@
-"""The broker that leads a partition, once that has not changed for a while.
+"""Finds the broker that leads a partition, and ignores a change of leader until it has lasted.
 
 A partition's leader moves for a moment whenever a broker restarts; if owners followed at once, each
 slice would be handed over twice without need.
@@ -10,10 +10,10 @@ from ha.placement import SliceFacts
 
 
 class StableLeaders:
-    """Filter of leaders that ignores short changes.
+    """Filter of partition leaders that ignores short changes.
 
     Args:
-        stable_s: time for which a new leader must stay before it counts.
+        stable_s: seconds for which a new leader must stay before it counts.
     """
 
     def __init__(self, stable_s: float) -> None:
@@ -22,7 +22,9 @@ class StableLeaders:
         self._seen: dict[int, tuple[int | None, float]] = {}
 
     def settle(self, facts: SliceFacts, now_s: float) -> SliceFacts:
-        """Return the facts with the stable leader; the first known leader counts at once."""
+        """Return a slice's facts with the leader that has stayed long enough, as of ``now_s``
+        (monotonic seconds). The first known leader counts at once.
+        """
         slice_no, leader = facts.slice_no, facts.leader
         seen, since_s = self._seen.get(slice_no, (leader, now_s))
         if leader != seen:

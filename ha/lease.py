@@ -13,8 +13,8 @@ from collections.abc import Callable, Mapping
 from delayservice.engine.role import Role
 
 _SAFE_PART = 2 / 3
-"""Length of the lease as a part of the session timeout. The rest allows for the server's leader,
-which learns of a beat up to half a tick late, and for clocks of different speed."""
+"""Length of the lease as a part of the session timeout. The rest allows for ZooKeeper's leader,
+which learns of a heartbeat up to half a tick late, and for clocks of different speed."""
 
 
 class Lease:
@@ -29,11 +29,15 @@ class Lease:
         self._end_s = float("-inf")
 
     def now_s(self) -> float:
-        """Return the time of the lease's clock, in s; to be read before a beat is sent."""
+        """Return the time of the lease's clock, in seconds since boot; to be read before a
+        heartbeat is sent.
+        """
         return self._boot_s()
 
     def renew(self, sent_s: float, session_timeout_s: float) -> None:
-        """Extend the lease after an answer to a beat that was sent at ``sent_s``."""
+        """Extend the lease to two thirds of the session timeout after ``sent_s`` (seconds since
+        boot), when a heartbeat was sent that ZooKeeper has answered.
+        """
         self._end_s = max(self._end_s, sent_s + session_timeout_s * _SAFE_PART)
 
     def end(self) -> None:
@@ -42,7 +46,7 @@ class Lease:
 
     @property
     def end_s(self) -> float:
-        """Return the end of the lease, on its clock, in s; minus infinity: it was ended."""
+        """Return the end of the lease, in seconds since boot; minus infinity: it was ended."""
         return self._end_s
 
     @property
@@ -52,8 +56,8 @@ class Lease:
 
 
 class RoleViews:
-    """Roles and epochs by slice, and the roles while an owner may not act as one. Never changed, so
-    that a loop can compare them by identity at every turn.
+    """A worker's roles and epochs by slice, and its roles while it may not act as an owner. An
+    object never changes, so that a loop can detect new roles by its identity.
 
     Attributes:
         owning: roles while the lease is valid and ZooKeeper connected.

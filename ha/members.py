@@ -1,4 +1,4 @@
-"""The cluster as one node sees it, for people: its nodes, owners, and progress of copies."""
+"""Data classes that describe the cluster to people: its nodes, owners, and progress of copies."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from ha.notes import LifeNote, NodeNote, OwnerNote
 
 
 class Member(msgspec.Struct, frozen=True, kw_only=True):
-    """A node.
+    """A node of the cluster, as shown to people.
 
     Attributes:
         node_id: name of the node.
-        broker_id: broker on the same host; None: there is no such broker.
+        broker_id: id of the broker on the same host; None: there is no such broker.
         rack: rack of the node; empty: unknown.
         address: host name, for people.
         workers: configured number of worker processes.
@@ -37,7 +37,7 @@ class Holding(msgspec.Struct, frozen=True, kw_only=True):
         owner: name of the owner's node; empty: the slice is vacant.
         worker: number of the owner's worker process.
         epoch: number of this ownership; 0: vacant.
-        heir: node that takes the slice over next; empty: no handover.
+        heir: node that takes the slice over next; empty: no hand-over.
     """
 
     slice: int
@@ -48,13 +48,13 @@ class Holding(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MemberCopies(msgspec.Struct, frozen=True, kw_only=True):
-    """A copy of a slice.
+    """Progress of one node's copy of a slice.
 
     Attributes:
         slice: number of the slice.
         node: name of the node that keeps it.
-        stored: number of stored source offsets, summed over the delay topics.
-        caught_up: whether its worker may own the slice now.
+        stored: sum of the next source offsets to be stored, over the delay topics.
+        caught_up: whether the node's worker may own the slice now.
     """
 
     slice: int
@@ -64,7 +64,7 @@ class MemberCopies(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Members(msgspec.Struct, frozen=True, kw_only=True):
-    """The cluster.
+    """The state of the cluster, as shown to people.
 
     Attributes:
         nodes: member nodes, alive or not.
@@ -85,7 +85,7 @@ def survey_of(
     Args:
         nodes: notes of the members.
         lives: notes of the live workers.
-        owners: owner of every slice that exists; None: vacant.
+        owners: owner of every slice that exists, by slice number; None: vacant.
     """
     lives = list(lives)
     members = [
@@ -117,7 +117,7 @@ def survey_of(
 
 
 def joined(parts: Sequence[Members]) -> Members:
-    """Merge the views of several workers of a node into one."""
+    """Merge descriptions of the cluster, read by several workers of a node, into one."""
     nodes: dict[str, Member] = {}
     for node in (node for part in parts for node in part.nodes):
         known = nodes.get(node.node_id)

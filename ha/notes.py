@@ -24,7 +24,7 @@ WorkerId: TypeAlias = tuple[str, str, int]
 
 
 UNADVERTISED_VERSION: Final = 3
-"""Contract version assumed for nodes that advertise no version, as their service is older."""
+"""Contract version assumed for nodes whose note has none, as they run an older release."""
 
 
 class NodeNote(msgspec.Struct, frozen=True):
@@ -53,8 +53,8 @@ class _WorkerNote(msgspec.Struct, frozen=True):
 
 
 class LifeNote(_WorkerNote, frozen=True):
-    """A live worker. ``caught_up``: slices that it could own now. ``stored``: next source offsets
-    to store by slice, summed over the delay topics, because the note is written with every beat
+    """A live worker. ``caught_up``: slices that it could own now. ``stored``: next source offset to
+    store, by slice, summed over the delay topics, because the note is written with every heartbeat
     and ZooKeeper must not hold many topics times many slices.
     """
 
@@ -63,8 +63,8 @@ class LifeNote(_WorkerNote, frozen=True):
 
 
 class OwnerNote(_WorkerNote, frozen=True):
-    """The owner of a slice. ``epoch``: number of this ownership. ``heir``: node that it hands over
-    to next; empty: no handover.
+    """The owner of a slice. ``epoch``: number of this ownership. ``heir``: node to which it hands
+    over next; empty: no hand-over.
     """
 
     epoch: int
@@ -104,7 +104,7 @@ def decode(data: bytes, kind: type[_Note]) -> _Note | None:
 
 
 def worker_name(node_id: str, worker: int) -> str:
-    """Return the name of a worker's node below ``live``."""
+    """Return the name of a worker's ZooKeeper node in the folder ``live``."""
     return f"{node_id}:{worker}"
 
 

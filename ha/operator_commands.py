@@ -1,4 +1,6 @@
-"""An operator's commands on ZooKeeper: access rights after a new password, and pinned ownership."""
+"""An operator's commands on ZooKeeper: set access rights after a new password, and pin owners to
+their slices.
+"""
 
 from __future__ import annotations
 
@@ -16,9 +18,9 @@ from ha.notes import PinNote, encode
 
 
 def set_rights(options: ZooKeeper, done: Callable[[int], None] = lambda _: None) -> int:
-    """Set the access rights of every node under ``zookeeper.root`` to those of the settings.
-    ZooKeeper nodes that the service writes meanwhile get the rights that it was started with.
-    May be repeated.
+    """Set the access rights of every ZooKeeper node under ``zookeeper.root`` to those of the
+    settings. Nodes that a running service writes meanwhile get the rights with which that service
+    was started. May be repeated.
 
     Args:
         options: address of ZooKeeper, login, and the users that may write.
@@ -54,7 +56,7 @@ def set_rights(options: ZooKeeper, done: Callable[[int], None] = lambda _: None)
 
 
 def _paths(client: KazooClient, path: str) -> Iterator[str]:
-    """Yield a path and all paths below it, parents first."""
+    """Yield the path of a ZooKeeper node and the paths of all nodes below it, parents first."""
     yield path
     with suppress(NoNodeError):
         for name in client.get_children(path):
@@ -62,8 +64,8 @@ def _paths(client: KazooClient, path: str) -> Iterator[str]:
 
 
 def set_pin(options: ZooKeeper, note: PinNote | None) -> bool:
-    """Pin ownership, so that no owner hands over just because a better node exists, or end the pin.
-    May be repeated.
+    """Pin owners to their slices, so that no owner hands over just because a better node exists, or
+    end that. May be repeated.
 
     Args:
         options: address of ZooKeeper and login.

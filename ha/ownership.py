@@ -1,4 +1,6 @@
-"""Ownership of slices, as the rest of the service asks for it, with or without ZooKeeper."""
+"""Interface that tells the service which slices a worker owns, and its implementation without
+ZooKeeper.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ class SliceStanding(NamedTuple):
     Attributes:
         stored: next source offset to be stored, by delay topic.
         lag_s: lag behind the owner's copy, in s; infinite: unknown.
-        refusal: reason why the slice may not be stored; empty: it may.
+        refusal: reason why this node may not store the slice; empty: it may.
     """
 
     stored: Mapping[str, int]
@@ -28,36 +30,39 @@ class SliceStanding(NamedTuple):
 
 
 class Ownership(Protocol):
-    """Ownership of every slice of a worker; any thread may call."""
+    """Source of a worker's role for each of its slices; any thread may call."""
 
     @property
     def has_failed(self) -> bool:
         """Return whether the election has ended with an error, so that the worker must end."""
 
     def roles(self) -> Mapping[int, Role]:
-        """Return this worker's role for each slice now; a missing slice is a replica.
-        The same object is returned until a role or an epoch changes, so that a loop can compare
-        identities at every turn.
+        """Return this worker's role for each slice now; it is a replica of slices not in the
+        result. The same object is returned until a role or an epoch changes, so that a loop can
+        compare identities.
         """
 
     def on_change(self, callback: Callable[[], None]) -> None:
-        """Register the one callable that is called when ``roles`` has changed, to wake a loop. It
-        runs in another thread and must return at once. ``roles`` may change a moment earlier.
+        """Register the one callable that is called when ``roles`` has changed, to wake the worker's
+        loop. It runs in another thread and must return at once. ``roles`` may change a moment
+        earlier.
         """
 
     def confirm_all(self, slice_nos: Iterable[int]) -> frozenset[int]:
-        """Ask ZooKeeper, with one batch, which of the slices this worker owns; return those,
-        without slices that get no answer. Used before and after fencing.
+        """Ask ZooKeeper, with one batch of requests, which of the slices this worker owns; return
+        those, without slices that get no answer. Called before and after former writers are fenced.
         """
 
     def epoch(self, slice_no: int) -> int:
-        """Return the epoch of this ownership, higher than that of every earlier owner."""
+        """Return the epoch of this worker's ownership of a slice, higher than that of every earlier
+        owner.
+        """
 
     def contract_version(self) -> int:
-        """Return the newest version of the contract that every live node knows."""
+        """Return the newest contract version that every live node supports."""
 
     def pinned(self) -> str:
-        """Return why ownership is pinned, for people; empty: it is not."""
+        """Return why owners are pinned to their slices, for people; empty: they are not."""
 
     def settling(self, slice_no: int, *, is_settling: bool) -> None:
         """Report that this worker has begun to deliver records of a slice, or has ended its last
@@ -65,13 +70,17 @@ class Ownership(Protocol):
         """
 
     def gave_up(self, slice_no: int, why: str) -> None:
-        """Report why the slice can't be delivered here now, so that another node takes it over."""
+        """Report why this worker can't deliver the records of a slice now, so that another node
+        takes the slice over.
+        """
 
     def standing(self, slice_no: int, standing: SliceStanding) -> None:
-        """Report the progress of this node's copy; called about once a second."""
+        """Report the progress of this node's copy of a slice; called about once a second."""
 
     def serve(self, slices: Collection[SliceFacts]) -> frozenset[int]:
-        """Set the slices that exist; return those of which this worker keeps a copy."""
+        """Set the facts of all slices that exist; return the numbers of those of which this worker
+        keeps a copy.
+        """
 
     def survey(self) -> Members:
         """Return the state of the cluster, for people.
@@ -81,15 +90,15 @@ class Ownership(Protocol):
         """
 
     def judge(self, facts: WorkerFacts) -> Verdict:
-        """Set the facts about this worker, except ZooKeeper's; return whether it may own slices,
-        and why not.
+        """Store the facts about this worker; those about ZooKeeper are added here. Return whether
+        it may own slices, and why not.
         """
 
     def verdict(self, slice_no: int) -> Verdict:
         """Return whether this worker may own a slice of which it keeps a copy, and why not."""
 
     def close(self) -> None:
-        """Hand over own slices within a limited time, and leave the cluster."""
+        """Hand over the slices that this worker owns, in limited time, and leave the cluster."""
 
 
 class Standalone:
@@ -107,19 +116,19 @@ class Standalone:
         self._standings: dict[int, SliceStanding] = {}
 
     def roles(self) -> Mapping[int, Role]:
-        """Return the role of owner for every slice of this worker's share."""
+        """Return the role of owner for every slice that this worker serves."""
         return self._roles
 
     def on_change(self, callback: Callable[[], None]) -> None:
-        """Register the one callable that ``serve`` calls when the share has changed."""
+        """Register the one callable that ``serve`` calls when this worker's slices have changed."""
         self._on_change = callback
 
     def confirm_all(self, slice_nos: Iterable[int]) -> frozenset[int]:
-        """Return all of the slices: there is no other node."""
+        """Return all given slices: there is no other node."""
         return frozenset(slice_nos)
 
     def epoch(self, slice_no: int) -> int:  # noqa: ARG002  # the answer is the same for all
-        """Return 0: the checkpoint counts the epochs."""
+        """Return 0: without ZooKeeper, only the checkpoints count epochs."""
         return 0
 
     def contract_version(self) -> int:
@@ -131,17 +140,19 @@ class Standalone:
         return ""
 
     def settling(self, slice_no: int, *, is_settling: bool) -> None:
-        """Ignore the report: no other node waits for it."""
+        """Do nothing: no other node waits to take a slice over."""
 
     def gave_up(self, slice_no: int, why: str) -> None:
-        """Ignore the report: there is no other node to take over."""
+        """Do nothing: there is no other node to take the slice over."""
 
     def standing(self, slice_no: int, standing: SliceStanding) -> None:
-        """Store the progress of the copy for ``verdict``."""
+        """Store the progress of this node's copy of a slice, for ``verdict``."""
         self._standings[slice_no] = standing
 
     def serve(self, slices: Collection[SliceFacts]) -> frozenset[int]:
-        """Set the slices that exist; return this worker's share of them."""
+        """Set the slices that exist; return those whose number, modulo the number of workers, is
+        this worker's number.
+        """
         mine = frozenset(
             facts.slice_no for facts in slices if facts.slice_no % self._me.workers == self._worker
         )
@@ -159,7 +170,7 @@ class Standalone:
         return survey_of([self._me], [life], dict.fromkeys(self._slices, owner))
 
     def judge(self, facts: WorkerFacts) -> Verdict:
-        """Set the facts about this worker; return whether it may own slices, and why not."""
+        """Store the facts about this worker; return whether it may own slices, and why not."""
         self._facts = facts
         return electability(facts)
 

@@ -35,25 +35,27 @@ _CONSEQUENCES: Final = (RolledBackError, RuntimeInconsistency)
 
 _Key = TypeVar("_Key")
 Request: TypeAlias = Callable[[], Any]
-"""Sends a request with one of kazoo's ``…_async`` methods and returns its ``AsyncResult``."""
+"""Function that sends a request with one of kazoo's ``…_async`` methods and returns its
+``AsyncResult``."""
 
 
 class EnsembleError(Exception):
-    """ZooKeeper did not answer in time; the request may be repeated."""
+    """Failure of a request that ZooKeeper did not answer in time; the request may be repeated."""
 
 
 class EnsembleRefusedError(EnsembleError):
-    """ZooKeeper refused the request of this user, or of a client without a login."""
+    """Refusal by ZooKeeper of a request of this user, or of a client without a login."""
 
 
 class Pipeline:
-    """Batches of requests. A batch goes on when one of its requests fails, and leaves that out of
-    its answers; the first failure of all batches is kept for ``raise_failure``.
+    """Sender of requests to ZooKeeper, alone or in batches. A batch goes on when one of its
+    requests fails, and leaves that one out of its answers. The first failure is kept for
+    ``raise_failure``.
 
     Args:
         client: kazoo client of one session.
-        timeout_s: wait for an answer, counted from the answer before. After one timeout, no more
-            requests are sent or waited for.
+        timeout_s: longest wait for an answer, in s, counted from the answer before it. After one
+            timeout, no more requests are sent or waited for.
     """
 
     def __init__(self, client: KazooClient, timeout_s: float) -> None:
@@ -72,8 +74,8 @@ class Pipeline:
         return self._answer(self._sent(request))
 
     def ask_all(self, requests: Mapping[_Key, Request]) -> dict[_Key, Any]:
-        """Send many requests and return the answers by key, without failed requests. The errors
-        about nodes that ``ask`` raises are answers here.
+        """Send many requests and return their answers by key, without failed requests. Errors about
+        the state of nodes, such as ``NoNodeError``, count as answers.
         """
         answers: dict[_Key, Any] = {}
         waiting: deque[tuple[_Key, Any]] = deque()
@@ -87,8 +89,8 @@ class Pipeline:
         return answers
 
     def commit_all(self, transactions: Mapping[_Key, Any]) -> frozenset[_Key]:
-        """Commit many transactions, each by itself, and return the keys of those carried out. For
-        the others, the nodes have changed since they were read.
+        """Commit many transactions, each by itself, and return the keys of those carried out. The
+        others failed because ZooKeeper nodes have changed since they were read.
         """
         done = set()
         commits = {key: transaction.commit_async for key, transaction in transactions.items()}
@@ -99,10 +101,10 @@ class Pipeline:
         return frozenset(done)
 
     def raise_failure(self) -> None:
-        """Raise the first error of all batches so far, if there was one.
+        """Raise the first error of all batches of this pipeline so far, if there was one.
 
         Raises:
-            EnsembleError: that error.
+            EnsembleError: a request of a batch has failed.
         """
         if self._failure is not None:
             raise self._failure
@@ -116,14 +118,16 @@ class Pipeline:
 
     @contextmanager
     def _failing(self) -> Iterator[None]:
-        """Catch a failure, and keep the first one for ``raise_failure``."""
+        """Catch an ``EnsembleError``, and keep the first one for ``raise_failure``."""
         try:
             yield
         except EnsembleError as exc:
             self._failure = self._failure or exc
 
     def _sent(self, request: Request) -> Any:  # noqa: ANN401
-        """Send a request unless disconnected: kazoo would queue it and send it too late."""
+        """Send a request; raise ``EnsembleError`` if disconnected, as kazoo would queue the request
+        and send it too late.
+        """
         if self._is_silent or not self._client.connected:
             raise EnsembleError("ZooKeeper is out of reach")
         return request()
@@ -143,7 +147,9 @@ class Pipeline:
 
 
 def _is_carried_out(results: list[Any]) -> bool:
-    """Return whether a transaction was carried out; raise if the cause is not a changed node."""
+    """Return whether a transaction was carried out, from its results; raise ``EnsembleError`` if it
+    failed for another reason than changed nodes.
+    """
     failed = [result for result in results if isinstance(result, Exception)]
     causes = [result for result in failed if not isinstance(result, _CONSEQUENCES)]
     if all(isinstance(cause, _OVERTAKEN) for cause in causes):

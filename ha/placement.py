@@ -1,12 +1,13 @@
 """Placement of the copies of each slice on nodes, and the order of its owners.
 
 Pure, with the same result on every node whatever the order of the facts, so that no controller is
-needed. Rendezvous hashing, highest random weight (Thaler and Ravishankar 1998), with a
-bound on each node's load (Mirrokni, Thorup and Zadimoghaddam 2018).
+needed. Rendezvous hashing, highest random weight (Thaler and Ravishankar 1998), with a bound on
+each node's load (Mirrokni, Thorup and Zadimoghaddam 2018).
 
-All pairs of a slice and a node are sorted once, best first, and each is taken if the slice still
-wants a node and the node has room. So a pair gives way to better pairs only, and a node that comes
-or goes moves little besides its own. Where the bounds leave a slice without a node, others move.
+All pairs of a slice and a node are sorted once, best first. A pair is taken if the slice still
+lacks a node and the node has room. So a pair gives way to better pairs only, and a node that comes
+or goes moves few slices besides its own. Where the bounds leave a slice without a node, other
+slices move.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from typing import Final
 _Pair = tuple[int, int, int, str]
 """Rank (lower is better), weight negated, slice, node: sorted, the best pair comes first."""
 _NOT_BESIDE: Final = 1 << 30
-"""Rank of a node that does not run beside a broker of the slice."""
+"""Rank of a node that is not on the host of a broker that holds the slice's partition."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,10 +39,10 @@ class PlacedMember:
 
 @dataclass(frozen=True, slots=True)
 class SliceFacts:
-    """Kafka's facts about a slice's precise partition.
+    """Kafka's facts about a slice's partition, taken from the first delay topic that has it.
 
-    ``leader`` is the broker that has led it for a while, ``replicas`` the brokers that hold it, in
-    Kafka's order: the first is the one that Kafka prefers as leader.
+    ``leader`` is the id of the broker that has led it for a while, ``replicas`` the ids of the
+    brokers that hold it, in Kafka's order: the first is the one that Kafka prefers as leader.
     """
 
     slice_no: int
@@ -52,15 +53,16 @@ class SliceFacts:
 def place(
     members: Collection[PlacedMember], slices: Collection[SliceFacts], replicas: int | None
 ) -> dict[int, frozenset[str]]:
-    """Return the nodes that keep a copy of each slice: ``replicas``, or all if None or too many.
+    """Return the ids of the nodes that keep a copy of each slice, by slice: ``replicas`` nodes, or
+    all if that is None or more than there are.
 
     Rules, the strongest first:
 
     1. every slice has its number of distinct nodes, and no node keeps more than 1.25 times the
-       mean, rounded up;
+       mean number of copies, rounded up;
     2. copies of a slice are spread evenly over racks that have nodes with room;
     3. nodes beside the brokers that hold the partition, in Kafka's order;
-    4. the weight.
+    4. nodes with a higher weight, a hash of slice and node.
 
     The leader is ignored: it moves often, and moving copies is expensive. Of members with the same
     ``node_id``, and of slices with the same number, one counts.
@@ -89,15 +91,17 @@ def rank_owners(
     live: Collection[PlacedMember],
     slices: Collection[SliceFacts],
 ) -> dict[int, tuple[str, ...]]:
-    """Return the live nodes with a copy of each slice, in the order in which they should own it.
+    """Return the ids of the live nodes with a copy of each slice, in the order in which they should
+    own it, by slice.
 
     The first is the preferred owner: the node beside the leader, else the one with the highest
     weight. The others follow by weight, so that the slices of a node that dies spread over all.
 
-    No node is preferred for more than 1.25 times the mean, rounded up, the mean being of the slices
-    that have an owner over the nodes that can own one. With every copy on every node that always
-    holds. With few copies it may not: then the largest load is the smallest that is possible. A
-    slice without a live node that keeps a copy gets an empty tuple.
+    No node is preferred for more slices than 1.25 times the mean, rounded up. The mean is the
+    number of slices that have a possible owner, divided by the number of nodes that can own one.
+    With every copy on every node that always holds. With few copies it may not: then the largest
+    load is the smallest that is possible. A slice without a live node that keeps a copy gets an
+    empty tuple.
     """
     nodes, facts = _by_id(live), _by_number(slices)
     keepers = {
@@ -121,7 +125,9 @@ def rank_owners(
 
 
 class _Draft:
-    """Unfinished placement of copies on nodes. ``nodes_of`` has every slice of the pairs."""
+    """Unfinished placement of copies on nodes. ``nodes_of``: nodes chosen so far, for every slice
+    in the pairs.
+    """
 
     def __init__(self, pairs: Iterable[_Pair], racks: Mapping[str, str], load_max: int) -> None:
         self.nodes_of: dict[int, set[str]] = {}
@@ -139,8 +145,8 @@ class _Draft:
         """Give each slice ``copies`` nodes, the best available ones.
 
         A bound on the load that cannot be kept is raised by as little as possible. For ``place``
-        that never happens: if all nodes with room keep the slice already, a full node without it
-        keeps more slices than they do, and so one that a node with room lacks.
+        that never happens: if every node with room keeps the slice already, a full node that lacks
+        the slice keeps more slices than a node with room, so one of them can move there.
         """
         for per_rack in range(1, copies + 1):
             pairs = [pair for pair in pairs if not self._settles(pair, copies, per_rack)]
@@ -150,7 +156,9 @@ class _Draft:
                     self._load_max += 1
 
     def _settles(self, pair: _Pair, copies: int, per_rack: int) -> bool:
-        """Place the pair if allowed; return whether it is done with, as loads only grow."""
+        """Place the pair's slice on its node if allowed; return whether the pair needs no other
+        try, as it is placed, its slice is complete, or its node is full.
+        """
         _, _, slice_no, node = pair
         taken = self.nodes_of[slice_no]
         if len(taken) == copies or not self._has_room(node):
@@ -180,7 +188,10 @@ class _Draft:
         return False
 
     def _move(self, slice_no: int, origin: Mapping[int, tuple[int, str]]) -> bool:
-        """Carry out the chain of moves that ends at the slice; False: no node has room for it."""
+        """Carry out the chain of moves that begins with ``slice_no`` going to a node with room;
+        return False if no node has room for it. ``origin``: for each other slice, the slice that
+        takes its place and the node where.
+        """
         free = [node for node in self._others(slice_no) if self._has_room(node)]
         if not free:
             return False
@@ -193,7 +204,7 @@ class _Draft:
         return True
 
     def _apart(self, slice_no: int, free: Iterable[str]) -> str:
-        """Return the first node in the racks with the fewest copies of the slice."""
+        """Return the first of the nodes ``free`` whose rack has the fewest copies of the slice."""
         return min(free, key=lambda node: self._in_rack(slice_no, node))
 
     def _take(self, slice_no: int, node: str) -> None:
@@ -241,7 +252,9 @@ def _racks(nodes: Mapping[str, PlacedMember]) -> dict[str, str]:
 
 
 def _load_max(copies: int, nodes: int) -> int:
-    """Return 1.25 times the mean load, rounded up; in integers, as floats may round wrongly."""
+    """Return 1.25 times the mean number of copies on a node, rounded up. In integers, as floats may
+    round wrongly.
+    """
     return -(-5 * copies // (4 * nodes)) if nodes else 0
 
 

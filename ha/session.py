@@ -21,21 +21,21 @@ from ha.pipeline import EnsembleError, Pipeline
 _CLOSE_S: Final = 1.0
 
 MEMBERS: Final = -1
-"""Value in place of a slice: the members or the live workers have changed."""
+"""Value in place of a slice number: the members or the live workers have changed."""
 EVERYTHING: Final = -2
-"""Value in place of a slice: read all nodes again."""
+"""Value in place of a slice number: everything is to be read from ZooKeeper again."""
 
 _Key = TypeVar("_Key")
 _Note = TypeVar("_Note", bound=msgspec.Struct)
 
 
 class Session:
-    """One session, which can be replaced by a new one.
+    """Session with ZooKeeper, which can be replaced by a new one.
 
     Args:
         options: address of ZooKeeper and login.
-        changed: called, from a thread of kazoo's, with what to read again: a slice, ``MEMBERS``, or
-            ``EVERYTHING`` when the connection comes or goes. Must not block.
+        changed: called, from a thread of kazoo's, with what to read again: the number of a slice,
+            ``MEMBERS``, or ``EVERYTHING`` when the connection comes or goes. Must not block.
 
     Attributes:
         client: kazoo's client of this session.
@@ -48,7 +48,7 @@ class Session:
         self._kazoo_log = KazooLog()
         self._lost = threading.Event()
         self.is_refused = False
-        """Whether the login was refused, so that kazoo does not retry."""
+        """Whether ZooKeeper refused the login, so that kazoo does not retry."""
         self.client = self._new_client()
 
     def _new_client(self) -> KazooClient:
@@ -64,11 +64,11 @@ class Session:
         self._changed(EVERYTHING)
 
     def connect(self) -> None:
-        """Start connecting, with retries without end; return at once."""
+        """Start connecting to ZooKeeper, with retries without end; return at once."""
         self.client.start_async()
 
     def replace(self) -> None:
-        """Close the session and start a new one, as kazoo does not repair a failed one."""
+        """Close this session and start a new one, as kazoo does not repair a failed session."""
         old = self.client
         old.remove_listener(self._listen)
         self.is_refused = False
@@ -78,34 +78,38 @@ class Session:
         self.connect()
 
     def close(self) -> None:
-        """End the session; its nodes vanish at once, or at its timeout if ZooKeeper is silent."""
+        """End the ZooKeeper session; its ephemeral nodes vanish at once, or at the session timeout
+        if ZooKeeper is silent.
+        """
         self.client.remove_listener(self._listen)
         _close_beside(self.client).join(_CLOSE_S)
 
     @property
     def is_connected(self) -> bool:
-        """Return whether the client is connected."""
+        """Return whether the client is connected to ZooKeeper."""
         return bool(self.client.connected)
 
     @property
     def trouble(self) -> str:
-        """Return why there is no connection, from kazoo's log; empty: unknown."""
+        """Return why there is no connection to ZooKeeper, from kazoo's log; empty: unknown."""
         return self._kazoo_log.trouble
 
     def take_lost(self) -> bool:
-        """Return whether the session was lost since the last call, and clear that."""
+        """Return whether the ZooKeeper session was lost since the last call."""
         was_lost = self._lost.is_set()
         self._lost.clear()
         return was_lost
 
     @property
     def is_lost(self) -> bool:
-        """Return whether a loss of the session waits for ``take_lost``."""
+        """Return whether a loss of the ZooKeeper session was not taken by ``take_lost`` yet."""
         return self._lost.is_set()
 
     @property
     def session_timeout_s(self) -> float:
-        """Return the session timeout granted by ZooKeeper, in s; before that, the requested one."""
+        """Return the session timeout granted by ZooKeeper, in s; before a connection, the requested
+        one.
+        """
         granted_s = self._kazoo_log.session_timeout_ms / 1000
         return granted_s or float(self._options.session_timeout_s)
 
@@ -116,28 +120,30 @@ class Session:
         return None if client_id is None else int(client_id[0])
 
     def path(self, *parts: str) -> str:
-        """Return the path of a node below the root of the service."""
+        """Return the path of a ZooKeeper node from the names below the root of the service."""
         return "/".join((self._root, *parts))
 
     def ask(self, call: Callable[..., Any], *args: Any, **options: Any) -> Any:  # noqa: ANN401
-        """Send one request and return its answer."""
+        """Send one request by ``call``, an asynchronous method of kazoo's client, and return its
+        answer.
+        """
         pipeline = Pipeline(self.client, self.session_timeout_s)
         return pipeline.ask(partial(call, *args, **options))
 
     def sync(self, *parts: str) -> None:
-        """Wait until the nearest server has caught up with the ensemble's leader."""
+        """Wait until the connected ZooKeeper server has caught up with the leader."""
         self.ask(self.client.sync_async, self.path(*parts))
 
     @contextmanager
     def batch(self) -> Iterator[Pipeline]:
-        """Open a pipeline, and raise its first failure at the end."""
+        """Yield a pipeline for batches of requests, and raise the first failure at the end."""
         pipeline = Pipeline(self.client, self.session_timeout_s)
         yield pipeline
         pipeline.raise_failure()
 
     def children(self, folder: str, *, is_watched: bool = True) -> list[str]:
-        """Return the names of the nodes in a folder below the root, and report its next change if
-        ``is_watched``.
+        """Return the names of the ZooKeeper nodes in a folder below the root. ``is_watched``:
+        report the folder's next change.
         """
         path, watch = self.path(folder), self.watch if is_watched else None
         with still_there(path):
@@ -146,7 +152,9 @@ class Session:
     def read(
         self, batch: Pipeline, paths: Mapping[_Key, str], kind: type[_Note], **options: object
     ) -> dict[_Key, tuple[_Note | None, int] | None]:
-        """Return the note of each path and its session's id; None: there is no such node."""
+        """Return, by key, the note at each path (None: unreadable) and the id of the session that
+        holds it (0: no session); or None: there is no such ZooKeeper node.
+        """
         found = batch.ask_all(each(self.client.get_async, paths, **options))
         return {
             key: None
@@ -156,7 +164,7 @@ class Session:
         }
 
     def create(self, path: str, data: bytes, *, ephemeral: bool = False) -> bool:
-        """Create a node; return False if it exists already."""
+        """Create a ZooKeeper node; return False if it exists already."""
         try:
             with still_there(path):
                 self.ask(self.client.create_async, path, data, ephemeral=ephemeral)
@@ -165,18 +173,18 @@ class Session:
         return True
 
     def put(self, path: str, data: bytes) -> None:
-        """Create a node, or overwrite its content."""
+        """Create a ZooKeeper node, or overwrite its content."""
         if not self.create(path, data):
             with still_there(path):
                 self.ask(self.client.set_async, path, data)
 
     def delete(self, path: str) -> None:
-        """Delete a node if it exists."""
+        """Delete a ZooKeeper node if it exists."""
         with suppress(NoNodeError):
             self.ask(self.client.delete_async, path)
 
     def watch(self, event: WatchedEvent) -> None:
-        """Report what to read again after a watched node has changed."""
+        """Report what to read again after a watched ZooKeeper node has changed."""
         path = str(event.path or "")
         if path.endswith("/owner"):
             self._changed(int(path.split("/")[-2]))
@@ -186,8 +194,8 @@ class Session:
 
 @contextmanager
 def still_there(path: str) -> Iterator[None]:
-    """Turn the error of a node removed by hand into ``EnsembleError``; the next turn creates the
-    node again.
+    """Turn kazoo's error for a missing node, as it was removed by hand, into ``EnsembleError``; the
+    nodes are created again later.
     """
     try:
         yield
@@ -203,7 +211,9 @@ def each(
 
 
 def _close_beside(client: KazooClient) -> threading.Thread:
-    """Close a client in a thread, as kazoo waits up to 10 s for an answer; return the thread."""
+    """Close a ZooKeeper client in a thread, as kazoo waits up to 10 s for an answer; return the
+    thread.
+    """
     closing = threading.Thread(target=_close, args=(client,), name="zookeeper-close", daemon=True)
     closing.start()
     return closing

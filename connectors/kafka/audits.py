@@ -14,7 +14,7 @@ from connectors.kafka.log_ends import watermarks
 from delayservice.metrics.counts import ReconcileFacts
 
 _LOOK_BACK: Final = 50_000
-"""Number of records before the end of the topic that are searched for the newest summaries.
+"""Number of records before the end of the audit topic that are searched for the newest summaries.
 Findings precede each summary, and comparisons of copies may be written every minute."""
 
 _log = structlog.get_logger(__name__)
@@ -38,14 +38,14 @@ class AuditSummary(msgspec.Struct):
 
 
 class AuditSummaries:
-    """The newest audit of all records, and the newest audit of each range since then."""
+    """Newest summary of an audit of all records, and of each later audit of ranges."""
 
     def __init__(self) -> None:
         self._whole: AuditSummary | None = None
         self._ranges: dict[tuple[tuple[str, int, int, int], ...], AuditSummary] = {}
 
     def add(self, summary: AuditSummary) -> None:
-        """Add the summary of a later audit; an audit of all records replaces those of ranges."""
+        """Add the summary of a later audit; that of an audit of all records replaces all others."""
         if summary.ranges:
             self._ranges[summary.ranges] = summary
         else:
@@ -53,7 +53,9 @@ class AuditSummaries:
             self._ranges.clear()
 
     def together(self) -> AuditSummary:
-        """Return one summary: latest time, records of the whole audit, sum of all findings."""
+        """Return one summary of all that were kept: latest time, number of records of the audit of
+        all records, sum of findings by kind.
+        """
         parts = [one for one in (self._whole, *self._ranges.values()) if one is not None]
         found: Counter[str] = Counter()
         for part in parts:
@@ -63,7 +65,7 @@ class AuditSummaries:
 
 
 class _Said(AuditSummary, tag_field="kind", tag="summary"):
-    """The summary of an audit in a record of the audit topic."""
+    """Summary of an audit, as in a record of the audit topic."""
 
 
 class _Repairs(msgspec.Struct, frozen=True):
@@ -72,7 +74,7 @@ class _Repairs(msgspec.Struct, frozen=True):
 
 
 class _Compared(msgspec.Struct, tag_field="kind", tag="reconcile"):
-    """The summary of a comparison of copies in a record of the audit topic."""
+    """Summary of a comparison of copies, as a record of the audit topic contains it."""
 
     at_ms: int
     findings: dict[str, int]
@@ -85,7 +87,8 @@ _decode = msgspec.json.Decoder(_Said | _Compared).decode
 
 
 class AuditWatcher:
-    """Reader of the audit topic that keeps the newest results; a ``control_topics.ControlTopic``.
+    """Handler of the audit topic's records that keeps the newest results; a
+    ``control_topics.ControlTopic``.
 
     Args:
         topic: the audit topic.
@@ -98,12 +101,14 @@ class AuditWatcher:
         self._summaries = AuditSummaries()
 
     def begin(self, consumer: Consumer) -> tuple[int, int]:
-        """Return an offset that is ``_LOOK_BACK`` before the end of the log, and the end."""
+        """Return the offset ``_LOOK_BACK`` before the end of the topic, or the first one, and the
+        end.
+        """
         low, high = watermarks(consumer, (self.topic, 0))
         return max(low, high - _LOOK_BACK), high
 
     def take(self, key: bytes | None, value: bytes | None) -> None:  # noqa: ARG002  # as the protocol
-        """Keep the summary in a record; ignore findings and unknown kinds of records."""
+        """Keep the summary of an audit or comparison; ignore all other kinds of records."""
         with suppress(msgspec.DecodeError, ValueError):
             said = _decode(value or b"")
             if isinstance(said, _Compared):

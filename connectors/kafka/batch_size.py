@@ -23,7 +23,9 @@ def batch_bytes(key: bytes | None, value: bytes | None, headers: Headers) -> int
 
 
 def _field(content: bytes | None) -> int:
-    """Return the size in bytes of a content and its length prefix; null is a length of -1."""
+    """Return the size in bytes of a key, value or header part (null is 0 bytes long) with its
+    length.
+    """
     return 1 if content is None else _varint(len(content)) + len(content)
 
 

@@ -1,8 +1,9 @@
 """Measures the time of a broker, for a worker that owns no slice.
 
-An owner compares its clock by the broker's time of the checkpoints that it commits. A worker
-without a slice writes a tombstone into the claims topic, which has ``LogAppendTime``. Its key names
-a writer that never existed: every version ignores it, and compaction removes it.
+An owner compares its clock with the broker's timestamps of the checkpoints that it commits. A
+worker without a slice writes a tombstone into the claims topic, which has ``LogAppendTime``. Its
+key names a writer that never existed: every version of the service ignores it, and compaction
+removes it.
 """
 
 from __future__ import annotations
@@ -51,7 +52,9 @@ class BrokerClock:
         self._sent_s = 0.0
 
     def ask(self) -> None:
-        """Write one record, and pass its broker time to ``heard`` within two seconds."""
+        """Write one record, and pass the broker's timestamp of it to ``heard`` if it comes within 2
+        s.
+        """
         try:
             if self._producer is None:
                 self._producer = self._make(self._options)

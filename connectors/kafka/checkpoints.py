@@ -31,7 +31,7 @@ from delayservice.engine.claims import Claimed, ClaimLog
 from delayservice.engine.ports import NO_TIME, Place, ReadBack
 
 _FIRST_LOOK: Final = 1_000
-"""Records at the end of each partition that are read first, with the newest of busy slices."""
+"""Number of records at the end of each partition that are read first."""
 _TAIL_WAIT_S: Final = 0.5
 _RETRY_S: Final = 1.0
 _LEGACY: Final = b'{"v":1,'
@@ -41,7 +41,7 @@ _log = structlog.get_logger(__name__)
 
 class KafkaCheckpoints:
     """Checkpoints and claims of all slices, tailed by one thread once it is started. Any thread may
-    ask.
+    call.
 
     Args:
         topic: the checkpoint topic.
@@ -84,11 +84,10 @@ class KafkaCheckpoints:
         self._reached: set[int] = set()
         self._is_searched = False
         self._misplaced: dict[int, tuple[Standing, str]] = {}
-        """Standing and description of a checkpoint in a partition that is not its slice's, by
-        slice."""
+        """Standing (epoch and commit number) and description of a checkpoint that lies in another
+        partition than its slice's, by slice."""
         self._foreign: dict[int, tuple[int, str]] = {}
-        """Offset and description of a newest record that the service can't have written, by slice.
-        """
+        """Offset and description of a newest record that can't be the service's, by slice."""
         self._standings: dict[int, Standing] = {}
         """Epoch and commit number of the newest checkpoint, by slice."""
         self.policy_problem = ""
@@ -102,16 +101,16 @@ class KafkaCheckpoints:
         """Whether a checkpoint of version 1 was read, which has one transactional id for each
         slice."""
         self.has_failed = False
-        """Whether the tail has ended with an error: pruning and comparing have stopped."""
+        """Whether tailing has failed for good: pruning stores and comparing copies have stopped."""
         self._is_closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="checkpoint-tail", daemon=True)
 
     def start(self) -> None:
-        """Start the thread that reads both topics."""
+        """Start the thread that reads checkpoints and claims."""
         self._thread.start()
 
     def close(self) -> None:
-        """Stop the thread that reads both topics, and wait for its end."""
+        """Stop the thread that reads checkpoints and claims, and wait for its end."""
         self._is_closed.set()
         self._thread.join()
 
@@ -124,7 +123,7 @@ class KafkaCheckpoints:
         self._wanted.add(slice_no)
 
     def take_news(self) -> Collection[int]:
-        """Return the slices of which a newer checkpoint was read since the last call."""
+        """Return the slices with a newer checkpoint, or a refused one, since the last call."""
         if not self._news:
             return ()
         with self._changed:
@@ -138,26 +137,26 @@ class KafkaCheckpoints:
         return self._tailed.get(slice_no)
 
     def newest_of_all(self) -> list[bytes]:
-        """Return the newest checkpoint of each slice that was read. Any thread may ask."""
+        """Return the newest checkpoint of each slice that has one. Any thread may call."""
         with self._changed:
             return [read_back.data for read_back in self._tailed.values()]
 
     def is_unserved(self, slice_no: int) -> bool:
-        """Return whether the whole topic was read and holds no checkpoint of a slice."""
+        """Return whether the whole checkpoint topic was read and has no record of a slice."""
         return self._is_searched and slice_no not in self._tailed and not self.alarm(slice_no)
 
     def take_cuts(self, slice_no: int) -> Sequence[ReadBack]:
-        """Return the checkpoints since the last call at which a slice's copies are compared."""
+        """Return the slice's checkpoints since the last call at which copies are compared."""
         return self._cuts.take(slice_no)
 
     def enter(self, writer: str) -> None:
-        """Set ``writer`` as this worker's own: its claims are noted when they are read back."""
+        """Set this worker's writer, whose claims are noted when they are read back."""
         with self._changed:
             self._claims.enter(writer)
 
     def await_claims(self, slices: Mapping[int, int], timeout_s: float) -> dict[int, Claimed]:
-        """Wait for this worker's claims of these slices above the given offsets; return the claims
-        that were read back in time, by slice.
+        """Wait for this worker's claims of slices, each above the offset in ``slices``; return the
+        claims that were read back in time, by slice.
         """
 
         def found() -> dict[int, Claimed]:
@@ -169,7 +168,7 @@ class KafkaCheckpoints:
             return found()
 
     def await_position(self, place: Place, offset: int, timeout_s: float) -> bool:
-        """Wait until a partition was read up to ``offset``; return whether that was so in time."""
+        """Return whether a partition was read up to ``offset``, exclusive, in time; wait for it."""
         with self._changed:
             return self._changed.wait_for(
                 lambda: self._positions.get(place, -1) >= offset, timeout_s
@@ -202,8 +201,8 @@ class KafkaCheckpoints:
         )
 
     def _is_doubtful(self, slice_no: int, offset: int) -> bool:
-        """Return whether a checkpoint newer than the one at ``offset`` may exist: it is in a wrong
-        partition, or compaction removed both because of a foreign record with their key.
+        """Return whether a checkpoint newer than the one at ``offset`` may exist: in a wrong
+        partition, or removed with that one by compaction as a foreign record has their key.
         """
         misplaced = self._misplaced.get(slice_no)
         if misplaced is not None and self._standings[slice_no].precedes(misplaced[0]):
@@ -215,8 +214,8 @@ class KafkaCheckpoints:
         return not any(row[0] == offset for run in runs for row in run.rows)
 
     def alarm(self, slice_no: int) -> str:
-        """Return what is wrong with the records of a slice, as a text for users; empty: nothing. It
-        ends when a newer checkpoint of the slice is read back.
+        """Return what is wrong with a slice's records in the checkpoint topic, as a text for users;
+        empty: nothing. The alarm ends when a newer checkpoint of the slice is read back.
         """
         found = self._misplaced.get(slice_no) or self._foreign.get(slice_no)
         return "" if found is None else found[1]
@@ -232,8 +231,8 @@ class KafkaCheckpoints:
             _log.exception("checkpoint_tail_failed")
 
     def tail(self, wait_s: float) -> bool:
-        """Read available records, waiting up to ``wait_s`` seconds for the first; return whether
-        that succeeded. After a failure the next call connects anew.
+        """Read available checkpoints and claims, waiting up to ``wait_s`` seconds for the first;
+        return whether that succeeded. After a failure the next call connects anew.
         """
         try:
             consumer = self._consumer or self._begin()
@@ -275,7 +274,7 @@ class KafkaCheckpoints:
         return len(self._reached) == self._partitions
 
     def _search_earlier(self) -> None:
-        """Read the records before the tail's start, once, for slices without a checkpoint."""
+        """Read once the records before those read first, for slices without a checkpoint."""
         for number, (low, began) in self._starts.items():
             if low >= began:
                 continue
@@ -357,10 +356,11 @@ class KafkaCheckpoints:
         self._news.add(slice_no)
 
     def _believed(self, slice_no: int, value: bytes | None) -> tuple[Standing, bytes]:
-        """Return the standing and value of a record that can be the slice's newest checkpoint.
+        """Return standing (epoch, commit number) and value of a record, if it is accepted as the
+        newest checkpoint of a slice.
 
         Raises:
-            ForeignRecordError: the record can't be that.
+            ForeignRecordError: the record can't be the slice's newest checkpoint.
         """
         if value is None:
             raise ForeignRecordError("a tombstone, which the service never writes there")
@@ -373,8 +373,8 @@ class KafkaCheckpoints:
         return standing, value
 
     def _note_foreign(self, slice_no: int, place: Place, offset: int, what: str) -> None:
-        """Note a record that is not accepted as a checkpoint. The newest checkpoint stays; its
-        owner commits another one, because compaction would keep only the foreign record.
+        """Note and log a record that is not accepted as a checkpoint. The known checkpoint stays;
+        the owner commits another one, because compaction would keep only the foreign record.
         """
         at = f"{place[0]}:{place[1]}:{offset}"
         why = (

@@ -58,10 +58,11 @@ NO_RECORDS: Final = frozenset({KafkaError._PARTITION_EOF, NO_GROUP})  # noqa: SL
 
 
 def values_of(messages: Iterable[Any]) -> Iterator[bytes]:
-    """Yield the values of a consumer's records, and skip events such as the end of a log.
+    """Yield the values of a consumer's records (None as empty), and skip events such as the end of
+    a log.
 
     Raises:
-        KafkaException: something can't be read.
+        KafkaException: a message is an error.
     """
     for message in messages:
         error = message.error()
@@ -78,7 +79,7 @@ def producer_client(options: Mapping[str, Any]) -> Producer:
 
 @dataclass(frozen=True, slots=True)
 class Clients:
-    """Factories of a worker's clients, and the clock of its waits.
+    """Factories of a worker's Kafka clients, and the clock of its waits.
 
     Attributes:
         producer: makes a producer from its options.
@@ -98,7 +99,9 @@ KAFKA: Final = Clients()
 
 
 def produce_patiently(producer: Producer, *args: object, **options: object) -> None:
-    """Queue a record; while the client's queue is full, wait until it drains."""
+    """Queue a record, with the arguments of ``Producer.produce``; while the client's queue is full,
+    wait until it drains.
+    """
     queue: Callable[..., None] = producer.produce  # its stubs know no null header
     while True:
         try:
@@ -110,7 +113,8 @@ def produce_patiently(producer: Producer, *args: object, **options: object) -> N
 
 
 def flush(producer: Producer, timeout_s: float) -> int:
-    """Wait until every record is sent or the time is over; return the number of records left.
+    """Wait until every record is acknowledged or the time is over; return the number of records
+    left.
 
     After a fatal error the client raises it while delivery reports are still to come; Python takes
     the first report for an error of the client and raises ``SystemError``.

@@ -1,6 +1,7 @@
 """Reads the small topics that control or inform a node, with one consumer and one thread for all.
 
-Each has one partition. A topic that can't be read is retried alone; reading the others goes on.
+Each topic has one partition. A topic that can't be read is retried alone; reading the others goes
+on.
 """
 
 from __future__ import annotations
@@ -28,10 +29,10 @@ class ControlTopic(Protocol):
 
     @property
     def topic(self) -> str:
-        """Return the name of the topic."""
+        """Return the name of the control topic."""
 
     def begin(self, consumer: Consumer) -> tuple[int, int]:
-        """Forget what was read before; return the offset to begin at and the current end of the
+        """Forget all records read before; return the offset to begin at and the current end of the
         log.
 
         Raises:
@@ -39,10 +40,12 @@ class ControlTopic(Protocol):
         """
 
     def take(self, key: bytes | None, value: bytes | None) -> None:
-        """Handle one record."""
+        """Apply the key and value of the next record of the topic."""
 
     def at_end(self) -> None:
-        """Note that all records up to the end were handled; may be called again."""
+        """Note that all records up to the end of the log were passed to ``take``; may be called
+        again.
+        """
 
     def failed(self, why: str) -> None:
         """Note that the topic can't be read now; ``why`` is a text for users."""
@@ -66,7 +69,7 @@ class ControlReader:
             "fetch.wait.max.ms": 1_000,
         }
         self._due_s = dict.fromkeys(self._topics, 0.0)
-        """Time of the next try, monotonic seconds, by topic that is not being read."""
+        """Time of the next try, monotonic seconds, by name of each topic that is not read now."""
         self._ends: dict[str, int] = {}
         threading.Thread(target=self._run, name="control-topics", daemon=True).start()
 
@@ -79,8 +82,8 @@ class ControlReader:
                 self._hear(consumer, message)
 
     def _begin_due(self, consumer: Consumer) -> None:
-        """Begin all topics that are due, in one assignment: a fetch that is under way for one topic
-        would delay the next by its whole duration.
+        """Begin to read all topics that are due, in one assignment: otherwise a fetch under way for
+        one topic would delay the next topic by its whole duration.
         """
         now_s = time.monotonic()
         due = [name for name, due_s in self._due_s.items() if now_s >= due_s]

@@ -1,4 +1,6 @@
-"""Writes cancels, fires and replacements into the log, and makes readers of their outcomes."""
+"""Writes control records (cancel, fire, replace) into delay topics, and makes readers of their
+outcomes.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,8 @@ CONFIRM_S: Final = 15.0
 """Longest wait for the broker's confirmation of a record, in s; the client then drops it."""
 _POLL_S: Final = 0.2
 _REPORT_S: Final = 5.0
-"""Extra wait for the client's delivery report, in s: it looks for expired records once a second."""
+"""Extra wait for the client's delivery report, in s: the client looks for expired records once a
+second."""
 
 
 _NO_REPORT: Final = KafkaError(KafkaError._MSG_TIMED_OUT)  # noqa: SLF001 (its public name)
@@ -60,11 +63,11 @@ class ControlDesk:
 
     @property
     def is_stopping(self) -> bool:
-        """Return whether waits for outcomes have been ended."""
+        """Return whether ``stop`` has ended all waits for outcomes."""
         return self._stopping.is_set()
 
     def stop(self) -> None:
-        """End every wait for an outcome; controls that are written take effect all the same."""
+        """End every wait for an outcome; written control records take effect all the same."""
         self._stopping.set()
 
     def partitions(self, topic: str) -> int:
@@ -137,7 +140,7 @@ class ControlDesk:
         """Return a reader of the outcomes that are written from now on; call it before ``write``.
 
         Raises:
-            KafkaEdgeError: the outcomes topic can't be asked.
+            KafkaEdgeError: the ends of the outcomes topic can't be read.
         """
         ends = [
             log_bounds(self._admin, self._outcomes, n).end

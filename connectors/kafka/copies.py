@@ -1,4 +1,6 @@
-"""Writes a node's digests and answers, and reads its commands from the repair topic."""
+"""Writes a node's digests and its answers to commands about copies, and reads these commands from
+the repair topic.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ from connectors.kafka.log_ends import ASK_TIMEOUT_S, watermarks
 from delayservice.replicas.commands import Command, Report, decode_message
 
 REMEMBERED_MS: Final = 3_600_000
-"""Age up to which a starting node takes commands that were written before, in ms."""
+"""Age up to which a node takes commands that were written before its start, in ms."""
 
 _Heard = Callable[[KafkaError | None, object], None]
 
@@ -22,8 +24,8 @@ _log = structlog.get_logger(__name__)
 
 
 class CopyLog:
-    """Writer of digests and answers. It uses no transactions, as these records only describe
-    copies.
+    """Writer of digests, and of answers to commands about copies. It uses no transactions, as these
+    records only describe copies.
 
     Args:
         client: options of the client.
@@ -45,8 +47,8 @@ class CopyLog:
         self._repairs = repairs
 
     def write(self, row: tuple[bytes, bytes | None], on_lost: Callable[[], None]) -> None:
-        """Write the key and value of a digest row in the background; ``on_lost``: called if that
-        fails.
+        """Write a record of the digest topic, key and value, in the background; ``on_lost``: called
+        if that fails.
         """
 
         def report(error: KafkaError | None, _message: object) -> None:
@@ -58,8 +60,8 @@ class CopyLog:
         self._produce(self._digests, key, value, report)
 
     def answer(self, plan: str, value: bytes) -> None:
-        """Write an answer to a command of ``plan`` to the repair topic, in the background. A lost
-        answer is requested again.
+        """Write an answer to a command of the repair plan ``plan`` to the repair topic, in the
+        background. A lost answer is requested again.
         """
 
         def report(error: KafkaError | None, _message: object) -> None:
@@ -86,7 +88,7 @@ class CopyLog:
 
 class RepairWatcher:
     """Reader of the commands for one node in the repair topic; a ``control_topics.ControlTopic``.
-    Commands of the last hour that this node has not answered come first.
+    At the start, it passes on the commands of the last hour that the node has not answered.
 
     Args:
         topic: the repair topic.
@@ -99,8 +101,7 @@ class RepairWatcher:
         self._node_id = node_id
         self._give = give
         self._waiting: dict[tuple[str, int], Command] | None = {}
-        """Commands from before the start that have no answer; None: the end of the log was reached.
-        """
+        """Unanswered commands from before the start; None: the end of the log was reached."""
 
     def begin(self, consumer: Consumer) -> tuple[int, int]:
         """Return the first offset written in the last ``REMEMBERED_MS``, and the end of the log."""
@@ -113,7 +114,9 @@ class RepairWatcher:
         return (found.offset if found.offset >= 0 else high), high
 
     def take(self, key: bytes | None, value: bytes | None) -> None:  # noqa: ARG002  # as the protocol
-        """Handle a command for this node, or this node's answer to one."""
+        """Pass on a command for this node. Before the end of the log is first reached, only keep
+        it, and drop it when this node's answer to it is read.
+        """
         said = decode_message(value or b"")
         if isinstance(said, Command) and said.node == self._node_id:
             if self._waiting is None:

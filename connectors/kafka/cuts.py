@@ -27,8 +27,8 @@ class Cuts:
         self._untaken: dict[int, deque[ReadBack]] = {}
 
     def note(self, slice_no: int, before: ReadBack, read_back: ReadBack) -> None:
-        """Keep a checkpoint as a cut if it is the first in its interval. The first checkpoint that
-        is read of a slice is never a cut: the one before it is unknown.
+        """Keep ``read_back`` as a cut if it is the slice's first checkpoint in its interval. The
+        first checkpoint that is read of a slice is never a cut: the one before it is unknown.
         """
         every_ms, shift_ms = self._interval_ms, slice_no * _SHIFT_MS
         if not every_ms:

@@ -29,10 +29,10 @@ from delayservice.contract.dead_letters import (
 from delayservice.contract.entry import Row
 
 FIRST_LOOK: Final = 2
-"""Offsets of each partition that a survey reads first: few, so that the newest letters are seen
-even if they are large."""
+"""Number of offsets of each partition that a survey reads first: few, so that the newest letters
+are seen even if they are large."""
 _MORE: Final = 16
-"""Factor by which each further read of a survey is longer."""
+"""Factor by which each read of a survey covers more offsets than the read before it."""
 
 INIT_TIMEOUT_S: Final = 60.0
 COMMIT_TIMEOUT_S: Final = 30.0
@@ -53,7 +53,7 @@ _OF_ONE_RECORD: Final = REFUSALS.keys()
 
 
 def partition_counts(admin: KafkaAdmin) -> dict[str, int]:
-    """Return the number of partitions of each topic.
+    """Return the number of partitions of each topic of the cluster.
 
     Raises:
         KafkaEdgeError: no broker answers.
@@ -67,13 +67,13 @@ def partition_counts(admin: KafkaAdmin) -> dict[str, int]:
 
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """The newest dead letters.
+    """The newest dead letters, and how much of the topic was read for them.
 
     Attributes:
         letters: the letters, newest first.
-        replayed: places of replayed letters, as far as their markers were read.
-        held: number of offsets that the topic holds.
-        looked_at: number of these that were read, from the end.
+        replayed: partition and offset of replayed letters, as far as their markers were read.
+        held: number of offsets that the dead-letter topic holds.
+        looked_at: number of offsets that were read, from the end of each partition.
     """
 
     letters: list[Heading]
@@ -97,7 +97,7 @@ class DeadLetterTopic:
         admin: AdminClient,
         last: int | None = None,
     ) -> None:
-        """Ask where the topic ends.
+        """Ask the cluster where each partition of the dead-letter topic starts and ends.
 
         Args:
             topic: the dead-letter topic.
@@ -108,14 +108,14 @@ class DeadLetterTopic:
                 transactions; None: all.
 
         Raises:
-            KafkaEdgeError: the cluster does not say.
+            KafkaEdgeError: the cluster does not answer.
         """
         self._topic = topic
         self._config = consumer_config(client, "dlq")
         isolation = READ_UNCOMMITTED if last is None else READ_COMMITTED
         whole = [log_bounds(admin, topic, p, isolation)[:2] for p in range(partitions)]
         self.held = sum(end - start for start, end in whole)
-        """Number of offsets that the topic holds."""
+        """Number of offsets that the dead-letter topic holds."""
         self._bounds = [
             (start if last is None else max(start, end - last), end) for start, end in whole
         ]
@@ -126,7 +126,8 @@ class DeadLetterTopic:
         return sum(end - start for start, end in self._bounds)
 
     def replayed(self, advance: Advance) -> frozenset[Place]:
-        """Return partition and offset of each letter that was replayed before, read from markers.
+        """Return partition and offset of each dead letter that was replayed before, as replay
+        markers say. ``advance``: called with the number of offsets just read.
 
         Raises:
             KafkaEdgeError: the topic can't be read.
@@ -170,7 +171,9 @@ class DeadLetterTopic:
         return Survey(letters, frozenset(replayed), self.held, looked_at)
 
     def _looks(self) -> Iterator[tuple[int, tuple[int, int]]]:
-        """Yield ``(partition, (start, stop))``: ranges of all partitions in turn, newest first."""
+        """Yield ``(partition, (start, stop))``: ranges of offsets from all partitions in turn,
+        newest first.
+        """
         stops = [end for _, end in self._bounds]
         size = FIRST_LOOK
         while any(stop > start for stop, (start, _) in zip(stops, self._bounds, strict=True)):
@@ -183,7 +186,8 @@ class DeadLetterTopic:
             size *= _MORE
 
     def letters(self, advance: Advance) -> Iterator[DeadLetter]:
-        """Yield every dead letter, in the order of each partition.
+        """Yield every dead letter, partition by partition, in the order of offsets. ``advance``:
+        called with the number of offsets just read.
 
         Raises:
             KafkaEdgeError: the topic can't be read.
@@ -212,7 +216,7 @@ class Replayer:
     """
 
     def __init__(self, topic: str, transactional_id: str, client: Mapping[str, str]) -> None:
-        """Prepare to replay from the dead-letter topic ``topic``."""
+        """Make a transactional producer for replays from the dead-letter topic ``topic``."""
         self._topic = topic
         self._id = transactional_id
         self._producer = producer_client(
@@ -253,8 +257,9 @@ class Replayer:
                 self._producer.abort_transaction(ABORT_TIMEOUT_S)
 
     def replay(self, replays: Sequence[Replay]) -> dict[Place, str]:
-        """Write records and their markers in one transaction; return the broker's reasons for those
-        that it refused, by place. Refused records are left out of the transaction.
+        """Write replays, each with a marker, in one transaction; return the broker's reasons for
+        the records that it refused, by the dead letter's partition and offset. Refused records are
+        left out of the transaction.
 
         Raises:
             KafkaEdgeError: no record was written, or it is unknown whether they were; the text says
@@ -269,7 +274,9 @@ class Replayer:
             refused |= found
 
     def _attempt(self, replays: Sequence[Replay]) -> dict[Place, str]:
-        """Commit and return nothing, or abort and return the refused records with their reasons."""
+        """Commit the replays and return an empty dictionary; or abort, and return the broker's
+        reason for each refused record, by the dead letter's partition and offset.
+        """
         refused: dict[Place, str] = {}
         failures: list[KafkaError] = []
         try:
@@ -342,7 +349,10 @@ def _note(
     error: KafkaError | None,
     _message: Message | None,
 ) -> None:
-    """Note the delivery report of one record; ``place`` None: of a marker, which must succeed."""
+    """Keep the error in a record's delivery report: a refusal in ``refused``, any other in
+    ``failures``. ``place``: the dead letter that is replayed; None: the record is a marker, which
+    must succeed.
+    """
     if error is None or error.code() in PURGED or error.code() == KafkaError._STATE:  # noqa: SLF001
         return
     if place is not None and error.code() in _OF_ONE_RECORD:

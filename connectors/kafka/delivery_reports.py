@@ -1,4 +1,4 @@
-"""What the delivery reports of a worker's writer say about its open transaction."""
+"""Collects what delivery reports of a worker's writer mean for its open transaction."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from delayservice.engine.ports import Place
 
 @dataclass(slots=True)
 class Stall:
-    """Time for which a flush has made no progress.
+    """Measure of the time for which a flush has made no progress.
 
     Attributes:
         left: smallest number of unacknowledged records so far.
@@ -28,7 +28,9 @@ class Stall:
     since_s: float
 
     def seconds(self, left: int, now_s: float, throttled_until_s: float) -> float:
-        """Note the records left; return the seconds without progress, waits for quotas excluded."""
+        """Note that ``left`` records are unacknowledged; return the seconds without progress,
+        without the time until ``throttled_until_s``. Times are monotonic seconds.
+        """
         if left < self.left:
             self.left, self.since_s = left, now_s
         return now_s - max(self.since_s, throttled_until_s)
@@ -62,18 +64,18 @@ class DeliveryReports:
         self.suspects: set[str] = set()
         self.purged: set[Target] = set()
         self._refused: set[tuple[Place, int, str]] = set()
-        """Records that a topic refused, kept until the next commit even if they are handled
-        otherwise."""
+        """Shard, source offset and topic of records that the topic refused, kept until the next
+        commit."""
         self.throttled_until_s = 0.0
 
     def forget(self) -> None:
-        """Forget the failures of the transaction, as it has ended."""
+        """Forget the failures of the open transaction, as it has ended."""
         self.failed.clear()
         self.refusals.clear()
         self.purged = set()
 
     def committed(self) -> None:
-        """Trust every topic again, as it has taken all records of a transaction."""
+        """Trust every topic again, as all records of a transaction were committed."""
         self.suspects.clear()
         self._refused.clear()
 
@@ -83,8 +85,8 @@ class DeliveryReports:
         self.throttled_until_s = max(self.throttled_until_s, until_s)
 
     def broke_off(self, error: KafkaError) -> bool:
-        """Return whether the client takes no more because a record of this transaction has failed
-        already, and note that; ``commit`` finds out which record.
+        """Return whether ``error`` says that the client takes no more records because one of this
+        transaction has failed already, and note that; ``commit`` finds out which record.
         """
         if error.code() != KafkaError._STATE:  # noqa: SLF001  # librdkafka's spelling
             return False
@@ -110,7 +112,9 @@ class DeliveryReports:
         return True
 
     def note_failure(self, error: KafkaError | None, message: Message) -> None:
-        """Note a failure's delivery report, which has no opaque or headers to name the record."""
+        """Note the delivery report of a failed record. It names the topic and partition, but has no
+        opaque or headers to tell which record it was.
+        """
         topic, partition = message.topic(), message.partition()
         if error is None or topic is None:
             return
@@ -128,7 +132,9 @@ class DeliveryReports:
     def note_record(
         self, place: Place, offset: int, topic: str, error: KafkaError | None, _message: object
     ) -> None:
-        """Note the delivery report of one known record."""
+        """Note the delivery report of a record sent to ``topic`` for the source offset ``offset``
+        of the shard ``place``; ``error`` None: it was delivered.
+        """
         if error is None or error.code() in PURGED:
             return
         self.failed.append(error)
@@ -140,8 +146,9 @@ class DeliveryReports:
             self.suspects.add(topic)
 
     def refuse(self, place: Place, offset: int, topic: str, reason: tuple[str, str]) -> None:
-        """Note that a topic refuses a record for good. If it also refuses what replaces the record,
-        it is given up for a while: otherwise the same would be sent and aborted endlessly.
+        """Note that a topic refuses the record of a source offset for good; ``reason``: code and
+        detail. If the topic also refuses what replaces the record, it is given up for a while:
+        otherwise the same would be sent and aborted endlessly.
         """
         self.refusals[place, offset] = reason
         if (place, offset, topic) in self._refused:

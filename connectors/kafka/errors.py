@@ -30,7 +30,7 @@ REFUSALS: Final[dict[int, str]] = {
     KafkaError.INVALID_RECORD: TARGET_REFUSED,
     KafkaError.POLICY_VIOLATION: TARGET_REFUSED,
 }
-"""Codes of dead letters, by permanent errors of one record or its target."""
+"""Codes of dead letters, by permanent error of one record or its target."""
 
 UNKNOWN_TARGETS: Final = frozenset(
     {
@@ -39,11 +39,11 @@ UNKNOWN_TARGETS: Final = frozenset(
         KafkaError.UNKNOWN_TOPIC_OR_PART,
     }
 )
-"""Errors that end when the target topic is created; until then its records are parked."""
+"""Errors that end when the target topic is created; until then records for it are parked."""
 
 LOST_TARGETS: Final = UNKNOWN_TARGETS | {KafkaError.TOPIC_AUTHORIZATION_FAILED}
 """Errors of a topic that does not exist or may not be described. A target that was good before is
-looked up again, and its records are parked (tried again after a pause)."""
+looked up again, and records for it are parked (tried again after a pause)."""
 
 ABORTABLE: Final = (
     REFUSALS.keys()
@@ -65,7 +65,7 @@ PURGED: Final = frozenset({KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT})
 
 
 def error_of(exc: KafkaException) -> KafkaError:
-    """Return the error that an exception of the client carries."""
+    """Return the ``KafkaError`` in an exception of the client."""
     error = exc.args[0]
     if not isinstance(error, KafkaError):  # pragma: no cover - the client always carries one
         raise TypeError(f"a Kafka exception without a Kafka error: {exc!r}") from exc
@@ -73,7 +73,7 @@ def error_of(exc: KafkaException) -> KafkaError:
 
 
 def answer_of(future: Future[Answer], timeout_s: float) -> Answer:
-    """Return the result of an admin request.
+    """Return the result of an admin request, waiting up to ``timeout_s`` seconds.
 
     Raises:
         KafkaException: the cluster refused it, or did not answer in ``timeout_s``. It replaces

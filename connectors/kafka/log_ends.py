@@ -42,7 +42,7 @@ _AGAIN_S: Final = 0.1
 
 
 class _Found(NamedTuple):
-    """An offset and its leader epoch; -1: the broker does not give one."""
+    """An offset and the leader epoch that came with it; -1: the broker does not give one."""
 
     offset: int
     leader_epoch: int
@@ -59,12 +59,13 @@ def log_bounds(
     partition: int,
     isolation: IsolationLevel = IsolationLevel.READ_UNCOMMITTED,
 ) -> Bounds:
-    """Return the start of a log and its high watermark, open transactions included; with
-    ``READ_COMMITTED`` the last stable offset instead, which excludes them. A new leader is asked
-    once, without waiting for an election, as the worker's loop calls this.
+    """Return the first offset of a log and its high watermark, open transactions included; with
+    ``READ_COMMITTED`` the last stable offset instead, which excludes them. If the leader has
+    changed, the new one is asked once, without waiting for an election, as the worker's loop calls
+    this.
 
     Raises:
-        KafkaEdgeError: the cluster does not say.
+        KafkaEdgeError: the cluster does not answer.
     """
     place = (topic, partition)
     asked = [_asked_twice(admin, [place], spec, isolation) for spec in (EARLIEST, LATEST)]
@@ -73,16 +74,16 @@ def log_bounds(
 
 
 def many_bounds(admin: AdminClient, places: Collection[Place]) -> dict[Place, Bounds]:
-    """Return the bounds of many logs, asked all at once. Partitions whose leader does not answer
-    are left out.
+    """Return first offset and high watermark of many logs, asked all at once. Partitions whose
+    leader does not answer are left out.
     """
     first, ends = (_found(_asked(admin, places, spec)) for spec in (EARLIEST, LATEST))
     return {p: Bounds(first[p].offset, *end) for p, end in ends.items() if p in first}
 
 
 def log_ends(admin: AdminClient, places: Collection[Place]) -> dict[Place, int]:
-    """Return high watermarks, asked all at once. Partitions whose leader does not answer are left
-    out.
+    """Return the high watermark of each partition, asked all at once. Partitions whose leader does
+    not answer are left out.
     """
     return _offsets(_found(_asked(admin, places, LATEST)))
 
@@ -93,11 +94,11 @@ def offsets_of(
     spec: OffsetSpec,
     isolation: IsolationLevel = IsolationLevel.READ_UNCOMMITTED,
 ) -> dict[Place, int]:
-    """Return the offset that ``spec`` selects in each place, asked all at once; waits while leaders
-    are elected.
+    """Return the offset that ``spec`` selects in each partition, asked all at once; waits while
+    leaders are elected.
 
     Raises:
-        KafkaEdgeError: the cluster does not say within ``ASK_TIMEOUT_S``.
+        KafkaEdgeError: the cluster does not answer within ``ASK_TIMEOUT_S``.
     """
     retrying = Retrying(
         retry=retry_if_result(lambda answers: bool(_stale(answers))),
@@ -111,22 +112,22 @@ def offsets_of(
 
 
 def offsets_since(admin: AdminClient, places: Collection[Place], time_ms: int) -> dict[Place, int]:
-    """Return the first offset of each place whose timestamp is ``time_ms`` or later; a place
-    without such a record is left out.
+    """Return the first offset of each partition whose timestamp is ``time_ms`` (epoch milliseconds)
+    or later; a partition without such a record is left out.
 
     Raises:
-        KafkaEdgeError: as ``offsets_of``.
+        KafkaEdgeError: the cluster does not answer within ``ASK_TIMEOUT_S``.
     """
     found = offsets_of(admin, places, OffsetSpec.for_timestamp(time_ms))
     return {place: offset for place, offset in found.items() if offset >= 0}
 
 
 def newest_time_ms(admin: AdminClient, places: Collection[Place]) -> int:
-    """Return the latest timestamp of any record of these logs, epoch milliseconds; -1: there are no
-    records. Where brokers stamp records, it is a lower bound of their clocks.
+    """Return the latest timestamp of any record in these partitions, epoch milliseconds; -1: there
+    are no records. Where brokers stamp records, it is a lower bound of their clocks.
 
     Raises:
-        KafkaEdgeError: the cluster does not say.
+        KafkaEdgeError: the cluster does not answer.
     """
     spec: OffsetSpec = OffsetSpec.max_timestamp()  # type: ignore[no-untyped-call]
     asked: dict[TopicPartition, Any] = admin.list_offsets(
@@ -144,8 +145,9 @@ def _asked(
     spec: OffsetSpec,
     isolation: IsolationLevel = IsolationLevel.READ_UNCOMMITTED,
 ) -> _Answers:
-    """Ask each leader once; return its answer or error by place. The client remembers leaders for
-    15 min, so topics whose leaders have changed are looked up anew, for the next request.
+    """Ask each partition's leader once; return its answer or error by partition. The client
+    remembers leaders for 15 min, so topics whose leaders have changed are looked up anew, for the
+    next request.
     """
     if not places:
         return {}
@@ -166,7 +168,9 @@ def _asked(
 def _asked_twice(
     admin: AdminClient, places: Collection[Place], spec: OffsetSpec, isolation: IsolationLevel
 ) -> _Answers:
-    """Ask each leader, and ask again where the first answer shows that the leader has changed."""
+    """Ask each partition's leader; where its answer shows that the leader has changed, ask the new
+    one.
+    """
     answers = _asked(admin, places, spec, isolation)
     again = _stale(answers)
     return answers | _asked(admin, again, spec, isolation)
@@ -207,7 +211,9 @@ def _stale(answers: _Answers) -> list[Place]:
 
 
 def _known(answers: _Answers) -> dict[Place, _Found]:
-    """Return all offsets; raise ``KafkaEdgeError`` for the first place without an answer."""
+    """Return all offsets, by partition; raise ``KafkaEdgeError`` for the first one without an
+    answer.
+    """
     found = _found(answers)
     for (topic, partition), answer in answers.items():
         if isinstance(answer, KafkaException):
@@ -228,10 +234,11 @@ def _found(answers: _Answers) -> dict[Place, _Found]:
 
 
 def watermarks(consumer: Consumer, place: Place) -> tuple[int, int]:
-    """Return where the log of a partition starts and ends, as a consumer sees it.
+    """Return the first offset and the end (exclusive) of a partition's log, as ``consumer`` sees
+    them.
 
     Raises:
-        KafkaException: the cluster does not say.
+        KafkaException: the cluster does not answer.
     """
     low, high = consumer.get_watermark_offsets(TopicPartition(*place), timeout=ASK_TIMEOUT_S)
     return low, high

@@ -39,8 +39,9 @@ class Outcomes:
     Args:
         consumer: a read-committed consumer without an assignment.
         topic: the outcomes topic.
-        ends: end of each partition before the first control was written.
-        stopping: ends every wait when it is set.
+        ends: offset to begin at in each partition: its end before the first control record was
+            written.
+        stopping: event that ends every wait.
     """
 
     def __init__(
@@ -62,13 +63,14 @@ class Outcomes:
     def of(
         self, controls: Collection[RecordPlace], timeout_s: float, *, replaces: bool
     ) -> dict[RecordPlace, str]:
-        """Return the outcomes of controls that are known in time, as names by the control's place.
+        """Return the outcomes of control records that are known in time: names, by the control
+        record's place.
 
         Args:
-            controls: places of the controls.
+            controls: places of the control records.
             timeout_s: longest wait for all of them together, in seconds.
-            replaces: whether the controls are schedules; their outcome is that of the record that
-                they replace.
+            replaces: whether the control records are schedules; their outcome is that of the record
+                that they replace.
 
         Raises:
             KafkaEdgeError: the topic can't be read.
@@ -104,8 +106,8 @@ class Outcomes:
 
 
 def together(written: Sequence[RecordPlace], told: Mapping[RecordPlace, str]) -> str | None:
-    """Return one outcome for the controls that were written for an id: ``not_pending`` only if all
-    have that outcome; None: unknown.
+    """Return one outcome for the control records that were written for one ``delay-id``:
+    ``not_pending`` only if all have that outcome; None: unknown.
     """
     done = next((one for one in told.values() if one != _NOT_PENDING), None)
     if done is not None or len(told) < len(written):

@@ -13,7 +13,8 @@ from connectors.kafka.log_ends import watermarks
 from delayservice.engine.pauses import Pause, Paused, Pauses, decode_key, decode_pause, encode_key
 
 _COMPLAIN_S: Final = 3.0
-"""Time before an unreadable topic is reported, in s: new topics and restarts take a moment."""
+"""Time for which the pauses topic can't be read before that is reported, in s: new topics and
+restarts take a moment."""
 _WAIT_AT_START_S: Final = 30.0
 
 _log = structlog.get_logger(__name__)
@@ -22,9 +23,9 @@ _log = structlog.get_logger(__name__)
 class PauseWatcher:
     """Reader of the pauses topic that keeps the pauses in force; a ``control_topics.ControlTopic``.
 
-    Until the topic was read once, everything counts as paused, so that records paused before a
+    Until the topic was read once, all delay topics count as paused, so that records paused before a
     restart stay held. After ``_WAIT_AT_START_S`` without success nothing counts as paused, and
-    ``problem`` says so.
+    ``problem`` gives the reason.
 
     Args:
         topic: the pauses topic.
@@ -35,7 +36,7 @@ class PauseWatcher:
         self.topic = topic
         self.newest: Pauses | None = None
         self.problem = ""
-        """Reason why the topic can't be read, for users; empty: it can be read."""
+        """Reason why the pauses topic can't be read, for users; empty: it can be read."""
         self._on_change = on_change
         self._found: dict[Paused, Pause] = {}
         self._is_whole = False
@@ -48,17 +49,17 @@ class PauseWatcher:
         return newest is None or newest.holds(topic)
 
     def why(self, target: str) -> str | None:
-        """Return why deliveries to a target are paused; None: they are not."""
+        """Return why deliveries to a target topic are paused; None: they are not."""
         newest = self.newest
         return None if newest is None else newest.why(target)
 
     def keys(self) -> list[bytes]:
-        """Return the pauses in force, as keys of the topic's records."""
+        """Return the pauses in force, as keys of the records in the pauses topic."""
         newest = self.newest
         return [] if newest is None else [encode_key(paused) for paused in newest.all]
 
     def begin(self, consumer: Consumer) -> tuple[int, int]:
-        """Forget the pauses read so far; return the first offset of the log and its end."""
+        """Forget the pauses read so far; return first offset and end of the pauses topic."""
         bounds = watermarks(consumer, (self.topic, 0))
         self._found = {}
         self._is_whole = False
@@ -75,7 +76,7 @@ class PauseWatcher:
             self._changed()
 
     def at_end(self) -> None:
-        """Put the pauses read so far into force, as the topic was read to its end."""
+        """Put the pauses read so far into force, as the pauses topic was read to its end."""
         self._failing_s = 0.0
         self.problem = ""
         if not self._is_whole:
@@ -87,8 +88,9 @@ class PauseWatcher:
         self._on_change()
 
     def failed(self, why: str) -> None:
-        """Report a failure that lasts ``_COMPLAIN_S``. Deliveries wait for the pauses at most
-        ``_WAIT_AT_START_S`` after a start: an unreadable topic would stop everything.
+        """Report that the pauses topic can't be read, once that has lasted ``_COMPLAIN_S``. If it
+        was never read, deliveries begin without pauses after ``_WAIT_AT_START_S``: waiting on would
+        stop everything.
         """
         now_s = time.monotonic()
         self._failing_s = self._failing_s or now_s

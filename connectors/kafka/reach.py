@@ -2,8 +2,8 @@
 
 An owner that has nothing to commit does not notice that it is cut off: it sees no records and no
 errors. So this node asks each broker that leads a partition for that partition's end, which no
-other broker can answer. Metadata only serves to find the leaders: any broker returns it, so it
-shows little about the others.
+other broker can answer. Metadata only serves to find the leaders: as any broker returns it, it does
+not show whether another one is reached.
 """
 
 from __future__ import annotations
@@ -28,23 +28,25 @@ _EVERY_S: Final = 1.0
 _ANSWER_S: Final = 1.5
 _LOOK_S: Final = 1.0
 _LOST_AFTER: Final = 2
-"""Unanswered requests in a row that make a broker silent; a busy broker may miss one."""
+"""Number of consecutive unanswered requests after which a broker counts as silent; a busy broker
+may miss one."""
 _LEADERS_S: Final = 30.0
-"""Longest age of the known leaders while all brokers answer, in s."""
+"""Age at which known partition leaders are read again while all brokers answer, in s."""
 _WELL_S: Final = 3.0
-"""Time for which all brokers must have answered before ``broker`` is cleared, in s: nodes notice a
-change at different times, and the first one to notice must not be preferred."""
+"""Time for which all brokers must have answered before ``KafkaReach.broker`` is cleared, in s:
+nodes notice a change at different times, and the first one to notice must not be preferred."""
 
 _log = structlog.get_logger(__name__)
 
 
 class KafkaReach:
-    """Checks every second which brokers answer, and at each call while an answer is missing.
+    """Check of the brokers that lead partitions: once a second, or at each call while an answer is
+    missing.
 
     Attributes:
-        trouble: reason why Kafka can't be reached; empty: it can be reached.
+        trouble: reason why no broker can be reached; empty: one can be reached.
         silent: ids of leading brokers that did not answer twice in a row.
-        broker: reason why nodes that reach all brokers should own the slices; empty: this one has
+        broker: reason why nodes that reach all brokers should own the slices; empty: this node has
             reached all for 3 s.
 
     Args:
@@ -68,7 +70,8 @@ class KafkaReach:
         self._looked_s = float("-inf")
         self._missed = 0
         self._misses: dict[int, tuple[int, float]] = {}
-        """Number of requests in a row without an answer, and time of the first, by broker id."""
+        """Number of requests in a row without an answer, and monotonic time of the first, by broker
+        id."""
         self._silent_at_s = float("-inf")
         self.trouble = ""
         self.silent: frozenset[int] = frozenset()
@@ -76,13 +79,17 @@ class KafkaReach:
 
     @property
     def silent_s(self) -> float:
-        """Time since the first unanswered request to a silent broker, in seconds; 0: all answer."""
+        """Time since the first unanswered request to a silent broker, in seconds; 0: none is
+        silent.
+        """
         silent = self.silent
         since_s = [first_s for n, (_, first_s) in self._misses.copy().items() if n in silent]
         return self._monotonic_s() - min(since_s) if since_s else 0.0
 
     def check(self) -> None:
-        """Ask the brokers if a second has passed; blocks for seconds when there is no answer."""
+        """Ask each broker that leads a partition, if a second has passed since all answered; blocks
+        for seconds when there is no answer.
+        """
         now_s = self._monotonic_s()
         if now_s - self._asked_s < _EVERY_S:
             return
@@ -96,8 +103,9 @@ class KafkaReach:
             self._asked_s = now_s
 
     def _must_look(self, now_s: float, answers: int) -> bool:
-        """Return whether to read the leaders again. A broker that has stopped leads nothing after a
-        while, and is no longer asked then.
+        """Return whether to read the leaders of partitions again. ``answers``: number of brokers
+        that answered. A broker that has stopped leads nothing after a while, and is no longer asked
+        then.
         """
         is_old = now_s - self._looked_s >= _LEADERS_S
         return is_old or not answers or any(n >= _LOST_AFTER for n, _ in self._misses.values())
@@ -121,7 +129,9 @@ class KafkaReach:
         return ""
 
     def _ask(self) -> tuple[int, str]:
-        """Ask every broker; return the number of answers, and the last error of a silent broker."""
+        """Ask every leading broker; return the number of answers, and the last error without an
+        answer.
+        """
         sent_s, answers, why = self._monotonic_s(), 0, ""
         asked = [(n, self._end_of(place)) for n, place in self._led.items()]
         for number, future in asked:

@@ -1,4 +1,6 @@
-"""Keeps batch limits learned from refusals: a topic refuses a larger batch as a whole."""
+"""Keeps the largest batch size of each topic that refused a batch, as it refuses larger ones as a
+whole.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ _NO_LIMIT: Final = 2**31
 
 
 class RecordLimits:
-    """Batch limits of topics, learned from refusals.
+    """Limits of batch sizes, in bytes, for topics that refused a batch.
 
     librdkafka never splits a batch that is larger than its topic allows. Without a limit here,
     small records would be refused together again and again.
@@ -31,7 +33,8 @@ class RecordLimits:
         self._compresses = compresses
         self._limits: dict[str, int] = {}
         self._batched: dict[str, int] = {}
-        """Bytes sent that may share a batch with the next record, by topic."""
+        """Bytes that were sent since the last flush and may share a batch with the next record, by
+        topic."""
         self._refused: set[str] = set()
 
     def __contains__(self, topic: str) -> bool:
@@ -43,7 +46,9 @@ class RecordLimits:
         return bool(self._limits)
 
     def note_refused(self, topic: str) -> None:
-        """Note that a topic refused a batch as too large. May be called in a delivery report."""
+        """Note that a topic refused a batch as too large, for ``learn``. May be called in a
+        delivery report.
+        """
         self._refused.add(topic)
 
     def learn(self) -> None:
@@ -60,9 +65,9 @@ class RecordLimits:
             self._limits[topic] = limit
 
     def outgrown(self, outputs: Sequence[Output]) -> dict[int, str]:
-        """Return the topics of all outputs that exceed a limit, by source offset: all at once,
-        since the client stops at the first refused record. Limits are looked up again first, as
-        they may have been raised.
+        """Return the topics of outputs that are larger than their topic allows, by source offset:
+        all at once, since the client stops at the first refused record. Limits are looked up again
+        first, as they may have been raised.
         """
         if not self._limits or self._compresses:
             return {}
@@ -75,23 +80,25 @@ class RecordLimits:
         return _bytes_of(output) > self._limits.get(output[1], _NO_LIMIT)
 
     def must_flush(self, output: Output) -> bool:
-        """Return whether an output and the records sent since the last flush exceed the topic's
-        ``max.message.bytes``.
+        """Return whether an output, together with the records sent to its topic since the last
+        flush, exceeds the topic's ``max.message.bytes``.
         """
         topic = output[1]
         return self._batched.get(topic, 0) + _bytes_of(output) > self._limits.get(topic, _NO_LIMIT)
 
     def sent(self, output: Output) -> None:
-        """Add an output's size, in bytes, to the records of its topic since the last flush."""
+        """Add an output's size, in bytes, to that of the records sent to its topic since the last
+        flush.
+        """
         topic = output[1]
         self._batched[topic] = self._batched.get(topic, 0) + _bytes_of(output)
 
     def flushed(self) -> None:
-        """Note that all records were sent, so every topic begins a new batch."""
+        """Note that all records were flushed, so every topic begins a new batch."""
         self._batched.clear()
 
 
 def _bytes_of(output: Output) -> int:
-    """Return the size of an output in a batch of its own, uncompressed, in bytes."""
+    """Return the size of a batch that holds this output alone, uncompressed, in bytes."""
     _, _, _, key, value, headers, _, _ = output
     return batch_bytes(key, value, headers)

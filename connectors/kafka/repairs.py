@@ -25,7 +25,7 @@ _WAIT_S: Final = 0.2
 
 
 class RepairDesk:
-    """A client that writes commands and waits for their reports.
+    """A client that writes commands about copies and waits for the nodes' reports.
 
     Args:
         client: options of the client, as ``Kafka.client_config`` gives them.
@@ -41,11 +41,11 @@ class RepairDesk:
         self._stop = stop or threading.Event()
 
     def ask(self, commands: Sequence[Command], timeout_s: float) -> Iterator[Report]:
-        """Write ``commands`` and yield their reports as they come, until each has one or
-        ``timeout_s`` is over.
+        """Write ``commands`` and yield the nodes' reports as they come, until each command has one
+        or ``timeout_s`` is over.
 
         Raises:
-            KafkaEdgeError: the topic can't be written or read.
+            KafkaEdgeError: the repair topic can't be written or read.
         """
         open_steps = {(command.plan, command.step) for command in commands}
         consumer = consumer_client(consumer_config(self._client, "repair-desk"))
@@ -75,7 +75,7 @@ class RepairDesk:
         """Write ``commands``, without waiting for reports.
 
         Raises:
-            KafkaEdgeError: the topic can't be written.
+            KafkaEdgeError: the repair topic can't be written.
         """
         failed: list[KafkaError] = []
 
@@ -94,7 +94,7 @@ class RepairDesk:
 
 
 def cluster_id(client: Mapping[str, str]) -> str:
-    """Return the id of a Kafka cluster, by which a plan is bound to it.
+    """Return the id of the Kafka cluster, by which a repair plan is bound to it.
 
     Raises:
         KafkaEdgeError: the cluster does not answer.

@@ -23,12 +23,12 @@ _NAMES: Final = {READ: "Read", WRITE: "Write"}
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """A topic as this client may see it.
+    """Facts about a topic and this client's rights on it.
 
     ``partitions`` is 0 when the topic does not exist, or may not be described: then ``operations``
     is empty. ``operations`` is None when the cluster does not tell. ``in_sync`` is the number of
     copies in sync of each partition, 0 without a leader; ``copies`` is the number of replicas
-    assigned; ``leaders`` are the brokers that lead the partitions, -1 without a leader.
+    assigned; ``leaders`` are the ids of the brokers that lead the partitions, -1 without a leader.
     ``topic_id`` differs between a recreated topic and the old one; empty: it can't be described.
     """
 
@@ -57,13 +57,13 @@ def ask_access(
     *,
     may_lack: bool = False,
 ) -> dict[str, Access]:
-    """Return this client's access to each of these topics.
+    """Return the facts about these topics and this client's rights on them, by name.
 
     Args:
         admin: client to ask with.
         topics: names of the topics.
         timeout_s: longest wait for the answer, in seconds.
-        may_lack: whether to leave out topics without an answer, if others have one.
+        may_lack: whether to leave out topics without an answer, if other topics have one.
 
     Raises:
         KafkaEdgeError: the cluster does not answer.
@@ -113,7 +113,7 @@ def _without_answer(name: str, error: KafkaError) -> Access:
 def complaints(
     access: Mapping[str, Access], needed: Mapping[str, Iterable[AclOperation]]
 ) -> list[str]:
-    """Return ``give the service Read and Write on TOPIC`` for each topic that lacks a right."""
+    """Return ``give the service Read and Write on TOPIC`` for each topic that lacks rights."""
     told = []
     for name, operations in needed.items():
         lacking = access[name].lacks(*operations)

@@ -1,4 +1,4 @@
-"""Configures consumers that keep their own position, and scans ranges of a log with one of them."""
+"""Configures consumers that track their own position, and scans ranges of a log with one."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ _log = structlog.get_logger(__name__)
 SCAN_STALL_S: Final = 60.0
 """Time without records after which a scan fails, in s."""
 SCAN_BATCH: Final = 5_000
-"""Largest number of records in a run of a scan."""
+"""Largest number of records that a scan yields together."""
 SCAN_WAIT_MS: Final = 10
 MOVED: Final = frozenset({KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE})  # noqa: SLF001
-"""Errors of a position that the log does not hold."""
+"""Error codes for an offset that the log does not hold."""
 READ_HINT: Final = "give the service Read on this topic"
 
 _headers_of: Final = methodcaller("headers")
@@ -41,7 +41,9 @@ the exception appears somewhere later."""
 
 
 def consumer_config(client: Mapping[str, str], name: str) -> dict[str, Any]:
-    """Return the options of a consumer that keeps its own position, as all of the service's do."""
+    """Return the options of a consumer in no group, which tracks its own position and commits no
+    offset.
+    """
     return {
         "fetch.wait.max.ms": 500,
         "fetch.error.backoff.ms": 100,
@@ -68,8 +70,8 @@ def row_of(message: Any) -> Row:  # noqa: ANN401  # the client's stubs make ever
 
 
 def take(consumer: Consumer, timeout_s: float, limit: int, gather_s: float = 0.0) -> list[Any]:
-    """Return the messages available after waiting ``timeout_s`` for the first and ``gather_s`` for
-    more, in seconds; ``consume`` alone would wait for the last.
+    """Return at most ``limit`` messages: those available after waiting ``timeout_s`` seconds for
+    the first and ``gather_s`` seconds for more. ``consume`` alone would wait for the last.
     """
     return and_more(consumer, consumer.poll(timeout_s), limit, gather_s)
 
@@ -80,12 +82,14 @@ def and_more(
     limit: int,
     gather_s: float,
 ) -> list[Any]:
-    """Return the first message and those that come within ``gather_s`` s; empty without one."""
+    """Return ``first`` and the messages that come within ``gather_s`` s, ``limit`` at most in all;
+    nothing if ``first`` is None.
+    """
     return [] if first is None else [first, *consumer.consume(limit - 1, gather_s)]
 
 
 def topic_ids(admin: AdminClient, topics: Sequence[str]) -> dict[str, str]:
-    """Return the ids of the existing ones of ``topics``; a recreated topic has a new id.
+    """Return the ids of those of ``topics`` that exist, by name; a recreated topic has a new id.
 
     Raises:
         KafkaEdgeError: the cluster does not answer.
@@ -110,7 +114,8 @@ def scan_partition(
     stop: int,
     clients: Clients = KAFKA,
 ) -> Iterator[Run]:
-    """Yield the records of ``[start, stop)`` as runs, read with a consumer of their own.
+    """Yield the records with offsets in ``[start, stop)`` in batches (``Run``), read with a
+    consumer made for that.
 
     Raises:
         KafkaEdgeError: nothing came for a minute, or the log no longer holds the range.

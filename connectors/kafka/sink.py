@@ -48,7 +48,7 @@ from delayservice.engine.ports import Control, Place
 COMMIT_TIMEOUT_S: Final = 30.0
 ABORT_TIMEOUT_S: Final = 2.0
 """Longest wait for an abort, in s; then the writer is given up, and the next claimant aborts its
-transaction in half a second. An abort takes long when a partition of the transaction before takes
+transaction in half a second. An abort takes long when a partition of the previous transaction takes
 no marker, which blocks every new transaction."""
 FLUSH_STEP_S: Final = 0.1
 UNACKNOWLEDGED_S: Final = 3.0
@@ -88,7 +88,7 @@ class KafkaSink:
         self._sent_to: set[str] = set()
         """Topics of the outputs in the open transaction."""
         self._slices: set[int] = set()
-        """Slices whose checkpoints are part of the commit."""
+        """Slices whose checkpoints are part of the present commit."""
 
     def open(self) -> str:
         """Give the present writer up, open one with a new transactional id, and return that id.
@@ -115,7 +115,7 @@ class KafkaSink:
         return self._clients.producer({**config, **callbacks})
 
     def discard(self) -> None:
-        """Drop both producers; records that they have not sent yet are purged."""
+        """Drop the producers; records that they have not sent yet are purged."""
         for producer in (self._producer, self._direct):
             if producer is not None:
                 producer.purge(blocking=False)
@@ -140,7 +140,7 @@ class KafkaSink:
         return self._producer
 
     def send(self, place: Place, outputs: Sequence[Output]) -> None:
-        """Queue outputs of the shard ``place`` for the open transaction, or begin one."""
+        """Queue outputs of the shard ``place`` for the open transaction, or for a new one."""
         self._begin()
         self._sent_to.update([output[1] for output in outputs])
         if self._direct is None:
@@ -186,7 +186,7 @@ class KafkaSink:
         producer.poll(0)
 
     def _takes_on(self, place: Place, offset: int, topic: str, exc: KafkaException) -> bool:
-        """Note why the client does not take a record; return whether it takes others."""
+        """Note why the client does not take a record; return whether it takes other records."""
         error = error_of(exc)
         if self._reports.broke_off(error):
             return False
@@ -223,8 +223,8 @@ class KafkaSink:
                 break
 
     def commit(self, controls: Sequence[Control]) -> float:
-        """Commit the outputs sent since the last commit, with these checkpoints, claims and
-        releases. Return the time at which the brokers had all records, monotonic seconds.
+        """Commit the outputs sent since the last commit, with the checkpoints, claims and releases
+        in ``controls``. Return the time at which the brokers had all records, monotonic seconds.
 
         Raises:
             TransactionAbortedError: nothing was committed; ``RefusedError`` names refused records.
@@ -267,7 +267,7 @@ class KafkaSink:
         produce_patiently(producer, topic, control.value, key, partition, headers=self._headers)
 
     def _flush(self, producer: Producer) -> None:
-        """Wait until every record is at the broker, or a failure is known.
+        """Wait until every record is at the broker; abort and raise if one fails or takes too long.
 
         It waits in steps: after a failed record of a transaction the client sends no others, and
         waiting for those would take the whole time-out.
@@ -354,7 +354,7 @@ class KafkaSink:
         return frozenset(n for n in self._slices if options.checkpoint_partition(n) in slow)
 
     def _give_up_unless_abortable(self) -> None:
-        """Raise unless the errors concern records and targets. After any other error, the client
+        """Raise unless all errors are of records and targets. After any other error, the client
         would abort, take a higher epoch by itself, and undo a fence.
 
         Raises:

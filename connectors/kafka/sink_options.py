@@ -1,4 +1,6 @@
-"""Settings of a worker's sink, the options of its producers, and how a writer begins and ends."""
+"""Settings of a worker's sink (writer of outputs), options of its producers, and how a writer
+begins and ends.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,7 @@ UNKNOWN_AFTER_MS: Final = 1_500
 
 @dataclass(frozen=True, slots=True)
 class SinkOptions:
-    """Settings of a worker's sink."""
+    """Settings of a worker's sink, which writes its outputs to Kafka."""
 
     name_prefix: str
     """Prefix of the transactional ids: the service's prefix, the node and the worker."""

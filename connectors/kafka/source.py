@@ -1,8 +1,8 @@
 """Reads a worker's partitions of the delay topics, read committed.
 
 A partition's position moves past transaction markers and aborted records only with the
-end-of-partition event. So those events are enabled, and a run states the offset where it stops,
-which may lie beyond its last record.
+end-of-partition event. So those events are enabled, and a ``Run`` (batch of records) states the
+offset where it stops, which may lie beyond its last record.
 """
 
 from __future__ import annotations
@@ -38,20 +38,21 @@ from delayservice.engine.ports import Bounds, Place, Run, Trouble
 
 MANY_PLACES: Final = 32
 MANY: Final[dict[str, Any]] = {"fetch.wait.max.ms": 50, "fetch.min.bytes": 8_192}
-"""Options of the consumer at the head of more than ``MANY_PLACES`` logs. The client has no fetch
-sessions, so each fetch lists all logs; with 1,000 that takes 1 to 2 ms of a core on both sides. So
-a fetch waits for some records, and a record waits 50 ms at most.
+"""Options of the consumer that reads new records, if it reads more than ``MANY_PLACES`` logs. The
+client has no fetch sessions, so each fetch lists all logs; with 1,000 that takes 1 to 2 ms of a
+core on both sides. So a fetch waits for some records, and a record waits 50 ms at most.
 
 Measured: docs/internals/measurements.md."""
 BEHIND: Final[dict[str, Any]] = {"fetch.wait.max.ms": 50}
-"""Options of the consumer that catches up: the end of a log is reported only after this wait."""
+"""Options of the consumer for partitions that catch up: the end of a log is reported only after
+this wait."""
 BEHIND_RECORDS: Final = 2_000
-"""Largest number of records in a turn from partitions that catch up."""
+"""Largest number of records that one ``poll`` returns from partitions that catch up."""
 WAKE_S: Final = 0.1
 """Longest time until ``wake`` ends a wait for records, in s. Each check takes some 60 µs of a core,
 so 0.02 would be a third of an idle worker's cost; a caller that expects ``wake`` waits less."""
 BEHIND_WAIT_S: Final = 0.01
-"""Longest wait for records at the head while partitions catch up, in s."""
+"""Longest wait for records of other partitions while some partitions catch up, in s."""
 
 
 _TRUNCATED: Final = KafkaError(KafkaError._LOG_TRUNCATION).str()  # noqa: SLF001
@@ -66,9 +67,9 @@ class KafkaSource:
     """Reader of a worker's partitions of the delay topics. Single-threaded, as the loop that owns
     it.
 
-    It has two consumers: partitions begin on the one that catches up, and move to the one at the
-    head when they reach the end of their log. So records that are read again, after a restart or
-    for a rebuild, do not delay new ones.
+    It has two consumers: one for partitions that catch up, where each partition begins, and one for
+    partitions that have reached the end of their log. So records that are read again, after a
+    restart or for a rebuild, do not delay new ones.
 
     Args:
         client: librdkafka options from the settings, bootstrap servers included.
@@ -102,8 +103,8 @@ class KafkaSource:
         self._is_woken = False
 
     def seek(self, place: Place, offset: int, last_read: LastRead = NOTHING_READ) -> None:
-        """Read a partition from ``offset`` on. ``last_read``: the last record read before,
-        with which the client finds out whether the log was truncated.
+        """Read a partition from ``offset`` on. ``last_read``: offset and leader epoch of the last
+        record read before, with which the client finds out whether the log was truncated.
         """
         if place in self._positions:
             self._unassign(place)
@@ -115,9 +116,9 @@ class KafkaSource:
         return self._behind if place in self._catching_up else self._head
 
     def _assign(self, place: Place, offset: int) -> None:
-        """Begin right behind the last record that was read, where its epoch is known: then the
-        client asks the broker whether the log still holds it. No record lies between it and
-        ``offset``.
+        """Assign a partition from ``offset`` on. If the leader epoch of the last record read is
+        known, begin right behind that record: then the client asks the broker whether the log still
+        holds it. No record lies between it and ``offset``.
         """
         consumer = self._consumer_of(place)
         epoch, last = self._last_read[place]
@@ -134,7 +135,7 @@ class KafkaSource:
         self._consumer_of(place).incremental_unassign([TopicPartition(*place)])
 
     def drop(self, place: Place) -> None:
-        """Stop reading this partition."""
+        """Stop reading a partition, and forget its position."""
         self._held.discard(place)
         if place in self._positions:
             self._unassign(place)
@@ -142,7 +143,7 @@ class KafkaSource:
         self._catching_up.discard(place)
 
     def pause(self, place: Place) -> None:
-        """Stop fetching this partition until ``resume``."""
+        """Stop fetching a partition until ``resume``."""
         self._held.add(place)
         if place in self._positions:
             self._consumer_of(place).pause([TopicPartition(*place)])
@@ -154,8 +155,8 @@ class KafkaSource:
             self._consumer_of(place).resume([TopicPartition(*place)])
 
     def poll(self, timeout_s: float, limit: int, gather_s: float = 0.0) -> list[Run]:
-        """Return fetched records as runs, about ``limit`` records at most. Wait up to ``timeout_s``
-        seconds for the first record, and ``gather_s`` seconds for more.
+        """Return fetched records in batches (``Run``), about ``limit`` records at most. Wait up to
+        ``timeout_s`` seconds for the first record, and ``gather_s`` seconds for more.
         """
         messages: list[Any] = []
         if self._catching_up:
@@ -170,7 +171,8 @@ class KafkaSource:
         self._is_woken = True
 
     def _await_first(self, timeout_s: float) -> Any:  # noqa: ANN401  # as in ``row_of``
-        """Wait for a record at the head, in steps, since the client's own wait can't be
+        """Return the first message of the partitions that have caught up, or None after
+        ``timeout_s`` or ``wake``. It waits in steps, since the client's own wait can't be
         interrupted.
         """
         first, left_s = None, timeout_s
@@ -222,8 +224,9 @@ class KafkaSource:
         lasts: Mapping[Place, Any],
         messages: Sequence[Any],
     ) -> Iterator[Run]:
-        """Yield the run, split by leader epoch. Asking each message for its epoch costs too much;
-        epochs ascend, so if first and last are equal, all are.
+        """Yield a run (batch of records of one partition), split by leader epoch. Asking each
+        message for its epoch costs too much; epochs ascend, so if first and last are equal, all
+        are.
         """
         if not run.rows:
             yield run
@@ -268,19 +271,20 @@ class KafkaSource:
             self._troubles.append(Trouble(place, why, has_moved=False))
 
     def _is_of_before(self, place: Place, offset: int | None) -> bool:
-        """Return whether an error is of an earlier assignment: the client keeps errors when it
-        drops what it has fetched. ``offset`` is None where the client does not know it.
+        """Return whether an error at ``offset`` belongs to an earlier assignment of the partition:
+        the client keeps errors when it drops what it has fetched. ``offset`` is None where the
+        client does not know it.
         """
         begun = self._begun.get(place)
         return begun is None or (offset is not None and offset < begun)
 
     def take_troubles(self) -> Sequence[Trouble]:
-        """Return the partitions that could not be read since the last call."""
+        """Return the partitions that could not be read since the last call, with reasons."""
         taken, self._troubles = self._troubles, []
         return taken
 
     def bounds(self, place: Place) -> Bounds:
-        """Return the first offset of a log and its end, open transactions included."""
+        """Return the first offset of a log and its high watermark, open transactions included."""
         return log_bounds(self._admin, *place)
 
     def topic_id(self, topic: str) -> str | None:
@@ -288,8 +292,8 @@ class KafkaSource:
         return topic_ids(self._admin, [topic]).get(topic)
 
     def scan(self, place: Place, start: int, stop: int) -> Iterator[Run]:
-        """Yield the records of the offsets ``[start, stop)`` as runs, read by another consumer, so
-        that the position of ``poll`` stays.
+        """Yield the records with offsets in ``[start, stop)`` in batches (``Run``), read by another
+        consumer, so that the position of ``poll`` stays.
 
         Raises:
             KafkaEdgeError: nothing came for a minute, or the log no longer holds the range.
@@ -297,7 +301,7 @@ class KafkaSource:
         return scan_partition(self._config, *place, start, stop, self._clients)
 
     def close(self) -> None:
-        """Close both consumers."""
+        """Close the consumers."""
         self._head.close()
         self._behind.close()
 
@@ -308,7 +312,9 @@ def _epoch_of(message: Any) -> int:  # noqa: ANN401  # as in ``row_of``
 
 
 def _split(run: Run, messages: Sequence[Any]) -> Iterator[Run]:
-    """Yield one run for each leader epoch of a run in which the leader has changed."""
+    """Yield one run for each leader epoch of a run (batch of records) in which the leader has
+    changed.
+    """
     epochs = [
         _epoch_of(message)
         for message in messages

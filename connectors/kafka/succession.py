@@ -41,10 +41,10 @@ _log = structlog.get_logger(__name__)
 
 
 class KafkaSuccession:
-    """Kafka's implementation of ``ports.Succession``. Any helper thread may call it.
+    """Kafka's part of a take-over: implements ``ports.Succession``. Any helper thread may call it.
 
     Args:
-        checkpoints: tails checkpoints and claims.
+        checkpoints: reader of checkpoints and claims.
         admin: client to ask for the ends of logs.
         consumer: librdkafka options from the settings, for consumers.
         producer: librdkafka options from the settings, for producers.
@@ -87,7 +87,7 @@ class KafkaSuccession:
         self._lock = threading.Lock()
 
     def enter(self, writer: str) -> None:
-        """Set ``writer`` as this worker's own; the one before counts as given up."""
+        """Set this worker's writer; its writer before counts as given up, and is to be fenced."""
         if self._me:
             self._given_up.add(self._me)
         self._me = writer
@@ -108,12 +108,12 @@ class KafkaSuccession:
         return self._checkpoints.newest(slice_no, ANSWER_S)
 
     def bounds(self, places: Collection[Place]) -> Mapping[Place, Bounds]:
-        """Return start and end of these logs, without those whose leader does not answer."""
+        """Return first offset and end of these logs, without logs whose leader does not answer."""
         return many_bounds(self._admin, places)
 
     def await_claims(self, slices: Mapping[int, int]) -> Mapping[int, Claimed]:
-        """Wait until this worker's claims of the slices, above the given offsets, are read back;
-        return them by slice.
+        """Wait until this worker's claims of slices, each above the offset in ``slices``, are read
+        back; return them by slice.
         """
         deadline_s = self._clients.monotonic_s() + ANSWER_S
         place, me, stood_at = (self._claims_topic, 0), self._me, -1
@@ -131,7 +131,9 @@ class KafkaSuccession:
             stood_at = self._fence_blocker(place, stood_at)
 
     def fence(self, writers: Collection[str]) -> None:
-        """Fence the writers that this process has not fenced, ``FENCES_AT_ONCE`` side by side."""
+        """Fence those of ``writers`` that this process has not fenced, ``FENCES_AT_ONCE`` in
+        parallel.
+        """
         wanted = [writer for writer in sorted(writers) if writer not in self._fenced]
         if not wanted:
             return
@@ -172,8 +174,8 @@ class KafkaSuccession:
         _log.info("writer_fenced", writer=writer, took_ms=took_ms)
 
     def read_to_end(self, slices: Collection[int]) -> Mapping[int, bytes | None]:
-        """Return the newest checkpoint of each slice, after reading the topic to its end; None: it
-        was never served.
+        """Return the newest checkpoint of each slice, after reading its partition of the checkpoint
+        topic to the end; None: the slice was never served.
         """
         deadline_s = self._clients.monotonic_s() + ANSWER_S
         numbers = {self._checkpoints.partition(slice_no) for slice_no in slices}
@@ -193,13 +195,13 @@ class KafkaSuccession:
 
     def _fence_blocker(self, place: Place, stood_at: int, goal: int | None = None) -> int:
         """Fence the writer whose open transaction blocks reading a partition, if the last stable
-        offset has not moved since the last look: the writer's first record is there. A transaction
-        of this worker's own writer ends by itself.
+        offset has not moved since the call before: the first record of that transaction is there. A
+        transaction of this worker's own writer ends by itself.
 
         Args:
             place: the partition.
-            stood_at: last stable offset that the last look returned; -1: there was none.
-            goal: offset up to which to read; None: the end.
+            stood_at: last stable offset that the call before returned; -1: there was no such call.
+            goal: offset up to which to read, exclusive; None: the high watermark.
 
         Returns:
             The last stable offset, if it is below the goal; else -1.

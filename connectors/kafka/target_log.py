@@ -18,8 +18,8 @@ from connectors.kafka.topic_terms import CONFIGS
 from delayservice.engine.outcome import Target
 
 KNOWN_MAX: Final = 10_000
-"""Number of topics that are remembered, and that are looked up at once. Beyond it a tenth is
-dropped: first those that can't be written to, then those with the oldest answer."""
+"""Largest number of target topics that are remembered, and that are requested at a time. Beyond it
+a tenth is dropped: first those that can't be written to, then those with the oldest answer."""
 _TOLD_PER_S: Final = 1.0
 _TOLD_AT_ONCE: Final = 20
 """Log lines about bad targets allowed at once; each second allows ``_TOLD_PER_S`` more."""
@@ -43,11 +43,13 @@ class TargetLog:
         self._allowed_s = now_s
 
     def fits(self, target: Target) -> None:
-        """Note that a target is good, so that its next problem is logged."""
+        """Note that a target can be written to, so that its next problem is logged."""
         self._blocked.discard(target)
 
     def blocked(self, target: Target, why: str, now_s: float) -> None:
-        """Log that a target is bad; above the allowed rate, only count it."""
+        """Log once why a target can't be written to; above the allowed rate of lines, only count
+        it.
+        """
         if target in self._blocked:
             return
         if len(self._blocked) >= KNOWN_MAX:
@@ -68,7 +70,7 @@ class TargetLog:
         self._unread.discard(topic)
 
     def not_read(self, topic: str, why: str) -> None:
-        """Log that the settings of a topic can't be read."""
+        """Log, once until they are read, that the settings of a topic can't be read."""
         if topic not in self._unread:
             if len(self._unread) >= KNOWN_MAX:
                 self._unread.clear()
@@ -79,7 +81,9 @@ class TargetLog:
 def topic_settings(
     admin: AdminClient, topics: Collection[str], log: TargetLog, timeout_s: float
 ) -> dict[str, dict[str, str]]:
-    """Return the settings in ``CONFIGS`` by topic, for topics whose settings can be read."""
+    """Return those settings in ``CONFIGS`` that each topic has, by topic; topics whose settings
+    can't be read are left out and logged.
+    """
     if not topics:
         return {}
     resources = [ConfigResource(ResourceType.TOPIC, topic) for topic in topics]

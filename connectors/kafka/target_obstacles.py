@@ -18,8 +18,8 @@ def is_good(access: Access) -> bool:
 
 
 def in_sync_missing(access: Access, config: Mapping[str, str]) -> int:
-    """Return the number of copies in sync that a topic needs, if it has fewer; 0: it has enough, or
-    there is no leader, for whose election the client waits.
+    """Return ``min.insync.replicas`` of a topic if a partition has fewer copies in sync; 0: all
+    have enough, or one has no leader, for whose election the client waits.
     """
     in_sync = min(access.in_sync, default=access.copies)
     if in_sync == 0 or in_sync >= access.copies:
@@ -33,8 +33,8 @@ def obstacle_of(
 ) -> tuple[str, str] | None:
     """Return why a target can't be written to, as code and detail; None when it can.
 
-    ``in_sync_needed``: copies in sync that a topic lacking them needs; 0 for other topics: the
-    client waits for an election.
+    ``in_sync_needed``: number of copies in sync that each partition needs, if the topic is known to
+    lack some; else 0.
     """
     if access is None:
         return TARGET_UNKNOWN, f"topic {topic} is not known yet"
@@ -55,7 +55,9 @@ def obstacle_of(
 def unreached(
     access: Access | None, topic: str, partition: int, silent: Collection[int]
 ) -> tuple[str, str] | None:
-    """Return why silent leaders keep this node from a target, as code and detail, or None."""
+    """Return, as code and detail, which partitions of a target are led by brokers that do not
+    answer this node (``silent``); None: there are no such partitions.
+    """
     if access is None or not silent:
         return None
     found = [n for n, leader in enumerate(access.leaders) if leader in silent]

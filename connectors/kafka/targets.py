@@ -28,23 +28,23 @@ from delayservice.contract.entry import Headers
 from delayservice.engine.outcome import Target
 
 _RECHECK_S: Final = 0.25
-"""Largest age of an answer by which a target is found bad, in s: the topic may have been created
+"""Largest age of metadata by which a target counts as bad, in s: the topic may have been created
 since the record was parked."""
 _ANSWER_S: Final = 0.5
-"""Time for which a shard waits for a new answer, in s; then the known answer decides."""
+"""Time for which a shard waits for new metadata of a topic, in s; then the known ones decide."""
 _AWAITED_PER_S: Final = 20
-"""Number of topics per second for which shards wait. Records for others are put off, so that a
-flood of new targets delays nothing else."""
+"""Number of topics per second for whose metadata shards wait. Records for other topics are put off,
+so that a flood of new targets delays nothing else."""
 _WAITED_S: Final = 5.0
 """Time for which a failed write to a topic of the service is reported, in s."""
 _TERMS_S: Final = 5.0
-"""Largest age of the settings of a topic with limits of its own, in s."""
+"""Largest age of the settings of a topic that does not take every batch, in s."""
 _GIVEN_UP_S: Final = 1.0
 _GIVEN_UP_MAX_S: Final = 60.0
 """Longest pause for a partition that did not acknowledge in time, in s. It begins at
 ``_GIVEN_UP_S`` and doubles, as each time-out delays all other records by two seconds."""
 _UNSERVED_TIMEOUT_S: Final = 1.0
-"""Time-out of ``unserved``, in s: short, as a transaction is open and it is asked again."""
+"""Time-out of ``unserved``, in s: short, as a transaction is open and the question is repeated."""
 _KEPT: Final = 0.9
 _ASKED_MAX: Final = 500
 """Largest number of topics in one request."""
@@ -55,7 +55,7 @@ _log = structlog.get_logger(__name__)
 
 
 class _Down(NamedTuple):
-    """A target that was given up: when that ends, monotonic seconds, and its duration in s."""
+    """End (monotonic seconds) and duration (s) of the time for which a target is given up."""
 
     until_s: float
     lasts_s: float
@@ -72,8 +72,9 @@ class TargetTopics:
         compresses: whether the client compresses records.
         own: topics of the service that it writes to. They count as good until the cluster
             answers, as they were good when the service started.
-        silent: returns the brokers that do not answer this node, whose partitions get no records.
-        is_delay_topic: whether a topic is a delay topic, to which requeued records go.
+        silent: returns the ids of brokers that do not answer this node; the partitions that they
+            lead get no records.
+        is_delay_topic: returns whether a topic is a delay topic, to which requeued records go.
     """
 
     def __init__(
@@ -98,12 +99,13 @@ class TargetTopics:
         self._asked_s: dict[str, float] = {}
         self._sought: dict[str, float] = {}
         self._wanted_s: dict[str, float] = {}
-        """Time since which a record has needed a new answer, monotonic seconds, by topic."""
+        """Time since which a record has needed newer metadata of a topic, monotonic seconds, by
+        topic."""
         self._in_sync_needed: dict[str, int] = {}
         """Number of copies in sync that a topic needs, by topic that lacks them."""
         self._terms = TopicTerms(compresses=compresses)
         self._awaited_s: dict[str, float] = {}
-        """Time at which a shard began to wait for an answer, monotonic seconds, by topic."""
+        """Time at which a shard began to wait for metadata, monotonic seconds, by topic."""
         self._down: dict[Target, _Down] = {}
         self._waited_for: dict[str, tuple[str, float]] = {}
         """Reason and time, monotonic seconds, of failed writes to topics of the service and to
@@ -145,8 +147,8 @@ class TargetTopics:
 
     def problems(self) -> list[str]:
         """Return one sentence for each topic of the service, or partition of a delay topic, that
-        could not be written to in the last ``_WAITED_S``, with the reason. Each turn retries the
-        write.
+        could not be written to in the last ``_WAITED_S``, with the reason. Such writes are tried
+        again all the time.
         """
         since_s = self._monotonic_s() - _WAITED_S
         return [
@@ -156,7 +158,9 @@ class TargetTopics:
         ]
 
     def _is_answered(self, topic: str, now_s: float) -> bool:
-        """Return whether a bad target's answer is new enough, or was waited for long enough."""
+        """Return whether the metadata by which a target is bad are new enough, or newer ones were
+        waited for long enough; if not, request newer ones.
+        """
         asked_s = self._asked_s.get(topic, _NEVER_S)
         is_new = now_s - asked_s < _RECHECK_S or asked_s > self._wanted_s.get(topic, now_s)
         if is_new or now_s - self._seek(topic, now_s) >= _ANSWER_S:
@@ -168,7 +172,9 @@ class TargetTopics:
         return False
 
     def _awaited(self, topic: str, now_s: float) -> str:
-        """Return ``TARGET_ASKED`` if a shard may wait for an answer, else ``TARGET_LATER``."""
+        """Return ``TARGET_ASKED`` if a shard may wait for a topic's metadata; else, as shards wait
+        for too many topics already, ``TARGET_LATER``.
+        """
         awaited = self._awaited_s
         if topic not in awaited and len(awaited) >= _AWAITED_PER_S:
             awaited = {one: since_s for one, since_s in awaited.items() if now_s - since_s < 1}
@@ -189,11 +195,11 @@ class TargetTopics:
         return found
 
     def flushed(self) -> None:
-        """Note that the transaction has ended, so that topics take as much as they allow again."""
+        """Note that the transaction has ended: bytes for each topic are counted from 0 again."""
         self._terms.flushed()
 
     def expect(self, targets: Collection[Target]) -> None:
-        """Look up the unknown topics of these targets in the background."""
+        """Look up those topics of ``targets`` that are unknown, in the background."""
         for topic in {topic for topic, _ in targets} - self._known.keys():
             self._seek(topic, self._monotonic_s())
 
@@ -231,13 +237,13 @@ class TargetTopics:
         )
 
     def changed(self) -> None:
-        """Judge every target anew, because pauses or metadata have changed."""
+        """Have every target judged anew, because pauses or metadata have changed."""
         with self._lock:
             self._changes += 1
             self.fit.clear()
 
     def forget(self, topic: str) -> None:
-        """Forget a topic, so that it is looked up again: the broker contradicts the cache."""
+        """Forget a topic's metadata, so that they are read again: the broker contradicts them."""
         with self._lock:
             self._known.pop(topic, None)
             self._asked_s.pop(topic, None)
@@ -245,7 +251,9 @@ class TargetTopics:
         self.changed()
 
     def give_up(self, targets: Collection[Target]) -> None:
-        """Send nothing for a while to partitions that did not acknowledge in time."""
+        """Send nothing to partitions that did not acknowledge in time: for 1 s, and twice as long
+        at each repetition soon after, up to 60 s.
+        """
         if not targets:
             return
         now_s = self._monotonic_s()
@@ -260,10 +268,10 @@ class TargetTopics:
         _log.warning("targets_given_up", targets=sorted(f"{t}:{p}" for t, p in targets)[:10])
 
     def unserved(self, targets: Collection[Target]) -> dict[Target, tuple[str, str]]:
-        """Return the reasons, as code and detail, by those of ``targets`` that can't acknowledge
-        records. The cluster is asked four times a second at most. A target without a leader or with
-        too few copies in sync counts as down until it is served again: a transaction with it could
-        not end.
+        """Return why targets can't acknowledge records, as code and detail, by target; good ones
+        are left out. The cluster is asked four times a second at most. A target without a leader or
+        with too few copies in sync counts as down until it is served again: a transaction with it
+        could not end.
 
         Raises:
             KafkaEdgeError: the cluster does not answer.
@@ -288,7 +296,7 @@ class TargetTopics:
             self.changed()
 
     def record_bytes_max(self, topic: str) -> int | None:
-        """Return the topic's ``max.message.bytes``, or None when the cluster does not say."""
+        """Return the topic's ``max.message.bytes``; None: the setting can't be read."""
         found = topic_settings(self._admin, [topic], self._log, ASK_TIMEOUT_S)
         value = found.get(topic, {}).get("max.message.bytes")
         return None if value is None else int(value)
@@ -320,9 +328,9 @@ class TargetTopics:
                     self._sought[topic] = since_s
 
     def _ask(self, topics: Collection[str], timeout_s: float) -> Collection[str]:
-        """Ask the cluster without holding the lock; return the topics that it answered for. Copies
-        in sync are counted before a topic counts as known: a transaction with records for a topic
-        that lacks some could not end.
+        """Ask the cluster for metadata, without holding the lock; return the topics that it
+        answered for. Copies in sync are counted before a topic counts as known: a transaction with
+        records for a topic that lacks some could not end.
         """
         if not topics:
             return ()
@@ -360,7 +368,7 @@ class TargetTopics:
         return not is_usual or min(access.in_sync, default=0) < access.copies
 
     def _forget_some(self) -> bool:
-        """Drop the topics beyond the limit; return whether any of them could be written to."""
+        """Drop topics beyond ``KNOWN_MAX``; return whether any of them could be written to."""
         if len(self._known) <= KNOWN_MAX:
             return False
         order = sorted(

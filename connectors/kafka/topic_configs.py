@@ -10,7 +10,7 @@ LETTER_EXTRA_BYTES: Final = 8 * 1024
 
 
 def delay_topic_problems(config: Mapping[str, str]) -> Iterable[str]:
-    """Yield the reasons why a delay topic can't be served with this configuration."""
+    """Yield the reasons why a delay topic with this configuration can't be served."""
     if config.get("message.timestamp.type") != "LogAppendTime":
         yield (
             "message.timestamp.type must be LogAppendTime, for producer timestamps would "
@@ -21,11 +21,14 @@ def delay_topic_problems(config: Mapping[str, str]) -> Iterable[str]:
 
 
 LETTER_CONFIG: Final = {"cleanup.policy": "delete", "max.message.bytes": str(2 * 1024 * 1024)}
-"""Configuration for dead letters, which are larger than their records, and outcomes."""
+"""Configuration of the topics for outcomes and for dead letters, which are larger than their
+records."""
 
 
 def outlet_problems(name: str, config: Mapping[str, str] | None) -> Iterable[str]:
-    """Yield the reasons why a topic for dead letters or outcomes may lose some of them."""
+    """Yield the reasons why a topic for dead letters or outcomes may lose some of them. ``config``
+    None: it can't be read.
+    """
     if config is None:
         return  # what is refused there is found out by the refusal
     if "compact" in config.get("cleanup.policy", ""):
@@ -39,7 +42,9 @@ def outlet_problems(name: str, config: Mapping[str, str] | None) -> Iterable[str
 
 
 def cursor_problems(config: Mapping[str, str]) -> Iterable[str]:
-    """Yield the reasons why a topic may lose the newest record of a key or the broker's time."""
+    """Yield the reasons why the checkpoint or claims topic, with this configuration, may lose the
+    newest record of a key, or lacks the broker's timestamps.
+    """
     policy = config.get("cleanup.policy", "")
     if set(policy.replace(" ", "").split(",")) != {"compact"}:
         yield (
@@ -64,7 +69,8 @@ DIGEST_CONFIG: Final = {
     "segment.ms": "3600000",
     "min.compaction.lag.ms": "3600000",
 }
-"""Configuration of the digest topic; an hour of rows is kept, for a cut that all copies have."""
+"""Configuration of the digest topic. Digests are kept for an hour or more, so that copies can be
+compared at a cut for which each of them has one."""
 
 SHORT_CONFIG: Final = {"cleanup.policy": "delete", "retention.ms": str(30 * 86_400_000)}
 """Configuration of the repair and audit topics, whose records are kept for 30 days."""
@@ -89,8 +95,8 @@ def too_small(
 
     Args:
         copies: smallest number of copies of any partition, by topic of the service.
-        made: delay topics that were created at this start.
-        partitions: number of partitions of each of these.
+        made: delay topics that were created at this start of the service.
+        partitions: number of partitions of each topic in ``made``.
         brokers: number of brokers in the cluster.
     """
     wanted = min(COPIES_WANTED, brokers)

@@ -1,4 +1,6 @@
-"""Data classes for the cluster's topics: delay topics, layout, and findings of one look."""
+"""Data classes for the cluster's topics: delay topics, numbers of partitions, and results of a
+check.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # its stubs d
 )
 
 Brokers: TypeAlias = tuple[tuple[int | None, tuple[int, ...]], ...]
-"""Leader (None: no leader now) and replicas of each partition, in order."""
+"""Ids of the leader (None: no leader now) and of the replicas of each partition, in order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,9 +25,9 @@ class ServedTopic:
         topic_id: id of the topic, which is new if the topic is recreated; empty: it is missing.
         partitions: number of partitions.
         brokers: leader and replicas of each partition.
-        problems: reasons why it can't be served, one sentence each; empty: it can.
-        risks: reasons why records may be lost, one sentence each. A topic that is served already
-            goes on, with an alarm; another one is not started.
+        problems: reasons why the topic can't be served, one sentence each; empty: it can.
+        risks: reasons why records may be lost, one sentence each. A topic that is served already is
+            served on, with an alarm; a topic that is not served yet is not started.
     """
 
     name: str
@@ -55,7 +57,7 @@ class Layout:
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """The findings of one look at the cluster's topics.
+    """The result of one check of the cluster's topics.
 
     Attributes:
         topics: every delay topic, with its problems and risks.
@@ -69,12 +71,12 @@ class Look:
 
 
 def copies_of(brokers: Brokers) -> int:
-    """Return the smallest number of replicas of any partition."""
+    """Return the number of replicas of the partition that has the fewest."""
     return min((len(replicas) for _, replicas in brokers), default=0)
 
 
 def brokers_of(topic: TopicMetadata) -> Brokers:
-    """Return leader and replicas of each partition of a topic."""
+    """Return the ids of the leader and the replicas of each partition of a topic, in order."""
     partitions = [topic.partitions[number] for number in sorted(topic.partitions)]
     return tuple(
         (None if p.leader < 0 else p.leader, tuple(sorted(p.replicas))) for p in partitions

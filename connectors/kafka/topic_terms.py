@@ -19,7 +19,7 @@ _COMPRESSION: Final = ("compression.type", "compression.codec")
 
 
 def compresses(client: Mapping[str, str]) -> bool:
-    """Return whether a client with these options compresses what it sends."""
+    """Return whether a client with these librdkafka options compresses what it sends."""
     return any(client.get(name, "none") != "none" for name in _COMPRESSION)
 
 
@@ -84,8 +84,8 @@ class TopicTerms:
     def refusal(
         self, topic: str, key: bytes | None, value: bytes | None, headers: Headers
     ) -> tuple[str, str] | None:
-        """Return why a topic does not take this record now, as code and detail; None: it does, and
-        the record counts as part of the transaction.
+        """Return why a topic does not take this record now, as code and detail; None: it does. Then
+        the record's bytes count as part of the open transaction.
         """
         terms = self._terms.get(topic)
         if terms is None:
@@ -104,5 +104,5 @@ class TopicTerms:
         return None
 
     def flushed(self) -> None:
-        """Note that the transaction has ended, and start counting its bytes anew."""
+        """Note that the transaction has ended: bytes for each topic are counted from 0 again."""
         self._batched.clear()

@@ -1,6 +1,6 @@
 """Finds and creates topics, and judges whether they can be served.
 
-A delay topic that breaks a rule is not served, with an explanation; the others go on. A rule that
+A delay topic that breaks a rule is not served, with an explanation; other topics are. A rule that
 only prevents loss of records does not stop a topic that is already served: stopping it would not
 prevent the loss, and stored records would be late.
 """
@@ -48,7 +48,7 @@ _log = structlog.get_logger(__name__)
 
 
 _Configs: TypeAlias = Mapping[str, Mapping[str, str] | None]
-"""Configurations by topic; None where the service may not read it."""
+"""Configurations by topic; None: the service may not read the configuration."""
 
 
 class TopicKeeper:
@@ -61,9 +61,9 @@ class TopicKeeper:
         waits_ms: Callable[[], Mapping[str, int]] = dict,
         monotonic_s: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Make a keeper. ``waits_ms``: longest time that a delay topic's log must keep its records
-        under the contracts in force, ms, by topic: see ``longest_waits_ms``; ``monotonic_s``: the
-        clock.
+        """Make a keeper. ``waits_ms``: returns the longest time in ms that each delay topic's log
+        must keep records under the contracts in force, by topic (``longest_waits_ms``);
+        ``monotonic_s``: the clock.
         """
         self._admin = admin
         self._waits_ms = waits_ms
@@ -75,7 +75,7 @@ class TopicKeeper:
         self._brokers = 0
 
     def prepare(self) -> None:
-        """Create the service's topics and the named delay topics, if the settings allow it.
+        """Create the service's topics and the delay topics that the settings name, if allowed.
 
         Raises:
             KafkaEdgeError: a topic is missing and can't, or must not, be created.
@@ -148,14 +148,14 @@ class TopicKeeper:
                 _log.warning("admin_right_missing", why=complaint)
 
     def _claims_config(self) -> dict[str, str]:
-        """Return the configuration of the claims topic. With three copies, two must have each
-        claim: one that is lost with a broker could be overlooked.
+        """Return the configuration of the claims topic. With three copies, two must confirm each
+        claim, so that no claim is lost with one broker and then overlooked.
         """
         has_three = self._settings.topics.replication_factor >= _COPIES_FOR_TWO
         return {**CHECKPOINT_CONFIG, **({"min.insync.replicas": "2"} if has_three else {})}
 
     def _make_again(self, name: str) -> Iterable[str]:
-        """Create a deleted topic again; yield the problem to report."""
+        """Create a deleted topic for dead letters or outcomes again; yield the problem."""
         waits = f"{name} does not exist: what would be written there waits, with its shard"
         if not self._settings.topics.create:
             yield f"{waits}; create it, or set topics.create"
@@ -171,8 +171,8 @@ class TopicKeeper:
     def _own_problems(
         self, existing: Mapping[str, Brokers], configs: _Configs, layout: Layout | None
     ) -> list[tuple[str, bool]]:
-        """Return the problems of the topics that every delay topic needs, each with whether it
-        forbids a node to start.
+        """Return the problems of the checkpoint and claims topics, each with whether it forbids a
+        node to start. ``layout``: partitions at the worker's start; None: not known yet.
         """
         topics = self._settings.topics
         wanted = max((copies_of(existing[name]) for name in self._names(existing)), default=1)
@@ -232,7 +232,9 @@ class TopicKeeper:
         return {**DELAY_CONFIG, "retention.ms": str(retention_ms)}
 
     def _retention_ms_needed(self, name: str) -> int:
-        """Return the shortest retention needed, in ms: a record's wait and the outage allowance."""
+        """Return a delay topic's shortest retention, in ms: a record's wait and the outage
+        allowance.
+        """
         waits_ms = self._levels.get(name, self._settings.roll_window_ms)
         return waits_ms + self._settings.outage.allowance_ms
 
