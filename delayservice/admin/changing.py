@@ -30,7 +30,9 @@ WAITING_MAX: Final = 8
 """Largest number of requests that wait for an outcome at the same time, each in a server thread."""
 _BUSY_RETRY_S: Final = 1
 _SOON_MS: Final = 2_000
-"""Least time until the due time of a record to reschedule, in ms; it could be delivered first."""
+"""Least time before its due time at which a record may be rescheduled, in ms: nearer to it, the
+record might be delivered first.
+"""
 _SAID: Final = {
     "cancelled": "it is cancelled, and will not be delivered",
     "fired": "it goes to its target now, unless that is paused or can't be written to",

@@ -17,8 +17,8 @@ EXIT_FAILED = 1
 def run(
     job: Running, options: ReconcileOptions, interval_s: float, repairs: int, *, as_json: bool
 ) -> int:
-    """Compare every ``interval_s`` seconds until Ctrl-C or SIGTERM, and let nodes rebuild wrong
-    copies, ``repairs`` times at most; return the exit status.
+    """Compare copies every ``interval_s`` seconds until Ctrl-C or SIGTERM, printing one line each
+    time. Nodes rebuild wrong copies, ``repairs`` times at most. Return the exit status.
     """
     asked = FollowOptions(reconcile=options, interval_s=interval_s, repairs_max=repairs)
 
