@@ -39,8 +39,9 @@ from delayservice.config.units import (
 _SECRET_CHARS_MIN = 16
 _WORKERS_MAX = 4
 _ROLL_SPREAD_PARTS = 8
-"""Divisor of the roll window that gives the spread of roll times: with the default window of two
-hours, a million records due in one second are rolled over a quarter of an hour."""
+"""Divisor of the roll window that gives ``roll_spread_ms``: with the default window of two hours, a
+million records due in one second are rolled over a quarter of an hour.
+"""
 
 
 def workers_default() -> int:
@@ -135,7 +136,7 @@ class NodeSettings(Section):
         )
 
     def accepted_secrets(self) -> tuple[bytes, ...]:
-        """Return the further secrets whose signatures on requeued records are accepted.
+        """Return the secrets, besides the cluster secret, whose signatures are accepted.
 
         Raises:
             SettingsError: the file of secrets can't be read, or a secret is too short.
@@ -236,7 +237,9 @@ class Topics(Section):
 
     @property
     def own(self) -> tuple[str, ...]:
-        """Return the names of the service's own topics, which are never delay topics."""
+        """Return the names of the service's own topics, such as the checkpoint topic and the
+        dead-letter topic, which are never delay topics.
+        """
         return (
             self.checkpoint,
             self.claims_topic,
@@ -343,12 +346,14 @@ class Settings(Section):
 
     @property
     def roll_window_ms(self) -> int:
-        """Return the roll window in ms: a record due later is requeued before it is due."""
+        """Return the roll window in ms: a record that waits longer is requeued."""
         return self.delivery.roll_window_ms or self.wheel.window_ms
 
     @property
     def roll_spread_ms(self) -> int:
-        """Return the ms by which a record may be rolled early, so that rolls of a burst spread."""
+        """Return the longest time by which a record is rolled early, in ms. Thus records that are
+        due together are not rolled together.
+        """
         return self.roll_window_ms // _ROLL_SPREAD_PARTS
 
     def targets_for(self, delay_topic: str) -> TargetRules:

@@ -30,7 +30,7 @@ _ANSWER_S: Final = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Records to send.
+    """Options of a smoke test: the records to send, their rate, and topics.
 
     Attributes:
         bootstrap: bootstrap servers of Kafka; they need not be up yet.
