@@ -28,7 +28,7 @@ class ProducerClient:
     As thread-safe as the producer is.
 
     Args:
-        producer: a confluent-kafka producer, or the options of a new one, added to ``DEFAULTS``.
+        producer: a producer of confluent-kafka, or options for one that override ``DEFAULTS``.
         close_timeout_s: longest wait for acknowledgements at the end of a ``with`` block, seconds.
     """
 
@@ -63,9 +63,7 @@ class ProducerClient:
         return self.producer.flush(timeout_s)
 
     def __len__(self) -> int:
-        """Return the number of unacknowledged records, and of callbacks that are still to be
-        called.
-        """
+        """Return the number of unacknowledged records plus that of callbacks still to be called."""
         return len(self.producer)
 
     def __bool__(self) -> bool:

@@ -79,7 +79,5 @@ class Deduplicator:
         return self._store.has(source_of(message))
 
     def done(self, message: Message) -> None:
-        """Store that this record was processed: ``is_done`` is then True for it and its
-        duplicates.
-        """
+        """Store that this record was processed: ``is_done`` is then True for its duplicates."""
         self._store.add(source_of(message))

@@ -139,8 +139,7 @@ class RetryLadder:
         return HandedOver(attempt, self.retry_topic, step_ms)
 
     def confirm(self, timeout_s: float = 30.0) -> None:
-        """Wait until the broker has all records that ``failed`` sent; then offsets may be
-        committed.
+        """Wait until the broker has all records that ``failed`` sent. Then commit offsets.
 
         Raises:
             KafkaEdgeError: a record was not acknowledged: commit no offsets. If it was refused,

@@ -29,7 +29,7 @@ class LevelProducer(ProducerClient):
     ids, so they can't be cancelled.
 
     Args:
-        producer: a confluent-kafka producer, or options of a new one beside ``base.DEFAULTS``.
+        producer: a producer of confluent-kafka, or options for one that override ``base.DEFAULTS``.
         levels_ms: delays of the levels in the service's settings, ascending, milliseconds.
         topic_prefix: name of a level topic without the level's number.
         close_timeout_s: longest wait for acknowledgements at the end of a ``with`` block, seconds.

@@ -35,7 +35,7 @@ class DelayProducer(ProducerClient):
     the producer's own partitioner chooses by the key.
 
     Args:
-        producer: a confluent-kafka producer, or options of a new one beside ``base.DEFAULTS``.
+        producer: a producer of confluent-kafka, or options for one that override ``base.DEFAULTS``.
         delay_topic: the delay topic to write to.
         partitions_before: partition counts that the delay topic had before, if records written then
             may still be pending. Changes that this producer observes are added automatically.

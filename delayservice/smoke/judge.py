@@ -168,9 +168,7 @@ class Judge:
         return len(self._arrivals)
 
     def read(self, timeout_s: float) -> None:
-        """Wait up to ``timeout_s`` for a record; store it and all others that are fetched
-        already.
-        """
+        """Wait up to ``timeout_s`` for a record; store it and all others already fetched."""
         first = self._consumer.poll(timeout_s)
         if first is None:
             return
@@ -242,9 +240,7 @@ class Judge:
         self._consumer.assign(positions)
 
     def verdict(self, sent: Sequence[tuple[Planned, int]]) -> SmokeVerdict:
-        """Compare the received records with ``sent``: records and append times, epoch
-        milliseconds.
-        """
+        """Compare the received records with ``sent``: records and append times in epoch ms."""
         verdict = SmokeVerdict()
         expected = {planned.uid for planned, _ in sent}
         verdict.strangers = [uid for uid in self._arrivals if uid not in expected]

@@ -14,8 +14,8 @@ UID_HEADER = "load-uid"
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """Record to send, with its delay in ms and its target topic. ``uid`` identifies it to the
-    judge.
+    """Record to send, with its delay in ms and target topic. ``uid`` is the value of its uid
+    header.
     """
 
     uid: bytes

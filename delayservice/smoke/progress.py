@@ -45,8 +45,8 @@ class Steps:
 
 @contextmanager
 def steps(console: Console, *, is_shown: bool = True) -> Iterator[Steps]:
-    """Yield a display of steps, shown on ``console`` while the ``with`` block runs, or not
-    shown.
+    """Yield a display of steps on ``console`` for the ``with`` block; ``is_shown`` False hides
+    it.
     """
     columns = (
         TextColumn("{task.description}", table_column=None),
