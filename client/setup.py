@@ -26,7 +26,7 @@ DOCSTRING: Final = (
 
 
 class BuildWithContract(build_py):  # type: ignore[misc]  # setuptools ships no types
-    """Build step that adds the service's modules; an editable install imports them in place."""
+    """Build step that adds the service's modules, unless the install is editable."""
 
     def run(self) -> None:
         """Build the package, and add the service's modules unless the install is editable."""

@@ -67,11 +67,11 @@ class ProducerClient:
         return len(self.producer)
 
     def __bool__(self) -> bool:
-        """Return True: an idle producer, whose length is 0, is not falsy."""
+        """Return True, also for an idle producer, whose length is 0."""
         return True
 
     def __enter__(self) -> Self:
-        """Return this producer."""
+        """Return this producer, for use in a ``with`` block."""
         return self
 
     def __exit__(

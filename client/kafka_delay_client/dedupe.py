@@ -1,4 +1,4 @@
-"""Deduplication for consumers: the work of a record is done once, even if it arrives twice."""
+"""Deduplication for consumers: a record is processed once, even if it arrives twice."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class LruSeen:
             return True
 
     def add(self, source: str) -> None:
-        """Store ``source``, and drop the least recently used identity beyond ``capacity``."""
+        """Store the identity ``source``; drop the least recently used one beyond ``capacity``."""
         with self._lock:
             self._sources[source] = None
             self._sources.move_to_end(source)

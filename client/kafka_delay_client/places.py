@@ -55,7 +55,7 @@ class Places:
         self._lock = threading.Lock()
 
     def now(self, record_id: bytes) -> int:
-        """Return the partition to which a new record of this id is written.
+        """Return the home of the id: the partition to which a new record of this id is written.
 
         Raises:
             KafkaEdgeError: the partition count is not known yet, and the cluster does not answer.

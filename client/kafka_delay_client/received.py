@@ -1,4 +1,4 @@
-"""Facts that a consumer reads from a record: its source, and the producer's own headers."""
+"""Facts that a consumer reads from a record: its identity, and its producer's headers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The admin API as an ASGI application."""
+"""ASGI application of the admin API and the web page."""
 
 from __future__ import annotations
 

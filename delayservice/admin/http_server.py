@@ -53,7 +53,7 @@ class HttpServer:
             ``host:port`` of the open socket; None: ``listen`` is empty, and there is no server.
 
         Raises:
-            DelayServiceError: the address is in use, or this machine does not have it.
+            DelayServiceError: the address is in use, or is not an address of this machine.
         """
         if not self._listen:
             return None

@@ -73,7 +73,7 @@ class Workers:
         return merged(self._all(asked, Page), asked.limit)
 
     def find(self, record_id: bytes) -> list[Pending]:
-        """Return the pending records of a ``delay-id``; at most one in each shard."""
+        """Return the pending records with this ``delay-id``; each shard has one at most."""
         answers = self._all(Find(record_id=record_id), list[Pending])
         return [row for rows in answers for row in rows]
 

@@ -71,7 +71,7 @@ def span(ms: int) -> str:
 
 
 def size(octets: int | None) -> str:
-    """Return a number of bytes with a fitting unit; ``null`` for None."""
+    """Return a number of bytes as text in B, KiB or MiB; ``null`` for None."""
     if octets is None:
         return "null"
     if octets < 1_024:  # noqa: PLR2004  # a kibibyte
@@ -92,7 +92,8 @@ def moment(ms: int, form: str = "full") -> Markup:
 
     Args:
         ms: epoch milliseconds.
-        form: ``full``, ``clock`` (to the second) or ``minute``.
+        form: ``full``: date and time; ``clock``: time of day to the second; ``minute``: to the
+            minute.
     """
     text = utc(ms)
     whole = f"{text} UTC = {ms} ms"

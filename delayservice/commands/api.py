@@ -100,7 +100,7 @@ class ApiOptions:
 
 
 class NothingThereError(DelayServiceError):
-    """The API answered 404: the requested object does not exist."""
+    """Status 404 from the API: the requested object does not exist."""
 
 
 def _refusal(response: Response, api: Api) -> DelayServiceError:

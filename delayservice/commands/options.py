@@ -1,4 +1,4 @@
-"""Options of several commands, and loading of their settings."""
+"""Options that several commands share, and loading of the settings."""
 
 from __future__ import annotations
 

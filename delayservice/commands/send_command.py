@@ -74,7 +74,7 @@ class RecordOptions:
 
     @property
     def is_control(self) -> bool:
-        """Return whether the record cancels or fires a pending one."""
+        """Return whether the options ask to cancel or fire a pending record."""
         return self.cancel or self.fire
 
 

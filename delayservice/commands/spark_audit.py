@@ -69,7 +69,7 @@ class LimitOptions:
     ] = None
 
     def applied(self, options: AuditOptions, settings: Settings) -> AuditOptions:
-        """Return a copy of ``options`` with these limits.
+        """Return a copy of ``options`` with the limits of the command line.
 
         Raises:
             DelayServiceError: a limit is invalid.
@@ -190,7 +190,9 @@ def archive(
 
 
 def _show_judged(found: AuditResult) -> None:
-    """Print the audited offsets, the findings, and the records that could not be judged."""
+    """Print the audited offsets, the findings, and the records about which nothing could be
+    decided.
+    """
     for one in found.judged:
         span = f"offsets {one.start} to {one.stop - 1}" if one.start < one.stop else "no offsets"
         out.print(f"judged: {span} of {one.topic}:{one.partition}", markup=False)

@@ -54,8 +54,8 @@ def _now() -> str:
 
 
 def status_of(done: Followed) -> int:
-    """Return the exit status: 3 if the last comparison found a difference, else 1 if a comparison
-    failed, else 0.
+    """Return the exit status after repeated comparisons: 3: the last one found a difference; else
+    1: a comparison failed; else 0.
     """
     if done.last is not None and not done.last.is_clean:
         return EXIT_FINDINGS

@@ -1,4 +1,4 @@
-"""``delayservice spark repair``: a repair plan shown, or carried out by the nodes."""
+"""``delayservice spark repair``: prints a repair plan, or lets the nodes carry it out."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Common parts of the Spark commands: options, the Spark session, and its end."""
+"""Common parts of the Spark commands: options, and start and end of the Spark session."""
 
 from __future__ import annotations
 

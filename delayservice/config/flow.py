@@ -1,4 +1,4 @@
-"""Limits of delivery and of the disk, as settings."""
+"""Settings of delivery rates and of the limits of disk use."""
 
 from __future__ import annotations
 

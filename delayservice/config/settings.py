@@ -1,7 +1,7 @@
 """Every setting, its bounds and its default, validated once, before anything starts.
 
-``load`` reads the file, the environment and ``--set``; what it returns never changes afterwards.
-A name carries its unit; text may bring a unit of its own (``max_delay_ms = "10y"``).
+``load`` reads the file, the environment and ``--set``; the settings that it returns never change.
+The name of a setting carries its unit; a text may give another unit (``max_delay_ms = "10y"``).
 """
 
 from __future__ import annotations
@@ -232,7 +232,9 @@ class Topics(Section):
 
     @property
     def claims_topic(self) -> str:
-        """Return the name of the claims topic."""
+        """Return the name of the claims topic: ``claims``, or the checkpoint topic's and
+        ``_claims``.
+        """
         return self.claims or f"{self.checkpoint}_claims"
 
     @property
@@ -381,7 +383,8 @@ def load(config: Path | None, sets: Sequence[str], environ: Mapping[str, str]) -
 
     Raises:
         SettingsError: the file can't be read, a name is unknown, a value is out of bounds, or
-            values contradict each other. Its message has one line per error, with its place.
+            values contradict each other. The message has one line per error, with the place of the
+            value.
     """
     return load_with_origins(config, sets, environ).settings
 

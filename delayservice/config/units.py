@@ -1,4 +1,4 @@
-"""The types of settings: durations, sizes, lists, names of topics."""
+"""Types of settings: durations, sizes, lists, names of topics, addresses."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def _is_number(text: str) -> bool:
 
 
 def _read_list(value: object) -> object:
-    """Return the list in a text of the environment or ``--set``: JSON, or separated by commas."""
+    """Return a list given as text, in JSON or separated by commas; other values as they are."""
     if not isinstance(value, str):
         return value
     if value.lstrip().startswith("["):

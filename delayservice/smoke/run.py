@@ -52,7 +52,7 @@ class Load:
 
 
 def run(load: Load, *, as_json: bool) -> int:
-    """Send the load, read until all has arrived, and print a report; return the exit status.
+    """Send the records, read until all have arrived, and print a report; return the exit status.
 
     Returns:
         0 if each record arrived once, unaltered and not early; else 1.
