@@ -55,7 +55,8 @@ class WaitingRoom:
 
     @contextmanager
     def place(self) -> Iterator[None]:
-        """Occupy one of the ``WAITING_MAX`` places while the ``with`` block runs.
+        """Occupy one of the ``WAITING_MAX`` places of waiting requests while the ``with`` block
+        runs.
 
         Raises:
             Refusal: all places are occupied.

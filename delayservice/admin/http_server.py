@@ -97,7 +97,7 @@ class HttpServer:
 
 
 class _Server(uvicorn.Server):
-    """uvicorn server that checks whether to end every ``_LOOK_S``; ten checks a second, as uvicorn
+    """uvicorn server that checks whether to end every half second; ten checks a second, as uvicorn
     makes them, took a tenth of an idle node's CPU time.
     """
 

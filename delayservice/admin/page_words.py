@@ -92,8 +92,8 @@ def moment(ms: int, form: str = "full") -> Markup:
 
     Args:
         ms: epoch milliseconds.
-        form: ``full``: date and time; ``clock``: time of day to the second; ``minute``: to the
-            minute.
+        form: ``full``: date and time; ``clock``: time of day to the second; ``minute``: without
+            them.
     """
     text = utc(ms)
     whole = f"{text} UTC = {ms} ms"

@@ -190,9 +190,7 @@ def archive(
 
 
 def _show_judged(found: AuditResult) -> None:
-    """Print the audited offsets, the findings, and the records about which nothing could be
-    decided.
-    """
+    """Print the audited offsets, the findings, and the records that could not be judged."""
     for one in found.judged:
         span = f"offsets {one.start} to {one.stop - 1}" if one.start < one.stop else "no offsets"
         out.print(f"judged: {span} of {one.topic}:{one.partition}", markup=False)

@@ -232,8 +232,8 @@ class Topics(Section):
 
     @property
     def claims_topic(self) -> str:
-        """Return the name of the claims topic: ``claims``, or the checkpoint topic's and
-        ``_claims``.
+        """Return the claims topic: ``claims``, else the checkpoint topic with ``_claims``
+        appended.
         """
         return self.claims or f"{self.checkpoint}_claims"
 
@@ -383,7 +383,7 @@ def load(config: Path | None, sets: Sequence[str], environ: Mapping[str, str]) -
 
     Raises:
         SettingsError: the file can't be read, a name is unknown, a value is out of bounds, or
-            values contradict each other. The message has one line per error, with the place of the
+            values contradict each other. The message has a line per error, with the place of the
             value.
     """
     return load_with_origins(config, sets, environ).settings

@@ -125,7 +125,7 @@ class Judge:
         """Wait until all topics exist, and return their partitions, each at offset 0.
 
         Raises:
-            ClusterError: a topic does not exist within ``_TOPICS_S_MAX``.
+            ClusterError: a topic does not exist within 30 s.
         """
         deadline_s = time.monotonic() + _TOPICS_S_MAX
         tick = threading.Event()  # awaited with a bound: the condition lies in other processes
@@ -145,7 +145,7 @@ class Judge:
         """Return the end offset of a partition; ask again while it has no leader yet.
 
         Raises:
-            ClusterError: the broker gives no end within ``_TOPICS_S_MAX``.
+            ClusterError: the broker gives no end within 30 s.
         """
         deadline_s = time.monotonic() + _TOPICS_S_MAX
         tick = threading.Event()  # awaited with a bound: the condition lies in other processes
