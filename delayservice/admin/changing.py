@@ -55,11 +55,10 @@ class WaitingRoom:
 
     @contextmanager
     def place(self) -> Iterator[None]:
-        """Occupy one of the ``WAITING_MAX`` places of waiting requests while the ``with`` block
-        runs.
+        """Count a request as one of ``WAITING_MAX`` that may wait, while the ``with`` block runs.
 
         Raises:
-            Refusal: all places are occupied.
+            Refusal: ``WAITING_MAX`` requests wait already.
         """
         if not self._room.acquire(blocking=False):
             raise Refusal(

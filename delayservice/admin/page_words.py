@@ -92,8 +92,7 @@ def moment(ms: int, form: str = "full") -> Markup:
 
     Args:
         ms: epoch milliseconds.
-        form: ``full``: date and time; ``clock``: time of day to the second; ``minute``: without
-            them.
+        form: ``full``: date and time; ``clock``: time of day; ``minute``: without seconds.
     """
     text = utc(ms)
     whole = f"{text} UTC = {ms} ms"

@@ -383,8 +383,7 @@ def load(config: Path | None, sets: Sequence[str], environ: Mapping[str, str]) -
 
     Raises:
         SettingsError: the file can't be read, a name is unknown, a value is out of bounds, or
-            values contradict each other. The message has a line per error, with the place of the
-            value.
+            values contradict each other. The message has a line per error, with its place.
     """
     return load_with_origins(config, sets, environ).settings
 
