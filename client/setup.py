@@ -26,7 +26,7 @@ DOCSTRING: Final = (
 
 
 class BuildWithContract(build_py):  # type: ignore[misc]  # setuptools ships no types
-    """Build step that adds the service's modules; an editable install imports them in place."""
+    """Build step that adds the service's modules, unless the install is editable."""
 
     def run(self) -> None:
         """Build the package, and add the service's modules unless the install is editable."""
@@ -36,7 +36,8 @@ class BuildWithContract(build_py):  # type: ignore[misc]  # setuptools ships no 
 
 
 def add_carried(package: Path) -> None:
-    """Copy the service's modules that a built package imports into it, and rename the imports.
+    """Copy the service's modules that a built package imports into its folder ``package``, and
+    rename the imports of all its modules.
 
     Raises:
         ValueError: two modules have the same last name, or an import can't be renamed.
@@ -54,7 +55,9 @@ def add_carried(package: Path) -> None:
 
 
 def carried_modules(texts: Iterable[str]) -> dict[str, str]:
-    """Return the texts of the service's modules that ``texts`` import, also indirectly, by name."""
+    """Return the service's modules that the source texts ``texts`` import, directly or through each
+    other, as source texts by module name.
+    """
     found: dict[str, str] = {}
     wanted = {name for text in texts for name in service_modules(text)}
     while wanted:
@@ -65,12 +68,16 @@ def carried_modules(texts: Iterable[str]) -> dict[str, str]:
 
 
 def service_modules(text: str) -> set[str]:
-    """Return the names of the service's modules that a module's text imports."""
+    """Return the names of the service's modules that a source text imports."""
     return {name for _, names in _imports(text) for name in names}
 
 
 def renamed(text: str) -> str:
-    """Return a module's text with its imports of the service renamed to the carried modules."""
+    """Return a source text whose imports of the service's modules are renamed to their copies.
+
+    Raises:
+        ValueError: an import can't be renamed.
+    """
     lines = text.splitlines(keepends=True)
     for node, names in _imports(text):
         # `from package.module import name`, or `from package import module`.

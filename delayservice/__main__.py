@@ -1,4 +1,4 @@
-"""``python -m delayservice``."""
+"""Entry point of ``python -m delayservice``, which runs the command line."""
 
 from delayservice.cli import main
 

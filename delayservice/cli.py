@@ -1,11 +1,11 @@
-"""The command line. Commands are thin: they read options, call one function and print.
+"""Commands of ``delayservice``. Each reads its options, calls one function and prints the result.
 
 Exit statuses:
 
 - 0: done.
 - 1: an error, printed in one line.
 - 2: wrong usage.
-- 3: ``status``: the node is not healthy; ``verify``: a store is damaged.
+- 3: ``status``: the node is not healthy; ``verify``: a store is damaged; ``spark``: findings.
 - 4: nothing is pending under the id, or the object does not exist.
 - 5: the control record is written, and its outcome is not known yet.
 """

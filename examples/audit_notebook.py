@@ -1,6 +1,6 @@
-"""Judge an archive in a notebook: the ledger and the judges are functions of data frames.
+"""Audit of an archive in a notebook, by the functions of the audit for Spark data frames.
 
-Cells begin at `# %%`. It runs on any session, Spark Connect included:
+Cells begin at `# %%`. It runs in any Spark session, also by Spark Connect:
 
     python examples/audit_notebook.py delay-archive
 """

@@ -1,6 +1,7 @@
-"""Schedules a record within a trace, and goes on with the trace where it arrives.
+"""Example of a trace (OpenTelemetry) over a delay: a record is scheduled within a trace, to which
+the handling of the delivered record links.
 
-The service passes ``traceparent``, ``tracestate`` and ``baggage`` on as every own header.
+The service delivers ``traceparent``, ``tracestate`` and ``baggage`` as all headers of a producer.
 """
 
 import sys
@@ -14,7 +15,7 @@ tracer = trace.get_tracer("orders")
 
 
 def schedule(producer: DelayProducer) -> None:
-    """Send a record with the trace that it belongs to."""
+    """Send a delayed record with the headers of the current trace."""
     with tracer.start_as_current_span("schedule", kind=trace.SpanKind.PRODUCER):
         headers: dict[str, str] = {}
         propagate.inject(headers)
@@ -22,9 +23,9 @@ def schedule(producer: DelayProducer) -> None:
 
 
 def handle(message: Message) -> None:
-    """Handle a record that has arrived, in a trace of its own that links to the first one.
+    """Handle a delivered record in a new trace, which links to that of ``schedule``.
 
-    A parent would be wrong: its span ended before the delay began.
+    That span can't be the parent, because it ended before the delay began.
     """
     carrier = {name: (value or b"").decode() for name, value in own_headers(message)}
     origin = trace.get_current_span(propagate.extract(carrier)).get_span_context()

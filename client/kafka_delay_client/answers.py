@@ -20,7 +20,7 @@ _ANSWER_S: Final = 15.0
 
 
 class OutcomeReader:
-    """Sends cancels and fires by a producer, and waits for each outcome with a new consumer.
+    """Client that cancels or fires records by a producer, and reads outcomes by new consumers.
 
     Thread-safe.
 
@@ -48,8 +48,8 @@ class OutcomeReader:
             read in time, and the cancel still takes effect when the service reads it.
 
         Raises:
-            KafkaEdgeError: the cancel was not written in time, the outcomes topic can't be read,
-                or as by ``DelayProducer.cancel``.
+            KafkaEdgeError: the cancel may not be written, the outcomes topic can't be read, or
+                ``DelayProducer.cancel`` raises.
         """
         return self._hear(producer, lambda told: producer.cancel(id, on_delivery=told), timeout_s)
 
@@ -57,7 +57,11 @@ class OutcomeReader:
         """Deliver the pending record of an id now, and wait up to ``timeout_s`` for the outcome.
 
         Returns:
-            ``fired``, ``not_pending`` or None, as by ``cancel``.
+            ``fired``; ``not_pending``: no record of the id was pending; None: no outcome was read
+            in time, and the fire still takes effect when the service reads it.
+
+        Raises:
+            KafkaEdgeError: as by ``cancel``.
         """
         return self._hear(producer, lambda told: producer.fire(id, on_delivery=told), timeout_s)
 

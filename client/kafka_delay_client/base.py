@@ -1,4 +1,4 @@
-"""Base class of the client's producers: a confluent-kafka producer, given or configured."""
+"""Base class of the client's producers, which wrap a confluent-kafka producer."""
 
 from __future__ import annotations
 
@@ -13,23 +13,22 @@ from delayservice.base.errors import KafkaEdgeError
 DeliveryCallback: TypeAlias = Callable[[KafkaError | None, Message], None]
 
 ANY_PARTITION: Final = -1
-"""Partition number by which librdkafka lets the partitioner choose."""
+"""Partition number with which librdkafka lets its partitioner choose."""
 
 DEFAULTS: Final[Mapping[str, Any]] = {
     "partitioner": "murmur2_random",  # that of Java producers; librdkafka's default differs
     "enable.idempotence": True,  # else a retry of the client may write a record twice
 }
-"""Configuration of a new producer, unless the caller's configuration sets another value."""
+"""Options of a new producer that the caller's configuration may override."""
 
 
 class ProducerClient:
-    """Wrapper of a producer, whose batching, compression, transactions and delivery reports apply.
+    """Wrapper of a confluent-kafka producer, which batches, compresses and reports deliveries.
 
     As thread-safe as the producer is.
 
     Args:
-        producer: a producer, used as it is, or the configuration of one, completed with
-            ``DEFAULTS``.
+        producer: a producer of confluent-kafka, or options for one that override ``DEFAULTS``.
         close_timeout_s: longest wait for acknowledgements at the end of a ``with`` block, seconds.
     """
 
@@ -42,29 +41,37 @@ class ProducerClient:
         self._close_timeout_s = close_timeout_s
 
     def poll(self, timeout_s: float = 0.0) -> int:
-        """Call the callbacks of finished records, waiting up to ``timeout_s`` for one; call it
-        regularly. Return the number of callbacks.
+        """Call the callbacks of records that were acknowledged or failed. To be called regularly.
+
+        Args:
+            timeout_s: longest wait for the first of them, seconds.
+
+        Returns:
+            The number of callbacks.
         """
         return self.producer.poll(timeout_s)
 
     def flush(self, timeout_s: float = -1.0) -> int:
-        """Wait until every record is acknowledged or has failed; -1: without a time limit.
+        """Wait until every record is acknowledged or has failed.
+
+        Args:
+            timeout_s: longest wait, seconds; -1: no limit.
 
         Returns:
-            The number of records still in flight.
+            The number of records that are still in flight.
         """
         return self.producer.flush(timeout_s)
 
     def __len__(self) -> int:
-        """Return the number of records in flight, and of delivery reports not served yet."""
+        """Return the number of unacknowledged records plus that of callbacks still to be called."""
         return len(self.producer)
 
     def __bool__(self) -> bool:
-        """Return True: an idle producer, whose length is 0, is not falsy."""
+        """Return True, also for an idle producer, whose length is 0."""
         return True
 
     def __enter__(self) -> Self:
-        """Return this producer."""
+        """Return this producer, for use in a ``with`` block."""
         return self
 
     def __exit__(
@@ -73,7 +80,7 @@ class ProducerClient:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Flush for at most ``close_timeout_s``.
+        """Wait up to ``close_timeout_s`` until every record is acknowledged or has failed.
 
         Raises:
             KafkaEdgeError: some records were not acknowledged. If an error ends the block, that

@@ -1,4 +1,4 @@
-"""Deduplication for consumers: the work of a record is done once, even if it arrives twice."""
+"""Deduplication for consumers: a record is processed once, even if it arrives twice."""
 
 from __future__ import annotations
 
@@ -13,26 +13,27 @@ from kafka_delay_client.received import source_of
 
 
 class SeenStore(Protocol):
-    """Store of identities of processed records. Users write their own persistent ones, as a table.
+    """Interface of a store for the identities (``source_of``) of processed records. Users may write
+    persistent stores, such as a table of a database.
 
-    Errors of a store reach the caller of ``Deduplicator``.
+    Exceptions of a store reach the caller of ``Deduplicator``.
     """
 
     def has(self, source: str) -> bool:
-        """Return whether ``source`` was added and is still stored."""
+        """Return whether the identity ``source`` was added and is still stored."""
 
     def add(self, source: str) -> None:
-        """Store ``source``; adding it again changes nothing."""
+        """Store the identity ``source``; adding it again changes nothing."""
 
 
 class LruSeen:
-    """``SeenStore`` in memory, of the most recently used identities. Thread-safe.
+    """``SeenStore`` in memory, which keeps the most recently used identities. Thread-safe.
 
     Args:
         capacity: the largest number of identities; each takes about 170 bytes.
 
     Raises:
-        InvalidRequestError: a capacity below 1.
+        InvalidRequestError: ``capacity`` is below 1.
     """
 
     def __init__(self, capacity: int = 100_000) -> None:
@@ -43,7 +44,7 @@ class LruSeen:
         self._lock = threading.Lock()
 
     def has(self, source: str) -> bool:
-        """Return whether ``source`` is stored; if so, it becomes the most recently used."""
+        """Return whether ``source`` is stored, and make it the most recently used identity."""
         with self._lock:
             if source not in self._sources:
                 return False
@@ -51,7 +52,7 @@ class LruSeen:
             return True
 
     def add(self, source: str) -> None:
-        """Store ``source``, and drop the least recently used identity beyond ``capacity``."""
+        """Store the identity ``source``; drop the least recently used one beyond ``capacity``."""
         with self._lock:
             self._sources[source] = None
             self._sources.move_to_end(source)
@@ -60,11 +61,11 @@ class LruSeen:
 
 
 class Deduplicator:
-    """Register of the records whose work is done, by their ``source_of``.
+    """Register of the records that a consumer has processed, by identity (``source_of``).
 
-    Ask ``is_done`` before the work and call ``done`` after it. After a crash between the two, the
-    work is done again, unless the store takes part in the transaction of the work itself
-    (``docs/client.md``).
+    Ask ``is_done`` before a record is processed, and call ``done`` afterwards. After a crash
+    between the two, the record is processed again, unless the store takes part in the same
+    transaction as the processing (``docs/client.md``).
 
     Args:
         store: store of identities; None: the last 100,000 identities, in memory.
@@ -78,5 +79,5 @@ class Deduplicator:
         return self._store.has(source_of(message))
 
     def done(self, message: Message) -> None:
-        """Note that the work of this record is done: ``is_done`` is True for duplicates of it."""
+        """Store that this record was processed: ``is_done`` is then True for its duplicates."""
         self._store.add(source_of(message))

@@ -32,11 +32,13 @@ _ADDED: Final = frozenset({RETRY_ATTEMPT, RETRY_SOURCE, RETRY_TOPIC, RETRY_ERROR
 
 
 class HandedOver(NamedTuple):
-    """Destination of a failed record.
+    """Topic to which a failed record was sent.
 
-    ``attempt``: the number of its failures, this one included. ``delay_ms``: milliseconds after
-    which ``topic`` delivers it again (a level may be longer); None: ``topic`` is the dead-letter
-    topic.
+    Attributes:
+        attempt: the number of its failures, this one included.
+        topic: the retry topic or the dead-letter topic.
+        delay_ms: delay before the retry topic gets it, ms (a level may be longer); None: ``topic``
+            is the dead-letter topic.
     """
 
     attempt: int
@@ -45,11 +47,11 @@ class HandedOver(NamedTuple):
 
 
 class RetryLadder:
-    """Sends failed records to the retry topic of a consumer group, after the delay of each step,
-    and after the last step to a dead-letter topic.
+    """Redelivers records that a consumer group failed to handle: to its retry topic, after a delay
+    for each failure, and after all delays to a dead-letter topic.
 
-    The consumers read ``retry_topic`` beside their own topics. Both topics must exist, and the
-    delay topic must allow ``retry_topic`` as a target. Not thread-safe.
+    The consumers read ``retry_topic`` beside their own topics. The retry topic and the dead-letter
+    topic must exist, and the delay topic must allow ``retry_topic`` as a target. Not thread-safe.
 
     To lose nothing, commit the offset of a failed record only after ``confirm``, or in the same
     transaction: with a transactional producer, the record is sent in the transaction that the
@@ -57,15 +59,15 @@ class RetryLadder:
 
     Args:
         group: the consumer group.
-        producer: the producer of the records. A ``LevelProducer`` uses its next longer level for
-            each step; RocketMQ's levels have exactly these steps.
-        delays: the delay of each step, in order.
+        producer: the producer of the records. A ``LevelProducer`` rounds each delay up to a level;
+            RocketMQ's levels contain the default delays exactly.
+        delays: the delays after the first, second and further failures of a record.
         retry_topic: the topic of redelivered records; None: ``retry_<group>``.
-        dead_letter_topic: the topic after the last step; None: ``dead_letter_<group>``. Names that
-            begin with ``delay_`` are reserved.
+        dead_letter_topic: the topic for records that fail after the last delay; None:
+            ``dead_letter_<group>``. Names that begin with ``delay_`` are reserved.
 
     Raises:
-        InvalidRequestError: there are no steps, or a delay or topic name is invalid.
+        InvalidRequestError: ``delays`` is empty, or a delay or topic name is invalid.
     """
 
     def __init__(
@@ -90,7 +92,7 @@ class RetryLadder:
     def attempts(self, message: Message) -> int:
         """Return how often a record has failed before; 0 if it is not from the retry topic.
 
-        A dead letter that is written back to its original topic thus starts at the first step.
+        A dead letter that is written back to its original topic thus gets the first delay again.
         """
         if message.topic() != self.retry_topic:
             return 0
@@ -98,17 +100,18 @@ class RetryLadder:
         return int(text) if text is not None and text.isdigit() else 0
 
     def failed(self, message: Message, error: BaseException) -> HandedOver:
-        """Send a failed record to the retry topic, or after the last step to the dead-letter topic.
+        """Send a failed record to the retry topic, or after all delays to the dead-letter topic.
 
-        It keeps its key, value and own headers. ``retry-attempt``, ``retry-source``,
-        ``retry-original-topic`` and ``retry-error`` are added.
+        It keeps its key, its value, and the headers of its producer. ``retry-attempt``,
+        ``retry-source``, ``retry-original-topic`` and ``retry-error`` are added.
 
         Args:
             message: the record that failed.
             error: the reason.
 
         Returns:
-            The destination. The record is at the broker after ``confirm`` or the commit.
+            The topic, the delay and the number of failures. The record is at the broker only after
+            ``confirm`` or the commit of the transaction.
 
         Raises:
             BufferError, KafkaException: as by ``Producer.produce``; the record was not sent.
@@ -136,7 +139,7 @@ class RetryLadder:
         return HandedOver(attempt, self.retry_topic, step_ms)
 
     def confirm(self, timeout_s: float = 30.0) -> None:
-        """Wait until all failed records are at the broker, so that offsets may be committed.
+        """Wait until the broker has all records that ``failed`` sent. Then commit offsets.
 
         Raises:
             KafkaEdgeError: a record was not acknowledged: commit no offsets. If it was refused,

@@ -25,18 +25,17 @@ from kafka_delay_client.base import ANY_PARTITION, DeliveryCallback, ProducerCli
 class LevelProducer(ProducerClient):
     """Writes records to level topics, in each of which all records wait equally long.
 
-    A level topic costs the service less than the topic of ``DelayProducer``. It has no ids, so its
-    records can't be cancelled.
+    A level topic costs the service less than the topic of ``DelayProducer``. Its records have no
+    ids, so they can't be cancelled.
 
     Args:
-        producer: a producer, used as it is, or the configuration of one, completed with
-            ``base.DEFAULTS``.
-        levels_ms: the levels of the service's configuration, milliseconds, ascending.
+        producer: a producer of confluent-kafka, or options for one that override ``base.DEFAULTS``.
+        levels_ms: delays of the levels in the service's settings, ascending, milliseconds.
         topic_prefix: name of a level topic without the level's number.
         close_timeout_s: longest wait for acknowledgements at the end of a ``with`` block, seconds.
 
     Raises:
-        InvalidRequestError: no levels, or they don't ascend.
+        InvalidRequestError: ``levels_ms`` is empty, or does not ascend from above 0.
     """
 
     def __init__(
@@ -69,13 +68,13 @@ class LevelProducer(ProducerClient):
 
         Args:
             topic: the target topic.
-            value: delivered byte for byte, as key and own headers are.
+            value: value, delivered byte for byte.
             delay: shortest delay, rounded up to the next level. Beyond the last level, the record
                 waits only as long as that level.
-            key: key of the record and of its output.
-            partition: the target partition; None: chosen by the output's key.
-            target_key: another key for the output, or ``NO_KEY``; None: ``key``.
-            headers: own headers.
+            key: key of the record and of its output, the delivered record.
+            partition: partition of the target topic; None: the key of the output chooses.
+            target_key: another key for the output, or ``NO_KEY`` for none; None: ``key``.
+            headers: headers to deliver with the record.
             on_delivery: called with the result of the write, as by ``Producer.produce``.
 
         Returns:

@@ -1,4 +1,4 @@
-"""Partitions of an id: its home, and where it was written before partitions were added."""
+"""Partitions of an id in a delay topic: its home, and those from before partitions were added."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from delayservice.base.errors import InvalidRequestError, KafkaEdgeError
 from delayservice.contract.partitioner import partition_for
 
 REFRESH_S: Final = 60.0
-"""Time for which a partition count is used before it is asked again, seconds."""
+"""Time for which a known partition count is used before the cluster is asked again, seconds."""
 
 _ANSWER_S: Final = 15.0
 
@@ -22,17 +22,17 @@ _LOGGER: Final = logging.getLogger(__name__)
 
 
 class Places:
-    """The partitions of ids in one delay topic, by its partition count. Thread-safe.
+    """Finder of the partitions of ids in one delay topic, from its partition count. Thread-safe.
 
     Args:
         producer: client that asks the cluster for the partition count.
         topic: the delay topic.
-        partitions_before: partition counts that the topic had before.
-        refresh_s: time for which a count is used before it is asked again, seconds.
-        monotonic_s: monotonic clock, seconds.
+        partitions_before: former partition counts of the topic.
+        refresh_s: time for which a count is used before the cluster is asked again, seconds.
+        monotonic_s: returns the time of a monotonic clock, seconds.
 
     Raises:
-        InvalidRequestError: a count below 1.
+        InvalidRequestError: ``partitions_before`` holds a count below 1.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class Places:
         self._lock = threading.Lock()
 
     def now(self, record_id: bytes) -> int:
-        """Return the partition to which a new record of this id is written.
+        """Return the home of the id: the partition to which a new record of this id is written.
 
         Raises:
             KafkaEdgeError: the partition count is not known yet, and the cluster does not answer.
@@ -63,7 +63,8 @@ class Places:
         return partition_for(record_id, self._current_count())
 
     def former(self, record_id: bytes) -> list[int]:
-        """Return the other partitions to which records of this id may have been written before.
+        """Return the partitions, without that of ``now``, to which records of this id were written
+        under former partition counts.
 
         Raises:
             KafkaEdgeError: as by ``now``.
@@ -81,7 +82,11 @@ class Places:
         return self._count
 
     def _refresh(self) -> None:
-        """Ask for the partition count; keep the known one while the cluster does not answer."""
+        """Ask the cluster for the partition count, or keep the known one if it does not answer.
+
+        Raises:
+            KafkaEdgeError: no count is known, and the cluster does not answer.
+        """
         try:
             count = self._ask()
         except KafkaEdgeError as exc:

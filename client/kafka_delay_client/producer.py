@@ -24,22 +24,21 @@ from kafka_delay_client.base import ANY_PARTITION, DeliveryCallback, ProducerCli
 from kafka_delay_client.places import Places
 
 ID_BYTES_MAX: Final = 512
-"""The service's default limit of an id's length, bytes."""
+"""Largest size of an id by the default of the service's setting, in bytes."""
 
 
 class DelayProducer(ProducerClient):
     """Writes records to a delay topic, to be delivered later.
 
-    A request is checked completely before anything is written. A record with an id goes to the
+    All arguments of a call are checked before anything is written. A record with an id goes to the
     partition chosen by murmur2 of the id, where its cancel goes too. For a record without an id,
     the producer's own partitioner chooses by the key.
 
     Args:
-        producer: a producer, used as it is, or the configuration of one, completed with
-            ``base.DEFAULTS``.
+        producer: a producer of confluent-kafka, or options for one that override ``base.DEFAULTS``.
         delay_topic: the delay topic to write to.
-        partitions_before: partition counts that the delay topic had before, if records written
-            then may still be pending. Changes that this client observes are added by itself.
+        partitions_before: partition counts that the delay topic had before, if records written then
+            may still be pending. Changes that this producer observes are added automatically.
         id_bytes_max: the service's setting ``delivery.id_bytes_max``.
         close_timeout_s: longest wait for acknowledgements at the end of a ``with`` block, seconds.
 
@@ -78,15 +77,15 @@ class DelayProducer(ProducerClient):
 
         Args:
             topic: the target topic.
-            value: delivered byte for byte, as key and own headers are.
-            key: key of the record and of its output.
+            value: value, delivered byte for byte.
+            key: key of the record and of its output, the delivered record.
             id: name by which the record can be cancelled, fired or rescheduled.
-            partition: the target partition; None: chosen by the output's key.
-            target_key: another key for the output, or ``NO_KEY``; None: ``key``.
-            headers: own headers.
+            partition: partition of the target topic; None: the key of the output chooses.
+            target_key: another key for the output, or ``NO_KEY`` for none; None: ``key``.
+            headers: headers to deliver with the record.
             on_delivery: called with the result of the write, as by ``Producer.produce``.
-            **when: exactly one of ``delay`` and ``at``, or ``every`` or ``cron``; the rest is
-                explained at ``request.when_headers``.
+            **when: exactly one of ``delay`` and ``at``, or ``every`` or ``cron``; all are explained
+                at ``request.when_headers``.
 
         Raises:
             InvalidRequestError: the service can't fulfil the request; nothing was written.
@@ -115,9 +114,9 @@ class DelayProducer(ProducerClient):
         *,
         on_delivery: DeliveryCallback | None = None,
     ) -> None:
-        """Cancel the pending record of an id, in every partition where it may be.
+        """Cancel the pending record of an id, in every partition where it may be pending.
 
-        The outcomes topic holds the result. ``on_delivery`` is called for each partition.
+        The outcome is written to the outcomes topic. ``on_delivery`` is called for each partition.
 
         Raises:
             InvalidRequestError, KafkaEdgeError, BufferError, KafkaException: as by ``send``.
@@ -148,9 +147,9 @@ class DelayProducer(ProducerClient):
     ) -> None:
         """Replace the pending record of an id by another record.
 
-        Arguments and errors are those of ``send``. In partitions by former partition counts, the
-        pending record is cancelled after the new one was written: if the client ends between the
-        two, both records are delivered.
+        Arguments and errors are those of ``send``. A pending record that was written under a former
+        partition count is cancelled after the new one was written: if the client ends between these
+        writes, both records are delivered.
         """
         self.send(
             topic,
@@ -173,8 +172,8 @@ class DelayProducer(ProducerClient):
         *,
         is_replaced: bool = False,
     ) -> None:
-        """Write a control record to each partition where the record of ``id`` may be, but not to
-        the present one if a new record there replaces it.
+        """Write a cancel or a fire to each partition where the record of ``id`` may be pending; if
+        ``is_replaced``, not to its home, where a new record replaces it.
         """
         record_id = id_bytes(id, self._id_bytes_max)
         present = [] if is_replaced else [self._places.now(record_id)]

@@ -1,4 +1,4 @@
-"""Facts that a consumer reads from a record: its source, and the producer's own headers."""
+"""Facts that a consumer reads from a record: its identity, and its producer's headers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from delayservice.contract import names
 from delayservice.contract.aliases import STRIPPED
 
 RETRY_SOURCE: Final = "retry-source"
-"""Header that the retry ladder adds: ``source_of`` the record at its first failure."""
+"""Name of the header in which ``RetryLadder`` keeps ``source_of`` a record at its first failure."""
 
 Received: TypeAlias = list[tuple[str, bytes | None]]
 
@@ -26,15 +26,15 @@ def last_header(headers: Received, name: str) -> bytes | None:
 
 
 def own_headers(message: Message) -> Received:
-    """Return a record's headers without those that the delay service adds or reads."""
+    """Return a record's headers without those that the delay service adds or reads, in order."""
     return [header for header in all_headers(message) if header[0] not in STRIPPED]
 
 
 def source_of(message: Message) -> str:
     """Return the identity of a record, which stays the same over deliveries and retries.
 
-    It is ``delay-source`` as of the first delivery, also after retries by ``RetryLadder``, or
-    ``topic:partition:offset`` of a record that was not delivered by the service.
+    It is the header ``delay-source`` of the first delivery, which ``RetryLadder`` keeps, or for a
+    record that the service did not deliver ``topic:partition:offset``.
     """
     headers = all_headers(message)
     source = last_header(headers, RETRY_SOURCE) or last_header(headers, names.DELAY_SOURCE)

@@ -1,1 +1,1 @@
-"""The admin API and the page: queries about a node, and changes of its records and pauses."""
+"""Admin API and web page of a node: they show its state, and change pending records and pauses."""

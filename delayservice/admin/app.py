@@ -1,4 +1,4 @@
-"""The admin API as an ASGI application."""
+"""ASGI application of the admin API and the web page."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ address; changes need the token as a bearer. A node answers for the copies that 
 
 
 def make_app(context: ApiContext, token: str) -> FastAPI:
-    """Return the ASGI application with all routes of the API and the page.
+    """Return the ASGI application with all routes of the API and the web page.
 
     Args:
-        context: access to the node, the cluster and the log.
-        token: required for every change.
+        context: data and Kafka clients of the node.
+        token: admin token, which every change needs.
     """
     admin = context.settings.admin
     app = FastAPI(

@@ -1,6 +1,6 @@
-"""Routes that change pending records by control records in the delay topic.
+"""HTTP routes that change pending records by writing control records to the delay topic.
 
-The answer is the outcome that the owner of the slice reports in the outcomes topic.
+They answer with the outcome that the owner of the slice reports in the outcomes topic.
 """
 
 from __future__ import annotations
@@ -27,10 +27,12 @@ from delayservice.contract.partitioner import partition_for
 from delayservice.inspection.query import Pending
 
 WAITING_MAX: Final = 8
-"""Largest number of requests that wait for an outcome at a time, each in a server thread."""
+"""Largest number of requests that wait for an outcome at the same time, each in a server thread."""
 _BUSY_RETRY_S: Final = 1
 _SOON_MS: Final = 2_000
-"""Time before the due time in which a record may be delivered before it is replaced, in ms."""
+"""Least time before its due time at which a record may be rescheduled, in ms: nearer to it, the
+record might be delivered first.
+"""
 _SAID: Final = {
     "cancelled": "it is cancelled, and will not be delivered",
     "fired": "it goes to its target now, unless that is paused or can't be written to",
@@ -46,17 +48,17 @@ _NOTHING_REPLACED: Final = (
 
 
 class WaitingRoom:
-    """Limit of requests that wait for an outcome, so that other requests get server threads."""
+    """Limit of requests that wait for an outcome, so that threads are left for other requests."""
 
     def __init__(self) -> None:
         self._room = threading.Semaphore(WAITING_MAX)
 
     @contextmanager
     def place(self) -> Iterator[None]:
-        """Count a request as waiting while the block runs.
+        """Count a request as one of ``WAITING_MAX`` that may wait, while the ``with`` block runs.
 
         Raises:
-            Refusal: the limit of waiting requests is reached.
+            Refusal: ``WAITING_MAX`` requests wait already.
         """
         if not self._room.acquire(blocking=False):
             raise Refusal(
@@ -77,7 +79,7 @@ class Aim:
 
     Attributes:
         places: topics and partitions to write to.
-        targets: known target topics of the records to change.
+        targets: target topics of the pending records of the id; empty: none was found.
         elsewhere: slices that were not searched, because this node keeps no copy of them.
     """
 
@@ -87,7 +89,7 @@ class Aim:
 
 
 def changing_routes(context: ApiContext, waiting: WaitingRoom) -> APIRouter:
-    """Return the routes that cancel, fire and reschedule."""
+    """Return the routes ``cancel``, ``fire`` and ``reschedule`` under ``/v1/records``."""
     routes = APIRouter(prefix="/v1/records", tags=["records"], responses=described(404, 409))
 
     @routes.post("/cancel")
@@ -125,10 +127,11 @@ def _control(context: ApiContext, asked: ById, operation: str) -> Done:
 
 
 def aim_of(context: ApiContext, asked: ById, record_id: bytes) -> Aim:
-    """Return the partitions where the id is pending, or else those to which it belongs.
+    """Return where to write a control record: the partitions where ``record_id`` is pending, else
+    its home. A topic or partition that the request names has precedence.
 
     Raises:
-        Refusal: there is no such partition, or the workers do not answer.
+        Refusal: the topic takes no ids or lacks the partition, or the workers do not answer.
     """
     if asked.topic is not None and asked.partition is not None:
         return Aim([_checked(context, asked.topic, asked.partition)])
@@ -165,7 +168,7 @@ def _checked(context: ApiContext, topic: str, partition: int) -> tuple[str, int]
     """Return topic and partition unchanged, if control records may be written there.
 
     Raises:
-        Refusal: there is no such partition, or its topic takes no ids.
+        Refusal: ``topic`` is no delay topic that takes ids, or it has no such partition.
     """
     partitions = context.delay_topics.get(topic, 0)
     if not partitions or topic in context.settings.levels.by_topic:
@@ -176,7 +179,7 @@ def _checked(context: ApiContext, topic: str, partition: int) -> tuple[str, int]
 
 
 def said(outcome: str, aim: Aim) -> str:
-    """Return the sentence that explains an outcome of a control record."""
+    """Return the sentence that explains to a user the outcome of a control record."""
     if outcome == "not_pending" and aim.elsewhere:
         numbers = ", ".join(map(str, aim.elsewhere))
         return (
@@ -217,7 +220,7 @@ def _reschedule(context: ApiContext, asked: Reschedule) -> Done:
 
 
 def _only_row(context: ApiContext, asked: Reschedule, record_id: bytes) -> Pending:
-    """Return the record to be replaced.
+    """Return the only pending record of an id, which the reschedule replaces.
 
     Raises:
         Refusal: no record or more than one is pending under the id.
@@ -238,10 +241,11 @@ def _only_row(context: ApiContext, asked: Reschedule, record_id: bytes) -> Pendi
 
 
 def refuse_what_would_fail(context: ApiContext, row: Pending, asked: Reschedule) -> None:
-    """Refuse a record that would be dead-lettered, expire at once, or be delivered twice.
+    """Check that ``row``, a pending record, can be replaced by a copy with the requested due time.
 
     Raises:
-        Refusal: the record can't be rescheduled; its message says why.
+        Refusal: the record recurs, is not at its home, or may be delivered first; or the copy would
+            be dead-lettered or expire.
     """
     if row.recurs:
         raise Refusal(
@@ -288,7 +292,7 @@ def refuse_what_would_fail(context: ApiContext, row: Pending, asked: Reschedule)
 
 
 def _again(row: Pending, asked: Reschedule) -> list[Header]:
-    """Return the headers that schedule the same record at another time."""
+    """Return the headers of a copy of ``row`` that is due at the requested time."""
     time = (
         (names.DELAY_AT, b"%d" % asked.at_ms)
         if asked.at_ms is not None

@@ -1,4 +1,4 @@
-"""Health, state and history of the node and of the cluster, for the routes that read."""
+"""HTTP routes for the health and state of the node and the cluster, and for recent samples."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from delayservice.metrics.status import NodeState
 
 
 def health_routes(context: ApiContext) -> APIRouter:
-    """Return the routes for probes, which contain no secrets. They run on the event loop, so that
-    they answer even if all threads are busy.
+    """Return ``/healthz`` and ``/readyz`` for probes, which show no secrets. They run on the event
+    loop, so that they answer even if all threads are busy.
     """
     routes = APIRouter(tags=["health"])
 
@@ -45,7 +45,7 @@ def health_routes(context: ApiContext) -> APIRouter:
 
 
 def add_cluster_routes(routes: APIRouter, context: ApiContext) -> None:
-    """Add the routes about the node and the cluster."""
+    """Add ``/node``, ``/cluster`` and ``/history`` to ``routes``."""
 
     @routes.get("/node", tags=["cluster"])
     def node() -> NodeState:
@@ -66,7 +66,7 @@ def add_cluster_routes(routes: APIRouter, context: ApiContext) -> None:
 
 
 def cluster_of(context: ApiContext) -> cluster_models.Cluster:
-    """Return the cluster as this node sees it."""
+    """Return the nodes, slices and delay topics of the cluster, as this node knows them."""
     members = context.inquiry.members()
     topics = context.delay_topics
     here = {status.slice: status for status in context.hub.status().slices}

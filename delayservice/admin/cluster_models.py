@@ -1,4 +1,4 @@
-"""JSON objects of the cluster's state in the API; those of a node are in ``metrics.status``."""
+"""Models of the cluster's state in the API. Those of a node's state are in ``metrics.status``."""
 
 from __future__ import annotations
 

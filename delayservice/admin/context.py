@@ -22,7 +22,7 @@ from delayservice.metrics.hub import MetricsHub
 
 _TOPICS_FRESH_S: Final = 5.0
 SURVEY_BYTES_MAX: Final = 32 << 20
-"""Largest size of the dead letters that one survey reads, in bytes."""
+"""Approximate number of bytes that one request reads from the dead-letter topic at most."""
 _GOOD_STATES: Final = frozenset({"owner", "replica"})
 _SURVEY_WAIT_S: Final = 5.0
 
@@ -32,13 +32,13 @@ class ApiContext:
 
     Args:
         settings: settings of the node.
-        hub: metrics of its workers.
-        inquiry: queries to its workers.
-        history: samples of the last minutes.
-        admin: client for facts about topics.
-        desk: writer of control records.
+        hub: source of the workers' metrics.
+        inquiry: queries to the workers.
+        history: samples of throughput and lateness in the last 15 minutes.
+        admin: Kafka admin client.
+        desk: writer of control records and pauses.
         pauses: reader of the pauses topic.
-        wall_ms: wall clock, epoch milliseconds.
+        wall_ms: returns the time of the wall clock, epoch milliseconds.
     """
 
     def __init__(
@@ -66,7 +66,8 @@ class ApiContext:
 
     @property
     def delay_topics(self) -> dict[str, int]:
-        """Return the number of partitions of each existing delay topic, level topics last.
+        """Return the partition count of each existing delay topic by name, level topics last. It is
+        at most 5 s old.
 
         Raises:
             KafkaEdgeError: the cluster does not answer.
@@ -80,12 +81,12 @@ class ApiContext:
         return topics
 
     def slices_elsewhere(self) -> list[int]:
-        """Return the slices of which this node keeps no copy."""
+        """Return the numbers of the slices of which this node keeps no copy."""
         here = {facts.metrics.slice for facts in self.hub.facts().slices}
         return [held.slice for held in self.inquiry.members().slices if held.slice not in here]
 
     def is_catching_up(self, slice_no: int) -> bool:
-        """Return whether this node's copy of a slice lags, and may contain settled records."""
+        """Return whether this node's copy of a slice lags and may contain settled records."""
         return any(
             one.metrics.slice == slice_no and one.metrics.state not in _GOOD_STATES
             for one in self.hub.facts().slices
@@ -95,7 +96,7 @@ class ApiContext:
         """Return a record of a delay topic, as it was written.
 
         Raises:
-            Refusal: there is no such record.
+            Refusal: the topic is no delay topic, or no record is at this offset.
             KafkaEdgeError: the cluster does not answer.
         """
         if partition >= self.delay_topics.get(topic, 0):
@@ -116,14 +117,15 @@ class ApiContext:
         )
 
     def dead_letters(self, last: int, code: str | None = None) -> Survey:
-        """Return the newest dead letters. One survey runs at a time, as each reads megabytes.
+        """Return the newest dead letters. Only one request reads them at a time, as each reads
+        megabytes.
 
         Args:
             last: largest number of offsets to read from the end of each partition.
             code: error code of the dead letters to return; None: all.
 
         Raises:
-            Refusal: another request is reading them.
+            Refusal: another request has been reading them for 5 s.
             KafkaEdgeError: the cluster does not answer.
         """
         if not self._surveying.acquire(timeout=_SURVEY_WAIT_S):

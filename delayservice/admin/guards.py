@@ -1,8 +1,8 @@
-"""Guards of requests: host names, sizes, the token, known query names, JSON bodies.
+"""Checks of HTTP requests: host name, size, token, names in the query, type of the body.
 
-Changes need the token as a bearer. A browser sends that only from a script of the page itself, so
-that no other site can make a change in a user's name. The password of basic authentication, which
-a browser sends by itself, allows reading only.
+Changes need the admin token as a bearer token (``Authorization: Bearer``). A browser sends that
+only from a script of the page itself, so that no other site can make a change in a user's name. The
+password of basic authentication, which a browser sends by itself, allows reading only.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _Basic = Annotated[HTTPBasicCredentials | None, Depends(_basic)]
 
 
 class NeedsToken(Refusal):
-    """The token is missing or wrong."""
+    """Refusal with status 401: the admin token is missing or wrong. ``scheme``: how to send it."""
 
     def __init__(self, detail: str, scheme: str) -> None:
         super().__init__(401, detail)
@@ -49,7 +49,9 @@ class NeedsToken(Refusal):
 
 
 def reader(token: str) -> Callable[..., None]:
-    """Return a check of read requests: they need the token as a bearer or as a password."""
+    """Return a FastAPI dependency that refuses a request without ``token``, which may be sent as a
+    bearer token or as the password of basic authentication.
+    """
 
     def check(bearer: _Bearer, basic: _Basic) -> None:
         shown = bearer.credentials if bearer is not None else basic.password if basic else None
@@ -60,7 +62,7 @@ def reader(token: str) -> Callable[..., None]:
 
 
 def writer(token: str) -> Callable[..., None]:
-    """Return a check of change requests: they need the token as a bearer."""
+    """Return a FastAPI dependency that refuses a request without ``token`` as its bearer token."""
 
     def check(bearer: _Bearer) -> None:
         shown = None if bearer is None else bearer.credentials
@@ -79,7 +81,7 @@ def _check(shown: str | None, token: str, needed: str, scheme: str) -> None:
 
 
 def takes_json(request: Request) -> None:
-    """Accept a request without a body, or with one whose content type is JSON.
+    """Check that a request has no body, or a body whose content type is JSON.
 
     Raises:
         Refusal: 415, the content type is missing or not JSON.
@@ -92,7 +94,7 @@ def takes_json(request: Request) -> None:
 
 
 def knows_query(request: Request) -> None:
-    """Accept a query with known names only: a misspelt filter would be ignored.
+    """Check that the route knows all names in the query: FastAPI would ignore a misspelt filter.
 
     Raises:
         Refusal: 422, a name is unknown; the message lists the known ones.
@@ -109,11 +111,12 @@ def knows_query(request: Request) -> None:
 class RequestGate:
     """ASGI middleware that refuses unknown hosts and large bodies, and sets security headers.
 
-    The check of host names stops DNS rebinding: another site's page whose name points here.
+    The check of host names stops DNS rebinding: a page of another site whose host name was made to
+    point to this server.
 
     Args:
-        app: application behind it.
-        hosts: allowed host names besides loopback's; ``*``: any.
+        app: application that gets the accepted requests.
+        hosts: names allowed in the ``Host`` header besides loopback's; ``*``: any name.
     """
 
     def __init__(self, app: ASGIApp, hosts: frozenset[str]) -> None:
@@ -121,7 +124,9 @@ class RequestGate:
         self._hosts = hosts | _OWN_HOSTS
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Refuse a request, or pass it to the application."""
+        """Pass a request to the application, or answer it with an error. Either answer gets the
+        security headers.
+        """
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return

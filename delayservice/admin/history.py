@@ -1,4 +1,4 @@
-"""Samples of a node's last 15 minutes, for the charts of the page."""
+"""Samples of a node's throughput and lateness in the last 15 minutes, for charts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from delayservice.metrics.hub import NodeTotals
 
 EVERY_S: Final = 1.0
 KEPT: Final = 900
-"""Largest number of samples in memory: 15 minutes."""
+"""Largest number of samples in memory, one per second: 15 minutes."""
 
 
 class Sample(BaseModel):
@@ -35,7 +35,7 @@ class History:
     """Samples of the last 15 minutes, about one per second.
 
     Args:
-        totals: returns the current totals of the node.
+        totals: returns the node's counters and its number of pending records.
     """
 
     def __init__(self, totals: Callable[[], NodeTotals]) -> None:
@@ -50,7 +50,7 @@ class History:
         self._thread.start()
 
     def close(self) -> None:
-        """Stop sampling."""
+        """Stop the sampling thread, without waiting for it."""
         self._stopping.set()
 
     def last(self, count: int) -> list[Sample]:
@@ -62,7 +62,8 @@ class History:
             self.sample(time.monotonic(), time.time_ns() // 1_000_000)
 
     def sample(self, now_s: float, now_ms: int) -> None:
-        """Store a sample of the counts since the previous call.
+        """Store a sample of the counts since the previous call; the first call only reads the
+        counters.
 
         Args:
             now_s: monotonic clock, in s.

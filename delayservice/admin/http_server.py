@@ -23,7 +23,7 @@ class HttpServer:
 
     Args:
         app: application that answers the requests.
-        section: section of the settings whose ``listen`` is the address; also the thread's name.
+        section: name of the settings' section with the key ``listen``; also the thread's name.
         listen: ``host:port``; port 0: any free one; empty: no server.
     """
 
@@ -53,7 +53,7 @@ class HttpServer:
             ``host:port`` of the open socket; None: ``listen`` is empty, and there is no server.
 
         Raises:
-            DelayServiceError: the address is in use, or this machine does not have it.
+            DelayServiceError: the address is in use, or is not an address of this machine.
         """
         if not self._listen:
             return None
@@ -70,7 +70,9 @@ class HttpServer:
         self._server.should_exit = True
 
     def close(self) -> None:
-        """Stop, and wait for the accepted requests. May be called without ``serve``."""
+        """Stop accepting requests, and wait some seconds for the accepted ones. May be called
+        without ``serve``.
+        """
         self.stop()
         if self._thread is not None:
             self._thread.join(_CLOSE_S + 1)
@@ -95,12 +97,12 @@ class HttpServer:
 
 
 class _Server(uvicorn.Server):
-    """uvicorn's server with rarer checks for its end: ten a second took a tenth of an idle node's
-    CPU time.
+    """uvicorn server that checks whether to end every half second; ten checks a second, as uvicorn
+    makes them, took a tenth of an idle node's CPU time.
     """
 
     async def main_loop(self) -> None:
-        """Run until ``should_exit`` is set; each tick also updates the ``Date`` header."""
+        """Serve until ``should_exit`` is set. Each check also updates the ``Date`` header."""
         await self.on_tick(0)
         is_over = False
         while not is_over:

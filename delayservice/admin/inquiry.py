@@ -1,6 +1,6 @@
-"""Queries to all workers of the node, with merged answers.
+"""Queries to all workers of the node, whose answers are merged.
 
-Frequent queries, as of several open pages, run once a second at most.
+Queries that web pages repeat are sent once a second at most.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ T = TypeVar("T")
 
 
 class _Kept(Generic[T]):
-    """Cache of an answer or its error for one second; all waiting threads get the same."""
+    """Cache that keeps the result of ``ask``, or its error, for one second, for all threads."""
 
     def __init__(self, ask: Callable[[], T]) -> None:
         self._ask = ask
@@ -57,10 +57,10 @@ class _Kept(Generic[T]):
 
 
 class Workers:
-    """Queries to the workers of this node. Any thread may call.
+    """Queries to the workers of this node. Any thread may call its methods.
 
     Args:
-        askers: returns the channels to the current workers.
+        askers: returns a client for each current worker.
     """
 
     def __init__(self, askers: Callable[[], Sequence[WorkerClient]]) -> None:
@@ -69,25 +69,25 @@ class Workers:
         self._members = _Kept(self._ask_members)
 
     def search(self, asked: Search) -> Page:
-        """Return a page of pending records by due time, merged from all workers."""
+        """Return one page of the matching pending records of all workers, by due time."""
         return merged(self._all(asked, Page), asked.limit)
 
     def find(self, record_id: bytes) -> list[Pending]:
-        """Return the pending records of a ``delay-id``; at most one in each shard."""
+        """Return the pending records with this ``delay-id``; each shard has one at most."""
         answers = self._all(Find(record_id=record_id), list[Pending])
         return [row for rows in answers for row in rows]
 
     def locate(self, asked: Locate) -> Fate | None:
-        """Return what became of a source record; None: this node keeps no copy of its shard."""
+        """Return the state of a record of a delay topic; None: this node keeps no copy of it."""
         answers: list[Fate | None] = self._all(asked, Fate | None)  # type: ignore[arg-type]
         return next((fate for fate in answers if fate is not None), None)
 
     def horizon(self) -> BacklogCounts:
-        """Return the numbers of pending records by due time; the answer is at most a second old."""
+        """Return counts of pending records by ranges of due times, at most a second old."""
         return self._horizon.get()
 
     def members(self) -> Members:
-        """Return nodes, owners and copies of the cluster; the answer is at most a second old."""
+        """Return the nodes, owners and copies of the cluster, at most a second old."""
         return self._members.get()
 
     def held(self) -> list[list[bytes]]:
@@ -101,14 +101,17 @@ class Workers:
         return horizon
 
     def _ask_members(self) -> Members:
-        """Return the merged members: without ZooKeeper, each worker knows only its own slices."""
+        """Return nodes, owners and copies from all workers: without ZooKeeper, each knows only its
+        own slices.
+        """
         return joined(self._all(Standings(), Members))
 
     def _all(self, question: Question, kind: type[T]) -> list[T]:
-        """Return the answers of all workers.
+        """Return the answers of all workers, each of the type ``kind``.
 
         Raises:
-            NotAnsweredError: a worker gives no answer, so that the result would be incomplete.
+            NotAnsweredError: a worker does not answer, so that the result would be incomplete.
+            DelayServiceError: no worker runs yet.
         """
         askers = self._askers()
         if not askers:

@@ -1,6 +1,6 @@
 """``/metrics`` for Prometheus and ``/status`` for people and health checks.
 
-They have an address of their own, ``metrics.listen``, because other machines read them without a
+They listen on a separate address, ``metrics.listen``, because other machines read them without a
 token.
 """
 
@@ -32,7 +32,7 @@ class _Collector(Collector):
 
 
 def make_metrics_app(hub: MetricsHub) -> ASGIApp:
-    """Return the application that serves the hub's metrics, under any host name."""
+    """Return the ASGI application of ``/metrics`` and ``/status``, which accepts any host name."""
     registry = CollectorRegistry()
     registry.register(_Collector(hub))
 

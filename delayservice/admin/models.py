@@ -1,4 +1,4 @@
-"""The JSON objects of the API. Times are epoch milliseconds."""
+"""JSON objects of the admin API. All times are epoch milliseconds."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ def _no_seconds(at_ms: int) -> int:
 
 
 Whole = Annotated[int, BeforeValidator(_no_truth)]
-"""Integer in a request; true and false are refused."""
+"""Type of an integer in a request, for which JSON ``true`` and ``false`` are refused."""
 
 ID_CHARS_MAX: Final = 4_096
-"""Longest id in a request, in characters: longer than any id, and fit for a URL."""
+"""Largest number of characters of an id in a request: more than any id has, fit for a URL."""
 
 
 class Content(BaseModel):
@@ -44,7 +44,7 @@ class Content(BaseModel):
 
     @classmethod
     def of(cls, content: bytes | None) -> Content | None:
-        """Return the JSON form; None for null."""
+        """Return bytes as UTF-8 text if they are that, else in base64; None for None."""
         if content is None:
             return None
         try:
@@ -61,7 +61,7 @@ class Header(BaseModel):
 
     @classmethod
     def all_of(cls, headers: Sequence[RawHeader]) -> list[Header]:
-        """Return the JSON form of all headers, in their order."""
+        """Return headers as objects of the API, in their order."""
         return [cls(name=name, value=Content.of(value)) for name, value in headers]
 
 
@@ -88,7 +88,7 @@ class PendingRecord(BaseModel):
 
     @classmethod
     def of(cls, row: Pending) -> PendingRecord:
-        """Return the JSON form."""
+        """Return a pending record as an object of the API, without value and headers."""
         return cls.model_validate(_fields(row))
 
 
@@ -100,7 +100,7 @@ class WholeRecord(PendingRecord):
 
     @classmethod
     def of(cls, row: Pending) -> WholeRecord:
-        """Return the JSON form."""
+        """Return a pending record as an object of the API, with value and headers."""
         content = {"value": Content.of(row.value), "headers": Header.all_of(row.headers)}
         return cls.model_validate(_fields(row) | content)
 
@@ -194,7 +194,9 @@ class RecordFate(BaseModel):
 
     @classmethod
     def of(cls, topic: str, partition: int, row: Row, fate: Fate | None) -> RecordFate:
-        """Return the JSON form."""
+        """Return a record of a delay topic and its state as an object of the API. ``fate`` None:
+        this node keeps no copy of the shard.
+        """
         offset, timestamp_ms, key, value, headers = row
         return cls(
             topic=topic,

@@ -1,7 +1,7 @@
-"""The page: the API's data for people, as HTML rendered here.
+"""Web page of a node: the data of the API, rendered as HTML on the server.
 
-It is complete without a script. The script loads the same HTML once a second and replaces the
-changed parts, so that each part is rendered in one way only.
+It is complete without JavaScript. Its script loads the same HTML once a second and replaces the
+changed parts, so that only the server renders.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class PagePart(Generic[T]):
-    """Data of a part of a page, or the problem shown in its place when it can't be read."""
+    """Data of one part of a page, or the error text that is shown if it can't be read."""
 
     value: T | None = None
     problem: str = ""
@@ -72,7 +72,7 @@ def _part(ask: Callable[[], T]) -> PagePart[T]:
 
 
 def environment() -> Environment:
-    """Return the environment of templates, which escapes all values and refuses unknown names."""
+    """Return the Jinja environment: it escapes all values, and fails on unknown variables."""
     made = Environment(
         loader=PackageLoader("delayservice.admin"),
         autoescape=True,
@@ -86,10 +86,10 @@ def environment() -> Environment:
 
 
 class Pages:
-    """Renderer of the pages of one node.
+    """Renderer of the web pages of one node.
 
     Args:
-        context: access to the data to show.
+        context: data and Kafka clients of the node.
     """
 
     def __init__(self, context: ApiContext) -> None:
@@ -100,7 +100,7 @@ class Pages:
         """Return a template rendered as a page.
 
         Args:
-            name: name of its template.
+            name: file name of the template, without ``.html``.
             http_status: status code of the answer.
             shown: variables of the template.
         """
@@ -108,11 +108,11 @@ class Pages:
         return HTMLResponse(template.render(here=name, **self._common(), **shown), http_status)
 
     def failed(self, status: int, detail: str) -> HTMLResponse:
-        """Return an error page."""
+        """Return an error page with the HTTP status ``status`` and the text ``detail``."""
         return self.draw("error", status, title=HTTPStatus(status).phrase, detail=detail)
 
     def _common(self) -> dict[str, object]:
-        """Return the template variables of every page."""
+        """Return the variables that every template uses: node, current time, cluster, problems."""
         context = self._context
         now_ms = context.wall_ms()
         cluster = _part(lambda: cluster_of(context))
@@ -131,7 +131,9 @@ class Pages:
         }
 
     def overview(self, unit: str, minutes: int) -> HTMLResponse:
-        """Return the page with health, due records, and throughput of the last minutes."""
+        """Return the page with the health, the records due in each ``unit`` (second, minute or
+        hour) from now, and the throughput of the last ``minutes``.
+        """
         context = self._context
         timeline = _part(lambda: timeline_of(context, unit, BUCKETS[unit]))
         bars = page_charts.bars_of(timeline.value) if timeline.value is not None else None
@@ -149,14 +151,14 @@ class Pages:
         )
 
     def record(self, topic: str, partition: int, offset: int) -> HTMLResponse:
-        """Return the page of one record, as it was written, and its fate."""
+        """Return the page of one record of a delay topic: its content, and what became of it."""
         row = self._context.read(topic, partition, offset)
         fate = self._context.inquiry.locate(Locate(topic=topic, partition=partition, row=row))
         found = models.RecordFate.of(topic, partition, row, fate)
         return self.draw("record", record=found, pending=found.pending)
 
     def pending(self, asked: TypedSearch) -> Response:
-        """Return the page of a search by id or by other criteria, or a redirect to one record."""
+        """Return the results of a search for pending records, or a redirect to the only one."""
         asked.read(self._context.wall_ms())
         if asked.errors:
             return self.draw("pending", 422, **self._searched(asked, None))
@@ -211,7 +213,9 @@ class Pages:
         }
 
     def dead_letters(self, code: str, last: int) -> HTMLResponse:
-        """Return the page of the newest dead letters."""
+        """Return the page of the newest dead letters with this error code; empty: with any code.
+        ``last``: number of offsets to read from the end of each partition.
+        """
         found = self._context.dead_letters(last, code or None)
         rows = [(one, one.place in found.replayed) for one in found.letters[:_LETTERS]]
         return self.draw(
@@ -243,9 +247,13 @@ def _flat(path: tuple[str, ...], value: object) -> list[tuple[str, str]]:
 
 @dataclass(slots=True)
 class TypedSearch:
-    """Search fields as typed, and their parsed values.
+    """Fields of the search form as typed, and their parsed values.
 
     Attributes:
+        after: cursor of the previous page of results; empty: the first page.
+        from_ms: first due time, epoch milliseconds.
+        to_ms: exclusive end of the due times, epoch milliseconds.
+        position: parsed ``after``.
         errors: messages about invalid fields, by field name.
     """
 
@@ -262,7 +270,9 @@ class TypedSearch:
     errors: dict[str, str] = field(default_factory=dict)
 
     def read(self, now_ms: int) -> None:
-        """Parse the fields; messages about invalid ones go to ``errors``."""
+        """Parse the fields, times relative to ``now_ms`` (epoch milliseconds); store messages about
+        invalid fields in ``errors``.
+        """
         self.from_ms = self._moment("from", self.due_from, now_ms, 0)
         self.to_ms = self._moment("to", self.due_to, now_ms, DUE_STOP_MS)
         if not self.errors and self.from_ms >= self.to_ms:
@@ -289,7 +299,9 @@ class TypedSearch:
             self.errors["id"] = exc.detail
 
     def query(self, after: str = "") -> str:
-        """Return the search as a URL query; with ``after``, times are fixed for all pages."""
+        """Return the search as a URL query. With ``after``, the cursor of the previous page of
+        results, relative times become absolute, so that all pages show the same range.
+        """
         fixed = {"from": self.due_from, "to": self.due_to}
         if after:
             fixed = {
@@ -305,7 +317,7 @@ def _record_url(topic: str, partition: int, offset: int) -> str:
 
 
 def page_routes(context: ApiContext) -> APIRouter:
-    """Return the routes of the pages."""
+    """Return the HTTP routes of the web pages."""
     pages = Pages(context)
     routes = APIRouter(route_class=_route_class(pages), include_in_schema=False)
 
@@ -354,7 +366,7 @@ def page_routes(context: ApiContext) -> APIRouter:
 
 
 def _route_class(pages: Pages) -> type[APIRoute]:
-    """Return a route class that renders errors as pages."""
+    """Return a FastAPI route class that answers errors with HTML pages."""
 
     class PageRoute(APIRoute):
         def get_route_handler(self) -> _Handler:

@@ -19,12 +19,12 @@ _TICKS: Final = 5
 _MINUTE_MS: Final = 60_000
 _DECADES_MIN: Final = 2
 _STEPS: Final = (10, 12, 16, 20, 24, 30, 40, 50, 60, 80, 100)
-"""Possible ends of an axis, in tenths of a power of ten, whose halves are round as well."""
+"""Possible upper ends of an axis, in tenths of a power of ten; half of each is round as well."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChartBar:
-    """Bar of one interval of the timeline; lengths in units of the drawing."""
+    """Bar for the records due in one interval; position and height in SVG units."""
 
     start_ms: int
     stop_ms: int
@@ -36,12 +36,12 @@ class ChartBar:
 
 @dataclass(frozen=True, slots=True)
 class Bars:
-    """Bar chart of the timeline.
+    """Bar chart of the numbers of pending records by due time.
 
     Attributes:
         bars: one bar for each interval.
-        top: count at the upper edge.
-        ticks_ms: times at even distances, from the left edge to the right one.
+        top: number of records at the upper edge of the chart.
+        ticks_ms: labelled times at even distances, left edge to right edge, epoch milliseconds.
         total: number of records in all bars.
         peak: bar with most records; None: all are empty.
     """
@@ -54,12 +54,12 @@ class Bars:
 
     @property
     def width(self) -> int:
-        """Return the width of the drawing: ten units for each bar."""
+        """Return the width of the chart in SVG units: ten for each bar."""
         return 10 * len(self.bars)
 
 
 def bars_of(timeline: Timeline) -> Bars:
-    """Return the bar chart of a timeline."""
+    """Return the bar chart of a timeline, the counts of records due in consecutive intervals."""
     counts = [bucket.count for bucket in timeline.buckets]
     top = round_up(max(counts))
     bars = []
@@ -78,7 +78,7 @@ def bars_of(timeline: Timeline) -> Bars:
 
 
 def round_up(number: float) -> int:
-    """Return the smallest round number from ``number`` up, as the end of an axis."""
+    """Return the smallest round number from ``number`` up, for the upper end of an axis."""
     if number <= 1:
         return 1
     if number <= 10:  # noqa: PLR2004  # below that, halves of even numbers are whole
@@ -89,7 +89,9 @@ def round_up(number: float) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """Merged samples of some seconds: rates per second, lateness in milliseconds."""
+    """Merged samples of one step of time, at ``at_ms`` (epoch milliseconds): records per second,
+    and lateness in ms.
+    """
 
     at_ms: int
     ingested: float
@@ -100,7 +102,7 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Past:
-    """Line charts of the last minutes.
+    """Line charts of throughput and lateness in the last minutes.
 
     Attributes:
         minutes: length of the shown time, in minutes.
@@ -133,7 +135,7 @@ class Past:
 
 
 def past_of(samples: Sequence[Sample], minutes: int, now_ms: int) -> Past:
-    """Return the line charts of samples."""
+    """Return the line charts of the ``minutes`` before ``now_ms``, epoch milliseconds."""
     start_ms = now_ms - minutes * _MINUTE_MS
     seen = [sample for sample in samples if sample.at_ms >= start_ms]
     step_ms = max(minutes * _MINUTE_MS // _POINTS_MAX, 1_000)
@@ -172,7 +174,9 @@ def past_of(samples: Sequence[Sample], minutes: int, now_ms: int) -> Past:
 
 
 def _together(samples: Sequence[Sample], step_ms: int) -> list[Point]:
-    """Return a point for each fixed step of the clock, so that old points don't change."""
+    """Merge samples into one point for each ``step_ms``. Steps begin at multiples of ``step_ms`` of
+    the clock, so that old points don't change when the chart moves on.
+    """
     steps = groupby(samples, key=lambda sample: sample.at_ms // step_ms)
     points = (_point(step * step_ms, list(found)) for step, found in steps)
     return [point for point in points if point is not None]
@@ -195,7 +199,9 @@ def _point(at_ms: int, samples: Sequence[Sample]) -> Point | None:
 
 
 def _lines(found: Iterable[tuple[float, float | None]], step: float) -> list[str]:
-    """Return polylines with breaks at missing values. A single point becomes a short line."""
+    """Return points ``(x, y)`` as SVG polylines, interrupted where y is None or points are missing.
+    A single point becomes a short line. ``step``: distance of points as a share of the width.
+    """
     lines: list[list[tuple[float, float]]] = [[]]
     last_x = -math.inf
     for x, y in found:

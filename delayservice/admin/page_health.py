@@ -1,4 +1,4 @@
-"""Health of a node and its cluster as sentences: problem, object, and advice."""
+"""Problems of a node and its cluster as sentences with advice, for the web page."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from delayservice.admin import cluster_models
 from delayservice.metrics.status import NodeState, Pause, TargetState
 
 BEHIND_MS: Final = 2_000
-"""Age of an overdue record above which a warning is shown, in ms."""
+"""Time after the due time of an undelivered record from which a warning is shown, in ms."""
 
 _PARKED_SHOWN: Final = 3
-"""Number of targets with parked records that are named one by one."""
+"""Largest number of targets with parked records that get a warning each; the rest share one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ def _of_node(status: NodeState) -> Iterator[HealthFinding]:
 
 
 def _of_parked(parked: Sequence[TargetState]) -> Iterator[HealthFinding]:
-    """Yield warnings about parked records: the targets with most by name, others summed up."""
+    """Yield a warning for each of the first targets with parked records, one for the rest."""
     for one in parked[:_PARKED_SHOWN]:
         yield HealthFinding(
             "warning",

@@ -1,8 +1,8 @@
-"""Text of the page: figures, times, and values from records.
+"""Text of the web page: figures, times, and values from records.
 
-Records come from any writer. Their markup is escaped as everywhere; characters that would still
-change how the surrounding text looks (control, direction and invisible characters) are replaced by
-their code points here.
+Anybody may have written the records. Jinja escapes their markup; this module replaces by code
+points the characters that would change how the surrounding text looks (control, direction and
+invisible characters).
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ VALUE_CHARS_MAX: Final = 16_384
 _CELL_CHARS_MAX: Final = 200
 _YEAR_10000_MS: Final = 253_402_300_800_000
 _UNSEEN: Final = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
-"""Unicode categories of characters that are invisible or move neighbouring text."""
+"""Unicode categories of characters that are invisible or change the direction of text."""
 _STACK: Final = re.compile(
     r"([\u0300-\u036f\u0483-\u0489\u1ab0-\u1aff\u20d0-\u20ff]{3})"
     r"[\u0300-\u036f\u0483-\u0489\u1ab0-\u1aff\u20d0-\u20ff]+"
 )
-"""Stacked marks on one letter, which would cover the lines around it."""
+"""Pattern of more than three combining marks on one letter: they would cover other lines."""
 _STEPS: Final = ((86_400_000, "d"), (3_600_000, "h"), (60_000, "min"), (1_000, "s"))
 _SIGN: Final = re.compile(r"([+-])\s*(.+)")
 
@@ -42,7 +42,7 @@ def count(number: int) -> str:
 
 
 def rate(per_second: float) -> str:
-    """Return a rate without its unit, with one decimal below 100."""
+    """Return a rate per second as text without its unit, with one decimal below 100."""
     return f"{per_second:,.0f}" if per_second >= 100 or not per_second else f"{per_second:,.1f}"  # noqa: PLR2004  # digits
 
 
@@ -56,7 +56,7 @@ def lateness(ms: int | None) -> str:
 
 
 def span(ms: int) -> str:
-    """Return a duration in its two largest units: ``2 h 5 min``."""
+    """Return ``ms`` milliseconds, without the sign, in their two largest units: ``2 h 5 min``."""
     left_s = abs(ms) // 1_000 * 1_000
     parts = []
     for size, unit in _STEPS:
@@ -71,7 +71,7 @@ def span(ms: int) -> str:
 
 
 def size(octets: int | None) -> str:
-    """Return a number of bytes with a fitting unit; ``null`` for None."""
+    """Return a number of bytes as text in B, KiB or MiB; ``null`` for None."""
     if octets is None:
         return "null"
     if octets < 1_024:  # noqa: PLR2004  # a kibibyte
@@ -80,7 +80,7 @@ def size(octets: int | None) -> str:
 
 
 def utc(ms: int) -> str:
-    """Return ``2026-11-21 18:37:42.123``; a time beyond the calendar stays a number of ms."""
+    """Return epoch ms as ``2026-11-21 18:37:42.123``; before 1970, after 9999 as a number."""
     if not 0 <= ms < _YEAR_10000_MS:
         return f"{ms:,} ms"
     moment = datetime.fromtimestamp(ms / 1_000, UTC)
@@ -92,7 +92,7 @@ def moment(ms: int, form: str = "full") -> Markup:
 
     Args:
         ms: epoch milliseconds.
-        form: ``full``, ``clock`` (to the second) or ``minute``.
+        form: ``full``: date and time; ``clock``: time of day; ``minute``: without seconds.
     """
     text = utc(ms)
     whole = f"{text} UTC = {ms} ms"
@@ -103,7 +103,9 @@ def moment(ms: int, form: str = "full") -> Markup:
 
 
 def relative(ms: int, now_ms: int) -> Markup:
-    """Return the distance to a point in time, in words; the page's script updates it."""
+    """Return the time from ``now_ms`` to ``ms``, epoch milliseconds, as HTML: ``in 5 min`` or
+    ``5 min ago``. The page's script keeps it current.
+    """
     words = f"in {span(ms - now_ms)}" if ms >= now_ms else f"{span(now_ms - ms)} ago"
     return Markup('<time data-ms="{}" data-form="relative" title="{} UTC">{}</time>').format(
         ms, utc(ms), words
@@ -134,7 +136,7 @@ def _code_point(char: str) -> Markup:
 
 
 def content(found: Content | None, chars_max: int = _CELL_CHARS_MAX, keep: str = "") -> Markup:
-    """Return bytes as HTML: text, or base64 with a label."""
+    """Return content as HTML: text, base64 with a label, ``empty``, or ``null`` for None."""
     if found is None:
         return Markup('<span class="none">null</span>')
     if found.data == "":
@@ -146,14 +148,15 @@ def content(found: Content | None, chars_max: int = _CELL_CHARS_MAX, keep: str =
 
 
 def is_plain(text: str) -> bool:
-    """Return whether text may be copied to a clipboard: without control and invisible characters,
-    so that a shell does not run it when pasted.
+    """Return whether text has no control or invisible characters, which a shell could run when the
+    text is pasted.
     """
     return not any(unicodedata.category(char) in _UNSEEN for char in text)
 
 
 def read_moment(text: str, now_ms: int) -> int | None:
-    """Parse a typed point in time: ``now``, ``+10m``, ``-1h``, RFC 3339, epoch ms.
+    """Parse a typed point in time: ``now``, ``+10m``, ``-1h``, RFC 3339 or epoch milliseconds.
+    ``now_ms``: current time, epoch milliseconds.
 
     Returns:
         Epoch milliseconds; None: the text is empty.
@@ -192,7 +195,7 @@ def _zoned(text: str) -> str:
 
 
 def install(environment: Environment) -> None:
-    """Add the functions of this module to the templates' filters."""
+    """Add the functions of this module to the filters of the templates' Jinja environment."""
     environment.filters.update(
         count=count,
         rate=rate,

@@ -1,4 +1,4 @@
-"""Routes that pause and resume targets and delay topics."""
+"""HTTP routes that pause and resume deliveries to target topics and from delay topics."""
 
 from __future__ import annotations
 
@@ -61,10 +61,11 @@ def pause_routes(context: ApiContext, waiting: WaitingRoom) -> APIRouter:
 
 
 def _write_pause(context: ApiContext, paused: Paused, value: bytes | None) -> None:
-    """Write or delete a pause, and wait until this node's workers have read it.
+    """Write a pause, or delete it if ``value`` is None; wait until this node's workers have read
+    the change.
 
     Raises:
-        Refusal: the workers have not read it in time.
+        Refusal: the workers have not read it within 10 s, do not answer, or the node stops.
     """
     key = encode_key(paused)
     context.desk.write(context.settings.topics.pauses, 0, key, value, [])

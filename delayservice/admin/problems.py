@@ -33,10 +33,10 @@ class Problem(BaseModel):
 
 
 class Refusal(Exception):  # noqa: N818  # it is an answer
-    """Refusal of a valid request, answered with problem details.
+    """Error that refuses a request; it is answered with problem details (RFC 9457).
 
     Args:
-        status: status code of the answer.
+        status: HTTP status of the answer.
         detail: what happened, to what, and what to do about it.
         retry_after_s: time until a retry makes sense, in s; None: a retry won't help.
     """
@@ -49,7 +49,9 @@ class Refusal(Exception):  # noqa: N818  # it is an answer
 
 
 def described(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """Return the OpenAPI description of failures: ``statuses``, and those of every route."""
+    """Return the OpenAPI description of the error responses of a route: ``statuses``, and those
+    that every route may give.
+    """
     return {
         status: {
             "model": Problem,
@@ -63,7 +65,7 @@ def described(*statuses: int) -> dict[int | str, dict[str, Any]]:
 def answer(
     status: int, detail: str, errors: list[str] | None = None, headers: dict[str, str] | None = None
 ) -> JSONResponse:
-    """Return problem details as a response."""
+    """Return an HTTP response with problem details (RFC 9457)."""
     problem = Problem(
         title=HTTPStatus(status).phrase, status=status, detail=detail, errors=errors or []
     )
@@ -71,7 +73,7 @@ def answer(
 
 
 def install(app: FastAPI) -> None:
-    """Add error handlers to ``app``, which run on the event loop as all threads may be busy."""
+    """Add error handlers to ``app``. They use the event loop, as all threads may be busy."""
 
     @app.exception_handler(Refusal)
     async def refused(_: Request, exc: Refusal) -> JSONResponse:
@@ -107,7 +109,7 @@ def install(app: FastAPI) -> None:
 
 
 def _methods_of(request: Request) -> set[str]:
-    """Return all methods of a path; the framework reports only those of its first route."""
+    """Return all methods of the request's path; Starlette reports only its first route's."""
     found: set[str] = set()
     for path, operations in request.app.openapi()["paths"].items():
         if compile_path(path)[0].match(request.url.path):

@@ -1,4 +1,4 @@
-"""Routes that read: health, the cluster, pending records, dead letters, the configuration."""
+"""HTTP routes that read: cluster, pending records, dead letters, pauses, configuration."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from delayservice.metrics.status import Pause
 
 UNITS_MS: Final = {"second": SECOND_MS, "minute": MINUTE_MS, "hour": HOUR_MS}
 SCAN_MAX: Final = 20_000
-"""Largest number of records that each shard reads for one page, which takes some 10 ms."""
+"""Largest number of records that each shard reads for one page of results, in some 10 ms."""
 
 _TOPIC: Final = r"^[A-Za-z0-9._-]{1,249}$"
 _MOMENT: Final = (
@@ -47,12 +47,12 @@ _Cursor: TypeAlias = tuple[
     Annotated[int, Meta(ge=0, le=2**31 - 1)],
     Annotated[int, Meta(ge=-1, le=OFFSET_MAX)],
 ]
-"""Type of a position at which a page ended."""
+"""Type of a decoded cursor: ``Position`` at which a page of results ended."""
 _Unit = Annotated[str, Query(pattern="^(second|minute|hour)$", description="Width of a bucket.")]
 
 
 def reading_routes(context: ApiContext) -> APIRouter:
-    """Return the routes that read: cluster, pending records, dead letters, configuration."""
+    """Return the routes that read. Their paths begin with ``/v1``."""
     routes = APIRouter(prefix="/v1", responses=described())
     add_cluster_routes(routes, context)
     _add_pending(routes, context)
@@ -128,12 +128,14 @@ def _add_search(routes: APIRouter, context: ApiContext) -> None:
 
 
 def may_be_beyond_window(context: ApiContext, from_ms: int) -> bool:
-    """Return whether all records due from a time on are beyond the roll window now."""
+    """Return whether all records due at ``from_ms`` (epoch milliseconds) or later are due after the
+    end of the roll window, counted from now.
+    """
     return from_ms > context.wall_ms() + context.settings.roll_window_ms
 
 
 def pending_page(context: ApiContext, asked: Search) -> models.PendingPage:
-    """Return a page of a search for pending records, for the API and for the page."""
+    """Return one page of results of a search for pending records, for the API and the web page."""
     page = context.inquiry.search(asked)
     return models.PendingPage(
         records=[models.PendingRecord.of(row) for row in page.rows],
@@ -144,7 +146,7 @@ def pending_page(context: ApiContext, asked: Search) -> models.PendingPage:
 
 
 def backlog_of(context: ApiContext) -> models.Backlog:
-    """Return the number of pending records by time until due."""
+    """Return the numbers of pending records: overdue, due within certain times, and later."""
     now_ms = context.wall_ms()
     horizon = context.inquiry.horizon()
     lumps = horizon.lumps
@@ -165,7 +167,9 @@ def backlog_of(context: ApiContext) -> models.Backlog:
 
 
 def timeline_of(context: ApiContext, unit: str, buckets: int) -> models.Timeline:
-    """Return the number of records due in each interval from now on."""
+    """Return the number of records due in each of ``buckets`` intervals, each one ``unit`` long
+    (second, minute or hour); the first contains the current time.
+    """
     now_ms, unit_ms = context.wall_ms(), UNITS_MS[unit]
     first_ms = now_ms // unit_ms * unit_ms
     lumps = context.inquiry.horizon().lumps
@@ -189,10 +193,10 @@ def timeline_of(context: ApiContext, unit: str, buckets: int) -> models.Timeline
 
 
 def _epoch_ms(moment: str) -> int:
-    """Return epoch milliseconds of a text with epoch milliseconds or RFC 3339.
+    """Return a time in epoch milliseconds, given as their number or in RFC 3339.
 
     Raises:
-        Refusal: there is no such day or time.
+        Refusal: the text is not a valid time.
     """
     try:
         return max(parse_instant_ms("a due time", moment.encode()), 0)
@@ -205,7 +209,7 @@ def _cursor(position: Position) -> str:
 
 
 def position_of(cursor: str) -> Position:
-    """Return the position at which a page ended.
+    """Return the position that a cursor encodes: where the previous page of results ended.
 
     Raises:
         Refusal: the text is not the cursor of a page.
@@ -251,7 +255,7 @@ def _add_records(routes: APIRouter, context: ApiContext) -> None:
 
 
 def id_bytes(text: str, encoding: str) -> bytes:
-    """Return the bytes of an id.
+    """Return the bytes of an id given as text; ``encoding`` is ``utf-8`` or ``base64``.
 
     Raises:
         Refusal: the text is not base64.

@@ -1,4 +1,4 @@
-"""The admin API of a node with its clients, and the token that changes need."""
+"""Server of a node's admin API and web page, and the admin token."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ _log = structlog.get_logger(__name__)
 
 
 def admin_token(settings: Settings) -> str:
-    """Return the configured token, or this node's own, made once and readable by its user only.
+    """Return the configured admin token, else one that the node makes once and keeps in a file
+    which only its user can read.
 
     Raises:
         SettingsError: the file can't be read or written, or contains no token.
@@ -52,7 +53,9 @@ def admin_token(settings: Settings) -> str:
 
 
 def _make_token(path: Path) -> None:
-    """Write a new token by a rename: a partial or empty token would be a security hole."""
+    """Write a new token to ``path`` by renaming a finished file: a partial or empty token would be
+    a security hole.
+    """
     unfinished = path.with_suffix(".new")
     unfinished.unlink(missing_ok=True)
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
@@ -64,12 +67,12 @@ def _make_token(path: Path) -> None:
 
 
 class AdminServer:
-    """Server of the admin API and the page.
+    """Server of the admin API and the web page.
 
     Args:
         settings: settings of the node.
-        hub: metrics of the workers.
-        askers: returns the channels to the current workers.
+        hub: source of the workers' metrics.
+        askers: returns a client for each current worker.
     """
 
     def __init__(
@@ -99,7 +102,9 @@ class AdminServer:
         self._server = HttpServer(app, "admin", settings.admin.listen)
 
     def serve(self) -> str | None:
-        """Start to listen and to sample; return ``host:port``, or None if the setting is empty."""
+        """Start to answer requests and to take samples. Return ``host:port``; None:
+        ``admin.listen`` is empty, and there is no server.
+        """
         listening = self._server.serve()
         if listening is not None:
             self._history.start()
@@ -112,6 +117,8 @@ class AdminServer:
         self._server.stop()
 
     def close(self) -> None:
-        """Stop, and wait for the accepted requests. May be called without ``serve``."""
+        """Stop accepting requests, and wait some seconds for the accepted ones. May be called
+        without ``serve``.
+        """
         self.stop()
         self._server.close()

@@ -1,1 +1,1 @@
-"""Implementation of the command line, one module for each larger command."""
+"""Commands of ``delayservice``, one module for each larger command."""

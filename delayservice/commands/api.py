@@ -50,10 +50,10 @@ class Api:
     client: Client
     address: str
     no_token: str = ""
-    """Why no token is sent; empty: a token is sent."""
+    """Reason why no token is sent, for error messages; empty: a token is sent."""
 
     def get(self, path: str, **query: object) -> Any:  # noqa: ANN401  # JSON
-        """Return the JSON answer to a GET request.
+        """Send a GET request; return its JSON answer. Query values of None are left out.
 
         Raises:
             DelayServiceError: there is no answer, or the node refuses the request.
@@ -62,7 +62,7 @@ class Api:
         return self._answer("GET", path, params=asked)
 
     def send(self, method: str, path: str, body: object = None) -> Any:  # noqa: ANN401  # JSON
-        """Send a request with a JSON body; return the JSON answer.
+        """Send a request with a JSON body; return the JSON answer, or None for an empty one.
 
         Raises:
             DelayServiceError: there is no answer, or the node refuses the request.
@@ -86,7 +86,7 @@ class Api:
 
 @dataclass(frozen=True, slots=True)
 class ApiOptions:
-    """Options of a command that uses a node's API."""
+    """Command-line options of the commands that use a node's admin API."""
 
     api: ApiOption = None
     token_file: TokenOption = None
@@ -95,12 +95,12 @@ class ApiOptions:
     as_json: JsonOption = False
 
     def connect(self) -> Api:
-        """Return a client of the node's API that the options name."""
+        """Return a client of the admin API that these options, or else the settings, name."""
         return connect(load_settings(self.config, self.sets), self.api, self.token_file)
 
 
 class NothingThereError(DelayServiceError):
-    """The API answered 404: the requested object does not exist."""
+    """Status 404 from the API: the requested object does not exist."""
 
 
 def _refusal(response: Response, api: Api) -> DelayServiceError:
@@ -116,10 +116,12 @@ def _refusal(response: Response, api: Api) -> DelayServiceError:
 
 
 def connect(settings: Settings, address: str | None, token_file: Path | None) -> Api:
-    """Return a client of a node's API.
+    """Return a client of the admin API at ``address``; None: at ``admin.listen`` of the settings.
+
+    ``token_file``: file with the token; None: the configured token, or the one that the node made.
 
     Raises:
-        DelayServiceError: the address of the API is unknown.
+        DelayServiceError: the address is unknown or invalid, or ``token_file`` can't be read.
     """
     from httpx import URL, Client, InvalidURL
 
@@ -139,7 +141,7 @@ def connect(settings: Settings, address: str | None, token_file: Path | None) ->
 
 
 def _token(settings: Settings, token_file: Path | None, host: str) -> tuple[str | None, str]:
-    """Return the token to send, or the reason why it is missing: reading may need no token.
+    """Return ``(token, "")``, or ``(None, reason)`` if there is none: reading may need no token.
 
     Raises:
         DelayServiceError: the file that ``--token-file`` names can't be read.
@@ -178,7 +180,7 @@ def _read_token(path: Path) -> str:
 
 
 def tell_nothing(why: str, *, as_json: bool) -> NoReturn:
-    """Print why there is no result, and exit with ``EXIT_NOTHING``."""
+    """Print why there is no result, and exit with status 4 (``EXIT_NOTHING``)."""
     if as_json:
         print_json({"detail": why})
     else:
@@ -187,5 +189,5 @@ def tell_nothing(why: str, *, as_json: bool) -> NoReturn:
 
 
 def add_row(table: Table, *cells: str) -> None:
-    """Add a row of text of unknown origin: markup and terminal controls have no effect."""
+    """Add a row to a table. Rich markup and terminal controls in its cells have no effect."""
     table.add_row(*(Text(plain(cell)) for cell in cells))

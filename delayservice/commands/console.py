@@ -21,14 +21,14 @@ err = Console(stderr=True, highlight=False, soft_wrap=True)
 
 
 def plain(text: str) -> str:
-    """Return the text with control and direction characters replaced."""
+    """Return the text with unprintable characters, as controls, replaced by U+FFFD."""
     if text.isprintable():
         return text
     return "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in text)
 
 
 def instant(epoch_ms: int, separator: str = " ", *, zone: str = "Z", to: str = "ms") -> str:
-    """Return a point in time in UTC, or ``N ms`` if it is beyond the calendar.
+    """Return epoch milliseconds as ISO 8601 text in UTC; ``N ms`` outside the years 1 to 9999.
 
     Args:
         epoch_ms: epoch milliseconds.
@@ -45,7 +45,7 @@ def instant(epoch_ms: int, separator: str = " ", *, zone: str = "Z", to: str = "
 
 
 def say(console: Console, text: str, style: str) -> None:
-    """Print a line that contains text of unknown origin, without markup or controls."""
+    """Print a line in this style. Rich markup and control characters in the text have no effect."""
     console.print(plain(text), style=style, markup=False)
 
 
@@ -58,7 +58,7 @@ def print_json(value: object) -> None:
 
 
 def print_error(message: str) -> None:
-    """Write an error in red, a line for each finding. The message is text, never markup."""
+    """Write an error to standard error in red, line by line. Markup in it has no effect."""
     for number, line in enumerate(message.splitlines() or ["unknown error"]):
         err.print("error: " if number == 0 else "       ", style="bold red", end="")
         err.print(plain(line), style="red", markup=False)

@@ -148,7 +148,7 @@ def replay(
 
 @dataclass(frozen=True, slots=True)
 class _Choice:
-    """Choice of the dead letters to replay, and of their new due time."""
+    """Options of a replay: which dead letters, and their new due time (None: unchanged)."""
 
     wanted: Filter
     time: Header | None
@@ -157,7 +157,7 @@ class _Choice:
 
 
 class _Sieve:
-    """Filter of dead letters that yields those to replay and counts the others by reason."""
+    """Filter that yields the dead letters to replay, and counts the skipped ones by reason."""
 
     def __init__(
         self, settings: Settings, counts: dict[str, int], choice: _Choice, topic: DeadLetterTopic
@@ -169,7 +169,9 @@ class _Sieve:
             self._replayed = topic.replayed(advance)
 
     def sift(self, letters: Iterable[DeadLetter], tally: ReplayTally) -> Iterator[Replay]:
-        """Yield the records to replay, as they will be written."""
+        """Yield each dead letter to replay with the record to write, up to the limit of the
+        options; count skipped ones in ``tally``.
+        """
         return islice(self._sift(letters, tally), self._choice.limit)
 
     def _sift(self, letters: Iterable[DeadLetter], tally: ReplayTally) -> Iterator[Replay]:
@@ -205,7 +207,7 @@ class _Sieve:
 def _filter(
     codes: list[str] | None, since: str | None, until: str | None, source: str | None
 ) -> Filter:
-    """Return the filter of the options.
+    """Return a filter of dead letters by error code, time of dead-lettering, and source record.
 
     Raises:
         DelayServiceError: an option is invalid, or names an unknown code.
@@ -228,7 +230,11 @@ def _filter(
 
 
 def _new_time(at: str | None, delay: str | None) -> Header | None:
-    """Return the header of another due time; None: the due time stays."""
+    """Return the header of the new due time; None: neither option is given, the due time stays.
+
+    Raises:
+        DelayServiceError: both options are given, or the time is invalid.
+    """
     from delayservice.commands.send import delay_ms, instant_ms
 
     if at is not None and delay is not None:
@@ -241,10 +247,12 @@ def _new_time(at: str | None, delay: str | None) -> Header | None:
 
 
 def _open(settings: Settings) -> tuple[DeadLetterTopic, dict[str, int]]:
-    """Return the dead-letter topic up to its current end, and the partition counts of all topics.
+    """Return a reader of the dead-letter topic up to its current end, and the partition count of
+    each topic of the cluster by name.
 
     Raises:
-        KafkaEdgeError: no broker answers, or there is no such topic.
+        KafkaEdgeError: no broker answers.
+        DelayServiceError: the dead-letter topic does not exist.
     """
     from connectors.kafka.clients import admin_client
     from connectors.kafka.dead_letters import DeadLetterTopic, partition_counts
@@ -258,7 +266,7 @@ def _open(settings: Settings) -> tuple[DeadLetterTopic, dict[str, int]]:
 
 
 def _survey(topic: DeadLetterTopic, sieve: _Sieve) -> ReplayTally:
-    """Return the counts of a replay without writing records."""
+    """Return the counts of what a replay would write and skip, without writing."""
     survey = ReplayTally()
     with _progress(topic.length) as advance:
         survey.count(sieve.sift(topic.letters(advance), survey))
@@ -266,7 +274,7 @@ def _survey(topic: DeadLetterTopic, sieve: _Sieve) -> ReplayTally:
 
 
 def _batches(replays: Iterable[Replay]) -> Iterator[list[Replay]]:
-    """Yield the records in batches, each for one transaction."""
+    """Yield the records in batches for one transaction each: at most 500 records, some 8 MiB."""
     batch: list[Replay] = []
     held = 0
     for found in replays:
@@ -281,7 +289,9 @@ def _batches(replays: Iterable[Replay]) -> Iterator[list[Replay]]:
 
 @contextmanager
 def _progress(offsets: int) -> Iterator[Advance]:
-    """Show a progress bar on a terminal, on standard error; yield the function that moves it."""
+    """Show a progress bar of ``offsets`` steps on a terminal, on standard error; yield a function
+    that advances it by a number of offsets.
+    """
     from rich.progress import Progress
 
     with Progress(console=err, transient=True, disable=not err.is_terminal) as bar:

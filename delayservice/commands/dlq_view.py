@@ -22,18 +22,20 @@ _VALUE_CHARS_MAX: Final = 200
 _FACTS: Final = ("time", "code", "source", "target", "id", "key", "value", "replays")
 _NUMBERS: Final = {"key", "value", "replays"}
 _FOLDED_WIDTH_MIN: Final = 30
-"""Least width of columns with folded text, in characters; otherwise no table is shown."""
+"""Least width of each column with wrapped text, in characters; narrower, no table is shown."""
 
 
 @dataclass(slots=True)
 class ReplayTally:
-    """Counts of replayed records by code and target, and of skipped ones by reason."""
+    """Counts of replayed dead letters by (code, target topic), and of skipped ones by reason."""
 
     replayed: Counter[tuple[str, str]] = field(default_factory=Counter)
     skipped: Counter[str] = field(default_factory=Counter)
 
     def count(self, batch: Iterable[Replay], refused: Collection[Place] = ()) -> None:
-        """Count the records of a batch as replayed, and those in ``refused`` as skipped."""
+        """Count the dead letters of a batch as replayed, or as skipped if their places are in
+        ``refused``, because the broker refused the new records.
+        """
         for letter, _ in batch:
             if letter.place in refused:
                 self.skipped[REFUSED] += 1
@@ -51,7 +53,9 @@ _REASONS: Final = {
 def described(
     letter: DeadLetter, replayed: Collection[Place], *, values: bool
 ) -> dict[str, object]:
-    """Return a dead letter as one JSON object."""
+    """Return a dead letter as one JSON object, with key and value if ``values``. ``replayed``:
+    places of dead letters that were replayed.
+    """
     content = {"key": _text(letter.key), "value": _text(letter.value)} if values else {}
     return {
         "partition": letter.partition,
@@ -73,7 +77,9 @@ def described(
 def show(
     letters: list[DeadLetter], replayed: Collection[Place], *, every: bool, values: bool
 ) -> None:
-    """Print dead letters as a table, or as blocks where it is too wide for the terminal."""
+    """Print dead letters as a table, or as some lines each if the terminal is too narrow.
+    ``replayed``: places of replayed ones; ``every``: show which; ``values``: show keys and values.
+    """
     if not letters:
         err.print("no dead letter matches", style="dim")
         return
@@ -90,7 +96,9 @@ def show(
 def _cells(
     letter: DeadLetter, replayed: Collection[Place], *, every: bool, values: bool
 ) -> list[str]:
-    """Return the cells of a dead letter, in the order of the columns."""
+    """Return the cells of a dead letter in the order of the columns; with ``every`` whether its
+    place is in ``replayed``, with ``values`` its key and value.
+    """
     cells = [
         instant(letter.time_ms, "T", zone="+00:00"),
         letter.code,

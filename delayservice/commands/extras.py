@@ -12,12 +12,12 @@ DEVTOOLS_WHEEL = f"kafka_delay_devtools-{__version__}-py3-none-any.whl"
 
 
 def how_to_install(extra: str) -> str:
-    """Return the instruction to install an extra, for error messages."""
+    """Return how to install the wheel with ``extra``, a set of optional packages, for errors."""
     return f"install the wheel with its extra {extra}: pip install './{WHEEL}[{extra}]'"
 
 
 def add_placeholders(app: typer.Typer, *names: str) -> None:
-    """Add hidden commands of these names, which tell to install the development tools."""
+    """Add a hidden command for each name, which says how to install the development tools."""
 
     def missing(context: typer.Context) -> None:
         print_error(

@@ -29,14 +29,14 @@ _TEXT_SHOWN: Final = 60
 
 @dataclass(frozen=True, slots=True)
 class RecordFilter:
-    """Filter of records; a field of None accepts any."""
+    """Filter of stored records by key, id and target topic; an id or target of None accepts any."""
 
     bounds: ReadBounds
     record_id: bytes | None
     target: str | None
 
     def __call__(self, frame: Frame) -> bool:
-        """Return whether the record matches id and target."""
+        """Return whether a stored record's id and target match; ``bounds`` are not checked."""
         if self.record_id is None and self.target is None:
             return True
         payload = decode_payload(frame[3])
@@ -47,7 +47,7 @@ class RecordFilter:
 def wanted(
     since: str | None, until: str | None, record_id: str | None, target: str | None
 ) -> RecordFilter:
-    """Return the filter of the options.
+    """Return the filter for ``--from``, ``--to``, ``--id`` and ``--target``, in this order.
 
     Raises:
         DelayServiceError: a point in time is invalid.
@@ -62,12 +62,12 @@ def _instant_ms(option: str, text: str | None, default: int) -> int:
 
 
 def time_text(ms: int | None) -> str:
-    """Return a point in time for people and programs, as RFC 3339 in UTC."""
+    """Return epoch milliseconds as RFC 3339 text in UTC; ``none`` for None."""
     return "none" if ms is None else instant(ms, "T")
 
 
 def show_facts(path: Path, *, as_json: bool) -> bool:
-    """Print the facts of each shard's store.
+    """Print what each store in a folder holds: format, horizon, contracts, counts by hour.
 
     Returns:
         Whether all stores could be read.
@@ -113,13 +113,13 @@ def _as_json(shard: ShardFolder, facts: StoreFacts, user: int | None) -> dict[st
 
 
 def shard_names(shard: ShardFolder) -> dict[str, object]:
-    """Return folder, shard and partition, for programs."""
+    """Return the JSON fields that name a shard: folder, hash of the topic id, partition."""
     partition = None if shard.partition < 0 else shard.partition
     return {"path": shard.path, "shard": shard.shard, "partition": partition}
 
 
 def shard_text(shard: ShardFolder) -> str:
-    """Return the place of a shard: its folder, and in a shared store its name and partition."""
+    """Return where a shard is stored: its folder; for a store of several shards also its name."""
     whole = Path(shard.path).resolve()
     is_own = whole.name == str(shard.partition) and whole.parent.name == shard.shard
     return (
@@ -128,7 +128,9 @@ def shard_text(shard: ShardFolder) -> str:
 
 
 def _label(facts: StoreFacts) -> object:
-    """Return the contracts in the store's label; the label in hex if it is not JSON."""
+    """Return the label of a store, the contracts by which its records were read, as JSON; None: it
+    is empty. An invalid label is returned in hex.
+    """
     try:
         return json.loads(facts.label) if facts.label else None
     except ValueError:
@@ -171,7 +173,7 @@ def _hours_table(facts: StoreFacts) -> Table:
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """A record and its shard."""
+    """Stored record, also decoded (``payload``), and its shard."""
 
     shard: ShardFolder
     frame: Frame
@@ -181,7 +183,7 @@ class _Row:
 def show_records(
     path: Path, wanted: RecordFilter, limit: int, *, values: bool, as_json: bool
 ) -> bool:
-    """Print records of each shard, in due order.
+    """Print the matching records of each shard in order of delivery, ``limit`` per shard at most.
 
     Returns:
         Whether all requested records could be read.
@@ -237,7 +239,9 @@ def _print_json_record(row: _Row, values: bool) -> None:  # noqa: FBT001 - priva
 
 
 def _field(name: str, data: bytes | None) -> dict[str, str | None]:
-    """Return a JSON field of bytes: as text if they are UTF-8, else as ``<name>_base64``."""
+    """Return bytes as one JSON field: as text if they are UTF-8, else base64 as
+    ``<name>_base64``.
+    """
     if data is None:
         return {name: None}
     try:
@@ -273,7 +277,7 @@ def _content(value: bytes | None, headers: list[tuple[str, bytes | None]]) -> It
 
 
 def safe_text(data: bytes | None) -> str:
-    """Return bytes as text for a terminal, without control characters, cut if long."""
+    """Return bytes as printable text, cut to 60 characters; in hex if they are not printable."""
     if data is None:
         return "null"
     try:

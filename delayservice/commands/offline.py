@@ -1,4 +1,4 @@
-"""Commands ``delayservice inspect`` and ``verify``: options, and calls of the modules behind."""
+"""Options of the commands ``delayservice inspect`` and ``verify``, which read a store folder."""
 
 from __future__ import annotations
 

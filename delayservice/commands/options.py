@@ -1,4 +1,4 @@
-"""Options of several commands, and loading of their settings."""
+"""Options that several commands share, and loading of the settings."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ if TYPE_CHECKING:
     from delayservice.config.settings import Loaded, Settings
 
 INSTALLED: Final = Path("/etc/delayservice/delayservice.toml")
-"""Configuration file of deployments: the default of commands that query or change something, so
-that a run-book needs no path. A node gets its file by an option."""
+"""Configuration file of deployments, read by every command but ``run`` if no other is named, so
+that a run-book needs no path.
+"""
 
 ConfigOption = Annotated[
     Path | None,
@@ -43,7 +44,8 @@ BootstrapOption = Annotated[
 
 
 def load(config: Path | None, sets: list[str] | None, *, is_node: bool = False) -> Loaded:
-    """Return the settings and their origins; ``is_node``: without the default file.
+    """Return the settings and the place of each value. ``config`` None: the file ``INSTALLED``, if
+    it exists; a node (``is_node``) reads no file then.
 
     Raises:
         SettingsError: a file or a value is invalid.
@@ -57,7 +59,7 @@ def load(config: Path | None, sets: list[str] | None, *, is_node: bool = False) 
 def load_settings(
     config: Path | None, sets: list[str] | None, bootstrap: str | None = None
 ) -> Settings:
-    """Return the settings; ``bootstrap`` replaces the configured brokers.
+    """Return the settings as ``load`` does; ``bootstrap`` replaces the configured brokers.
 
     Raises:
         SettingsError: a file or a value is invalid.
@@ -67,10 +69,17 @@ def load_settings(
 
 
 def moment_ms(option: str, text: str | None) -> int | None:
-    """Return an option's time in epoch ms: RFC 3339, epoch milliseconds, or ``2h`` ago.
+    """Parse a time: RFC 3339, epoch milliseconds, or a duration before now (``2h``).
+
+    Args:
+        option: name of the option, for error messages.
+        text: value of the option; None: not given.
+
+    Returns:
+        Epoch milliseconds; None: the option is not given.
 
     Raises:
-        DelayServiceError: it can't be read.
+        DelayServiceError: the text is invalid.
     """
     from delayservice.commands.send import instant_ms  # noqa: PLC0415  # as above
     from delayservice.config.units import parse_duration_ms  # noqa: PLC0415  # as above
@@ -86,20 +95,20 @@ def moment_ms(option: str, text: str | None) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class CommonOptions:
-    """Options of a command that reads the settings."""
+    """Command-line options of the commands that read the settings."""
 
     config: ConfigOption = None
     sets: SetOption = None
     as_json: JsonOption = False
 
     def settings(self) -> Settings:
-        """Return the settings that the options name."""
+        """Load the settings with ``--config`` and ``--set``."""
         return load_settings(self.config, self.sets)
 
 
 @dataclass(frozen=True, slots=True)
 class KafkaOptions:
-    """Options of a command that uses Kafka."""
+    """Command-line options of the commands that connect to Kafka."""
 
     bootstrap: BootstrapOption = None
     config: ConfigOption = None
@@ -107,12 +116,12 @@ class KafkaOptions:
     as_json: JsonOption = False
 
     def settings(self) -> Settings:
-        """Return the settings that the options name."""
+        """Load the settings with ``--config``, ``--set`` and ``--bootstrap``."""
         return load_settings(self.config, self.sets, self.bootstrap)
 
 
 def with_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Expand a command's dataclass parameters into options, one for each field."""
+    """Decorator of a Typer command: each field of its dataclass parameters becomes an option."""
     shown: list[Parameter] = []
     groups: dict[str, type[Any]] = {}
     for parameter in signature(command, eval_str=True).parameters.values():

@@ -1,4 +1,4 @@
-"""``delayservice pending`` and ``show``: pending records, and the fate of one record."""
+"""``delayservice pending`` and ``show``: pending records, and what became of one record."""
 
 from __future__ import annotations
 
@@ -84,7 +84,9 @@ def pending(
 
 
 def _records(api: Api, query: Mapping[str, object], limit: int) -> Iterator[dict[str, Any]]:
-    """Yield pending records page by page, and show the number of scanned ones meanwhile."""
+    """Yield up to ``limit`` pending records that match ``query``, read from the API in pages; show
+    the number of scanned records meanwhile.
+    """
     cursor: str | None = None
     found = scanned = 0
     with err.status("looking") as status:
@@ -211,7 +213,9 @@ def _lines(record: dict[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _text(content: dict[str, str] | None, null: str = "") -> str:
-    """Return the text of a JSON content, with a label if it is base64."""
+    """Return a ``Content`` object of the API as text, labelled if it is base64; ``null`` for
+    None.
+    """
     if content is None:
         return null
     return content["data"] if content["encoding"] == "utf-8" else f"base64 {content['data']}"

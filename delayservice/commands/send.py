@@ -33,14 +33,14 @@ from delayservice.contract.times import check_is_ms
 
 TIMEOUT_S = 15.0
 _ANY_PARTITION = -1
-"""librdkafka's number for a partition that the partitioner chooses."""
+"""Partition number that makes librdkafka choose the partition."""
 
 Header: TypeAlias = tuple[str, bytes]
 
 
 @dataclass(frozen=True, slots=True)
 class Outgoing:
-    """A record to send; ``partition`` None: its id or key chooses the partition."""
+    """Record to write to a delay topic; ``partition`` None: its id, or else its key, chooses it."""
 
     topic: str
     key: bytes | None
@@ -52,8 +52,8 @@ class Outgoing:
 
 @dataclass(frozen=True, slots=True)
 class DeliveryReport:
-    """Confirmation of the broker: place of the record, and its timestamp in epoch ms, which is the
-    append time on a delay topic.
+    """Confirmation of the broker: place of the record, and its timestamp in epoch milliseconds,
+    which on a delay topic is the time of the append.
     """
 
     topic: str
@@ -63,7 +63,8 @@ class DeliveryReport:
 
 
 def time_header(at: str | None, after: str | None) -> list[Header]:
-    """Return the header of the due time, checked here so that a typo causes no dead letter.
+    """Return the header of the due time as a list, empty if no time is given. The time is checked
+    here, so that a typo causes no dead letter.
 
     Args:
         at: epoch milliseconds or RFC 3339, with a zone.
@@ -82,7 +83,7 @@ def time_header(at: str | None, after: str | None) -> list[Header]:
 
 
 def operation(record_id: str | None, *, cancel: bool, fire: bool) -> str | None:
-    """Return the value of ``delay-op``, ``cancel`` or ``fire``; None: the record is a schedule.
+    """Return the value of header ``delay-op``: ``cancel``, ``fire``, or None without these flags.
 
     Raises:
         DelayServiceError: both flags are given, or the id is missing.
@@ -96,7 +97,7 @@ def operation(record_id: str | None, *, cancel: bool, fire: bool) -> str | None:
 
 
 def milliseconds(option: str, text: str | None) -> str | None:
-    """Return an option's duration in ms as a header's text; None: the option is not given.
+    """Return a duration as milliseconds in decimal digits, for a header; None for None.
 
     Raises:
         DelayServiceError: the duration is invalid.
@@ -105,7 +106,9 @@ def milliseconds(option: str, text: str | None) -> str | None:
 
 
 def instant_ms(option: str, text: str) -> int:
-    """Return an option's point in time (epoch milliseconds or RFC 3339) in epoch milliseconds.
+    """Parse a time (epoch milliseconds or RFC 3339) into epoch milliseconds.
+
+    ``option``: name of the option, for error messages.
 
     Raises:
         DelayServiceError: the time is invalid, has no zone, or looks like seconds.
@@ -129,7 +132,9 @@ def instant_ms(option: str, text: str) -> int:
 
 
 def delay_ms(option: str, text: str) -> int:
-    """Return an option's duration (with units or in milliseconds) in milliseconds.
+    """Parse a duration (with units, ISO 8601 or in milliseconds) into milliseconds.
+
+    ``option``: name of the option, for error messages.
 
     Raises:
         DelayServiceError: the duration is invalid.
@@ -143,7 +148,7 @@ def delay_ms(option: str, text: str) -> int:
 
 
 def own_headers(texts: Sequence[str]) -> list[Header]:
-    """Parse ``name=value`` headers.
+    """Parse the texts ``name=value`` of ``--header`` into headers.
 
     Raises:
         DelayServiceError: a header has no ``=`` or no name.
@@ -158,7 +163,8 @@ def own_headers(texts: Sequence[str]) -> list[Header]:
 
 
 def read_value(value: str | None, value_file: Path | None, *, null: bool) -> bytes | None:
-    """Return the value from the argument, a file or, without both, standard input.
+    """Return a record's value: None for ``null``, else the argument, the file's content, or without
+    both (or with ``-``) standard input.
 
     Raises:
         DelayServiceError: more than one is given, the file can't be read, or nothing is piped in.
@@ -183,7 +189,7 @@ def doubt(settings: Settings, record: Outgoing, now_ms: int) -> str | None:
     """Return why the service will probably not deliver a record; None: no reason is known.
 
     Args:
-        settings: a node's settings; without targets they are a client's, and allow any target.
+        settings: settings; without ``[targets]``, as those of a client, they allow any target.
         record: record to be sent.
         now_ms: approximate time of the broker's append, epoch milliseconds.
 
@@ -206,7 +212,9 @@ def doubt(settings: Settings, record: Outgoing, now_ms: int) -> str | None:
 
 
 def _allowlist(settings: Settings, topic: str) -> Allowlist:
-    """Return the allowlist of the settings; those of a client, without targets, allow all."""
+    """Return the allowlist of target topics of a delay topic. Without ``[targets]``, as in the
+    settings of a client, it allows all but reserved topics.
+    """
     if settings.targets:
         return allowlist_for(settings, topic)
     return Allowlist(topic, ["*"], reserved_topics(settings))
@@ -224,14 +232,15 @@ def _missing_target(settings: Settings, target: str) -> str | None:
 def hearing(
     settings: Settings, wait_s: float | None
 ) -> Iterator[Callable[[DeliveryReport], str | None]]:
-    """Listen to the outcomes topic, beginning before a control record is written.
+    """Read new outcomes while the ``with`` block runs, which writes a control record.
 
     Args:
         settings: settings of the cluster.
-        wait_s: wait for an outcome, in s; None: no wait.
+        wait_s: longest wait for the outcome, in s; None: no wait.
 
     Yields:
-        Function that returns the outcome of a report's control record; None: none in time.
+        Function that returns the outcome of the control record with a delivery report; None: no
+        outcome was read in time.
 
     Raises:
         KafkaEdgeError: the outcomes topic can't be read.
@@ -300,7 +309,11 @@ def send(
 def _choose_partition(
     producer: Producer, record: Outgoing, bootstrap: str, troubles: Sequence[KafkaError]
 ) -> int | None:
-    """Check the topic; return the partition to write to, which is fixed for an id; None: any."""
+    """Return the partition to write to: that of the record, or of its id; None: the key chooses.
+
+    Raises:
+        KafkaEdgeError: no broker answers, or there is no such topic or partition.
+    """
     try:
         metadata = producer.list_topics(record.topic, timeout=TIMEOUT_S)
     except KafkaException as exc:
@@ -335,7 +348,9 @@ def _words(error: object) -> str:
 
 
 def due_text(headers: Sequence[Header], timestamp_ms: int) -> str | None:
-    """Return the record's due time, in UTC; None: no header of the contract gives it."""
+    """Return the due time that headers give, as ISO 8601 text in UTC; None: they give none.
+    ``timestamp_ms``: the broker's append time, epoch milliseconds.
+    """
     by_name = dict(headers)
     try:
         if names.DELAY_AT in by_name:

@@ -1,4 +1,4 @@
-"""Options of ``delayservice send``; its work is in ``commands.send``."""
+"""Command ``delayservice send`` with its options; ``commands.send`` does the work."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ EPILOG: Final = (
 
 @dataclass(frozen=True, slots=True)
 class RecordOptions:
-    """Options that describe the record to send."""
+    """Command-line options that describe the record to send."""
 
     value_file: Annotated[Path | None, typer.Option(help="Read the value, as it is.")] = None
     null: Annotated[bool, typer.Option("--null", help="A null value.")] = False
@@ -74,7 +74,7 @@ class RecordOptions:
 
     @property
     def is_control(self) -> bool:
-        """Return whether the record cancels or fires a pending one."""
+        """Return whether the options ask to cancel or fire a pending record."""
         return self.cancel or self.fire
 
 
@@ -161,7 +161,9 @@ def _outgoing(topic: str, value: str | None, asked: RecordOptions) -> Outgoing:
 
 
 def _said(due: str | None, outcome: str | None, *, is_control: bool) -> str:
-    """Return the text about the due time or the outcome of a sent record."""
+    """Return what to print about a sent record: its due time, or the outcome of a control
+    record.
+    """
     if not is_control:
         return f"due {due}" if due else "written"
     return outcome or "asked for; what it does is not known yet (--wait 5s waits for it)"

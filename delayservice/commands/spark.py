@@ -50,7 +50,7 @@ _Until = Annotated[str | None, typer.Option(help="Written before; as --since.")]
 
 @dataclass(frozen=True, slots=True)
 class ComparedOptions:
-    """Options of a comparison: the expected copies, and limits."""
+    """Command-line options of a comparison: which copies are expected, and limits."""
 
     folders: Annotated[
         list[str] | None,
@@ -151,7 +151,8 @@ def reconcile(
 def _reconcile_options(
     settings: Settings, output: str, compared: ComparedOptions, topic: str | None
 ) -> ReconcileOptions:
-    """Return the options of a comparison.
+    """Return the options of a comparison of copies. ``output``: folder or URL of the results;
+    ``topic``: topic to publish findings to; None: none.
 
     Raises:
         DelayServiceError: an option is invalid.
@@ -289,7 +290,7 @@ def export(
 
 
 def main() -> None:
-    """Run the Spark commands as a program of their own, and exit with their status."""
+    """Run ``delayservice spark`` as a program, and exit with the status of its command."""
     try:
         app(prog_name="job.py")
     except DelayServiceError as exc:

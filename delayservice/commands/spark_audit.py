@@ -47,7 +47,7 @@ ARCHIVE_EPILOG: Final = (
 
 @dataclass(frozen=True, slots=True)
 class LimitOptions:
-    """Options of an audit: limits of lateness and tolerances, as texts with units."""
+    """Command-line options of an audit: largest lateness and tolerances, as texts with units."""
 
     late: Annotated[
         str | None, typer.Option(help="What is later than this is a finding: 500ms, 5s.")
@@ -69,7 +69,7 @@ class LimitOptions:
     ] = None
 
     def applied(self, options: AuditOptions, settings: Settings) -> AuditOptions:
-        """Return a copy of ``options`` with these limits.
+        """Return a copy of ``options`` with the limits of the command line.
 
         Raises:
             DelayServiceError: a limit is invalid.
@@ -212,7 +212,7 @@ def _show_rows(rows: Sequence[Mapping[str, object]]) -> None:
 def show_findings(
     findings: Mapping[str, int], sample: Sequence[Mapping[str, object]], path: str
 ) -> None:
-    """Print the number of findings of each kind, and a sample of them."""
+    """Print the number of findings of each kind, a sample of them, and ``path``, where all are."""
     if not findings:
         out.print("nothing was found", style="bold green")
         return
@@ -225,7 +225,9 @@ def show_findings(
 def _follow(
     job: Running, options: AuditOptions, interval_s: float, *, from_start: bool, as_json: bool
 ) -> int:
-    """Audit new records at each interval until Ctrl-C or SIGTERM; return the exit status."""
+    """Audit the new records every ``interval_s`` seconds until Ctrl-C or SIGTERM; return the exit
+    status. ``from_start``: begin with the records already in the logs.
+    """
     from connectors.spark.audit import Following
     from connectors.spark.audit.result import exit_status
     from connectors.spark.common.progress import each_interval
@@ -259,7 +261,9 @@ def _show_interval(manifest: AuditManifest, found: AuditResult, *, as_json: bool
 
 
 def _audit_options(settings: Settings, output: str, targets: Sequence[str] | None) -> AuditOptions:
-    """Return the options of an audit from the settings."""
+    """Return the options of an audit. ``output``: folder or URL of the results; ``targets``: target
+    topics to read; None: all.
+    """
     topics = settings.topics
     delayed = (*topics.delay, *settings.levels.by_topic)
     read = read_options(settings, output, targets)
@@ -267,7 +271,9 @@ def _audit_options(settings: Settings, output: str, targets: Sequence[str] | Non
 
 
 def read_options(settings: Settings, output: str, targets: Sequence[str] | None) -> AuditOptions:
-    """Return the options of a job that reads the topics of the settings as an audit does."""
+    """Return the options of a job that reads the service's topics and target topics. ``output``:
+    folder or URL of the results; ``targets``: target topics to read; None: all.
+    """
     from connectors.spark.audit import AuditOptions
 
     topics = settings.topics
@@ -284,6 +290,6 @@ def read_options(settings: Settings, output: str, targets: Sequence[str] | None)
 
 
 def secrets_of(settings: Settings) -> tuple[bytes, ...]:
-    """Return the cluster's secret and the former ones that are still accepted."""
+    """Return the accepted cluster secrets, the current one first; empty: none is set."""
     secret = settings.node.secret_bytes()
     return () if secret is None else (secret, *settings.node.accepted_secrets())

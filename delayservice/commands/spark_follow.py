@@ -17,8 +17,8 @@ EXIT_FAILED = 1
 def run(
     job: Running, options: ReconcileOptions, interval_s: float, repairs: int, *, as_json: bool
 ) -> int:
-    """Compare every ``interval_s`` seconds until Ctrl-C or SIGTERM, and let nodes rebuild wrong
-    copies, ``repairs`` times at most; return the exit status.
+    """Compare copies every ``interval_s`` seconds until Ctrl-C or SIGTERM, printing one line each
+    time. Nodes rebuild wrong copies, ``repairs`` times at most. Return the exit status.
     """
     asked = FollowOptions(reconcile=options, interval_s=interval_s, repairs_max=repairs)
 
@@ -54,8 +54,8 @@ def _now() -> str:
 
 
 def status_of(done: Followed) -> int:
-    """Return the exit status: 3 if the last comparison found a difference, else 1 if a comparison
-    failed, else 0.
+    """Return the exit status after repeated comparisons: 3: the last one found a difference; else
+    1: a comparison failed; else 0.
     """
     if done.last is not None and not done.last.is_clean:
         return EXIT_FINDINGS

@@ -1,4 +1,4 @@
-"""The Spark commands as a job for a cluster.
+"""Program that runs a Spark command as a job on a Spark cluster.
 
     spark-submit --master spark://host:7077 --packages … delayservice/commands/spark_job.py audit …
     python -m delayservice.commands.spark_job report …
@@ -14,7 +14,7 @@ from pathlib import Path
 
 
 def main() -> None:
-    """Run a command and end the process with its exit status."""
+    """Run a Spark command, and end the process with its exit status."""
     _make_importable()
     from delayservice.commands.spark import main as run  # noqa: PLC0415  # not before the path is right
 
@@ -22,8 +22,8 @@ def main() -> None:
 
 
 def _make_importable() -> None:
-    """Replace the script's folder in the module path by the one of the packages: modules here have
-    names of Python's own, such as ``html``.
+    """Replace this script's folder in ``sys.path`` by that of the packages: its modules would hide
+    some of the standard library, such as ``inspect``.
     """
     here = Path(__file__).resolve().parent
     sys.path[:] = [entry for entry in sys.path if not entry or Path(entry).resolve() != here]

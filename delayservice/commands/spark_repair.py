@@ -1,4 +1,4 @@
-"""``delayservice spark repair``: a repair plan shown, or carried out by the nodes."""
+"""``delayservice spark repair``: prints a repair plan, or lets the nodes carry it out."""
 
 from __future__ import annotations
 
@@ -15,13 +15,20 @@ from delayservice.replicas.commands import Report
 
 
 def run(settings: Settings, path: Path, *, is_dry: bool, timeout_s: float, as_json: bool) -> bool:
-    """Print a repair plan, or let the nodes carry it out.
+    """Print a repair plan if ``is_dry``, else let the nodes carry it out.
+
+    Args:
+        settings: settings of the cluster.
+        path: plan that a comparison wrote.
+        is_dry: whether only to print the plan.
+        timeout_s: longest wait for reports on the steps that are sent together, in s.
+        as_json: whether to print JSON.
 
     Returns:
-        Whether the plan is complete; True also for a dry run.
+        Whether every step was carried out; True also if ``is_dry``.
 
     Raises:
-        PlanError: the file is not a plan, or of another cluster.
+        PlanError: the file is no plan, or the plan is too old or for another cluster.
         DelayServiceError: the file can't be read.
         KafkaEdgeError: the cluster does not answer.
     """

@@ -48,7 +48,7 @@ EPILOG: Final = (
 
 @dataclass(frozen=True, slots=True)
 class InputOptions:
-    """Options of the input."""
+    """Command-line options that name the input: a file, folder, URL, table or topic."""
 
     source: Annotated[
         str | None,
@@ -91,7 +91,7 @@ class InputOptions:
     ] = None
 
     def check(self, *, is_dry: bool) -> None:
-        """Check that the options fit together.
+        """Check that the options of the input fit together; ``is_dry``: with ``--dry-run``.
 
         Raises:
             BadParameter: options contradict each other, or one is missing.
@@ -109,7 +109,7 @@ class InputOptions:
             raise typer.BadParameter("--from-topic needs --checkpoint, where its state is kept")
 
     def streamed(self, settings: Settings) -> StreamOptions:
-        """Return the options of a stream.
+        """Return the options for reading the input topic as a stream.
 
         Raises:
             DelayServiceError: an option is invalid.
@@ -131,7 +131,7 @@ class InputOptions:
 
 @dataclass(frozen=True, slots=True)
 class FieldOptions:
-    """Options that map columns of a row to parts of a record."""
+    """Command-line options that map columns of a row to parts of a record."""
 
     target: Annotated[
         str | None,
@@ -172,7 +172,8 @@ class FieldOptions:
     ] = None
 
     def fields(self, given: InputOptions) -> Fields:
-        """Return the columns of a row for each part of a record.
+        """Return the column or fixed text for each part of a record. ``given``: options that name
+        the input, whose name ids begin with by default.
 
         Raises:
             DelayServiceError: a header is invalid.
@@ -259,7 +260,7 @@ def _follow(
     options: ScheduleOptions,
     streamed: StreamOptions,
 ) -> Stream:
-    """Schedule the records of a topic until the stream ends, or for Ctrl-C or SIGTERM."""
+    """Schedule records of a topic until the stream ends or is stopped by a signal; return it."""
     from connectors.spark.schedule.stream import start_stream
 
     begun = start_stream(job.spark, contracts, options, streamed, _progress)
@@ -271,7 +272,9 @@ def _follow(
 
 
 def _name(settings: Settings, source: str | None, topic: str, job: str | None) -> str:
-    """Return the name of a job; for rows, equal for every run with the same input."""
+    """Return the name of a job, the same whenever the same input is scheduled. ``source``: input
+    with rows; None: the input is a topic.
+    """
     name = f"{settings.kafka.transactional_id_prefix}-schedule"
     if source is None:
         return name
@@ -279,7 +282,9 @@ def _name(settings: Settings, source: str | None, topic: str, job: str | None) -
 
 
 def _contracts(settings: Settings, client: Mapping[str, str], topic: str) -> Sequence[Contract]:
-    """Return the contracts that apply to records written now."""
+    """Return the contracts for records written now: those in the newest checkpoints, or before the
+    first checkpoint the one of the settings.
+    """
     from connectors.spark.schedule.run import served_contracts
     from delayservice.config.contract import contract_for
 

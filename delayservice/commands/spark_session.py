@@ -1,4 +1,4 @@
-"""Common parts of the Spark commands: options, the Spark session, and its end."""
+"""Common parts of the Spark commands: options, and start and end of the Spark session."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 # ruff: noqa: PLC0415
 
 NEEDED: Final = ("pyspark", "pyarrow", "pandas", "matplotlib", "jinja2")
-"""Packages of the extra ``spark``."""
+"""Packages that the extra ``spark`` installs; without them no Spark command runs."""
 
 EXIT_FINDINGS: Final = 3
 STATUS: Final = "Exit status: 0 clean, 1 an error, 2 wrong usage, 3 something was found."
@@ -59,7 +59,7 @@ PublishOption = Annotated[
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """A Spark session, and a function that shows its current step."""
+    """Running Spark session, and a function that shows a text as the current step."""
 
     spark: SparkSession
     say: Say
@@ -67,10 +67,10 @@ class Running:
 
 @dataclass(frozen=True, slots=True)
 class SessionOptions:
-    """Options of a command that uses a Spark session.
+    """Command-line options of the commands that use a Spark session.
 
     Attributes:
-        master: Spark master; None: the default.
+        master: URL of the Spark master; None: this machine, or that of spark-submit.
         conf: ``name=value`` settings of Spark; they override all others.
     """
 
@@ -95,7 +95,7 @@ class SessionOptions:
         Args:
             command: name of the command.
             as_json: whether a program reads the output; then there is no progress bar.
-            usual: settings of Spark that the command needs.
+            usual: settings of Spark for this command; ``--conf`` overrides them.
 
         Raises:
             DelayServiceError: the extra is not installed, there is no Java for Spark, or a setting
@@ -153,7 +153,7 @@ def require_extra() -> None:
 
 
 def pairs(option: str, texts: Sequence[str] | None) -> list[tuple[str, str]]:
-    """Parse ``name=text`` options.
+    """Parse the values ``name=text`` of an option into names and texts.
 
     Raises:
         DelayServiceError: an option has no ``=`` or no name.
@@ -169,8 +169,8 @@ def pairs(option: str, texts: Sequence[str] | None) -> list[tuple[str, str]]:
 
 @contextmanager
 def told_to_stop() -> Iterator[threading.Event]:
-    """Yield an event that Ctrl-C, SIGTERM and SIGHUP set. It replaces PySpark's handler of Ctrl-C,
-    which calls Java in the middle of another call, so that both hang.
+    """Yield an event that Ctrl-C, SIGTERM and SIGHUP set while the ``with`` block runs. This
+    replaces PySpark's handler of Ctrl-C, which may call Java during another call and hang.
     """
     stop = threading.Event()
     with stop_signals(lambda *_: stop.set()):
@@ -178,7 +178,8 @@ def told_to_stop() -> Iterator[threading.Event]:
 
 
 def await_query(query: StreamingQuery) -> int:
-    """Wait until a query ends, or for Ctrl-C or SIGTERM; return the number of written batches.
+    """Wait until a streaming query ends, or stop it on Ctrl-C or SIGTERM; return the number of
+    batches since its checkpoint was made.
 
     Raises:
         StreamingQueryException: the query failed.
@@ -194,7 +195,7 @@ def await_query(query: StreamingQuery) -> int:
 
 
 def _end_java() -> None:
-    """End the Java process that was started here, and wait until it has cleaned up."""
+    """End the Java process that this process started, and wait until it has cleaned up."""
     from pyspark import SparkContext
 
     gateway = SparkContext._gateway  # noqa: SLF001  # PySpark has no other way to end it
@@ -209,8 +210,8 @@ def _end_java() -> None:
 
 @contextmanager
 def _unseen() -> Iterator[None]:
-    """Hide standard error while Java starts, as its log can't be configured before. The output is
-    shown if the start fails, or with ``--debug``.
+    """Hide standard error while Java starts in the block, as its log can't be configured before.
+    The output is shown if the start fails, or with ``--debug``.
     """
     if "--debug" in sys.argv:
         yield

@@ -67,7 +67,7 @@ def show(status: NodeState) -> None:
 
 
 def _paused(pause: Pause) -> str:
-    """Return a line about a pause, without the control characters of name and reason."""
+    """Return a line about a pause; control characters in its name and reason are replaced."""
     reason = f": {pause.reason}" if pause.reason else ""
     since = instant(pause.at_ms, to="minutes")
     return printable(f"{pause.kind} {pause.name} is paused since {since}{reason}")

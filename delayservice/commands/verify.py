@@ -26,12 +26,14 @@ EXIT_UNREADABLE: Final = 1
 EXIT_DAMAGED: Final = 3
 
 _REMARKS_SHOWN: Final = 3
-"""Largest number of remarks of one case shown for a shard; ``--json`` has all."""
+"""Largest number of remarks (findings without damage) of a case that are printed for a shard."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Checked:
-    """Result of the check of a shard; ``error``: why it could not be checked."""
+    """Result of the check of a shard; ``verdict`` None: ``error`` says why it could not be
+    checked.
+    """
 
     shard: ShardFolder
     verdict: CheckVerdict | None
@@ -39,7 +41,7 @@ class _Checked:
 
     @property
     def state(self) -> str:
-        """Return ``sound``, ``damaged`` or ``unreadable``."""
+        """Return the result as a word: ``sound``, ``damaged`` or ``unreadable``."""
         if self.verdict is None:
             return "unreadable"
         return "damaged" if self.verdict.is_damaged else "sound"
@@ -49,7 +51,7 @@ def run(path: Path, *, as_json: bool) -> int:
     """Check every shard's store and print the findings.
 
     Returns:
-        The exit status.
+        The exit status: 3: a store is damaged; 1: a store is unreadable; else 0.
 
     Raises:
         StoreError: the folder contains no stores.
@@ -157,7 +159,7 @@ def _show(found: _Checked) -> None:
 
 
 def _explain(finding: Finding) -> None:
-    """Print a finding: what, where, what a node does, and what to do."""
+    """Print a finding: what it is, where, what a node does about it, and what to do."""
     case = finding.case
     word, style = ("damage", "red") if case.is_damage else ("remark", "dim")
     where = escape(finding.where)

@@ -1,4 +1,4 @@
-"""The ``[admin]`` section: the API and the page."""
+"""Settings ``[admin]`` of the admin API and the web page."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Admin(Section):
 
     @property
     def are_reads_open(self) -> bool:
-        """Return whether anybody who reaches the server may read."""
+        """Return whether requests that only read need no token."""
         if self.reads == "auto":
             return self.listen.startswith(_LOOPBACK)
         return self.reads == "open"

@@ -84,7 +84,7 @@ class ZooKeeper(Section):
         return self
 
     def secret(self) -> str:
-        """Return the password from its setting or its file; empty: neither is set.
+        """Return the password for ZooKeeper from its setting or its file; empty: neither is set.
 
         Raises:
             SettingsError: the file can't be read.

@@ -1,4 +1,4 @@
-"""Settings of delivery, and the rules of single targets."""
+"""Settings of delivery, and of the target topics that each delay topic may use."""
 
 from __future__ import annotations
 

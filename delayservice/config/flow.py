@@ -1,4 +1,4 @@
-"""Limits of delivery and of the disk, as settings."""
+"""Settings of delivery rates and of the limits of disk use."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Disk(Section):
 
     @property
     def watermarks(self) -> Watermarks:
-        """Return the four limits, each in percent of the disk."""
+        """Return the four limits of disk use, each in percent of the disk."""
         return Watermarks(
             self.warn_percent, self.stop_percent, self.full_percent, self.resume_below_percent
         )

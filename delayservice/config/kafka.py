@@ -59,11 +59,11 @@ RESERVED: Mapping[str, str] = {
     "logger": "logs belong to the service; set log.level",
     "log_cb": "logs belong to the service; set log.level",
 }
-"""Refused options, each with the reason shown in the error message."""
+"""librdkafka options that can't be set, each with the reason for the error message."""
 
 
 def is_secret_name(name: str) -> bool:
-    """Return whether a setting's name says that its value is a secret; a path to one is not."""
+    """Return whether a setting's name means a secret value; the path of a secret's file is none."""
     return bool(_SECRET.search(name)) and not _ONLY_A_PLACE.search(name)
 
 
@@ -93,7 +93,7 @@ def nearest(name: str, known: list[str]) -> str | None:
 
 
 Options: TypeAlias = Annotated[dict[str, OptionValue], AfterValidator(_guard), Field(repr=False)]
-"""A table of librdkafka options."""
+"""Type of a table of librdkafka options by name."""
 
 
 class Kafka(Section):
@@ -122,7 +122,7 @@ class Kafka(Section):
     )
 
     def client_config(self, role: ClientRole) -> dict[str, str]:
-        """Return the librdkafka options of one kind of client, with secrets in clear text.
+        """Return the librdkafka options of the clients with this role, secrets in clear text.
 
         Raises:
             SettingsError: ``kafka.bootstrap`` is not set.

@@ -1,4 +1,4 @@
-"""Merge of the three places of a setting: file, environment, ``--set``; the later one wins.
+"""Merge of the settings in file, environment and ``--set``, each of which overrides those before.
 
 The place of each value is kept, so that ``delayservice config`` and every error can name it.
 """
@@ -30,12 +30,14 @@ _PARTS_OF_SET = re.compile(r'"([^"]*)"|([^."]+)')
 
 PathKey: TypeAlias = tuple[str, ...]
 Leaf: TypeAlias = tuple[PathKey, object, str]
-"""One value: path of its name, value, and the place where it was written."""
+"""One setting: path of its name, value, and place: the file, variable or ``--set`` with the
+value.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Origins:
-    """Places where values were written, by path; all other values are defaults."""
+    """Places (file, variable or ``--set``) of values by path; all other values are defaults."""
 
     places: dict[PathKey, str] = field(default_factory=dict)
 
@@ -51,7 +53,7 @@ class Origins:
 
 @dataclass(frozen=True, slots=True)
 class Layers:
-    """Merged values, not validated yet, and the places where they were written."""
+    """Values merged from file, environment and ``--set``, not validated yet, and their places."""
 
     tree: dict[str, Any]
     origins: Origins
@@ -63,7 +65,7 @@ def read_layers(
     environ: Mapping[str, str],
     model: type[BaseModel],
 ) -> Layers:
-    """Return the merged values of file, ``--set`` texts and environment.
+    """Return the merged values of file, ``--set`` texts and environment. ``model``: the settings.
 
     Raises:
         SettingsError: the file can't be read, or a ``--set`` or variable has no legal form.
@@ -80,7 +82,7 @@ def read_layers(
 
 
 def known_names(model: type[BaseModel]) -> list[str]:
-    """Return every ``section.key`` that has a field in ``model``."""
+    """Return the name ``section.key`` of every setting in ``model``, the class of the settings."""
     return [
         f"{section}.{key}"
         for section, info in model.model_fields.items()
@@ -90,7 +92,9 @@ def known_names(model: type[BaseModel]) -> list[str]:
 
 
 def explain(error: ValidationError, layers: Layers, model: type[BaseModel]) -> str:
-    """Return the error message: for each error a line with name, place, and a similar name."""
+    """Return a message with a line for each error: name and place of the setting, what is wrong,
+    and if the name is unknown, a similar one.
+    """
     lines = [
         _explain_one(tuple(str(part) for part in finding["loc"]), finding, layers, model)
         for finding in error.errors(include_url=False, include_context=False)
@@ -168,7 +172,9 @@ def _flatten(path: PathKey, value: object, place: str) -> Iterator[Leaf]:
 
 
 def _dotted(table: PathKey, name: str, value: object, place: str) -> Iterator[Leaf]:
-    """Yield a librdkafka option; TOML reads an unquoted name with dots as nested tables."""
+    """Yield librdkafka options by full name: TOML reads unquoted names with dots as nested
+    tables.
+    """
     if isinstance(value, dict):
         for key, below in value.items():
             yield from _dotted(table, f"{name}.{key}", below, place)

@@ -1,4 +1,4 @@
-"""Which level topics there are, as settings."""
+"""Settings ``[levels]``: the level topics and their delays."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ _TYPE_WORDS = {"array": "list", "object": "table"}
 
 
 class Row(NamedTuple):
-    """Value of one setting, and the place where it was written."""
+    """Value of one setting, and its origin: ``default``, or its file, variable or ``--set``."""
 
     name: str
     value: object
@@ -47,7 +47,7 @@ def effective(loaded: Loaded) -> list[Row]:
 
 
 def require_values(rows: Iterable[Row], names: Iterable[str]) -> None:
-    """Check that settings have a value.
+    """Check that the settings ``names`` (``section.key``) have a value in ``rows``.
 
     Raises:
         SettingsError: a setting is empty or does not exist.
@@ -68,7 +68,7 @@ def as_text(name: str, value: object) -> str:
 
 
 def secret_values(settings: Settings) -> tuple[str, ...]:
-    """Return the secrets in clear text that are set directly, so that the log can hide them."""
+    """Return in clear text the secrets that are set directly, not in files, for the log to hide."""
     kafka = settings.kafka
     wrapped: list[object] = [
         settings.node.cluster_secret,

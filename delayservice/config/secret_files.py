@@ -10,10 +10,10 @@ from delayservice.base.errors import SettingsError
 
 
 def read_secret_bytes(setting: str, path: Path) -> bytes:
-    """Return the content of a secret file as it is.
+    """Return the content of a file that holds a secret. ``setting``: setting that names the file.
 
     Raises:
-        SettingsError: the file can't be read; the message names the setting.
+        SettingsError: the file can't be read; the message names ``setting``.
     """
     try:
         return path.read_bytes()

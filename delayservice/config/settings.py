@@ -1,7 +1,7 @@
 """Every setting, its bounds and its default, validated once, before anything starts.
 
-``load`` reads the file, the environment and ``--set``; what it returns never changes afterwards.
-A name carries its unit; text may bring a unit of its own (``max_delay_ms = "10y"``).
+``load`` reads the file, the environment and ``--set``; the settings that it returns never change.
+The name of a setting carries its unit; a text may give another unit (``max_delay_ms = "10y"``).
 """
 
 from __future__ import annotations
@@ -39,8 +39,9 @@ from delayservice.config.units import (
 _SECRET_CHARS_MIN = 16
 _WORKERS_MAX = 4
 _ROLL_SPREAD_PARTS = 8
-"""Divisor of the roll window that gives the spread of roll times: with the default window of two
-hours, a million records due in one second are rolled over a quarter of an hour."""
+"""Divisor of the roll window that gives ``roll_spread_ms``: with the default window of two hours, a
+million records due in one second are rolled over a quarter of an hour.
+"""
 
 
 def workers_default() -> int:
@@ -135,7 +136,7 @@ class NodeSettings(Section):
         )
 
     def accepted_secrets(self) -> tuple[bytes, ...]:
-        """Return the further secrets whose signatures on requeued records are accepted.
+        """Return the secrets, besides the cluster secret, whose signatures are accepted.
 
         Raises:
             SettingsError: the file of secrets can't be read, or a secret is too short.
@@ -231,12 +232,16 @@ class Topics(Section):
 
     @property
     def claims_topic(self) -> str:
-        """Return the name of the claims topic."""
+        """Return the claims topic: ``claims``, else the checkpoint topic with ``_claims``
+        appended.
+        """
         return self.claims or f"{self.checkpoint}_claims"
 
     @property
     def own(self) -> tuple[str, ...]:
-        """Return the names of the service's own topics, which are never delay topics."""
+        """Return the names of the service's own topics, such as the checkpoint topic and the
+        dead-letter topic, which are never delay topics.
+        """
         return (
             self.checkpoint,
             self.claims_topic,
@@ -343,12 +348,14 @@ class Settings(Section):
 
     @property
     def roll_window_ms(self) -> int:
-        """Return the roll window in ms: a record due later is requeued before it is due."""
+        """Return the roll window in ms: a record that waits longer is requeued."""
         return self.delivery.roll_window_ms or self.wheel.window_ms
 
     @property
     def roll_spread_ms(self) -> int:
-        """Return the ms by which a record may be rolled early, so that rolls of a burst spread."""
+        """Return the longest time by which a record is rolled early, in ms. Thus records that are
+        due together are not rolled together.
+        """
         return self.roll_window_ms // _ROLL_SPREAD_PARTS
 
     def targets_for(self, delay_topic: str) -> TargetRules:
@@ -376,7 +383,7 @@ def load(config: Path | None, sets: Sequence[str], environ: Mapping[str, str]) -
 
     Raises:
         SettingsError: the file can't be read, a name is unknown, a value is out of bounds, or
-            values contradict each other. Its message has one line per error, with its place.
+            values contradict each other. The message has a line per error, with its place.
     """
     return load_with_origins(config, sets, environ).settings
 

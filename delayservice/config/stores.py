@@ -1,4 +1,4 @@
-"""Settings of the two stores on disk, and of the digests of their copies."""
+"""Settings of the stores ``wheel`` and ``rocksdb``, and of the digests of copies."""
 
 from __future__ import annotations
 

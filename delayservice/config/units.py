@@ -1,4 +1,4 @@
-"""The types of settings: durations, sizes, lists, names of topics."""
+"""Types of settings: durations, sizes, lists, names of topics, addresses."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def _is_number(text: str) -> bool:
 
 
 def _read_list(value: object) -> object:
-    """Return the list in a text of the environment or ``--set``: JSON, or separated by commas."""
+    """Return a list given as text, in JSON or separated by commas; other values as they are."""
     if not isinstance(value, str):
         return value
     if value.lstrip().startswith("["):
@@ -95,13 +95,13 @@ def _read_topic(name: str) -> str:
 
 
 DurationMs: TypeAlias = Annotated[int, BeforeValidator(_read_ms)]
-"""Setting in milliseconds; text may have a unit (``2h``)."""
+"""Type of a setting in milliseconds; text may have a unit (``2h``)."""
 
 DurationS: TypeAlias = Annotated[int, BeforeValidator(_read_s)]
-"""Setting in seconds; text may have a unit (``1m``)."""
+"""Type of a setting in seconds; text may have a unit (``1m``)."""
 
 ListText = BeforeValidator(_read_list)
-"""Validator that reads a tuple from text."""
+"""Validator of a list setting that also reads text: JSON, or items separated by commas."""
 
 _BYTES_MIN = 64 * 1024
 _BYTES_MAX = 64 * 1024 * MIB
@@ -112,22 +112,22 @@ Bytes: TypeAlias = Annotated[
     # pydantic leaves the bounds of a ByteSize out of the schema that the reference is made from.
     WithJsonSchema({"type": "integer", "minimum": _BYTES_MIN, "maximum": _BYTES_MAX}),
 ]
-"""Setting in bytes; text may have a unit (``64MiB``)."""
+"""Type of a setting in bytes; text may have a unit (``64MiB``)."""
 
 HeaderBytes: TypeAlias = Annotated[
     ByteSize,
     Field(ge=256, le=64 * 1024),
     WithJsonSchema({"type": "integer", "minimum": 256, "maximum": 64 * 1024}),
 ]
-"""Size limit of one header, in bytes."""
+"""Type of a setting for the largest size of one header, in bytes."""
 
 Topic: TypeAlias = Annotated[
     str, Field(pattern=r"^[A-Za-z0-9._-]{1,249}$"), AfterValidator(_read_topic)
 ]
-"""Topic name that Kafka allows."""
+"""Type of a setting: a topic name that Kafka allows."""
 
 TopicPattern: TypeAlias = Annotated[str, Field(pattern=r"^[A-Za-z0-9._*?-]{1,249}$")]
-"""Pattern of topic names: ``*`` and ``?`` stand for any characters and any one."""
+"""Type of a setting: a pattern of topic names. ``*`` matches any characters, ``?`` one."""
 
 
 def _read_listen(listen: str) -> str:
@@ -141,12 +141,12 @@ Listen: TypeAlias = Annotated[
     Field(pattern=r"^$|^(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):\d{1,5}$"),
     AfterValidator(_read_listen),
 ]
-"""Address ``host:port`` to listen on; empty: the server is off."""
+"""Type of a setting: address ``host:port`` to listen on; empty: the server is off."""
 
 
 class Section(BaseModel):
-    """Base of the sections of the settings: immutable, without unknown keys, and with errors that
-    do not quote the input, as it may be secret.
+    """Base class of the sections of the settings: immutable, without unknown keys, and with errors
+    that do not quote the input, as it may be secret.
     """
 
     model_config = ConfigDict(

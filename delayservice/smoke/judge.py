@@ -1,7 +1,7 @@
-"""The judge of a smoke test: reads target topics as any consumer does, without service code.
+"""Judge of a smoke test, which reads target topics as any consumer does, without service code.
 
-It compares what was sent, and when it was appended (from delivery reports of the load), with what
-a ``read_committed`` consumer receives: each record exactly once, never early, byte for byte.
+It compares the sent records and their append times (from delivery reports) with what a consumer
+receives: each record exactly once, never early, byte for byte.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from delayservice.base.errors import ClusterError
 from delayservice.smoke.load import UID_HEADER, Planned
 
 QUIET: Final = logging.getLogger("delayservice.smoke.clients")
-"""Logger that discards the messages of test clients: brokers that stop at the end are expected."""
+"""Logger of test clients that discards messages, as those about brokers stopped after a test."""
 QUIET.addHandler(logging.NullHandler())
 QUIET.propagate = False
 
@@ -34,8 +34,12 @@ _ADDED: Final = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """Times of one received record, epoch milliseconds: ``produced_ms`` is when the service wrote
-    it, ``seen_ms`` when the consumer received it.
+    """Times of one received record, epoch milliseconds.
+
+    Attributes:
+        due_ms: due time in its header.
+        produced_ms: its timestamp, when the service wrote it.
+        seen_ms: when the consumer received it.
     """
 
     due_ms: int
@@ -45,7 +49,16 @@ class Arrival:
 
 @dataclass(slots=True)
 class SmokeVerdict:
-    """Arrivals by uid, and the uids of wrong ones; all lists are empty when nothing is wrong."""
+    """Result of a smoke test. Records are named by uid, the value of their header ``load-uid``.
+
+    Attributes:
+        arrivals: first arrival of each sent record that came.
+        lost: records that did not come.
+        duplicated: records that came more than once.
+        early: records that came before their due time.
+        altered: records that came changed, or with another due time.
+        strangers: records that came and were not sent.
+    """
 
     arrivals: dict[bytes, Arrival] = field(default_factory=dict)
     lost: list[bytes] = field(default_factory=list)
@@ -62,16 +75,17 @@ class SmokeVerdict:
 
 
 def quantile(ascending: Sequence[int], fraction: float) -> int:
-    """Return the smallest value with ``fraction`` of all values at or below it; 0 if empty."""
+    """Return the smallest value with this fraction of all values at or below it; 0: no values."""
     if not ascending:
         return 0
     return ascending[max(int(len(ascending) * fraction + 0.999999) - 1, 0)]
 
 
 class Judge:
-    """Reads target topics to their ends, and compares the records with those that were sent.
+    """Consumer that reads target topics, and compares their records with those that were sent.
 
     Args:
+        bootstrap: bootstrap servers of Kafka.
         targets: topics to read.
         isolation: ``read_committed``, or ``read_uncommitted`` to read aborted records as well.
         from_end: skip the records that the topics hold already.
@@ -111,7 +125,7 @@ class Judge:
         """Wait until all topics exist, and return their partitions, each at offset 0.
 
         Raises:
-            ClusterError: one of the topics is not there.
+            ClusterError: a topic does not exist within 30 s.
         """
         deadline_s = time.monotonic() + _TOPICS_S_MAX
         tick = threading.Event()  # awaited with a bound: the condition lies in other processes
@@ -128,10 +142,10 @@ class Judge:
             tick.wait(_LOOK_S)
 
     def _end_of(self, place: TopicPartition) -> int:
-        """Return the end offset of a partition; ask again while a new one has no leader yet.
+        """Return the end offset of a partition; ask again while it has no leader yet.
 
         Raises:
-            ClusterError: the broker gives no end within ``_TOPICS_S_MAX``.
+            ClusterError: the broker gives no end within 30 s.
         """
         deadline_s = time.monotonic() + _TOPICS_S_MAX
         tick = threading.Event()  # awaited with a bound: the condition lies in other processes
@@ -154,7 +168,7 @@ class Judge:
         return len(self._arrivals)
 
     def read(self, timeout_s: float) -> None:
-        """Wait up to ``timeout_s`` for a record, and take it with all that are fetched already."""
+        """Wait up to ``timeout_s`` for a record; store it and all others already fetched."""
         first = self._consumer.poll(timeout_s)
         if first is None:
             return
@@ -179,7 +193,9 @@ class Judge:
 
     @contextmanager
     def reading(self, progress: Callable[[int], None]) -> Iterator[None]:
-        """Read on a thread of its own while the block runs, so that lateness is a consumer's."""
+        """Read on a separate thread while the ``with`` block runs. ``progress`` is called with the
+        number of distinct records received so far.
+        """
         done = threading.Event()
 
         def read_on() -> None:
@@ -196,10 +212,11 @@ class Judge:
             reader.join()
 
     def read_to_end(self, expected: int, progress: Callable[[int], None]) -> None:
-        """Read until ``expected`` records came, or none came for a minute, and on to every end.
+        """Read until ``expected`` distinct records came, or no new one for a minute; then read on
+        to the end of every partition. ``progress``: as for ``reading``.
 
         Raises:
-            ClusterError: the ends were not reached within two minutes after the last record.
+            ClusterError: the ends were not reached within two minutes after the last new record.
         """
         heard_s = time.monotonic()
         before = self.seen
@@ -219,14 +236,14 @@ class Judge:
                 )
 
     def _rewind_to_position(self) -> None:
-        """Assign all partitions anew at their positions: the client reports each end only once."""
+        """Assign the partitions again at their positions, so that their ends are reported again."""
         positions = self._consumer.position(self._consumer.assignment())
         for place in positions:
             place.offset = max(place.offset, self._starts[place.topic, place.partition])
         self._consumer.assign(positions)
 
     def verdict(self, sent: Sequence[tuple[Planned, int]]) -> SmokeVerdict:
-        """Return the comparison with ``sent``: records with append times, epoch milliseconds."""
+        """Compare the received records with ``sent``: records and append times in epoch ms."""
         verdict = SmokeVerdict()
         expected = {planned.uid for planned, _ in sent}
         verdict.strangers = [uid for uid in self._arrivals if uid not in expected]

@@ -1,5 +1,5 @@
-"""A seeded load of delay records, written as any producer would write them: plain confluent-kafka,
-plain headers. Only the header names are those of the contract; no service code is used.
+"""Test records made from a seed, as any producer would make them: only the names of headers are
+those of the service, and none of its code is used.
 """
 
 from __future__ import annotations
@@ -14,18 +14,20 @@ UID_HEADER = "load-uid"
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """A record to be sent, with its delay in ms and its target topic."""
+    """Record to send, with its delay in ms and target topic. ``uid`` is the value of its uid
+    header.
+    """
 
     uid: bytes
     key: bytes | None
     value: bytes | None
     headers: tuple[tuple[str, bytes | None], ...]
-    """The record's own headers, ``UID_HEADER`` first."""
+    """Headers that are delivered with the record, ``UID_HEADER`` first."""
     delay_ms: int
     target: str
 
     def to_send(self) -> list[tuple[str, bytes | None]]:
-        """Return all headers: its own and the contract's."""
+        """Return ``headers``, and those that give the service the delay and the target topic."""
         return [
             *self.headers,
             ("delay-after", b"%d" % self.delay_ms),
@@ -34,8 +36,8 @@ class Planned:
 
 
 def plan(records: int, targets: tuple[str, ...], delay_ms_max: int, seed: int) -> Iterator[Planned]:
-    """Yield records with text, binary and null values, with and without keys and own headers,
-    delayed by 0 to ``delay_ms_max`` milliseconds.
+    """Yield records with text, binary and null values, with and without keys, for random
+    ``targets``, delayed by 0 to ``delay_ms_max`` milliseconds. Equal seeds give equal records.
     """
     rng = random.Random(seed)  # noqa: S311  # a load that replays from its seed
     for number in range(records):

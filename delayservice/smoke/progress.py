@@ -10,7 +10,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 
 class Bar:
-    """One progress bar. Thread-safe."""
+    """Progress bar with a text. Thread-safe."""
 
     def __init__(self, progress: Progress, what: str, total: int) -> None:
         self._progress = progress
@@ -26,26 +26,28 @@ class Bar:
 
 
 class Steps:
-    """Display of the steps of one run."""
+    """Display of the steps of a program on a terminal."""
 
     def __init__(self, progress: Progress) -> None:
         self._progress = progress
 
     @contextmanager
     def doing(self, what: str) -> Iterator[None]:
-        """Show a step without a count while the block runs."""
+        """Show ``what`` as a step without a count while the ``with`` block runs."""
         task = self._progress.add_task(what, total=None)
         yield
         self._progress.update(task, total=1, completed=1)
 
     def bar(self, what: str, total: int) -> Bar:
-        """Return the bar of a new step that counts to ``total``."""
+        """Show ``what`` as a step that counts to ``total``, and return its progress bar."""
         return Bar(self._progress, what, total)
 
 
 @contextmanager
 def steps(console: Console, *, is_shown: bool = True) -> Iterator[Steps]:
-    """Show steps on ``console`` while the block runs, unless ``is_shown`` is False."""
+    """Yield a display of steps on ``console`` for the ``with`` block; ``is_shown`` False hides
+    it.
+    """
     columns = (
         TextColumn("{task.description}", table_column=None),
         BarColumn(bar_width=30),

@@ -30,7 +30,7 @@ _ANSWER_S: Final = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Records to send.
+    """Options of a smoke test: the records to send, their rate, and topics.
 
     Attributes:
         bootstrap: bootstrap servers of Kafka; they need not be up yet.
@@ -52,7 +52,7 @@ class Load:
 
 
 def run(load: Load, *, as_json: bool) -> int:
-    """Send the load, read until all has arrived, and print a report; return the exit status.
+    """Send the records, read until all have arrived, and print a report; return the exit status.
 
     Returns:
         0 if each record arrived once, unaltered and not early; else 1.

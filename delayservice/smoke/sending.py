@@ -1,7 +1,7 @@
-"""The load of the smoke test and the demo: records at a steady rate, by a plain producer.
+"""Sender of test records at a steady rate, for the smoke test and the demo.
 
-The demo sends it in parts, one for each of its actions: an action in an open transaction needs
-records that come due meanwhile, on a slow machine as well.
+The demo sends them in parts, one for each of its actions, so that records come due during the
+action on a slow machine as well.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ class Sending:
     Args:
         bootstrap: bootstrap servers of Kafka.
         topic: delay topic to write to.
-        planned: records to send.
+        planned: the records to send.
         per_s: records per second.
-        part_records: records of one part; after each part it waits for ``go_on``.
-        bar: shows the number of acknowledged records.
+        part_records: number of records of a part; a part begins after ``go_on``, the first at once.
+        bar: progress bar for the number of acknowledged records.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class Sending:
         self._thread = threading.Thread(target=self._send, name="load", daemon=True)
 
     def start(self) -> None:
-        """Start sending the first part."""
+        """Start the thread, which sends the first part."""
         self._thread.start()
 
     def go_on(self) -> None:
@@ -72,7 +72,7 @@ class Sending:
         self._parts.release()
 
     def finish(self) -> None:
-        """Send the rest without pauses, and wait until every record is acknowledged.
+        """Send all remaining parts, and wait until every record is acknowledged.
 
         Raises:
             ClusterError: some records were not acknowledged.
@@ -107,7 +107,9 @@ class Sending:
         self._bar.at(len(self.sent))
 
     def _await_part(self) -> None:
-        """Wait until the next part may be sent; flush before, so that ``sent`` is complete."""
+        """Wait until the next part may be sent. Before a wait, flush the producer, so that ``sent``
+        contains all records of the earlier parts.
+        """
         if not self._is_last.is_set() and not self._parts.acquire(blocking=False):
             self._producer.flush()
             self._parts.acquire()

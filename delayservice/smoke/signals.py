@@ -17,7 +17,9 @@ def _interrupt(_number: int, _frame: FrameType | None) -> NoReturn:
 def stop_signals(
     handler: Callable[[int, FrameType | None], object] | signal.Handlers = _interrupt,
 ) -> Iterator[None]:
-    """Raise ``KeyboardInterrupt``, or call ``handler``, on SIGINT, SIGTERM and SIGHUP."""
+    """Raise ``KeyboardInterrupt``, or call ``handler``, on SIGINT, SIGTERM and SIGHUP while the
+    ``with`` block runs; then restore the former handlers.
+    """
     # SIGINT as well: a shell starts background commands with it ignored.
     before = [signal.signal(number, handler) for number in _NUMBERS]
     try:
