@@ -38,12 +38,11 @@ LATENESS_BOUNDS_MS = (
     900_000,
     3_600_000,
 )
-"""Inclusive upper bounds of the buckets of lateness histograms, in ms; one more bucket has no
-bound."""
+"""Inclusive upper bounds of the buckets of lateness, in ms; one more bucket has no bound."""
 
 TRANSACTION_BOUNDS_MS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 2_500, 5_000, 10_000, 30_000)
-"""Inclusive upper bounds of the buckets of histograms for durations of transactions and of
-iterations of the worker's loop, in ms; one more bucket has no bound."""
+"""Inclusive upper bounds of the buckets for durations of transactions and of iterations of the
+worker's loop, in ms; one more bucket has no bound."""
 
 
 TARGETS_MAX: Final = 20
@@ -52,18 +51,14 @@ other pairs are added up."""
 
 
 class Histogram(msgspec.Struct):
-    """Histogram of values in ms: number of values in each bucket alone (not cumulative), and their
-    sum.
-    """
+    """Histogram of values in ms: number of values per bucket (not cumulative), and their sum."""
 
     counts: list[int]
     sum_ms: float = 0.0
 
     @classmethod
     def empty(cls, bounds: Sequence[int]) -> Histogram:
-        """Return a histogram without values, with a bucket for each of ``bounds`` and one more
-        above the last.
-        """
+        """Return a histogram without values: a bucket for each bound and one above the last."""
         return cls([0] * (len(bounds) + 1))
 
     def add(self, other: Histogram) -> None:
@@ -72,9 +67,7 @@ class Histogram(msgspec.Struct):
         self.sum_ms += other.sum_ms
 
     def since(self, before: Histogram) -> Histogram:
-        """Return the values that were added after ``before``, an earlier state of this
-        histogram.
-        """
+        """Return the values added after ``before``, an earlier state of this histogram."""
         pairs = zip(self.counts, before.counts, strict=True)
         return Histogram([now - earlier for now, earlier in pairs], self.sum_ms - before.sum_ms)
 
@@ -103,9 +96,7 @@ def _transaction_times() -> Histogram:
 
 
 def histogram_of(lateness_ms: Collection[int]) -> Histogram:
-    """Return the histogram of lateness values in ms, with ``LATENESS_BOUNDS_MS``; fast if they are
-    sorted.
-    """
+    """Return the lateness values, in ms, as a histogram with bounds ``LATENESS_BOUNDS_MS``."""
     found, ordered, below = _lateness(), sorted(lateness_ms), 0
     for index, bound in enumerate(LATENESS_BOUNDS_MS):
         upto = bisect_right(ordered, bound, below)
@@ -153,9 +144,7 @@ class WorkerMetrics(msgspec.Struct):
         of_topic.setdefault(target, _lateness()).add(lateness)
 
     def add(self, other: WorkerMetrics) -> None:
-        """Add the counts of another worker, or of an earlier process of this one; not its
-        memory.
-        """
+        """Add the counts of another worker, or of an earlier process of this one."""
         self.cpu_s += other.cpu_s
         self.turns.add(other.turns)
         self.transactions.add(other.transactions)
@@ -190,8 +179,7 @@ class Counters(msgspec.Struct):
     over_cap: int = 0
     """Number of records due in a second that has ``delivery.slot_records_max`` records already."""
     lateness: Histogram = msgspec.field(default_factory=_lateness)
-    """Lateness of deliveries, except of records that were due before they were written, parked or
-    paced."""
+    """Lateness of deliveries, except of records parked, paced, or due before they were written."""
 
     def add(self, other: Counters) -> None:
         """Add the counts of ``other``, of another slice or of an earlier worker process."""
@@ -218,9 +206,7 @@ class Counters(msgspec.Struct):
 
 
 class SliceMetrics(msgspec.Struct):
-    """State and counters of one slice as its worker has them. Only the thread of the worker's loop
-    writes them.
-    """
+    """Metrics of one slice as its worker has them. Only the thread of its loop writes them."""
 
     slice: int
     counters: Counters = msgspec.field(default_factory=Counters)
@@ -239,11 +225,9 @@ class SliceMetrics(msgspec.Struct):
     storing_stopped: bool = False
     """Whether the disk is too full to store more."""
     damaged: int = 0
-    """Number of key ranges of the copy that the last read of the whole copy from disk could not
-    read."""
+    """Number of key ranges of the copy that could not be read when all of it was read last."""
     lost_offsets: int = 0
-    """Number of offsets that retention deleted before they were settled, by the newest
-    checkpoint."""
+    """Number of offsets deleted by retention unsettled, according to the newest checkpoint."""
     pending: int = 0
     """Number of pending records, without those known to be cancelled, replaced or fired."""
     store_bytes: int = 0
@@ -311,5 +295,4 @@ class PauseFacts(msgspec.Struct):
     counts: dict[str, int]
     """Number of all pauses by kind, ``target`` or ``topic``."""
     others_at_ms: int | None
-    """Start of the longest pause that is not in ``told``, epoch milliseconds; None: all are in
-    ``told``."""
+    """Start of the longest pause not in ``told``, epoch milliseconds; None: all are in ``told``."""

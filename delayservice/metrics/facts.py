@@ -65,8 +65,7 @@ class NodeFacts:
     totals: dict[int, Counters]
     audit: AuditFacts | None = None
     restarts: Mapping[int, int] = field(default_factory=dict)
-    """Number of times that each worker was lost and replaced since the node started, by its
-    number."""
+    """Number of times that each worker was lost and replaced since the node started."""
     workers_missing: int = 0
     """Number of workers that were lost and are not back, or have not reported yet."""
     disk_used_percent: Mapping[int, float] = field(default_factory=dict)
@@ -128,9 +127,7 @@ def topics_of(slices: Iterable[SliceReport]) -> dict[str, TopicCounts]:
 
 
 def target_states(facts: NodeFacts) -> list[TargetState]:
-    """Return the state of each pair of delay topic and target topic, those with most parked records
-    first.
-    """
+    """Return the state of each pair of delay topic and target topic, most parked records first."""
     waiting = {
         (topic, target): found
         for topic, counts in facts.topics.items()
@@ -163,9 +160,7 @@ def target_states(facts: NodeFacts) -> list[TargetState]:
 
 
 def slice_state(report: SliceReport, totals: Counters) -> SliceState:
-    """Return the state of a slice for ``/status``. ``totals``: its counters since the node
-    started.
-    """
+    """Return a slice's state for ``/status``. ``totals``: its counters since the node started."""
     metrics = report.metrics
     return SliceState(
         slice=metrics.slice,

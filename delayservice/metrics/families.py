@@ -36,9 +36,7 @@ _MS = 1_000
 
 
 def export(facts: NodeFacts) -> Iterator[Metric]:
-    """Yield all metrics of a node, made from its state ``facts``, in the form of the Prometheus
-    client.
-    """
+    """Yield all metrics of a node, made from its state ``facts``, for the Prometheus client."""
     yield InfoMetricFamily(
         "delay_build",
         "Version of the service and name of the node.",
@@ -212,8 +210,7 @@ _OF_SLICES: Final = {
     "delay_replica_lag_seconds": "How far the copy is behind the owner's; absent while that is "
     "not known.",
 }
-"""Names and help texts of the gauges of each slice; ``_of_slice`` returns their values in the same
-order."""
+"""Names and help texts of each slice's gauges; ``_of_slice`` returns their values in this order."""
 
 
 def _of_slice(report: SliceReport) -> tuple[float | None, ...]:

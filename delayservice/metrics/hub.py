@@ -50,18 +50,14 @@ class _Worker:
     before: tuple[WorkerMetrics, float] | None = None
 
     def take(self, snapshot: Snapshot, arrived_s: float) -> None:
-        """Replace the snapshot by the next one, which arrived at ``arrived_s``, monotonic
-        seconds.
-        """
+        """Replace the snapshot by the next one. ``arrived_s``: its arrival, monotonic seconds."""
         self.before = self.snapshot.worker, self.arrived_s
         self.snapshot = snapshot
         self.arrived_s = arrived_s
 
     @property
     def cpu_ratio(self) -> float | None:
-        """Return the used part of a core between the last two snapshots; None: there is only
-        one.
-        """
+        """Return the used part of a core between the last two snapshots; None: there is one."""
         if self.before is None or self.arrived_s <= self.before[1]:
             return None
         metrics, arrived_s = self.before
@@ -106,9 +102,7 @@ class MetricsHub:
     def __init__(
         self, settings: Settings, monotonic_s: Callable[[], float] = time.monotonic
     ) -> None:
-        """Create a hub without snapshots, for the node of ``settings``. ``monotonic_s``: clock, in
-        s.
-        """
+        """Create a hub without snapshots. ``monotonic_s``: returns the monotonic time, in s."""
         self._node_id = settings.node.node_id
         self._workers_wanted = settings.node.workers
         self._now_s = monotonic_s
@@ -145,9 +139,7 @@ class MetricsHub:
             known.take(snapshot, self._now_s())
 
     def turn_s(self, worker_index: int) -> float:
-        """Return for how long the current iteration of a worker's loop had lasted at its last
-        report, in s; 0: no report.
-        """
+        """Return how long the loop's iteration had lasted at a worker's last report, in s."""
         with self._lock:
             worker = self._workers.get(worker_index)
             return 0.0 if worker is None else worker.snapshot.turn_s
@@ -163,9 +155,7 @@ class MetricsHub:
             self._total.add(counted if earlier is None else counted.since(earlier))
 
     def kafka_missing(self, why: str) -> None:
-        """Set the reason for which the node waits for Kafka before it starts workers; empty: it
-        does not wait.
-        """
+        """Set why the node waits for Kafka before it starts workers; empty: it does not wait."""
         self._waits_for = why
 
     def forget(self, worker_index: int) -> None:
@@ -187,9 +177,7 @@ class MetricsHub:
             self._keep(metrics)
 
     def _keep_dropped(self, old: Snapshot, new: Snapshot) -> None:
-        """Keep the counters of slices that are in a worker's snapshot ``old`` and missing in
-        ``new``.
-        """
+        """Keep the counters of slices that are in snapshot ``old`` and missing in ``new``."""
         reported = {metrics.slice for metrics in new.slices}
         for metrics in old.slices:
             if metrics.slice not in reported:
@@ -199,9 +187,7 @@ class MetricsHub:
         self._past.setdefault(metrics.slice, Counters()).add(metrics.counters)
 
     def totals(self) -> NodeTotals:
-        """Return the counters of all slices together since the node started, and the number of
-        pending records.
-        """
+        """Return the counters of all slices together, and the number of pending records."""
         with self._lock:
             total = Counters()
             total.add(self._total)
@@ -271,9 +257,7 @@ class MetricsHub:
         return totals
 
     def _unelectable(self, worker_index: int) -> Iterator[Unelectable]:
-        """Yield the slices that a worker may not own, each with the reason; if it may own no slice
-        at all, only one item.
-        """
+        """Yield the slices that a worker may not own, and why; a single item if it may own none."""
         worker = self._workers.get(worker_index)
         silent_s = math.inf if worker is None else self._now_s() - worker.arrived_s
         seen = WorkerFacts(kafka=self._waits_for) if self._waits_for else WorkerFacts(silent_s)
@@ -289,9 +273,7 @@ class MetricsHub:
                 yield Unelectable(worker_index, metrics.slice, metrics.cause, metrics.reason)
 
     def _worker_totals(self) -> dict[int, WorkerMetrics]:
-        """Return the metrics of each worker since the node started, by its number, with those of
-        its earlier processes.
-        """
+        """Return each worker's metrics since the node started, by number of the worker."""
         totals: dict[int, WorkerMetrics] = {}
         for number, past in self._past_workers.items():
             totals.setdefault(number, WorkerMetrics()).add(past)

@@ -1,6 +1,4 @@
-"""Active pauses for metrics and status, limited in number and size whatever the pauses topic
-holds.
-"""
+"""Active pauses for metrics and status, limited in number and size."""
 
 from __future__ import annotations
 
@@ -16,15 +14,14 @@ PAUSES_TOLD_MAX: Final = 200
 """Largest number of pauses shown one by one, because each is a time series in Prometheus."""
 _REASON_CHARS_MAX: Final = 200
 _AT_MS_MAX: Final = 253_402_300_799_999
-"""Latest start of a pause, epoch milliseconds: the end of the year 9999. Records written by hand
-may have a later one."""
+"""Latest start of a pause, epoch milliseconds: the end of the year 9999."""
 _NAME: Final = re.compile(r"[A-Za-z0-9._*?-]{1,249}")
 """Pattern of a legal topic name, or of a pattern of topic names."""
 
 
 def pause_facts(pauses: Pauses | None) -> PauseFacts | None:
-    """Return the pauses for metrics and status: the longest at most ``PAUSES_TOLD_MAX`` one by one,
-    and the number of all by kind; None: the pauses topic has not been read yet.
+    """Return the longest pauses, ``PAUSES_TOLD_MAX`` at most, and the number of all by kind; None:
+    the pauses topic has not been read yet.
     """
     if pauses is None:
         return None

@@ -78,9 +78,7 @@ _decode_slice = msgspec.msgpack.Decoder(SliceMetrics).decode
 
 
 def encode_slice(metrics: SliceMetrics) -> bytes:
-    """Return the metrics of one slice encoded for ``encode_snapshot``. This costs a tenth of a copy
-    for other threads.
-    """
+    """Return the metrics of one slice encoded, cheaper than a copy of them for other threads."""
     return _encode(metrics)
 
 

@@ -1,6 +1,4 @@
-"""Answers of a worker to queries. Each slice is read for a few milliseconds while its loop
-waits.
-"""
+"""Answers of a worker to queries, which read each slice for a few milliseconds at a time."""
 
 from __future__ import annotations
 

@@ -18,14 +18,10 @@ COLLECT_INTERVAL_S: Final = 30.0
 
 
 class GarbageCollector:
-    """Collector of reference cycles at a fixed interval, instead of after a number of new
-    objects.
-    """
+    """Collector of reference cycles at a fixed interval, not after a number of new objects."""
 
     def __init__(self) -> None:
-        """Disable Python's automatic collections, and exclude all objects that exist now from later
-        ones.
-        """
+        """Disable Python's own collections, and exclude all present objects from later ones."""
         gc.disable()
         gc.collect()
         gc.freeze()

@@ -1,6 +1,4 @@
-"""Permission for a worker's loop to settle records: which slices it owns, and whether the clock is
-right.
-"""
+"""Permission for a worker's loop to settle records: roles for slices, and a trusted clock."""
 
 from __future__ import annotations
 
@@ -13,9 +11,7 @@ from ha.ownership import Ownership
 
 
 class WorkerGate:
-    """Permission to settle records of slices. It needs their ownership, and a trusted wall
-    clock.
-    """
+    """Permission to settle records of a slice, by its ownership and a trusted wall clock."""
 
     def __init__(self, ownership: Ownership, watch: ClockWatch) -> None:
         self._ownership = ownership
@@ -26,9 +22,7 @@ class WorkerGate:
         return self._ownership.roles()
 
     def epoch(self, slice_no: int) -> int:
-        """Return the lowest epoch that this ownership of a slice may use; a checkpoint may need a
-        higher one.
-        """
+        """Return the lowest epoch that this ownership of a slice may have in checkpoints."""
         return self._ownership.epoch(slice_no)
 
     def contract_version(self) -> int:

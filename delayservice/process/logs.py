@@ -37,8 +37,7 @@ _REPEAT_S = 10.0
 _REPEATS_MAX = 1_000
 """Largest number of messages that are kept to recognise repeats."""
 _SECRET_CHARS_MIN = 4
-"""Length of the shortest secret that is redacted in texts, in characters; shorter ones would match
-ordinary words."""
+"""Shortest secret to redact in texts, in characters; shorter ones would match ordinary words."""
 
 
 def configure(
@@ -107,9 +106,7 @@ class _Repeats(logging.Filter):
         self._said_s: dict[str, float] = {}
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Return False if the same message, apart from text in brackets, was logged within
-        ``_REPEAT_S``.
-        """
+        """Return False if the message, apart from brackets, was logged within ``_REPEAT_S``."""
         said = _BRACKETS.sub("", record.getMessage())
         before_s = self._said_s.get(said, -_REPEAT_S)
         if record.created - before_s < _REPEAT_S:
@@ -121,9 +118,7 @@ class _Repeats(logging.Filter):
 
 
 def _bind(bound: Mapping[str, object]) -> Processor:
-    """Return a structlog processor that adds the fields ``bound`` to lines of all threads, which
-    context variables can't.
-    """
+    """Return a processor that adds fields to lines of all threads, as context variables can't."""
 
     def add(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
         return {**bound, **event}

@@ -41,32 +41,26 @@ from delayservice.process.worker import STOP_TIMEOUT_S
 from delayservice.process.worker_entry import run_worker
 
 RESTART_WAIT_S_MAX = 30.0
-"""Longest pause before a worker is started again, in s. The pause doubles each time the worker ends
-before ``STEADY_S``."""
+"""Longest pause before a worker is started again, in s; doubled by each end before ``STEADY_S``."""
 STEADY_S = 60.0
-"""Time from its start after which a worker that ends is started again with the shortest pause, in
-s."""
+"""Age from which a worker that ends is started again with the shortest pause, in s."""
 
 _TURN_S: Final = 1.0
 _GRACE_S: Final = 5.0
 """Time from when a worker counts as silent (no report) to its kill, in s."""
 _FIRST_REPORT_S_MAX: Final = 60.0
-"""Longest wait for the first report of a new worker before its kill, in s; long because of busy
-machines."""
+"""Longest wait for the first report of a worker before its kill, in s, for busy machines."""
 HUNG_S_MAX: Final = 300.0
 """Time for which a worker's loop may hang before the worker is killed, in s. It hangs when one
 iteration takes longer than ``TURN_S_MAX``; opening large stores on a slow disk takes a few minutes.
 """
 _STOPPED: Final = (0, -signal.SIGTERM)
-"""Exit statuses of a worker that was stopped by SIGTERM; the second one if it was stopped before it
-handled the signal."""
+"""Exit statuses of a worker that SIGTERM stopped, the second before it could handle the signal."""
 _log = structlog.get_logger(__name__)
 
 
 def run(settings: Settings) -> int:
-    """Run a node until SIGTERM or Ctrl-C; return the exit status of the process, 0 if all went
-    well.
-    """
+    """Run a node until SIGTERM or Ctrl-C; return the exit status of the process, 0 for success."""
     logs.configure(settings.log, settings.node.node_id, secrets=secret_values(settings))
     stopping = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -192,11 +186,9 @@ class _Child:
     client: WorkerClient
     started_s: float
     silent_s: float = 0.0
-    """Time since the worker's last report, in s, without time in which the supervisor was
-    suspended."""
+    """Time since the worker's last report, in s, except while the supervisor is suspended."""
     hung_s: float = 0.0
-    """Time for which the worker's loop has hung, in s, without time in which the supervisor was
-    suspended."""
+    """Time for which the worker's loop has hung, in s, except while the supervisor is suspended."""
     has_reported: bool = False
     is_ended: bool = False
     """Whether the worker was killed because its loop hung."""
@@ -230,9 +222,7 @@ class Supervisor:
         return [child.client for child in list(self._children.values())]
 
     def run(self, stopping: threading.Event) -> None:
-        """Start the workers and watch them until ``stopping`` is set. Kill them if the supervisor
-        itself fails.
-        """
+        """Start and watch the workers until ``stopping`` is set; kill them if this fails."""
         try:
             for index in range(self._settings.node.workers):
                 self._start(index)

@@ -20,9 +20,7 @@ from delayservice.metrics.snapshot import encode_slice
 
 @dataclass(slots=True)
 class Sampled:
-    """Metrics of one slice, with what the loop needs to update them and to log the slice's
-    progress.
-    """
+    """Metrics of one slice, with what is needed to update them and to log the slice's progress."""
 
     metrics: SliceMetrics
     published: bytes
@@ -34,11 +32,9 @@ class Sampled:
     told_s: float = float("-inf")
     """Time of the last log line about the slice's progress, monotonic seconds."""
     is_quiet: bool = False
-    """Whether the slice is idle: it has no lag, and got no record or checkpoint since the last
-    update."""
+    """Whether the slice has no lag, and got no record or checkpoint since the last update."""
     seen: tuple[Mapping[str, int], Checkpoint | None] | None = None
-    """S by delay topic, and newest checkpoint, at the last update; None: there was no update
-    yet."""
+    """S by delay topic, and newest checkpoint, at the last update; None: no update yet."""
     counts: dict[str, LaneCounts] = field(default_factory=dict)
     """Numbers of pending records, by delay topic."""
     count_again_s: float = float("-inf")
@@ -94,7 +90,5 @@ class MetricsObserver:
             self.of(min(slices)).counters.aborts += 1
 
     def turned(self, seconds: float) -> None:
-        """Record the duration of one iteration of the worker's loop, without its wait for records,
-        in s.
-        """
+        """Record the duration of an iteration of the loop, without waiting for records, in s."""
         observe_s(self.worker.turns, seconds)

@@ -18,8 +18,7 @@ from delayservice.slices.copies import CopyKeeper
 from delayservice.slices.digests import SliceDigests
 
 COMMANDS_KEPT: Final = 10_000
-"""Largest number of repair commands kept until their slice is placed here; older ones are
-dropped."""
+"""Largest number of repair commands that wait for their slice; the oldest are dropped."""
 
 
 class SliceCopies:
@@ -39,8 +38,7 @@ class SliceCopies:
         self._scanning = threading.Lock()
         self._keepers: dict[int, CopyKeeper] = {}
         self._unplaced: deque[Command] = deque(maxlen=COMMANDS_KEPT)
-        """Newest repair commands for this node, whose slices may be placed here later, or on
-        another worker."""
+        """Newest repair commands for this node; other workers may have their slices."""
         topics = settings.topics
         self._log = (
             CopyLog(settings.kafka.client_config("producer"), topics.digests, topics.repairs)

@@ -1,6 +1,4 @@
-"""State of target topics in a worker: which can be written, are paused, or have leaders that do
-not answer.
-"""
+"""State of target topics in a worker: writable, paused, or on brokers that do not answer."""
 
 from __future__ import annotations
 

@@ -49,8 +49,7 @@ class TopicWatcher:
         self._has_looked = False
         self._failure = ""
         self._begun: set[str] = set()
-        """Ids of topics that were served before, by this process or by the owner that wrote a
-        checkpoint."""
+        """Ids of topics that were served before, by this process or an owner with a checkpoint."""
         self.topics: Sequence[ServedTopic] = ()
         """Every delay topic, served or not, as of the last successful refresh."""
 
@@ -61,15 +60,11 @@ class TopicWatcher:
 
     @property
     def age_s(self) -> float:
-        """Return the time since the topics were last read with success, or since the start, in
-        s.
-        """
+        """Return the time since the topics were last read, or since the start, in s."""
         return self._monotonic_s() - self._looked_s
 
     def problems(self) -> list[str]:
-        """Return the problems of the delay topics and of the service's own topics for people, one
-        sentence each.
-        """
+        """Return the problems of the delay topics and the service's own topics, a sentence each."""
         found = []
         if self._failure and not self._has_looked:
             found.append(f"the delay topics could not be looked at yet: {self._failure}")

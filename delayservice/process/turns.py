@@ -22,9 +22,7 @@ class Turns:
 
     @contextmanager
     def working(self) -> Iterator[None]:
-        """Hold the lock within this context, in the working thread. Afterwards ``looking`` always
-        fails.
-        """
+        """Hold the lock in this context, in the working thread; then ``looking`` always fails."""
         with self._lock:
             try:
                 yield
@@ -33,9 +31,7 @@ class Turns:
 
     @contextmanager
     def pausing(self) -> Iterator[None]:
-        """Release the lock within this context, in the working thread inside of ``working``: it
-        waits.
-        """
+        """Release the lock in this context, in the working thread, inside of ``working``."""
         self._lock.release()
         try:
             yield
@@ -44,7 +40,7 @@ class Turns:
 
     @contextmanager
     def looking(self, timeout_s: float) -> Iterator[None]:
-        """Hold the lock within this context, in another thread, while the working one pauses.
+        """Hold the lock in this context, in another thread, while the working one pauses.
 
         Raises:
             BusyError: the working thread made no pause within ``timeout_s``, or has ended.

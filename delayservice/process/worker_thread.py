@@ -43,9 +43,7 @@ _log = structlog.get_logger(__name__)
 
 
 class _LogEnds(NamedTuple):
-    """End offsets of a slice's logs by delay topic, and when they were queried, monotonic
-    seconds.
-    """
+    """End offsets of a slice's logs by delay topic, and when they were queried, monotonic s."""
 
     asked_s: float
     ends: Mapping[str, int]
@@ -120,9 +118,7 @@ class WorkerThread:
         self._thread.start()
 
     def want(self, wanted: Wanted) -> None:
-        """Set the slices to keep from now on, with their topics; the loop drops all others. Any
-        thread may call this.
-        """
+        """Set the slices to keep from now on, with their topics; the loop drops all others."""
         for number in wanted:  # shown in metrics at once, even if serving fails
             self._observer.of(number)
         self._wanted = wanted
@@ -143,25 +139,19 @@ class WorkerThread:
         return sorted(set(numbers).difference(quiet[quiet_max:]))
 
     def measured(self, asked_s: float, ends: Mapping[int, Mapping[str, int]]) -> None:
-        """Set the log ends, by slice and delay topic, that were queried at ``asked_s``, monotonic
-        seconds.
-        """
+        """Set the log ends, by slice and delay topic, queried at ``asked_s`` (monotonic s)."""
         for number, its_ends in ends.items():
             self._log_ends[number] = _LogEnds(asked_s, its_ends)
 
     @property
     def turn_s(self) -> float:
-        """Return for how long the current iteration of the loop has lasted, in s; 0: the loop is
-        not running.
-        """
+        """Return how long the loop's current iteration has lasted, in s; 0: there is none."""
         since_s = self._turn_since_s
         return 0.0 if since_s is None else self._clock.monotonic_s() - since_s
 
     @property
     def worker_metrics(self) -> WorkerMetrics:
-        """Return the metrics of the whole worker, at most about a second old; the object never
-        changes.
-        """
+        """Return the metrics of the whole worker, as copied at most about a second ago."""
         return self._worker_metrics
 
     @property
@@ -258,9 +248,7 @@ class WorkerThread:
     # --- metrics -------------------------------------------------------------------------------
 
     def _sample_worker(self) -> None:
-        """Copy the metrics of the whole worker once a second, so that other threads can read
-        them.
-        """
+        """Copy the metrics of the whole worker once a second, for other threads to read."""
         now_s = self._clock.monotonic_s()
         if now_s - self._sampled_s >= SAMPLE_S:
             self._sampled_s = now_s

@@ -70,9 +70,7 @@ class WorkerWatch:
         self.judge()
 
     def start(self, repeat: Callable[[str, float, Callable[[], object]], None]) -> None:
-        """Start all checks, each on a thread. ``repeat``: starts one; takes its name, interval in
-        s, and function.
-        """
+        """Start all checks. ``repeat``: takes a name, seconds, and a function to repeat."""
         if self._has_disk:
             repeat("disk", _DISK_EVERY_S, self._disk.look)
         repeat("kafka-reach", _ASKED_EVERY_S, self._reach.check)
@@ -80,9 +78,7 @@ class WorkerWatch:
         repeat("verdict", _JUDGED_EVERY_S, self.judge)
 
     def judge(self) -> None:
-        """Update the verdict on whether the worker may own slices, from the latest facts, and log a
-        change.
-        """
+        """Update the verdict from the latest facts, without waiting, and log a change of it."""
         doubt = self._clock_watch.doubt()
         facts = WorkerFacts(
             kafka=self._reach.trouble,

@@ -28,22 +28,16 @@ class Agenda:
         self.look_when_due(lane)
 
     def look_when_due(self, lane: AnyLane) -> None:
-        """Schedule a shard for the time at which its next record is due; replaces the time
-        scheduled before.
-        """
+        """Schedule a shard for the time at which its next record is due, and for no other time."""
         self._dues.put(lane.place, lane.next_due_ms())
 
     def wait(self, lane: AnyLane) -> None:
-        """Schedule a shard for the loop's next iteration instead of a due time, because a due
-        record can't be settled yet.
-        """
+        """Schedule a shard for the loop's next iteration: a due record can't be settled yet."""
         self._dues.put(lane.place, None)
         self.walking[lane.place] = None
 
     def look_again(self, lane: AnyLane) -> None:
-        """Schedule a shard whose state changed for the loop's next iteration; remove it if this
-        node does not own it.
-        """
+        """Schedule a changed shard for the loop's next iteration, or remove it if not owned."""
         if lane.shard.owned:
             self.walk(lane)
         else:
@@ -55,9 +49,7 @@ class Agenda:
         self._dues.put(place, None)
 
     def next_due_ms(self) -> int | None:
-        """Return the earliest scheduled due time of all shards, epoch milliseconds; None: no shard
-        has one.
-        """
+        """Return the earliest due time of all shards, epoch milliseconds; None: there is none."""
         return self._dues.next_ms()
 
     def take(self, now_ms: int) -> list[Place]:

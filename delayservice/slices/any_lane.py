@@ -49,9 +49,7 @@ class Fetch:
         self._place = place
 
     def go_to(self, offset: int, last_read: LastRead = NOTHING_READ) -> None:
-        """Seek to source offset ``offset``. ``last_read``: the last record below it, if it was
-        read.
-        """
+        """Seek to source offset ``offset``. ``last_read``: last record below it, if known."""
         self.source.seek(self._place, offset, last_read)
         self.position = offset
 
@@ -114,15 +112,12 @@ class AnyLane(ABC):
         self._settler = Settler(topic, partition, routes, Verdicts(), flow, targets)
         self._fetch = Fetch(source, self.place)
         self._lost: tuple[Lost, ...] = ()
-        """Ranges of offsets that H skipped because retention had deleted them; checkpoints name
-        them."""
+        """Ranges of offsets that H skipped because retention deleted them, for checkpoints."""
 
     @property
     @abstractmethod
     def precise(self) -> PreciseLane | None:
-        """Return this lane if it keeps records in a store of its own; None for the lane of a level
-        topic.
-        """
+        """Return this lane if it has a store of its own; None for the lane of a level topic."""
 
     @property
     def verdicts(self) -> Verdicts:
@@ -228,32 +223,24 @@ class AnyLane(ABC):
 
     @abstractmethod
     def next_due_ms(self) -> int | None:
-        """Return when the next record is due, epoch milliseconds; None: there is none to wait
-        for.
-        """
+        """Return when the next record is due, epoch milliseconds; None: no record to wait for."""
 
     # --- commit --------------------------------------------------------------------------------
 
     def checkpoint(self) -> ShardCheckpoint:
-        """Return the shard's part of the checkpoint that the next commit carries, with the staged
-        cursor.
-        """
+        """Return the shard's part of a checkpoint, with the staged cursor (not committed yet)."""
         return ShardCheckpoint(
             self.topic_id, self.shard.staged, self.contracts, self._proof.committed_last, self._lost
         )
 
     def committed(self) -> None:
-        """Make the staged cursor the committed one, after its transaction was committed, and read
-        on.
-        """
+        """Make the staged cursor the committed one, because its transaction was committed."""
         self.shard.commit()
         self.verdicts.committed()
         self._read_on()
 
     def aborted(self) -> None:
-        """Return to the committed cursor, after the transaction was certainly aborted, and read
-        on.
-        """
+        """Return to the committed cursor, because the transaction was certainly aborted."""
         self.shard.abort()
         self.verdicts.aborted()
         self._read_on()

@@ -1,5 +1,5 @@
-"""Search of the log for cancellers of requeued records (rule 13 of the design). After a record was
-first written and before it was requeued, a control record with its id may have been written.
+"""Search of the log for cancellers of requeued records (rule 13 of the design). A control record
+may have been written after a record was first written, and before it was requeued.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ _Scan: TypeAlias = Callable[[Key, int], Iterator[Frame]]
 
 
 class Cancellers:
-    """Search, in the log or the store, for the canceller of a requeued record: the first user
-    record with its id.
+    """Search, in the log or the store, for the canceller of a requeued record: the first valid
+    record of a client with its id.
 
     Args:
         shard: progress of the shard.
@@ -42,13 +42,10 @@ class Cancellers:
         self._note_gap = note_gap
         self._log_start = 0
         self._known: dict[int, int] = {}
-        """By source offset of each record stored before the take-over: the offset of its
-        canceller."""
+        """Offset of the canceller, by source offset of each record stored before the take-over."""
 
     def take_over(self, marked: Iterable[tuple[int, Key]]) -> None:
-        """Note the marks that the store has when this node takes the shard over; ``marked``: mark
-        and key of each record.
-        """
+        """Note the marks that the store has at a take-over; ``marked``: pairs of mark and key."""
         self._known = {key[1]: mark for mark, key in marked}
 
     def find(self, scans: Sequence[CopyScan]) -> tuple[dict[int, int], list[CopyScan]]:
@@ -73,9 +70,9 @@ class Cancellers:
         return found
 
     def _scan_back(self, scans: Sequence[CopyScan]) -> dict[int, int]:
-        """Return, by source offset of each requeued record, the offset of the first user record
-        with its id in ``[base, copy_offset)``, or ``NO_MARK``. The log is read once for all: after
-        a crash there may be thousands.
+        """Return, by source offset of each requeued record, the offset of its canceller in ``[base,
+        copy_offset)``, or ``NO_MARK``. The log is read once for all: after a crash there may be
+        thousands.
         """
         found = {scan.copy_offset: NO_MARK for scan in scans}
         by_id: dict[bytes, list[CopyScan]] = {}

@@ -1,6 +1,4 @@
-"""Digests of a slice's copies, and execution of the commands by which repair plans scan, list or
-rebuild them.
-"""
+"""Digests of a slice's copies, and execution of commands that scan, list or rebuild copies."""
 
 from __future__ import annotations
 
@@ -51,15 +49,11 @@ class CopyKeeper:
         self._task: _Task | None = None
 
     def ask(self, command: Command) -> None:
-        """Queue a command, to be carried out on the thread of the worker's loop. Any thread may
-        call this.
-        """
+        """Queue a command for the thread of the worker's loop. Any thread may call this."""
         self._commands.append(command)
 
     def turn(self, lanes: Mapping[str, AnyLane], *, is_owner: bool) -> None:
-        """Do one step of the digests, and one of the command under way or the next one. ``lanes``:
-        by delay topic.
-        """
+        """Do one step of the digests, and one of a queued command. ``lanes``: by delay topic."""
         self.digests.turn(lanes, is_owner=is_owner)
         if self._task is None and self._commands:
             command = self._commands.popleft()

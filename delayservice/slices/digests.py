@@ -24,8 +24,7 @@ from delayservice.store.base import Store
 from delayservice.store.digesting import DigestingStore
 
 PAUSE_MS: Final = 10_000
-"""Age at which the newest checkpoint becomes a cut, so that digests are published, in
-milliseconds."""
+"""Age at which the newest checkpoint becomes a cut, to publish digests at, milliseconds."""
 
 Done = Callable[[], None]
 
@@ -34,9 +33,7 @@ _log = structlog.get_logger(__name__)
 
 @dataclass(slots=True)
 class _Copy:
-    """State of one shard's copy: its store, the reads of the whole copy from disk (scans), and the
-    digests published.
-    """
+    """State of one shard's copy: its store, scans (reads of all of it from disk) and digests."""
 
     place: Place
     store: DigestingStore
@@ -45,16 +42,13 @@ class _Copy:
     scanned_s: float = float("-inf")
     published_cut: int = -1
     rows_lost: bool = False
-    """Whether a published row of the digest did not reach the topic; the producer's thread sets
-    it."""
+    """Whether a row of the digest did not reach the topic; set by the producer's thread."""
     asked: list[Done] = field(default_factory=list)
-    """Functions to call when the digest is published first after the next scan (read of the whole
-    copy from disk)."""
+    """Functions to call when the digest is published first after the next scan of the copy."""
     reading_for: list[Done] = field(default_factory=list)
     """Functions to call when the digest is published first after the scan under way."""
     awaited: list[Done] = field(default_factory=list)
-    """Functions to call when the digest is published next, because the scan they wait for has
-    ended."""
+    """Functions to call when the digest is published next, because their scan has ended."""
 
 
 class SliceDigests:
@@ -136,16 +130,12 @@ class SliceDigests:
 
     @property
     def is_reading(self) -> bool:
-        """Return whether the scan (read of a whole copy from disk) of one of the slice's shards is
-        under way.
-        """
+        """Return whether a scan (read of a shard's whole copy from disk) is under way."""
         return self._reading is not None
 
     @property
     def damaged(self) -> int:
-        """Return the number of key ranges that the last scans of the slice's copies could not read
-        from disk.
-        """
+        """Return the number of key ranges of the copies that the last scans could not read."""
         return sum(len(copy.store.damaged) for copy in self._copies.values())
 
     def _cuts(self) -> list[tuple[ReadBack, Checkpoint]]:

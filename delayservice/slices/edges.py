@@ -32,15 +32,15 @@ class Edges:
 
     Attributes:
         node_id: name of this node.
-        source: the logs of the delay topics.
-        sink: the transactional writer.
-        checkpoints: checkpoints that are read back from their topic.
+        source: consumer of the delay topics.
+        sink: transactional producer of outputs and checkpoints.
+        checkpoints: consumer of the checkpoint topic.
         succession: calls to Kafka and ZooKeeper that a take-over makes.
         background: threads for calls that block.
         writing: thread of the writer alone, so that its calls wait for no other ones.
         clock: wall clock and monotonic clock.
-        gate: the node's role for each slice, and whether its clock is in doubt.
-        observer: metrics.
+        gate: the node's role for each slice, and whether its clock is trusted.
+        observer: receives what the loop does, for metrics.
         routes: topics to which outputs are written, and the cluster secrets.
         limits: sizes, intervals and waits of the loop.
         contract_of: returns the contract that settings ask for; takes the delay topic and the
@@ -52,8 +52,8 @@ class Edges:
         pausing: context that surrounds the wait for records; within it other threads may read the
             lanes.
         is_held: returns whether deliveries of a delay topic are paused.
-        tended: updates the metrics of a slice: about once a second while it is active, less often
-            when it is idle. Returns whether to call it again in a second.
+        tended: updates the metrics of a slice: about once a second while it changes, less often
+            while it is idle. Returns whether to call it again in a second.
     """
 
     node_id: str
@@ -78,7 +78,5 @@ class Edges:
 
     @property
     def fingerprints(self) -> tuple[str, ...]:
-        """Return a fingerprint (short hash) of each cluster secret. The first secret signs requeued
-        records.
-        """
+        """Return a short hash of each cluster secret, first that of the one that signs."""
         return tuple(map(fingerprint, self.routes.secrets))

@@ -1,6 +1,4 @@
-"""Application of checkpoints that a node reads back from Kafka: prunes the stores, measures the
-lag.
-"""
+"""Application of checkpoints that a node reads back: prunes the stores, measures the lag."""
 
 from __future__ import annotations
 
@@ -65,9 +63,7 @@ class Follower:
             self._follow(newest, lanes, is_owner=False)
 
     def again(self) -> None:
-        """Make the next ``prune`` apply the newest checkpoint again, because the lanes have
-        changed.
-        """
+        """Make the next ``prune`` apply the newest checkpoint again, because lanes have changed."""
         self._last = None
 
     def prune(self, lanes: Mapping[str, AnyLane], *, is_owner: bool) -> ReadBack | None:

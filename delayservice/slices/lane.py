@@ -35,8 +35,7 @@ from delayservice.store.base import Store, StoreStats
 _FIRST_MEAN_BYTES = 32_768.0
 """Payload bytes assumed per record at first, so that a first batch of large ones fits in memory."""
 _CHUNK_RECORDS = 1_000
-"""Largest number of outputs in one list of ``settle_due``: as many as fit in the processor's
-cache."""
+"""Largest number of outputs in one list of ``settle_due``, to fit in the processor's cache."""
 
 
 class Lane(PreciseLane):
@@ -60,8 +59,7 @@ class Lane(PreciseLane):
         self.past_due = PastDue()
         self._foresight = Foresight(self._settler, flow, targets)
         self._read_runs: deque[tuple[int, int]] = deque()
-        """Batches not yet passed by H: end offset (exclusive), and append time of the first record,
-        epoch ms."""
+        """Batches not passed by H: end offset, exclusive, and first append time, epoch ms."""
         self._may_store = True
         self._mean_bytes = _FIRST_MEAN_BYTES
         self.shard = Shard(self._settler, store.open())
@@ -97,9 +95,7 @@ class Lane(PreciseLane):
             self._label.write(contracts)
 
     def offsets_ahead(self, end: int, now_ms: int) -> int:
-        """Return by how many offsets above ``end`` the log will grow in some seconds; see
-        ``AnyLane``.
-        """
+        """Return the growth of the log expected in some seconds, in offsets; see ``AnyLane``."""
         return self._growth.offsets_ahead(end, now_ms)
 
     def log_reaches(self, end: int) -> None:
@@ -146,9 +142,7 @@ class Lane(PreciseLane):
         self._read_on()
 
     def fit(self, cursor: Cursor, last_read: LastRead) -> Cursor:
-        """Return a checkpoint's cursor, with H lowered to the first record that replaced a lost
-        one.
-        """
+        """Return a checkpoint's cursor, H lowered to the first record that replaced a lost one."""
         newer = self._proof.first_newer(cursor, last_read)
         return cursor if newer is None else Cursor(cursor.key, newer.offset)
 
@@ -179,7 +173,7 @@ class Lane(PreciseLane):
 
     def _fit_to_log(self, cursor: Cursor, bounds: Bounds) -> Cursor:
         """Fit the store to the log, report losses, and return the cursor with H at most the end. A
-        log that ends below H or S was truncated; one that starts above S has expired.
+        log that ends below H or S was truncated; if it starts above S, retention deleted records.
         """
         if cursor.offset > bounds.end or self.shard.stored > bounds.end:
             self._lose_end(cursor, bounds)
@@ -192,9 +186,7 @@ class Lane(PreciseLane):
         return cursor
 
     def _lose_end(self, cursor: Cursor, bounds: Bounds) -> None:
-        """Report that the log has lost its end, and empty the store, to be filled from the log
-        again.
-        """
+        """Report that the log has lost its end, and empty the store, to be filled again."""
         report_truncated(
             self.place,
             "the store is rebuilt from what the log holds now",
@@ -296,7 +288,7 @@ class Lane(PreciseLane):
     # --- due → settle --------------------------------------------------------------------------
 
     def settle_late(self, now_ms: int, limit: int, may_read: MayRead = at_will) -> list[Output]:
-        """Move H over records that were read, and return the outputs; see ``AnyLane``."""
+        """Move H over records that were read, and return outputs of those it settles."""
         if self._proof.is_doubtful:
             return []
         read = self.shard.read

@@ -1,6 +1,4 @@
-"""Take-over of single shards, according to the last checkpoint, the ends of the log now, and the
-settings.
-"""
+"""Take-over of single shards, from the last checkpoint, the log's present ends and the settings."""
 
 from __future__ import annotations
 

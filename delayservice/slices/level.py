@@ -96,21 +96,15 @@ class LevelLane(AnyLane):
         self._is_fit = all(contract.level_ms for _, contract in contracts.entries())
 
     def offsets_ahead(self, _end: int, _now_ms: int) -> int:
-        """Return 0: a new contract may start at the end of the log, because no replica of a level
-        topic stores records.
-        """
+        """Return 0: no replica stores records, so a new contract may start at the log's end."""
         return 0
 
     def log_reaches(self, end: int) -> None:
-        """Note that the log ends at offset ``end``, exclusive. All below it count as stored, by
-        Kafka.
-        """
+        """Note that the log ends at offset ``end``; all below it counts as stored, by Kafka."""
         self.shard.reaches(end)
 
     def follow(self, cursor: Cursor) -> None:
-        """Become or stay a replica whose cursor is ``cursor``, that of the newest checkpoint, and
-        stop fetching.
-        """
+        """Become or stay a replica at ``cursor``, that of the newest checkpoint; stop fetching."""
         self.shard.follow(cursor)
         self._fetch.let_go()
 
@@ -223,9 +217,7 @@ class LevelLane(AnyLane):
         """Do nothing: Kafka's brokers keep the log on their disks."""
 
     def stats(self) -> StoreStats:
-        """Return the number of offsets from H to the known end of the log, 0 bytes on disk, and
-        that end.
-        """
+        """Return the number of offsets from H to the log's known end, 0 bytes, and that end."""
         return StoreStats(self.shard.pending, 0, self.shard.stored)
 
     def let_store(self, *, may_store: bool) -> None:
@@ -257,9 +249,7 @@ class LevelLane(AnyLane):
         self._read_on()
 
     def next_due_ms(self) -> int | None:
-        """Return when the first fetched record without outputs is due, epoch ms; None: there is no
-        such record.
-        """
+        """Return when the next fetched record is due, epoch ms; None: all were settled."""
         return self.shard.next_due_ms()
 
     def close(self) -> None:

@@ -19,11 +19,10 @@ class Limits:
     transaction_bytes: int = 32 << 20
     """Approximate limit of the payload bytes of a transaction."""
     transaction_interval_ms_min: float = 10.0
-    """Lower bound of the time from the start of one commit to the start of the next, milliseconds.
-    The time follows the duration of the commits."""
+    """Lower bound of the time between two starts of commits, milliseconds. The time follows the
+    duration of the commits."""
     transaction_interval_ms_max: float = 100.0
-    """Upper bound of the time from the start of one commit to the start of the next, milliseconds.
-    """
+    """Upper bound of the time between two starts of commits, milliseconds."""
     visible_at_commit: bool = True
     """True: exactly once, outputs become visible with the commit. False: at least once, outputs
     become visible when they are written."""
@@ -43,8 +42,7 @@ class Limits:
     """Time between two syncs of the stores to disk, seconds. A restart reads the log from the
     horizon (the last synced offset) on, which must not become older than the log's retention."""
     rest_s: float = 1.0
-    """Pause before a slice that could not be served is claimed again, or the ends of logs are
-    queried again, seconds."""
+    """Pause before a failed slice is claimed again, or log ends are queried again, seconds."""
 
 
 def limits_of(settings: Settings) -> Limits:

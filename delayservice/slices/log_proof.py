@@ -36,17 +36,15 @@ class LogProof:
         self.is_whole = shard.stored == 0
         self._last_read = NOTHING_READ
         self._read_stop = 0
-        """Source offset, exclusive, up to which the log was read: no record lies from
-        ``_last_read`` to it."""
+        """Source offset, exclusive, up to which the log holds no record above ``_last_read``."""
         self._log_start = 0
         """First source offset of the log when ``expire`` was called last."""
         self._epochs: list[LastRead] = []
-        """First record read of each leader epoch, since the process started or the store was
-        emptied."""
+        """First record read of each leader epoch, since the process or an empty store began."""
         self._doubts: list[LastRead] = []
         self._unproved_from = self._unproved_stop = 0
-        """Start, and in the second name the exclusive end, of the offsets that an earlier process
-        stored after it last wrote the store's label."""
+        """Start, and as ``_unproved_stop`` the exclusive end, of the offsets that an earlier
+        process stored after it last wrote the store's label."""
 
     def restore(self, last_read: LastRead, read_stop: int) -> None:
         """Set, as the store's label names them, the last record read, if the store still holds it,
@@ -70,9 +68,7 @@ class LogProof:
         return bool(self._doubts) or self._unproved_from < self._unproved_stop
 
     def doubted_from(self, wanted: int) -> int:
-        """Return the source offset to read next: that of the first record that has to be read
-        again, else ``wanted``.
-        """
+        """Return the source offset of the first record to read again, else ``wanted``."""
         doubted = [known.offset for known in self._doubts]
         if self._unproved_from < self._unproved_stop:
             doubted.append(self._unproved_from)
@@ -100,9 +96,7 @@ class LogProof:
     # --- roles ---------------------------------------------------------------------------------
 
     def follow(self) -> None:
-        """Clear ``committed_last`` and the records to be read again, because the lane is a
-        replica's and settles nothing.
-        """
+        """Clear ``committed_last`` and the records to read again: a replica settles nothing."""
         self.committed_last = NOTHING_READ
         self._doubts.clear()
 

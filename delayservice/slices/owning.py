@@ -172,9 +172,7 @@ class Owning:
     # --- take over -----------------------------------------------------------------------------
 
     def hear_helpers(self) -> None:
-        """Process what helper threads have finished: opened writers, take-overs, and queries for
-        log ends.
-        """
+        """Process results of helper threads: opened writers, take-overs, and log ends."""
         self._hear_opening()
         for job in self._take_overs.take_done():
             self._hear_take_over(job)
@@ -203,9 +201,7 @@ class Owning:
         self._begin_take_over([*claimed, *upgraded], upgraded)
 
     def _failed(self, ended: Ended) -> None:
-        """Count a failed commit for its slices, and release those whose checkpoint the broker did
-        not acknowledge in time.
-        """
+        """Count a failed commit for its slices; release those with unacknowledged checkpoints."""
         for number in {*ended.commit.checkpoints, *ended.commit.claiming}:
             slice_ = self._slices.get(number)
             if slice_ is not None:
@@ -214,9 +210,7 @@ class Owning:
             self.interrupted_safely(self._slices[number], ended.why)
 
     def _count_failure(self, slice_: Slice, why: str) -> None:
-        """Count a failed commit of a slice; after ``_FAILURES_MAX`` in a row, leave it to other
-        nodes.
-        """
+        """Count a failed commit of a slice; after ``_FAILURES_MAX``, leave it to other nodes."""
         slice_.failures += 1
         if slice_.failures >= _FAILURES_MAX:
             slice_.failures = 0
@@ -376,9 +370,7 @@ class Owning:
             self.lose_writer(lost)
 
     def _give_up(self, number: int, why: str) -> None:
-        """Make no claim on a slice for ``rest_s`` (a second), and let another node try, for the
-        reason ``why``.
-        """
+        """Make no claim on a slice for ``rest_s``, and let another node try, because of ``why``."""
         self._rest(number)
         self._gate.gave_up(number, why)
 

@@ -1,6 +1,4 @@
-"""Phases of a slice on one node, from replica to owner and back, and a table of the steps between
-them.
-"""
+"""Phases of a slice on one node, from replica to owner and back, and the steps between them."""
 
 from __future__ import annotations
 
@@ -61,8 +59,7 @@ _NEXT: Final[Mapping[tuple[Phase, Step], Phase]] = {
 }
 
 OWNED: Final = frozenset({Phase.TAKEN, Phase.OWNER, Phase.RELEASING})
-"""Phases in which lanes keep the cursor they advance, and ignore the cursors of checkpoints read
-back."""
+"""Phases in which lanes advance a cursor themselves, and ignore those of checkpoints read back."""
 SERVED: Final = frozenset({Phase.TAKEN, Phase.OWNER})
 """Phases that may end with a release, which follows a last checkpoint."""
 ON_THE_WAY: Final = frozenset({Phase.CLAIMING, Phase.TAKING, Phase.TAKEN})

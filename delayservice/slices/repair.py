@@ -1,6 +1,4 @@
-"""Rebuilding of a damaged or missing slot of the store from the log (rule 4 of the design), without
-loss.
-"""
+"""Rebuilding of a damaged slot of the store from the log (rule 4 of the design)."""
 
 from __future__ import annotations
 
@@ -17,8 +15,7 @@ from delayservice.engine.ports import Place, Run, Source
 from delayservice.engine.storing import CopyScan, is_user_record
 
 _BYTES_MAX: Final = 32 << 20
-"""Bytes held in memory of a key range while the log is read; the records of one due time may need
-more."""
+"""Limit of the records held in memory while the log is read, bytes; more for one due time."""
 _FRAME_BYTES: Final = 300
 """Bytes of memory that a stored record takes beside its payload."""
 
@@ -82,7 +79,7 @@ class Rereading:
         self._bytes, self._bytes_max = 0, _BYTES_MAX
         self._marks: dict[int, int] = {}
         self._unmarked: dict[bytes, list[int]] = {}
-        """By id: source offsets of collected records on which no user record has set a mark yet."""
+        """By id: source offsets of collected records on which no record of a client set a mark."""
 
     @property
     def has_unmarked(self) -> bool:
@@ -95,9 +92,7 @@ class Rereading:
             self._hold(frame)
 
     def mark(self, marked: Iterable[tuple[int, Key]]) -> None:
-        """Add marks that the store has set since ``hold``; ``marked``: mark and key of each
-        record.
-        """
+        """Add marks that the store has set since ``hold``: mark and key of each record."""
         self._marks |= {offset: x for x, (_, offset) in marked if offset in self._kept}
 
     def read(self, start: int, stop: int) -> Iterator[int]:

@@ -85,7 +85,7 @@ class Slice:
 
     @property
     def damaged(self) -> int:
-        """Return the number of key ranges that the last scans of the copies could not read."""
+        """Return the number of key ranges of the copies that the last scans could not read."""
         return 0 if self.copies is None else self.copies.digests.damaged
 
     def lag_s(self, log_ends: Mapping[str, int]) -> float:
@@ -126,7 +126,7 @@ class Slice:
         )
 
     def committed(self, now_ms: int) -> None:
-        """Make the staged cursors of all lanes the committed ones, after their transaction was
+        """Make the staged cursors of all lanes the committed ones, because their transaction was
         committed. ``now_ms``: epoch milliseconds.
         """
         self.failures = 0
@@ -136,9 +136,7 @@ class Slice:
         self.flow.commit(now_ms)
 
     def aborted(self) -> None:
-        """Return all lanes to their committed cursors, after the transaction was certainly
-        aborted.
-        """
+        """Return all lanes to their committed cursors, after an abort of the transaction."""
         for lane in self.lanes.values():
             lane.aborted()
         self.flow.abort()
@@ -160,15 +158,11 @@ class Slice:
         self.move(Step.TAKE)
 
     def known_of(self, topic: str) -> ShardCheckpoint | None:
-        """Return what the last checkpoint before this ownership says of the shard of ``topic``;
-        None: nothing.
-        """
+        """Return the shard's part of the last checkpoint before this ownership; None: no part."""
         return self._unserved.get(topic)
 
     def step_down(self) -> None:
-        """Become a replica: return to the committed cursors, settle no more, and continue
-        storing.
-        """
+        """Become a replica: return to the committed cursors, stop settling, go on storing."""
         self.move(Step.STEP_DOWN)
         self.flow.abort()
         self.uncommitted.clear()

@@ -1,6 +1,4 @@
-"""Label of a lane's store: a record in the store that names the contracts and secrets by which its
-records were read.
-"""
+"""Label of a store: a record in it that names the contracts and secrets by which it was filled."""
 
 from __future__ import annotations
 
@@ -44,9 +42,7 @@ class StoreLabel:
 
     @property
     def has_refused(self) -> bool:
-        """Return whether the store lacks a requeued record because no secret known then had signed
-        it.
-        """
+        """Return whether the store lacks a requeued record that no known secret had signed."""
         return self.known is not None and self.known.has_refused
 
     @property

@@ -27,8 +27,7 @@ from delayservice.engine.ports import Bounds, Place, Succession
 from delayservice.slices.any_lane import AnyLane
 
 CONTRACTS_BYTES_MAX: Final = 64 << 10
-"""Largest size of a shard's contracts in a checkpoint, bytes of JSON: about 200 changes of
-settings."""
+"""Largest size of a shard's contracts in a checkpoint, bytes of JSON: about 200 contracts."""
 
 _log = structlog.get_logger(__name__)
 

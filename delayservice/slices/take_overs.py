@@ -1,6 +1,4 @@
-"""Take-overs under way. Helper threads wait for their claims, fence former writers and read
-checkpoints.
-"""
+"""Take-overs under way: helper threads wait for claims, fence writers and read checkpoints."""
 
 from __future__ import annotations
 
@@ -50,7 +48,7 @@ class TakeOvers:
         return bool(self._jobs)
 
     def clear(self) -> None:
-        """Cancel and forget all take-overs, because the writer was lost."""
+        """Cancel and remove all take-overs, because the writer was lost."""
         for job in self._jobs:
             job.future.cancel()
         self._jobs.clear()
@@ -83,9 +81,7 @@ class TakeOvers:
 
 
 def _grouped(slices: Iterable[Slice]) -> Iterator[list[Slice]]:
-    """Yield slices in groups of at most ``_GROUP_MAX``. Each failed take-over of a slice halves the
-    size of its group.
-    """
+    """Yield slices in groups of ``_GROUP_MAX`` at most, halved with each take-over that failed."""
     by_setbacks: dict[int, list[Slice]] = {}
     for slice_ in slices:
         by_setbacks.setdefault(slice_.setbacks, []).append(slice_)

@@ -41,9 +41,7 @@ _log = structlog.get_logger(__name__)
 
 
 class Timing(NamedTuple):
-    """Duration of a commit, seconds, and monotonic time of its acknowledgement by the broker or
-    None.
-    """
+    """Duration of a commit, s, and monotonic time of the broker's acknowledgement, if known."""
 
     took_s: float
     acknowledged_s: float | None
@@ -150,9 +148,7 @@ class Transaction:
     # --- fill ----------------------------------------------------------------------------------
 
     def send(self, slice_: Slice, lane: AnyLane, outputs: list[Output]) -> None:
-        """Add outputs of a lane to the transaction; raise ``OwnershipLostError`` if the writer was
-        fenced.
-        """
+        """Add outputs of a lane; raise ``OwnershipLostError`` if the writer was fenced."""
         if not outputs:
             return
         faults.point("before_produce")
@@ -170,9 +166,7 @@ class Transaction:
         self.start_over("records_refused", why=str(refused))
 
     def start_over(self, event: str, **facts: object) -> None:
-        """Log warning ``event`` with ``facts``, abort the transaction, and settle its records
-        again.
-        """
+        """Log warning ``event``, abort the transaction, and settle its records again."""
         _log.warning(event, **facts)
         self._sink.abort()
         self._aborted()

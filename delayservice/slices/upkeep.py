@@ -63,9 +63,7 @@ class Upkeep:
         self._round.append(number)
 
     def active_now(self, number: int) -> None:
-        """Mark slice ``number`` as changed, so that its metrics are updated within about a
-        second.
-        """
+        """Mark slice ``number`` as changed: its metrics are updated within about a second."""
         self.active.add(number)
 
     def remove(self, number: int) -> None:
@@ -73,16 +71,12 @@ class Upkeep:
         self._round.remove(number)
 
     def follow_again(self, number: int) -> None:
-        """Apply the newest checkpoint of slice ``number`` again soon, because its lanes have
-        changed.
-        """
+        """Apply the newest checkpoint of slice ``number`` again, because its lanes have changed."""
         self._news.add(number)
         self.active.add(number)
 
     def attend(self, number: int) -> None:
-        """Carry out repair commands for slice ``number`` from the loop's next iteration on. Any
-        thread may call this.
-        """
+        """Begin the repair commands of a slice with the loop's next iteration; on any thread."""
         self._busy.add(number)
 
     @property
@@ -91,9 +85,7 @@ class Upkeep:
         return bool(self._busy)
 
     def turn(self) -> None:
-        """Apply new checkpoints, update digests and metrics, and sync stores, each if its interval
-        has passed.
-        """
+        """Apply checkpoints, update digests and metrics, sync stores: what is due now."""
         self._take_news()
         self._tend()
         self._sync_when_time()
@@ -126,9 +118,7 @@ class Upkeep:
     # --- copies and metrics --------------------------------------------------------------------
 
     def _tend(self) -> None:
-        """Update digests and metrics: of changed slices each ``tend_s``, of idle slices a few at a
-        time in rotation.
-        """
+        """Update digests and metrics of changed slices, and of a few idle ones in rotation."""
         for number in list(self._busy):
             slice_ = self._slices.get(number)
             if slice_ is None or not _turn_copies(slice_):
@@ -169,9 +159,7 @@ class Upkeep:
 
 
 def _turn_copies(slice_: Slice) -> bool:
-    """Do one step for the digests and repair commands of a slice; return whether any is
-    unfinished.
-    """
+    """Do one step of a slice's digests and repair commands; return whether any is unfinished."""
     if slice_.copies is None or slice_.follower.refusal:
         return False
     slice_.copies.turn(slice_.lanes, is_owner=slice_.is_owner)

@@ -15,13 +15,11 @@ _NOT_SETTLING_WAIT_MS: Final = 50.0
 _CHANGING_WAIT_MS: Final = 5.0
 """Wait for records while a slice is taken over or released, in milliseconds."""
 _HELPER_WAIT_MS: Final = 2.0
-"""Least wait for records while a commit is under way or a writer is being opened, in milliseconds.
-"""
+"""Least wait for records while a commit is under way or a writer is opened, in milliseconds."""
 _WALKING_WAIT_MS: Final = 10.0
 """Wait for records while H cannot move, or a delay topic is paused, in milliseconds."""
 _BUSY_WAIT_MS: Final = 5.0
-"""Wait for records while a copy is read from disk for its digest, in milliseconds, so that this
-does not use a whole core."""
+"""Wait for records while a copy is scanned, in milliseconds, to leave part of a core free."""
 _LEAST_WAIT_MS: Final = 0.5
 _GATHER_MS_MAX: Final = 10.0
 """Longest wait for more records after the first one has come, in milliseconds."""
@@ -78,9 +76,7 @@ class Waits:
         return min(self._transaction.may_commit_in_ms, wait_ms, _GATHER_MS_MAX)
 
     def _due_in_ms(self) -> float:
-        """Return the time until the next record is due and may be settled, milliseconds from
-        now.
-        """
+        """Return the time until the next record is due and may be settled, milliseconds."""
         due_ms = self._agenda.next_due_ms()
         due_in_ms = math.inf if due_ms is None else due_ms - self._edges.clock.wall_ms()
         if not self._limits.visible_at_commit:

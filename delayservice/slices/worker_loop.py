@@ -71,9 +71,7 @@ class WorkerLoop:
         return self._owning.is_settling
 
     def attend(self, number: int) -> None:
-        """Carry out the repair commands of slice ``number`` from the loop's next iteration on. Any
-        thread may call this.
-        """
+        """Begin the repair commands of a slice with the loop's next iteration; on any thread."""
         self._upkeep.attend(number)
         self.wake()
 
@@ -189,8 +187,8 @@ class WorkerLoop:
         return self._edges.tended(slice_)
 
     def _heard_checkpoint(self, slice_: Slice, read_back: ReadBack) -> None:
-        """Compare the broker's clock with this node's, if this worker keeps the checkpoint's commit
-        time for that (it is a probe).
+        """Compare the broker's clock with this node's if the transaction noted when this checkpoint
+        was sent (it is a ``Probe``).
         """
         probe = self._transaction.take_probe(slice_.number, read_back.data)
         if probe is not None:
@@ -267,9 +265,7 @@ class WorkerLoop:
         return True
 
     def close(self) -> None:
-        """Abort the open transaction, become a replica of all slices, and close the stores and the
-        writer.
-        """
+        """Abort the transaction, become replica of all slices, close the stores and the writer."""
         self._settle_down()
         for slice_ in self.slices.values():
             self._owning.step_down(slice_)

@@ -66,9 +66,7 @@ class WriterOpener:
             raise
 
     def count_loss(self) -> None:
-        """Count a lost writer, and set a pause before the next opening if several were lost in a
-        row.
-        """
+        """Count a lost writer; after several in a row, delay the opening of the next."""
         now_s = self._clock.monotonic_s()
         self.losses = 1 if now_s - self._lost_s > _LOSSES_S else self.losses + 1
         self._lost_s = now_s
