@@ -1,4 +1,4 @@
-"""Agenda of a worker: which shards have something to settle now, and when each of the rest has."""
+"""Agenda of a worker: which shards have something to settle now, and when the other shards have."""
 
 from __future__ import annotations
 

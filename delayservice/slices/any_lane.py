@@ -228,19 +228,21 @@ class AnyLane(ABC):
     # --- commit --------------------------------------------------------------------------------
 
     def checkpoint(self) -> ShardCheckpoint:
-        """Return the shard's part of a checkpoint, with the staged cursor (not committed yet)."""
+        """Return the shard's part of a checkpoint, with the cursor reached but not committed
+        yet.
+        """
         return ShardCheckpoint(
             self.topic_id, self.shard.staged, self.contracts, self._proof.committed_last, self._lost
         )
 
     def committed(self) -> None:
-        """Make the staged cursor the committed one, because its transaction was committed."""
+        """Make the cursor that the last commit carried the committed one, and read on."""
         self.shard.commit()
         self.verdicts.committed()
         self._read_on()
 
     def aborted(self) -> None:
-        """Return to the committed cursor, because the transaction was certainly aborted."""
+        """Return to the last committed cursor, because the transaction was certainly aborted."""
         self.shard.abort()
         self.verdicts.aborted()
         self._read_on()

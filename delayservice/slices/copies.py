@@ -1,4 +1,4 @@
-"""Digests of a slice's copies, and execution of commands that scan, list or rebuild copies."""
+"""Digests of a slice's copies, and execution of commands that read, list or rebuild copies."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class CopyKeeper:
 
     @property
     def is_busy(self) -> bool:
-        """Return whether a scan of a copy or a command is unfinished."""
+        """Return whether a command, or a read of a whole copy from disk, is unfinished."""
         return self.digests.is_reading or self._task is not None or bool(self._commands)
 
     # --- commands ------------------------------------------------------------------------------

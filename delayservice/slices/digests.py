@@ -33,7 +33,7 @@ _log = structlog.get_logger(__name__)
 
 @dataclass(slots=True)
 class _Copy:
-    """State of one shard's copy: its store, scans (reads of all of it from disk) and digests."""
+    """State of one shard's copy: its store, full reads of it from disk (scans), and its digests."""
 
     place: Place
     store: DigestingStore
@@ -44,11 +44,11 @@ class _Copy:
     rows_lost: bool = False
     """Whether a row of the digest did not reach the topic; set by the producer's thread."""
     asked: list[Done] = field(default_factory=list)
-    """Functions to call when the digest is published first after the next scan of the copy."""
+    """Functions to call with the first digest published after the next full read of the copy."""
     reading_for: list[Done] = field(default_factory=list)
-    """Functions to call when the digest is published first after the scan under way."""
+    """Functions to call with the first digest published after the full read under way."""
     awaited: list[Done] = field(default_factory=list)
-    """Functions to call when the digest is published next, because their scan has ended."""
+    """Functions to call with the next digest published, because their full read has ended."""
 
 
 class SliceDigests:
@@ -113,8 +113,9 @@ class SliceDigests:
 
     def turn(self, lanes: Mapping[str, AnyLane], *, is_owner: bool) -> None:
         """Publish digests at the cuts (checkpoints to publish at) that are new since the last call,
-        and do one step of a scan. ``lanes``: by delay topic. Call this before the stores are
-        pruned: a digest at an older checkpoint counts records that H has passed since.
+        and do one step of a scan (read of a whole copy from disk). ``lanes``: by delay topic. Call
+        this before the stores are pruned: a digest at an older checkpoint counts records that H has
+        passed since.
         """
         for topic, lane in lanes.items():
             if topic in self._copies:  # an owner stores by a K that has not come back yet
@@ -135,7 +136,7 @@ class SliceDigests:
 
     @property
     def damaged(self) -> int:
-        """Return the number of key ranges of the copies that the last scans could not read."""
+        """Return the number of key ranges of the copies that the last full reads could not read."""
         return sum(len(copy.store.damaged) for copy in self._copies.values())
 
     def _cuts(self) -> list[tuple[ReadBack, Checkpoint]]:

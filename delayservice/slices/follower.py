@@ -75,8 +75,8 @@ class Follower:
 
         Raises:
             KafkaEdgeError: the record is no checkpoint of this slice.
-            WrongSecretError: an unknown secret signs the slice's records; it is refused from now
-                on.
+            WrongSecretError: the owner signs records with an unknown secret; the slice is refused
+                from now on.
         """
         if self.refusal:
             return None

@@ -352,7 +352,7 @@ class Lane(PreciseLane):
     # --- commit → prune ------------------------------------------------------------------------
 
     def committed(self) -> None:
-        """Make the staged cursor the committed one, and read on."""
+        """Make the cursor that the last commit carried the committed one, and read on."""
         super().committed()
         self.past_due.forget(self.shard.committed)
 

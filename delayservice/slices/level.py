@@ -178,9 +178,8 @@ class LevelLane(AnyLane):
     # --- poll ----------------------------------------------------------------------------------
 
     def ingest(self, run: Run) -> int:
-        """Take records with consecutive offsets that were polled, in memory until they are due;
-        return the number of those not taken before. Seek back instead if a check needs earlier
-        records.
+        """Keep polled records with consecutive offsets in memory until they are due; return the
+        number of new ones. Seek back instead if the search for lost records needs earlier ones.
         """
         if run.start != self._fetch.position:
             return 0  # read before a seek

@@ -85,7 +85,7 @@ class Slice:
 
     @property
     def damaged(self) -> int:
-        """Return the number of key ranges of the copies that the last scans could not read."""
+        """Return the number of key ranges of the copies that the last full reads could not read."""
         return 0 if self.copies is None else self.copies.digests.damaged
 
     def lag_s(self, log_ends: Mapping[str, int]) -> float:
@@ -126,8 +126,8 @@ class Slice:
         )
 
     def committed(self, now_ms: int) -> None:
-        """Make the staged cursors of all lanes the committed ones, because their transaction was
-        committed. ``now_ms``: epoch milliseconds.
+        """Make the cursors of all lanes that the last commit carried the committed ones.
+        ``now_ms``: epoch milliseconds.
         """
         self.failures = 0
         self.stated.clear()

@@ -81,7 +81,7 @@ class Upkeep:
 
     @property
     def is_busy(self) -> bool:
-        """Return whether a scan of a copy, or a repair command, is unfinished in any slice."""
+        """Return whether a repair command, or a read of a whole copy from disk, is unfinished."""
         return bool(self._busy)
 
     def turn(self) -> None:
