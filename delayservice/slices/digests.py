@@ -44,11 +44,11 @@ class _Copy:
     rows_lost: bool = False
     """Whether a row of the digest did not reach the topic; set by the producer's thread."""
     asked: list[Done] = field(default_factory=list)
-    """Functions to call with the first digest published after the next full read of the copy."""
+    """Functions to call when a digest is published after the next full read of the copy."""
     reading_for: list[Done] = field(default_factory=list)
-    """Functions to call with the first digest published after the full read under way."""
+    """Functions to call when a digest is published after the full read under way has ended."""
     awaited: list[Done] = field(default_factory=list)
-    """Functions to call with the next digest published, because their full read has ended."""
+    """Functions to call when the next digest is published, because their full read has ended."""
 
 
 class SliceDigests:
