@@ -1,1 +1,1 @@
-"""Counts of a node, and their export to Prometheus."""
+"""Metrics and status of a node, and their export to Prometheus."""

@@ -1,8 +1,8 @@
-"""The counts of a worker, which it sends to the supervisor.
+"""Metrics that a worker keeps and sends to the supervisor.
 
-A worker owns one ``SliceMetrics`` for each of its slices and updates it once per batch, never per
-record. Once a second it sends ``snapshot.encode_snapshot`` of all of them to the supervisor, whose
-``hub.MetricsHub`` shows them to Prometheus.
+A worker has one ``SliceMetrics`` for each of its slices and updates it once per batch, never per
+record. About once a second it sends ``snapshot.encode_snapshot`` of all of them to the supervisor,
+whose ``hub.MetricsHub`` exports them to Prometheus.
 """
 
 from __future__ import annotations
@@ -38,42 +38,45 @@ LATENESS_BOUNDS_MS = (
     900_000,
     3_600_000,
 )
-"""Inclusive upper bounds of the lateness buckets, in ms; the last bucket has no bound."""
+"""Inclusive upper bounds of the buckets of lateness, in ms; one more bucket has no bound."""
 
 TRANSACTION_BOUNDS_MS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 2_500, 5_000, 10_000, 30_000)
-"""Upper bounds of the buckets for durations of transactions and turns, in ms."""
+"""Inclusive upper bounds of the buckets for durations of transactions and of iterations of the
+worker's loop, in ms; one more bucket has no bound."""
 
 
 TARGETS_MAX: Final = 20
-"""Largest number of pairs of delay topic and target with metrics of their own; metrics of all
+"""Largest number of pairs of delay topic and target topic that have metrics each; those of all
 other pairs are added up."""
 
 
 class Histogram(msgspec.Struct):
-    """Counts per bucket (not cumulative), and the sum of the observed values in ms."""
+    """Histogram of values in ms: number of values per bucket (not cumulative), and their sum."""
 
     counts: list[int]
     sum_ms: float = 0.0
 
     @classmethod
     def empty(cls, bounds: Sequence[int]) -> Histogram:
-        """Return a histogram without observations: a bucket for each bound and one above."""
+        """Return a histogram without values: a bucket for each bound and one above the last."""
         return cls([0] * (len(bounds) + 1))
 
     def add(self, other: Histogram) -> None:
-        """Add the counts of ``other``, which has the same bounds."""
+        """Add the counts and the sum of ``other``, which has the same bounds."""
         self.counts = [mine + its for mine, its in zip(self.counts, other.counts, strict=True)]
         self.sum_ms += other.sum_ms
 
     def since(self, before: Histogram) -> Histogram:
-        """Return the observations after ``before``, an earlier state of this histogram."""
+        """Return the values added after ``before``, an earlier state of this histogram."""
         pairs = zip(self.counts, before.counts, strict=True)
         return Histogram([now - earlier for now, earlier in pairs], self.sum_ms - before.sum_ms)
 
     def quantile_ms(self, fraction: float, bounds: Sequence[int]) -> int | None:
-        """Return an upper estimate of the quantile, in ms: the upper bound of its bucket.
+        """Return the upper bound of the bucket that contains the quantile, in ms. ``fraction``:
+        0.99 for the 99th percentile; ``bounds``: those of the buckets, in ms.
 
-        None: there are no observations; the highest bound: the quantile is above all bounds.
+        None: the histogram is empty. If the quantile is above all bounds, the last bound is
+        returned.
         """
         total = sum(self.counts)
         seen = 0
@@ -93,9 +96,7 @@ def _transaction_times() -> Histogram:
 
 
 def histogram_of(lateness_ms: Collection[int]) -> Histogram:
-    """Return the histogram of lateness values in ms, in any order; fast if they are sorted already,
-    as in a batch in key order.
-    """
+    """Return the lateness values, in ms, as a histogram with bounds ``LATENESS_BOUNDS_MS``."""
     found, ordered, below = _lateness(), sorted(lateness_ms), 0
     for index, bound in enumerate(LATENESS_BOUNDS_MS):
         upto = bisect_right(ordered, bound, below)
@@ -107,17 +108,17 @@ def histogram_of(lateness_ms: Collection[int]) -> Histogram:
 
 
 class WorkerMetrics(msgspec.Struct):
-    """Metrics of a whole worker. Single-threaded: its loop writes them.
+    """Metrics of a whole worker. Only the thread of its loop writes them.
 
     Attributes:
         cpu_s: CPU time of the process, seconds.
         memory_bytes: resident memory of the process.
-        turns: durations of the loop's turns, without the wait for records.
-        transactions: durations of committed transactions, begin to commit.
-        targets: lateness by delay topic and target, for ``TARGETS_MAX`` pairs; other targets count
-            as ``census.OTHERS``.
-        apart: lateness of special cases, by kind (``outcome.PAST_DUE``, ``outcome.RESUMED``,
-            ``outcome.SENT_HOME``).
+        turns: durations of the iterations of its loop, without the wait for records.
+        transactions: durations of committed transactions, from begin to commit.
+        targets: lateness by delay topic and target topic, for ``TARGETS_MAX`` pairs; deliveries to
+            other targets count as ``census.OTHERS``.
+        apart: lateness of records that were due when written, put off, or sent to their home, by
+            kind (``outcome.PAST_DUE``, ``outcome.RESUMED``, ``outcome.SENT_HOME``).
     """
 
     cpu_s: float = 0.0
@@ -134,7 +135,9 @@ class WorkerMetrics(msgspec.Struct):
     )
 
     def observe_target(self, topic: str, target: str, lateness: Histogram) -> None:
-        """Add lateness of deliveries to a target; after ``TARGETS_MAX`` pairs, to ``OTHERS``."""
+        """Add the lateness of deliveries from delay topic ``topic`` to ``target``; if there are
+        ``TARGETS_MAX`` other pairs, to ``OTHERS``.
+        """
         of_topic = self.targets.setdefault(topic, {})
         if target not in of_topic and sum(map(len, self.targets.values())) >= TARGETS_MAX:
             target = OTHERS
@@ -154,33 +157,32 @@ class WorkerMetrics(msgspec.Struct):
 
 
 def observe_s(histogram: Histogram, seconds: float) -> None:
-    """Add a duration in s to a histogram with the buckets of ``TRANSACTION_BOUNDS_MS``."""
+    """Add a duration in s to ``histogram``, whose bounds are ``TRANSACTION_BOUNDS_MS``."""
     milliseconds = seconds * 1_000
     histogram.counts[bisect_left(TRANSACTION_BOUNDS_MS, milliseconds)] += 1
     histogram.sum_ms += milliseconds
 
 
 class Counters(msgspec.Struct):
-    """Counters of one slice since its worker started."""
+    """Counters of one slice since the process of its worker started."""
 
     ingested: int = 0
-    """Source records stored, including control records and invalid ones."""
+    """Number of source records stored, control records and invalid ones included."""
     settled: dict[str, int] = msgspec.field(default_factory=dict)
-    """Committed outcomes by name (``engine.outcome.OUTCOME_NAMES``)."""
+    """Number of committed outcomes by name (``engine.outcome.OUTCOME_NAMES``)."""
     rejected: dict[str, int] = msgspec.field(default_factory=dict)
-    """Dead letters by ``delay-error`` code."""
+    """Number of dead letters by their ``delay-error`` code."""
     early: int = 0
-    """Deliveries before their due time; not 0: a bug or a wrong clock."""
+    """Number of deliveries before their due time; not 0: a bug or a wrong clock."""
     aborts: int = 0
-    """Transactions that were aborted, or whose outcome was unknown."""
+    """Number of transactions that were aborted, or whose result was unknown."""
     over_cap: int = 0
-    """Records beyond the cap of their second (``delivery.slot_records_max``)."""
+    """Number of records due in a second that has ``delivery.slot_records_max`` records already."""
     lateness: Histogram = msgspec.field(default_factory=_lateness)
-    """Lateness of deliveries, without records that were past due when written, and without parked
-    and paced ones."""
+    """Lateness of deliveries, except of records parked, paced, or due before they were written."""
 
     def add(self, other: Counters) -> None:
-        """Add the counts of ``other``."""
+        """Add the counts of ``other``, of another slice or of an earlier worker process."""
         self.ingested += other.ingested
         self.early += other.early
         self.aborts += other.aborts
@@ -191,7 +193,7 @@ class Counters(msgspec.Struct):
         self.lateness.add(other.lateness)
 
     def since(self, before: Counters) -> Counters:
-        """Return the counts after ``before``, an earlier state of these counters."""
+        """Return what was counted after ``before``, an earlier state of these counters."""
         return Counters(
             self.ingested - before.ingested,
             {name: n - before.settled.get(name, 0) for name, n in self.settled.items()},
@@ -204,45 +206,45 @@ class Counters(msgspec.Struct):
 
 
 class SliceMetrics(msgspec.Struct):
-    """One slice as its worker sees it. Single-threaded: the slice's loop writes it."""
+    """Metrics of one slice as its worker has them. Only the thread of its loop writes them."""
 
     slice: int
     counters: Counters = msgspec.field(default_factory=Counters)
     state: str = "replica"
-    """``owner``, ``replica``, or the value of ``cause`` if the node may not own it."""
+    """``owner``, ``replica``, or the value of ``cause`` if this node may not own the slice."""
     cause: str = ""
-    """Why this node may not own it (``engine.electability.Cause``); empty: it may."""
+    """Why this node may not own the slice (``engine.electability.Cause``); empty: it may."""
     reason: str = ""
     """Explanation of ``cause`` for people, one sentence."""
     alarm: str = ""
     """Problem that stops or endangers delivery, one sentence; empty: no problem."""
     epoch: int = 0
-    """Epoch of this node's ownership; 0: not the owner."""
+    """Epoch of this node's ownership of the slice; 0: it is not the owner."""
     lag_s: float = -1.0
-    """Lag of the copy behind the owner's, in s; negative: unknown."""
+    """Time by which the copy is behind the owner's, in s; negative: unknown."""
     storing_stopped: bool = False
     """Whether the disk is too full to store more."""
     damaged: int = 0
-    """Number of ranges of the copy that the last scan of the disk could not read."""
+    """Number of key ranges of the copy that could not be read when all of it was read last."""
     lost_offsets: int = 0
-    """Unsettled offsets that retention deleted, according to the newest checkpoint."""
+    """Number of offsets deleted by retention unsettled, according to the newest checkpoint."""
     pending: int = 0
-    """Records that wait, without those known to be cancelled, replaced or fired."""
+    """Number of pending records, without those known to be cancelled, replaced or fired."""
     store_bytes: int = 0
-    """Size of its stores on the disk."""
+    """Size of the slice's stores on the disk, in bytes."""
     oldest_due_ms: int | None = None
     """Due time of the first pending record, epoch milliseconds; None: no record is pending."""
     topics: dict[str, TopicCounts] = msgspec.field(default_factory=dict)
-    """Counts of waiting records by delay topic; empty while another node owns the slice, so that
+    """Numbers of pending records by delay topic; empty unless this node owns the slice, so that
     sums over the nodes count each record once."""
     cursor_age_s: float = 0.0
-    """Time since the last commit of the cursor, or since it last needed no commit, in s."""
+    """Time since the worker's last commit began, in s; 0: the slice's cursor needs no commit."""
     source_lag: int = 0
-    """Source records in Kafka that are not stored yet."""
+    """Number of source offsets in Kafka that are not stored yet."""
 
     def observe_lateness(self, lateness_ms: Collection[int]) -> Histogram:
-        """Add the lateness of a committed batch's records, in ms, in any order; return the added
-        histogram.
+        """Add the lateness of one batch of delivered records, in ms, in any order; return it as a
+        histogram. Negative values count as early.
         """
         added = histogram_of(lateness_ms)
         if min(lateness_ms, default=0) < 0:
@@ -266,14 +268,14 @@ class AuditFacts(msgspec.Struct):
 
 
 class ReconcileFacts(msgspec.Struct):
-    """Result of the newest comparison of copies.
+    """Result of the newest comparison of the nodes' copies.
 
     Attributes:
         at_ms: time of the comparison, epoch milliseconds.
         findings: number of findings by kind.
-        records: pending records that were compared.
-        pending: all pending records.
-        repairs: number of repairs made by the comparing process.
+        records: number of pending records that were compared.
+        pending: number of all pending records.
+        repairs: number of copies repaired by the process that compares.
         is_stopped: whether the limit of repairs is reached, so that no more are made.
     """
 
@@ -286,11 +288,11 @@ class ReconcileFacts(msgspec.Struct):
 
 
 class PauseFacts(msgspec.Struct):
-    """All active pauses."""
+    """All active pauses of deliveries."""
 
     told: list[Pause]
-    """Pauses shown one by one, longest first."""
+    """The longest pauses one by one, longest first."""
     counts: dict[str, int]
-    """Number of all pauses by kind."""
+    """Number of all pauses by kind, ``target`` or ``topic``."""
     others_at_ms: int | None
     """Start of the longest pause not in ``told``, epoch milliseconds; None: all are in ``told``."""

@@ -1,4 +1,4 @@
-"""Facts about a node that are exported as metrics, and its status that is derived from them."""
+"""State of a node from which its metrics and its status are made."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from delayservice.metrics.counts import (
 from delayservice.metrics.status import SliceState, TargetState, WorkerState
 
 SLICES_NAMED_MAX = 10
-"""Largest number of slices that a problem names; others are only counted."""
+"""Largest number of slices that the text of a problem names; further ones are only counted."""
 
 
 @dataclass(frozen=True, slots=True)
 class SliceReport:
-    """Last report of a slice by its worker. ``cursor_age_s``: time since the last commit of the
-    cursor until now, in s.
+    """Last report about a slice. ``worker``: number of the worker; ``cursor_age_s``: time since the
+    worker's last commit, in s, or the age of the report if the cursor needed no commit.
     """
 
     worker: int
@@ -36,12 +36,12 @@ class SliceReport:
 
 
 class Unelectable(NamedTuple):
-    """A slice that a worker may not own, or all of its slices, and why.
+    """A slice that a worker may not own, and why; or all slices of the worker.
 
     Attributes:
         worker: number of the worker.
         slice: number of the slice; None: all slices of the worker.
-        cause: one of ``engine.electability.Cause``.
+        cause: value of ``engine.electability.Cause``.
         reason: explanation of the cause for people, one sentence.
     """
 
@@ -53,8 +53,9 @@ class Unelectable(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class NodeFacts:
-    """State of a node at one moment. ``totals``: counters by slice since the node started;
-    ``audit``: result of the newest audit; ``copies``: of the newest comparison of copies.
+    """State of a node at one moment. ``workers``, ``slices``: as last reported; ``totals``:
+    counters by slice since the node started; ``audit``: result of the newest audit; ``copies``:
+    result of the newest comparison of the nodes' copies.
     """
 
     node_id: str
@@ -64,34 +65,34 @@ class NodeFacts:
     totals: dict[int, Counters]
     audit: AuditFacts | None = None
     restarts: Mapping[int, int] = field(default_factory=dict)
-    """Number of losses of each worker process since the node started."""
+    """Number of times that each worker was lost and replaced since the node started."""
     workers_missing: int = 0
-    """Number of workers that are lost and not back, or have not reported yet."""
+    """Number of workers that were lost and are not back, or have not reported yet."""
     disk_used_percent: Mapping[int, float] = field(default_factory=dict)
     """Used part of the stores' disk, in percent, by worker."""
     problems: Sequence[str] = ()
-    """Problems of the whole node, one sentence each."""
+    """Problems of the delay topics and of the service's own topics, one sentence each."""
     slices_there: int | None = None
-    """Number of slices of the delay topics; None: no report yet."""
+    """Number of slices of the delay topics, on all nodes; None: no worker has reported yet."""
     topics: Mapping[str, TopicCounts] = field(default_factory=dict)
-    """Counts of waiting records in the slices that this node owns, by delay topic."""
+    """Numbers of pending records in the slices that this node owns, by delay topic."""
     worker_totals: Mapping[int, WorkerMetrics] = field(default_factory=dict)
-    """Metrics of whole workers, by worker, since the node started."""
+    """Metrics of each worker since the node started, by its number."""
     copies: ReconcileFacts | None = None
     pauses: PauseFacts | None = None
-    """Active pauses; None: not read yet."""
+    """Active pauses of deliveries; None: the pauses topic was not read yet."""
     topics_age_s: float | None = None
-    """Longest time since a worker's last successful refresh of the delay topics, in s; None: no
-    report yet."""
+    """Time since the delay topics were last read with success, in s, of the worker for which it is
+    longest; None: no worker has reported yet."""
     unelectable: Sequence[Unelectable] = ()
-    """Workers and slices that must not be owned here, with the reasons."""
+    """Workers and slices that this node may not own, with the reasons."""
     pinned: str = ""
-    """Why ownership is pinned; empty: it is not."""
+    """Why slices stay on their owners; empty: they may move."""
 
 
 def why_not_electable(facts: NodeFacts) -> list[str]:
-    """Return which slices the node may not own and why, a sentence for each cause; empty: it may
-    own all slices of which it has a copy.
+    """Return why the node may not own slices, a sentence for each worker or cause that names the
+    slices; empty: it may own all of which it has a copy.
     """
     said = [f"worker {one.worker}: {one.reason}" for one in facts.unelectable if one.slice is None]
     slices: dict[str, list[Unelectable]] = {}
@@ -107,7 +108,9 @@ def why_not_electable(facts: NodeFacts) -> list[str]:
 
 
 def topics_of(slices: Iterable[SliceReport]) -> dict[str, TopicCounts]:
-    """Return the counts of waiting records summed over slices, by delay topic and target."""
+    """Return the numbers of pending records by delay topic, summed over the slices. Target topics
+    with few records are combined.
+    """
     topics: dict[str, TopicCounts] = {}
     for report in slices:
         for topic, counts in report.metrics.topics.items():
@@ -124,7 +127,7 @@ def topics_of(slices: Iterable[SliceReport]) -> dict[str, TopicCounts]:
 
 
 def target_states(facts: NodeFacts) -> list[TargetState]:
-    """Return the state of each delay topic and target, with most parked records first."""
+    """Return the state of each pair of delay topic and target topic, most parked records first."""
     waiting = {
         (topic, target): found
         for topic, counts in facts.topics.items()
@@ -157,7 +160,7 @@ def target_states(facts: NodeFacts) -> list[TargetState]:
 
 
 def slice_state(report: SliceReport, totals: Counters) -> SliceState:
-    """Return the state of a slice as shown in ``/status``."""
+    """Return a slice's state for ``/status``. ``totals``: its counters since the node started."""
     metrics = report.metrics
     return SliceState(
         slice=metrics.slice,

@@ -1,6 +1,6 @@
-"""All metrics exported to Prometheus: name, kind, labels and meaning.
+"""All metrics that a node exports to Prometheus: name, kind, labels and meaning.
 
-``docs/metrics.md`` lists the same metrics, and a test compares them.
+``docs/metrics.md`` lists the same metrics, and a test compares both.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _MS = 1_000
 
 
 def export(facts: NodeFacts) -> Iterator[Metric]:
-    """Yield the metric families of a node's facts."""
+    """Yield all metrics of a node, made from its state ``facts``, for the Prometheus client."""
     yield InfoMetricFamily(
         "delay_build",
         "Version of the service and name of the node.",
@@ -87,7 +87,9 @@ def _filled(
     gauges: Sequence[GaugeMetricFamily],
     rows: Iterable[tuple[Sequence[str], Sequence[float | None]]],
 ) -> Sequence[Metric]:
-    """Add rows of labels and one value for each gauge; a value of None is left out."""
+    """Add to each gauge its value of each row, and return the gauges. ``rows``: label values, and
+    one value for each gauge; None adds nothing.
+    """
     for labels, values in rows:
         for gauge, value in zip(gauges, values, strict=True):
             if value is not None:
@@ -208,7 +210,7 @@ _OF_SLICES: Final = {
     "delay_replica_lag_seconds": "How far the copy is behind the owner's; absent while that is "
     "not known.",
 }
-"""Gauges of each slice; ``_of_slice`` returns their values in the same order."""
+"""Names and help texts of each slice's gauges; ``_of_slice`` returns their values in this order."""
 
 
 def _of_slice(report: SliceReport) -> tuple[float | None, ...]:
@@ -256,7 +258,7 @@ _COUNTS: Final = {
     "delay_transaction_aborts": "Transactions aborted or of unknown outcome.",
     "delay_slot_full": "Records due in a second that had as many as it takes already.",
 }
-"""Counters of each slice that have no other label."""
+"""Names and help texts of the counters of each slice that have no label but ``slice``."""
 
 
 def _counters(totals: dict[int, Counters]) -> Iterator[Metric]:
@@ -336,7 +338,9 @@ def _lateness_of_targets(totals: Mapping[int, WorkerMetrics]) -> Iterator[Metric
 def _add(
     family: HistogramMetricFamily, labels: list[str], histogram: Histogram, bounds_ms: Sequence[int]
 ) -> None:
-    """Add a histogram in Prometheus' form: cumulative buckets, bounds in s, the last infinite."""
+    """Add a histogram to ``family`` in Prometheus' form: cumulative buckets, with bounds in s, the
+    last infinite. ``labels``: label values; ``bounds_ms``: bounds of the buckets, in ms.
+    """
     total = 0
     buckets: list[tuple[str, float]] = []
     names = [*(str(bound / _MS) for bound in bounds_ms), "+Inf"]

@@ -1,7 +1,7 @@
-"""Metrics of all workers, collected in the supervisor.
+"""Metrics of all workers of a node, collected in the supervisor.
 
-Counters belong to the node and never decrease while it runs: the counts of a dead worker are kept,
-per slice. After a restart of the whole node they start at zero, which Prometheus detects as a
+Counters belong to the node and never decrease while it runs: the counts of a dead worker are kept
+for each slice. After a restart of the whole node they start at zero, which Prometheus detects as a
 counter reset.
 """
 
@@ -41,21 +41,23 @@ T = TypeVar("T")
 
 @dataclass(slots=True)
 class _Worker:
-    """The last two snapshots of one worker, with their arrival times (monotonic seconds)."""
+    """Last snapshot of one worker process and when it arrived, monotonic seconds. ``before``:
+    metrics and arrival of the snapshot before it.
+    """
 
     snapshot: Snapshot
     arrived_s: float
     before: tuple[WorkerMetrics, float] | None = None
 
     def take(self, snapshot: Snapshot, arrived_s: float) -> None:
-        """Store the next snapshot, which arrived at ``arrived_s``."""
+        """Replace the snapshot by the next one. ``arrived_s``: its arrival, monotonic seconds."""
         self.before = self.snapshot.worker, self.arrived_s
         self.snapshot = snapshot
         self.arrived_s = arrived_s
 
     @property
     def cpu_ratio(self) -> float | None:
-        """Return the used part of a core between the two snapshots; None: there is only one."""
+        """Return the used part of a core between the last two snapshots; None: there is one."""
         if self.before is None or self.arrived_s <= self.before[1]:
             return None
         metrics, arrived_s = self.before
@@ -63,13 +65,17 @@ class _Worker:
 
     @property
     def turn_ms_p99(self) -> int | None:
-        """Return the 99th percentile of turn durations between the two snapshots, in ms."""
+        """Return the 99th percentile of the durations of the loop's iterations between the last two
+        snapshots, in ms; None: there was no iteration.
+        """
         turns = self.snapshot.worker.turns
         between = turns if self.before is None else turns.since(self.before[0].turns)
         return between.quantile_ms(0.99, TRANSACTION_BOUNDS_MS)
 
     def state(self, index: int, restarts: int, now_s: float, totals: WorkerMetrics) -> WorkerState:
-        """Return the state of the worker; ``totals`` includes its earlier processes."""
+        """Return the worker's state for ``/status``. ``index``: its number; ``now_s``: monotonic
+        seconds; ``totals``: its metrics, with those of its earlier processes.
+        """
         cpu_ratio = self.cpu_ratio
         return WorkerState(
             worker=index,
@@ -84,19 +90,19 @@ class _Worker:
 
 
 class NodeTotals(NamedTuple):
-    """Counters of all slices since the node started, and the number of waiting records."""
+    """Counters of all slices together since the node started, and the number of pending records."""
 
     counters: Counters
     pending: int
 
 
 class MetricsHub:
-    """Collector of the workers' snapshots. Any thread may call any method."""
+    """Collector of the workers' snapshots in the supervisor. Any thread may call any method."""
 
     def __init__(
         self, settings: Settings, monotonic_s: Callable[[], float] = time.monotonic
     ) -> None:
-        """Create a hub for the node of ``settings``."""
+        """Create a hub without snapshots. ``monotonic_s``: returns the monotonic time, in s."""
         self._node_id = settings.node.node_id
         self._workers_wanted = settings.node.workers
         self._now_s = monotonic_s
@@ -108,11 +114,12 @@ class MetricsHub:
         self._waits_for = ""
         self._past_workers: dict[int, WorkerMetrics] = {}
         self._total = Counters()
-        """Sum over all slices, dropped ones included, updated with each change so that no walk over
-        all slices is needed."""
+        """Sum of the counters of all slices, dropped ones included. It is updated with each
+        snapshot, so that no call has to add up all slices."""
 
     def update(self, worker_index: int, snapshot_bytes: bytes) -> None:
-        """Store a worker's snapshot, encoded by ``encode_snapshot``.
+        """Replace a worker's snapshot, encoded by ``encode_snapshot``, and add what it counted
+        since.
 
         Raises:
             DelayServiceError: the bytes are not a snapshot of this version.
@@ -132,13 +139,13 @@ class MetricsHub:
             known.take(snapshot, self._now_s())
 
     def turn_s(self, worker_index: int) -> float:
-        """Return the duration of the loop's turn at a worker's last report, in s."""
+        """Return how long the loop's iteration had lasted at a worker's last report, in s."""
         with self._lock:
             worker = self._workers.get(worker_index)
             return 0.0 if worker is None else worker.snapshot.turn_s
 
     def _add_to_total(self, old: Snapshot | None, new: Snapshot) -> None:
-        """Add the counts of the slices since the snapshot before to the total."""
+        """Add what the slices counted from snapshot ``old`` to snapshot ``new`` to the total."""
         before = {m.slice: m.counters for m in old.slices} if old is not None else {}
         same = old.packed.keys() if old is not None else ()
         for packed in new.packed.keys() - same:
@@ -152,9 +159,10 @@ class MetricsHub:
         self._waits_for = why
 
     def forget(self, worker_index: int) -> None:
-        """Remove the gauges of a worker that has ended, keep its counters, and count a restart.
+        """Remove the snapshot of a worker process that has ended, keep its counters, and count a
+        restart.
 
-        Workers that die before their first report count as well, to show a loop of crashes.
+        Workers that die before their first report count as well, so that a loop of crashes is seen.
         """
         with self._lock:
             self._count_loss(worker_index)
@@ -169,7 +177,7 @@ class MetricsHub:
             self._keep(metrics)
 
     def _keep_dropped(self, old: Snapshot, new: Snapshot) -> None:
-        """Keep the counts of slices that are missing from a worker's new snapshot."""
+        """Keep the counters of slices that are in snapshot ``old`` and missing in ``new``."""
         reported = {metrics.slice for metrics in new.slices}
         for metrics in old.slices:
             if metrics.slice not in reported:
@@ -179,7 +187,7 @@ class MetricsHub:
         self._past.setdefault(metrics.slice, Counters()).add(metrics.counters)
 
     def totals(self) -> NodeTotals:
-        """Return the current totals of all slices."""
+        """Return the counters of all slices together, and the number of pending records."""
         with self._lock:
             total = Counters()
             total.add(self._total)
@@ -188,7 +196,7 @@ class MetricsHub:
             return NodeTotals(total, pending)
 
     def facts(self) -> NodeFacts:
-        """Return the current state of the node, as exported."""
+        """Return the state of the node now, from which metrics and status are made."""
         with self._lock:
             now_s = self._now_s()
             workers = sorted(self._workers.items())
@@ -240,7 +248,7 @@ class MetricsHub:
             )
 
     def _slice_totals(self, slices: Sequence[SliceReport]) -> dict[int, Counters]:
-        """Return the counts of each slice since the node started."""
+        """Return the counters of each slice since the node started, by its number."""
         totals: dict[int, Counters] = {}
         for number, past in self._past.items():
             totals.setdefault(number, Counters()).add(past)
@@ -249,7 +257,7 @@ class MetricsHub:
         return totals
 
     def _unelectable(self, worker_index: int) -> Iterator[Unelectable]:
-        """Yield the slices that a worker may not own, with the reason: one entry if it is all."""
+        """Yield the slices that a worker may not own, and why; a single item if it may own none."""
         worker = self._workers.get(worker_index)
         silent_s = math.inf if worker is None else self._now_s() - worker.arrived_s
         seen = WorkerFacts(kafka=self._waits_for) if self._waits_for else WorkerFacts(silent_s)
@@ -265,7 +273,7 @@ class MetricsHub:
                 yield Unelectable(worker_index, metrics.slice, metrics.cause, metrics.reason)
 
     def _worker_totals(self) -> dict[int, WorkerMetrics]:
-        """Return the metrics of each worker, including its earlier processes."""
+        """Return each worker's metrics since the node started, by number of the worker."""
         totals: dict[int, WorkerMetrics] = {}
         for number, past in self._past_workers.items():
             totals.setdefault(number, WorkerMetrics()).add(past)
@@ -274,8 +282,8 @@ class MetricsHub:
         return dict(sorted(totals.items()))
 
     def status(self) -> NodeState:
-        """Return the content of ``/status``. Healthy: the node may own all slices of which it has a
-        copy, and no slice has an alarm.
+        """Return the content of ``/status``. It is healthy if the node may own all slices of which
+        it has a copy, no slice has an alarm, and there is no other problem.
         """
         facts = self.facts()
         problems = why_not_electable(facts)

@@ -1,4 +1,4 @@
-"""The pauses in metrics and status, limited in number and size whatever the topic holds."""
+"""Active pauses for metrics and status, limited in number and size."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from delayservice.metrics.counts import PauseFacts
 from delayservice.metrics.status import Pause
 
 PAUSES_TOLD_MAX: Final = 200
-"""Largest number of pauses shown one by one, as each is a series in Prometheus."""
+"""Largest number of pauses shown one by one, because each is a time series in Prometheus."""
 _REASON_CHARS_MAX: Final = 200
 _AT_MS_MAX: Final = 253_402_300_799_999
-"""End of the year 9999, epoch milliseconds; limit for rows that were written by hand."""
+"""Latest start of a pause, epoch milliseconds: the end of the year 9999."""
 _NAME: Final = re.compile(r"[A-Za-z0-9._*?-]{1,249}")
-"""A legal topic name, or a pattern of topic names."""
+"""Pattern of a legal topic name, or of a pattern of topic names."""
 
 
 def pause_facts(pauses: Pauses | None) -> PauseFacts | None:
-    """Return the longest pauses one by one, and the number of all pauses by kind; None: the pauses
-    topic has not been read yet.
+    """Return the longest pauses, ``PAUSES_TOLD_MAX`` at most, and the number of all by kind; None:
+    the pauses topic has not been read yet.
     """
     if pauses is None:
         return None

@@ -1,4 +1,4 @@
-"""Snapshot of a worker's counts, encoded for the supervisor."""
+"""Snapshot of a worker's metrics, and its encoding for the supervisor."""
 
 from __future__ import annotations
 
@@ -22,11 +22,12 @@ from delayservice.metrics.counts import (
 )
 
 _STARTED_NS: Final = time.monotonic_ns()
-"""Start of this process by the monotonic clock, nanoseconds."""
+"""Start of this process, monotonic clock, nanoseconds."""
 
 
 class Snapshot(msgspec.Struct):
-    """All slices of one worker process; counters grow within one ``(pid, started_ns)``.
+    """Metrics of one worker process and all its slices. Counters only grow while ``pid`` and
+    ``started_ns`` stay the same.
 
     Attributes:
         pid: process id of the worker.
@@ -35,13 +36,14 @@ class Snapshot(msgspec.Struct):
         audit: result of the newest audit; only one worker of a node knows it.
         slices_there: number of slices of the delay topics, on all nodes.
         pauses: active pauses; None: not read yet.
-        topics_age_s: time since the last successful refresh of the delay topics, or since the
-            start, seconds.
-        verdict: why the worker may not own any slice, as cause and for people; empty: it may.
-        turn_s: duration of the current turn of its loop, seconds; the metrics of its slices are
-            that old.
+        topics_age_s: time since the delay topics were last read with success, or since the start,
+            seconds.
+        verdict: why the worker may not own any slice: the cause, and a sentence for people. Empty:
+            it may.
+        turn_s: time for which the current iteration of its loop has lasted, seconds; the metrics of
+            its slices are that old.
         worker: metrics of the whole worker.
-        pinned: why ownership is pinned; empty: it is not.
+        pinned: why slices stay on their owners; empty: they may move.
         copies: result of the newest comparison of copies; only one worker of a node knows it.
         started_ns: start of the process, monotonic clock, nanoseconds.
         packed: metrics of its slices, by the bytes of ``encode_slice``; ``decode_snapshot`` fills
@@ -65,7 +67,7 @@ class Snapshot(msgspec.Struct):
 
     @property
     def slices(self) -> Collection[SliceMetrics]:
-        """Return the metrics of each slice."""
+        """Return the metrics of each slice of the worker."""
         return self.packed.values()
 
 
@@ -76,13 +78,13 @@ _decode_slice = msgspec.msgpack.Decoder(SliceMetrics).decode
 
 
 def encode_slice(metrics: SliceMetrics) -> bytes:
-    """Encode one slice for ``encode_snapshot``; costs a tenth of copying it for other threads."""
+    """Return the metrics of one slice encoded, cheaper than a copy of them for other threads."""
     return _encode(metrics)
 
 
 def encode_snapshot(snapshot: Snapshot, slices: Iterable[bytes] = ()) -> bytes:
-    """Encode a worker's snapshot for ``MetricsHub.update``; ``slices`` come from ``encode_slice``,
-    and ``snapshot.packed`` is empty.
+    """Return a worker's snapshot encoded for ``MetricsHub.update``. ``slices``: results of
+    ``encode_slice``; ``snapshot.packed`` must be empty.
     """
     return _encode((snapshot, [msgspec.Raw(packed) for packed in slices]))
 
@@ -91,13 +93,14 @@ def decode_snapshot(data: bytes, known: Mapping[bytes, SliceMetrics] = _NOTHING)
     """Return the snapshot that ``encode_snapshot`` encoded.
 
     Args:
-        data: the snapshot.
-        known: ``Snapshot.packed`` of the worker's snapshot before. A slice that has not changed
+        data: the encoded snapshot.
+        known: ``Snapshot.packed`` of the same worker's last snapshot. A slice that has not changed
             since is taken from there, because decoding a thousand slices costs more than all else
             that an idle supervisor does.
 
     Raises:
-        DelayServiceError: not a snapshot; worker and supervisor have different versions.
+        DelayServiceError: the bytes are not a snapshot; worker and supervisor have different
+            versions.
     """
     try:
         snapshot, slices = _decode(data)

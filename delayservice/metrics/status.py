@@ -1,4 +1,4 @@
-"""State of a node: what `/status`, the API and `delayservice status` show."""
+"""State of a node as `/status`, the API and `delayservice status` show it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A worker's answers to queries, which read each slice in turn for a few milliseconds."""
+"""Answers of a worker to queries, which read each slice for a few milliseconds at a time."""
 
 from __future__ import annotations
 
@@ -25,25 +25,25 @@ from delayservice.process.worker_thread import WorkerThread
 from delayservice.slices.any_lane import AnyLane, PreciseLane
 
 LOOK_TIMEOUT_S: Final = 1.0
-"""Wait for access to a busy slice, in s."""
+"""Longest wait until a query may read a slice that is busy, in s."""
 SEARCH_S: Final = 0.3
-"""Time limit of one page of a search, in s; every lane is read at least once."""
+"""Time limit of one page of a search, in s; every lane is read once even if that takes longer."""
 SEARCH_WAIT_S: Final = 3.0
-"""Wait for the end of other searches, in s."""
+"""Longest wait of a search for the end of other searches, in s."""
 SEARCH_PAUSE_S: Final = 0.001
-"""Pause of a search after each read, in s, so that delivery comes first."""
+"""Pause of a search after it has read a lane, in s, so that delivery comes first."""
 
 _searching = threading.Lock()
-"""Lock that allows one search at a time, as a search takes CPU time from delivery."""
+"""Lock by which searches follow one another, because a search takes CPU time from delivery."""
 
 _Answer = Page | Fate | BacklogCounts | list[Pending] | None
 
 
 def answer(question: Search | Find | Locate | Ahead, thread: WorkerThread) -> _Answer:
-    """Return the answer to a query from the slices of a worker.
+    """Return the answer to a query, read from the slices of one worker.
 
     Raises:
-        DelayServiceError: a slice is busy, or can't be read.
+        DelayServiceError: a slice is busy or was closed, or other searches take too long.
     """
     if isinstance(question, Search):
         return _search(question, thread)
@@ -60,7 +60,9 @@ def answer(question: Search | Find | Locate | Ahead, thread: WorkerThread) -> _A
 
 
 def _search(question: Search, thread: WorkerThread) -> Page:
-    """Read every lane a little in turn until the time is over; return the page found."""
+    """Read all lanes in small steps, by rotation, until the records are found or ``SEARCH_S`` has
+    passed; return a page of them.
+    """
     if not _searching.acquire(timeout=SEARCH_WAIT_S):
         raise DelayServiceError("other searches are under way; try again in a moment")
     try:
@@ -105,10 +107,10 @@ def _precise(lanes: Mapping[str, AnyLane]) -> list[PreciseLane]:
 
 @contextmanager
 def _lanes(thread: WorkerThread, number: int) -> Iterator[Mapping[str, AnyLane]]:
-    """Give access to the lanes of a slice.
+    """Give access to the lanes of slice ``number``, by delay topic, while the worker's loop waits.
 
     Raises:
-        DelayServiceError: the slice is busy; the message names it.
+        DelayServiceError: the slice is busy or no longer kept here; the message names it.
     """
     try:
         with thread.looking(number, LOOK_TIMEOUT_S) as lanes:

@@ -1,4 +1,4 @@
-"""Times of cron expressions in time zones. The rules are those of Debian's cron (cronsim).
+"""Times of cron expressions in time zones, by the rules of Debian's cron (cronsim).
 
 Where clocks are set forward, a time of day that does not exist moves to the end of the gap. Where
 they are set back, a time of day that comes twice matches once. Expressions whose minute or hour
@@ -18,11 +18,11 @@ from delayservice.contract.codes import CRON_INVALID, ZONE_INVALID, RecordRefuse
 
 _SECOND_MS = 1_000
 _CACHED = 1_024
-"""Entries of the cache: schedules mostly share a few expressions and come due together."""
+"""Largest number of results in each cache: most schedules share a few expressions and due times."""
 
 
 _barren: set[tuple[str, str]] = set()
-"""Pairs of expression and zone that never match an instant."""
+"""Pairs of cron expression and time zone that never match an instant."""
 
 
 @lru_cache(_CACHED)
@@ -37,13 +37,11 @@ def _zone(name: str) -> ZoneInfo:
 
 @lru_cache(_CACHED)
 def cron_time(cron: str, zone: str, after_ms: int) -> int | None:
-    """Return the first instant after ``after_ms`` that the expression matches, epoch milliseconds.
-
-    Returns:
-        The instant; None: it never matches, as for the 30th of February.
+    """Return the first instant after ``after_ms`` that the cron expression matches in the time
+    zone, both epoch milliseconds; None: it never matches, as for the 30th of February.
 
     Raises:
-        RecordRefusedError: ``cron-invalid`` or ``zone-invalid``.
+        RecordRefusedError: with code ``cron-invalid`` or ``zone-invalid``.
     """
     local = UTC if zone == "UTC" else _zone(zone)
     if (cron, zone) in _barren:

@@ -1,4 +1,4 @@
-"""Watch of the disk of the stores: its use, and whether storing must stop."""
+"""Watch of the disk of the stores: how full it is, and whether storing must stop."""
 
 from __future__ import annotations
 
@@ -15,26 +15,29 @@ _log = structlog.get_logger(__name__)
 
 
 def used_percent(folder: Path) -> float:
-    """Return the used share of the folder's disk in percent as ``df`` counts it, without the space
-    reserved for root.
+    """Return how full the disk of ``folder`` is, in percent as ``df`` counts: the space reserved
+    for root is left out.
 
     Raises:
-        OSError: the use of the disk can't be read.
+        OSError: the disk can't be read.
     """
     usage = shutil.disk_usage(folder)
     return 100 * usage.used / max(usage.used + usage.free, 1)
 
 
 class DiskWatch:
-    """Disk state of a worker; one thread measures, as the disk may hang, and others read.
+    """Watch of how full the stores' disk is. One thread calls ``look``, because the disk may hang;
+    others read the results.
 
     Args:
-        marks: limits of the levels, in percent of the disk.
-        look: measures the use of the disk in percent; raises ``OSError`` if that fails.
+        marks: percentages from which the disk counts as filling up, storing stops, or the disk is
+            full.
+        look: returns how full the disk is, in percent; raises ``OSError`` if that fails.
         monotonic_s: monotonic clock, in s.
 
     Attributes:
-        level: level of the last measurement.
+        level: how full the disk was at the last measurement: room, warning, storing stopped, or
+            full.
         used: used percent of the disk at the last measurement.
     """
 
@@ -52,7 +55,7 @@ class DiskWatch:
         self.used = 0.0
 
     def look(self) -> None:
-        """Measure the use of the disk once, and log a change of the level."""
+        """Measure how full the disk is, once, and log a change of the level."""
         self._looking_since_s = self._monotonic_s()
         try:
             self.used = self._look()
@@ -79,13 +82,13 @@ class DiskWatch:
 
     @property
     def waiting_s(self) -> float:
-        """Return the duration of the measurement under way, in s; 0: there is no measurement."""
+        """Return for how long the measurement under way has lasted, in s; 0: there is none."""
         since_s = self._looking_since_s
         return 0.0 if since_s is None else self._monotonic_s() - since_s
 
     @property
     def alarm(self) -> str:
-        """Return why storing has stopped, one sentence; empty: it has not."""
+        """Return why storing has stopped, one sentence for people; empty: it has not."""
         if self.level < DiskLevel.STOP:
             return ""
         return (

@@ -1,4 +1,4 @@
-"""Gate of the loop: which slices this worker may settle."""
+"""Permission for a worker's loop to settle records: roles for slices, and a trusted clock."""
 
 from __future__ import annotations
 
@@ -11,32 +11,34 @@ from ha.ownership import Ownership
 
 
 class WorkerGate:
-    """Permission to settle slices: ownership of them, and a trusted wall clock."""
+    """Permission to settle records of a slice, by its ownership and a trusted wall clock."""
 
     def __init__(self, ownership: Ownership, watch: ClockWatch) -> None:
         self._ownership = ownership
         self._watch = watch
 
     def roles(self) -> Mapping[int, Role]:
-        """Return this worker's role for each slice now."""
+        """Return this worker's role for each slice now, by the slice's number."""
         return self._ownership.roles()
 
     def epoch(self, slice_no: int) -> int:
-        """Return the epoch of this ownership; a checkpoint may hold a higher number."""
+        """Return the lowest epoch that this ownership of a slice may have in checkpoints."""
         return self._ownership.epoch(slice_no)
 
     def contract_version(self) -> int:
-        """Return the newest version of the contract that every live node knows."""
+        """Return the newest version of the contract that every live node can read."""
         return self._ownership.contract_version()
 
     def settling(self, slice_no: int, *, is_settling: bool) -> None:
-        """Report whether this worker settles the slice now: from the end of its take-over to the
-        end of its last transaction.
+        """Report to the ownership whether this worker settles a slice now: True from the end of its
+        take-over, False after its last transaction.
         """
         self._ownership.settling(slice_no, is_settling=is_settling)
 
     def gave_up(self, slice_no: int, why: str) -> None:
-        """Report why the slice can't be served here now."""
+        """Report to the ownership that a slice can't be served here now, so that another node takes
+        it over, and the reason ``why``.
+        """
         self._ownership.gave_up(slice_no, why)
 
     def frozen(self) -> str | None:
@@ -44,9 +46,9 @@ class WorkerGate:
         return self._watch.doubt()
 
     def heard_broker(self, broker_ms: int, read_back: ReadBack | None, sent_s: float) -> None:
-        """Compare the broker's time ``broker_ms``, epoch milliseconds, with the wall clock.
-        ``read_back``: the checkpoint that carried it, whose commit began at ``sent_s`` (monotonic
-        seconds); None: a record of any other writer did.
+        """Compare a broker's time ``broker_ms``, epoch milliseconds, with the wall clock.
+        ``read_back``: the checkpoint that carried it, whose commit began at ``sent_s``, monotonic
+        seconds; None: another record did.
         """
         if read_back is None:
             self._watch.heard(broker_ms)

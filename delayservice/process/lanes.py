@@ -1,4 +1,4 @@
-"""Creation of lanes, and their limits from the settings."""
+"""Creation of lanes from the settings: their stores, limits, and topics of outputs."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from delayservice.store.base import Store
 
 
 class LaneMaker:
-    """Factory of the lane of a shard: precise with a store, or of a level topic.
+    """Factory of lanes: with a store for a shard of a normal delay topic, else for a level topic.
 
     Args:
         settings: settings of the node.
         stores: stores of the worker.
         source: consumer of the delay topics.
-        routes: destinations of outputs.
-        targets: checks of target topics.
+        routes: topics to which outputs are written, and the cluster secrets.
+        targets: checks of which target topics can be written to.
     """
 
     def __init__(
@@ -46,8 +46,8 @@ class LaneMaker:
         self._targets = targets
 
     def make(self, topic: ServedTopic, partition: int, loop: WorkerLoop) -> AnyLane:
-        """Return the lane of partition ``partition`` of a delay topic; its slice is added to the
-        loop if it is missing.
+        """Return a new lane for a partition of a delay topic, which the caller has to add to the
+        slice. The slice is added to ``loop`` if it is missing.
         """
         slice_ = loop.slices.get(partition) or loop.add_slice(partition)
         place = (topic.name, partition, topic.topic_id)
@@ -78,7 +78,9 @@ def flow_rules(settings: Settings, slices: int) -> FlowRules:
 
 
 def routes_of(settings: Settings, secrets: tuple[bytes, ...]) -> Routes:
-    """Return the destinations of outputs; the first of ``secrets`` signs, all are accepted."""
+    """Return topics and rules for outputs. The first secret signs requeued records, all verify
+    them.
+    """
     return Routes(
         dead_letter=settings.topics.dead_letter,
         outcomes=settings.topics.outcomes,

@@ -1,7 +1,8 @@
 """Structured logs on standard error: readable text on a terminal, JSON lines elsewhere.
 
 One pipeline formats all lines: those of structlog, the standard library (kazoo) and librdkafka
-(give its clients ``logger=librdkafka_logger()``). Its last step redacts secrets of every source.
+(give its clients ``logger=librdkafka_logger()``). Its last step redacts secrets, whatever wrote the
+line.
 """
 
 from __future__ import annotations
@@ -32,9 +33,9 @@ _SECRET_TEXT = re.compile(
 )
 _BRACKETS = re.compile(r"\[[^]]*\]|\([^)]*\)")
 _REPEAT_S = 10.0
-"""Time in which the same message of librdkafka is logged once, in s."""
+"""Time for which repeats of a message of librdkafka are dropped, in s."""
 _REPEATS_MAX = 1_000
-"""Largest number of messages that are remembered to find repeats."""
+"""Largest number of messages that are kept to recognise repeats."""
 _SECRET_CHARS_MIN = 4
 """Shortest secret to redact in texts, in characters; shorter ones would match ordinary words."""
 
@@ -47,14 +48,15 @@ def configure(
     secrets: Sequence[str] = (),
     stream: TextIO | None = None,
 ) -> None:
-    """Set up logging of this process; once, before anything logs.
+    """Set up logging of this process. Call it once, before anything is logged.
 
     Args:
         log: level and format.
-        node_id: field of every line.
-        worker: the worker's number, field of every line; None in the supervisor.
-        secrets: values that must never be written, in clear (``settings_report.secret_values``).
-        stream: output of the lines; None: standard error.
+        node_id: written to every line as field ``node``.
+        worker: number of the worker, written to every line; None in the supervisor.
+        secrets: values that are replaced in every line, unencoded
+            (``settings_report.secret_values``).
+        stream: where lines are written; None: standard error.
     """
     out = stream or sys.stderr
     level = logging.getLevelNamesMapping()[log.level.upper()]
@@ -95,8 +97,8 @@ def librdkafka_logger() -> logging.Logger:
 
 
 class _Repeats(logging.Filter):
-    """Filter that drops repeated messages: a client that can't connect logs the same many times a
-    second, with differences in brackets only.
+    """Filter that drops repeated messages: a client that can't connect logs the same message many
+    times a second, with differences in brackets only.
     """
 
     def __init__(self) -> None:
@@ -104,7 +106,7 @@ class _Repeats(logging.Filter):
         self._said_s: dict[str, float] = {}
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Return whether the message, without brackets, is new or its last line long enough ago."""
+        """Return False if the message, apart from brackets, was logged within ``_REPEAT_S``."""
         said = _BRACKETS.sub("", record.getMessage())
         before_s = self._said_s.get(said, -_REPEAT_S)
         if record.created - before_s < _REPEAT_S:
@@ -125,7 +127,7 @@ def _bind(bound: Mapping[str, object]) -> Processor:
 
 
 def _explain(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
-    """Add the event's hint, unless the line has one."""
+    """Add the hint of ``HINTS`` for this event to the log line, unless the line has one."""
     hint = HINTS.get(event["event"])
     return event if hint is None or "hint" in event else {**event, "hint": hint}
 
@@ -155,7 +157,9 @@ def _formatter(
 
 
 class _Redact:
-    """Processor that redacts secrets by field name, by pattern of the text, and by known value."""
+    """Processor that redacts secrets in a log line: by the name of the field, by patterns of text
+    such as ``password=…``, and by their known values.
+    """
 
     def __init__(self, secrets: Sequence[str]) -> None:
         known = sorted((s for s in secrets if len(s) >= _SECRET_CHARS_MIN), key=len, reverse=True)

@@ -1,7 +1,7 @@
 """The node: a supervisor and its worker processes.
 
-The supervisor handles no records. It prepares topics, starts workers, replaces a worker that dies,
-serves metrics, and stops all workers in good order on SIGTERM.
+The supervisor handles no records. It creates missing topics, starts workers, replaces a worker that
+dies, serves metrics, and stops all workers in good order on SIGTERM.
 """
 
 from __future__ import annotations
@@ -41,25 +41,26 @@ from delayservice.process.worker import STOP_TIMEOUT_S
 from delayservice.process.worker_entry import run_worker
 
 RESTART_WAIT_S_MAX = 30.0
-"""Longest wait before a worker is started again, in s; it doubles with each quick end."""
+"""Longest pause before a worker is started again, in s; doubled by each end before ``STEADY_S``."""
 STEADY_S = 60.0
-"""Uptime after which a worker restarts with the shortest wait, in s."""
+"""Age from which a worker that ends is started again with the shortest pause, in s."""
 
 _TURN_S: Final = 1.0
 _GRACE_S: Final = 5.0
-"""Time from counting as silent to the kill of a worker, in s."""
+"""Time from when a worker counts as silent (no report) to its kill, in s."""
 _FIRST_REPORT_S_MAX: Final = 60.0
-"""Longest time from start to first report of a worker, in s; long because of busy machines."""
+"""Longest wait for the first report of a worker before its kill, in s, for busy machines."""
 HUNG_S_MAX: Final = 300.0
-"""Longest hang of a worker's loop before its kill, in s, counted after ``TURN_S_MAX``. Turns
-take milliseconds under load, and a few minutes when large stores are opened on a slow disk."""
+"""Time for which a worker's loop may hang before the worker is killed, in s. It hangs when one
+iteration takes longer than ``TURN_S_MAX``; opening large stores on a slow disk takes a few minutes.
+"""
 _STOPPED: Final = (0, -signal.SIGTERM)
-"""Exit statuses of a worker after SIGTERM; the signal's own if it came before the handler."""
+"""Exit statuses of a worker that SIGTERM stopped, the second before it could handle the signal."""
 _log = structlog.get_logger(__name__)
 
 
 def run(settings: Settings) -> int:
-    """Run a node until SIGTERM or Ctrl-C; return the exit status."""
+    """Run a node until SIGTERM or Ctrl-C; return the exit status of the process, 0 for success."""
     logs.configure(settings.log, settings.node.node_id, secrets=secret_values(settings))
     stopping = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -94,8 +95,8 @@ def run(settings: Settings) -> int:
 def _prepare_topics(
     settings: Settings, stopping: threading.Event, waits: Callable[[str], None]
 ) -> bool:
-    """Create missing topics; wait for a cluster that is down, calling ``waits`` with the reason.
-    Return False if the process is to stop.
+    """Create missing topics of the service. Wait for Kafka if it does not answer, and call
+    ``waits`` with the reason. Return False if the process is to stop.
     """
     waits("it has not answered yet")
     keeper = TopicKeeper(admin_client(settings.kafka.client_config("admin")), settings)
@@ -103,7 +104,7 @@ def _prepare_topics(
 
 
 def _lock_state_dir(settings: Settings) -> IO[bytes]:
-    """Lock the state folder for this node until the returned file is closed.
+    """Lock the state folder for this process until the returned file is closed.
 
     Raises:
         SettingsError: another node has the lock, or the folder can't be written.
@@ -124,7 +125,8 @@ def _lock_state_dir(settings: Settings) -> IO[bytes]:
 
 
 def cluster_secret(settings: Settings) -> bytes:
-    """Return the configured secret, or this node's own, made once and kept in its state folder.
+    """Return the cluster secret of the settings; if there is none, one that this node made once and
+    keeps in its state folder.
 
     Raises:
         SettingsError: the state folder can't be written.
@@ -148,12 +150,12 @@ def cluster_secret(settings: Settings) -> bytes:
 
 
 def node_instance(settings: Settings) -> str:
-    """Return the identity of this node among those of the same name: made once for its
-    state folder, which one node at a time can lock.
+    """Return the identity of this node among nodes of the same name. It is made once for a state
+    folder, which one node at a time can lock.
 
-    A copy of the folder is another node, on another host or the same one: a copied file has the
-    same text but another place. A folder that is moved within its file system stays the same node.
-    A restored folder is a new node, which waits for the end of the old one's session.
+    A copy of the folder is another node, because its file has another place on the disk. A folder
+    that is moved within its file system stays the same node. A restored folder is a new node, which
+    waits for the end of the old one's ZooKeeper session.
 
     Raises:
         SettingsError: the state folder can't be written.
@@ -184,16 +186,16 @@ class _Child:
     client: WorkerClient
     started_s: float
     silent_s: float = 0.0
-    """Time without a report, in s, without time in which the supervisor itself was suspended."""
+    """Time since the worker's last report, in s, except while the supervisor is suspended."""
     hung_s: float = 0.0
-    """Time for which the worker's loop has hung, in s, counted like ``silent_s``."""
+    """Time for which the worker's loop has hung, in s, except while the supervisor is suspended."""
     has_reported: bool = False
     is_ended: bool = False
     """Whether the worker was killed because its loop hung."""
 
 
 class Supervisor:
-    """Supervisor that starts, watches and restarts the worker processes.
+    """Process that starts, watches and restarts the worker processes.
 
     Args:
         settings: settings of the node.
@@ -216,11 +218,11 @@ class Supervisor:
 
     @property
     def clients(self) -> list[WorkerClient]:
-        """Return the channels to query the workers; any thread may use them."""
+        """Return the clients by which the workers are queried. Any thread may use them."""
         return [child.client for child in list(self._children.values())]
 
     def run(self, stopping: threading.Event) -> None:
-        """Run the workers until ``stopping`` is set; kill them on an error of the supervisor."""
+        """Start and watch the workers until ``stopping`` is set; kill them if this fails."""
         try:
             for index in range(self._settings.node.workers):
                 self._start(index)
@@ -259,7 +261,9 @@ class Supervisor:
         _log.info("worker_started", worker=index, pid=process.pid)
 
     def _listen(self, timeout_s: float) -> None:
-        """Wait up to ``timeout_s`` for reports, and pass them to the hub; handle ended workers."""
+        """Wait up to ``timeout_s`` for reports of workers, and pass them to the hub. Clean up after
+        workers that have ended, and schedule their restart.
+        """
         pipes = {child.pipe: index for index, child in self._children.items()}
         for ready in wait(list(pipes), timeout_s):
             if not isinstance(ready, Connection):
@@ -274,7 +278,9 @@ class Supervisor:
             self._children[index].has_reported = True
 
     def _end_hung(self, elapsed_s: float) -> None:
-        """Kill workers that are silent or whose loops hang, which is as safe as any crash."""
+        """Kill workers that are silent or whose loops hang, which is as safe as any crash.
+        ``elapsed_s``: time since the last call, in s.
+        """
         for index, child in self._children.items():
             child.silent_s += elapsed_s
             hangs = self._hub.turn_s(index) > TURN_S_MAX
@@ -316,13 +322,15 @@ class Supervisor:
                 self._start(index)
 
     def kill(self) -> None:
-        """Kill the workers at once, which is as safe as any crash."""
+        """Kill all workers at once, which is as safe as any crash, and wait for their end."""
         for child in self._children.values():
             child.process.kill()
             child.process.join()
 
     def stop(self) -> int:
-        """Stop the workers; return exit status 0 if all of them ended in good order."""
+        """Send SIGTERM to the workers and wait for their end; kill those that take too long. Return
+        the exit status: 0 if all ended in good order.
+        """
         _log.info("stopping")
         for child in self._children.values():
             child.process.terminate()

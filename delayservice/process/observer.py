@@ -1,4 +1,4 @@
-"""Metrics of the slices of a worker, fed by its loop."""
+"""Metrics of the slices of a worker, updated by its loop."""
 
 from __future__ import annotations
 
@@ -20,36 +20,36 @@ from delayservice.metrics.snapshot import encode_slice
 
 @dataclass(slots=True)
 class Sampled:
-    """Metrics of one slice, with the state of its sampling and progress log."""
+    """Metrics of one slice, with what is needed to update them and to log the slice's progress."""
 
     metrics: SliceMetrics
     published: bytes
-    """``metrics`` as last encoded, for other threads."""
+    """``metrics`` as last encoded, which other threads send to the supervisor."""
     lag_s: float = float("inf")
-    """Lag of the copy, seconds; infinite: unknown."""
+    """Time by which the copy is behind the owner's, seconds; infinite: unknown."""
     was_behind: bool = False
-    """Whether the last line of the progress log said that the copy catches up."""
+    """Whether the last log line about the slice's progress said that the copy catches up."""
     told_s: float = float("-inf")
-    """Time of the last line of the progress log, monotonic seconds."""
+    """Time of the last log line about the slice's progress, monotonic seconds."""
     is_quiet: bool = False
-    """Whether the slice has no lag, and got no record or checkpoint since the sample before."""
+    """Whether the slice has no lag, and got no record or checkpoint since the last update."""
     seen: tuple[Mapping[str, int], Checkpoint | None] | None = None
-    """Stored positions and newest checkpoint at the last sample; None: not sampled yet."""
+    """S by delay topic, and newest checkpoint, at the last update; None: no update yet."""
     counts: dict[str, LaneCounts] = field(default_factory=dict)
-    """Counts of the waiting records, by delay topic."""
+    """Numbers of pending records, by delay topic."""
     count_again_s: float = float("-inf")
-    """Time of the next count of waiting records, monotonic seconds."""
+    """Time from which pending records are counted again, monotonic seconds."""
 
 
 class MetricsObserver:
-    """Observer of the loop that updates the metrics of slices, once per batch."""
+    """Receiver of what the loop does, which updates the metrics of slices once per batch."""
 
     def __init__(self) -> None:
         self.sampled: dict[int, Sampled] = {}
         self.worker = WorkerMetrics()
 
     def of(self, slice_no: int) -> SliceMetrics:
-        """Return the metrics of a slice."""
+        """Return the metrics of slice ``slice_no``, created with zeros if it is new."""
         found = self.sampled.get(slice_no)
         if found is None:
             unknown = electability(WorkerFacts(), CopyFacts())
@@ -59,11 +59,13 @@ class MetricsObserver:
         return found.metrics
 
     def ingested(self, slice_no: int, records: int) -> None:
-        """Count stored source records."""
+        """Add ``records`` to the number of stored source records of a slice."""
         self.of(slice_no).counters.ingested += records
 
     def settled(self, slice_no: int, tally: Tally, now_ms: int) -> None:
-        """Count committed outputs and their lateness. ``now_ms``: time of the commit, epoch ms."""
+        """Add the committed outputs of a slice, and their lateness, to its metrics. ``tally``: sums
+        over the outputs; ``now_ms``: time of the commit, epoch ms.
+        """
         metrics = self.of(slice_no)
         settled, rejected = metrics.counters.settled, metrics.counters.rejected
         for outcome, count in zip(OUTCOME_NAMES, tally.counts, strict=True):
@@ -79,8 +81,8 @@ class MetricsObserver:
             rejected[code] = rejected.get(code, 0) + 1
 
     def transaction(self, slices: Collection[int], seconds: float, *, committed: bool) -> None:
-        """Record the duration of a committed transaction, in s. Count an aborted one for the lowest
-        of its slices.
+        """Record the duration of a committed transaction, in s. If it was aborted, count that for
+        the lowest number of ``slices``, those whose checkpoints it carried.
         """
         if committed:
             observe_s(self.worker.transactions, seconds)
@@ -88,5 +90,5 @@ class MetricsObserver:
             self.of(min(slices)).counters.aborts += 1
 
     def turned(self, seconds: float) -> None:
-        """Record the duration of a turn of the loop, in s."""
+        """Record the duration of an iteration of the loop, without waiting for records, in s."""
         observe_s(self.worker.turns, seconds)

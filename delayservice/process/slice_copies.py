@@ -1,4 +1,4 @@
-"""Digests of the copies of a worker's slices, and commands to repair them."""
+"""Digests of the copies of a worker's slices, and distribution of the commands to repair them."""
 
 from __future__ import annotations
 
@@ -18,15 +18,16 @@ from delayservice.slices.copies import CopyKeeper
 from delayservice.slices.digests import SliceDigests
 
 COMMANDS_KEPT: Final = 10_000
-"""Largest number of repair commands that wait for their slice; older ones are dropped."""
+"""Largest number of repair commands that wait for their slice; the oldest are dropped."""
 
 
 class SliceCopies:
-    """Factory of the keeper of each slice's copies, and dispatcher of repair commands.
+    """Factory of a ``CopyKeeper`` for each slice of a worker, and distributor of repair commands to
+    them.
 
     Args:
         settings: settings of the node.
-        checkpoints: checkpoints that are read back; digests are published at some of them.
+        checkpoints: the checkpoint topic; digests are published at some of the checkpoints.
         clock: clock for the times of digests and for the expiry of commands.
     """
 
@@ -37,18 +38,18 @@ class SliceCopies:
         self._scanning = threading.Lock()
         self._keepers: dict[int, CopyKeeper] = {}
         self._unplaced: deque[Command] = deque(maxlen=COMMANDS_KEPT)
-        """Newest commands; some are for slices not placed here yet, or of another worker."""
+        """Newest repair commands for this node; other workers may have their slices."""
         topics = settings.topics
         self._log = (
             CopyLog(settings.kafka.client_config("producer"), topics.digests, topics.repairs)
             if settings.digests.enabled
             else None
         )
-        """Producer of digests and repairs; None: digests are off."""
+        """Producer of the digest and repair topics; None: digests are off."""
 
     def keeper_of(self, slice_no: int) -> CopyKeeper | None:
-        """Create the keeper of the copies of a slice that this worker now keeps; None: digests are
-        off.
+        """Return a new keeper of the digests and repairs of a slice that this worker begins to
+        keep, with the commands kept for it; None: digests are off.
         """
         settings, log = self._settings, self._log
         if log is None:
@@ -69,10 +70,10 @@ class SliceCopies:
         return keeper
 
     def watcher(self, attend: Callable[[int], None]) -> RepairWatcher | None:
-        """Return the watcher of the repair topic, which each worker reads; None: digests are off.
+        """Return a reader of the repair topic, which each worker reads; None: digests are off.
 
         Args:
-            attend: called with the slice of each command for this worker.
+            attend: called with the number of the slice of each command for this worker.
         """
         if self._log is None:
             return None
@@ -87,27 +88,27 @@ class SliceCopies:
         return RepairWatcher(self._settings.topics.repairs, self._settings.node.node_id, ask)
 
     def forget(self, slice_no: int) -> None:
-        """Drop the keeper of a slice whose copy is no longer kept here."""
+        """Drop the keeper of a slice that this worker no longer keeps."""
         self._keepers.pop(slice_no, None)
 
     def retire(self, topic: str, slice_no: int) -> None:
-        """Publish that this node no longer keeps a copy of a shard."""
+        """Write to the digest topic that this node no longer keeps a copy of a shard."""
         if self._log is not None:
             place = Place(self._settings.node.node_id, topic, "", slice_no, "")
             self._log.write(retired_row(place), lambda: None)
 
     def serve(self) -> None:
-        """Process the delivery reports of published digests, without waiting."""
+        """Process Kafka's delivery reports of written digests, without waiting for any."""
         if self._log is not None:
             self._log.serve()
 
     def flush(self, timeout_s: float) -> None:
-        """Wait until all digests are written, for ``timeout_s`` at most."""
+        """Wait until all digests are written to Kafka, at most for ``timeout_s``."""
         if self._log is not None:
             self._log.flush(timeout_s)
 
     def _hand_over(self, keeper: CopyKeeper, slice_no: int) -> None:
-        """Pass all kept commands for a slice to its keeper."""
+        """Move all commands for slice ``slice_no`` that wait here to its keeper."""
         for command in [one for one in self._unplaced if one.partition == slice_no]:
             with suppress(ValueError):  # another thread was faster
                 self._unplaced.remove(command)

@@ -1,4 +1,4 @@
-"""Stores of a worker, according to the settings, and their folders."""
+"""Stores of a worker, of the kind that the settings name, and their folders on disk."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ _FORMATS: Final = {"wheel": WHEEL_FORMAT, "rocksdb": ROCKS_FORMAT}
 class Stores:
     """Factory of the stores of one worker's shards.
 
-    All shards of a worker share one wheel or one RocksDB; in memory each has its own. Folders are
-    named by the worker's number, so that no name becomes a path. A hash of the topic's id
-    identifies a shard, so that a recreated topic gets a store of its own.
+    All shards of a worker share one wheel or one RocksDB; in memory each has a store of its own.
+    Folders are named by the worker's number, so that no topic name becomes a path. A hash of the
+    topic's id identifies a shard, so that a recreated topic gets a new store.
 
     Args:
         settings: settings of the node.
-        index: number of the worker.
+        index: number of the worker on its node, from 0.
     """
 
     def __init__(self, settings: Settings, index: int) -> None:
@@ -47,7 +47,7 @@ class Stores:
         self._rocks = RocksDatabase(self._path, _rocks_options(settings))
 
     def shard(self, topic_id: str, partition: int) -> Store:
-        """Return the store of one shard, not opened yet."""
+        """Return the store of one shard, which the caller has to open."""
         if self._kind == "memory":
             return MemoryStore()
         if self._kind == "rocksdb":
@@ -55,28 +55,28 @@ class Stores:
         return WheelStore(self._wheel, hash_of(topic_id), partition)
 
     def remove(self, topic_id: str, partition: int) -> None:
-        """Remove a shard's closed store from the disk; Kafka still holds its records."""
+        """Remove a shard's closed store from the disk; its records are still in Kafka."""
         if self._kind == "wheel":
             self._wheel.remove(hash_of(topic_id), partition)
         elif self._kind == "rocksdb":
             self._rocks.remove((hash_of(topic_id), partition))
 
     def kept_slices(self) -> frozenset[int]:
-        """Return the slices with stores of this worker on the disk."""
+        """Return the numbers of the slices for which this worker has stores on the disk."""
         return frozenset(shard.partition for shard in kept_shards(self._path))
 
 
 def hash_of(topic_id: str) -> str:
-    """Return the name of a topic in folders and tables of stores: 24 hex digits."""
+    """Return the name that a topic has in folders and tables of stores: 24 hex digits."""
     return hashlib.blake2b(topic_id.encode(), digest_size=12).hexdigest()
 
 
 def remove_strangers(settings: Settings) -> None:
     """Remove stores of workers that this node no longer has, and stores of older formats, which had
-    a folder for each shard. They are rebuilt from Kafka. Called before the workers start.
+    a folder for each shard. They are rebuilt from Kafka. Call this before the workers start.
 
     Raises:
-        StoreError: a store is in use by another process, or of a newer format; it is kept.
+        StoreError: a store to be removed is in use by another process, or of a newer format.
     """
     kind = settings.node.store
     home = settings.node.state_dir / kind

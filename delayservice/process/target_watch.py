@@ -1,6 +1,4 @@
-"""State of target topics in a worker: which can be written, are paused, or have leaders that do
-not answer.
-"""
+"""State of target topics in a worker: writable, paused, or on brokers that do not answer."""
 
 from __future__ import annotations
 
@@ -17,13 +15,13 @@ from delayservice.config.settings import Settings
 
 
 class TargetWatch:
-    """Watch of target topics, which combines pauses and reachable brokers with their state.
+    """Watch of the target topics: combines their state in Kafka, pauses, and which brokers answer.
 
     Attributes:
         pauses: reader of the pauses topic.
         reach: check of which brokers answer.
-        topics: check of which targets can be written to, repeated when pauses or reachable brokers
-        change.
+        topics: check of which targets can be written to, repeated when a pause begins or ends, or a
+            broker stops or starts to answer.
     """
 
     def __init__(self, settings: Settings, admin: AdminClient) -> None:
@@ -46,7 +44,9 @@ class TargetWatch:
         self.topics.changed()
 
     def _why_paused(self, topic: str) -> str | None:
-        """Return why a target topic is paused; None: it is not. Own topics are never paused."""
+        """Return why target topic ``topic`` is paused; None: it is not. The service's own topics,
+        delay topics included, are never paused as targets.
+        """
         if topic in self._names.own or self._is_delay_topic(topic):
             return None
         return self.pauses.why(topic)

@@ -1,6 +1,6 @@
-"""State of the delay topics as last read by a worker: served topics, problems, and age.
+"""State of the delay topics as last read by a worker: which are served, problems, and age.
 
-Any thread may read it; one thread refreshes.
+One thread refreshes it; any thread may read it.
 """
 
 from __future__ import annotations
@@ -15,18 +15,19 @@ from delayservice.base.errors import KafkaEdgeError
 
 _LOOKS_MISSED: Final = 3
 _OLD_S_MIN: Final = 15.0
-"""Least age of the state that is a problem, in s; three intervals if they are longer, because a
-broker's restart makes one or two refreshes fail."""
+"""Least time without a successful refresh that is reported as a problem, in s. It is three
+intervals if they are longer, because a broker's restart makes one or two refreshes fail."""
 
 _log = structlog.get_logger(__name__)
 
 
 class TopicWatcher:
-    """Watch of the delay topics, refreshed at intervals.
+    """Watch of the delay topics, which a thread refreshes at intervals.
 
     Args:
         look: reads the topics from Kafka; called by each ``refresh``.
-        is_pending: returns whether a checkpoint names a topic, so that records may be pending.
+        is_pending: returns whether a checkpoint names a topic, so that records of it may be
+            pending.
         monotonic_s: monotonic clock, in s.
         every_s: interval of ``refresh``, in s.
     """
@@ -40,7 +41,7 @@ class TopicWatcher:
     ) -> None:
         self._look = look
         self.seen = Look(())
-        """Result of the last successful refresh."""
+        """Topics, and problems of the service's other topics, as of the last successful refresh."""
         self._is_pending = is_pending
         self._monotonic_s = monotonic_s
         self._old_s = max(_LOOKS_MISSED * every_s, _OLD_S_MIN)
@@ -48,22 +49,22 @@ class TopicWatcher:
         self._has_looked = False
         self._failure = ""
         self._begun: set[str] = set()
-        """Ids of topics that were served before, here or by writers of checkpoints."""
+        """Ids of topics that were served before, by this process or an owner with a checkpoint."""
         self.topics: Sequence[ServedTopic] = ()
         """Every delay topic, served or not, as of the last successful refresh."""
 
     @property
     def fit(self) -> list[ServedTopic]:
-        """Return the topics that are served."""
+        """Return the delay topics that are served, because they have no problem."""
         return [topic for topic in self.topics if not topic.problems]
 
     @property
     def age_s(self) -> float:
-        """Return the time since the last successful refresh, or since the start, in s."""
+        """Return the time since the topics were last read, or since the start, in s."""
         return self._monotonic_s() - self._looked_s
 
     def problems(self) -> list[str]:
-        """Return the problems of the delay topics for people, one sentence each."""
+        """Return the problems of the delay topics and the service's own topics, a sentence each."""
         found = []
         if self._failure and not self._has_looked:
             found.append(f"the delay topics could not be looked at yet: {self._failure}")
@@ -78,8 +79,9 @@ class TopicWatcher:
         return found
 
     def refresh(self) -> bool:
-        """Find new topics, added partitions and recreated topics, and check them; return whether
-        that succeeded. If not, the topics served so far are kept.
+        """Read the delay topics from Kafka and check them; return whether that succeeded. New
+        topics, added partitions and recreated topics are found. After a failure the topics served
+        so far are kept.
         """
         try:
             seen = self._look()

@@ -1,4 +1,4 @@
-"""Lock by which other threads read the data of a working thread while that one waits."""
+"""Lock by which other threads may read the data of a working thread while it waits for records."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from delayservice.base.errors import DelayServiceError
 
 
 class BusyError(DelayServiceError):
-    """The thread made no pause in time, or has ended."""
+    """The working thread made no pause in time, or has ended, so its data could not be read."""
 
 
 class Turns:
-    """Lock of a working thread, which other threads hold only in its pauses."""
+    """Lock that a working thread holds except in its pauses, in which other threads may take it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -22,7 +22,7 @@ class Turns:
 
     @contextmanager
     def working(self) -> Iterator[None]:
-        """Hold the lock while the thread works; afterwards ``looking`` always fails."""
+        """Hold the lock in this context, in the working thread; then ``looking`` always fails."""
         with self._lock:
             try:
                 yield
@@ -31,7 +31,7 @@ class Turns:
 
     @contextmanager
     def pausing(self) -> Iterator[None]:
-        """Release the lock during a wait of the thread, inside of ``working``."""
+        """Release the lock in this context, in the working thread, inside of ``working``."""
         self._lock.release()
         try:
             yield
@@ -40,10 +40,10 @@ class Turns:
 
     @contextmanager
     def looking(self, timeout_s: float) -> Iterator[None]:
-        """Hold the lock in another thread, in a pause of the working one.
+        """Hold the lock in this context, in another thread, while the working one pauses.
 
         Raises:
-            BusyError: the thread made no pause in time, or has ended.
+            BusyError: the working thread made no pause within ``timeout_s``, or has ended.
         """
         if not self._lock.acquire(timeout=timeout_s):
             raise BusyError(f"it was busy for {timeout_s:g} s; try again")

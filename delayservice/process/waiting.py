@@ -1,4 +1,4 @@
-"""Waiting for a cluster that does not answer yet."""
+"""Wait for a Kafka cluster that does not answer yet."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class _Stopped(Enum):
 
 
 STOPPED: Final = _Stopped.STOPPED
-"""Result of a wait that ended because the process is to stop."""
+"""Result of a wait for Kafka that ended because the process is to stop."""
 
 
 def wait_for_kafka(
@@ -37,8 +37,8 @@ def wait_for_kafka(
     stopping: threading.Event,
     waits: Callable[[str], None] = lambda _: None,
 ) -> Answer | Literal[_Stopped.STOPPED]:
-    """Call ``ask`` until Kafka answers, with growing pauses; ``STOPPED``: the process is to stop.
-    ``waits`` is called with the reason for each pause.
+    """Call ``ask`` until Kafka answers, with growing pauses; return its result, or ``STOPPED`` once
+    ``stopping`` is set. ``waits``: called with the reason for each pause.
 
     Raises:
         DelayServiceError: an error of ``ask`` other than ``KafkaEdgeError``.
@@ -68,9 +68,9 @@ def wait_for_kafka(
 
 @contextmanager
 def reporting(publish: Callable[[bytes], None]) -> Iterator[Callable[[str], None]]:
-    """Report every second that this worker is alive before its loop starts, and why it waits for
-    Kafka. Another thread publishes the encoded snapshots, as the waiting one may be blocked in a
-    call to Kafka.
+    """Report every second, within this context, that this worker is alive and why it waits for
+    Kafka. Another thread sends the encoded snapshots by ``publish``, because the waiting one may be
+    blocked.
 
     Yields:
         A function that sets the reason for the wait.

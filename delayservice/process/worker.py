@@ -1,6 +1,6 @@
 """A worker: the slices of one process, its Kafka clients, and their maintenance.
 
-The supervisor (``node``) starts it, reads its metrics from a pipe and starts another if it dies.
+The supervisor (``node``) starts it, reads its metrics from a pipe and replaces it if it dies.
 """
 
 from __future__ import annotations
@@ -56,23 +56,23 @@ from ha.ownership import Ownership
 from ha.placement import SliceFacts
 
 TURN_S = 1.0
-"""Interval at which a worker checks its parts and its slices, in s."""
+"""Interval at which a worker checks its threads, assigns slices and reports its metrics, in s."""
 PUBLISHED_PER_S = 200
-"""Slices whose metrics are sent to the supervisor per second; with more slices, less often."""
+"""Number of slices whose metrics are reported per second; with more slices, reports are rarer."""
 PUBLISHED_EVERY_S_MAX = 5.0
-"""Longest interval between two reports to the supervisor, in s."""
+"""Longest interval between two reports of metrics to the supervisor, in s."""
 STOP_TIMEOUT_S = 20.0
-"""Time limit for the end of the loop when the worker stops, in s."""
+"""Longest wait for the end of the loop's thread when the worker stops, in s."""
 FLUSH_TIMEOUT_S = 2.0
-"""Time limit for writing the last digests when the worker stops, in s."""
+"""Longest wait for the last digests to be written when the worker stops, in s."""
 QUIET_MEASURED = 64
-"""Number of idle slices whose log ends are read with each refresh of the topics."""
+"""Number of idle slices whose log ends are queried each time the topics are read."""
 HELPERS = 4
 """Number of threads for take-overs and other blocking calls to Kafka."""
 EXIT_FAILED = 70
 """Exit status of a worker process after a failure."""
 EXIT_ORPHANED = 71
-"""Exit status of a worker process whose supervisor is gone."""
+"""Exit status of a worker process whose supervisor has ended."""
 
 _log = structlog.get_logger(__name__)
 
@@ -83,7 +83,7 @@ class Worker:
     Args:
         settings: settings of the node.
         secrets: cluster secrets; the first signs requeued records, all verify them.
-        index: number of the worker on its node.
+        index: number of the worker on its node, from 0.
         ownership: decides which slices this worker keeps and owns.
         layout: partition counts of the service's own topics.
         crashes: consecutive earlier processes of this worker that ended soon after their start.
@@ -122,7 +122,7 @@ class Worker:
         self._slices_there = range(0)
         self._published_s = float("-inf")
         self._placed: tuple[frozenset[int], set[tuple[str, str, int]]] | None = None
-        """Slices kept here and topics served, as last passed to the loop."""
+        """Slices kept, and topics served, as last passed to the loop; None: nothing yet."""
         self._topics = TopicWatcher(
             lambda: self._keeper.look(layout),
             self._has_checkpoint,
@@ -146,7 +146,7 @@ class Worker:
         )
 
     def begin(self) -> None:
-        """Read the topics from Kafka, which may take a while, and start all threads."""
+        """Read the topics from Kafka, which may take some seconds, and start all threads."""
         self._checkpoints.start()
         self._refresh()
         self._thread.start()
@@ -164,7 +164,7 @@ class Worker:
         ControlReader(self._control_topics(), client, self._name)
 
     def run(self, stopping: threading.Event, publish: Callable[[bytes], None]) -> bool:
-        """Serve until ``stopping`` is set; return whether a part of the worker failed."""
+        """Serve until ``stopping`` is set; return True if a thread of the worker failed."""
         garbage = GarbageCollector()
         while not stopping.is_set():
             self._place()
@@ -177,7 +177,7 @@ class Worker:
         return self._stop()
 
     def answer(self, question: Question) -> Answer:
-        """Answer queries about this worker's slices; on any thread.
+        """Answer a query about this worker's slices. Any thread may call this.
 
         Raises:
             DelayServiceError: the query can't be answered now.
@@ -198,8 +198,8 @@ class Worker:
         return topics
 
     def _repeat(self, name: str, every_s: float, ask: Callable[[], object]) -> None:
-        """Call ``ask`` every ``every_s`` on a thread of its own, so that a blocked call does not
-        delay this thread and its end.
+        """Call ``ask`` every ``every_s`` on a new thread ``name``, so that a call that blocks does
+        not delay the caller or the end of the process.
         """
         turn = threading.Event()
 
@@ -264,7 +264,7 @@ class Worker:
         )
 
     def _refresh(self) -> None:
-        """Read the topics, their slices' placement facts, and the ends of the logs."""
+        """Read the delay topics, the brokers of their partitions, and the ends of their logs."""
         if not self._topics.refresh():
             return
         self._checkpoints.policy_problem = "; ".join(self._topics.seen.own_problems)
@@ -287,7 +287,7 @@ class Worker:
         return False
 
     def _place(self) -> None:
-        """Pass the slices whose copies this worker keeps now to the loop, if they changed."""
+        """Pass the slices to keep, with their topics, to the loop if they have changed."""
         kept = self._ownership.serve(self._facts)
         topics = self._topics.fit
         placed = kept, {(topic.name, topic.topic_id, topic.partitions) for topic in topics}
@@ -303,7 +303,7 @@ class Worker:
         self._thread.want(wanted)
 
     def _measure(self, fit: list[ServedTopic]) -> None:
-        """Read the log ends of the busy slices and some idle ones, and pass them to the loop."""
+        """Query the log ends of the busy slices and some idle ones, and pass them to the loop."""
         slices = self._thread.to_measure(QUIET_MEASURED)
         places = [(t.name, n) for t in fit for n in slices if t.partitions > n]
         asked_s = self._clock.monotonic_s()
@@ -313,8 +313,8 @@ class Worker:
         self._thread.measured(asked_s, mine)
 
     def _make_facts(self, found: Sequence[ServedTopic]) -> list[SliceFacts]:
-        """Return the facts that decide the placement of slices, each from the first delay topic, in
-        the order of the settings, that has the partition, served or not.
+        """Return leader and replicas of each slice's partition, which decide where the slice is
+        placed, from the first delay topic in the settings that has the partition, served or not.
         """
         order = {name: number for number, name in enumerate(self._settings.topics.delay)}
         topics = sorted(found, key=lambda topic: (order.get(topic.name, len(order)), topic.name))
@@ -326,8 +326,8 @@ class Worker:
         return facts
 
     def _retired(self, slice_no: int) -> None:
-        """Remove the stores of a slice whose copy is no longer kept here. A node that keeps it
-        again begins with the log.
+        """Remove the stores of a slice that this worker no longer keeps. A node that keeps it again
+        fills its store from the log.
         """
         self._copies.forget(slice_no)
         for topic in self._topics.topics:

@@ -1,4 +1,4 @@
-"""Entry of a worker process: its preparation before a ``Worker`` exists, and its end."""
+"""Main function of a worker process: what it does before a ``Worker`` exists and after it ended."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ from ha.notes import NodeNote
 from ha.ownership import Ownership, Standalone
 
 ALERT_S = 0.3
-"""Time from naming an heir to stopping the owner's loop, in s; enough for the heir's loop to notice
-and to begin opening a writer."""
+"""Time from the naming of an heir (next owner) to the stop of the present owner, in s: enough for
+the heir's loop to notice and to begin opening a writer."""
 
 _log = structlog.get_logger(__name__)
 
@@ -42,10 +42,17 @@ def run_worker(
     pipe: Connection,
     questions: Connection,
 ) -> None:
-    """Run worker ``index``, as the entry of the process. The first of ``secrets`` signs copies.
-    ``crashes``: consecutive earlier processes that ended soon after their start.
+    """Run worker ``index`` as the main function of its process, and exit: with status 0 after
+    SIGTERM, with another one after a failure.
 
-    Exits with status 0 after SIGTERM, with another one after a failure.
+    Args:
+        settings: settings of the node.
+        secrets: cluster secrets; the first signs requeued records, all verify them.
+        instance: identity of this node among nodes of the same name.
+        index: number of the worker on its node, from 0.
+        crashes: consecutive earlier processes of this worker that ended soon after their start.
+        pipe: connection to the supervisor for reports; its end ends this process.
+        questions: connection on which queries come and are answered.
     """
     hidden = [*secret_values(settings), *(secret.decode("latin-1") for secret in secrets)]
     logs.configure(settings.log, settings.node.node_id, index, secrets=hidden)
@@ -72,8 +79,8 @@ def run_worker(
 
 
 def _end_with_supervisor(pipe: Connection) -> None:
-    """End the process at once when the supervisor is gone, as it could be neither restarted nor
-    stopped; that is as safe as any crash.
+    """Start a thread that ends this process at once when the supervisor has ended, because it could
+    then be neither restarted nor stopped. That is as safe as any crash.
     """
 
     def watch() -> None:
@@ -85,12 +92,13 @@ def _end_with_supervisor(pipe: Connection) -> None:
 
 
 def make_ownership(settings: Settings, instance: str, index: int) -> Ownership:
-    """Make and start the ownership of worker ``index``: by election, or standalone.
+    """Make and start the object that decides what worker ``index`` owns: by election in ZooKeeper,
+    or alone.
 
     Args:
-        settings: settings of the node; without ``zookeeper.hosts`` it is standalone.
+        settings: settings of the node; without ``zookeeper.hosts`` the worker owns all its slices.
         instance: identity of this node among nodes of the same name.
-        index: number of the worker.
+        index: number of the worker on its node, from 0.
     """
     node = settings.node
     me = NodeNote(

@@ -1,4 +1,4 @@
-"""The loop of a worker on a thread of its own, with the metrics of its slices."""
+"""Thread that runs a worker's loop, with the metrics of its slices."""
 
 from __future__ import annotations
 
@@ -26,24 +26,24 @@ from delayservice.slices.worker_loop import WorkerLoop
 from ha.ownership import Ownership, SliceStanding
 
 CATCHING_UP_S = 5.0
-"""Lag of a copy, in s, from which the worker counts as catching up."""
+"""Time by which a copy is behind the owner's from which it counts as catching up, in s."""
 PROGRESS_S = 5.0
-"""Interval of progress logs of a copy that is catching up, in s."""
+"""Interval between two log lines about the progress of a copy that is catching up, in s."""
 ENDS_AGE_S_MAX = 10.0
-"""Age of log ends, in s, from which they no longer count for the lag."""
+"""Age of log ends, in s, from which they are not used to calculate the lag."""
 COUNTING_SHARE = 0.02
-"""Largest share of a core for counting waiting records. A count that reads the disk for tens of
-milliseconds is repeated the less often."""
+"""Largest share of a core that counting pending records may use. The longer a count takes, because
+it reads the disk, the less often it is repeated."""
 SAMPLE_S = 1.0
-"""Interval at which the metrics of the whole worker are copied, in s."""
+"""Interval at which the metrics of the whole worker are copied for other threads, in s."""
 STOP_WAIT_S = 15.0
-"""Time limit for releasing the slices at the end, in s."""
+"""Longest wait for the release of the slices when the thread ends, in s."""
 
 _log = structlog.get_logger(__name__)
 
 
 class _LogEnds(NamedTuple):
-    """Ends of a slice's logs by delay topic, and the time of the request (monotonic seconds)."""
+    """End offsets of a slice's logs by delay topic, and when they were queried, monotonic s."""
 
     asked_s: float
     ends: Mapping[str, int]
@@ -57,24 +57,24 @@ Wanted: TypeAlias = Mapping[int, Mapping[str, ServedTopic]]
 
 
 class WorkerThread:
-    """Thread that runs the loop until ``stop``.
+    """Thread that runs a worker's loop until ``stop``.
 
-    After a corrupt store or an unexpected error the thread ends and sets ``failure``; the worker
-    ends, and the supervisor starts a clean one.
+    After a corrupt store or an unexpected error the thread ends and sets ``failure``. The worker
+    process ends, and the supervisor starts another.
 
     Args:
         make_loop: makes the loop. Its argument updates the metrics of a slice, and returns whether
             to call it again in a second.
-        observer: observer of the loop.
-        gate: gate of the loop, which says what this node may settle.
+        observer: receives what the loop does, for metrics.
+        gate: returns the loop's roles, and whether the clock is trusted.
         ownership: ownership of slices, which gets the state of each copy.
         clock: monotonic and wall clock.
         make_lane: returns the lane of a delay topic and a partition.
         close_edges: closes the loop's clients and threads.
         disk_alarm: returns why storing has stopped; empty: it has not.
         checkpoint_alarm: returns the problem of a slice's checkpoints; empty: no problem.
-        retired: called with each slice whose copy is no longer kept.
-        turns: lock for access to the lanes while the loop waits.
+        retired: called with the number of each slice that is no longer kept.
+        turns: lock by which other threads read the lanes while the loop waits.
     """
 
     def __init__(
@@ -114,7 +114,7 @@ class WorkerThread:
         ownership.on_change(self.loop.wake)
 
     def start(self) -> None:
-        """Start the thread."""
+        """Start the thread, which runs the loop."""
         self._thread.start()
 
     def want(self, wanted: Wanted) -> None:
@@ -130,8 +130,8 @@ class WorkerThread:
         return sorted(self.loop.slices.copy())
 
     def to_measure(self, quiet_max: int) -> list[int]:
-        """Return the slices whose log ends are to be read: all busy ones, and of the idle ones the
-        ``quiet_max`` that were read the longest ago.
+        """Return the slices whose log ends are to be queried: all busy ones, and at most
+        ``quiet_max`` idle ones, those queried the longest ago.
         """
         sampled, numbers = self._observer.sampled, self.slices
         quiet = [n for n in numbers if (one := sampled.get(n)) is not None and one.is_quiet]
@@ -139,42 +139,44 @@ class WorkerThread:
         return sorted(set(numbers).difference(quiet[quiet_max:]))
 
     def measured(self, asked_s: float, ends: Mapping[int, Mapping[str, int]]) -> None:
-        """Set the log ends by slice and delay topic, read at ``asked_s`` (monotonic seconds)."""
+        """Set the log ends, by slice and delay topic, queried at ``asked_s`` (monotonic s)."""
         for number, its_ends in ends.items():
             self._log_ends[number] = _LogEnds(asked_s, its_ends)
 
     @property
     def turn_s(self) -> float:
-        """Return the duration of the current turn of the loop so far, in s; 0: there is no turn."""
+        """Return how long the loop's current iteration has lasted, in s; 0: there is none."""
         since_s = self._turn_since_s
         return 0.0 if since_s is None else self._clock.monotonic_s() - since_s
 
     @property
     def worker_metrics(self) -> WorkerMetrics:
-        """Return the metrics of the whole worker, about a second old; the object never changes."""
+        """Return the metrics of the whole worker, as copied at most about a second ago."""
         return self._worker_metrics
 
     @property
     def published(self) -> list[bytes]:
-        """Return the metrics of every slice, encoded by the loop's thread."""
+        """Return the metrics of each slice, as last encoded by the loop's thread."""
         return [one.published for one in list(self._observer.sampled.values())]
 
     def stop(self) -> None:
-        """Request that the loop releases its slices and the thread ends; return at once."""
+        """Request that the loop releases its slices and the thread ends; do not wait for it."""
         self._stopping.set()
         self.loop.wake()
 
     def join(self, timeout_s: float) -> bool:
-        """Wait for the end of the thread; return False if it did not end in time."""
+        """Wait for the end of the thread; return False if it has not ended within ``timeout_s``."""
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
     @contextmanager
     def looking(self, slice_no: int, timeout_s: float) -> Iterator[Mapping[str, AnyLane]]:
-        """Give another thread access to the lanes of a slice; delivery waits meanwhile.
+        """Give another thread access to the lanes of a slice, by delay topic, within this context;
+        delivery waits meanwhile.
 
         Raises:
-            BusyError: the loop made no pause in time, or the slice is no longer kept here.
+            BusyError: the loop made no pause within ``timeout_s``, or the slice is no longer kept
+                here.
         """
         with self._turns.looking(timeout_s):
             slice_ = self.loop.slices.get(slice_no)
@@ -209,7 +211,9 @@ class WorkerThread:
         self.loop.close()
 
     def _serve_wanted(self) -> None:
-        """Apply the wanted slices and topics; unfinished removals are retried at the next turn."""
+        """Add and remove slices and lanes as last requested by ``want``. A removal that has to wait
+        for a release is tried again in the next iteration of the loop.
+        """
         wanted = self._wanted
         if wanted is self._served:
             return
@@ -252,8 +256,9 @@ class WorkerThread:
             taken.add(self._observer.worker)
 
     def _tended(self, slice_: Slice) -> bool:
-        """Encode a slice's metrics, as other threads must not read what the loop writes; return
-        whether it is still behind, and its progress waited for.
+        """Update a slice's metrics and encode them, because other threads must not read what the
+        loop writes. Return whether the copy is catching up, so that this is to be repeated in a
+        second.
         """
         self._observer.of(slice_.number)
         sampled = self._observer.sampled[slice_.number]
@@ -332,7 +337,7 @@ class WorkerThread:
 
 
 def _memory_bytes() -> int:
-    """Return the resident memory of this process in bytes; 0: the system has no such figure."""
+    """Return the resident memory of this process in bytes; 0: the system does not say."""
     try:
         pages = int(Path("/proc/self/statm").read_text("ascii").split()[1])
     except OSError:

@@ -1,4 +1,6 @@
-"""Facts about a worker, gathered on threads that may block, and judged twice a second."""
+"""Facts about a worker, gathered on threads that may block, and a verdict on them twice a second:
+whether the worker may own slices.
+"""
 
 from __future__ import annotations
 
@@ -23,18 +25,19 @@ _log = structlog.get_logger(__name__)
 
 
 class WorkerWatch:
-    """Watch that passes the facts about a worker to its ownership for a verdict.
+    """Watch of one worker: gathers facts about it, and asks its ownership whether it may own
+    slices.
 
     Args:
         settings: settings of the node.
         name: name of the worker.
-        reach: check of Kafka's brokers.
+        reach: check of which Kafka brokers answer.
         ownership: ownership that returns the verdict.
         clock: monotonic clock.
         clock_watch: check of the wall clock.
         disk: watch of the stores' disk.
-        turn_s: returns the duration of the current turn of the loop, in s.
-        crashes: consecutive earlier processes that ended soon after their start.
+        turn_s: returns for how long the current iteration of the loop has lasted, in s.
+        crashes: consecutive earlier processes of this worker that ended soon after their start.
 
     Attributes:
         verdict: last verdict on whether the worker may own slices.
@@ -67,7 +70,7 @@ class WorkerWatch:
         self.judge()
 
     def start(self, repeat: Callable[[str, float, Callable[[], object]], None]) -> None:
-        """Start all checks. ``repeat`` gets name, interval in s and function of each."""
+        """Start all checks. ``repeat``: takes a name, seconds, and a function to repeat."""
         if self._has_disk:
             repeat("disk", _DISK_EVERY_S, self._disk.look)
         repeat("kafka-reach", _ASKED_EVERY_S, self._reach.check)
@@ -75,7 +78,7 @@ class WorkerWatch:
         repeat("verdict", _JUDGED_EVERY_S, self.judge)
 
     def judge(self) -> None:
-        """Update the verdict from the latest facts, without waiting."""
+        """Update the verdict from the latest facts, without waiting, and log a change of it."""
         doubt = self._clock_watch.doubt()
         facts = WorkerFacts(
             kafka=self._reach.trouble,
@@ -97,7 +100,9 @@ class WorkerWatch:
                 _log.warning("worker_not_electable", cause=cause, why=why)
 
     def _ask_the_time(self) -> None:
-        """Ask for the broker's time while the clock is in doubt; later, the boot clock suffices."""
+        """Query a broker's time while the wall clock is not trusted. Otherwise close the client for
+        that, because the boot clock is enough to check the wall clock.
+        """
         if self._clock_watch.doubt() is None:
             self._broker_clock.close()
         else:

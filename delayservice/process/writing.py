@@ -1,4 +1,4 @@
-"""Configuration of a worker's transactional producer and of its take-overs."""
+"""Configuration of a worker's transactional producer, and of its take-over's calls to Kafka."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from delayservice.config.settings import Settings
 
 
 def sink_options(settings: Settings, name: str, checkpoints: KafkaCheckpoints) -> SinkOptions:
-    """Return the options of the worker ``name``'s producer."""
+    """Return the options of the transactional producer of worker ``name``."""
     topics, kafka = settings.topics, settings.kafka
     return SinkOptions(
         name_prefix=f"{kafka.transactional_id_prefix}-{name}",
@@ -31,8 +31,8 @@ def succession_of(
     admin: KafkaAdmin,
     confirm: Callable[[Iterable[int]], frozenset[int]],
 ) -> KafkaSuccession:
-    """Return the calls to Kafka that a take-over makes. ``confirm`` asks ZooKeeper which of some
-    slices this worker owns.
+    """Return the object by which a take-over queries Kafka and fences writers. ``confirm``: returns
+    those of the given slices that ZooKeeper still assigns to this worker as owner.
     """
     topics, kafka = settings.topics, settings.kafka
     return KafkaSuccession(

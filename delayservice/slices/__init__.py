@@ -1,1 +1,1 @@
-"""The loop of a worker and its lanes: poll, store, due, settle, commit, prune."""
+"""The loop of a worker and its lanes: polls, stores, settles, commits and prunes records."""

@@ -1,6 +1,5 @@
-"""Base of precise lanes (``lane``) and level lanes (``level``), as the worker's loop sees them.
-
-See ``docs/glossary.md`` for H, S, K, cursor and mark.
+"""Base of lanes with a store (``lane``) and of level lanes (``level``), as the worker's loop uses
+them. ``docs/glossary.md`` defines H, S, K, cursor and mark.
 """
 
 from __future__ import annotations
@@ -31,16 +30,16 @@ from delayservice.slices.mended import MendedStore
 from delayservice.store.base import StoreStats, StoreView
 
 NOWHERE: Final = -1
-"""Value of ``Fetch.position`` when a seek is needed before the next read."""
+"""Value of ``Fetch.position`` when the client has to seek before it reads."""
 
 
 class Fetch:
-    """Position and pause of the Kafka consumer at one log.
+    """Read position of the Kafka consumer in one partition, and whether it is paused there.
 
     Attributes:
-        position: the offset of the next record, or ``NOWHERE``.
+        position: source offset of the next record, or ``NOWHERE``.
         is_paused: whether fetching is paused.
-        source: the slice's logs.
+        source: consumer of the delay topics.
     """
 
     def __init__(self, source: Source, place: Place) -> None:
@@ -50,18 +49,18 @@ class Fetch:
         self._place = place
 
     def go_to(self, offset: int, last_read: LastRead = NOTHING_READ) -> None:
-        """Read from ``offset`` on. ``last_read``: the last record below it, if it was read."""
+        """Seek to source offset ``offset``. ``last_read``: last record below it, if known."""
         self.source.seek(self._place, offset, last_read)
         self.position = offset
 
     def pause(self, *, is_paused: bool) -> None:
-        """Pause or resume fetching."""
+        """Pause or resume fetching of this partition, without a seek."""
         if is_paused != self.is_paused:
             (self.source.pause if is_paused else self.source.resume)(self._place)
             self.is_paused = is_paused
 
     def let_go(self) -> None:
-        """Stop reading this log. A pause is ended first, because the client would remember it."""
+        """Stop reading this partition. A pause is ended first, because the client would keep it."""
         self.pause(is_paused=False)
         if self.position != NOWHERE:
             self.source.drop(self._place)
@@ -69,25 +68,25 @@ class Fetch:
 
 
 class AnyLane(ABC):
-    """Lane: one partition of a delay topic on one node. It never commits, because all lanes of a
-    worker share one transaction.
+    """Lane: what a worker does for one partition of a delay topic. It never commits, because all
+    lanes of a worker share one transaction.
 
     Args:
         topic: the delay topic.
         partition: its partition.
-        topic_id: the topic's id, which a deleted topic of the same name does not share.
-        source: the logs of the slice.
-        routes: topics of outputs, and the secrets.
+        topic_id: Kafka's id of the topic, which differs after the topic is deleted and created
+            again.
+        source: consumer of the delay topics.
+        routes: topics to which outputs are written, and the cluster secrets.
         flow: the limits of the slice; None: no limits.
         targets: states of target topics; None: all can be written to.
 
     Attributes:
         place: topic and partition.
-        contracts: the contracts (settings in force when records were written) by which its records
-            are read.
+        contracts: contracts (settings under which records were written) by which records are read.
         shard: which records are read, stored and settled.
-        past_due: append times of records that were already due when they were written, by offset,
-            epoch milliseconds.
+        past_due: append times of records that were already due when they were written, epoch
+            milliseconds, by source offset.
     """
 
     contracts: Contracts
@@ -113,16 +112,16 @@ class AnyLane(ABC):
         self._settler = Settler(topic, partition, routes, Verdicts(), flow, targets)
         self._fetch = Fetch(source, self.place)
         self._lost: tuple[Lost, ...] = ()
-        """Ranges of offsets that H skipped because the log had lost them, for checkpoints."""
+        """Ranges of offsets that H skipped because retention deleted them, for checkpoints."""
 
     @property
     @abstractmethod
     def precise(self) -> PreciseLane | None:
-        """Return this lane if a store keeps its records; None for the lane of a level topic."""
+        """Return this lane if it has a store of its own; None for the lane of a level topic."""
 
     @property
     def verdicts(self) -> Verdicts:
-        """Return the records that brokers refused, with the reasons."""
+        """Return the records of this shard that brokers refused, with the reasons."""
         return self._settler.verdicts
 
     # --- roles ---------------------------------------------------------------------------------
@@ -130,38 +129,39 @@ class AnyLane(ABC):
     @property
     @abstractmethod
     def awaited_end(self) -> int:
-        """Return the offset up to which the log must be read before H moves; 0: no such offset."""
+        """Return the source offset to which the log must be read before H moves; 0: no wait."""
 
     @abstractmethod
     def adopt(self, contracts: Contracts) -> None:
-        """Read records by these contracts from now on (rule 2)."""
+        """Read records by ``contracts`` from now on (rule 2 of the design)."""
 
     @abstractmethod
     def offsets_ahead(self, end: int, now_ms: int) -> int:
-        """Return how many offsets above the end of the log, ``end``, a new contract must start, so
+        """Return how many offsets above ``end``, the end of the log, a new contract must start, so
         that replicas know it before they store a record that it applies to. ``now_ms``: epoch ms.
         """
 
     @abstractmethod
     def log_reaches(self, end: int) -> None:
-        """Note that the log ends at offset ``end``."""
+        """Note that the log ends at source offset ``end``, exclusive."""
 
     @abstractmethod
     def follow(self, cursor: Cursor) -> None:
-        """Become or stay a replica, whose cursor is that of the newest checkpoint."""
+        """Become or stay a replica whose cursor is ``cursor``, that of the newest checkpoint."""
 
     @abstractmethod
     def step_down(self) -> None:
-        """Become a replica again; safe after an error in any other call."""
+        """Become a replica again at the committed cursor; safe after an error in any other call."""
 
     @abstractmethod
     def last_below(self, offset: int) -> LastRead:
-        """Return the last record below ``offset`` if it was read, else ``NOTHING_READ``."""
+        """Return the last record below source offset ``offset``, or ``NOTHING_READ`` if unknown."""
 
     @abstractmethod
     def fit(self, cursor: Cursor, last_read: LastRead) -> Cursor:
-        """Return a checkpoint's cursor. H is lowered to the first record that replaced records
-        which the log has lost. ``last_read``: last record read by the writer of the checkpoint.
+        """Return the ``cursor`` of a checkpoint. If the log was truncated and grew again, H is
+        lowered to the first record that replaced a lost one. ``last_read``: last record read by the
+        owner that wrote the checkpoint.
         """
 
     @abstractmethod
@@ -172,16 +172,21 @@ class AnyLane(ABC):
         last_read: LastRead = NOTHING_READ,
         lost: tuple[Lost, ...] = (),
     ) -> None:
-        """Own the shard from ``cursor`` on. ``bounds``: of the log, read after fencing;
-        ``last_read``, ``lost``: from the checkpoint.
+        """Own the shard from ``cursor`` on, so that its records are settled here. ``bounds``: of
+        the log, queried after former writers were fenced; ``last_read`` (last record read) and
+        ``lost`` (deleted offsets): from the checkpoint.
         """
 
     @abstractmethod
     def refit(self, bounds: Bounds, *, is_truncated: bool = False) -> None:
-        """Continue with what the log holds now. ``is_truncated``: it lost records already read."""
+        """Continue as owner or replica with a log whose ends are now ``bounds``. ``is_truncated``:
+        the log has lost records that were read.
+        """
 
     def _skip_lost(self, lost: tuple[Lost, ...], h: int, stored: int, log_start: int) -> None:
-        """Record, and report if new, the lost offsets that H skips at a take-over."""
+        """Note the deleted offsets that H skips at a take-over, and log them if ``lost``, those of
+        the checkpoint, lack them. ``h``: H; ``stored``: S; ``log_start``: first offset of the log.
+        """
         self._lost = skipped(lost, h, stored, log_start)
         if self._lost != lost:
             report_lost(self.place, self._lost[-1])
@@ -190,49 +195,54 @@ class AnyLane(ABC):
 
     @abstractmethod
     def ingest(self, run: Run) -> int:
-        """Take one run of the log, and return its number of records."""
+        """Take polled records with consecutive offsets, in the store or in memory; return their
+        number. Ignores them and returns 0 if they were read before a seek.
+        """
 
     @abstractmethod
     def let_store(self, *, may_store: bool) -> None:
-        """Allow or forbid storing of new records."""
+        """Allow or forbid storing of new records, by resuming or pausing the fetch."""
 
     @abstractmethod
     def _read_on(self) -> None:
-        """Fetch from the offset that the shard needs next, or pause fetching."""
+        """Seek to the source offset that the shard needs next, and pause or resume fetching."""
 
     @abstractmethod
     def settle_late(self, now_ms: int, limit: int, may_read: MayRead = at_will) -> list[Output]:
-        """Settle records that were due before they were read, and return at most about ``limit``
-        outputs. ``now_ms``: epoch ms. ``may_read``: whether there is time to read another record.
+        """Settle records that were due before they were read; return at most about ``limit``
+        outputs. ``now_ms``: epoch ms. ``may_read``: returns whether there is time to read another
+        record that was fired.
         """
 
     @abstractmethod
     def settle_due(self, now_ms: int, limit: int, bytes_max: int) -> Iterable[list[Output]]:
-        """Settle records due at ``now_ms`` (epoch ms), and yield chunks of at most about ``limit``
-        outputs and ``bytes_max`` bytes in all. The caller sends each chunk, or aborts the
-        transaction and takes no other.
+        """Settle records due at ``now_ms``, epoch ms. Yield lists of outputs, in all at most about
+        ``limit`` outputs and ``bytes_max`` payload bytes. After each list the caller must send it
+        before it takes the next; or abort the transaction, and take no more.
         """
 
     @abstractmethod
     def next_due_ms(self) -> int | None:
-        """Return when the next record is due, epoch milliseconds; None: no record is pending."""
+        """Return when the next record is due, epoch milliseconds; None: no record to wait for."""
 
     # --- commit --------------------------------------------------------------------------------
 
     def checkpoint(self) -> ShardCheckpoint:
-        """Return the shard's part of a checkpoint that is committed now."""
+        """Return the shard's part of a checkpoint, with the cursor reached but not committed
+        yet.
+        """
         return ShardCheckpoint(
             self.topic_id, self.shard.staged, self.contracts, self._proof.committed_last, self._lost
         )
 
     def committed(self) -> None:
-        """Note that the staged cursor is committed."""
+        """Make the cursor that the last commit carried the committed one, and read on."""
         self.shard.commit()
         self.verdicts.committed()
         self._read_on()
 
     def aborted(self) -> None:
-        """Return to the committed cursor: the transaction was certainly aborted."""
+        """Return to the last committed cursor, because the transaction was certainly aborted."""
         self.shard.abort()
         self.verdicts.aborted()
         self._read_on()
@@ -243,23 +253,25 @@ class AnyLane(ABC):
 
     @abstractmethod
     def sync_soon(self) -> None:
-        """Ask the store to make all it holds durable, without waiting."""
+        """Start to make all that the store holds durable on disk, without waiting."""
 
     @abstractmethod
     def stats(self) -> StoreStats:
-        """Return figures of the stored records; cheap enough for a call every second."""
+        """Return the number of stored records, their bytes on disk, and the durable source offset;
+        cheap enough for a call every second.
+        """
 
     @abstractmethod
     def close(self) -> None:
-        """Make all that is stored durable, and close the lane."""
+        """Make all stored records durable, stop reading the log, and close the store."""
 
 
 class PreciseLane(AnyLane):
-    """Lane whose records are kept in a store, which can be searched, compared and repaired.
+    """Lane with a store of its own, which can be searched, compared and repaired.
 
     Attributes:
-        store: the store of its records, to look at.
-        reader: decoder of its log's records.
+        store: its store, for reading.
+        reader: decoder of the records of its delay topic.
         mended: reader of its store that rebuilds damaged parts from the log.
     """
 
@@ -272,13 +284,13 @@ class PreciseLane(AnyLane):
 
     @property
     def precise(self) -> PreciseLane:
-        """Return this lane: its records are kept in a store."""
+        """Return this lane, because it keeps its records in a store of its own."""
         return self
 
     @abstractmethod
     def is_denied(self, target: str) -> bool:
-        """Return whether settings deny records written now the target topic ``target``."""
+        """Return whether settings deny the target topic ``target`` to records written now."""
 
     @abstractmethod
     def start_over(self) -> Iterator[int]:
-        """Rebuild a replica's whole store from the log, in steps; see ``lane.Lane``."""
+        """Rebuild a replica's whole store from the log; each ``next`` does one step of it."""

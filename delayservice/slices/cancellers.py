@@ -1,6 +1,5 @@
-"""Search of the log for cancellers of requeued records (rule 13; see ``docs/glossary.md``).
-
-Another record with the same id may have been written between a record and its requeued form.
+"""Search of the log for cancellers of requeued records (rule 13 of the design). A control record
+may have been written after a record was first written, and before it was requeued.
 """
 
 from __future__ import annotations
@@ -20,13 +19,14 @@ _Scan: TypeAlias = Callable[[Key, int], Iterator[Frame]]
 
 
 class Cancellers:
-    """Finder of the first user record with the id of a requeued record, in the log or the store.
+    """Search, in the log or the store, for the canceller of a requeued record: the first valid
+    record of a client with its id.
 
     Args:
-        shard: the shard.
-        log: returns the shard's log with its present reader.
-        scan: reads frames of the shard's store.
-        note_gap: takes offsets that the log has lost, and that may have held cancellers.
+        shard: progress of the shard.
+        log: returns the shard's log with its present decoder.
+        scan: yields stored records above a key, up to a due time in epoch ms.
+        note_gap: notes offsets that retention deleted, and that may have held cancellers.
     """
 
     def __init__(
@@ -42,15 +42,16 @@ class Cancellers:
         self._note_gap = note_gap
         self._log_start = 0
         self._known: dict[int, int] = {}
-        """Cancellers of records stored before the take-over, by offset of the record."""
+        """Offset of the canceller, by source offset of each record stored before the take-over."""
 
     def take_over(self, marked: Iterable[tuple[int, Key]]) -> None:
-        """Remember the marks (offsets of cancellers) and keys that the store has at a take-over."""
+        """Note the marks that the store has at a take-over; ``marked``: pairs of mark and key."""
         self._known = {key[1]: mark for mark, key in marked}
 
     def find(self, scans: Sequence[CopyScan]) -> tuple[dict[int, int], list[CopyScan]]:
-        """Return the canceller's offset, or ``NO_MARK``, by offset of each requeued record; and the
-        requeued records for which only the log was searched, not the store.
+        """Search for the cancellers of requeued records. Return the canceller's offset, or
+        ``NO_MARK``, by source offset of each; and those for which only the log was searched, not
+        the store.
         """
         if not scans:
             return {}, []
@@ -59,8 +60,8 @@ class Cancellers:
         return found | stored, [scan for scan in scans if scan.copy_offset not in stored]
 
     def find_one(self, scan: CopyScan) -> int:
-        """Return the offset of the canceller of a requeued record, or ``NO_MARK``, when its frame
-        in the store is damaged.
+        """Return the offset of the canceller of one requeued record, or ``NO_MARK``, without its
+        stored form, which is damaged.
         """
         found, offset = self._scan_back([scan])[scan.copy_offset], scan.copy_offset
         if offset in self._known:
@@ -69,8 +70,9 @@ class Cancellers:
         return found
 
     def _scan_back(self, scans: Sequence[CopyScan]) -> dict[int, int]:
-        """Return by copy the offset of the first user record of its id in ``[base, copy)``, or
-        ``NO_MARK``. One pass over the log serves all: after a crash there may be thousands.
+        """Return, by source offset of each requeued record, the offset of its canceller in ``[base,
+        copy_offset)``, or ``NO_MARK``. The log is read once for all: after a crash there may be
+        thousands.
         """
         found = {scan.copy_offset: NO_MARK for scan in scans}
         by_id: dict[bytes, list[CopyScan]] = {}
@@ -91,9 +93,9 @@ class Cancellers:
         return found
 
     def _stored(self, scans: Sequence[CopyScan]) -> dict[int, int]:
-        """Return by copy its mark in the store, if the log has lost part of ``[base, copy)``.
-        If a copy above K was stored and is gone, it was pruned because H has passed its canceller:
-        ``base`` is returned for it.
+        """Return, by source offset, the mark that the store has of a requeued record, if the log
+        has lost part of ``[base, copy_offset)``. If one above K was stored and is gone, it was
+        pruned because H has passed its canceller: ``base`` is returned for it.
         """
         known = {}
         for key_ms, offset, _, base in scans:
@@ -108,9 +110,9 @@ class Cancellers:
         return known
 
     def note_cut(self, scans: Sequence[CopyScan], kept: Collection[int]) -> None:
-        """Report a gap for requeued records whose canceller may be among the offsets that the log
-        has lost. ``kept``: offsets of those that are pending; on an owner, those that H has yet to
-        pass count too.
+        """Note as never read the offsets that the log has lost and that may hold cancellers of the
+        requeued records ``scans``. ``kept``: source offsets of those that are pending; on an owner,
+        those that H has yet to pass count too.
         """
         start = self._log_start
         walked_from = self._shard.committed.offset if self._shard.owned else OFFSET_MAX

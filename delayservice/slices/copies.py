@@ -1,4 +1,4 @@
-"""Digests of a slice's copies, and execution of the commands of repair plans."""
+"""Digests of a slice's copies, and execution of commands that read, list or rebuild copies."""
 
 from __future__ import annotations
 
@@ -21,7 +21,9 @@ _log = structlog.get_logger(__name__)
 
 
 class _Task(NamedTuple):
-    """Command in execution, with the lane whose copy it is for."""
+    """Command that is being carried out. ``lane``: lane of its shard, None: not served here;
+    ``steps``: the rest of the work.
+    """
 
     command: Command
     lane: AnyLane | None
@@ -29,11 +31,11 @@ class _Task(NamedTuple):
 
 
 class CopyKeeper:
-    """Digests of a slice's copies, and the commands of repair plans for them.
+    """Keeper of a slice's copies: their digests, and the commands of repair plans for them.
 
     Args:
         digests: the digests of the slice.
-        log: takes the answers to commands.
+        log: writes answers to commands to the repair topic.
         node_id: this node.
         clock: wall clock, by which commands expire.
     """
@@ -47,11 +49,11 @@ class CopyKeeper:
         self._task: _Task | None = None
 
     def ask(self, command: Command) -> None:
-        """Queue a command for the slice's thread. Any thread may call this."""
+        """Queue a command for the thread of the worker's loop. Any thread may call this."""
         self._commands.append(command)
 
     def turn(self, lanes: Mapping[str, AnyLane], *, is_owner: bool) -> None:
-        """Do one step of the digests and one of the present command. ``lanes``: by delay topic."""
+        """Do one step of the digests, and one of a queued command. ``lanes``: by delay topic."""
         self.digests.turn(lanes, is_owner=is_owner)
         if self._task is None and self._commands:
             command = self._commands.popleft()
@@ -69,7 +71,7 @@ class CopyKeeper:
 
     @property
     def is_busy(self) -> bool:
-        """Return whether a scan or a command is unfinished."""
+        """Return whether a command, or a read of a whole copy from disk, is unfinished."""
         return self.digests.is_reading or self._task is not None or bool(self._commands)
 
     # --- commands ------------------------------------------------------------------------------

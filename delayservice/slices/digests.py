@@ -1,8 +1,8 @@
-"""Digests of one slice's copies: updated, checked against the disk, published.
+"""Digests of one slice's copies: updates them, checks them against the disk, publishes them.
 
 Copies on several nodes can only be compared at the same cursor. So all nodes publish at the same
-checkpoints, called cuts, which each node finds in the checkpoint topic: the first one of every
-interval, by the broker's timestamps, and the last one before a pause.
+checkpoints, which are called cuts. Each node finds them in the checkpoint topic: the first one of
+every interval, by the broker's timestamps, and the newest one once it is ``PAUSE_MS`` old.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from delayservice.store.base import Store
 from delayservice.store.digesting import DigestingStore
 
 PAUSE_MS: Final = 10_000
-"""Age from which the newest checkpoint is a cut, in milliseconds: digests are published at it."""
+"""Age at which the newest checkpoint becomes a cut, to publish digests at, milliseconds."""
 
 Done = Callable[[], None]
 
@@ -33,7 +33,7 @@ _log = structlog.get_logger(__name__)
 
 @dataclass(slots=True)
 class _Copy:
-    """State of one shard's copy: its store, scans and published cuts."""
+    """State of one shard's copy: its store, full reads of it from disk (scans), and its digests."""
 
     place: Place
     store: DigestingStore
@@ -42,27 +42,28 @@ class _Copy:
     scanned_s: float = float("-inf")
     published_cut: int = -1
     rows_lost: bool = False
-    """Whether a published row did not reach the topic. The producer's thread sets it."""
+    """Whether a row of the digest did not reach the topic; set by the producer's thread."""
     asked: list[Done] = field(default_factory=list)
-    """Callbacks for the first cut published after the next scan."""
+    """Functions to call when a digest is published after the next full read of the copy."""
     reading_for: list[Done] = field(default_factory=list)
-    """Callbacks for the first cut published after the present scan."""
+    """Functions to call when a digest is published after the full read under way has ended."""
     awaited: list[Done] = field(default_factory=list)
-    """Callbacks for the next published cut, because their scan has ended."""
+    """Functions to call when the next digest is published, because their full read has ended."""
 
 
 class SliceDigests:
-    """Digests of the precise lanes of one slice. Used by the slice's thread alone.
+    """Digests of those shards of one slice that have a store. Only the thread of the worker's loop
+    uses it.
 
     Args:
-        slice_no: the slice.
+        slice_no: number of the slice.
         node_id: this node.
-        checkpoints: the checkpoint topic, in which cuts are found.
+        checkpoints: the checkpoint topic, in which the cuts (checkpoints to publish at) are found.
         clock: monotonic clock for scan intervals, wall clock for the rows.
-        log: takes the rows.
+        log: writes the rows of digests to their topic.
         scanning: lock held while a copy is read from the disk. All slices of a worker share it, so
             that one copy at a time is read.
-        scan_interval_ms: time between two scans of a copy from the disk, milliseconds.
+        scan_interval_ms: time between two reads of a whole copy from the disk, milliseconds.
         store_kind: kind of store that the rows name.
     """
 
@@ -91,7 +92,9 @@ class SliceDigests:
         self._last_cut: tuple[ReadBack, Checkpoint] | None = None
 
     def keep(self, topic: str, topic_id: str, store: Store) -> Store:
-        """Return ``store`` wrapped, so that its digest is kept until it is closed."""
+        """Return ``store`` in a wrapper that keeps the digest of its records, and publish that
+        digest until the store is closed. ``topic``, ``topic_id``: its delay topic.
+        """
 
         def close() -> None:
             self._stop_reading(copy)
@@ -109,8 +112,10 @@ class SliceDigests:
     # --- one turn ------------------------------------------------------------------------------
 
     def turn(self, lanes: Mapping[str, AnyLane], *, is_owner: bool) -> None:
-        """Publish digests at new cuts, and continue a scan. ``lanes``: by delay topic. Prune the
-        stores after this, because digests at older cuts count records that H has passed since.
+        """Publish digests at the cuts (checkpoints to publish at) that are new since the last call,
+        and do one step of a scan (read of a whole copy from disk). ``lanes``: by delay topic. Call
+        this before the stores are pruned: a digest at an older checkpoint counts records that H has
+        passed since.
         """
         for topic, lane in lanes.items():
             if topic in self._copies:  # an owner stores by a K that has not come back yet
@@ -126,12 +131,12 @@ class SliceDigests:
 
     @property
     def is_reading(self) -> bool:
-        """Return whether a copy is being read from the disk."""
+        """Return whether a scan (read of a shard's whole copy from disk) is under way."""
         return self._reading is not None
 
     @property
     def damaged(self) -> int:
-        """Return the number of key ranges that the last scans could not read."""
+        """Return the number of key ranges of the copies that the last full reads could not read."""
         return sum(len(copy.store.damaged) for copy in self._copies.values())
 
     def _cuts(self) -> list[tuple[ReadBack, Checkpoint]]:
@@ -148,7 +153,7 @@ class SliceDigests:
         return [(cut, checkpoint) for cut, checkpoint in decoded if checkpoint is not None]
 
     def _decoded(self, cut: ReadBack) -> Checkpoint | None:
-        """Return the checkpoint of a cut; None: the record is no checkpoint of this slice."""
+        """Return the checkpoint decoded; None: the record is no checkpoint of this slice."""
         try:
             return decode_checkpoint_of(self._slice_no, cut.data)
         except KafkaEdgeError:
@@ -210,7 +215,9 @@ class SliceDigests:
     # --- scan ----------------------------------------------------------------------------------
 
     def ask_scan(self, topic: str, done: Done) -> None:
-        """Scan a copy that is kept here, and call ``done`` at the cut after the scan."""
+        """Read the whole copy of the slice's shard of ``topic`` from disk soon, and call ``done``
+        when the digest is published first after that. The shard must have a store here.
+        """
         self._copies[topic].asked.append(done)
 
     def _scan(self, *, is_owner: bool) -> None:

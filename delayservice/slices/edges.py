@@ -1,4 +1,4 @@
-"""Clients, clocks, threads and settings that a worker's loop gets from outside."""
+"""Clients, clocks, threads and settings that the worker's process passes to its loop."""
 
 from __future__ import annotations
 
@@ -31,27 +31,29 @@ class Edges:
     """Clients, clocks, threads and settings of one worker's loop.
 
     Attributes:
-        node_id: this node.
-        source: the logs of the delay topics.
-        sink: the transactional writer.
-        checkpoints: checkpoints that are read back from their topic.
-        succession: calls of a take-over to Kafka and ZooKeeper.
+        node_id: name of this node.
+        source: consumer of the delay topics.
+        sink: transactional producer of outputs and checkpoints.
+        checkpoints: consumer of the checkpoint topic.
+        succession: calls to Kafka and ZooKeeper that a take-over makes.
         background: threads for calls that block.
-        writing: the writer's own thread, whose calls must not queue behind others.
+        writing: thread of the writer alone, so that its calls wait for no other ones.
         clock: wall clock and monotonic clock.
-        gate: the node's role for each slice, and whether its clock is in doubt.
-        observer: metrics.
-        routes: topics of outputs, and the secrets.
+        gate: the node's role for each slice, and whether its clock is trusted.
+        observer: receives what the loop does, for metrics.
+        routes: topics to which outputs are written, and the cluster secrets.
         limits: sizes, intervals and waits of the loop.
         contract_of: returns the contract that settings ask for; takes the delay topic and the
             newest contract version allowed.
         flow_rules: returns the limits of a slice.
         disk_level: returns how full the disk is.
-        copies_of: returns the keeper of a slice's copies; None: they are not compared.
-        pausing: context around the wait for records, in which other threads may read the lanes.
+        copies_of: returns the object that keeps the digests of a slice's copies and repairs them;
+            takes the slice's number. None: digests are off.
+        pausing: context that surrounds the wait for records; within it other threads may read the
+            lanes.
         is_held: returns whether deliveries of a delay topic are paused.
-        tended: updates the metrics of a slice: about once a second while it is active, less often
-            when it is idle. Returns whether to call it again in a second.
+        tended: updates the metrics of a slice: about once a second while it changes, less often
+            while it is idle. Returns whether to call it again in a second.
     """
 
     node_id: str
@@ -76,5 +78,5 @@ class Edges:
 
     @property
     def fingerprints(self) -> tuple[str, ...]:
-        """Return a fingerprint of each secret; the first secret signs requeued records."""
+        """Return a short hash of each cluster secret, first that of the one that signs."""
         return tuple(map(fingerprint, self.routes.secrets))

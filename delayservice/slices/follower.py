@@ -1,4 +1,4 @@
-"""Application of checkpoints that a node reads back: prunes the stores and measures the lag."""
+"""Application of checkpoints that a node reads back: prunes the stores, measures the lag."""
 
 from __future__ import annotations
 
@@ -18,19 +18,20 @@ from delayservice.slices.any_lane import AnyLane
 
 
 class Follower:
-    """Follower of one slice's checkpoints, on its owner and on every replica.
+    """Reader of one slice's checkpoints, on its owner and on every replica, which applies them to
+    the lanes.
 
     Args:
-        slice_no: the slice.
-        checkpoints: checkpoints that are read back.
+        slice_no: number of the slice.
+        checkpoints: the checkpoint topic.
         clock: monotonic clock for the lag.
-        secrets: fingerprints of the secrets by which this node verifies requeued records.
+        secrets: fingerprints (hashes) of the secrets by which this node verifies requeued records.
 
     Attributes:
-        newest: the newest checkpoint that was read back; None before the first.
+        newest: the newest checkpoint that was applied; None before the first.
         refusal: why this slice may not be stored or served here until the node is restarted with
             the right secret; empty: it may. It stays even when the slice is served with a known
-            secret again, because records signed with the other secret may still be pending.
+            secret again, because records signed with the unknown one may still be pending.
     """
 
     def __init__(
@@ -47,15 +48,15 @@ class Follower:
 
     @property
     def lost_offsets(self) -> int:
-        """Return how many offsets retention deleted unsettled, according to the newest
-        checkpoint.
+        """Return the number of offsets that retention deleted before they were settled, according
+        to the newest checkpoint.
         """
         shards = () if self.newest is None else self.newest.shards.values()
         return sum(lost.stop - lost.first for shard in shards for lost in shard.lost)
 
     def stepped_down(self, lanes: Mapping[str, AnyLane], claim: int) -> None:
-        """Adopt contracts and cursors of the newest checkpoint if a later owner wrote it. This node
-        owned the slice by ``claim`` (offset of its claim), and only pruned by that checkpoint.
+        """Adopt contracts and cursors of the newest checkpoint if a later owner wrote it. As owner,
+        under the claim at offset ``claim``, this node only pruned its stores by it.
         """
         newest = self.newest
         if newest is not None and newest.tenure is not None and newest.tenure.claim > claim:
@@ -66,15 +67,16 @@ class Follower:
         self._last = None
 
     def prune(self, lanes: Mapping[str, AnyLane], *, is_owner: bool) -> ReadBack | None:
-        """Prune the stores by a newer checkpoint (rule 5), on the owner and on every replica alike.
-        A replica also adopts its contracts and cursors.
+        """Apply the newest checkpoint if it was not applied yet: prune the stores of ``lanes`` (by
+        delay topic) by its cursors. A replica also adopts its contracts and cursors.
 
         Returns:
-            The checkpoint as it was read back; None: there is no newer one, or it is refused.
+            The checkpoint as read from Kafka; None: there is no newer one, or the slice is refused.
 
         Raises:
             KafkaEdgeError: the record is no checkpoint of this slice.
-            WrongSecretError: the slice is refused from now on.
+            WrongSecretError: the owner signs records with an unknown secret; the slice is refused
+                from now on.
         """
         if self.refusal:
             return None
@@ -113,8 +115,8 @@ class Follower:
                 lane.follow(cursor)
 
     def lag_s(self, lanes: Mapping[str, AnyLane], log_ends: Mapping[str, int]) -> float:
-        """Return the lag of a replica's copies, seconds; infinite while it is unknown.
-        ``log_ends``: known end offsets of the logs, by delay topic.
+        """Return by how much a replica's copies are behind the owner's, seconds; infinite if
+        unknown. ``log_ends``: last known end offsets of the logs; both arguments by delay topic.
         """
         if not lanes or self.refusal:
             return math.inf

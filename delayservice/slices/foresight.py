@@ -1,5 +1,5 @@
-"""Preparations for records that were just read: their targets are looked up before they are due,
-and the turns (times of delivery) that an earlier owner assigned to paced records are kept.
+"""Preparations for records that were just read from a delay topic: looks up their targets before
+they are due, and notes the delivery times that an earlier owner assigned to paced records.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from delayservice.engine.settle import Settler
 
 
 class Foresight:
-    """Preparation for the entries of one shard, made when they are stored.
+    """Preparations for the records of one shard, made when they are stored.
 
     Args:
-        settler: knows the targets that settings deny. They are not looked up, because a client
-            can name any number of them.
+        settler: knows the targets that settings deny. They are not looked up, because a client can
+            name any number of them.
         flow: the limits of the slice; None: no limits.
         targets: states of target topics; None: all can be written to.
     """
@@ -29,7 +29,9 @@ class Foresight:
         self._targets = targets
 
     def note(self, entries: Sequence[Entry]) -> None:
-        """Note the turns of requeued entries, and look up targets whose state is unknown."""
+        """Note the delivery times that requeued records have from a rate limit, and look up targets
+        whose state is unknown. ``entries``: records just stored, decoded.
+        """
         flow, targets = self._flow, self._targets
         if flow is not None and flow.has_rates:
             for payload in (entry[4] for entry in entries if entry[1] == COPY):

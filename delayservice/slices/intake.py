@@ -1,4 +1,4 @@
-"""Poll → store: passes records of the logs to the lanes."""
+"""Polling of delay topics: passes the records to the lanes, which store them."""
 
 from __future__ import annotations
 
@@ -19,14 +19,15 @@ _log = structlog.get_logger(__name__)
 
 
 class Intake:
-    """Reader of the logs for a worker's lanes. Single-threaded, as the loop that owns it.
+    """Reader of the delay topics for a worker's lanes. Only the thread of the worker's loop uses
+    it.
 
     Args:
-        parts: parts of the loop.
-        owning: releases slices whose logs fail.
+        parts: objects that the steps of the loop share.
+        owning: releases slices whose logs can't be read.
         is_active: called with the number of a slice when records of it were stored.
         drop_lane: stops serving a shard; takes the number of its slice and its delay topic.
-        settle_down: ends the transaction in flight and the open one.
+        settle_down: waits for the commit under way, and aborts the open transaction.
     """
 
     def __init__(
@@ -48,8 +49,9 @@ class Intake:
         self._may_store = True
 
     def poll(self, wait_ms: float, gather_ms: float) -> float:
-        """Poll and store records; return the time spent waiting for them, seconds. ``wait_ms``:
-        longest wait for a first record; ``gather_ms``: longest wait for more after it.
+        """Poll the delay topics once and store the records; return how long it waited for them,
+        seconds. ``wait_ms``: longest wait for a first record; ``gather_ms``: longest wait for more
+        after it.
         """
         self._mind_the_disk()
         edges = self._edges
@@ -71,7 +73,10 @@ class Intake:
         return waited_s
 
     def store(self, run: Run) -> bool:
-        """Store a run of a shard's log; return whether it could be stored."""
+        """Store polled records of one shard with consecutive offsets; return False if that failed,
+        or the shard is not served here. A failure releases the slice or fits the lane to the
+        changed log.
+        """
         topic, number = run.place
         found = self._parts.find(number, topic)
         if found is None or found[0].follower.refusal:  # since a moment ago
@@ -97,7 +102,9 @@ class Intake:
         return True
 
     def _hear_trouble(self, trouble: Trouble) -> None:
-        """Handle a log that failed, expired or was truncated. A recreated topic gets a new lane."""
+        """Handle a log that can't be read: fit its lane to a log that expired or was truncated,
+        make a new lane if the topic was recreated, else release the slice.
+        """
         topic, number = trouble.place
         found = self._parts.find(number, topic)
         if found is None:  # dropped a moment ago
@@ -137,7 +144,9 @@ class Intake:
                 self.let_store(slice_)
 
     def let_store(self, slice_: Slice) -> None:
-        """Allow the lanes of a slice to store, unless the disk is full or the slice is refused."""
+        """Allow the lanes of a slice to store records, or forbid it if the disk is full or the
+        slice's checkpoint was signed with an unknown secret.
+        """
         may_store = self._may_store and not slice_.follower.refusal
         for lane in slice_.lanes.values():
             lane.let_store(may_store=may_store)

@@ -23,7 +23,9 @@ _log = structlog.get_logger(__name__)
 
 @dataclass(slots=True)
 class _Query:
-    """Query for log ends. ``stored``, ``awaited``: S and awaited end of each shard at its start."""
+    """Query for the ends of several logs. ``stored``, ``awaited``: S and the awaited end offset of
+    each shard when the query was sent.
+    """
 
     future: Future[Mapping[Place, Bounds]]
     lanes: list[AnyLane]
@@ -31,21 +33,21 @@ class _Query:
     awaited: Mapping[Place, int]
 
     def is_too_short(self, bounds: Bounds, lane: AnyLane) -> bool:
-        """Return whether a log ends below an offset that its shard awaited before and after the
-        query. The log held that offset once, so it was truncated.
+        """Return whether the log was truncated: it ends below an offset that the shard awaits, both
+        when the query was sent and now.
         """
         return bounds.end < min(lane.awaited_end, self.awaited[lane.place])
 
 
 class Joining:
-    """Queries for log ends of owned slices. Single-threaded, as the loop that owns it. S is the
-    next source offset to be stored.
+    """Queries for the log ends of shards in owned slices. Only the thread of the worker's loop uses
+    it.
 
     Args:
-        slices: the slices of the loop, by number.
-        edges: threads, clock, succession.
-        join: takes a slice, a lane, the bounds of its log, and its S before the query; takes the
-            shard over, or again from the log as it is now.
+        slices: the slices that the loop serves, by number.
+        edges: threads, clock, and calls to Kafka.
+        join: takes over a shard, or takes it over again from a truncated log; takes its slice, its
+            lane, the bounds of its log, and its S when the query was sent.
     """
 
     def __init__(
@@ -62,22 +64,23 @@ class Joining:
         self._join = join
         self._queries: list[_Query] = []
         self._waiting: dict[AnyLane, None] = {}
-        """Lanes whose log ends are queried after a rest."""
+        """Lanes whose log ends are queried after a pause; the values have no meaning."""
         self._ask_after_s = -math.inf
 
     @property
     def is_asking(self) -> bool:
-        """Return whether a query is under way."""
+        """Return whether a query for log ends is under way."""
         return bool(self._queries)
 
     def clear(self) -> None:
-        """Drop all queries and waiting shards, because the writer was lost."""
+        """Drop all queries and all shards that wait for one, because the writer was lost."""
         self._queries.clear()
         self._waiting.clear()
 
     def await_end(self, lane: AnyLane) -> None:
-        """Query the end of a shard's log after a rest, if the shard awaits an offset. The log may
-        have lost it, which the client does not report once the log has grown to its position again.
+        """Query the end of a lane's log after a pause, if the lane awaits an offset. The log may
+        have been truncated below it, which the Kafka client does not report once the log has grown
+        to the client's position again.
         """
         if lane.awaited_end:
             if not self._waiting:
@@ -85,14 +88,14 @@ class Joining:
             self._waiting[lane] = None
 
     def ask(self, lanes: list[AnyLane]) -> None:
-        """Query the log ends of these lanes now."""
+        """Query the ends of these lanes' logs now, on a helper thread."""
         stored = stored_of(lanes)
         future = self._background.submit(lambda: self._succession.bounds(stored.keys()))
         awaited = {lane.place: lane.awaited_end for lane in lanes}
         self._queries.append(_Query(future, lanes, stored, awaited))
 
     def hear(self, *, may_join: bool) -> None:
-        """Take over shards whose log ends have been answered, and query again for shards that still
+        """Take over shards whose log ends are known now, and query again for shards that still
         wait. ``may_join``: no commit is under way, so it is certain which commit carries a shard's
         first checkpoint.
         """
@@ -130,5 +133,5 @@ class Joining:
 
 
 def stored_of(lanes: Iterable[AnyLane]) -> dict[Place, int]:
-    """Return S of each lane's shard, by place."""
+    """Return S of each lane's shard, by delay topic and partition."""
     return {lane.place: lane.shard.stored for lane in lanes}

@@ -1,7 +1,6 @@
-"""Precise lane: one shard with its log and its store.
+"""Lane of one shard with a store. It executes the decisions of ``engine.shard``.
 
-It executes the decisions of the shard. It never commits, because all lanes of a worker share one
-transaction (see ``worker_loop``).
+It never commits, because all lanes of a worker share one transaction (see ``worker_loop``).
 """
 
 from __future__ import annotations
@@ -36,11 +35,11 @@ from delayservice.store.base import Store, StoreStats
 _FIRST_MEAN_BYTES = 32_768.0
 """Payload bytes assumed per record at first, so that a first batch of large ones fits in memory."""
 _CHUNK_RECORDS = 1_000
-"""Outputs of one chunk: as many as the processor's cache holds."""
+"""Largest number of outputs in one list of ``settle_due``, to fit in the processor's cache."""
 
 
 class Lane(PreciseLane):
-    """Precise lane of one partition of a delay topic; see ``AnyLane`` for the arguments."""
+    """Lane with a store, for one partition of a delay topic; see ``AnyLane`` for the arguments."""
 
     store: Store
 
@@ -60,7 +59,7 @@ class Lane(PreciseLane):
         self.past_due = PastDue()
         self._foresight = Foresight(self._settler, flow, targets)
         self._read_runs: deque[tuple[int, int]] = deque()
-        """Runs not yet passed by H: end offset, and append time of the first record, epoch ms."""
+        """Batches not passed by H: end offset, exclusive, and first append time, epoch ms."""
         self._may_store = True
         self._mean_bytes = _FIRST_MEAN_BYTES
         self.shard = Shard(self._settler, store.open())
@@ -77,10 +76,12 @@ class Lane(PreciseLane):
     # --- roles ---------------------------------------------------------------------------------
 
     def adopt(self, contracts: Contracts) -> None:
-        """Read records by these contracts from now on (rule 2); reading begins with the first call.
+        """Read records by ``contracts`` from now on (design rule 2); reading begins with the first
+        call.
 
-        The store is emptied if, by its label, its records were read in another way or an unknown
-        one. Otherwise the label is written before the next read, so that it is right after a crash.
+        The store is emptied if, by its label (a record in it), its records were read in another way
+        or an unknown one. Otherwise the label is written before the next read, so that it is right
+        after a crash.
         """
         if self._is_adopted and contracts == self.contracts:
             return
@@ -94,20 +95,20 @@ class Lane(PreciseLane):
             self._label.write(contracts)
 
     def offsets_ahead(self, end: int, now_ms: int) -> int:
-        """Return the growth of the log within some seconds, in offsets; see ``AnyLane``."""
+        """Return the growth of the log expected in some seconds, in offsets; see ``AnyLane``."""
         return self._growth.offsets_ahead(end, now_ms)
 
     def log_reaches(self, end: int) -> None:
-        """Do nothing: a precise lane reads the whole log."""
+        """Do nothing: a lane with a store reads the whole log, whatever its end."""
 
     def step_down(self) -> None:
-        """Become a replica again, and seek to the next offset to be stored."""
+        """Become a replica again at the last committed cursor, and seek to S."""
         self._fetch.position = NOWHERE
         self._read_runs.clear()
         self.follow(self.shard.committed)
 
     def follow(self, cursor: Cursor) -> None:
-        """Become or stay a replica, which stores records and settles none; see ``AnyLane``."""
+        """Become or stay a replica at ``cursor``, which stores records and settles none."""
         self.shard.follow(cursor)
         self._proof.follow()
         self._read_on()
@@ -119,7 +120,9 @@ class Lane(PreciseLane):
         last_read: LastRead = NOTHING_READ,
         lost: tuple[Lost, ...] = (),
     ) -> None:
-        """Own the shard from ``cursor`` on (rule 7); see ``AnyLane``."""
+        """Own the shard from ``cursor`` on (design rule 7), after fitting the store to the log; see
+        ``AnyLane`` for the arguments.
+        """
         proof = self._proof
         newer = proof.first_newer(cursor, last_read)
         if newer is not None and proof.is_whole:
@@ -139,12 +142,12 @@ class Lane(PreciseLane):
         self._read_on()
 
     def fit(self, cursor: Cursor, last_read: LastRead) -> Cursor:
-        """Return a checkpoint's cursor, with H lowered to what replaced lost records of the log."""
+        """Return a checkpoint's cursor, H lowered to the first record that replaced a lost one."""
         newer = self._proof.first_newer(cursor, last_read)
         return cursor if newer is None else Cursor(cursor.key, newer.offset)
 
     def refit(self, bounds: Bounds, *, is_truncated: bool = False) -> None:
-        """Continue in the same role with what the log holds now; see ``AnyLane``."""
+        """Continue as owner or replica with a changed log; see ``AnyLane`` for the arguments."""
         cursor, last_read = self.shard.committed, self._proof.committed_last
         position = self._fetch.position
         below = self.last_below(position)
@@ -160,17 +163,17 @@ class Lane(PreciseLane):
 
     @property
     def awaited_end(self) -> int:
-        """Return the offset up to which the log must be read before H moves; 0: no such offset."""
+        """Return the source offset to which the log must be read before H moves; 0: no wait."""
         is_doubtful = self.shard.owned and self._proof.is_doubtful
         return max(self.shard.awaited_end, self.shard.stored if is_doubtful else 0)
 
     def last_below(self, offset: int) -> LastRead:
-        """Return the last record below ``offset`` if it was read, else ``NOTHING_READ``."""
+        """Return the last record below source offset ``offset``, or ``NOTHING_READ`` if unknown."""
         return self._proof.last_below(offset)
 
     def _fit_to_log(self, cursor: Cursor, bounds: Bounds) -> Cursor:
         """Fit the store to the log, report losses, and return the cursor with H at most the end. A
-        log that ends below H or S was truncated; one that starts above S has expired.
+        log that ends below H or S was truncated; if it starts above S, retention deleted records.
         """
         if cursor.offset > bounds.end or self.shard.stored > bounds.end:
             self._lose_end(cursor, bounds)
@@ -183,7 +186,7 @@ class Lane(PreciseLane):
         return cursor
 
     def _lose_end(self, cursor: Cursor, bounds: Bounds) -> None:
-        """Report that the log has lost its end, and empty the store, to be filled from the log."""
+        """Report that the log has lost its end, and empty the store, to be filled again."""
         report_truncated(
             self.place,
             "the store is rebuilt from what the log holds now",
@@ -195,7 +198,7 @@ class Lane(PreciseLane):
         self._proof.forget_last()
 
     def _go_on_at(self, start: int) -> None:
-        """Continue storing at ``start``, and note the offsets from S to ``start`` as a gap."""
+        """Set S to ``start``, and note the offsets from S to ``start`` as never read."""
         self._note_gap(Gap(self.shard.stored, start, start))
         self.store.append([], [], [], start)
         self.shard.stored = start
@@ -206,7 +209,7 @@ class Lane(PreciseLane):
             self.shard.walk.doubts = doubtful(self._label.gaps, self._lost)
 
     def reset_store(self) -> None:
-        """Empty the store, to be filled from the beginning of the log."""
+        """Empty the store and set S to 0, so that it is filled from the start of the log."""
         self.store.reset()
         self.shard.stored = 0
         self._proof.start_over()
@@ -222,7 +225,9 @@ class Lane(PreciseLane):
     # --- poll → store --------------------------------------------------------------------------
 
     def ingest(self, run: Run) -> int:
-        """Store one run of the log, and return its number of records."""
+        """Store polled records with consecutive offsets; return their number, 0 if a seek came
+        since. Raise ``LogTruncatedError`` if they show that the log has lost its end.
+        """
         if run.start != self._fetch.position:
             return 0  # read before a seek
         epoch_before = self._proof.position[0].leader_epoch
@@ -258,11 +263,11 @@ class Lane(PreciseLane):
         return len(entries)
 
     def is_denied(self, target: str) -> bool:
-        """Return whether settings deny records written now the target topic ``target``."""
+        """Return whether settings deny the target topic ``target`` to records written now."""
         return self._settler.denial(self.shard.stored, target) is not None
 
     def _unwalked_ms(self) -> int | None:
-        """Return the append time of the first run not passed by H, epoch ms; None: all passed."""
+        """Return the append time of the first batch not passed by H, epoch ms; None: all passed."""
         runs, h = self._read_runs, self.shard.staged.offset
         while runs and runs[0][0] <= h:
             runs.popleft()
@@ -275,7 +280,7 @@ class Lane(PreciseLane):
             self._hold_back()
 
     def _hold_back(self) -> None:
-        """Fetch no more while the walk's queue or the disk is full."""
+        """Pause fetching while H has too many records to pass, or storing is forbidden."""
         shard = self.shard
         stores_next = not self._proof.is_doubtful and shard.wanted >= shard.stored
         self._fetch.pause(is_paused=shard.is_full or (stores_next and not self._may_store))
@@ -283,7 +288,7 @@ class Lane(PreciseLane):
     # --- due → settle --------------------------------------------------------------------------
 
     def settle_late(self, now_ms: int, limit: int, may_read: MayRead = at_will) -> list[Output]:
-        """Move H over records that were read, and return the outputs; see ``AnyLane``."""
+        """Move H over records that were read, and return outputs of those it settles."""
         if self._proof.is_doubtful:
             return []
         read = self.shard.read
@@ -293,11 +298,11 @@ class Lane(PreciseLane):
         return outputs
 
     def settle_due(self, now_ms: int, limit: int, bytes_max: int) -> Iterator[list[Output]]:
-        """Move K over the store, for about ``limit`` outputs and ``bytes_max`` payload bytes.
+        """Move K over stored records due at ``now_ms``, epoch ms; see ``AnyLane`` for the limits.
 
-        Yields chunks of outputs: Kafka sends one while the next is read, and the memory of one is
-        still in the cache for the next (``bench whole``). The caller sends each chunk, or aborts
-        the transaction and takes no other.
+        Kafka sends one list of outputs while the next is read, and the memory of one is still in
+        the cache for the next (``bench whole``). The caller sends each list, or aborts the
+        transaction and takes no other.
         """
         shard = self.shard
         if self._proof.is_doubtful or not shard.may_advance_key:
@@ -325,8 +330,9 @@ class Lane(PreciseLane):
                 return
 
     def start_over(self) -> Iterator[int]:
-        """Rebuild a replica's whole store from the log, in steps. Raise ``KafkaEdgeError`` if the
-        log lacks a pending record, or this node has become the owner.
+        """Empty a replica's store, to be filled from the log, after a check in steps that the log
+        holds every pending record. Raise ``KafkaEdgeError`` if it does not, or if this node owns
+        the slice now.
         """
         bounds = self._fetch.source.bounds(self.place)
         yield from self.mended.check_is_in_log(bounds.start)
@@ -340,13 +346,13 @@ class Lane(PreciseLane):
         return ShardLog(self._fetch.source, self.reader, self.place, self._cancellers.find_one)
 
     def next_due_ms(self) -> int | None:
-        """Return when the next record is due, epoch milliseconds; None: no record is pending."""
+        """Return when the next stored record is due, epoch milliseconds; None: none is pending."""
         return self.store.next_due_ms(self.shard.staged.key)
 
     # --- commit → prune ------------------------------------------------------------------------
 
     def committed(self) -> None:
-        """Note that the staged cursor is committed."""
+        """Make the cursor that the last commit carried the committed one, and read on."""
         super().committed()
         self.past_due.forget(self.shard.committed)
 
@@ -355,12 +361,12 @@ class Lane(PreciseLane):
         self.store.prune(cursor)
 
     def sync_soon(self) -> None:
-        """Ask the store to make all it holds durable, with a label that names the last record."""
+        """Write the last record read into the store's label, and start a sync to disk."""
         self._note_position()
         self.store.sync(wait=False)
 
     def stats(self) -> StoreStats:
-        """Return figures of the store; see ``Store.stats``."""
+        """Return the store's number of records, bytes on disk, and durable source offset."""
         return self.store.stats()
 
     def _note_position(self) -> None:
@@ -368,7 +374,7 @@ class Lane(PreciseLane):
             self._label.write(self.contracts)
 
     def close(self) -> None:
-        """Write the label, end a pause of the client, and close the store."""
+        """Write the store's label, resume a paused fetch, and close the store."""
         self._note_position()
         self._fetch.pause(is_paused=False)  # the client would remember it for the next lane
         self.store.close()

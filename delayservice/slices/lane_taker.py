@@ -1,4 +1,4 @@
-"""Take-over of single shards, from the last checkpoint, the present log and the settings."""
+"""Take-over of single shards, from the last checkpoint, the log's present ends and the settings."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class LaneTaker:
     """Take-over of single shards of claimed slices.
 
     Args:
-        parts: parts of the loop.
-        await_end: queries the log end of a shard that awaits an offset.
+        parts: objects that the steps of the worker's loop share.
+        await_end: queries the end of a lane's log, if the lane waits for an offset.
     """
 
     def __init__(self, parts: LoopParts, await_end: Callable[[AnyLane], None]) -> None:
@@ -31,8 +31,9 @@ class LaneTaker:
         self._await_end = await_end
 
     def take(self, slice_: Slice, lane: AnyLane, bounds: Bounds, stored_before: int) -> None:
-        """Make this node own a shard. ``stored_before``: its S before ``bounds`` were queried.
-        Records stored since may lie above ``bounds.end``, which is no sign of truncation.
+        """Make this node own a shard. ``bounds``: of its log; ``stored_before``: its S before
+        ``bounds`` were queried. Records stored since then may lie above ``bounds.end``, which does
+        not mean that the log was truncated.
         """
         if stored_before <= bounds.end:
             bounds = bounds._replace(end=max(bounds.end, lane.shard.stored))
@@ -51,8 +52,9 @@ class LaneTaker:
         self._parts.agenda.look_again(lane)
 
     def _with_homes(self, lane: AnyLane, wanted: Contract) -> Contract:
-        """Return ``wanted`` with the ``id_partitions`` of the contracts in force: a changed setting
-        is ignored, because pending ids would not be found any more.
+        """Return ``wanted`` with the ``id_partitions`` (number of home partitions) of the contracts
+        in force. A changed setting is ignored and logged, because pending ids would not be found
+        any more.
         """
         slices = self._parts.slices.values()
         lanes = [s.lanes[lane.topic] for s in slices if lane.topic in s.lanes]

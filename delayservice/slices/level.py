@@ -1,7 +1,8 @@
-"""Level lane: one partition of a level topic. Its log is its store.
+"""Level lane: polls and settles one partition of a level topic. Kafka's log itself is its store.
 
-An owner fetches ahead up to a threshold, pauses the partition and waits until the head is due. A
-replica stores nothing, so it fetches nothing and has no lag. ``engine.level`` decides the outcomes.
+An owner fetches records that are not due yet, up to a limit, then pauses the partition until the
+first of them is due. A replica fetches nothing and has no lag. ``engine.level`` decides the
+outcomes.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from delayservice.slices.lost import report_truncated
 from delayservice.store.base import StoreStats
 
 _CHUNK_RECORDS = 1_000
-"""Outputs of one chunk, as in ``lane``."""
+"""Largest number of outputs in one list that ``settle_due`` yields."""
 _DELIVERED = "what was written in their place is delivered"
 
 _log = structlog.get_logger(__name__)
@@ -36,8 +37,8 @@ _log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class FetchAhead:
-    """Limits of what is held in memory of one partition until it is due: number of records, and
-    their bytes.
+    """Limits of the records of one partition that are held in memory until they are due: number of
+    records, and their bytes.
     """
 
     records: int
@@ -48,9 +49,10 @@ class LevelLane(AnyLane):
     """Lane of one partition of a level topic; see ``AnyLane`` for the other arguments.
 
     Args:
-        ahead: limits of what is fetched ahead.
-        park_topic: returns the delay topic in which records are parked when their target fails, in
-            the same partition; None: there is no such topic now, and they are dead-lettered.
+        ahead: limits of the records that are held in memory until they are due.
+        park_topic: returns the delay topic (same partition) to which a record is requeued if its
+            target can't be written to; None: there is no such topic now, and the record is
+            dead-lettered.
     """
 
     shard: LevelShard
@@ -77,15 +79,16 @@ class LevelLane(AnyLane):
         self._is_fit = False
 
     precise = None
-    """None: a level lane has no store beside the log."""
+    """None: a level lane keeps no store of its own, because Kafka's log holds the records."""
 
     # --- roles ---------------------------------------------------------------------------------
 
     def adopt(self, contracts: Contracts) -> None:
-        """Read records by these contracts from now on (rule 2).
+        """Read records by ``contracts`` from now on (rule 2 of the design).
 
-        If the topic was ever a precise one, records below H may still be pending, and a level lane
-        cannot find them: then it settles nothing, and the cursor stays.
+        If one of the contracts is not a level topic's, records below H may still be pending in a
+        store, which a level lane does not have. Then ``take_over`` settles nothing, and the cursor
+        stays.
         """
         if contracts == self.contracts:
             return
@@ -93,33 +96,35 @@ class LevelLane(AnyLane):
         self._is_fit = all(contract.level_ms for _, contract in contracts.entries())
 
     def offsets_ahead(self, _end: int, _now_ms: int) -> int:
-        """Return 0: no replica of a level topic stores anything."""
+        """Return 0: no replica stores records, so a new contract may start at the log's end."""
         return 0
 
     def log_reaches(self, end: int) -> None:
-        """Count the log up to ``end`` as stored; the lane itself fetches only what it needs."""
+        """Note that the log ends at offset ``end``; all below it counts as stored, by Kafka."""
         self.shard.reaches(end)
 
     def follow(self, cursor: Cursor) -> None:
-        """Become or stay a replica at the checkpoint's cursor, and stop fetching."""
+        """Become or stay a replica at ``cursor``, that of the newest checkpoint; stop fetching."""
         self.shard.follow(cursor)
         self._fetch.let_go()
 
     def step_down(self) -> None:
-        """Become a replica again at the committed cursor."""
+        """Become a replica again at the last committed cursor, and stop fetching."""
         self.follow(self.shard.committed)
 
     @property
     def awaited_end(self) -> int:
-        """Return the offset up to which the log must be read before H moves; 0: no such offset."""
+        """Return the source offset to which the log must be read before H moves; 0: no wait."""
         return self._proof.awaited_end if self.shard.owned else 0
 
     def last_below(self, _offset: int) -> LastRead:
-        """Return ``NOTHING_READ``: an owner checks the log by reading it again."""
+        """Return ``NOTHING_READ`` always: the lane remembers no record that a replica read. An
+        owner checks the log by reading it again from below H.
+        """
         return NOTHING_READ
 
     def fit(self, cursor: Cursor, _last_read: LastRead) -> Cursor:
-        """Return the cursor unchanged: a level lane keeps no records that could contradict it."""
+        """Return ``cursor`` unchanged: a level lane stores no records that could contradict it."""
         return cursor
 
     def take_over(
@@ -129,8 +134,8 @@ class LevelLane(AnyLane):
         last_read: LastRead = NOTHING_READ,
         lost: tuple[Lost, ...] = (),
     ) -> None:
-        """Own the shard from ``cursor`` on, or from below it where the log has lost its end and
-        holds other records now; see ``AnyLane``.
+        """Own the shard from ``cursor`` on. If the log has lost records below H and holds newer
+        ones in their place, settle from the first of these. See ``AnyLane`` for the arguments.
         """
         self._skip_lost(lost, cursor.offset, cursor.offset, bounds.start)
         cursor = self._fit_to_log(cursor, bounds)
@@ -152,7 +157,9 @@ class LevelLane(AnyLane):
         self._read_on()
 
     def refit(self, bounds: Bounds, *, is_truncated: bool = False) -> None:  # noqa: ARG002  # no store
-        """Continue in the same role with what the log holds now; see ``AnyLane``."""
+        """Continue as the same replica or owner at the committed cursor, with the log whose ends
+        are now ``bounds``. ``is_truncated`` has no effect, because there is no store.
+        """
         cursor = self.shard.committed
         if self.shard.owned:
             self.take_over(cursor, bounds, self._proof.committed_last, self._lost)
@@ -160,7 +167,7 @@ class LevelLane(AnyLane):
             self.follow(cursor)
 
     def _fit_to_log(self, cursor: Cursor, bounds: Bounds) -> Cursor:
-        """Return the cursor, with H moved into ``bounds``; a truncated log is reported."""
+        """Return the cursor, with H moved into ``bounds``. Log an error if the log ends below H."""
         if cursor.offset > bounds.end:
             report_truncated(
                 self.place, _DELIVERED, cursor_offset=cursor.offset, read_from=bounds.end
@@ -171,7 +178,9 @@ class LevelLane(AnyLane):
     # --- poll ----------------------------------------------------------------------------------
 
     def ingest(self, run: Run) -> int:
-        """Take one run of the log, and return its number of new records."""
+        """Keep polled records with consecutive offsets in memory until they are due; return the
+        number of new ones. Seek back instead if the search for lost records needs earlier ones.
+        """
         if run.start != self._fetch.position:
             return 0  # read before a seek
         h = self._proof.offset
@@ -201,26 +210,31 @@ class LevelLane(AnyLane):
             self._fetch.pause(is_paused=True)
 
     def prune(self, cursor: Cursor) -> None:
-        """Do nothing: retention deletes the records."""
+        """Do nothing: Kafka's retention deletes the records of a level topic."""
 
     def sync_soon(self) -> None:
-        """Do nothing: the log is durable on the brokers."""
+        """Do nothing: Kafka's brokers keep the log on their disks."""
 
     def stats(self) -> StoreStats:
-        """Return figures of the waiting records up to the known end of the log; 0 bytes on disk."""
+        """Return the number of offsets from H to the log's known end, 0 bytes, and that end."""
         return StoreStats(self.shard.pending, 0, self.shard.stored)
 
     def let_store(self, *, may_store: bool) -> None:
-        """Do nothing: a level lane has no store."""
+        """Do nothing: a level lane has no store whose disk could fill up."""
 
     # --- due → settle --------------------------------------------------------------------------
 
     def settle_late(self, _now_ms: int, _limit: int, _may_read: MayRead = at_will) -> list[Output]:
-        """Return an empty list: late records are at the head, where ``settle_due`` begins."""
+        """Return an empty list: records that are due already when they are read come first in the
+        log, where ``settle_due`` begins.
+        """
         return []
 
     def settle_due(self, now_ms: int, limit: int, bytes_max: int) -> Iterator[list[Output]]:
-        """Settle due records from the head of the log on, in chunks; see ``AnyLane``."""
+        """Settle records that are due at ``now_ms`` (epoch ms), in the order of the log. Yield
+        their outputs in lists, in all about ``limit`` outputs and ``bytes_max`` payload bytes at
+        most.
+        """
         self._settler.requeuer.topic = self._park_topic()
         left = min(limit, int(bytes_max / self.shard.mean_bytes) + 1)
         while left > 0:
@@ -234,7 +248,7 @@ class LevelLane(AnyLane):
         self._read_on()
 
     def next_due_ms(self) -> int | None:
-        """Return when the next record is due, epoch ms; None: all fetched records are staged."""
+        """Return when the next fetched record is due, epoch ms; None: all were settled."""
         return self.shard.next_due_ms()
 
     def close(self) -> None:

@@ -1,10 +1,10 @@
 """Search for records below H that replaced lost records of a level topic's log.
 
-A log that loses its end and grows again has new records at offsets below H. Leader epochs ascend
-along a log. So nothing was lost up to a record whose epoch the writer of the checkpoint knew, and
-the first record of a higher epoch is the first that H has not passed. There is no store to compare
-with: the log is read again from just below H, and from further and further back until it shows a
-record of a known epoch.
+A log that loses its end and grows again has new records at offsets below H. Leader epochs (numbers
+of partition leaders) rise along a log. So nothing was lost up to a record whose epoch the last
+checkpoint knew. The first record of a higher epoch is the first that H has not passed. There is no
+store to compare with: the log is read again from just below H, then from further back, until a
+record of a known epoch is found.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from delayservice.engine.checkpoint import NOTHING_READ, LastRead
 from delayservice.engine.ports import Bounds, Run
 
 _FURTHER: Final = 8
-"""Factor by which the step back from H grows with each reading."""
+"""Factor by which the number of offsets to step back grows with each reading."""
 
 
 class LevelProof:
-    """Search state of one level topic's log on its owner. Single-threaded, as the lane is.
+    """Search in one level topic's log on its owner, for records that replaced lost ones. Only the
+    thread of the worker's loop uses it.
 
     Attributes:
         committed_last: the newest record that was read, for the next checkpoint.
-        offset: H (offset below which all records are settled), or a lower offset at which the log
-            holds a record that replaced a lost one.
+        offset: H, or a lower offset at which the log holds a record that replaced a lost one.
     """
 
     def __init__(self) -> None:
@@ -37,12 +37,12 @@ class LevelProof:
 
     @property
     def awaited_end(self) -> int:
-        """Return H while the log is read again from below it, else 0."""
+        """Return H while the log is read again from below H, else 0."""
         return 0 if self._is_over or self._begun_at >= self.offset else self.offset
 
     def begin(self, offset: int, last_read: LastRead, bounds: Bounds) -> int:
-        """Return the offset to read from: ``offset`` (H), or below it if the log's leader has
-        changed since ``last_read``.
+        """Start the search, and return the source offset to read from: ``offset`` (H), or one below
+        it if the log's leader has changed since ``last_read`` (the last record of the checkpoint).
         """
         epoch = last_read.leader_epoch
         self.committed_last = LastRead(
@@ -55,8 +55,8 @@ class LevelProof:
         return self._begun_at
 
     def look(self, run: Run) -> int | None:
-        """Examine a run, and move ``offset`` back to the first record that replaced a lost one.
-        Return the offset from which to read again, or None to continue.
+        """Examine polled records, and lower ``offset`` to the first one that replaced a lost one.
+        Return the source offset from which to read again, or None to continue.
         """
         if self._is_over:
             return None
@@ -74,7 +74,7 @@ class LevelProof:
         return None
 
     def note(self, run: Run) -> None:
-        """Update ``committed_last`` by a run with records at H or above."""
+        """Set ``committed_last`` to the last of these polled records, which lie at H or above."""
         epoch, last = run.leader_epoch, run.rows[-1][0]
         if epoch >= 0 and (
             last > self.committed_last.offset or epoch > self.committed_last.leader_epoch

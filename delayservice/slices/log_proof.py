@@ -1,7 +1,8 @@
-"""Check that a log still holds the records that were read from it, by offsets and leader epochs.
+"""Check that a log still holds the records that were read from it, by their offsets and leader
+epochs.
 
 A log that loses its end and grows again has other records at the same offsets. They differ in the
-epoch of the leader that appended them, which ascends along a log and with each new leader.
+leader epoch, the number of the partition leader that appended them. It rises with each new leader.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from delayservice.engine.shard import Shard
 
 
 class LogProof:
-    """Known facts about one lane's log, and checks against them. Single-threaded, as the lane is.
+    """Known facts about the log of one lane, and checks against them. Only the thread of the
+    worker's loop uses it.
 
     Args:
         topic: the delay topic.
@@ -23,8 +25,8 @@ class LogProof:
 
     Attributes:
         committed_last: on an owner, the last record read, which its next checkpoint names.
-        is_whole: whether all stored records were read since the start of this process or of an
-            empty store, from a log that still holds them.
+        is_whole: whether this process read all stored records itself, or filled an empty store,
+            from a log that still holds them.
     """
 
     def __init__(self, topic: str, partition: int, shard: Shard) -> None:
@@ -34,18 +36,19 @@ class LogProof:
         self.is_whole = shard.stored == 0
         self._last_read = NOTHING_READ
         self._read_stop = 0
-        """Offset up to which the log was read: no record lies between ``_last_read`` and it."""
+        """Source offset, exclusive, up to which the log holds no record above ``_last_read``."""
         self._log_start = 0
-        """Start of the log when ``expire`` was called last."""
+        """First source offset of the log when ``expire`` was called last."""
         self._epochs: list[LastRead] = []
         """First record read of each leader epoch, since the process or an empty store began."""
         self._doubts: list[LastRead] = []
         self._unproved_from = self._unproved_stop = 0
-        """Range of offsets that a process had stored before a crash, after its last label."""
+        """Start, and as ``_unproved_stop`` the exclusive end, of the offsets that an earlier
+        process stored after it last wrote the store's label."""
 
     def restore(self, last_read: LastRead, read_stop: int) -> None:
-        """Restore from the store's label the last record read, if the store still holds it, and the
-        offset up to which the log was read.
+        """Set, as the store's label names them, the last record read, if the store still holds it,
+        and the source offset ``read_stop`` up to which the log was read, exclusive.
         """
         if 0 <= last_read.offset < self._shard.stored:
             self._last_read, self._read_stop = last_read, read_stop
@@ -54,32 +57,35 @@ class LogProof:
 
     @property
     def position(self) -> tuple[LastRead, int]:
-        """Return the last record that was read, and the offset up to which the log was read."""
+        """Return the last record that was read (offset and leader epoch), and the source offset up
+        to which the log was read, exclusive.
+        """
         return self._last_read, self._read_stop
 
     @property
     def is_doubtful(self) -> bool:
-        """Return whether records have to be read again before anything is settled."""
+        """Return whether records must be read from the log again before any record is settled."""
         return bool(self._doubts) or self._unproved_from < self._unproved_stop
 
     def doubted_from(self, wanted: int) -> int:
-        """Return the next offset to read: that of the first record that has to be read again, else
-        ``wanted``.
-        """
+        """Return the source offset of the first record to read again, else ``wanted``."""
         doubted = [known.offset for known in self._doubts]
         if self._unproved_from < self._unproved_stop:
             doubted.append(self._unproved_from)
         return min(doubted, default=wanted)
 
     def last_below(self, offset: int) -> LastRead:
-        """Return the last record below ``offset`` if it was read, else ``NOTHING_READ``."""
+        """Return offset and leader epoch of the last record below ``offset``; ``NOTHING_READ`` if
+        that record was not read or has expired.
+        """
         is_held = self._last_read.offset >= max(self._log_start - 1, 0)
         is_known = is_held and self._last_read.offset < offset <= self._read_stop
         return self._last_read if is_known else NOTHING_READ
 
     def first_newer(self, cursor: Cursor, last_read: LastRead) -> LastRead | None:
-        """Return the first record below H with a higher epoch than the checkpoint's last read one;
-        None: there is no such record. It replaced lost records, and H has not passed it.
+        """Return the first record read below H whose leader epoch is higher than that of
+        ``last_read``, the checkpoint's last record. It was written in the place of a lost record,
+        and H has not passed it. None: there is no such record.
         """
         if last_read.leader_epoch < 0:
             return None
@@ -90,21 +96,21 @@ class LogProof:
     # --- roles ---------------------------------------------------------------------------------
 
     def follow(self) -> None:
-        """Clear doubts and ``committed_last``: the lane is a replica's, which settles nothing."""
+        """Clear ``committed_last`` and the records to read again: a replica settles nothing."""
         self.committed_last = NOTHING_READ
         self._doubts.clear()
 
     def take_over(self, last_read: LastRead, bounds: Bounds) -> None:
         """Determine the records that an owner has to read again. ``last_read``: last record read by
-        the writer of the checkpoint; ``bounds``: of the log now.
+        the owner that wrote the checkpoint; ``bounds``: the log's ends and leader epoch now.
         """
         self.committed_last = last_read
         known = (last_read, self._last_read)
         self._doubts = [one for one in known if self._has_to_be_read(one, bounds)]
 
     def _has_to_be_read(self, known: LastRead, bounds: Bounds) -> bool:
-        """Return whether the record has to be read again: the log has another leader since, so it
-        may have been truncated and grown again, and the record lies below what is read next.
+        """Return whether the record ``known`` has to be read again: it lies below S, and the log
+        has another leader since, so it may have been truncated and grown again.
         """
         return (
             0 <= known.leader_epoch != bounds.leader_epoch
@@ -114,7 +120,7 @@ class LogProof:
     # --- forget --------------------------------------------------------------------------------
 
     def expire(self, start: int) -> bool:
-        """Note that the log starts at ``start`` now; return whether the last record that was read
+        """Note that the log starts at ``start`` now. Return True if the last record that was read
         has expired, so that the client has to seek again.
         """
         self._unproved_from = max(self._unproved_from, start)
@@ -123,11 +129,11 @@ class LogProof:
         return is_gone
 
     def forget_last(self) -> None:
-        """Forget the last record that was read, because the log may have lost it."""
+        """Clear the last record read, because the log may have lost it."""
         self._last_read = NOTHING_READ
 
     def start_over(self) -> None:
-        """Forget all epochs and doubts, because the store was emptied."""
+        """Clear all leader epochs and offsets to be checked, because the store was emptied."""
         self._epochs.clear()
         self._unproved_from = self._unproved_stop = 0
         self.is_whole = True
@@ -135,10 +141,12 @@ class LogProof:
     # --- read ----------------------------------------------------------------------------------
 
     def prove(self, run: Run) -> None:
-        """Check that a run agrees with what was read before, and note its last record and epoch.
+        """Check that polled records agree with the records that were read before, and note their
+        last record and their leader epoch. ``run``: records with consecutive offsets.
 
         Raises:
-            LogTruncatedError: it does not agree; the lane has to be refitted to the log.
+            LogTruncatedError: they do not agree, because the log was truncated; call the lane's
+                ``refit``.
         """
         self._doubts = [known for known in self._doubts if known.offset >= run.stop]
         for known in (self._last_read, self.committed_last):
@@ -158,7 +166,9 @@ class LogProof:
             self._last_read, self._read_stop = LastRead(epoch, last), run.stop
 
     def _prove_stored(self, run: Run) -> None:
-        """Check that records stored before a crash are not of a newer epoch than the label's."""
+        """Check that records which were stored before a crash, after the store's label was written,
+        have no higher leader epoch than the label's last record. If so, they replaced lost ones.
+        """
         if not run.start <= self._unproved_from < run.stop:
             return
         is_newer = run.leader_epoch > self._last_read.leader_epoch
@@ -181,6 +191,8 @@ class LogProof:
 
 
 def _holds(run: Run, known: LastRead) -> bool:
-    """Return whether a run that covers the offset of a record holds that record."""
+    """Return whether the records of ``run``, whose offsets include that of ``known``, contain it,
+    with the same leader epoch.
+    """
     is_there = any(row[0] == known.offset for row in run.rows)
     return is_there and run.leader_epoch in (known.leader_epoch, -1)

@@ -19,7 +19,7 @@ _log = structlog.get_logger(__name__)
 
 
 def report_lost(place: Place, lost: Lost) -> None:
-    """Log a range of offsets that retention deleted before they were settled."""
+    """Log as an error that retention deleted a range of source offsets before they were settled."""
     _log.error(
         "offsets_lost",
         topic=place[0],
@@ -32,7 +32,9 @@ def report_lost(place: Place, lost: Lost) -> None:
 
 
 def report_truncated(place: Place, consequence: str, **facts: int) -> None:
-    """Log that a log has lost its end. ``consequence``: what the lane does, for the hint."""
+    """Log as an error that a log has lost its end. ``consequence``: what the lane does, for the
+    hint; ``facts``: fields of the log line.
+    """
     _log.error(
         "log_truncated",
         topic=place[0],
@@ -44,8 +46,9 @@ def report_truncated(place: Place, consequence: str, **facts: int) -> None:
 
 
 def report_expired(place: Place, first: int, stop: int) -> None:
-    """Log the offsets from ``first`` to ``stop`` that retention deleted before they were stored. On
-    a first start or with a wiped store, pending records among them were rolled to later offsets.
+    """Log as a warning that retention deleted the source offsets from ``first`` to ``stop``,
+    exclusive, before they were stored. If the node or its store is new, pending records among them
+    were rolled to later offsets.
     """
     _log.warning(
         "log_starts_later",

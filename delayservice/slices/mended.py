@@ -1,4 +1,4 @@
-"""Reads of a lane's store, in which damaged parts are rebuilt from the log."""
+"""Reads of a lane's store, during which damaged parts are rebuilt from the log."""
 
 from __future__ import annotations
 
@@ -24,12 +24,13 @@ _log = structlog.get_logger(__name__)
 
 
 class MendedStore:
-    """Reader of one shard's store that rebuilds a damaged slot from the log and reads again.
+    """Reader of one shard's store. When it finds a damaged slot, it rebuilds the slot from the log
+    and reads again.
 
     Args:
         store: the store.
-        shard: the shard.
-        log: returns the shard's log with its present reader.
+        shard: progress of the shard.
+        log: returns the shard's log with its present decoder.
     """
 
     def __init__(self, store: DeliveryStore, shard: Shard, log: Callable[[], ShardLog]) -> None:
@@ -39,7 +40,9 @@ class MendedStore:
         self._log = log
 
     def read_due(self, after: Key, now_ms: int, limit: int) -> list[Frame]:
-        """Return the next due frames; see ``Store.read_due``."""
+        """Return at most ``limit`` stored records with keys above ``after`` that are due at
+        ``now_ms``, epoch ms, in key order; see ``Store.read_due``.
+        """
         while True:
             try:
                 return self._store.read_due(after, now_ms, limit)
@@ -47,7 +50,9 @@ class MendedStore:
                 self._mend(damage)
 
     def scan(self, after: Key, upto_ms: int) -> Iterator[Frame]:
-        """Yield all frames above ``after`` up to key time ``upto_ms``, epoch ms, in key order."""
+        """Yield all stored records with keys above ``after``, up to due time ``upto_ms`` (epoch ms,
+        inclusive), in key order.
+        """
         while True:
             try:
                 for frame in self._scanner.frames(after, upto_ms):
@@ -59,7 +64,8 @@ class MendedStore:
                 return
 
     def pending_at(self, key: Key) -> Payload:
-        """Return the payload of the record pending at a key, from the store, else from the log.
+        """Return the payload of the pending record with key ``key``, from the store, else from the
+        log.
 
         Raises:
             KafkaEdgeError: neither holds the record.
@@ -80,17 +86,17 @@ class MendedStore:
         )
 
     def repair(self, start_ms: int, stop_ms: int, first_offset: int) -> Iterator[int]:
-        """Rebuild a range of keys from the log, damaged or not, in many small steps. Stored records
-        that the log no longer holds are kept.
+        """Rebuild a range of due times in the store from the log, damaged or not, in many small
+        steps. Stored records that the log no longer holds are kept.
 
         Args:
-            start_ms: the first key, epoch milliseconds; the range is widened to whole hours, which
-                is the greatest width of a slot.
-            stop_ms: the end of the range, epoch milliseconds.
-            first_offset: offset of the first record in the log that belongs to the range.
+            start_ms: the first due time, epoch milliseconds; the range is widened to whole hours,
+                the greatest width of a slot.
+            stop_ms: the end of the range, exclusive, epoch milliseconds.
+            first_offset: source offset of the first record in the log that belongs to the range.
 
         Yields:
-            After each step, the number of records in the range found so far.
+            After each step, the number of records found so far in the range.
         """
         start_ms, stop_ms = start_ms // HOUR_MS * HOUR_MS, -(-stop_ms // HOUR_MS) * HOUR_MS
         done = 0
@@ -105,8 +111,9 @@ class MendedStore:
             yield done
 
     def check_is_in_log(self, log_start: int) -> Iterator[int]:
-        """Check in steps that the log from ``log_start`` on holds every pending record. Raise
-        ``KafkaEdgeError`` otherwise, because this store may hold the last copy of a record.
+        """Check in steps that the log, which starts at ``log_start``, holds every pending record of
+        the store; each step yields 0. Raise ``KafkaEdgeError`` if it does not, because the store
+        may hold the last copy of a record.
         """
         k, h = self._shard.committed
         scanner, after, end = self._store.scanner(), k, (DUE_STOP_MS, OFFSET_MAX)
@@ -120,7 +127,9 @@ class MendedStore:
             yield 0
 
     def _reread(self, again: Rereading, start_ms: int, first_offset: int) -> Iterator[int]:
-        """Read a range of keys from the log in steps, up to S at the end of the last step."""
+        """Collect the records of a range of due times in ``again``, from the store and the log, in
+        steps that yield how many; up to S at the end of the last step.
+        """
         log, stored = self._log(), self._shard.stored
         log_start = log.source.bounds(log.place).start
         scanner, after = self._store.scanner(), (start_ms, -1)

@@ -1,7 +1,7 @@
 """Ownership of a worker's slices: claim → take over → first checkpoint → serve → release.
 
-Helper threads open writers and run the waits of take-overs. Claims, checkpoints and releases are
-written with the worker's next commit.
+Helper threads open writers and wait for take-overs. Claims, checkpoints and releases are written
+with the worker's next commit.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from delayservice.slices.transaction import Ended
 from delayservice.slices.writer import LOSSES_MAX, WriterOpener
 
 _FAILURES_MAX: Final = 4
-"""Failed commits in a row after which a slice is left to other nodes. One or two failures occur
-when a broker refuses a record."""
+"""Number of failed commits in a row after which a slice is left to other nodes. One or two failures
+occur when a broker refuses a record."""
 _WRITING: Final = frozenset({Role.OWNER, Role.HEIR})
 """Roles in which a node needs a writer."""
 
@@ -35,7 +35,7 @@ _log = structlog.get_logger(__name__)
 
 
 class Owning:
-    """Ownership of the slices of one worker. Single-threaded, as the loop that owns it."""
+    """Ownership of the slices of one worker. Only the thread of the worker's loop uses it."""
 
     def __init__(self, parts: LoopParts) -> None:
         edges = parts.edges
@@ -61,7 +61,7 @@ class Owning:
     # --- roles ---------------------------------------------------------------------------------
 
     def role(self, number: int) -> Role:
-        """Return this node's present role for a slice; ``REPLICA`` if it has no other."""
+        """Return this node's role for slice ``number`` now; ``REPLICA`` if it has no other."""
         return self._role_of.get(number, Role.REPLICA)
 
     @property
@@ -71,8 +71,8 @@ class Owning:
 
     @property
     def is_changing(self) -> bool:
-        """Return whether a slice is being taken over or released, or this node is an heir (the next
-        owner) of one.
+        """Return whether a slice is being taken over or released, the ends of logs are being
+        queried, or this node is the heir (the next owner) of a slice.
         """
         return bool(
             self._take_overs.is_going
@@ -83,11 +83,13 @@ class Owning:
 
     @property
     def is_settling(self) -> bool:
-        """Return whether any slice is owned, being taken over or being released."""
+        """Return whether this worker owns, takes over or releases any slice."""
         return any(slice_.phase is not Phase.REPLICA for slice_ in self._slices.values())
 
     def follow_roles(self) -> None:
-        """Claim slices that this node is to own, and release those it is no longer to own."""
+        """Claim slices that this node is to own, release those that it is no longer to own, and
+        open a writer if one is needed. Each takes effect with a later commit.
+        """
         roles = self._gate.roles()
         if self._resting_s and min(self._resting_s.values()) <= self._clock.monotonic_s():
             now_s = self._clock.monotonic_s()
@@ -128,7 +130,7 @@ class Owning:
 
     @property
     def lacks_writer(self) -> bool:
-        """Return whether a writer is needed and missing."""
+        """Return whether this worker needs a writer, as owner or heir of a slice, and has none."""
         return self._is_writer_wanted and not self._transaction.writer
 
     def _hear_opening(self) -> None:
@@ -148,7 +150,9 @@ class Owning:
         self._roles = None  # what was to be claimed waited for the writer
 
     def lose_writer(self, lost: OwnershipLostError) -> None:
-        """Discard the writer, step down from all slices, and claim those still to be owned."""
+        """Discard the writer and what it has not committed, and become a replica of all slices.
+        Those still to be owned are claimed again by a new writer.
+        """
         why = str(lost)
         _log.warning("ownership_lost", writer=self._transaction.writer, why=why)
         if not isinstance(lost, WriterGivenUpError):
@@ -168,14 +172,17 @@ class Owning:
     # --- take over -----------------------------------------------------------------------------
 
     def hear_helpers(self) -> None:
-        """Handle the results of helper threads: opened writers, take-overs and log ends."""
+        """Process results of helper threads: opened writers, take-overs, and log ends."""
         self._hear_opening()
         for job in self._take_overs.take_done():
             self._hear_take_over(job)
         self._joining.hear(may_join=self._transaction.commit is None)
 
     def hear_commit(self, ended: Ended) -> None:
-        """Handle the end of a commit: serve, step down from, or take over its slices."""
+        """Process the end of a commit: take over the slices it claimed, serve those whose first
+        checkpoint it carried, become a replica of those it released. If it failed, count that for
+        its slices.
+        """
         if ended.why:
             self._failed(ended)
             return
@@ -194,7 +201,7 @@ class Owning:
         self._begin_take_over([*claimed, *upgraded], upgraded)
 
     def _failed(self, ended: Ended) -> None:
-        """Count a failed commit for its slices, and release those whose checkpoint got stuck."""
+        """Count a failed commit for its slices; release those with unacknowledged checkpoints."""
         for number in {*ended.commit.checkpoints, *ended.commit.claiming}:
             slice_ = self._slices.get(number)
             if slice_ is not None:
@@ -203,7 +210,7 @@ class Owning:
             self.interrupted_safely(self._slices[number], ended.why)
 
     def _count_failure(self, slice_: Slice, why: str) -> None:
-        """Count a failed commit of a slice; leave it to other nodes after ``_FAILURES_MAX``."""
+        """Count a failed commit of a slice; after ``_FAILURES_MAX``, leave it to other nodes."""
         slice_.failures += 1
         if slice_.failures >= _FAILURES_MAX:
             slice_.failures = 0
@@ -211,8 +218,8 @@ class Owning:
             self._gate.gave_up(slice_.number, why)
 
     def _begin_take_over(self, numbers: Collection[int], upgraded: Collection[int]) -> None:
-        """Take over slices whose claims are committed. ``upgraded``: slices whose first checkpoint
-        is committed too, but a node of version 1 may have served them in between.
+        """Start to take over slices whose claims are committed. ``upgraded``: those of them whose
+        first checkpoint is committed too, but which a node of version 1 may have served since.
         """
         self._transaction.changing -= set(numbers)
         slices = [self._slices[number] for number in numbers]
@@ -247,7 +254,9 @@ class Owning:
                 self._take(slice_, found, job.stored)
 
     def _take(self, slice_: Slice, taken: Taken, stored: Mapping[Place, int]) -> None:
-        """Make the lanes owners from the last checkpoint on; the next commit carries the first."""
+        """Make this node own the shards of a slice, from the last checkpoint on; the next commit
+        carries this owner's first one. ``stored``: S of each shard when the take-over started.
+        """
         missing = [place for place in slice_.places if place not in taken.bounds]
         slice_.taken_over(taken, self._gate.epoch(slice_.number))
         try:
@@ -262,8 +271,8 @@ class Owning:
         self._transaction.changing.add(slice_.number)
 
     def join(self, slice_: Slice, lanes: list[AnyLane]) -> None:
-        """Start to take over added shards if their slice is served. Apply all roles again with the
-        next turn.
+        """Start to take over ``lanes``, which were added to a slice, if it is served. In the loop's
+        next iteration apply the roles of all slices again.
         """
         if slice_.phase in SERVED:
             self._joining.ask(lanes)
@@ -284,7 +293,7 @@ class Owning:
         slice_.move(Step.JOIN)
 
     def _serve_from_now(self, slice_: Slice) -> None:
-        """Settle a slice from now on, because its first checkpoint is committed."""
+        """Settle records of a slice from now on, because its first checkpoint is committed."""
         slice_.move(Step.SERVE)
         slice_.trouble = ""
         slice_.setbacks = 0
@@ -306,7 +315,7 @@ class Owning:
     # --- let go --------------------------------------------------------------------------------
 
     def retire(self, slice_: Slice) -> None:
-        """Release a slice with the next commit, if it is served."""
+        """Release a slice with the next commit, if this node owns it or has just taken it over."""
         if slice_.phase in SERVED:
             self._release(slice_)
 
@@ -329,7 +338,7 @@ class Owning:
         self.step_down(slice_)
 
     def step_down(self, slice_: Slice) -> None:
-        """Make this node a replica of a slice at once."""
+        """Make this node a replica of a slice at once, without a release."""
         slice_.step_down()
         self._transaction.changing.discard(slice_.number)
         self._transaction.touched.discard(slice_.number)
@@ -339,8 +348,9 @@ class Owning:
         self._roles = None  # it may be wanted again already
 
     def interrupted(self, slice_: Slice, why: str) -> None:
-        """Release a slice that can't be served here now, for the reason ``why``, and let another
-        node try. Raises ``OwnershipLostError`` if the writer turns out to be lost.
+        """Release a slice that can't be served here now, for the reason ``why``, make no claim on
+        it for ``rest_s``, and let another node try. Raise ``OwnershipLostError`` if the writer
+        turns out to be lost.
         """
         _log.warning("slice_interrupted", slice=slice_.number, why=why)
         slice_.trouble = why
@@ -351,14 +361,16 @@ class Owning:
             self._release(slice_)
 
     def interrupted_safely(self, slice_: Slice, why: str) -> None:
-        """Call ``interrupted``, and handle the loss of the writer instead of raising it."""
+        """Release a slice as ``interrupted`` does; if the writer is lost, call ``lose_writer``
+        instead of raising an error.
+        """
         try:
             self.interrupted(slice_, why)
         except OwnershipLostError as lost:
             self.lose_writer(lost)
 
     def _give_up(self, number: int, why: str) -> None:
-        """Make no claim on a slice for ``rest_s``, and let another node try."""
+        """Make no claim on a slice for ``rest_s``, and let another node try, because of ``why``."""
         self._rest(number)
         self._gate.gave_up(number, why)
 

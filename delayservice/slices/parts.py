@@ -1,4 +1,4 @@
-"""Parts of a worker's loop that its steps share."""
+"""Objects of a worker's loop that its steps share."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from delayservice.slices.transaction import Transaction
 
 @dataclass(frozen=True, slots=True)
 class LoopParts:
-    """Parts of one loop.
+    """Objects of one worker's loop that its steps share.
 
     Attributes:
-        slices: the slices of the loop, by number.
+        slices: the slices that the loop serves, by number.
         transaction: carries outputs, claims, checkpoints and releases.
         agenda: shards that have something to settle, and when.
         edges: clients, clocks, threads and settings.
@@ -29,7 +29,7 @@ class LoopParts:
     edges: Edges
 
     def find(self, number: int, topic: str) -> tuple[Slice, AnyLane] | None:
-        """Return the slice and the lane of a delay topic; None: the shard is not served here."""
+        """Return slice ``number`` and its lane of ``topic``; None: the shard is not served here."""
         slice_ = self.slices.get(number)
         lane = None if slice_ is None else slice_.lanes.get(topic)
         return None if slice_ is None or lane is None else (slice_, lane)

@@ -1,4 +1,4 @@
-"""Phases of a slice on one node, from replica to owner and back, as one table."""
+"""Phases of a slice on one node, from replica to owner and back, and the steps between them."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ class Phase(Enum):
     REPLICA = "replica"
     """The node stores records, and settles none."""
     CLAIMING = "claiming"
-    """The next commit carries the claim."""
+    """The next commit carries the claim of this node's writer."""
     TAKING = "taking"
-    """The claim is committed; older writers are fenced and their last checkpoint is read."""
+    """The claim is committed. Former writers are being fenced, and their last checkpoint read."""
     TAKEN = "taken"
     """The next commit carries this owner's first checkpoint."""
     OWNER = "owner"
@@ -59,18 +59,18 @@ _NEXT: Final[Mapping[tuple[Phase, Step], Phase]] = {
 }
 
 OWNED: Final = frozenset({Phase.TAKEN, Phase.OWNER, Phase.RELEASING})
-"""Phases in which lanes keep their own cursor, and ignore those of checkpoints read back."""
+"""Phases in which lanes advance a cursor themselves, and ignore those of checkpoints read back."""
 SERVED: Final = frozenset({Phase.TAKEN, Phase.OWNER})
-"""Phases that a release ends in good order, with a last checkpoint."""
+"""Phases that may end with a release, which follows a last checkpoint."""
 ON_THE_WAY: Final = frozenset({Phase.CLAIMING, Phase.TAKING, Phase.TAKEN})
-"""Phases of a take-over, before the slice is owned."""
+"""Phases before the first checkpoint of this ownership is committed."""
 
 
 def next_phase(phase: Phase, step: Step) -> Phase:
-    """Return the phase that a step leads to.
+    """Return the phase to which ``step`` leads from ``phase``.
 
     Raises:
-        PhaseError: the table has no such step.
+        PhaseError: the step is not allowed in this phase.
     """
     found = _NEXT.get((phase, step))
     if found is None:

@@ -1,4 +1,4 @@
-"""Reading of a damaged or missing slot again from the log (rule 4), without loss."""
+"""Rebuilding of a damaged slot of the store from the log (rule 4 of the design)."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from delayservice.engine.ports import Place, Run, Source
 from delayservice.engine.storing import CopyScan, is_user_record
 
 _BYTES_MAX: Final = 32 << 20
-"""Bytes held in memory of a range while the log is read; a single key time may need more."""
+"""Limit of the records held in memory while the log is read, bytes; more for one due time."""
 _FRAME_BYTES: Final = 300
-"""Bytes of memory that a frame takes beside its payload."""
+"""Bytes of memory that a stored record takes beside its payload."""
 
 
 class ShardLog(NamedTuple):
-    """Log from which a shard's records are read again.
+    """Log of a shard, from which its records are read again.
 
     Attributes:
-        source: the logs of the slice.
+        source: consumer of the delay topics.
         reader: decoder of the log's records.
         place: the delay topic and its partition.
         scan_back: returns the offset of a requeued record's canceller, or ``NO_MARK`` if it has
@@ -38,11 +38,11 @@ class ShardLog(NamedTuple):
 
 
 def reread_slot(log: ShardLog, damage: SlotDamagedError, stored: int) -> tuple[int, list[Frame]]:
-    """Read a damaged slot again. Return the end of the keys that were read, epoch ms, and the
-    frames below it with their marks (offsets of cancellers): the whole slot, or only its first keys
-    if memory is too small for all.
+    """Read the records of a damaged slot from the log. Return the end of the due times that were
+    read, epoch ms, exclusive, and the stored records below it with their marks: the whole slot, or
+    its first part if memory is too small. ``stored``: S.
 
-    A canceller may lie anywhere up to ``stored``. So the log is read beyond the slot's own range
+    A canceller may lie anywhere below ``stored``. So the log is read beyond the slot's offsets
     while one of its records has an id and no mark.
     """
     stop = min(damage.stop_offset, stored)
@@ -57,18 +57,18 @@ def reread_slot(log: ShardLog, damage: SlotDamagedError, stored: int) -> tuple[i
 
 
 class Rereading:
-    """Reader of a range of keys from the log in small steps, between which the loop goes on. It
-    collects records, and the marks that later records set on them. If memory is too small for them,
-    ``stop_ms`` is lowered, and the next range starts there.
+    """Reader of the records of a key range from the log, in small steps between which the loop goes
+    on. It collects them with the marks that later records set on them. If memory is too small for
+    all, ``stop_ms`` is lowered, and the caller continues there with another reader.
 
     Args:
         log: the log to read.
-        start_ms: the first key of the range, epoch milliseconds.
-        stop_ms: the end of the range, epoch milliseconds.
+        start_ms: the first due time of the range, epoch milliseconds.
+        stop_ms: the end of the range, exclusive, epoch milliseconds.
 
     Attributes:
-        stop_ms: the end of the keys that are read, epoch milliseconds: lower than asked for if
-            memory is too small for all.
+        stop_ms: the end of the due times that are read, exclusive, epoch milliseconds: lower than
+            asked for if memory is too small for all.
     """
 
     def __init__(self, log: ShardLog, start_ms: int, stop_ms: int) -> None:
@@ -79,33 +79,33 @@ class Rereading:
         self._bytes, self._bytes_max = 0, _BYTES_MAX
         self._marks: dict[int, int] = {}
         self._unmarked: dict[bytes, list[int]] = {}
-        """Per id: offsets of kept records that no user record has marked yet."""
+        """By id: source offsets of collected records on which no record of a client set a mark."""
 
     @property
     def has_unmarked(self) -> bool:
-        """Return whether a record of the range has an id and no mark yet."""
+        """Return whether a collected record has an id and no mark (offset of its canceller) yet."""
         return bool(self._unmarked)
 
     def hold(self, frames: Iterable[Frame]) -> None:
-        """Add frames that the log no longer holds."""
+        """Add stored records that the log no longer holds, with their marks."""
         for frame in frames:
             self._hold(frame)
 
     def mark(self, marked: Iterable[tuple[int, Key]]) -> None:
-        """Add marks that were set since ``hold``, in the form of ``Store.marked_from``."""
+        """Add marks that the store has set since ``hold``: mark and key of each record."""
         self._marks |= {offset: x for x, (_, offset) in marked if offset in self._kept}
 
     def read(self, start: int, stop: int) -> Iterator[int]:
-        """Read offsets ``[start, stop)`` run by run, and yield the number of frames so far; raises
-        ``KafkaEdgeError`` if the log no longer holds ``start``.
+        """Read source offsets ``[start, stop)`` batch by batch, and yield after each the number of
+        records collected so far. Raise ``KafkaEdgeError`` if the log no longer holds ``start``.
         """
         for run in self._log.source.scan(self._log.place, start, stop) if start < stop else ():
             self.take(run, stop)
             yield len(self._kept)
 
     def take(self, run: Run, stop: int) -> None:
-        """Add the records of a run below offset ``stop``, and the marks that all of its records
-        set.
+        """Collect the records of a batch below source offset ``stop``, and the marks that all
+        records of the batch set on collected ones.
         """
         for entry in self._log.reader.read_batch(run.rows):
             if entry[3] is not None and is_user_record(entry):
@@ -115,7 +115,7 @@ class Rereading:
                 self._keep(entry)
 
     def frames(self) -> list[Frame]:
-        """Return the frames of the range with their marks."""
+        """Return the collected records as a store keeps them, with their marks."""
         return [
             (key_ms, offset, self._marks.get(offset, NO_MARK), data)
             for offset, (key_ms, data) in self._kept.items()
@@ -145,7 +145,9 @@ class Rereading:
             self._narrow()
 
     def _narrow(self) -> None:
-        """Lower ``stop_ms`` to drop the later half of the keys; a single key is kept."""
+        """Lower ``stop_ms`` so that the records of the later half of the due times are dropped. If
+        all have one due time, they are kept.
+        """
         keys = sorted({key_ms for key_ms, _ in self._kept.values()})
         self.stop_ms = keys[(len(keys) + 1) // 2] if len(keys) > 1 else keys[0] + 1
         self._kept = {o: kept for o, kept in self._kept.items() if kept[0] < self.stop_ms}

@@ -1,4 +1,4 @@
-"""Due → settle: divides a worker's transaction among its shards with due records."""
+"""Settling of due records: divides a worker's transaction among its shards with due records."""
 
 from __future__ import annotations
 
@@ -15,14 +15,16 @@ from delayservice.slices.slice import Slice
 _SHARE_MIN: Final = 200
 """Least share of a transaction that a shard gets, in outputs."""
 _READ_S: Final = 0.05
-"""Time in one turn for reading records that are fired, for all shards together, seconds."""
+"""Time for reading records from the log because they were fired, seconds; for all shards together,
+in one iteration of the worker's loop."""
 
 
 class Settling:
-    """Settling of due records of all owned slices. Single-threaded, as the loop that owns it.
+    """Settling of due records of all slices that a worker owns. Only the thread of the worker's
+    loop uses it.
 
     Attributes:
-        is_hungry: whether more is due than the last turn could settle.
+        is_hungry: whether more records were due than the last call of ``settle`` could settle.
     """
 
     def __init__(self, parts: LoopParts, owning: Owning) -> None:
@@ -33,8 +35,8 @@ class Settling:
         self._read_until_s = -math.inf
 
     def settle(self) -> None:
-        """Settle an equal share of the transaction for each shard with due records. Shards with
-        more due records share what is left.
+        """Settle due records of all owned shards, each up to an equal share of the transaction.
+        Shards that have used up theirs divide what the other shards leave.
         """
         now_ms = self._clock.wall_ms()
         lanes = self._lanes_to_settle(now_ms)
@@ -70,8 +72,8 @@ class Settling:
                     self._parts.agenda.look_when_due(lane)
 
     def _lanes_to_settle(self, now_ms: int) -> list[tuple[Slice, AnyLane]]:
-        """Return the owned shards to settle now: those with a due record first, the earliest due
-        first, then those whose H has to move.
+        """Return the slice and the lane of each owned shard to settle now: first shards with a due
+        record, earliest due time first, then shards whose H has to move.
         """
         agenda, is_held = self._parts.agenda, self._parts.edges.is_held
         lanes = []
@@ -89,7 +91,10 @@ class Settling:
     def _settle_lane(
         self, slice_: Slice, lane: AnyLane, now_ms: int, limit: int, bytes_max: int
     ) -> int:
-        """Settle late and due records of one shard; return the number of outputs staged."""
+        """Settle records of one shard that were due before they were read, then other due ones;
+        return the number of outputs added to the transaction. ``now_ms``: epoch ms; ``limit``:
+        number of outputs; ``bytes_max``: payload bytes.
+        """
         transaction, before = self._parts.transaction, slice_.uncommitted.records
         transaction.touched.add(slice_.number)  # first: what is staged may have to be put back
         try:

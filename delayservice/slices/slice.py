@@ -1,6 +1,6 @@
-"""One slice on one node: its lanes and its phase.
+"""State of one slice on one node: its lanes, and its phase from replica to owner.
 
-The worker's loop calls it; it has no client, thread or timer of its own.
+The worker's loop calls it; it has no client, thread or timer.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from delayservice.slices.take_over import Taken
 
 
 class Slice:
-    """State of one slice. Single-threaded, as the loop that owns it.
+    """State of one slice. Only the thread of the worker's loop changes it.
 
     Attributes:
-        lanes: its shards that are served here, by delay topic.
+        lanes: lanes of its shards that are served here, by delay topic.
         phase: its phase on this node, from replica to owner.
         epoch: number of this node's ownership; 0 before the first.
-        turn: number of the newest claim by this process, higher than that of every claim before.
-        claim: offset of this node's claim, from its take-over on; -1 before the first.
-        fenced: writers whose claims may be deleted once the first checkpoint is committed.
+        turn: number of this process's newest claim of it, higher than those of all claims before.
+        claim: offset of this node's claim in the claims topic, from its take-over on; -1 before.
+        fenced: writers whose claims may be deleted once this owner's first checkpoint is committed.
         is_upgrade: whether a node of version 1 served it before; see ``take_over.Taken``.
-        uncommitted: tally of the outputs staged since the last commit.
+        uncommitted: sums, for metrics, over its outputs since the last commit.
         failures: number of failed commits in a row.
         setbacks: number of failed take-overs in a row.
         trouble: why it could not be served last time, as text for people; empty: no trouble.
@@ -40,8 +40,8 @@ class Slice:
     def __init__(
         self, number: int, flow: Flow, follower: Follower, copies: CopyKeeper | None
     ) -> None:
-        """Create a replica. ``flow``: limits shared by all lanes; ``copies``: keeper of the copies,
-        None: they are not compared.
+        """Create a slice as a replica. ``flow``: limits that all lanes share; ``follower``: applies
+        its checkpoints; ``copies``: keeps digests of its copies, None: digests are off.
         """
         self.number = number
         self.flow = flow
@@ -60,22 +60,22 @@ class Slice:
         self.trouble = ""
         self.stated: dict[str, Contracts] = {}
         """Contracts of the newest committed checkpoint, by delay topic, kept until the next commit,
-        which may extend them."""
+        which may add contracts."""
         self._unserved: dict[str, ShardCheckpoint] = {}
         self._commits = 0
 
     def move(self, step: Step) -> None:
-        """Go to the next phase, or raise ``PhaseError`` and change nothing."""
+        """Change ``phase`` as ``step`` says, or raise ``PhaseError`` and change nothing."""
         self.phase = next_phase(self.phase, step)
 
     @property
     def is_owner(self) -> bool:
-        """Return whether its records are settled here."""
+        """Return whether this node settles its records now."""
         return self.phase is Phase.OWNER
 
     @property
     def places(self) -> list[Place]:
-        """Return the shards that are served here."""
+        """Return topic and partition of each of its shards that is served here."""
         return [lane.place for lane in self.lanes.values()]
 
     @property
@@ -85,12 +85,12 @@ class Slice:
 
     @property
     def damaged(self) -> int:
-        """Return the number of key ranges that the last scans of the copies could not read."""
+        """Return the number of key ranges of the copies that the last full reads could not read."""
         return 0 if self.copies is None else self.copies.digests.damaged
 
     def lag_s(self, log_ends: Mapping[str, int]) -> float:
-        """Return the lag of this node's copies, seconds; 0 on the owner. ``log_ends``: known ends
-        of logs, by delay topic.
+        """Return by how much this node's copies are behind the owner's, seconds; 0 on the owner,
+        infinite if unknown. ``log_ends``: last known end offsets of the logs, by delay topic.
         """
         return 0.0 if self.is_owner else self.follower.lag_s(self.lanes, log_ends)
 
@@ -98,7 +98,7 @@ class Slice:
 
     @property
     def is_staged(self) -> bool:
-        """Return whether a commit would move a cursor."""
+        """Return whether a commit would move the cursor of any of its shards."""
         lanes = self.lanes.values()
         return any(lane.shard.owned and lane.shard.is_staged for lane in lanes)
 
@@ -108,7 +108,9 @@ class Slice:
         return any(lane.shard.is_filling for lane in self.lanes.values())
 
     def checkpoint(self, node_id: str, writer: str, secret_fingerprint: str) -> bytes:
-        """Return the encoded checkpoint of all shards for a commit now, and count it."""
+        """Return the encoded checkpoint that a commit now would carry, with all shards of the
+        slice, and raise the number of commits. ``writer``: transactional id.
+        """
         self._commits += 1
         shards = {t: lane.checkpoint() for t, lane in self.lanes.items() if lane.shard.owned}
         return encode_checkpoint(
@@ -124,7 +126,9 @@ class Slice:
         )
 
     def committed(self, now_ms: int) -> None:
-        """Make the staged state of all lanes the committed one. ``now_ms``: epoch milliseconds."""
+        """Make the cursors of all lanes that the last commit carried the committed ones.
+        ``now_ms``: epoch milliseconds.
+        """
         self.failures = 0
         self.stated.clear()
         for lane in self.lanes.values():
@@ -132,7 +136,7 @@ class Slice:
         self.flow.commit(now_ms)
 
     def aborted(self) -> None:
-        """Drop the staged state of all lanes: the transaction was certainly aborted."""
+        """Return all lanes to their committed cursors, after an abort of the transaction."""
         for lane in self.lanes.values():
             lane.aborted()
         self.flow.abort()
@@ -141,8 +145,9 @@ class Slice:
     # --- ownership -----------------------------------------------------------------------------
 
     def taken_over(self, taken: Taken, epoch_min: int) -> None:
-        """Own the slice from its last checkpoint on. Shards that are not served here keep their
-        cursor in new checkpoints; otherwise their next owner would deliver every record again.
+        """Enter the phase ``TAKEN``, with the epoch and the last checkpoint of the former owner.
+        ``epoch_min``: lowest epoch to use. New checkpoints keep the cursors of shards that are not
+        served here; otherwise their next owner would deliver every record again.
         """
         checkpoint = taken.checkpoint
         self.claim = taken.claim
@@ -153,11 +158,11 @@ class Slice:
         self.move(Step.TAKE)
 
     def known_of(self, topic: str) -> ShardCheckpoint | None:
-        """Return a shard's part of the last checkpoint before this ownership; None: it has none."""
+        """Return the shard's part of the last checkpoint before this ownership; None: no part."""
         return self._unserved.get(topic)
 
     def step_down(self) -> None:
-        """Become a replica: drop staged state, stop settling, and continue storing."""
+        """Become a replica: return to the committed cursors, stop settling, go on storing."""
         self.move(Step.STEP_DOWN)
         self.flow.abort()
         self.uncommitted.clear()
@@ -172,7 +177,7 @@ class Slice:
     # --- shards --------------------------------------------------------------------------------
 
     def put_down(self, topic: str) -> None:
-        """Close and remove a shard; new checkpoints keep its cursor."""
+        """Close and remove the lane of ``topic``; new checkpoints of the slice keep its cursor."""
         lane = self.lanes.pop(topic)
         if lane.shard.owned:
             self._unserved[topic] = lane.checkpoint()

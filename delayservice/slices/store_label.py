@@ -1,6 +1,4 @@
-"""Label of a lane's store, a record in the store that names the contracts and secrets by which its
-records were read.
-"""
+"""Label of a store: a record in it that names the contracts and secrets by which it was filled."""
 
 from __future__ import annotations
 
@@ -17,11 +15,13 @@ _log = structlog.get_logger(__name__)
 
 
 class StoreLabel:
-    """Reader and writer of the label, which is written before new contracts are used.
+    """Reader and writer of a store's label. New contracts are written to it before records are read
+    by them.
 
     Attributes:
-        known: the label; None: it is unknown how the store was filled.
-        fingerprints: fingerprints of the secrets by which this process verifies requeued records.
+        known: the label; None: there is no readable label, so it is unknown how the store was
+            filled.
+        fingerprints: hashes of the cluster secrets by which this process verifies requeued records.
     """
 
     def __init__(
@@ -37,17 +37,17 @@ class StoreLabel:
 
     @property
     def contracts(self) -> Contracts:
-        """Return the contracts of the label; without a label, the default one."""
+        """Return the contracts that the store's label names; without one, the default contract."""
         return self.known.contracts if self.known else Contracts([(0, Contract())])
 
     @property
     def has_refused(self) -> bool:
-        """Return whether the store lacks a requeued record whose signing secret is unknown here."""
+        """Return whether the store lacks a requeued record that no known secret had signed."""
         return self.known is not None and self.known.has_refused
 
     @property
     def gaps(self) -> tuple[Gap, ...]:
-        """Return the offsets that the log had lost before they could be stored."""
+        """Return the ranges of offsets that retention had deleted before they could be stored."""
         return () if self.known is None else self.known.gaps
 
     def write(
@@ -57,7 +57,10 @@ class StoreLabel:
         has_refused: bool | None = None,
         gaps: tuple[Gap, ...] | None = None,
     ) -> None:
-        """Write the label. ``has_refused``, ``gaps``: None leaves the value unchanged."""
+        """Write the store's label with ``contracts`` and the last record read. ``has_refused``:
+        whether a requeued record was not stored; ``gaps``: offsets never read. None leaves a value
+        unchanged.
+        """
         self.known = Label(
             contracts,
             self.fingerprints,
@@ -68,7 +71,9 @@ class StoreLabel:
         self._store.set_label(self.known.encode())
 
     def is_read_otherwise(self, stored: int, contracts: Contracts) -> bool:
-        """Return whether ``contracts`` would read stored records in another way, and log it."""
+        """Return whether ``contracts`` or new secrets would read records below offset ``stored`` in
+        another way than when they were stored; log a warning if so.
+        """
         if stored == 0:
             return False
         why = "stored by unknown parameters"
@@ -89,9 +94,7 @@ class StoreLabel:
 
 
 def _label_of(label: bytes) -> Label | None:
-    """Decode a label; None: it is empty, or another version wrote it. The store is left as it is
-    until there are contracts to compare it with.
-    """
+    """Return the decoded label; None: it is empty, or another version of the service wrote it."""
     try:
         return Label.decode(label)
     except ContractError:

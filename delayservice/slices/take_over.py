@@ -1,7 +1,8 @@
-"""Take-over of slices: find and fence older writers, read checkpoints ("Ownership" in the design).
+"""Take-over of slices: finds and fences former writers, reads checkpoints ("Ownership" in the
+design).
 
-The claims are committed before this begins. The first checkpoints are committed after it, without
-outputs. Only then are the slices served.
+The claims are committed before this begins. The first checkpoints of the new owner are committed
+after it, without outputs. Only then are records of the slices settled.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from delayservice.engine.ports import Bounds, Place, Succession
 from delayservice.slices.any_lane import AnyLane
 
 CONTRACTS_BYTES_MAX: Final = 64 << 10
-"""Limit of the bytes of a shard's contracts in a checkpoint, as JSON: about 200 changes."""
+"""Largest size of a shard's contracts in a checkpoint, bytes of JSON: about 200 contracts."""
 
 _log = structlog.get_logger(__name__)
 
@@ -36,13 +37,14 @@ class Taken:
     """Facts that a take-over found about one slice.
 
     Attributes:
-        claim: offset of this node's claim; checkpoints name it.
-        checkpoint: the newest one, which is the last of all older writers; None: never served.
-        bounds: bounds of the logs of its shards, read after the older writers were fenced.
-        fenced: writers whose claims may be deleted once the first checkpoint is committed.
+        claim: offset of this node's claim in the claims topic; checkpoints name it.
+        checkpoint: the newest one, after which no former writer can write another; None: there is
+            none, the slice was never served.
+        bounds: bounds of the logs of its shards, queried after former writers were fenced.
+        fenced: writers whose claims may be deleted once this owner's first checkpoint is committed.
         is_upgrade: whether a node of version 1 served it last. Such a node may write again between
-            the fence and the first checkpoint, which it ignores. So the take-over is repeated
-            after the first checkpoint, until no node of version 1 has written since.
+            the fence and the first checkpoint, which it ignores. So the take-over is repeated after
+            the first checkpoint, until no node of version 1 has written since.
     """
 
     claim: int
@@ -60,22 +62,23 @@ def take_over(
     secrets: Collection[str],
     upgraded: Collection[int] = (),
 ) -> dict[int, Taken]:
-    """Fence older writers of slices whose claims are committed, and read the last checkpoints. It
-    blocks, so it runs on a helper thread.
+    """Fence former writers of slices whose claims are committed, and read the last checkpoints.
+    Blocks, so it is called on a helper thread.
 
     Args:
         succession: Kafka and ZooKeeper.
         me: transactional id of this worker's writer.
-        slices: by slice, a number below the turn of this worker's newest claim.
+        slices: by slice, a number; this worker's newest claim has a higher one.
         places: the shards of these slices that are served here.
-        secrets: fingerprints of the secrets by which this node verifies requeued records.
+        secrets: fingerprints (hashes) of the secrets by which this node verifies requeued records.
         upgraded: slices whose first checkpoint is committed, and which version 1 served before.
 
     Returns:
-        The facts about each slice that this node is still to own, by slice.
+        By slice, the facts about each slice that this node is still to own.
 
     Raises:
-        KafkaEdgeError: no answer in time, or a checkpoint can't be followed.
+        KafkaEdgeError: Kafka did not answer in time, or a checkpoint can't be decoded or was signed
+            with an unknown secret.
     """
     claims = succession.await_claims(slices)
     wanted = succession.confirm(slices.keys())
@@ -118,9 +121,9 @@ def _own_checkpoint(
 def take_over_lane(
     lane: AnyLane, known: ShardCheckpoint | None, bounds: Bounds, wanted: Contract, now_ms: int
 ) -> None:
-    """Make ``lane`` own its shard from the checkpoint on. ``known``: its part of the checkpoint;
-    None: it was never served. ``bounds``: of its log, read after fencing. ``wanted``: the contract
-    that settings ask for. ``now_ms``: epoch milliseconds.
+    """Make ``lane`` own its shard. ``known``: the shard's part of the last checkpoint, None: it was
+    never served; ``bounds``: of its log, queried after former writers were fenced; ``wanted``: the
+    contract that settings ask for; ``now_ms``: epoch milliseconds.
     """
     if known is not None and known.topic_id != lane.topic_id:
         _log.error(
@@ -140,8 +143,9 @@ def take_over_lane(
 def _agreed(
     lane: AnyLane, known: ShardCheckpoint | None, bounds: Bounds, wanted: Contract, now_ms: int
 ) -> Contracts:
-    """Return the contracts, with ``wanted`` added from above the end of the log on (rule 2). So
-    existing keys stay, and replicas know it before they store a record that it applies to.
+    """Return the contracts of the shard, with ``wanted`` added from above the end of the log on
+    (rule 2 of the design). So keys of existing records stay, and replicas know ``wanted`` before
+    they store a record that it applies to.
 
     Contracts of records that retention has deleted are dropped. If ``wanted`` would make the
     checkpoint too large for its topic, it is left out until more contracts can be dropped.

@@ -1,4 +1,4 @@
-"""Take-overs under way: helper threads await claims, fence writers and read checkpoints."""
+"""Take-overs under way: helper threads wait for claims, fence writers and read checkpoints."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from delayservice.slices.slice import Slice
 from delayservice.slices.take_over import Taken, take_over
 
 _GROUP_MAX: Final = 4_096
-"""Most slices that are taken over together."""
+"""Largest number of slices that one take-over includes."""
 
 
 @dataclass(slots=True)
 class TakeOver:
-    """Take-over under way.
+    """Take-over of several slices, under way on a helper thread.
 
     Attributes:
-        future: facts about each slice, once it has ended.
+        future: facts found about each slice, by its number, once the take-over has ended.
         slices: numbers of the slices.
-        stored: the next offset to be stored of each shard, when the take-over started.
+        stored: S of each shard when the take-over started.
     """
 
     future: Future[dict[int, Taken]]
@@ -34,7 +34,7 @@ class TakeOver:
 
 
 class TakeOvers:
-    """Take-overs of one worker. Single-threaded, as the loop that owns it."""
+    """Take-overs that one worker has under way. Only the thread of the worker's loop uses it."""
 
     def __init__(self, edges: Edges) -> None:
         self._background = edges.background
@@ -48,21 +48,22 @@ class TakeOvers:
         return bool(self._jobs)
 
     def clear(self) -> None:
-        """Cancel and forget all take-overs, because the writer was lost."""
+        """Cancel and remove all take-overs, because the writer was lost."""
         for job in self._jobs:
             job.future.cancel()
         self._jobs.clear()
 
     def take_done(self) -> Iterator[TakeOver]:
-        """Yield the take-overs that have ended, and forget each."""
+        """Yield each take-over that has ended, and remove it from the list of those under way."""
         for job in [job for job in self._jobs if job.future.done()]:
             if job in self._jobs:  # else the writer was lost with the one before
                 self._jobs.remove(job)
                 yield job
 
     def begin(self, slices: Iterable[Slice], writer: str, upgraded: Collection[int]) -> None:
-        """Start the take-over of slices whose claims are committed. ``upgraded``: slices whose
-        first checkpoint is committed as well.
+        """Start the take-over of slices whose claims are committed, on helper threads. ``writer``:
+        transactional id; ``upgraded``: numbers of slices whose first checkpoint is committed as
+        well.
         """
         for group in _grouped(slices):
             turns = {slice_.number: slice_.turn - 1 for slice_ in group}
@@ -80,7 +81,7 @@ class TakeOvers:
 
 
 def _grouped(slices: Iterable[Slice]) -> Iterator[list[Slice]]:
-    """Yield slices in groups of at most ``_GROUP_MAX``, halved with each failed take-over."""
+    """Yield slices in groups of ``_GROUP_MAX`` at most, halved with each take-over that failed."""
     by_setbacks: dict[int, list[Slice]] = {}
     for slice_ in slices:
         by_setbacks.setdefault(slice_.setbacks, []).append(slice_)

@@ -1,6 +1,6 @@
-"""The one transaction of a worker: staged outputs of its slices, and the commit.
+"""The one transaction of a worker, with the outputs of all its slices, and its commit.
 
-The commit runs on a helper thread, and the loop polls for its end.
+The commit runs on a helper thread. The loop asks in each iteration whether it has ended.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ from delayservice.slices.phase import OWNED, Phase
 from delayservice.slices.slice import Slice
 
 _PROBE_EVERY_S: Final = 0.1
-"""Least time between two probes of the broker's clock, seconds."""
+"""Least time between two checkpoints by which the broker's clock is compared, seconds."""
 _PROBES_MAX: Final = 64
-"""Most probes under way; older ones are dropped. While the clock is in doubt, one is sent each
-second."""
+"""Largest number of checkpoints that wait for this comparison; older ones are dropped. While the
+clock is not trusted, one is written each second."""
 
 _log = structlog.get_logger(__name__)
 
 
 class Timing(NamedTuple):
-    """Duration of a commit, seconds, and monotonic time of its acknowledgement; None: unknown."""
+    """Duration of a commit, s, and monotonic time of the broker's acknowledgement, if known."""
 
     took_s: float
     acknowledged_s: float | None
@@ -49,10 +49,10 @@ class Timing(NamedTuple):
 
 @dataclass(slots=True)
 class Probe:
-    """Checkpoint by which the broker's clock is compared with ours when it is read back.
+    """Checkpoint by which the broker's clock is compared with this node's once it is read back.
 
     Attributes:
-        slice_no: the slice of the checkpoint.
+        slice_no: number of the slice.
         data: the encoded checkpoint.
         sent_s: when its commit began, monotonic seconds.
         acknowledged_s: when the broker acknowledged it, monotonic seconds; None: unknown so far.
@@ -66,16 +66,16 @@ class Probe:
 
 @dataclass(slots=True)
 class Commit:
-    """Commit under way, and what it carries.
+    """Commit under way, and the records it carries.
 
     Attributes:
-        future: timing of the commit, once it has ended.
+        future: its duration, once it has ended.
         started_s: when it was handed to the helper thread, monotonic seconds.
         checkpoints: encoded checkpoints, by slice.
         claiming: slices that it claims.
         releasing: slices that it releases.
         forgotten: slices and writers whose claims it deletes.
-        probe: its checkpoint that is a probe of the broker's clock; None: it has no probe.
+        probe: checkpoint of it by which the broker's clock is compared; None: there is none.
     """
 
     future: Future[Timing]
@@ -88,7 +88,7 @@ class Commit:
 
     @property
     def is_change(self) -> bool:
-        """Return whether the commit claims or releases slices."""
+        """Return whether the commit claims or releases any slice."""
         return bool(self.claiming or self.releasing)
 
 
@@ -108,16 +108,16 @@ class Ended:
 
 
 class Transaction:
-    """The transaction of one worker. Single-threaded, as the loop that owns it.
+    """Open transaction of one worker, and its commit. Only the thread of the worker's loop uses it.
 
     Attributes:
         writer: the transactional id in use; empty: there is no writer.
-        changing: slices whose phase the next commit changes.
-        touched: slices that may have staged outputs or cursors.
-        records: number of staged outputs.
-        is_open: whether the sink holds outputs that no commit carries yet.
+        changing: slices whose phase (replica to owner) changes with the next commit.
+        touched: slices that may have outputs or cursors to commit.
+        records: number of outputs not committed yet.
+        is_open: whether the producer was given outputs that no commit includes yet.
         commit: the commit under way; None: there is no such commit.
-        forgettable: slices and writers whose claims the next commit may delete.
+        forgettable: slices and writers whose claims the next commit is to delete.
     """
 
     def __init__(self, slices: Mapping[int, Slice], agenda: Agenda, edges: Edges) -> None:
@@ -148,7 +148,7 @@ class Transaction:
     # --- fill ----------------------------------------------------------------------------------
 
     def send(self, slice_: Slice, lane: AnyLane, outputs: list[Output]) -> None:
-        """Stage outputs of a shard; raises ``OwnershipLostError`` if the writer was fenced."""
+        """Add outputs of a lane; raise ``OwnershipLostError`` if the writer was fenced."""
         if not outputs:
             return
         faults.point("before_produce")
@@ -158,7 +158,7 @@ class Transaction:
         self.records += len(outputs)
 
     def put_back(self, refused: RefusedError) -> None:
-        """Abort the transaction, and note the refused records, which will be dead-lettered."""
+        """Abort the transaction, and mark the refused records, which will be dead-lettered."""
         for (place, offset), reason in refused.refusals.items():
             slice_ = self._slices.get(place[1])
             if slice_ is not None and place[0] in slice_.lanes:
@@ -166,7 +166,7 @@ class Transaction:
         self.start_over("records_refused", why=str(refused))
 
     def start_over(self, event: str, **facts: object) -> None:
-        """Log ``event`` with ``facts``, abort the transaction, and settle its records again."""
+        """Log warning ``event``, abort the transaction, and settle its records again."""
         _log.warning(event, **facts)
         self._sink.abort()
         self._aborted()
@@ -183,12 +183,12 @@ class Transaction:
                     self._agenda.look_again(lane)
 
     def take_aborted(self) -> bool:
-        """Return whether a transaction was aborted since the last call."""
+        """Return whether a transaction was aborted since the last call of this method."""
         resettle, self._resettle = self._resettle, False
         return resettle
 
     def discard(self) -> None:
-        """Discard the writer, all that is staged, and the commit under way."""
+        """Discard the writer, the open transaction, and the commit under way, without a result."""
         self._sink.discard()
         self.writer = ""
         self.commit = None
@@ -202,13 +202,14 @@ class Transaction:
 
     @property
     def is_staged(self) -> bool:
-        """Return whether there is anything to commit."""
+        """Return whether there are outputs, cursors or changes of phase to commit."""
         return bool(self.changing) or self.is_open or self._has_staged_slice
 
     @property
     def _has_staged_slice(self) -> bool:
-        """Return whether a touched slice is staged. Slices that are not are removed from
-        ``touched``, so that each is examined once after a change, and not in each turn.
+        """Return whether a commit would move a cursor. Slices without such a cursor leave
+        ``touched``, so that each is examined once after a change, and not in each iteration of the
+        loop.
         """
         while self.touched:
             number = self.touched.pop()
@@ -220,8 +221,8 @@ class Transaction:
 
     @property
     def is_urgent(self) -> bool:
-        """Return whether a commit is needed before ``cursor_interval_ms`` has passed: outputs or
-        changes of phase are staged, or storing will have to wait.
+        """Return whether a commit is needed before ``cursor_interval_ms`` has passed: there are
+        outputs, claims or releases to commit, or storing will have to wait.
         """
         return bool(
             self.changing
@@ -231,13 +232,13 @@ class Transaction:
 
     @property
     def is_time(self) -> bool:
-        """Return whether it is time to commit what is staged."""
+        """Return whether to commit now: a phase changes, the transaction is full, or it is time."""
         is_full = self.records >= self._limits.transaction_records
         return bool(self.changing) or is_full or self.commit_in_ms <= 0
 
     @property
     def commit_in_ms(self) -> float:
-        """Return the time until what is staged is to be committed, milliseconds."""
+        """Return the time until a commit is to begin, milliseconds from now; 0: at once."""
         wait_ms = self.may_commit_in_ms
         if self.is_urgent:
             return wait_ms
@@ -245,7 +246,7 @@ class Transaction:
 
     @property
     def may_commit_in_ms(self) -> float:
-        """Return the time until the next commit may begin, milliseconds."""
+        """Return the least time until the next commit may begin, milliseconds from now."""
         return max(self._pacer.interval_ms - self.since_commit_s * 1000, 0.0)
 
     @property
@@ -256,8 +257,8 @@ class Transaction:
     # --- commit --------------------------------------------------------------------------------
 
     def begin_commit(self, also: Collection[int] = ()) -> None:
-        """Start a commit of outputs, claims, releases and checkpoints of changed slices on the
-        helper thread. ``also``: owned slices whose checkpoint is written even if it is unchanged.
+        """Start a commit of outputs, claims, releases and changed checkpoints on the helper thread.
+        ``also``: owned slices whose checkpoint is written even if it is unchanged.
         """
         self._last_commit_s = self._clock.monotonic_s()
         controls: list[Control] = []
@@ -279,7 +280,7 @@ class Transaction:
         self._note_probe(commit)
 
     def _note_probe(self, commit: Commit) -> None:
-        """Make one checkpoint of the commit a probe, at most every ``_PROBE_EVERY_S``."""
+        """Choose a checkpoint to compare the clock by, at most one per ``_PROBE_EVERY_S``."""
         is_time = not self._probes or commit.started_s - self._probes[-1].sent_s >= _PROBE_EVERY_S
         if is_time and commit.checkpoints:
             number, data = next(iter(commit.checkpoints.items()))
@@ -287,14 +288,16 @@ class Transaction:
             self._probes.append(commit.probe)
 
     def take_probe(self, slice_no: int, data: bytes) -> Probe | None:
-        """Return and forget the probe that has these bytes; None: this checkpoint is no probe."""
+        """Return and remove the ``Probe`` of this checkpoint; None: it was not chosen as one."""
         found = next((p for p in self._probes if p.slice_no == slice_no and p.data == data), None)
         if found is not None:
             self._probes.remove(found)
         return found
 
     def _controls(self, slice_: Slice, commit: Commit, *, is_wanted: bool) -> list[Control]:
-        """Return a slice's claim, checkpoint or release as records, and note it in ``commit``."""
+        """Return the records of a slice for the commit: claim, checkpoint or release. Note them in
+        ``commit``. ``is_wanted``: write the checkpoint even if it is unchanged.
+        """
         number, controls = slice_.number, []
         if slice_.phase is Phase.CLAIMING:
             commit.claiming.append(number)
@@ -317,7 +320,7 @@ class Transaction:
         return Control(slice_.number, value, self.writer)
 
     def _commit_timed(self, controls: Sequence[Control]) -> Timing:
-        """Commit and return the timing. Runs on the writer's thread."""
+        """Commit, wait for the end, and return the duration. Called on the writer's thread."""
         started_s = self._clock.monotonic_s()
         acknowledged_s = self._sink.commit(controls)
         return Timing(self._clock.monotonic_s() - started_s, acknowledged_s)
@@ -328,7 +331,8 @@ class Transaction:
             self.commit.future.exception()
 
     def hear(self) -> Ended | None:
-        """Handle and return the result of the commit; None: it has not ended, or none is under way.
+        """Process and return the result of the commit; None: it has not ended, or none is under
+        way.
 
         Raises:
             OwnershipLostError: the writer was fenced, or the result is unknown; the next owner
@@ -366,7 +370,7 @@ class Transaction:
         return Ended(commit)
 
     def _take_back(self, commit: Commit) -> None:
-        """Return the checkpoints and deletions of an aborted commit to the next commit."""
+        """Include the checkpoints and deletions of an aborted commit in the next commit."""
         self.touched |= commit.checkpoints.keys()
         self.forgettable += commit.forgotten
 

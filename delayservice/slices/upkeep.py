@@ -1,5 +1,5 @@
-"""Periodic work of a worker's loop beside delivery: apply checkpoints, update copies and metrics,
-sync stores. No turn does all of it for every slice.
+"""Periodic work of a worker's loop beside delivery: applies checkpoints, updates digests and
+metrics, syncs stores. No iteration of the loop does all of it for every slice.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from delayservice.slices.phase import OWNED
 from delayservice.slices.slice import Slice
 
 _TENDED_PER_S: Final = 20
-"""Most idle slices that are tended per second."""
+"""Largest number of idle slices per second whose digests and metrics are updated."""
 _ROUND_S: Final = 4.0
-"""Least time between two visits to an idle slice, seconds."""
+"""Least time between two updates of an idle slice, seconds."""
 
 
 class Upkeep:
-    """Upkeep of one worker's slices. Single-threaded, as the loop that owns it; only ``attend`` may
-    be called by other threads.
+    """Periodic work for one worker's slices. Only the thread of the worker's loop uses it, except
+    ``attend``, which any thread may call.
 
     Args:
-        slices: the slices of the loop, by number.
-        edges: checkpoints that are read back, clock, intervals, and how full the disk is.
+        slices: the slices that the loop serves, by number.
+        edges: checkpoint topic, clock, intervals, and how full the disk is.
         tended: updates the metrics of a slice; returns whether to call it again in a second.
-        heard: called with a slice and its checkpoint that was read back.
-        interrupted: called with a slice that can't be served, and the reason.
+        heard: called with a slice and its newest checkpoint, after it was applied.
+        interrupted: called with a slice whose checkpoint can't be applied, and the reason.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class Upkeep:
         interrupted: Callable[[Slice, str], None],
     ) -> None:
         self.active: set[int] = set()
-        """Slices that have changed since they were tended."""
+        """Numbers of slices that have changed since their digests and metrics were updated."""
         self._slices = slices
         self._checkpoints = edges.checkpoints
         self._clock = edges.clock
@@ -59,33 +59,33 @@ class Upkeep:
         self._news_s = self._tended_s = self._synced_s = edges.clock.monotonic_s()
 
     def add(self, number: int) -> None:
-        """Add a slice to the upkeep."""
+        """Update the digests and metrics of slice ``number`` from now on."""
         self._round.append(number)
 
     def active_now(self, number: int) -> None:
-        """Mark a slice as active, so that it is tended within about a second."""
+        """Mark slice ``number`` as changed: its metrics are updated within about a second."""
         self.active.add(number)
 
     def remove(self, number: int) -> None:
-        """Remove a slice from the upkeep."""
+        """Stop updating slice ``number``, which was added before."""
         self._round.remove(number)
 
     def follow_again(self, number: int) -> None:
-        """Apply the newest checkpoint of a slice again, because its shards have changed."""
+        """Apply the newest checkpoint of slice ``number`` again, because its lanes have changed."""
         self._news.add(number)
         self.active.add(number)
 
     def attend(self, number: int) -> None:
-        """Carry out a slice's commands from the next turn on. Any thread may call this."""
+        """Begin the repair commands of a slice with the loop's next iteration; on any thread."""
         self._busy.add(number)
 
     @property
     def is_busy(self) -> bool:
-        """Return whether a slice's copies have unfinished scans or commands."""
+        """Return whether a repair command, or a read of a whole copy from disk, is unfinished."""
         return bool(self._busy)
 
     def turn(self) -> None:
-        """Do the upkeep that is due now."""
+        """Apply checkpoints, update digests and metrics, sync stores: what is due now."""
         self._take_news()
         self._tend()
         self._sync_when_time()
@@ -118,7 +118,7 @@ class Upkeep:
     # --- copies and metrics --------------------------------------------------------------------
 
     def _tend(self) -> None:
-        """Tend active slices each ``tend_s``, and some idle slices in rotation."""
+        """Update digests and metrics of changed slices, and of a few idle ones in rotation."""
         for number in list(self._busy):
             slice_ = self._slices.get(number)
             if slice_ is None or not _turn_copies(slice_):
@@ -159,7 +159,7 @@ class Upkeep:
 
 
 def _turn_copies(slice_: Slice) -> bool:
-    """Do one step for a slice's copies; return whether scans or commands are unfinished."""
+    """Do one step of a slice's digests and repair commands; return whether any is unfinished."""
     if slice_.copies is None or slice_.follower.refusal:
         return False
     slice_.copies.turn(slice_.lanes, is_owner=slice_.is_owner)

@@ -1,4 +1,4 @@
-"""Time that a worker's loop may wait for records."""
+"""Calculation of how long a worker's loop may wait for records."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from delayservice.slices.settling import Settling
 from delayservice.slices.upkeep import Upkeep
 
 _NOT_SETTLING_WAIT_MS: Final = 50.0
-"""Longest wait while a writer is missing or the clock is in doubt, in milliseconds."""
+"""Longest wait for records while no writer is open or the clock is not trusted, in milliseconds."""
 _CHANGING_WAIT_MS: Final = 5.0
-"""Wait while a slice is taken over or released, in milliseconds."""
+"""Wait for records while a slice is taken over or released, in milliseconds."""
 _HELPER_WAIT_MS: Final = 2.0
-"""Least wait while a commit is under way or a writer is being opened, in milliseconds."""
+"""Least wait for records while a commit is under way or a writer is opened, in milliseconds."""
 _WALKING_WAIT_MS: Final = 10.0
-"""Wait while H cannot move, or a delay topic is paused, in milliseconds."""
+"""Wait for records while H cannot move, or a delay topic is paused, in milliseconds."""
 _BUSY_WAIT_MS: Final = 5.0
-"""Wait while a copy is scanned, in milliseconds, so that the scan does not use a whole core."""
+"""Wait for records while a copy is scanned, in milliseconds, to leave part of a core free."""
 _LEAST_WAIT_MS: Final = 0.5
 _GATHER_MS_MAX: Final = 10.0
-"""Longest wait for more records after the first, in milliseconds."""
+"""Longest wait for more records after the first one has come, in milliseconds."""
 
 
 class Waits:
-    """Calculation of one loop's waits from the state of its parts."""
+    """Calculation of how long one worker's loop may wait for records."""
 
     def __init__(
         self, parts: LoopParts, owning: Owning, settling: Settling, upkeep: Upkeep
@@ -40,7 +40,7 @@ class Waits:
         self._limits = parts.edges.limits
 
     def wait_ms(self) -> float:
-        """Return how long the loop may wait for a record, milliseconds."""
+        """Return how long the loop may wait for a first record, milliseconds."""
         transaction, limits = self._transaction, self._limits
         if transaction.commit is not None and not transaction.commit.is_change:
             # Nothing is settled before this commit has ended and, with visible_at_commit, before
@@ -67,8 +67,9 @@ class Waits:
         return max(wait_ms, _LEAST_WAIT_MS)
 
     def gather_ms(self, wait_ms: float) -> float:
-        """Return how long to gather records after the first has come, milliseconds. They are not
-        settled before the next commit may begin, and fewer turns cost less.
+        """Return how long to wait for more records after the first has come, milliseconds; 0 if
+        they could be settled at once. ``wait_ms``: wait for the first one. Fewer iterations of the
+        loop cost less.
         """
         if not self._limits.visible_at_commit or wait_ms <= _LEAST_WAIT_MS:
             return 0.0

@@ -1,10 +1,10 @@
 """Loop of a worker over all its slices: poll → store → due → settle → commit → prune.
 
-Single-threaded: one loop owns the source, the sink and the stores, so no locks are needed. Calls
-that block run on helper threads: opening a writer, the commit, and the waits of take-overs.
+One thread runs the loop and alone uses the source, the sink and the stores, so no locks are needed.
+Calls that block run on helper threads: opening a writer, the commit, and the waits of take-overs.
 Meanwhile the loop goes on polling and storing. Storing needs no ownership; settling does.
 
-No turn visits every slice: the cost of a turn depends on its records.
+An iteration (``step``) does not visit every slice: its cost depends on the number of its records.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _ASK_THE_TIME_S: Final = 1.0
 
 
 class WorkerLoop:
-    """Loop over all slices of one worker."""
+    """Loop that polls, stores and settles the records of all slices of one worker."""
 
     def __init__(self, edges: Edges) -> None:
         self.slices: dict[int, Slice] = {}
@@ -67,23 +67,23 @@ class WorkerLoop:
 
     @property
     def is_settling(self) -> bool:
-        """Return whether any slice is owned, being taken over or being released."""
+        """Return whether this worker owns, takes over or releases any slice."""
         return self._owning.is_settling
 
     def attend(self, number: int) -> None:
-        """Carry out a slice's repair commands from the next turn on. Any thread may call this."""
+        """Begin the repair commands of a slice with the loop's next iteration; on any thread."""
         self._upkeep.attend(number)
         self.wake()
 
     # --- one turn ------------------------------------------------------------------------------
 
     def step(self, wait_ms_max: int | None = None) -> None:
-        """Make one turn: poll, store, settle what is due, commit when it is time, prune.
-        ``wait_ms_max``: wait for records, milliseconds; None: as long as the state of the loop
-        allows.
+        """Do one iteration of the loop: poll, store, settle what is due, commit when it is time,
+        prune. ``wait_ms_max``: longest wait for records, milliseconds; None: as long as the state
+        of the loop allows.
 
         Raises:
-            StoreError: a store can't be trusted any more; the process has to end.
+            StoreError: a store is corrupt; the process has to end.
         """
         try:
             self._turn(wait_ms_max)
@@ -113,8 +113,9 @@ class WorkerLoop:
             self._owning.hear_commit(ended)
 
     def _serve(self) -> None:
-        """Settle and commit when it is time; settle nothing while the clock is in doubt. Roles are
-        updated first, because the process may have been suspended during the poll.
+        """Settle due records and commit when it is time; settle nothing while the clock is not
+        trusted. Roles are updated first, because the process may have been suspended during the
+        poll.
         """
         transaction = self._transaction
         if transaction.commit is not None or not transaction.writer:
@@ -132,8 +133,9 @@ class WorkerLoop:
 
     @property
     def _is_time_to_settle(self) -> bool:
-        """Return whether to settle in this turn. With ``visible_at_commit``, all records that have
-        become due are settled together just before the commit: each partition gets one batch.
+        """Return whether to settle in this iteration. With ``visible_at_commit``, all records that
+        have become due are settled together just before the commit, so that each partition gets one
+        batch.
         """
         return (
             not self._edges.limits.visible_at_commit
@@ -153,13 +155,13 @@ class WorkerLoop:
             self._hear_commit()
 
     def restate(self, slice_no: int) -> None:
-        """Commit a slice's checkpoint again with the next turn, because a record of another program
-        follows it in the checkpoint topic.
+        """Commit a slice's checkpoint in the loop's next iteration even if it is unchanged, because
+        another program has written a record after it in the checkpoint topic.
         """
         self._restated.add(slice_no)
 
     def _ask_the_time(self) -> None:
-        """Commit a checkpoint without outputs, about once a second, while the clock is in doubt.
+        """Commit a checkpoint without outputs, about once a second, while the clock is not trusted.
         The broker's timestamp on the checkpoint shows whether the clock is right.
         """
         if self._transaction.since_commit_s < _ASK_THE_TIME_S:
@@ -170,27 +172,33 @@ class WorkerLoop:
             self._hear_commit()
 
     def _not_followed(self, slice_: Slice, why: str) -> None:
-        """Release a slice whose checkpoint can't be applied; store no more of it if refused."""
+        """Release a slice whose newest checkpoint can't be applied, for the reason ``why``. If an
+        unknown secret signed it, store no more records of the slice.
+        """
         self._owning.interrupted_safely(slice_, why)
         self._intake.let_store(slice_)
 
     def _tend(self, slice_: Slice) -> bool:
-        """Query awaited log ends of a slice, and update its metrics; return whether to do so again
-        in a second.
+        """Query log ends that lanes of a slice wait for, and update its metrics; return whether to
+        do so again in a second.
         """
         for lane in slice_.lanes.values():
             self._owning.await_end(lane)
         return self._edges.tended(slice_)
 
     def _heard_checkpoint(self, slice_: Slice, read_back: ReadBack) -> None:
-        """Compare the broker's clock with ours if a checkpoint read back is a probe."""
+        """Compare the broker's clock with this node's if the transaction noted when this checkpoint
+        was sent (it is a ``Probe``).
+        """
         probe = self._transaction.take_probe(slice_.number, read_back.data)
         if probe is not None:
             answer = read_back._replace(acknowledged_s=probe.acknowledged_s)
             self._gate.heard_broker(answer.broker_ms, answer, probe.sent_s)
 
     def uncommitted_s(self, slice_: Slice) -> float:
-        """Return the time since the last commit if an owned slice is staged, else 0, seconds."""
+        """Return the time since the worker's last commit began, seconds; 0 if this node does not
+        own the slice, or the slice's cursor needs no commit.
+        """
         if not slice_.is_owner or not slice_.is_staged:
             return 0.0
         return self._transaction.since_commit_s
@@ -217,7 +225,9 @@ class WorkerLoop:
         return slice_
 
     def add_lanes(self, number: int, lanes: Iterable[AnyLane]) -> None:
-        """Add shards to a slice, which is added if it is new; an owner takes the shards over."""
+        """Add lanes to slice ``number``, as replicas; the slice is added if it is new. If this node
+        owns it, start to take over their shards.
+        """
         slice_ = self.slices.get(number) or self.add_slice(number)
         added = list(lanes)
         for lane in added:
@@ -229,7 +239,9 @@ class WorkerLoop:
         self._owning.join(slice_, added)
 
     def drop_lane(self, number: int, topic: str) -> None:
-        """Remove a shard whose topic is gone or unfit; checkpoints keep its committed cursor."""
+        """Close and remove the lane of a slice for a topic that is gone or no longer served. The
+        slice's checkpoints keep the committed cursor.
+        """
         slice_ = self.slices[number]
         lane = slice_.lanes[topic]
         if lane.shard.owned:
@@ -239,7 +251,9 @@ class WorkerLoop:
         self._agenda.forget(lane.place)
 
     def drop_slice(self, number: int) -> bool:
-        """Remove a slice and return True; or start its release and return False, if it is owned."""
+        """Remove a slice of which this node is a replica, and return True. Otherwise start its
+        release, and return False: call again later.
+        """
         slice_ = self.slices[number]
         if slice_.phase is not Phase.REPLICA:
             self._owning.retire(slice_)
@@ -251,7 +265,7 @@ class WorkerLoop:
         return True
 
     def close(self) -> None:
-        """End the transaction, step down from all slices, and close the stores and the writer."""
+        """Abort the transaction, become replica of all slices, close the stores and the writer."""
         self._settle_down()
         for slice_ in self.slices.values():
             self._owning.step_down(slice_)

@@ -1,4 +1,4 @@
-"""Opening of a worker's writer, with a pause after repeated losses."""
+"""Opening of a worker's writer (transactional producer), with a pause after repeated losses."""
 
 from __future__ import annotations
 
@@ -10,22 +10,23 @@ from delayservice.base.errors import KafkaEdgeError
 from delayservice.slices.edges import Edges
 
 _OPEN_RETRY_S: Final = 1.0
-"""Pause before a writer is opened again after a failure, seconds."""
+"""Pause before a writer is opened again after that failed, seconds."""
 LOSSES_MAX: Final = 2
 """Number of lost writers in a row above which slices are left to other nodes."""
 _LOSS_REST_S: Final = 0.1
-"""Unit of the pause before a new writer is opened, seconds; it doubles with each loss in a row."""
+"""Pause before a new writer is opened after several losses in a row, seconds, multiplied by 2 to
+the power of their number."""
 _LOSS_REST_S_MAX: Final = 5.0
-"""Longest pause before a new writer is opened, seconds."""
+"""Longest pause before a new writer is opened after losses in a row, seconds."""
 _LOSSES_S: Final = 20.0
-"""Longest time between two losses that count as losses in a row, seconds."""
+"""Longest time between two losses of a writer that count as losses in a row, seconds."""
 
 
 class WriterOpener:
-    """Opener of one writer at a time, on the writer's thread.
+    """Opener of a worker's writer, one at a time, on the writer's thread.
 
     Attributes:
-        losses: number of writers lost in a row.
+        losses: number of writers lost in a row, each soon after the one before.
     """
 
     def __init__(self, edges: Edges) -> None:
@@ -42,8 +43,8 @@ class WriterOpener:
         return self._opening is not None
 
     def open_when_time(self) -> bool:
-        """Start to open a writer, unless one is being opened or the pause after a loss is not over;
-        return whether it started.
+        """Start to open a writer, unless one is being opened or the pause after a loss is not over.
+        Return True if it started.
         """
         if self._opening is not None or self._clock.monotonic_s() < self._open_after_s:
             return False
@@ -51,8 +52,8 @@ class WriterOpener:
         return True
 
     def hear(self) -> str | None:
-        """Return the id of the opened writer; None: none was opened since the last call. Raises
-        ``KafkaEdgeError`` if opening failed.
+        """Return the transactional id of a writer opened since the last call; None: there is no
+        such writer. Raise ``KafkaEdgeError`` if opening failed.
         """
         opening = self._opening
         if opening is None or not opening.done():
@@ -65,7 +66,7 @@ class WriterOpener:
             raise
 
     def count_loss(self) -> None:
-        """Count a lost writer, and delay the next opening if several were lost in a row."""
+        """Count a lost writer; after several in a row, delay the opening of the next."""
         now_s = self._clock.monotonic_s()
         self.losses = 1 if now_s - self._lost_s > _LOSSES_S else self.losses + 1
         self._lost_s = now_s
