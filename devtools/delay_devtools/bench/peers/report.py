@@ -25,7 +25,7 @@ _SIZE_INCHES: Final = (9, 4)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """Verdict on one round of one system.
+    """Result of one round of one system. Counts of errors are as in ``BenchVerdict``.
 
     Attributes:
         system: name and version of the system.
@@ -36,6 +36,8 @@ class Result:
         early_ms_max: largest time before the due time, in ms.
         resent: number of repeated attempts to send; None: the client does not count them.
         restart_s: time from the kill until the servers listened again; None: no kill.
+        lateness_ms: number of messages by lateness in ms.
+        lateness_ms: number of messages by lateness in ms.
     """
 
     system: str
@@ -125,7 +127,7 @@ def share_by_lateness(late: Mapping[int, int]) -> tuple[list[int], list[float]]:
 
 
 def plot(results: Sequence[Result], path: Path) -> None:
-    """Write a picture of the lateness in each round; the ending of its name is the format.
+    """Write a picture of the lateness in each round to ``path``, whose suffix selects the format.
 
     Raises:
         DelayServiceError: the file can't be written.
