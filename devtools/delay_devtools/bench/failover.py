@@ -32,7 +32,7 @@ from delayservice.base.errors import DelayServiceError
 _ALL: Final = "all"
 _CALM_S: Final = 6.0
 """Time without a change of owner before the kills begin, in s; longer than an owner waits before it
-hands a slice back to the node from which it was taken over.
+hands a slice to the node that is preferred for it.
 """
 _TRIAL_S_MAX: Final = 180.0
 _PAUSE_S_MAX: Final = 1.0
