@@ -1,4 +1,4 @@
-"""Ownerships of slices, derived from what the nodes have logged. Pure."""
+"""Ownerships of slices, derived from what the nodes have logged. No I/O."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The process that kills the children of an owner, the process that started it, when the owner
-dies: ``python -I reaper.py OWNER_PID FOLDER``.
+"""Clean up after an owner, the process that started this one, when it dies:
+``python -I reaper.py OWNER_PID FOLDER``.
 
 It runs in a session of its own and reads commands from its standard input, one per line:
 

@@ -1,5 +1,4 @@
-"""``delayservice bench``: measures rate, lateness and resource use of the service on a real
-cluster.
+"""``delayservice bench`` measures rate, lateness and resource use of the service on a real cluster.
 
 ``stored``, ``paced``, ``standing`` and ``failover`` define the benches; a ``stand`` makes their
 topics and starts service and helper processes. The processes that send (load), check (judge) and

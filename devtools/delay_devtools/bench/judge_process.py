@@ -137,7 +137,7 @@ def _place_of(message: Any) -> tuple[int, int]:  # noqa: ANN401 (as _is_event)
 
 def _is_event(message: Any) -> bool:  # noqa: ANN401 (the client's stubs make every field optional)
     """Return whether a message is no record but an error from which the client recovers by itself;
-    raise a fatal error.
+    raise one that is fatal or denies access.
     """
     error = message.error()
     if error is None:

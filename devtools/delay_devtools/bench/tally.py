@@ -1,4 +1,6 @@
-"""Counts of records that a judge received, and of their errors. Pure: time is an input."""
+"""Counts of records that a judge received, and of their errors. No I/O, no clock: times are
+arguments.
+"""
 
 from __future__ import annotations
 

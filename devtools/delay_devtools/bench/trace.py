@@ -1,4 +1,4 @@
-"""Times at which records of each slice arrived, and the pauses between them. Pure."""
+"""Times at which records of each slice arrived, and the pauses between them. No I/O."""
 
 from __future__ import annotations
 

@@ -2,7 +2,8 @@
 
 Cluster and nodes start, and records are sent. Then nodes are killed, most of them in an open
 transaction whose outputs are at the broker already; one is frozen and resumed when others own its
-slices, and one is restarted with SIGTERM. Finally every record is read back and compared.
+slices, and one is stopped with SIGTERM and started again. Finally every record is read back and
+compared.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 """Owners of each slice over time and why they changed, derived from the nodes' logs and the faults.
-Pure.
+No I/O.
 """
 
 from __future__ import annotations
