@@ -104,11 +104,13 @@ class Child:
 
     @property
     def running(self) -> bool:
-        """Return whether the process runs, frozen or not."""
+        """Return whether the process has not ended; a frozen one (SIGSTOP) counts as running."""
         return self._process.poll() is None
 
     def stop(self, *, kill: bool, timeout_seconds: float = 30) -> None:
-        """End the process with SIGTERM, or SIGKILL at once or at the timeout, and await its end."""
+        """End the process and wait for its end: with SIGTERM, and SIGKILL after
+        ``timeout_seconds``; if ``kill``, with SIGKILL at once.
+        """
         if self.running:
             self.signal(signal.SIGKILL if kill else signal.SIGTERM)
             try:

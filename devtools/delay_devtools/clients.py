@@ -51,7 +51,9 @@ def producer(
 
 
 def consumer(client: Mapping[str, str], group: str) -> Consumer:
-    """Return a ``read_committed`` consumer that is assigned by hand and commits no offsets."""
+    """Return a ``read_committed`` consumer to which partitions are assigned, and which commits no
+    offsets.
+    """
     options: dict[str, Any] = {
         "fetch.wait.max.ms": 50,
         # Pause before a full queue is checked again: the default of a second limits every

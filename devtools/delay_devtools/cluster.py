@@ -112,7 +112,7 @@ class EmbeddedCluster:
 
     @property
     def servers(self) -> str:
-        """Return the kinds of servers in the cluster, for messages."""
+        """Return the kinds of servers as a text for messages, such as ``Kafka and ZooKeeper``."""
         kinds = ("Kafka", "ZooKeeper")
         return " and ".join(kind for kind, size in zip(kinds, self._sizes, strict=True) if size)
 
@@ -334,7 +334,9 @@ class EmbeddedCluster:
             self._child(f"zookeeper {server_id}").wait_until(probe, deadline)
 
     def _cluster_id(self) -> str:
-        """Return the id of the cluster in this folder: 16 random bytes as Kafka writes them."""
+        """Return the Kafka cluster id that is kept in the cluster's folder; the first call makes it
+        from 16 random bytes.
+        """
         path = self.folder / "cluster-id"
         if not path.exists():
             text = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")

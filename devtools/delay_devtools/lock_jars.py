@@ -95,7 +95,7 @@ def _write(path: Path, jars: Iterable[Jar]) -> None:
 
 
 def main() -> None:
-    """Write the lock files."""
+    """Write the lock file of each version of Kafka, and that of RocketMQ."""
     for kafka, name in KAFKA_LOCKS.items():
         find = partial(_artifacts, kafka=kafka)
         _write(Path(__file__).with_name(name), resolve(find))

@@ -16,7 +16,7 @@ class NodeLog:
 
     Args:
         path: log file; it need not exist yet.
-        start: position of the first byte that counts.
+        start: position of the first byte to read.
         keep: messages of the lines to keep; empty: all.
     """
 

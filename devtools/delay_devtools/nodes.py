@@ -103,14 +103,14 @@ class LocalNode:
         return self._service is not None and self._service.running
 
     def start(self) -> None:
-        """Start the node; return at once."""
+        """Start the node's processes, without waiting until it owns slices."""
         self._trap.unlink(missing_ok=True)
         self.slice_events()
         self._held.clear()  # of the life before
         self._service = ServiceProcess(self._sets, self.log_path, fault=self._fault)
 
     def kill(self) -> None:
-        """Send SIGKILL to all its processes, and wait until they are dead."""
+        """Send SIGKILL to all processes of the node, and wait until they are dead."""
         if self._service is not None:
             self._service.kill()
 

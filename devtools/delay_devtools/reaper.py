@@ -23,7 +23,7 @@ _KILL_SECONDS_MAX = 10
 
 
 def start_time(pid: int) -> str | None:
-    """Return the start time of a process, part of its identity; None: it has ended.
+    """Return the start time of a process as text, part of its identity; None: it has ended.
 
     Without ``/proc`` the text is constant, so that only the number identifies it.
     """

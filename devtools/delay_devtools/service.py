@@ -84,7 +84,7 @@ class ServiceProcess:
         return self._log.lines(*names)
 
     def wait_serving(self, slices: int, timeout_s: float = START_TIMEOUT_S) -> None:
-        """Wait until every slice has an owner.
+        """Wait ``timeout_s`` seconds at most until ``slices`` slices have an owner.
 
         Raises:
             ClusterError: a slice has no owner in time, or the process ended; with the log's tail.

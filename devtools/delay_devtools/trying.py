@@ -74,7 +74,8 @@ class ShownArrival:
 
 
 def run(after: str, *, once: bool, as_json: bool) -> int:
-    """Show one record, and go on until Ctrl-C unless ``once``; return the exit status.
+    """Start a broker and a node, show the arrival of one record, and go on until Ctrl-C unless
+    ``once``; return the exit status.
 
     Args:
         after: delay of the first record, as of ``delayservice send --after``.

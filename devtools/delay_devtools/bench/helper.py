@@ -76,8 +76,8 @@ class Helper:
         self._write(word.encode())
 
     def work(self, timeout_s: float = _TIMEOUT_S) -> Message:
-        """Start the helper's work, wait ``timeout_s`` seconds at most for its end, and return its
-        last message.
+        """Send the word ``go``, wait ``timeout_s`` seconds at most for the message ``done``, and
+        return it.
         """
         self.tell(wire.GO)
         return self.expect(wire.DONE, timeout_s)

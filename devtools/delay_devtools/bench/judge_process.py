@@ -53,7 +53,9 @@ class JudgePlan(msgspec.Struct, frozen=True):
 
 
 def judge(plan: JudgePlan) -> None:
-    """Read the target topic, and send the parent process a ``BenchVerdict``."""
+    """Read the plan's target topic, check every record, and send the parent process a
+    ``BenchVerdict``.
+    """
     if "bootstrap.servers" in plan.client:
         consumer = clients.consumer(plan.client, f"judge-{plan.batch.tag}")
         consumer.assign(clients.partitions(consumer, plan.topic))

@@ -166,7 +166,7 @@ class _Loader:
         return sent
 
     def _send(self, start: int, stop: int) -> None:
-        """Send the records ``start`` to ``stop - 1``."""
+        """Send the records with the numbers ``start`` to ``stop - 1``."""
         due, produce, pack = self._plan.due, self._producer.produce, HEAD.pack
         from_ms = due.from_ms or int(time.time() * 1_000) + due.after_ms
         random_, span_ms, topic = self._random, due.span_ms, self._plan.topic

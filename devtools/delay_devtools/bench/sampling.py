@@ -25,12 +25,12 @@ _S_PER_H: Final = 3_600
 
 @dataclass(frozen=True, slots=True)
 class UsageSample:
-    """Measurement of all processes at one moment.
+    """Measurement of all sampled processes at one moment.
 
     Attributes:
         at_s: epoch seconds.
-        cpu_s: sum of CPU times since their start, user and system.
-        rss_bytes: sum of resident memory.
+        cpu_s: sum of the processes' CPU times since their start, user and system.
+        rss_bytes: sum of the processes' resident memory.
         rss_bytes_largest: resident memory of the largest process.
     """
 
@@ -96,7 +96,7 @@ class Sampler:
 
     @property
     def rss_mib_peak(self) -> float:
-        """Return the peak of the sum of resident memory, in MiB."""
+        """Return the peak of all processes' resident memory together, in MiB."""
         return max((sample.rss_bytes for sample in self.samples), default=0) / MIB
 
     @property
@@ -113,7 +113,7 @@ def busy_until(samples: Sequence[UsageSample], start_s: float, stop_s: float) ->
     than early, and ignores work shorter than ``_BUSY_WINDOW_S``.
 
     Args:
-        samples: in order of time.
+        samples: samples of the processes, in order of time.
         start_s: start of the work, epoch seconds.
         stop_s: time after the end of the work, epoch seconds.
     """

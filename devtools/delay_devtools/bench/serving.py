@@ -31,7 +31,7 @@ _NAMES: Final = {
 
 @dataclass(slots=True)
 class ServiceCounters:
-    """Sums of the counters of all slices, up to two seconds old."""
+    """Sums of the service's counters over all slices, up to two seconds old."""
 
     ingested: int = 0
     settled: int = 0

@@ -75,7 +75,7 @@ class _Round:
 
     @property
     def records_per_transaction(self) -> float:
-        """Return the mean number of outputs in transactions with outputs."""
+        """Return the mean number of settled records in a transaction of the service."""
         return self.delivered.settled / max(self.delivered.transactions, 1)
 
 

@@ -59,7 +59,7 @@ class Trace(msgspec.Struct, frozen=True):
 
 
 class Tracer:
-    """Collector of the deliveries of a trace."""
+    """Collector of the deliveries from which a ``Trace`` is made."""
 
     def __init__(self) -> None:
         self._seen_ms: dict[int, dict[int, int]] = {}

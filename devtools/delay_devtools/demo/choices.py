@@ -19,7 +19,7 @@ class Choices:
 
     Attributes:
         records: number of records that are sent.
-        kills: number of kills of a node; None: a number that suits the number of nodes.
+        kills: number of kills of a node; None: the default for this number of nodes.
         nodes: number of nodes, each beside a broker; one alone runs without ZooKeeper.
         store: setting ``node.store``.
         delivery: setting ``delivery.mode``.

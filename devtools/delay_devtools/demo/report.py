@@ -92,7 +92,7 @@ class DemoReport:
         )
 
     def numbers(self) -> dict[str, float]:
-        """Return counts and measurements. ``lateness_ms_*`` leaves out records due around a
+        """Return counts and measurements by name. ``lateness_ms_*`` leaves out records due around a
         failover, which are in ``lateness_ms_around_restarts_*``.
         """
         verdict, acts = self.verdict, self.acts

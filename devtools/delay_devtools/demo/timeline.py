@@ -98,7 +98,7 @@ _START: Final = "start"
 
 
 def turns(events: Sequence[SliceEvent], acts: Sequence[Act]) -> list[Turn]:
-    """Return a row for each ownership and each refused owner, by slice and time."""
+    """Return a row for each ownership and each refused owner, sorted by slice and time."""
     found = [*_ownerships(ownerships(events), acts), *_fences(events, acts)]
     return sorted(found, key=lambda turn: (turn.slice_no, turn.from_ms))
 

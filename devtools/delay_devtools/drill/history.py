@@ -28,7 +28,7 @@ SPAN_MS: Final = 3 * DAY_MS
 TAIL_MS: Final = 120_000
 """Time from the last checkpoint to the end of the history, in ms."""
 _ABORTED: Final = 2
-"""Number of records of each partition in an aborted transaction of a producer."""
+"""Number of records in each partition that a producer writes in an aborted transaction."""
 _SAMPLE: Final = 20
 """Largest number of outputs in the aborted transaction that the service writes in each step."""
 _BUSY: Final = 1_000

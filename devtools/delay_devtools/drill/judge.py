@@ -46,7 +46,7 @@ class DrillVerdict:
         return self.invented == 0 and self.injected == self.found
 
     def to_json(self) -> dict[str, object]:
-        """Return the verdict for programs."""
+        """Return the verdict as a JSON object."""
         seconds = sum(self.seconds.values())
         return {
             "injected": sum(self.injected.values()),

@@ -219,13 +219,15 @@ class Spoiler:
         return [cell.copy.found("missing", frame)]
 
     def _lose_mark(self, cell: Cell) -> list[CopyFound]:
-        """Remove the mark of a cancelled record."""
+        """Remove the mark of a cancelled record; return the expected findings, none if the hour has
+        no such record.
+        """
         if not cell.marked:
             return []
         return self._added(cell, self._rng.choice(cell.marked)._replace(mark=NO_MARK))
 
     def _add_record(self, cell: Cell) -> list[CopyFound]:
-        """Add a record that was never committed."""
+        """Add a record that was never committed; return the expected findings."""
         copy = cell.copy
         free = [o for o in self._holes[copy.place] if o < copy.h and o not in copy.frames]
         like = self._rng.choice(cell.pending)
@@ -238,8 +240,8 @@ class Spoiler:
         return [cell.copy.found("extra", frame)]
 
     def _alter_record(self, cell: Cell) -> list[CopyFound]:
-        """Alter the content of a record without an id; of one with an id, digests hash only the
-        id.
+        """Alter the content of a record without an id, as digests hash only the id of others;
+        return the expected findings, none if there is no such record.
         """
         plain = [frame for frame in cell.pending if frame.record_id is None]
         if not plain:
@@ -252,7 +254,9 @@ class Spoiler:
         return [cell.copy.found("different", frame)]
 
     def _damage(self, cell: Cell) -> list[CopyFound]:
-        """Damage the hour's file on a disk; in digests, report a minute as unreadable."""
+        """Damage the hour's file on a disk, or in digests report a minute as unreadable; return the
+        expected findings.
+        """
         copy = cell.copy
         start_ms = cell.hour_ms if copy.world == "disks" else cell.pending[0].slot_ms
         copy.damaged.append(start_ms)

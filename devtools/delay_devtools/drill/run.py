@@ -113,11 +113,12 @@ class Drill:
 def prepared(
     options: DrillOptions, spark: SparkSession | None = None, *, is_shown: bool
 ) -> Iterator[Drill]:
-    """Write a drill's history and copies; remove topics and folders at the end unless kept.
+    """Write a drill's history and copies, and yield the drill; remove topics and folders at the end
+    unless kept.
 
     Args:
         options: options of the drill.
-        spark: session for audits while the history is written, if there are cuts.
+        spark: session for audits while the history is written; needed if ``options.cuts`` is not 0.
         is_shown: whether progress is shown.
 
     Raises:
@@ -184,7 +185,7 @@ def _make(
 
 
 def _cuts(options: DrillOptions) -> list[int]:
-    """Return the numbers of the steps after which an audit runs, without the end."""
+    """Return the numbers of the steps after which an audit runs, except the last."""
     return [STEPS * number // options.cuts for number in range(1, options.cuts)]
 
 
@@ -211,7 +212,7 @@ def _write(
     shown: Steps,
     pause: Callable[[int], None],
 ) -> list[Defect]:
-    """Write the history; return the defects of its topics."""
+    """Write the history with the defects of topics in ``kinds``; return these defects."""
     theatre = theatre_of(life, kinds, rng)
     plain, producer, owner = (
         CountedWriter(bootstrap, life.ends, transactional=transactional)
@@ -289,7 +290,7 @@ def audit_options(drill: Drill, out: str, *, is_over: bool = True, **more: objec
         out: folder for results.
         is_over: whether the whole history is written. Before, overdue records can't be found, as
             the time of the history is not the clock's.
-        more: further options.
+        more: options that override these.
     """
     from connectors.spark.audit import AuditOptions
 

@@ -37,7 +37,9 @@ GRACE_MS: Final = 5_000
 LONG_MS: Final = MAX_DELAY_MS + HOUR_MS
 """Delay that only the second contract allows, in ms."""
 SOON_MS: Final = SECOND_MS + LATENESS_MS
-"""Time of the service's answer to a control record that is sent after a second, in ms."""
+"""Time of the outcome of a control record that is written one second after the scene's start, in ms
+from that start.
+"""
 TAIL: Final = -1
 """Step number of the scenes at the end of the history, past whose records H does not advance."""
 _STRANGER: Final = b"a stranger's"
@@ -132,7 +134,8 @@ class Stage:
         every: int = 0,
         code: str = "",
     ) -> Record:
-        """Write a schedule at ``at`` that is due at ``due``, both in ms from the scene's start.
+        """Write a schedule at ``at`` that is due at ``due``, both in ms from the scene's start;
+        return it.
 
         Args:
             due: due time.
@@ -169,7 +172,7 @@ class Stage:
 
     def controls(self, op: str, at: int = SECOND_MS) -> Record:
         """Write a ``cancel`` or ``fire`` of the scene's record id, ``at`` ms from the scene's
-        start.
+        start; return it.
         """
         headers: Headers = [("delay-id", self.record_id), ("delay-op", op.encode())]
         at_ms = self.start_ms + at
@@ -232,8 +235,8 @@ class Stage:
         return self.says(self.does("deliver", copy, copy.key_ms - self.start_ms + LATENESS_MS))
 
     def answers(self, control: Record, outcome: str, at: int = SECOND_MS + LATENESS_MS) -> Where:
-        """Write the outcome of a cancel or fire, ``at`` ms from the scene's start; return topic,
-        partition and offset.
+        """Write the outcome of a cancel or fire, ``at`` ms from the scene's start; return the
+        outcome's topic, partition and offset.
         """
         return self.says(self.does("control", control, at, text=outcome))
 
@@ -312,7 +315,9 @@ class Stage:
         return replace(output, told=[due, (name, (source or b"") + b"#1"), *more])
 
     def arrived(self, there: Record) -> OutputRecord:
-        """Return the delivery of a record that ``sends_home`` has written to another partition."""
+        """Return the delivery, not yet written, of a record that ``sends_home`` has written to
+        another partition.
+        """
         shard = self._shared.shards[there.request.partition]
         at_ms = there.request.due_ms + LATENESS_MS
         output = output_of(self.names, shard, ModelStep("deliver", there, at_ms))

@@ -27,7 +27,7 @@ MINUTE_MS: Final = 60_000
 HOUR_MS: Final = 3_600_000
 DAY_MS: Final = 86_400_000
 MAX_DELAY_MS: Final = 100 * DAY_MS
-"""Longest delay of the first contract."""
+"""Longest delay that the first contract allows, in ms."""
 BY_KEY: Final = -1
 """Target partition of a record whose partition is selected by its key."""
 START_KEY: Final = (0, 2**63 - 1)
@@ -131,7 +131,9 @@ def _signed(
 
 
 def _measured(part: bytes | None) -> bytes:
-    """Return a part with its length in front, so that different lists of parts differ in bytes."""
+    """Return a part of a signed content with its length in front, so that different lists of parts
+    differ in bytes.
+    """
     return struct.pack(">q", -1) if part is None else struct.pack(">q", len(part)) + part
 
 

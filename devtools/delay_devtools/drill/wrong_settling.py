@@ -74,7 +74,7 @@ def fired_as_cancelled(s: Stage) -> Iterator[None]:
 
 
 def fired_by_a_cancel(s: Stage) -> Iterator[None]:
-    """Deliver a record at once because of a cancel."""
+    """Deliver a record at once because of a cancel, as if it were fired."""
     record, cancel = s.asks(is_named=True), s.controls("cancel")
     yield
     s.answers(cancel, "not_pending")
@@ -246,7 +246,7 @@ def duplicate_of_what_is_gone(s: Stage) -> Iterator[None]:
 
 
 def unaccounted(s: Stage) -> Iterator[None]:
-    """Deliver a record beyond the last checkpoint."""
+    """Deliver a record that the last checkpoint does not cover."""
     record = s.asks(s.ahead_ms - s.start_ms)
     yield
     s.finds("not_checkpointed", record, s.delivers(record))

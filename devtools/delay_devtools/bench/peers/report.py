@@ -91,7 +91,7 @@ def result(
 
 
 def as_object(found: Result) -> dict[str, object]:
-    """Return the JSON object of a result, without the histogram."""
+    """Return the JSON object of a result, without ``lateness_ms``."""
     return {name: value for name, value in asdict(found).items() if name != "lateness_ms"}
 
 
@@ -120,7 +120,9 @@ def show(results: Sequence[Result]) -> None:
 
 
 def share_by_lateness(late: Mapping[int, int]) -> tuple[list[int], list[float]]:
-    """Return lateness values in ms, ascending, and the percentage of messages up to each."""
+    """Return the lateness values in ms, ascending, and the percentage of messages up to each;
+    ``late`` has the number of messages by ms.
+    """
     times = sorted(late)
     total = sum(late.values())
     return times, [100 * below / total for below in accumulate(late[time] for time in times)]
