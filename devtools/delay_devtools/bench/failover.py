@@ -38,7 +38,9 @@ _TRIAL_S_MAX: Final = 180.0
 _PAUSE_S_MAX: Final = 1.0
 """Longest random pause before a kill, in s, so that kills fall on any moment between heartbeats."""
 _SETTLED_S: Final = 1.0
-"""Time for which records are sent after the last trial, in s, so that its pauses end."""
+"""Time for which records are sent after the last trial, in s, so that deliveries after it are
+seen.
+"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -90,8 +90,8 @@ class Options:
     Attributes:
         nodes: number of nodes, each beside a broker; several need a ZooKeeper.
         delay_ms: shortest and longest delay, milliseconds.
-        spread_s: window over which pending records are due; 0: the roll window of the service,
-            ``SPREAD_S_MAX`` at most.
+        spread_s: window over which pending records are due, in s; 0: the roll window of the
+            service, ``SPREAD_S_MAX`` at most.
         full: whether unneeded features are on: ids and expiries, limits that are never reached,
             level topics.
         sets: settings of the service, ``section.key=value``; they override all others.

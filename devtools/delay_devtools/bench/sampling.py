@@ -28,7 +28,7 @@ class UsageSample:
     """Measurement of all sampled processes at one moment.
 
     Attributes:
-        at_s: epoch seconds.
+        at_s: time of the measurement, epoch seconds.
         cpu_s: sum of the processes' CPU times since their start, user and system.
         rss_bytes: sum of the processes' resident memory.
         rss_bytes_largest: resident memory of the largest process.

@@ -37,7 +37,6 @@ class Result:
         resent: number of repeated attempts to send; None: the client does not count them.
         restart_s: time from the kill until the servers listened again; None: no kill.
         lateness_ms: number of messages by lateness in ms.
-        lateness_ms: number of messages by lateness in ms.
     """
 
     system: str
