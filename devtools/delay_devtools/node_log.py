@@ -16,7 +16,7 @@ class NodeLog:
 
     Args:
         path: log file; it need not exist yet.
-        start: position of the first byte that counts.
+        start: position of the first byte to read.
         keep: messages of the lines to keep; empty: all.
     """
 
@@ -27,12 +27,14 @@ class NodeLog:
         self._lines: list[dict[str, Any]] = []
 
     def lines(self, *names: str) -> list[dict[str, Any]]:
-        """Return the lines so far whose message is one of ``names``; without names all."""
+        """Read on, and return all lines so far whose message is one of ``names``; no names: all
+        lines.
+        """
         self.read_on()
         return [line for line in self._lines if not names or line.get("message") in names]
 
     def read_on(self) -> list[dict[str, Any]]:
-        """Read the complete lines that were added since the last time, and return them."""
+        """Read the complete lines that were added since the last call, and return those to keep."""
         before = len(self._lines)
         if self._path.exists():
             with self._path.open("rb") as log:

@@ -33,7 +33,7 @@ _START_S_MAX: Final = 180.0
 
 
 def sets_of_several(zookeeper: str, root: str) -> list[str]:
-    """Return the settings that make nodes a group.
+    """Return the ``section.key=value`` settings with which nodes share slices by way of ZooKeeper.
 
     Args:
         zookeeper: ``host:port,…`` of the ensemble.
@@ -50,14 +50,15 @@ def sets_of_several(zookeeper: str, root: str) -> list[str]:
 
 
 class LocalNode:
-    """One node, started and stopped any number of times, with one log over all runs.
+    """One node, which can be started and stopped any number of times, with one log file for all
+    starts.
 
     Args:
         node_id: name of the node.
         sets: ``section.key=value`` settings.
         folder: folder of its state and its log.
         fault: fault point and action, ``NAME:ACTION``; ``spring`` triggers it.
-        name: name of its files, where two nodes have one id; the id by default.
+        name: prefix of its file names, needed if two nodes have the same id; empty: the id.
         state_dir: state folder of the node; None: one in ``folder``.
     """
 
@@ -81,11 +82,13 @@ class LocalNode:
         self._log = NodeLog(self.log_path, keep=(TOOK_OVER, HANDED_OVER, LOST))
         self._events: list[SliceEvent] = []
         self._held: dict[int, set[int]] = {}
-        """Slices that each worker holds: a lost writer loses all of them."""
+        """Slices that each worker owns, by number of the worker; a worker that loses its writer
+        loses all.
+        """
 
     @property
     def service(self) -> ServiceProcess:
-        """Return the process tree of the current or last run.
+        """Return the process tree of the node's current or last start.
 
         Raises:
             ClusterError: the node was never started.
@@ -96,27 +99,27 @@ class LocalNode:
 
     @property
     def running(self) -> bool:
-        """Return whether its supervisor is there, frozen or not."""
+        """Return whether the node's supervisor process exists, frozen or not."""
         return self._service is not None and self._service.running
 
     def start(self) -> None:
-        """Start the node; return at once."""
+        """Start the node's processes, without waiting until it owns slices."""
         self._trap.unlink(missing_ok=True)
         self.slice_events()
         self._held.clear()  # of the life before
         self._service = ServiceProcess(self._sets, self.log_path, fault=self._fault)
 
     def kill(self) -> None:
-        """Send SIGKILL to all its processes, and wait until they are dead."""
+        """Send SIGKILL to all processes of the node, and wait until they are dead."""
         if self._service is not None:
             self._service.kill()
 
     def stop(self) -> int:
-        """Send SIGTERM, wait for the end, and return the exit status."""
+        """Send SIGTERM to the node, wait for its end, and return the exit status."""
         return self.service.stop()
 
     def stop_in_order(self) -> None:
-        """Send SIGTERM, and wait until it has ended with status 0.
+        """Send SIGTERM to the node, and wait until it has ended with status 0.
 
         Raises:
             ClusterError: its exit status is not 0, or it did not end in time.
@@ -132,7 +135,7 @@ class LocalNode:
             raise ClusterError(f"{self.node_id} ended with status {status} after SIGTERM")
 
     def spring(self, timeout_s: float) -> bool:
-        """Arm the fault point ``fault``; return whether a worker stopped there within ``timeout_s``
+        """Arm the node's fault point; return whether a worker stopped there within ``timeout_s``
         seconds.
         """
         self._trap.touch()
@@ -145,26 +148,29 @@ class LocalNode:
         return False
 
     def slice_events(self) -> list[SliceEvent]:
-        """Return the events of slices in its log, over all runs."""
+        """Return the take-overs, hand-overs and losses of slices in the node's log, from all its
+        starts.
+        """
         for line in self._log.read_on():
             self._events += slice_events_of(self.node_id, line, self._held)
         return self._events
 
     def log_tail(self) -> str:
-        """Return the last lines of its log."""
+        """Return the last lines of the node's log."""
         return tail(self.log_path, _TAIL_LINES)
 
 
 def slice_events_of(
     node_id: str, line: Mapping[str, Any], held: dict[int, set[int]]
 ) -> list[SliceEvent]:
-    """Return the events of slices in a line of a node's log, one for each slice.
+    """Return the take-overs, hand-overs and losses of slices in a line of a node's log, one for
+    each slice.
 
     Args:
         node_id: the node that logged it.
         line: a parsed line: a slice was taken over, handed over or lost.
-        held: the slices that each worker holds; updated. A line about a lost writer names no
-            slice: it is about all that its worker holds.
+        held: slices that each worker owns, by number of the worker; updated. A line about a lost
+            writer names no slice: it is about all slices of its worker.
     """
     what = str(line["message"])
     if "slice" not in line and what != LOST:
@@ -181,10 +187,11 @@ def slice_events_of(
 
 
 class NodeGroup:
-    """Nodes that share the slices of a cluster; those that still run at the end are killed.
+    """Nodes that share the slices of a cluster; those that still run at the end of the context are
+    killed.
 
     Args:
-        nodes: not started yet.
+        nodes: the nodes, not started yet.
         slices: number of partitions of the delay topics.
     """
 
@@ -192,7 +199,9 @@ class NodeGroup:
         self.nodes = {node.node_id: node for node in nodes}
         self.slices = slices
         self.home: dict[int, str] = {}
-        """Owner of each slice at the last ``await_calm``; slices return there when all run."""
+        """Name of each slice's owner at the last ``await_calm``; slices return there when all nodes
+        run.
+        """
 
     def __enter__(self) -> Self:
         """Return the group; no node runs yet."""
@@ -225,7 +234,7 @@ class NodeGroup:
             node.stop_in_order()
 
     def slice_events(self) -> list[SliceEvent]:
-        """Return the events of slices in the logs of all nodes."""
+        """Return the take-overs, hand-overs and losses of slices in the logs of all nodes."""
         return [event for node in self.nodes.values() for event in node.slice_events()]
 
     def owners(self) -> dict[int, SliceOwnership]:
@@ -256,7 +265,7 @@ class NodeGroup:
         self.home = self._owner_ids()
 
     def await_home(self) -> None:
-        """Wait until every slice has the owner of ``home`` again.
+        """Wait until every slice has the owner that it had at the last ``await_calm``.
 
         Raises:
             ClusterError: the condition does not hold in time, or a node has ended.
@@ -271,7 +280,7 @@ class NodeGroup:
     def await_successors(
         self, before: Mapping[int, SliceOwnership], resting: Collection[LocalNode]
     ) -> None:
-        """Wait until each ownership in ``before`` has been followed by another one.
+        """Wait until each ownership in ``before`` has been followed by one with a higher epoch.
 
         Args:
             before: ownerships that have ended, or are about to.

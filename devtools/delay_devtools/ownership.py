@@ -1,4 +1,4 @@
-"""Ownerships of slices, derived from what the nodes have logged. Pure."""
+"""Ownerships of slices, derived from what the nodes have logged. No I/O."""
 
 from __future__ import annotations
 
@@ -11,13 +11,15 @@ TOOK_OVER: Final = "took_over"
 HANDED_OVER: Final = "handed_over"
 LOST: Final = "ownership_lost"
 FENCED: Final = "fenced"
-"""Part of the reason for a loss: the broker refused the commit of a previous owner."""
+"""Part of a logged reason for a loss: the broker refused a commit, as the slice has a newer
+owner.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class SliceEvent:
-    """Event of a slice in a node's log. ``at_ms`` is epoch milliseconds; ``epoch`` 0: the line has
-    no epoch.
+    """Take-over, hand-over or loss (``what``) of a slice in a node's log. ``at_ms`` is epoch
+    milliseconds; ``epoch`` 0: the line has no epoch.
     """
 
     at_ms: float
@@ -30,8 +32,8 @@ class SliceEvent:
 
 @dataclass(frozen=True, slots=True)
 class SliceOwnership:
-    """Ownership of a slice. ``handed_over_ms`` is the time of its hand-over, epoch milliseconds;
-    None: there was no hand-over.
+    """Ownership of a slice from ``from_ms`` on. ``handed_over_ms`` is the time of its hand-over;
+    None: it had none. Both are epoch milliseconds.
     """
 
     slice_no: int
@@ -42,7 +44,7 @@ class SliceOwnership:
 
 
 class HandOver(NamedTuple):
-    """Planned change of a slice's owner; time in epoch milliseconds."""
+    """Hand-over of a slice to another node; time in epoch milliseconds."""
 
     slice_no: int
     at_ms: float

@@ -1,4 +1,6 @@
-"""Free loopback ports that stay free until a server binds them."""
+"""Choice of free ports for servers, outside of the range that Linux takes for outgoing
+connections.
+"""
 
 import random
 import socket

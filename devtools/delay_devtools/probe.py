@@ -55,7 +55,7 @@ def zookeeper_probe(host: str, port: int, data: Path) -> Callable[[], bool]:
 
 
 def zookeeper_tick_s(hosts: str) -> float | None:
-    """Return the tick in seconds (precision of session timeouts) of the first ZooKeeper server of
+    """Return the tick in seconds (unit of session timeouts) of the first ZooKeeper server of
     ``host:port,…``; None: it does not answer.
     """
     host, _, port = hosts.partition(",")[0].rpartition(":")

@@ -1,4 +1,5 @@
-"""The process that cleans up after a dead owner: ``python -I reaper.py OWNER_PID FOLDER``.
+"""Clean up after an owner, the process that started this one, when it dies:
+``python -I reaper.py OWNER_PID FOLDER``.
 
 It runs in a session of its own and reads commands from its standard input, one per line:
 
@@ -22,7 +23,7 @@ _KILL_SECONDS_MAX = 10
 
 
 def start_time(pid: int) -> str | None:
-    """Return the start time of a process, part of its identity; None: it has ended.
+    """Return the start time of a process as text, part of its identity; None: it has ended.
 
     Without ``/proc`` the text is constant, so that only the number identifies it.
     """
@@ -37,9 +38,11 @@ def start_time(pid: int) -> str | None:
 
 
 def _commands(owner_pid: int) -> list[list[str]]:
-    """Read until the owner dies or dismisses; return the commands in order.
+    """Read until the owner dies or sends ``dismiss``; return the commands in order, split into
+    words.
 
-    End of file alone would not do: a process forked by the owner may hold the pipe open.
+    It waits for the owner's end and not only for the end of its input: a process forked by the
+    owner may hold the pipe open.
     """
     waiting = [sys.stdin.fileno()]
     with contextlib.suppress(OSError, AttributeError):
@@ -65,7 +68,9 @@ def _left_over(commands: list[list[str]]) -> dict[int, str]:
 
 
 def _kill(pid: int, started: str) -> None:
-    """Kill a process and await its end, unless the number means another one by now."""
+    """Kill a process and wait for its end, unless its start time is not ``started``: then the
+    number belongs to another process by now.
+    """
     if start_time(pid) != started:
         return
     with contextlib.suppress(OSError, AttributeError):
@@ -78,7 +83,9 @@ def _kill(pid: int, started: str) -> None:
 
 
 def main() -> None:
-    """Wait for the owner's end and clean up."""
+    """Wait until the owner dies, then kill its children and remove its folder; do nothing if it
+    sends ``dismiss``.
+    """
     owner_pid, folder = int(sys.argv[1]), sys.argv[2]
     commands = _commands(owner_pid)
     if commands and commands[-1] == ["dismiss"]:

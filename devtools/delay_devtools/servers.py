@@ -35,7 +35,9 @@ class Jvm:
     log4j_path: Path
 
     def command(self, *arguments: str | Path, options: Sequence[str]) -> list[str]:
-        """Return the command that runs a main class with arguments."""
+        """Return the command that runs ``arguments`` (a main class and its arguments) with these
+        JVM options.
+        """
         return [
             str(self.java.executable),
             *options,
@@ -51,7 +53,7 @@ class Jvm:
 
 @dataclass(frozen=True, slots=True)
 class BrokerPlan:
-    """One broker: its identity, ports and files."""
+    """Identity, addresses and files of one broker."""
 
     broker_id: int
     host: str
@@ -73,18 +75,18 @@ class BrokerPlan:
 
     @property
     def properties_path(self) -> Path:
-        """Return the file that the broker reads."""
+        """Return the path of the broker's configuration file."""
         return self.folder / "server.properties"
 
     @property
     def log_path(self) -> Path:
-        """Return the file of its output."""
+        """Return the path of the file that the broker's output is written to."""
         return self.folder / "server.log"
 
 
 @dataclass(frozen=True, slots=True)
 class ZooKeeperPlan:
-    """One ZooKeeper server: its identity, ports and files."""
+    """Identity, addresses and files of one ZooKeeper server."""
 
     server_id: int
     host: str
@@ -95,17 +97,17 @@ class ZooKeeperPlan:
 
     @property
     def data(self) -> Path:
-        """Return the folder of its data."""
+        """Return the path of the server's data folder."""
         return self.folder / "data"
 
     @property
     def config_path(self) -> Path:
-        """Return the file that the server reads."""
+        """Return the path of the server's configuration file."""
         return self.folder / "zoo.cfg"
 
     @property
     def log_path(self) -> Path:
-        """Return the file of its output."""
+        """Return the path of the file that the server's output is written to."""
         return self.folder / "server.log"
 
 
@@ -117,10 +119,10 @@ def write_log4j(path: Path) -> None:
 def write_broker(
     plan: BrokerPlan, peers: Sequence[BrokerPlan], overrides: Mapping[str, str]
 ) -> None:
-    """Write a broker's folder and properties.
+    """Create a broker's folder and write its configuration file; ``overrides`` replaces properties.
 
-    The first three (of one or two brokers: the first) are the voters of the KRaft quorum; every
-    voter is a broker as well.
+    Of ``peers`` (all brokers) the first three are the voters of the KRaft quorum, of one or two
+    brokers the first; every voter is a broker as well.
     """
     plan.folder.mkdir(parents=True, exist_ok=True)
     properties = _broker_properties(plan, peers) | dict(overrides)
@@ -176,7 +178,9 @@ def _broker_properties(plan: BrokerPlan, peers: Sequence[BrokerPlan]) -> dict[st
 
 
 def broker_command(jvm: Jvm, plan: BrokerPlan) -> list[str]:
-    """Return the command of a broker: the normal JIT and G1, for benchmarks run on it too."""
+    """Return the command of a broker, with the normal JIT compiler and G1, as benchmarks use it
+    too.
+    """
     options = [f"-Xmx{os.environ.get(HEAP_VARIABLE, '512m')}", "-XX:+UseG1GC"]
     return jvm.command("kafka.Kafka", plan.properties_path, options=options)
 
@@ -196,7 +200,9 @@ def format_command(jvm: Jvm, plan: BrokerPlan, cluster_id: str) -> list[str]:
 def write_zookeeper(
     plan: ZooKeeperPlan, peers: Sequence[ZooKeeperPlan], overrides: Mapping[str, str]
 ) -> None:
-    """Write a ZooKeeper server's folder and configuration; more than one form an ensemble."""
+    """Create a ZooKeeper server's folder and write its configuration; several ``peers`` (all
+    servers) form an ensemble, ``overrides`` replaces settings.
+    """
     plan.data.mkdir(parents=True, exist_ok=True)
     settings = {
         "dataDir": str(plan.data),
@@ -223,7 +229,9 @@ def write_zookeeper(
 
 
 def zookeeper_command(jvm: Jvm, plan: ZooKeeperPlan) -> list[str]:
-    """Return the command of a ZooKeeper server; an ensemble member runs the quorum's class."""
+    """Return the command of a ZooKeeper server, whose main class differs for members of an
+    ensemble.
+    """
     alone = not (plan.data / "myid").exists()
     package = "org.apache.zookeeper.server"
     main_class = f"{package}.ZooKeeperServerMain" if alone else f"{package}.quorum.QuorumPeerMain"

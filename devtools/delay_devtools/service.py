@@ -26,7 +26,7 @@ PROGRAM: Final = ("-m", "delayservice")
 
 
 class ServiceProcess:
-    """``delayservice run`` in a process tree of its own.
+    """Process tree of ``delayservice run``, started at once.
 
     Args:
         sets: ``section.key=value`` settings.
@@ -65,7 +65,7 @@ class ServiceProcess:
         self.pid = self._process.pid
 
     def __enter__(self) -> Self:
-        """Return this object; the process runs already."""
+        """Return this object; the service was started by the constructor."""
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -74,15 +74,17 @@ class ServiceProcess:
 
     @property
     def running(self) -> bool:
-        """Return whether its supervisor runs, frozen or not."""
+        """Return whether the service's supervisor process exists, frozen or not."""
         return self._process.poll() is None
 
     def events(self, *names: str) -> list[dict[str, Any]]:
-        """Return the log lines of this run whose message is one of ``names``; no names: all."""
+        """Return the log lines since this start whose message is one of ``names``; no names: all
+        lines.
+        """
         return self._log.lines(*names)
 
     def wait_serving(self, slices: int, timeout_s: float = START_TIMEOUT_S) -> None:
-        """Wait until every slice has an owner.
+        """Wait ``timeout_s`` seconds at most until ``slices`` slices have an owner.
 
         Raises:
             ClusterError: a slice has no owner in time, or the process ended; with the log's tail.
@@ -94,7 +96,9 @@ class ServiceProcess:
         )
 
     def wait_stopped(self, timeout_s: float = START_TIMEOUT_S) -> bool:
-        """Wait until one of its processes has stopped at a fault point; False: time-out."""
+        """Wait ``timeout_s`` seconds at most until a process of the tree has stopped at a fault
+        point; return whether one has.
+        """
         try:
             self._wait(
                 lambda: any(p.status() == psutil.STATUS_STOPPED for p in self.processes()),
@@ -117,11 +121,13 @@ class ServiceProcess:
             tick.wait(0.02)
 
     def log_tail(self) -> str:
-        """Return the last lines of its log, for a report of its failure."""
+        """Return the last lines of the service's log, for error messages."""
         return tail(self._log_path)
 
     def processes(self) -> list[psutil.Process]:
-        """Return its supervisor and all child processes; empty: the supervisor has ended."""
+        """Return the service's supervisor and all its child processes; empty: the supervisor has
+        ended.
+        """
         try:
             top = psutil.Process(self.pid)
             return [top, *top.children(recursive=True)]
@@ -129,7 +135,7 @@ class ServiceProcess:
             return []
 
     def workers(self) -> list[psutil.Process]:
-        """Return its worker processes."""
+        """Return the service's worker processes."""
         return [p for p in self.processes()[1:] if "spawn_main" in " ".join(p.cmdline())]
 
     def freeze(self) -> None:
@@ -156,7 +162,9 @@ class ServiceProcess:
             tick.wait(0.005)
 
     def stop(self, timeout_s: float = STOP_TIMEOUT_S) -> int:
-        """Send SIGTERM, wait for the end, and return the exit status."""
+        """Send SIGTERM to the supervisor, wait ``timeout_s`` seconds at most for its end, and
+        return the exit status.
+        """
         self._process.terminate()
         return self._process.wait(timeout_s)
 

@@ -10,11 +10,11 @@ from rich.table import Table
 from rich.text import Text
 
 WRONG: Final = frozenset({"lost", "duplicated", "early", "altered", "strangers"})
-"""Numbers that have to be zero."""
+"""Names of counts that are zero in a good result."""
 _BAR_WIDTH: Final = 50
 
 LatenessBar: TypeAlias = tuple[str, Sequence[tuple[int, str]]]
-"""A label, and counts side by side, each with its style."""
+"""Bar of a histogram: its label, and its adjacent parts, each a count and a colour."""
 
 
 def show_lateness(console: Console, bars: Sequence[LatenessBar]) -> None:
@@ -33,7 +33,7 @@ def show_lateness(console: Console, bars: Sequence[LatenessBar]) -> None:
 
 
 def show_numbers(console: Console, title: str, found: Mapping[str, object]) -> None:
-    """Show a row for each known number; in red those that have to be zero and are not."""
+    """Print a row for each number that is not None; names in ``WRONG`` are red unless 0."""
     table = Table(show_header=False, title=title)
     table.add_column()
     table.add_column(justify="right")

@@ -62,7 +62,9 @@ class World:
 
 @dataclass(frozen=True, slots=True)
 class ShownArrival:
-    """Record that the consumer received; ``lateness_ms`` is that moment minus the due time."""
+    """Record that the consumer received: ``place`` is ``topic:partition:offset``, ``due_ms`` epoch
+    milliseconds, and ``lateness_ms`` the time of the receipt minus the due time.
+    """
 
     place: str
     key: str
@@ -72,7 +74,8 @@ class ShownArrival:
 
 
 def run(after: str, *, once: bool, as_json: bool) -> int:
-    """Show one record, and go on until Ctrl-C unless ``once``; return the exit status.
+    """Start a broker and a node, show the arrival of one record, and go on until Ctrl-C unless
+    ``once``; return the exit status.
 
     Args:
         after: delay of the first record, as of ``delayservice send --after``.
@@ -108,7 +111,9 @@ def run(after: str, *, once: bool, as_json: bool) -> int:
 
 @contextmanager
 def _world(console: Console) -> Iterator[tuple[World, ServiceProcess]]:
-    """Start a broker and a node; stop them at the end, and remove their files."""
+    """Start a broker and a node, and yield their addresses and the node's process; stop them at the
+    end, and remove their files.
+    """
     with (
         steps(console, is_shown=console.is_terminal) as shown,
         tempfile.TemporaryDirectory(prefix="delay-try-") as folder,
@@ -120,7 +125,7 @@ def _world(console: Console) -> Iterator[tuple[World, ServiceProcess]]:
 
 
 def _configure(bootstrap: str, folder: Path) -> World:
-    """Write the node's configuration, as a user would."""
+    """Write the node's configuration file, and return the addresses in it."""
     metrics, page = (f"{LOOPBACK}:{port}" for port in free_ports(2))
     config = folder / "delayservice.toml"
     lines = (
@@ -153,7 +158,7 @@ def _serving(world: World, folder: Path, shown: Steps) -> Iterator[ServiceProces
 
 
 def _send(world: World, after: str, console: Console) -> None:
-    """Send one record with the command that users type, and show both."""
+    """Send one record with the command ``delayservice send``; print the command and its output."""
     words = ["send", "delay_topic_any", "hello", "--after", after, "--target", TARGET]
     words += ["--key", "order-17"]
     console.print(

@@ -1,8 +1,9 @@
-"""``delayservice bench``: rate, lateness and size of the service, on a real cluster.
+"""``delayservice bench`` measures rate, lateness and resource use of the service on a real cluster.
 
-``cases`` define each bench, with a ``stand`` (topics, service, helpers) of their own. Load, judge
-and passthrough are ``*_process`` modules, each in a process of its own so that they do not share an
-interpreter; a ``helper`` is the parent's end of one. A ``tally`` counts errors of a load, a
-``trace`` has the arrival times of each slice's records. ``sampling`` measures the processes from
-outside, ``figures`` contains the results, ``report`` shows them.
+``stored``, ``paced``, ``standing`` and ``failover`` define the benches; a ``stand`` makes their
+topics and starts service and helper processes. The processes that send (load), check (judge) and
+copy records (passthrough) are ``*_process`` modules, apart so that they share no interpreter;
+``helper`` controls one. ``tally`` counts errors, ``trace`` keeps arrival times by slice,
+``sampling`` measures processes from outside, ``figures`` contains the results, ``report`` prints
+them.
 """

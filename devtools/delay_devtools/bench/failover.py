@@ -1,8 +1,8 @@
-"""The bench ``failover``: nodes are killed and come back, under a load that is always due.
+"""The bench ``failover``: nodes are killed and started again while records become due all the time.
 
-In a trial the owner of a slice is killed; other nodes take its slices over; it starts again, and
-they hand the slices back. All figures are measured by a ``read_committed`` consumer of the target;
-the nodes' logs only assign each pause to a change of owner.
+Each trial kills the owner of a slice; other nodes take its slices over; the killed node is started
+again, and its slices are handed back to it. Pauses are measured by a ``read_committed`` consumer of
+the target topic; the nodes' logs only tell which change of owner a pause belongs to.
 """
 
 from __future__ import annotations
@@ -31,17 +31,23 @@ from delayservice.base.errors import DelayServiceError
 
 _ALL: Final = "all"
 _CALM_S: Final = 6.0
-"""Time longer than a new owner waits before it hands a slice to its home node."""
+"""Time without a change of owner before the kills begin, in s; longer than an owner waits before it
+hands a slice to the node that is preferred for it.
+"""
 _TRIAL_S_MAX: Final = 180.0
 _PAUSE_S_MAX: Final = 1.0
-"""Longest random pause before a kill, in s, to hit any time between heartbeats."""
+"""Longest random pause before a kill, in s, so that kills fall on any moment between heartbeats."""
 _SETTLED_S: Final = 1.0
-"""Time for which the load goes on after the last trial, to see deliveries after each change."""
+"""Time for which records are sent after the last trial, in s, so that deliveries after it are
+seen.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class _Kill:
-    """Kill of a node. Times in epoch milliseconds; ``dead_ms``: end of its last process."""
+    """Kill of a node that owned ``slices``: ``at_ms`` is the time of the signal, ``dead_ms`` the
+    end of the node's last process, both in epoch milliseconds.
+    """
 
     at_ms: float
     dead_ms: float
@@ -49,7 +55,9 @@ class _Kill:
 
 
 def failover(stand: Stand, figures: Figures) -> dict[int, int]:
-    """Measure the pauses of delivery after a kill and around a hand-over, under one load."""
+    """Fill ``figures`` with the pauses of delivery after kills and around hand-overs; return the
+    number of records by lateness in ms.
+    """
     warm_up(stand)
     names = stand.round()
     with ExitStack() as stack:
@@ -79,7 +87,9 @@ def failover(stand: Stand, figures: Figures) -> dict[int, int]:
 
 
 def _load_and_judge(stack: ExitStack, stand: Stand, names: Names) -> tuple[Helper, Helper]:
-    """Start a load that runs until the word ``stop``, and its judge."""
+    """Start a process that sends records until the word ``stop``, and one that checks their
+    arrival; return both, the sender first.
+    """
     options = stand.options
     shortest, longest = options.delay_ms
     batch = stand.batch(int(options.rate_per_s * options.trials * _TRIAL_S_MAX))
@@ -106,7 +116,7 @@ def _kill_again_and_again(stand: Stand, group: NodeGroup) -> list[_Kill]:
 
 
 def _kill(group: NodeGroup, slice_no: int) -> _Kill:
-    """Kill the owner of a slice, start it again, and wait until the slices are back."""
+    """Kill the owner of a slice, start it again, and wait until all its slices are handed back."""
     node = group.owner(slice_no)
     before = group.owned_by(node)
     at_ms = time.time() * 1_000
@@ -122,7 +132,9 @@ def _kill(group: NodeGroup, slice_no: int) -> _Kill:
 
 
 def _fill_takeovers(figures: Figures, trace: Trace, kills: Sequence[_Kill]) -> None:
-    """Fill in take-over times: for each trial, that of the slice that waited longest."""
+    """Fill in quantiles of the take-over time; that of a trial is the longest of the killed node's
+    slices.
+    """
     waited = Counter(
         max(_waited_ms(trace, kill, slice_no) for slice_no in kill.slices) for kill in kills
     )
@@ -132,7 +144,9 @@ def _fill_takeovers(figures: Figures, trace: Trace, kills: Sequence[_Kill]) -> N
 
 
 def _waited_ms(trace: Trace, kill: _Kill, slice_no: int) -> int:
-    """Return the time from the kill until the consumer had a record of another node."""
+    """Return the ms from the kill until the consumer received the slice's first record from another
+    node.
+    """
     first = trace.first_after(slice_no, kill.dead_ms)
     if first is None:
         raise DelayServiceError(
@@ -143,7 +157,7 @@ def _waited_ms(trace: Trace, kill: _Kill, slice_no: int) -> int:
 
 
 def _fill_hand_overs(figures: Figures, trace: Trace, changes: Sequence[HandOver]) -> None:
-    """Fill in the pauses of delivery around hand-overs, in ms."""
+    """Fill in number and quantiles of the pauses of delivery around hand-overs, in ms."""
     pauses = [trace.pause_at(change.slice_no, change.at_ms) for change in changes]
     produced = Counter(pause.produced_ms for pause in pauses if pause is not None)
     consumed = Counter(pause.seen_ms for pause in pauses if pause is not None)

@@ -1,4 +1,6 @@
-"""Figures of a run. Each bench fills in its measurements; others stay None (null in JSON)."""
+"""Results of one bench. Each bench fills in its measurements; other fields stay None (null in
+JSON).
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ US: Final = 1_000_000
 
 @dataclass(slots=True, kw_only=True)
 class Figures:
-    """JSON object of a run; ``docs/internals/benchmarks.md`` explains each field."""
+    """Results of one bench, printed as a JSON object; ``docs/internals/benchmarks.md`` explains
+    each field.
+    """
 
     bench: str
     store: str | None = None
@@ -84,7 +88,8 @@ class Figures:
     def judge(
         self, verdicts: Sequence[BenchVerdict], lateness_of: Iterable[BenchVerdict]
     ) -> dict[int, int]:
-        """Fill in the findings of judges, and return the lateness histogram.
+        """Fill in counts of errors and lateness from verdicts of judges; return the number of
+        records by lateness in ms.
 
         Args:
             verdicts: verdicts on all loads, whose errors are summed up.
@@ -95,7 +100,9 @@ class Figures:
         return self.take_lateness(lateness_of)
 
     def take_lateness(self, verdicts: Iterable[BenchVerdict]) -> dict[int, int]:
-        """Fill in the lateness of these loads, and return its histogram."""
+        """Fill in median, 99 % quantile and maximum of the lateness over all ``verdicts``; return
+        the number of records by lateness in ms.
+        """
         late = merged(verdict.lateness_ms for verdict in verdicts)
         self.lateness_ms_p50 = quantile(late, 0.5)
         self.lateness_ms_p99 = quantile(late, 0.99)
@@ -103,13 +110,17 @@ class Figures:
         return late
 
     def take_memory(self, sampler: Sampler) -> None:
-        """Fill in the peaks of memory, in MiB."""
+        """Fill in the sampled peaks of resident memory, in MiB: of all processes together, and of
+        the largest one.
+        """
         self.rss_mib_peak = sampler.rss_mib_peak
         self.rss_mib_peak_worker = sampler.rss_mib_peak_largest
 
     @property
     def is_good(self) -> bool:
-        """Return whether all records arrived correctly; under exactly once, without duplicates."""
+        """Return whether no record is lost, early, altered or unknown, and under ``exactly_once``
+        none is duplicated.
+        """
         wrong = [self.lost, self.early, self.altered, self.strangers]
         if self.delivery == "exactly_once":
             wrong.append(self.duplicated)
@@ -117,7 +128,7 @@ class Figures:
 
 
 def merged(histograms: Iterable[Mapping[int, int]]) -> dict[int, int]:
-    """Return the sum of histograms: counts by value."""
+    """Return the sum of histograms, each of which has counts by value."""
     together: Counter[int] = Counter()
     for histogram in histograms:
         together.update(histogram)
@@ -125,7 +136,9 @@ def merged(histograms: Iterable[Mapping[int, int]]) -> dict[int, int]:
 
 
 def quantile(histogram: Mapping[int, int], fraction: float) -> int | None:
-    """Return the quantile of a histogram of counts by value; None: there are no values."""
+    """Return the smallest value up to which at least ``fraction`` (0 to 1) of all counts lie; None:
+    the histogram is empty.
+    """
     total = sum(histogram.values())
     below = 0
     for value in sorted(histogram):

@@ -1,4 +1,4 @@
-"""Parent's end of a helper process of a bench."""
+"""Start and control of a bench's helper processes, by their parent process."""
 
 from __future__ import annotations
 
@@ -27,13 +27,14 @@ _decode = msgspec.json.Decoder(Message).decode
 
 
 class Helper:
-    """Process that loads, judges or passes through, as its plan says.
+    """Helper process of a bench, started at once: it sends, checks or copies records, as its plan
+    says.
 
     Args:
-        module: module that the process runs.
+        module: name of the Python module that the process runs.
         plan: plan of the load, judge or passthrough.
         log_path: file that its standard error is appended to.
-        progress: called with the number of records done, on another thread.
+        progress: called with the number of records processed so far, on another thread.
     """
 
     def __init__(
@@ -71,18 +72,20 @@ class Helper:
         self._messages.put(None)
 
     def tell(self, word: str) -> None:
-        """Send a word to the helper."""
+        """Write ``word``, a command such as ``go``, to the helper's standard input."""
         self._write(word.encode())
 
     def work(self, timeout_s: float = _TIMEOUT_S) -> Message:
-        """Start the helper's work, wait ``timeout_s`` seconds at most for its end, and return its
-        last message.
+        """Send the word ``go``, wait ``timeout_s`` seconds at most for the message ``done``, and
+        return it.
         """
         self.tell(wire.GO)
         return self.expect(wire.DONE, timeout_s)
 
     def show(self) -> float:
-        """Make the helper's hidden load visible; return the time, epoch seconds."""
+        """Make the helper commit its open transaction, so that consumers see the load; return the
+        time before the commit, epoch seconds.
+        """
         self.tell(wire.SHOW)
         return self.expect(wire.COMPLETE).at_s
 
@@ -100,7 +103,8 @@ class Helper:
             raise DelayServiceError(self._ended()) from exc
 
     def expect(self, word: str, timeout_s: float = _TIMEOUT_S) -> Message:
-        """Wait ``timeout_s`` seconds at most for the message ``word``, and drop others before it.
+        """Wait ``timeout_s`` seconds at most for the message ``word`` and return it; drop messages
+        before it.
 
         Raises:
             DelayServiceError: the helper failed or ended, or did not send it in time.

@@ -28,17 +28,19 @@ _error_of: Final = methodcaller("error")
 
 
 class JudgePlan(msgspec.Struct, frozen=True):
-    """Load that is expected.
+    """Records that a judge process expects, and conditions under which it stops reading.
 
     Attributes:
         client: librdkafka options of a consumer, or options of ``bench.peers.clients``.
         topic: target topic, read from its start.
         batch: records that were sent.
         last_due_ms: last due time, epoch milliseconds; before it no record counts as lost.
-        is_open: whether the words ``stop N`` will give the number of sent records; the judge reads
-            until then, and sends a ``Trace`` as well.
-        quiet_s: time of reading after the last missing record, to detect duplicates.
-        stall_s: time without records, after ``last_due_ms``, after which the rest counts as lost.
+        is_open: whether the number of records is unknown at first: the judge reads until the line
+            ``stop N`` gives it, and sends a ``Trace`` as well.
+        quiet_s: seconds without a record, once all have arrived, after which reading ends; to
+            detect duplicates.
+        stall_s: seconds without a record, after ``last_due_ms``, after which missing records count
+            as lost.
     """
 
     client: dict[str, str]
@@ -51,7 +53,9 @@ class JudgePlan(msgspec.Struct, frozen=True):
 
 
 def judge(plan: JudgePlan) -> None:
-    """Read the target topic, and send the parent process a ``BenchVerdict``."""
+    """Read the plan's target topic, check every record, and send the parent process a
+    ``BenchVerdict``.
+    """
     if "bootstrap.servers" in plan.client:
         consumer = clients.consumer(plan.client, f"judge-{plan.batch.tag}")
         consumer.assign(clients.partitions(consumer, plan.topic))
@@ -74,7 +78,9 @@ class _Judge:
         self._last_due_s = plan.last_due_ms / 1_000
 
     def run(self) -> None:
-        """Judge everything, and send the verdict."""
+        """Read until all records have arrived or arrivals have stopped; send the parent process the
+        ``BenchVerdict``, after a ``Trace`` if the plan is open.
+        """
         self._read()
         if self._tracer is not None:
             wire.tell(wire.TRACE, body=self._tracer.trace())
@@ -124,13 +130,17 @@ class _Judge:
 
 
 def _place_of(message: Any) -> tuple[int, int]:  # noqa: ANN401 (as _is_event)
-    """Return the slice that a record came from, and the time at which it was produced."""
+    """Return the slice number of a record's source, and the record's timestamp in epoch
+    milliseconds.
+    """
     _, slice_no, _ = dict(message.headers())[_SOURCE_HEADER].rsplit(b":", 2)
     return int(slice_no), message.timestamp()[1]
 
 
 def _is_event(message: Any) -> bool:  # noqa: ANN401 (the client's stubs make every field optional)
-    """Return whether this is a connection error, which the client recovers from by itself."""
+    """Return whether a message is no record but an error from which the client recovers by itself;
+    raise one that is fatal or denies access.
+    """
     error = message.error()
     if error is None:
         return False

@@ -1,4 +1,4 @@
-"""Write a load as any producer would: plain confluent-kafka, plain headers.
+"""Send a load of records as any producer would: plain confluent-kafka, plain headers.
 
 ``python -m delay_devtools.bench.load_process``, with a ``LoadPlan`` on standard input.
 """
@@ -21,7 +21,7 @@ from delay_devtools.bench.records import HEAD, KEYS, Batch, keys
 from delay_devtools.clients import Headers
 
 _CHUNK: Final = 2_000
-"""Number of records between two readings of the clock, for a load without a rate."""
+"""Number of records sent between two readings of the clock, if the load has no rate limit."""
 _SLICE_S: Final = 0.002
 _FLUSH_TIMEOUT_S: Final = 120.0
 _TRANSACTION_TIMEOUT_S: Final = 60.0
@@ -33,7 +33,7 @@ class Due(msgspec.Struct, frozen=True):
     Attributes:
         from_ms: first due time, epoch milliseconds; 0: count from the moment of sending.
         span_ms: milliseconds over which the due times are spread, evenly and at random.
-        after_ms: with ``from_ms`` 0, the shortest delay.
+        after_ms: with ``from_ms`` 0, the shortest delay in ms.
     """
 
     from_ms: int = 0
@@ -45,7 +45,7 @@ _EXPIRES_MS: Final = 86_400_000
 
 
 class LoadPlan(msgspec.Struct, frozen=True):
-    """Load that a process writes.
+    """Records that a load process sends, and how it sends them.
 
     Attributes:
         client: librdkafka options of a producer, or options of ``bench.peers.clients``.
@@ -54,7 +54,8 @@ class LoadPlan(msgspec.Struct, frozen=True):
         batch: the records.
         due: their due times.
         rate_per_s: records per second; 0: no limit.
-        is_level: whether the topic gives the delay, so that records have no due time.
+        is_level: whether ``topic`` is a level topic, so that records have no header with a due
+            time.
         is_full: whether every record has an id and an expiry.
         is_open: whether the word ``stop`` ends the load before the end of the batch.
         transactional_id: id of one transaction for all records, which stays open until the word
@@ -74,8 +75,9 @@ class LoadPlan(msgspec.Struct, frozen=True):
 
 
 def load(plan: LoadPlan) -> None:
-    """Send the planned records at the word ``go``, and report the end; then commit the transaction
-    of a hidden load, or report how many messages another broker's client had to send again.
+    """Send the planned records after the word ``go``, and report the end to the parent process.
+    Then commit a transaction at the word ``show``; for RocketMQ and NATS, report how many messages
+    were sent again.
     """
     errors: list[str] = []
     if "bootstrap.servers" in plan.client:
@@ -103,7 +105,9 @@ def load(plan: LoadPlan) -> None:
 
 
 def _settle(producer: Producer, errors: list[str]) -> None:
-    """Wait until all records are acknowledged; add the missing number to the errors."""
+    """Wait until the brokers have acknowledged all records; send the parent process the word
+    ``failed`` if any failed.
+    """
     left = producer.flush(_FLUSH_TIMEOUT_S)
     if left:
         errors.append(f"{left} records were not acknowledged within {_FLUSH_TIMEOUT_S:.0f} s")
@@ -112,7 +116,9 @@ def _settle(producer: Producer, errors: list[str]) -> None:
 
 
 def _show(producer: Producer) -> None:
-    """Commit, so that the whole load becomes visible; report the time before the commit."""
+    """Wait for the word ``show`` and commit the transaction, so that consumers see the load; report
+    the time before the commit.
+    """
     wire.await_word(wire.SHOW)
     at_s = time.time()
     producer.commit_transaction(_TRANSACTION_TIMEOUT_S)
@@ -120,7 +126,9 @@ def _show(producer: Producer) -> None:
 
 
 class _Loader:
-    """Sender of the batch in chunks, until the first of ``words`` is read."""
+    """Sender of a plan's records in chunks; it stops early when a word arrives in the queue
+    ``words``.
+    """
 
     def __init__(
         self, plan: LoadPlan, producer: Producer, words: SimpleQueue[str] | None = None
@@ -135,7 +143,9 @@ class _Loader:
         self._keys = keys()
 
     def run(self) -> int:
-        """Send everything; return the number of records."""
+        """Send the planned records at their rate until a word arrives; return the number of sent
+        records.
+        """
         n, rate = self._plan.batch.n, self._plan.rate_per_s
         started_s = told_s = time.monotonic()
         sent = 0
@@ -156,7 +166,7 @@ class _Loader:
         return sent
 
     def _send(self, start: int, stop: int) -> None:
-        """Send the records ``start`` to ``stop - 1``."""
+        """Send the records with the numbers ``start`` to ``stop - 1``."""
         due, produce, pack = self._plan.due, self._producer.produce, HEAD.pack
         from_ms = due.from_ms or int(time.time() * 1_000) + due.after_ms
         random_, span_ms, topic = self._random, due.span_ms, self._plan.topic

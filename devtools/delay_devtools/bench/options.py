@@ -1,4 +1,4 @@
-"""Options of a run of a bench, checked before anything starts."""
+"""Options of one bench, checked before a cluster or a service starts."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _TAKES_NODES: Final = frozenset({"idle", "failover"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Usual:
-    """Defaults of a bench; fields as in ``Options``."""
+    """Default options of a bench; the fields mean the same as in ``Options``."""
 
     n: int = 0
     rate_per_s: int = 0
@@ -76,7 +76,7 @@ _FULL: Final = (
 
 
 def usual(bench: Bench, nodes: int | None) -> Usual:
-    """Return the defaults of this bench for a number of nodes; None: for its usual number."""
+    """Return the default options of a bench for a number of nodes; None: its default number."""
     found = _USUAL[bench]
     if bench == "idle" and (nodes or 1) > 1:
         return replace(found, partitions=_SLICES_OF_SEVERAL)
@@ -85,15 +85,15 @@ def usual(bench: Bench, nodes: int | None) -> Usual:
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """Options of one run; ``bench_command`` describes each.
+    """Options of one bench; ``bench_command`` describes those that are not listed here.
 
     Attributes:
         nodes: number of nodes, each beside a broker; several need a ZooKeeper.
         delay_ms: shortest and longest delay, milliseconds.
-        spread_s: window over which pending records are due; 0: the roll window of the service,
-            ``SPREAD_S_MAX`` at most.
-        full: whether all records have an id and an expiry, targets and seconds have limits that
-            are never reached, and level topics are served as well.
+        spread_s: window over which pending records are due, in s; 0: the roll window of the
+            service, ``SPREAD_S_MAX`` at most.
+        full: whether unneeded features are on: ids and expiries, limits that are never reached,
+            level topics.
         sets: settings of the service, ``section.key=value``; they override all others.
         bootstrap: brokers of a running cluster; empty for an embedded one.
     """
@@ -122,7 +122,9 @@ class Options:
 
     @property
     def is_exactly_once(self) -> bool:
-        """Return whether a doubled record is an error."""
+        """Return whether the delivery mode is ``exactly_once``, in which a duplicate is an
+        error.
+        """
         return self.delivery == "exactly_once"
 
     @property
@@ -132,12 +134,13 @@ class Options:
 
     @property
     def idle_shards(self) -> int:
-        """Return the number of shards of the bench ``idle``, a partition each at the least."""
+        """Return the number of shards in the bench ``idle``, at least one for each partition."""
         usual = IDLE_SHARDS_OF_SEVERAL if self.has_several else IDLE_SHARDS
         return max(usual, self.partitions)
 
     def settings(self, bootstrap: str, sets: Sequence[str] = ()) -> Settings:
-        """Return the settings that the service will see: environment, file, and ``--set``.
+        """Return the service's settings from configuration file, environment, these options and
+        ``sets``.
 
         Raises:
             SettingsError: a setting is invalid.
@@ -147,7 +150,9 @@ class Options:
         return load(Path(config) if config else None, asked, os.environ)
 
     def sets_of(self, bootstrap: str, sets: Sequence[str] = ()) -> list[str]:
-        """Return ``--set`` arguments: these options, then ``sets``, then those of the user."""
+        """Return the ``section.key=value`` arguments of ``--set``: from these options, then
+        ``sets``, then the user's.
+        """
         return [
             f"kafka.bootstrap={bootstrap}",
             f"node.store={self.store}",
@@ -161,7 +166,7 @@ class Options:
 
 
 def check(options: Options) -> None:
-    """Check that the options can be measured.
+    """Check that the bench can run with its options.
 
     Raises:
         SettingsError: an option is invalid; the message says what to give instead.

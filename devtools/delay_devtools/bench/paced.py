@@ -1,5 +1,5 @@
-"""Benches that keep a rate for a time: ``steady``, ``soak``, and ``pending``, with many waiting
-records beside it.
+"""The benches ``steady``, ``soak`` and ``pending``, which send at a constant rate; in ``pending``
+many other records wait meanwhile.
 """
 
 from __future__ import annotations
@@ -30,14 +30,16 @@ _WARM_UP_S: Final = 8.0
 _WARM_UP_DELAY_MS: Final = (0, 2_000)
 _LOAD_TIMEOUT_S: Final = 1_800.0
 _START_S: Final = 5.0
-"""Limit for the start of a helper."""
+"""Time limit for the start of a helper process, in s."""
 _SLOW_SAMPLES_S: Final = 1.0
 _FIRST_DUE_S_MAX: Final = 900
-"""Longest time until the first pending record is due, in s: longer than a bench takes."""
+"""Longest time until the first of the waiting records is due, in s: longer than a bench takes."""
 
 
 def steady(stand: Stand, figures: Figures) -> dict[int, int]:
-    """Measure lateness at a rate that the service keeps up with."""
+    """Fill ``figures`` with lateness and cost at a constant rate; return the number of records by
+    lateness in ms.
+    """
     names = stand.round()
     warm_up(stand)
     with stand.service(names, stand.create(names, (_STEADY, _WARM))) as serving:
@@ -61,7 +63,9 @@ def steady(stand: Stand, figures: Figures) -> dict[int, int]:
 
 
 def _measure(stand: Stand, figures: Figures, names: Names) -> BenchVerdict:
-    """Send at the rate and for the time of the options; return the judge's verdict."""
+    """Send at the rate and for the time of the options and fill in both; return the judge's
+    verdict.
+    """
     options = stand.options
     verdict, load_s = _keep_rate(stand, names, _STEADY, options.seconds, options.delay_ms)
     figures.seconds, figures.rate_per_s = options.seconds, verdict.n / load_s
@@ -77,7 +81,9 @@ def _warm_up_service(stand: Stand, names: Names) -> None:
 def _keep_rate(
     stand: Stand, names: Names, target: str, seconds: float, delay_ms: tuple[int, int]
 ) -> tuple[BenchVerdict, float]:
-    """Send at the options' rate, and judge; return verdict and duration of sending, in s."""
+    """Send to ``target`` for ``seconds`` at the options' rate, with ``delay_ms`` (shortest and
+    longest delay); return the judge's verdict and the duration of sending in s.
+    """
     options = stand.options
     batch = stand.batch(max(int(options.rate_per_s * seconds), 1))
     shortest, longest = delay_ms
@@ -97,7 +103,9 @@ def _keep_rate(
 
 
 def pending(stand: Stand, figures: Figures) -> dict[int, int]:
-    """Measure lateness at a steady rate while very many records wait."""
+    """Fill ``figures`` with lateness at a constant rate while ``n`` other records wait; return the
+    number of delivered records by lateness in ms.
+    """
     names = stand.round()
     warm_up(stand)
     sets = stand.create(names, (_WAITING, _STEADY, _WARM))
@@ -115,7 +123,9 @@ def pending(stand: Stand, figures: Figures) -> dict[int, int]:
 def _store_all(
     stand: Stand, figures: Figures, names: Names, serving: Serving, sampler: Sampler
 ) -> None:
-    """Have the service store ``n`` records that are due later, without other load."""
+    """Have the service store ``n`` records that are due later; fill in rate and CPU cost of
+    storing.
+    """
     n = stand.options.n
     spread_s = stand.options.spread_s or min(SPREAD_S_MAX, stand.roll_window_s)
     ahead_s = min(_FIRST_DUE_S_MAX, spread_s / 2)

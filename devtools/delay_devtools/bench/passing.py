@@ -1,4 +1,6 @@
-"""Plans of loads and judges, and passthrough: the reference for the service, on the same log."""
+"""Plans of load and judge processes; and passthrough, which copies records without the service as a
+reference for its rate.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ from delay_devtools.bench.tally import BenchVerdict
 from delayservice.contract.provenance import Provenance
 
 PASSED: Final = "passed"
-"""Name of the target that passthrough writes."""
+"""Short name of the target topic that passthrough writes."""
 _WARM_UP_RECORDS: Final = 200_000
 A_SECOND_MS: Final = 1_000
 
@@ -31,8 +33,8 @@ def load_plan(
     is_hidden: bool = False,
     is_open: bool = False,
 ) -> LoadPlan:
-    """Return the plan of a load of ``batch`` for ``target``; with ``is_hidden``, consumers read it
-    only after the word ``show``.
+    """Return the plan of a load of ``batch`` for ``target``. With ``is_hidden``, consumers see the
+    records only after the word ``show``; other arguments are as in ``LoadPlan``.
     """
     return LoadPlan(
         client=stand.client("producer"),
@@ -57,7 +59,7 @@ def judge_plan(
     *,
     is_open: bool = False,
 ) -> JudgePlan:
-    """Return the plan of a judge of ``batch`` in ``target``, the last of them due at
+    """Return the plan of a judge that expects ``batch`` in ``target``, with the last record due at
     ``last_due_ms`` (epoch milliseconds); ``is_open`` as in ``JudgePlan``.
     """
     topic = names.target(target)
@@ -67,8 +69,8 @@ def judge_plan(
 def pass_through(
     stand: Stand, names: Names, batch: Batch, transaction_records: int
 ) -> tuple[PassthroughCost, BenchVerdict]:
-    """Copy the records of ``batch`` from the delay topic of ``names`` to the target ``PASSED``;
-    return cost and verdict.
+    """Copy the records of ``batch`` from the delay topic of ``names`` to the target ``PASSED``,
+    ``transaction_records`` in a transaction; return the cost and the judge's verdict.
     """
     n = batch.n
     headers = Provenance(names.delay, 0).headers(n, now_ms(), None)
@@ -97,7 +99,9 @@ def pass_through(
 
 
 def load_and_pass(stand: Stand, n: int) -> tuple[PassthroughCost, BenchVerdict]:
-    """Write ``n`` records, copy them without the service, and return cost and verdict."""
+    """Write ``n`` records, and copy them without the service; return the copy's cost and the
+    judge's verdict.
+    """
     names = stand.round()
     stand.create(names, (PASSED,))
     batch = stand.batch(n)

@@ -1,5 +1,6 @@
-"""Reference for the service: plain consume and produce of the same bytes, with as many headers, in
-transactions of the same size. It is one Python process, like a worker, with a simple fast loop.
+"""Copy a topic with a plain consumer and producer, as a reference for the service. Outputs have the
+bytes of the inputs, and as many headers and as large transactions as the service's outputs. It is
+one Python process, like a worker, with a simple fast loop.
 
 ``python -m delay_devtools.bench.passthrough_process``, with a ``PassthroughPlan`` on standard
 input.
@@ -23,7 +24,7 @@ _BATCH: Final = 10_000
 
 
 class PassthroughPlan(msgspec.Struct, frozen=True):
-    """Records that are passed on.
+    """Clients, topics and transactions of a passthrough process.
 
     Attributes:
         consumer: librdkafka options of a consumer.
@@ -47,7 +48,7 @@ class PassthroughPlan(msgspec.Struct, frozen=True):
 
 
 class PassthroughCost(msgspec.Struct, frozen=True):
-    """Cost of passing all records on, from the first request to the last commit.
+    """Cost of copying all records, from the first fetch to the last commit.
 
     Attributes:
         seconds: duration by the wall clock.
@@ -82,7 +83,7 @@ def pass_through(plan: PassthroughPlan) -> None:
 
 
 def _pass(plan: PassthroughPlan, consumer: Consumer, producer: Producer) -> int:
-    """Pass all records on; return the number of transactions."""
+    """Copy ``plan.n`` records to the target; return the number of committed transactions."""
     headers: Headers = [(name, value.encode()) for name, value in plan.headers]
     passed = transactions = 0
     while passed < plan.n:
@@ -101,7 +102,7 @@ def _pass(plan: PassthroughPlan, consumer: Consumer, producer: Producer) -> int:
 
 
 def _produce(producer: Producer, target: str, messages: list[Any], headers: Headers) -> int:
-    """Pass on those messages that are records; return their number."""
+    """Copy those messages that are records, not errors, to ``target``; return their number."""
     produce = producer.produce
     passed = 0
     for message in messages:

@@ -1,8 +1,8 @@
-"""Records of a load, which a judge recognises by value and key alone.
+"""Records of a load, which a judge recognises by value and key.
 
 A value is ``HEAD`` (24 bytes: number u64, due time in epoch milliseconds u64, tag of the load) and
-filler up to the given size; the key follows from the number. So the judge does not need the
-service's headers, and only the ``Batch`` of the load.
+random bytes up to the size of the ``Batch``; the key follows from the number. So the judge needs
+only the ``Batch``, not the service's headers.
 """
 
 from __future__ import annotations
@@ -22,10 +22,11 @@ KEYS: Final = 1_024
 
 
 class Batch(msgspec.Struct, frozen=True):
-    """One load: records 0 to n-1.
+    """Description of one load, whose records have the numbers 0 to n-1.
 
     Attributes:
-        tag: 8 ASCII characters; records with another one count as strangers.
+        tag: 8 ASCII characters in each value; a record with another tag counts as a stranger (not
+            sent by this load).
         n: number of records.
         size: bytes of each value, ``SIZE_MIN`` at least.
         seed: seed of the filler and of the due times.
@@ -41,7 +42,9 @@ class Batch(msgspec.Struct, frozen=True):
         return self.tag.encode("ascii")
 
     def filler(self) -> bytes:
-        """Return the filler after the head of each value: random, so that it is incompressible."""
+        """Return the bytes after the head of each value: random, so that they are
+        incompressible.
+        """
         # Seeded, to replay.
         return random.Random(self.seed).randbytes(self.size - SIZE_MIN)  # noqa: S311
 

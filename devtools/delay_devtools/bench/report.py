@@ -1,4 +1,4 @@
-"""Report of a run: one JSON object for programs; a table and a histogram for people."""
+"""Report of one bench: one JSON object for programs; a table and a histogram for people."""
 
 from __future__ import annotations
 
@@ -16,11 +16,13 @@ _BOUNDS_MS: Final = (
     *(-1, 0),
     *(step * 10**power for power in range(7) for step in (1, 2, 5)),
 )
-"""Upper bounds of the shown buckets, inclusive: three to a decade, as lateness spans many."""
+"""Inclusive upper bounds of the histogram's ranges of lateness, in ms: three to a decade."""
 
 
 def show(figures: Figures, lateness_ms: Mapping[int, int], *, as_json: bool) -> None:
-    """Print figures and lateness histogram (counts by milliseconds) to standard output."""
+    """Print figures and lateness histogram (number of records by lateness in ms) to standard
+    output.
+    """
     found = {
         name: round(value, _DIGITS) if isinstance(value, float) else value
         for name, value in asdict(figures).items()
@@ -38,7 +40,7 @@ def show(figures: Figures, lateness_ms: Mapping[int, int], *, as_json: bool) -> 
 
 
 def buckets(lateness_ms: Mapping[int, int]) -> list[tuple[str, int]]:
-    """Return labels and counts from the first non-empty bucket to the last one."""
+    """Return label and count of each range of lateness, from the first to the last with records."""
     counts = [0] * (len(_BOUNDS_MS) + 1)
     for late, count in lateness_ms.items():
         counts[bisect_left(_BOUNDS_MS, late)] += count

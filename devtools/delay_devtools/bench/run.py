@@ -1,4 +1,4 @@
-"""Run one bench: cluster, stand, case, report."""
+"""Run one bench: start a cluster, measure, report."""
 
 from __future__ import annotations
 
@@ -26,7 +26,9 @@ from delayservice.smoke.progress import Steps, steps
 from delayservice.smoke.signals import stop_signals
 
 _Case: TypeAlias = Callable[[Stand, Figures], dict[int, int]]
-"""Bench that fills the figures and returns the lateness histogram: counts by milliseconds."""
+"""Function that runs a bench, fills the figures, and returns the number of records by lateness in
+ms.
+"""
 
 _CASES: Final[Mapping[str, _Case]] = {
     "passthrough": stored.passthrough,
@@ -46,7 +48,7 @@ def run(options: Options, *, as_json: bool, plot: Path | None = None) -> int:
     """Run a bench; return 0 only if no record was lost, early, altered or (exactly once) doubled.
 
     Args:
-        options: options of the run.
+        options: options of the bench.
         as_json: print one JSON object.
         plot: file for a plot of ``peers``.
 
@@ -90,7 +92,9 @@ def _figures(options: Options) -> Figures:
 
 @contextmanager
 def _stand(options: Options, shown: Steps) -> Iterator[Stand]:
-    """Start a cluster and a stand on it; stop and remove both at the end."""
+    """Start a cluster, or use that of ``options.bootstrap``; yield a ``Stand`` on it, which makes
+    topics and processes of the bench; remove both at the end.
+    """
     with ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="delay-bench-"))
         servers = Servers(options.bootstrap)

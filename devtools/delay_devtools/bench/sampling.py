@@ -17,18 +17,20 @@ INTERVAL_S: Final = 0.01
 MIB: Final = 1 << 20
 _BUSY_WINDOW_S: Final = 0.05
 _BUSY: Final = 0.4
-"""Share of a core above which a service counts as busy: idle 0.0x, busy about 1."""
+"""Share of a core above which a service counts as busy; an idle one uses below 0.1, a busy one
+about 1.
+"""
 _S_PER_H: Final = 3_600
 
 
 @dataclass(frozen=True, slots=True)
 class UsageSample:
-    """Measurement of all processes at one moment.
+    """Measurement of all sampled processes at one moment.
 
     Attributes:
-        at_s: epoch seconds.
-        cpu_s: sum of CPU times since their start, user and system.
-        rss_bytes: sum of resident memory.
+        at_s: time of the measurement, epoch seconds.
+        cpu_s: sum of the processes' CPU times since their start, user and system.
+        rss_bytes: sum of the processes' resident memory.
         rss_bytes_largest: resident memory of the largest process.
     """
 
@@ -39,8 +41,8 @@ class UsageSample:
 
 
 def cpu_s(processes: Iterable[psutil.Process]) -> float:
-    """Return the CPU seconds that the processes have used since their start, to 10 ms; a process
-    that has ended counts as 0.
+    """Return the CPU seconds that the processes have used since their start, in steps of 10 ms; a
+    process that has ended counts as 0.
     """
     used_s = 0.0
     for process in processes:
@@ -58,11 +60,11 @@ def _rss_bytes(process: psutil.Process) -> int:
 
 
 class Sampler:
-    """Sampler of processes, on a thread of its own while it is entered.
+    """Sampler of CPU time and memory of processes, on a thread, inside of a ``with`` block.
 
     Args:
         processes: processes to sample.
-        interval_s: time between two samples.
+        interval_s: time between two samples, in s.
     """
 
     def __init__(self, processes: Sequence[psutil.Process], interval_s: float = INTERVAL_S) -> None:
@@ -73,13 +75,13 @@ class Sampler:
         self.samples: list[UsageSample] = []
 
     def __enter__(self) -> Self:
-        """Start sampling."""
+        """Take a sample, and start the thread that takes one every ``interval_s`` seconds."""
         self._take()
         self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Stop sampling."""
+        """Stop the sampling thread."""
         self._done.set()
         self._thread.join()
 
@@ -94,7 +96,7 @@ class Sampler:
 
     @property
     def rss_mib_peak(self) -> float:
-        """Return the peak of the sum of resident memory, in MiB."""
+        """Return the peak of all processes' resident memory together, in MiB."""
         return max((sample.rss_bytes for sample in self.samples), default=0) / MIB
 
     @property
@@ -111,7 +113,7 @@ def busy_until(samples: Sequence[UsageSample], start_s: float, stop_s: float) ->
     than early, and ignores work shorter than ``_BUSY_WINDOW_S``.
 
     Args:
-        samples: in order of time.
+        samples: samples of the processes, in order of time.
         start_s: start of the work, epoch seconds.
         stop_s: time after the end of the work, epoch seconds.
     """
@@ -140,7 +142,7 @@ def slope_mib_per_h(samples: Sequence[UsageSample]) -> float | None:
 
 
 def disk_bytes(folder: Path) -> int:
-    """Return the size of the blocks that the files below ``folder`` take on disk."""
+    """Return the bytes of the disk blocks that the files below ``folder`` take."""
     taken = 0
     for path in folder.rglob("*"):
         with suppress(OSError):  # pruned meanwhile

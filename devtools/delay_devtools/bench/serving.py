@@ -31,7 +31,7 @@ _NAMES: Final = {
 
 @dataclass(slots=True)
 class ServiceCounters:
-    """Sums of the counters of all slices, up to two seconds old."""
+    """Sums of the service's counters over all slices, up to two seconds old."""
 
     ingested: int = 0
     settled: int = 0
@@ -40,7 +40,9 @@ class ServiceCounters:
     pending: int = 0
 
     def __sub__(self, before: ServiceCounters) -> ServiceCounters:
-        """Return the counts since ``before``; ``pending`` is a gauge and stays as it is."""
+        """Return the increase of each counter since ``before``; ``pending`` is a gauge and stays as
+        it is.
+        """
         return ServiceCounters(
             self.ingested - before.ingested,
             self.settled - before.settled,
@@ -51,12 +53,12 @@ class ServiceCounters:
 
 
 class Serving:
-    """Service that owns every slice.
+    """Service under test, started at once, which takes every slice over.
 
     Args:
         sets: ``section.key=value`` settings.
         folder: folder of its state and its log.
-        slices: number of slices that it takes over.
+        slices: number of slices of the delay topics.
     """
 
     def __init__(self, sets: Sequence[str], folder: Path, slices: int) -> None:
@@ -70,7 +72,7 @@ class Serving:
         self.processes: list[psutil.Process] = []
 
     def await_serving(self) -> None:
-        """Wait until every slice has an owner."""
+        """Wait until the service owns every slice, and set ``workers`` and ``processes``."""
         self._process.wait_serving(self._slices)
         self._url = f"http://{self._process.events('metrics_served')[-1]['url']}/metrics"
         self.workers = self._process.workers()
@@ -104,7 +106,8 @@ class Serving:
     def await_count(
         self, name: str, count: int, progress: Callable[[int], None] = lambda _: None
     ) -> ServiceCounters:
-        """Wait until the counter ``name`` has reached ``count``; call ``progress`` with its value.
+        """Wait until the counter ``name`` has reached ``count``, calling ``progress`` with its
+        value; return all counters.
 
         Raises:
             DelayServiceError: the counter has not changed for a minute.

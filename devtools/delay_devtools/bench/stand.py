@@ -1,7 +1,8 @@
-"""Stand of a bench: a cluster, topics of its own, the service, and the helpers.
+"""Environment of a bench: a cluster, topics that no other service uses, the service, and helper
+processes.
 
-Topics are named ``bench_<run>_<round>_…``, so that no running service serves them and two benches
-on one cluster do not interfere. All processes end with the stand.
+Topics are named ``bench_<id>_<number>_…``, so that no running service serves them and two benches
+on one cluster do not interfere. All processes end with the ``Stand``.
 """
 
 from __future__ import annotations
@@ -50,11 +51,11 @@ _PACKAGE: Final = "delay_devtools.bench"
 
 @dataclass(frozen=True, slots=True)
 class Names:
-    """Topics of one round.
+    """Names of the topics of one round, a repetition of a bench's measurement.
 
     Attributes:
-        prefix: prefix of their names.
-        level_ms: delay of the level topic that is the delay topic; 0: it is a plain delay topic.
+        prefix: prefix of the topics' names.
+        level_ms: delay in ms, if the delay topic is a level topic; 0: it is a plain delay topic.
     """
 
     prefix: str
@@ -70,11 +71,15 @@ class Names:
         return f"{self.prefix}_level_"
 
     def target(self, name: str) -> str:
-        """Return the name of the target topic of this short name; the service allows it."""
+        """Return the full name of the target topic with the short name ``name``; ``sets`` allows
+        it.
+        """
         return f"{self.prefix}_to_{name}"
 
     def sets(self, partitions: int, delay_topics: Sequence[str]) -> list[str]:
-        """Return settings of a service that serves these topics and no others."""
+        """Return ``section.key=value`` settings of a service that serves only the topics of this
+        round.
+        """
         levels = [f"levels.prefix={self._levels}", f"levels.delays_ms={self.level_ms}"]
         return [
             *(levels if self.level_ms else []),
@@ -94,7 +99,7 @@ class Servers:
     """Addresses and processes of a cluster.
 
     Attributes:
-        bootstrap: brokers.
+        bootstrap: ``host:port,…`` of the brokers.
         zookeeper: connect string of an embedded ZooKeeper; empty: as the settings say.
         processes: processes of an embedded cluster.
     """
@@ -105,12 +110,12 @@ class Servers:
 
 
 class Stand:
-    """Topics, services and helpers of one run.
+    """Maker of the topics, services and helper processes of one bench.
 
     Args:
-        options: options of the run.
+        options: options of the bench.
         servers: the cluster.
-        folder: folder for state and logs.
+        folder: folder for the state and logs of services and helpers.
         steps: display of progress.
     """
 
@@ -123,7 +128,7 @@ class Stand:
         self._run = uuid.uuid4().hex[:8]
         self._rounds = 0
         self._created: set[str] = set()
-        """Names of topics, each once: the client crashes on a list with a name twice."""
+        """Names of created topics, each once: the client crashes on a list with a name twice."""
         self._roots: list[str] = []
         settings = options.settings(servers.bootstrap)
         self.zookeeper = servers.zookeeper or settings.zookeeper.hosts
@@ -149,13 +154,15 @@ class Stand:
     # --- topics ----------------------------------------------------------------------------------
 
     def round(self, level_ms: int = 0) -> Names:
-        """Return new topic names; ``level_ms`` above 0: with a level topic of this delay, in ms."""
+        """Return new topic names; ``level_ms`` above 0: the delay topic is a level topic of this
+        delay.
+        """
         self._rounds += 1
         return Names(f"bench_{self._run}_{self._rounds}", level_ms)
 
     def create(self, names: Names, targets: Sequence[str] = (), delay_topics: int = 1) -> list[str]:
-        """Create ``delay_topics`` delay topics and these targets; return ``--set`` settings for
-        them.
+        """Create ``delay_topics`` delay topics, the target topics with the short names ``targets``,
+        and the service's topics; return ``section.key=value`` settings of a service for them.
 
         Raises:
             DelayServiceError: a topic can't be created.
@@ -180,14 +187,16 @@ class Stand:
         return self.options.sets_of(self._bootstrap, sets)
 
     def clean_up(self) -> None:
-        """Remove topics and ZooKeeper nodes that were made on a cluster of the user."""
+        """Delete this bench's topics and ZooKeeper nodes from the user's cluster."""
         if self._created:
             self._delete_topics()
         if self._roots:
             self._delete_roots()
 
     def _delete_roots(self) -> None:
-        """Delete what the nodes have written in ZooKeeper, except under another user's ACL."""
+        """Delete what the service's nodes have written in ZooKeeper, except under another user's
+        ACL.
+        """
         client = KazooClient(
             self.zookeeper, timeout=_ASK_TIMEOUT_S, logger=QUIET, auth_data=[LOGIN]
         )
@@ -207,7 +216,9 @@ class Stand:
 
     @contextmanager
     def service(self, names: Names, sets: Sequence[str]) -> Iterator[Serving]:
-        """Start a service with empty state, and wait until it owns every slice."""
+        """Run a service with empty state inside of the context, which begins when it owns every
+        slice.
+        """
         folder = self._folder / names.prefix
         folder.mkdir()
         with ExitStack() as stack:
@@ -220,7 +231,9 @@ class Stand:
 
     @contextmanager
     def group(self, names: Names, sets: Sequence[str]) -> Iterator[NodeGroup]:
-        """Create nodes with empty state, each beside a broker, without starting them."""
+        """Create nodes with empty state, each beside a broker, without starting them; kill them at
+        the end.
+        """
         folder, root = self._folder / names.prefix, f"/{names.prefix}"
         folder.mkdir()
         self._roots.append(root)
@@ -242,7 +255,9 @@ class Stand:
         plan: LoadPlan | JudgePlan | PassthroughPlan,
         progress: Callable[[int], None] = lambda _: None,
     ) -> Iterator[Helper]:
-        """Start the helper process ``<kind>_process`` with its plan, and wait until it is ready."""
+        """Start the helper process ``<kind>_process`` with its plan, and wait until it is ready;
+        kill it at the end.
+        """
         helper = Helper(f"{_PACKAGE}.{kind}_process", plan, self._folder / f"{kind}.log", progress)
         try:
             helper.expect(wire.READY, timeout_s=_TIMEOUT_S)
@@ -255,7 +270,7 @@ class Stand:
         return self._clients[role]
 
     def batch(self, n: int) -> Batch:
-        """Return a batch of ``n`` records with a new tag."""
+        """Return the description of a load of ``n`` records with a new tag."""
         return Batch(uuid.uuid4().hex[:8], n, self.options.size, self.options.seed)
 
 

@@ -1,4 +1,4 @@
-"""Benches of a service without load and of one that is killed: ``idle`` and ``restart``."""
+"""The benches ``idle``, of a service without load, and ``restart``, of a service that is killed."""
 
 from __future__ import annotations
 
@@ -21,22 +21,24 @@ from delay_devtools.nodes import NodeGroup
 _ALL: Final = "all"
 _PROBE: Final = "probe"
 _SETTLE_S: Final = 5.0
-"""Time after which a node that has taken over is idle."""
+"""Time after the take-over of all slices, in s, after which a node counts as idle."""
 _CALM_S: Final = 6.0
-"""Time without a new owner after which several nodes are idle; see the bench ``failover``."""
+"""Time without a change of owner, in s, after which several nodes count as idle."""
 _KIB_PER_MIB: Final = 1_024
 _PROBES: Final = 64
 """Number of records with different keys, enough to reach each of a few partitions."""
 _PROBE_DELAY_MS: Final = 50
 _SLOW_SAMPLES_S: Final = 0.5
 _DUE_PER_S: Final = 20_000
-"""Rate at which pending records become due, in records per s; less than a node delivers."""
+"""Rate at which pending records become due, in records per s; a node can deliver more."""
 _LEAD_S: Final = 20.0
 _PERCENT: Final = 100
 
 
 def idle(stand: Stand, figures: Figures) -> dict[int, int]:
-    """Measure the share of a core that a node takes while its shards are empty."""
+    """Fill ``figures`` with the CPU use of nodes whose shards are empty; return an empty
+    histogram.
+    """
     options = stand.options
     figures.shards, figures.seconds = options.idle_shards, options.seconds
     figures.slices = options.partitions
@@ -52,7 +54,9 @@ def idle(stand: Stand, figures: Figures) -> dict[int, int]:
 
 
 def _idle_together(stand: Stand, figures: Figures, names: Names, sets: Sequence[str]) -> None:
-    """Measure several nodes, each with a replica of every slice."""
+    """Fill ``figures`` with CPU use, memory and start time of several idle nodes, each of which
+    stores every slice.
+    """
     with stand.group(names, sets) as group:
         _warm_up_group(stand, group)
         started_s = time.monotonic()
@@ -72,7 +76,9 @@ def _watch(
     workers: Sequence[psutil.Process],
     nodes: Sequence[Sequence[psutil.Process]],
 ) -> list[float]:
-    """Fill in threads and memory of idle nodes; return the percentage of a core that each takes."""
+    """Fill in threads and memory of idle nodes; return the CPU use of each node in percent of a
+    core. ``nodes`` has the processes of each node.
+    """
     with stand.steps.doing("Watching idle nodes"), Sampler(workers, _SLOW_SAMPLES_S) as sampler:
         used = _cpu_percent(nodes, stand.options.seconds)
         threads = sum(worker.num_threads() for worker in workers)
@@ -93,7 +99,7 @@ def _warm_up_group(stand: Stand, group: NodeGroup) -> None:
 
 
 def _cpu_percent(nodes: Sequence[Sequence[psutil.Process]], seconds: float) -> list[float]:
-    """Return the share of a core, in percent, that each node's processes use in ``seconds``."""
+    """Return the CPU use of each node's processes during ``seconds``, in percent of a core."""
     started_s, used_s = time.monotonic(), [cpu_s(processes) for processes in nodes]
     time.sleep(seconds)
     took_s = time.monotonic() - started_s
@@ -104,7 +110,9 @@ def _cpu_percent(nodes: Sequence[Sequence[psutil.Process]], seconds: float) -> l
 
 
 def restart(stand: Stand, figures: Figures) -> dict[int, int]:
-    """Kill the service while very many records wait; measure the time until it serves again."""
+    """Kill the service while many records wait, and measure the time until it delivers again;
+    return the number of records by lateness in ms.
+    """
     n = stand.options.n
     names, batch = stand.round(), stand.batch(n)
     warm_up(stand, n)
@@ -125,7 +133,9 @@ def restart(stand: Stand, figures: Figures) -> dict[int, int]:
 
 
 def _kill_and_probe(stand: Stand, figures: Figures, names: Names, serving: Serving) -> BenchVerdict:
-    """Restart the service by a kill, sending records meanwhile; return the verdict on them."""
+    """Kill the service and start it again while some records are sent; fill in the times of the
+    restart, and return the judge's verdict on these records.
+    """
     batch = stand.batch(_PROBES)
     plan = load_plan(stand, names, _PROBE, batch, Due(after_ms=_PROBE_DELAY_MS))
     judging = judge_plan(stand, names, _PROBE, batch, now_ms() + 60_000)

@@ -1,5 +1,5 @@
-"""Benches in rounds, with passthrough on the same log after each: ``whole``, ``burst`` and
-``level``; and passthrough alone, which is the upper limit.
+"""The benches ``whole``, ``burst`` and ``level``, in rounds that are each followed by a copy of the
+same records without the service (passthrough); and the bench ``passthrough`` alone.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ _ALL: Final = "all"
 _ATTEMPTS: Final = 3
 _LEVEL_MS: Final = 1_000
 _COUNTED_BEFORE_S: Final = 0.3
-"""Time before the first due time at which the service's counters are read."""
+"""Time before the first due time at which the service's counters are read, in s."""
 
 
 class _TooSlowError(DelayServiceError):
-    """Some records were due before all were stored."""
+    """Error: some records were due before all were stored."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,14 +50,16 @@ class _Round:
     Attributes:
         names: topics of the round.
         batch: records of the round.
-        load_s: time until the load was written, still invisible.
-        ingest_s: time from then until all was stored; 0 for ``level``, which stores no records.
-        deliver_s: time until the last record was delivered.
+        load_s: time until all records were written, in a transaction that is still open.
+        ingest_s: time from the commit of that transaction until all were stored; 0 for ``level``,
+            which stores no records.
+        deliver_s: time from the first due time (for ``level``: from the commit) until the last
+            record was received.
         cpu_s: CPU time of the service.
         broker_cpu_s: CPU time of the brokers.
         delivered: counters of the service during the delivery.
         sampler: samples of the workers' memory.
-        verdict: verdict of the judge.
+        verdict: verdict of the judge process.
     """
 
     names: Names
@@ -73,23 +75,27 @@ class _Round:
 
     @property
     def records_per_transaction(self) -> float:
-        """Return the mean number of outputs in transactions with outputs."""
+        """Return the mean number of settled records in a transaction of the service."""
         return self.delivered.settled / max(self.delivered.transactions, 1)
 
 
 def whole(stand: Stand, figures: Figures) -> dict[int, int]:
-    """Store the whole load, then deliver it; the rate is over both."""
+    """Measure rounds in which a load is stored and then delivered, with a rate over both; return
+    the number of records by lateness in ms.
+    """
     return _compare_stored(stand, figures, lambda one: one.ingest_s + one.deliver_s)
 
 
 def burst(stand: Stand, figures: Figures) -> dict[int, int]:
-    """Deliver records that are due within one second; the rate is over the delivery."""
+    """Measure the delivery of records that are due within one second, with a rate over it alone;
+    return the number of records by lateness in ms.
+    """
     return _compare_stored(stand, figures, lambda one: one.deliver_s)
 
 
 def level(stand: Stand, figures: Figures) -> dict[int, int]:
-    """Deliver a level topic that becomes visible when its time has passed; the rate is over
-    fetching and delivering.
+    """Measure the delivery of a level topic whose records become visible to consumers when all are
+    due, with a rate over fetching and delivering; return an empty histogram.
     """
     rounds = (_leveled_round(stand) for _ in range(stand.options.rounds))
     _compare(stand, figures, rounds, lambda one: one.deliver_s)
@@ -97,7 +103,9 @@ def level(stand: Stand, figures: Figures) -> dict[int, int]:
 
 
 def passthrough(stand: Stand, figures: Figures) -> dict[int, int]:
-    """Measure passthrough alone, the upper limit of the service."""
+    """Measure copying without the service, the upper limit of its rate; return an empty
+    histogram.
+    """
     n = stand.options.n
     warm_up(stand, n)
     found = [load_and_pass(stand, n) for _ in range(stand.options.rounds)]
@@ -127,7 +135,10 @@ def _compare_stored(
 def _compare(
     stand: Stand, figures: Figures, rounds: Iterable[_Round], seconds_of: Callable[[_Round], float]
 ) -> list[_Round]:
-    """Run the service and passthrough in turn, on the same log each time."""
+    """Measure each of ``rounds``, then a copy of its records without the service; fill in rates,
+    ratios and costs; return the rounds. ``seconds_of`` is the time over which a round's rate is
+    taken.
+    """
     n = stand.options.n
     warm_up(stand, n)
     found: list[_Round] = []
@@ -147,7 +158,7 @@ def _compare(
 
 
 def _stored_rounds(stand: Stand) -> Iterator[_Round]:
-    """Run rounds whose records were all stored before the first was due."""
+    """Yield rounds whose records were all stored before the first was due."""
     options = stand.options
     lead_s = 5.0 + options.n / 40_000 + options.n * options.size / 40e6
     for _ in range(options.rounds):
@@ -198,12 +209,12 @@ def _leveled_round(stand: Stand) -> _Round:
 
 
 class _Scene:
-    """A running round: its service, its hidden load, its judge.
+    """Round in progress: its service, its load (invisible to consumers at first), its judge.
 
     Args:
         stand: topics and processes.
         names: topics of the round.
-        target: name of the target.
+        target: short name of the target topic.
         stack: context at whose end the service and all helper processes are stopped.
     """
 
@@ -226,7 +237,8 @@ class _Scene:
 
         Args:
             due: due times of the load.
-            last_due_ms: last due time, epoch milliseconds; 0: the shortest delay from now on.
+            last_due_ms: last due time, epoch milliseconds; 0: the present time plus the shortest
+                delay.
         """
         stand, n = self._stand, self.batch.n
         plan = load_plan(stand, self._names, self._target, self.batch, due, is_hidden=True)
@@ -240,7 +252,7 @@ class _Scene:
 
     @contextmanager
     def measured(self) -> Iterator[Sampler]:
-        """Measure CPU time and memory inside of the context."""
+        """Sample the workers' memory inside of the context, and keep the CPU times at its start."""
         with Sampler(self.serving.workers) as sampler:
             self._used_s = self._cpu_s()
             yield sampler
@@ -254,7 +266,7 @@ class _Scene:
         Args:
             sampler: sampler of the workers.
             start_s: beginning of the delivery, epoch seconds.
-            ingest_s: time that storing took.
+            ingest_s: time that storing took, in s.
         """
         self._judge.expect(wire.COMPLETE)
         used_s, broker_used_s = self._cpu_s()
@@ -283,20 +295,24 @@ class _Scene:
 
 
 def _fill_rates(figures: Figures, rates: list[float]) -> None:
-    """Fill in the rates, in records a second, round by round."""
+    """Fill in median, minimum and maximum of the rounds' rates, in records per s."""
     figures.rounds = len(rates)
     figures.rate_per_s = median(rates)
     figures.rate_per_s_min, figures.rate_per_s_max = min(rates), max(rates)
 
 
 def _fill_passed(figures: Figures, n: int, passed: list[PassthroughCost]) -> None:
-    """Fill in the cost of passthrough for ``n`` records, as medians over rounds."""
+    """Fill in rate and CPU cost of copying ``n`` records without the service, as medians over
+    rounds.
+    """
     figures.passthrough_per_s = median(n / one.seconds for one in passed)
     figures.passthrough_cpu_us_per_message = median(one.cpu_s for one in passed) / n * US
 
 
 def _fill_costs(figures: Figures, n: int, rounds: Sequence[_Round]) -> None:
-    """Fill in medians over rounds, the largest peak of memory, and the sum of aborts."""
+    """Fill in the service's costs over all rounds: medians, the largest peak of memory, and the
+    number of aborted transactions.
+    """
     figures.n = n
     figures.cpu_us_per_message = median(one.cpu_s for one in rounds) / n * US
     if rounds[0].broker_cpu_s:

@@ -1,4 +1,6 @@
-"""Counts of records that a judge received, and of their errors. Pure: time is an input."""
+"""Counts of records that a judge received, and of their errors. No I/O, no clock: times are
+arguments.
+"""
 
 from __future__ import annotations
 
@@ -13,18 +15,18 @@ _SEEN_MAX = 255
 
 
 class BenchVerdict(msgspec.Struct, frozen=True):
-    """Result of one ``Batch``.
+    """Counts of a judge for the records of one ``Batch``.
 
     Attributes:
-        n: records that were sent.
-        seen: records that arrived, including duplicates.
-        lost: numbers that never arrived.
-        duplicated: numbers that arrived more than once.
-        early: arrivals before their due time.
-        altered: arrivals with another key or value than sent.
-        strangers: arrivals that were never sent.
-        last_seen_s: time of the last record that was still missing, epoch seconds.
-        lateness_ms: arrivals by lateness (receive time minus due time, milliseconds).
+        n: number of records that were sent.
+        seen: number of arrivals, including duplicates.
+        lost: number of records that never arrived.
+        duplicated: number of records that arrived more than once.
+        early: number of arrivals before their due time.
+        altered: number of arrivals with another key or value than sent.
+        strangers: number of arrivals that are not of this batch.
+        last_seen_s: time of the last arrival that was not a duplicate, epoch seconds.
+        lateness_ms: number of arrivals by lateness (receive time minus due time, milliseconds).
     """
 
     n: int
@@ -43,7 +45,7 @@ class BatchTally:
 
     Args:
         batch: records that are sent.
-        is_open: the load may end before its last number; ``close`` sets where.
+        is_open: whether the load may end before its last number; ``close`` then sets the end.
     """
 
     def __init__(self, batch: Batch, *, is_open: bool = False) -> None:
@@ -114,7 +116,7 @@ class BatchTally:
         self.distinct = distinct
 
     def verdict(self) -> BenchVerdict:
-        """Return the result of all records so far."""
+        """Return the counts of all records so far."""
         lost = self._counts.count(0)
         return BenchVerdict(
             n=self._n,

@@ -1,4 +1,4 @@
-"""Times at which records of each slice arrived, and the pauses between them. Pure."""
+"""Times at which records of each slice arrived, and the pauses between them. No I/O."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import msgspec
 
 class SliceDelivery(NamedTuple):
     """Records of a slice that were produced in one millisecond, and the time at which the consumer
-    received the first of them. Epoch milliseconds.
+    received the first of them; both in epoch milliseconds.
     """
 
     produced_ms: int
@@ -19,7 +19,9 @@ class SliceDelivery(NamedTuple):
 
 
 class DeliveryPause(NamedTuple):
-    """Time between the last delivery before a moment and the first one after it, milliseconds."""
+    """Pause between the last delivery before a moment and the first one after it, in ms: by the
+    records' timestamps, and by the times of their receipt.
+    """
 
     produced_ms: int
     seen_ms: int
@@ -31,7 +33,8 @@ class Trace(msgspec.Struct, frozen=True):
     slices: dict[int, list[SliceDelivery]]
 
     def first_after(self, slice_no: int, at_ms: float) -> SliceDelivery | None:
-        """Return the delivery received first of those produced after ``at_ms``; None: none was.
+        """Return, of the deliveries produced after ``at_ms`` (epoch milliseconds), the one received
+        first; None: there are none.
 
         Of records that are produced at nearly the same time, those of another partition of the
         target may be seen first.
@@ -41,8 +44,8 @@ class Trace(msgspec.Struct, frozen=True):
         return min(later, key=lambda one: one.seen_ms, default=None)
 
     def pause_at(self, slice_no: int, at_ms: float) -> DeliveryPause | None:
-        """Return the pause of deliveries around ``at_ms``; None: there are no deliveries before or
-        after it.
+        """Return the pause of deliveries around ``at_ms`` (epoch milliseconds); None: there are no
+        deliveries before or after it.
 
         Records produced up to that millisecond are the old owner's, later ones the new owner's.
         """
@@ -56,13 +59,15 @@ class Trace(msgspec.Struct, frozen=True):
 
 
 class Tracer:
-    """Collector of the deliveries of a trace."""
+    """Collector of the deliveries from which a ``Trace`` is made."""
 
     def __init__(self) -> None:
         self._seen_ms: dict[int, dict[int, int]] = {}
 
     def add(self, places: Iterable[tuple[int, int]], seen_ms: int) -> None:
-        """Add slices and produce times of records that were received together at ``seen_ms``."""
+        """Add records that were received together at ``seen_ms``; ``places`` has slice number and
+        produce time of each. Times in epoch milliseconds.
+        """
         for slice_no, produced_ms in places:
             self._seen_ms.setdefault(slice_no, {}).setdefault(produced_ms, seen_ms)
 

@@ -1,7 +1,8 @@
 """Protocol between a bench and its helper processes: one JSON object a line.
 
-A helper reads its plan from the first line of standard input, then words; it writes a ``Message`` a
-line to standard output. The plan contains passwords, and so is not a public argument.
+A helper reads from standard input its plan, in the first line, then command words; it writes each
+``Message`` as a line to standard output. The plan contains passwords, and so is not a command-line
+argument, which other users could see.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ class Message(msgspec.Struct, frozen=True, omit_defaults=True):
     """Message of a helper.
 
     Attributes:
-        word: the event, one of the constants above.
+        word: the event, one of the constants of this module.
         count: number of records so far.
         at_s: time of the event, epoch seconds.
         why: text of an error.
@@ -62,7 +63,9 @@ def serve(kind: type[_Plan], work: Callable[[_Plan], None]) -> None:
 
 
 def await_word(word: str) -> None:
-    """Wait for ``word`` on standard input; exit with status 1 on another word or at the end."""
+    """Wait for the line ``word`` on standard input; exit with status 1 on another line or at the
+    end.
+    """
     if sys.stdin.buffer.readline().strip() != word.encode():
         sys.exit(1)
 

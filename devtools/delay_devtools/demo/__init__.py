@@ -1,5 +1,7 @@
-"""``make demo``: the main job on real Kafka, with its nodes killed and frozen, and judged.
+"""``delayservice demo``: the service on real Kafka; its nodes are killed and frozen (SIGSTOP), and
+every record is checked.
 
-``story`` is the run from the first broker to the verdict, ``sending`` the load, ``acts`` the
-faults of nodes. ``timeline`` derives the owners over time and why, ``report`` shows the results.
+``story`` plays the whole demo, ``acts`` causes the faults of nodes, ``choices`` has options and
+settings. ``timeline`` derives the owners of slices over time and why they changed, ``report`` shows
+the results.
 """

@@ -1,4 +1,6 @@
-"""Acts of the demo: kill a node in an open transaction, freeze another, restart a third."""
+"""Faults that the demo causes: it kills a node in an open transaction, freezes another and restarts
+a third.
+"""
 
 from __future__ import annotations
 
@@ -19,18 +21,19 @@ from delayservice.engine.ports import Place
 from delayservice.smoke.progress import Steps
 
 FAULT: Final = "flushed:stop"
-"""Fault point at which a worker stops, in an open transaction with its outputs at the broker."""
+"""Fault point and action: a worker stops in an open transaction whose outputs are at the broker."""
 _TRANSACTION_S_MAX: Final = 5.0
 _OWNERS_ASKED: Final = 4
-"""Number of owners of a slice that are tried: on a busy machine a session of two seconds may end,
-and a node that has lost the slice begins no transaction.
+"""Number of attempts to stop a slice's owner in an open transaction. On a busy machine an owner's
+ZooKeeper session of two seconds may end meanwhile, and a node that has lost the slice begins no
+transaction.
 """
 _PAUSE_S: Final = {True: (0.5, 1.5), False: (1.5, 3.5)}
-"""Shortest and longest pause before a deed, seconds, by whether there are several nodes."""
+"""Shortest and longest pause before a fault, in s; the key is whether there are several nodes."""
 _LOOKS: Final = 4
 _BETWEEN_LOOKS_S: Final = 0.05
 _INSIDE: Final = frozenset({0, 2, 3})
-"""Numbers of those kills, of every five, that happen inside a transaction."""
+"""Kills that happen in an open transaction: their numbers modulo 5."""
 
 INSIDE: Final = "in an open transaction"
 _NO_TRANSACTION: Final = "no transaction came"
@@ -38,7 +41,7 @@ _ANY_TIME: Final = "at a random moment"
 
 
 def script(kills: int, *, has_several: bool) -> list[tuple[Deed, bool]]:
-    """Return the acts in order, and whether each is to happen inside an open transaction."""
+    """Return the faults in order, each with whether it is to happen in an open transaction."""
     deeds = [(Deed.KILL, number % 5 in _INSIDE) for number in range(kills)]
     if has_several:
         deeds.insert(1, (Deed.FREEZE, True))
@@ -47,15 +50,15 @@ def script(kills: int, *, has_several: bool) -> list[tuple[Deed, bool]]:
 
 
 class Director:
-    """Performer of the script.
+    """Performer of the demo's faults on the nodes.
 
     Args:
-        group: the nodes, serving.
-        admin: client of the brokers.
-        targets: partitions that the service writes to.
-        go_on: sends the next part of the load.
+        group: the nodes, running.
+        admin: admin client of the Kafka cluster.
+        targets: topics and partitions that the service writes to.
+        go_on: sends the next part of the records.
         await_delivered: waits until the consumer has received some more records.
-        rng: source of the random times of acts.
+        rng: source of the random times of faults.
     """
 
     def __init__(
@@ -86,9 +89,10 @@ class Director:
         return len(self._group.nodes) > 1
 
     def play(self, deeds: Sequence[tuple[Deed, bool]], steps: Steps) -> None:
-        """Play the acts in order, each on the owner of another slice and with its part of the load.
+        """Cause the faults in order, each at the owner of the next slice, while the next part of
+        the records is sent.
 
-        An act that fails is added to ``missed``, and the next one is played, so that the records
+        A fault that fails is added to ``missed``, and the next one is caused, so that the records
         are judged in any case.
         """
         bar = steps.bar("Troubling the nodes", len(deeds))
@@ -110,7 +114,9 @@ class Director:
         bar.say("Troubled the nodes")
 
     def stop(self) -> None:
-        """Stop every node with SIGTERM; add those that fail to stop in order to ``missed``."""
+        """Stop every node with SIGTERM; add those that do not exit with status 0 in time to
+        ``missed``.
+        """
         for node in self._group.nodes.values():
             try:
                 node.stop_in_order()
@@ -118,7 +124,9 @@ class Director:
                 self.missed.append(Missed(f"{node.node_id} was to be stopped", str(exc)))
 
     def _stop_inside(self, slice_no: int) -> tuple[LocalNode, str]:
-        """Stop the owner of the slice in an open transaction, of this slice or another."""
+        """Stop a worker of the slice's owner in an open transaction, of this slice or another;
+        return the node, and whether that succeeded as a text for the report.
+        """
         for _ in range(_OWNERS_ASKED):
             node = self._group.owner(slice_no)
             if node.spring(_TRANSACTION_S_MAX):
@@ -126,7 +134,7 @@ class Director:
         return node, _NO_TRANSACTION
 
     def _set_right(self) -> None:
-        """Thaw every node that runs, and start the others."""
+        """Resume every frozen node, and start those that have ended."""
         for node in self._group.nodes.values():
             if node.running:
                 node.service.thaw()
@@ -147,7 +155,9 @@ class Director:
             self._group.await_home()
 
     def _freeze(self, node: LocalNode, how: str) -> None:
-        """Freeze a node, wait until others have taken over and deliver, and thaw it."""
+        """Freeze a node, wait until others have taken its slices over and deliver, and resume it;
+        wait until it has lost them.
+        """
         before = self._group.owned_by(node)
         at_ms = _now_ms()
         node.service.freeze()
@@ -182,7 +192,7 @@ class Director:
         held_back: int,
         woken_ms: float | None = None,
     ) -> Act:
-        """Record an act whose slices have new owners now, and return it."""
+        """Append an ``Act`` to ``acts`` and return it; its slices have new owners by now."""
         owners = self._group.owners()
         served_ms = max((owners[slice_no].from_ms for slice_no in slices), default=at_ms)
         act = Act(deed, node.node_id, slices, at_ms, how, held_back, served_ms, woken_ms)
@@ -192,8 +202,8 @@ class Director:
     # --- what the brokers say --------------------------------------------------------------------
 
     def _held_back(self) -> int:
-        """Return the least of some readings of ``Act.held_back``: transactions of other nodes end
-        between them, that of a dead or frozen node stays open.
+        """Return ``Act.held_back`` as the least of some readings: transactions of other nodes end
+        between them, while that of a killed or frozen node stays open.
         """
         found = [self._held_back_now()]
         while self._has_several and len(found) < _LOOKS:

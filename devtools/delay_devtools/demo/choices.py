@@ -19,7 +19,7 @@ class Choices:
 
     Attributes:
         records: number of records that are sent.
-        kills: number of kills of a node; None: a number that suits the number of nodes.
+        kills: number of kills of a node; None: the default for this number of nodes.
         nodes: number of nodes, each beside a broker; one alone runs without ZooKeeper.
         store: setting ``node.store``.
         delivery: setting ``delivery.mode``.
@@ -33,14 +33,15 @@ class Choices:
 
     @property
     def has_several(self) -> bool:
-        """Return whether there is a node that can take over."""
+        """Return whether there are several nodes, so that one can take over from another."""
         return self.nodes > 1
 
 
 def sets_of(choices: Choices, bootstrap: str, zookeeper: str) -> dict[str, list[str]]:
-    """Return the settings of each node: n1 beside broker 1, and so on.
+    """Return ``section.key=value`` settings by node name: n1 is beside broker 1, and so on.
 
-    They equal those of docker-compose.yml, with exceptions in a test; name and folder are missing.
+    They equal those of docker-compose.yml, except for the differences that a test lists; the node's
+    name and state folder are missing.
 
     Args:
         choices: number of nodes, store and delivery mode.

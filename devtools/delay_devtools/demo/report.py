@@ -44,9 +44,9 @@ class DemoReport:
         verdict: verdict on all records.
         sent: number of acknowledged records.
         started_ms: time of the first record, epoch milliseconds.
-        acts: acts that were done to the nodes.
-        missed: acts that failed.
-        events: events of slices in the nodes' logs.
+        acts: faults that were caused.
+        missed: faults that could not be caused.
+        events: events of slices (take-overs, hand-overs, losses) in the nodes' logs.
     """
 
     choices: Choices
@@ -59,15 +59,20 @@ class DemoReport:
 
     @property
     def is_good(self) -> bool:
-        """Return whether all records arrived correctly, and frozen nodes gave up their slices."""
+        """Return whether all records arrived correctly, and every frozen node logged the loss of
+        its slices.
+        """
         return self.verdict.is_good and Ending.SILENT not in self.endings()
 
     def endings(self) -> list[Ending]:
-        """Return how each woken node learned that it had lost its slices."""
+        """Return, for each frozen node, how it learned after its resumption that it had lost its
+        slices.
+        """
         return [ending(self.events, act) for act in self.acts if act.deed is Deed.FREEZE]
 
     def lateness_ms(self, *, around_failovers: bool) -> list[int]:
-        """Return, ascending, the time of each arrival minus its due time.
+        """Return the lateness of each arrival in ms, ascending: of records around failovers, or of
+        all other records.
 
         A record belongs to a failover (or to the restart of a single node) when it was due or on
         its way from half a second before a node was killed or frozen until one and a half seconds
@@ -87,7 +92,7 @@ class DemoReport:
         )
 
     def numbers(self) -> dict[str, float]:
-        """Return counts and measurements. ``lateness_ms_*`` leaves out records due around a
+        """Return counts and measurements by name. ``lateness_ms_*`` leaves out records due around a
         failover, which are in ``lateness_ms_around_restarts_*``.
         """
         verdict, acts = self.verdict, self.acts
@@ -118,15 +123,19 @@ class DemoReport:
         }
 
     def turns(self) -> list[Turn]:
-        """Return the ownerships of all slices over time, with reasons."""
+        """Return the rows of the timeline: the owners of all slices over time, and why they
+        changed.
+        """
         return turns(self.events, self.acts)
 
     def seconds_in(self, at_ms: float) -> float:
-        """Return the time since the first record was sent; negative before."""
+        """Return the time since the first record was sent, in s; negative before."""
         return round((at_ms - self.started_ms) / 1_000, 1)
 
     def summary(self, seconds: float) -> dict[str, object]:
-        """Return the JSON object of the last line: numbers, and owners by slice and time."""
+        """Return the JSON object of the last output line: counts, measurements, and owners by slice
+        and time. ``seconds`` is the duration of the demo.
+        """
         owners = [
             {
                 "slice": turn.slice_no,
@@ -141,7 +150,9 @@ class DemoReport:
 
 
 def show(console: Console, report: DemoReport, seconds: float) -> None:
-    """Show the histogram, the owners over time, and the tables."""
+    """Print the histogram, the owners over time, and the tables; ``seconds`` is the duration of the
+    demo.
+    """
     _show_histogram(console, report)
     if report.choices.has_several:
         _show_strips(console, report)
@@ -178,7 +189,7 @@ def _counts(ascending: Sequence[int]) -> list[int]:
 
 
 def _show_strips(console: Console, report: DemoReport) -> None:
-    """Show a line for each slice, with a colour for each node."""
+    """Print a line for each slice, with a colour for each node."""
     found = report.turns()
     end_ms = max([turn.from_ms for turn in found], default=report.started_ms) + 1_000
     cell_ms = (end_ms - report.started_ms) / _STRIP_WIDTH

@@ -1,8 +1,9 @@
 """The demo from the first broker to the verdict.
 
 Cluster and nodes start, and records are sent. Then nodes are killed, most of them in an open
-transaction whose outputs are at the broker already; one is frozen and woken too late, and one is
-restarted in good order. Finally every record is read back and compared.
+transaction whose outputs are at the broker already; one is frozen and resumed when others own its
+slices, and one is stopped with SIGTERM and started again. Finally every record is read back and
+compared.
 """
 
 from __future__ import annotations
@@ -45,18 +46,22 @@ WARM_UP_RECORDS: Final = 3_000
 WARM_UP_DELAY_MS_MAX: Final = 3_000
 _REPLICATION_MAX: Final = 3
 _KILLS: Final = {True: 3, False: 5}
-"""Number of kills, by whether there are several nodes: a kill takes longer then."""
+"""Default number of kills; the key is whether there are several nodes, where a kill takes
+longer.
+"""
 _DEED_S: Final = 8.0
-"""Shortest time that a deed takes with several nodes; the load goes on meanwhile."""
+"""Shortest time that a fault takes with several nodes, in s; records are sent meanwhile."""
 _CALM_S: Final = 5.0
-"""Time longer than a new owner waits before it hands a slice to its home node."""
+"""Time without a change of owner before the faults begin, in s; longer than an owner waits before
+it hands a slice to the node that is preferred for it.
+"""
 _DELIVERED: Final = 500
-"""Number of records that arrive after a take-over until the frozen node is woken."""
+"""Number of records that must arrive after a take-over before the frozen node is resumed."""
 
 
 def run(choices: Choices) -> int:
-    """Run the demo; return 0 only if no record was lost, doubled, early or altered, and all zombies
-    were fenced or stepped down.
+    """Run the demo; return 0 only if no record was lost, doubled, early or altered, and every
+    frozen node was fenced or stepped down when it was resumed.
     """
     console = Console()
     started_s = time.monotonic()
@@ -88,7 +93,7 @@ class _Story:
         self._admin = AdminClient({"bootstrap.servers": cluster.bootstrap}, logger=QUIET)
 
     def play(self) -> DemoReport:
-        """Play from the first topic to the verdict."""
+        """Create topics, start the nodes, send records while nodes fail, and return the report."""
         self._create_topics()
         kills = self._choices.kills
         if kills is None:
@@ -161,7 +166,9 @@ class _Story:
     # --- meanwhile -----------------------------------------------------------------------------
 
     def _sending(self, deeds: int) -> Sending:
-        """Return the load: a part for each deed, all together as long as the deeds take."""
+        """Return the sender of the records: in one part for each of ``deeds`` faults, at a rate
+        with which sending takes as long as the faults.
+        """
         records, per_s = self._choices.records, float(SEND_PER_S)
         if self._choices.has_several:
             per_s = min(per_s, records / max(deeds * _DEED_S, 1.0))

@@ -1,4 +1,6 @@
-"""Owners of each slice over time and why they changed, derived from logs and acts. Pure."""
+"""Owners of each slice over time and why they changed, derived from the nodes' logs and the faults.
+No I/O.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,7 @@ class Deed(StrEnum):
 
 
 class Ending(StrEnum):
-    """Way in which a woken node learned that others own its slices."""
+    """Way in which a frozen node learned after its resumption that others own its slices."""
 
     FENCED = "fenced by the broker"
     STEPPED_DOWN = "stepped down before it tried"
@@ -29,18 +31,19 @@ class Ending(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Act:
-    """Deed that was done. Times are epoch milliseconds.
+    """Fault that was caused at a node. Times are epoch milliseconds.
 
     Attributes:
-        deed: kind of the deed.
-        node_id: node that it was done to.
+        deed: kind of the fault.
+        node_id: node that failed.
         slices: slices that the node owned then.
-        at_ms: time of the deed.
-        how: state of the node's work at that time.
-        held_back: offsets in the target topics between the last stable offset and the high
-            watermark right after: its flushed outputs that are not committed, and what lies behind.
+        at_ms: time of the fault.
+        how: whether the node was in an open transaction, as a text for the report.
+        held_back: number of offsets in the target topics between the last stable offset and the
+            high watermark right after the fault: the node's uncommitted outputs, and all records
+            behind them.
         served_ms: time when each of its slices had a new ownership.
-        woken_ms: time when the node was thawed; None: it was not frozen.
+        woken_ms: time when the frozen node was resumed; None: it was not frozen.
     """
 
     deed: Deed
@@ -54,16 +57,18 @@ class Act:
 
     @property
     def is_failover(self) -> bool:
-        """Return whether the slices had no owner meanwhile: all deeds but a restart."""
+        """Return whether the slices had no running owner for a time: true of kills and freezes, not
+        of restarts with SIGTERM.
+        """
         return self.deed is not Deed.RESTART
 
 
 @dataclass(frozen=True, slots=True)
 class Missed:
-    """Deed that failed: the load goes on, and the verdict stands.
+    """Fault that could not be caused; the demo goes on without it.
 
     Attributes:
-        what: planned deed and node.
+        what: planned fault and node.
         why: condition that did not come true, and the ends of the logs.
     """
 
@@ -93,25 +98,28 @@ _START: Final = "start"
 
 
 def turns(events: Sequence[SliceEvent], acts: Sequence[Act]) -> list[Turn]:
-    """Return a row for each ownership and each refused owner, by slice and time."""
+    """Return a row for each ownership and each refused owner, sorted by slice and time."""
     found = [*_ownerships(ownerships(events), acts), *_fences(events, acts)]
     return sorted(found, key=lambda turn: (turn.slice_no, turn.from_ms))
 
 
 def fences(events: Sequence[SliceEvent], act: Act) -> int:
-    """Count the slices whose former owner was refused by the broker after this act."""
+    """Return the number of slices whose transaction the broker refused to the node of ``act`` after
+    it was resumed.
+    """
     return sum(_is_fence(one, act) for one in events)
 
 
 def has_let_go(events: Sequence[SliceEvent], act: Act) -> bool:
-    """Return whether the woken node has logged the loss of every slice that it owned when frozen:
-    each of three possible log lines shows that its old ownership has ended.
+    """Return whether the node of ``act`` has logged, after its resumption, the loss of every slice
+    that it owned when frozen. Each of three possible log lines shows that its old ownership has
+    ended.
     """
     return {one.slice_no for one in events if _is_of_woken(one, act)} >= set(act.slices)
 
 
 def ending(events: Sequence[SliceEvent], act: Act) -> Ending:
-    """Return how a frozen and woken node lost its slices.
+    """Return how a frozen node lost its slices after its resumption.
 
     The broker refuses an open transaction; a slice without a transaction is given up because the
     lease has ended, so that the broker never gets a request to refuse.
@@ -145,7 +153,7 @@ def _fences(events: Sequence[SliceEvent], acts: Sequence[Act]) -> Iterator[Turn]
 
 
 def _ownerships(every: Sequence[SliceOwnership], acts: Sequence[Act]) -> Iterator[Turn]:
-    """Return the ownerships; ``every`` is sorted by slice and epoch."""
+    """Yield a row for each ownership in ``every``, which is sorted by slice and epoch."""
     why, vacant_ms = _START, 0.0
     for tenure, after in pairwise([*every, None]):
         if tenure is None:
@@ -170,7 +178,9 @@ def _ownerships(every: Sequence[SliceOwnership], acts: Sequence[Act]) -> Iterato
 def _end(
     tenure: SliceOwnership, successor: SliceOwnership | None, acts: Sequence[Act]
 ) -> tuple[float, str]:
-    """Return the end of an owner's deliveries, epoch milliseconds, and the reason."""
+    """Return when the owner ``tenure`` stopped delivering, in epoch milliseconds, and a text with
+    the reason.
+    """
     last_ms = successor.from_ms if successor else float("inf")
     deeds = [
         act
@@ -187,8 +197,8 @@ def _end(
 
 
 def strip(found: Sequence[Turn], start_ms: float, end_ms: float, width: int) -> str:
-    """Return a slice's owners over time: the last character of the node's name for each moment at
-    which it could deliver, a dot where no node could.
+    """Return a slice's owners over time as ``width`` characters: the last character of the node's
+    name where it could deliver, a dot where no node could.
     """
     cell_ms = (end_ms - start_ms) / width
     cells = ["·"] * width

@@ -1,9 +1,10 @@
-"""Some days of a delay service, written into real topics as producers and the service write them.
+"""History of a drill: topics as some days of producers and of a delay service leave them.
 
 Time passes in steps. In each, producers write, some of them in transactions and some of those
-aborted; then the owner passes these records and settles the due ones, in a transaction with its
-checkpoint, sometimes after one that failed. Where slices share a partition of checkpoints, one of
-them commits often at the end. The last records are beyond every checkpoint.
+aborted; then the owner advances H past these records and settles the due ones, in a transaction
+with its checkpoint, sometimes after one that failed. Where slices share a partition of the
+checkpoint topic, one of them commits often at the end. The last records are beyond every
+checkpoint.
 """
 
 from __future__ import annotations
@@ -25,23 +26,26 @@ from delay_devtools.drill.writing import CountedWriter, Ends
 STEPS: Final = 36
 SPAN_MS: Final = 3 * DAY_MS
 TAIL_MS: Final = 120_000
-"""Time from the last checkpoint to the end of the history."""
+"""Time from the last checkpoint to the end of the history, in ms."""
 _ABORTED: Final = 2
-"""Number of records of each partition in an aborted transaction of a producer."""
+"""Number of records in each partition that a producer writes in an aborted transaction."""
 _SAMPLE: Final = 20
-"""Number of outputs in a transaction of the service that fails."""
+"""Largest number of outputs in the aborted transaction that the service writes in each step."""
 _BUSY: Final = 1_000
-"""Number of commits of one slice at the end, to leave checkpoints of others far behind."""
+"""Number of checkpoints of the first slice at the end, so that those of slices in the same
+partition are far behind in the log.
+"""
 
 
 class Theatre:
-    """Player of scenes step by step.
+    """Runner of scenes (generators that write a defect, or a sound case that looks like one), step
+    by step.
 
     Args:
         shared: facts shared by all scenes.
-        plan: names of the scenes that begin in each step or in ``TAIL``.
-        scenes: scenes by name; those without a finding are sound.
-        pinned: scenes that are played in the first shard.
+        plan: names of the scenes that begin in each step, by its number, or at the end (``TAIL``).
+        scenes: scenes by name; those that expect no finding are sound.
+        pinned: names of the scenes that are played in the first shard.
     """
 
     def __init__(
@@ -76,8 +80,8 @@ class Theatre:
             self._go(name, stage, self._scenes[name](stage), write)
 
     def go_on(self, stop_ms: int, write: Callable[[OutputRecord], int]) -> None:
-        """Resume the scenes whose records are passed and have keys before ``stop_ms`` (epoch
-        milliseconds).
+        """Resume the scenes whose records are below H and have keys before ``stop_ms`` (epoch
+        milliseconds); ``write`` appends a record and returns its offset.
         """
         played, self._played = self._played, []
         for name, stage, scene in played:
@@ -88,7 +92,9 @@ class Theatre:
                 self._played.append((name, stage, scene))
 
     def finish(self, start_ms: int, write: Callable[[OutputRecord], int]) -> None:
-        """Play the scenes at the end of the history, whose records no checkpoint covers."""
+        """Play the scenes at the end of the history, whose records no checkpoint covers; arguments
+        as of ``begin``.
+        """
         self.begin(TAIL, start_ms, write)
         for name, stage, scene in self._played[:]:
             if name in self._plan.get(TAIL, ()):
@@ -110,19 +116,19 @@ class Theatre:
 
 @dataclass(slots=True)
 class Life:
-    """State of a history.
+    """State of the history that a drill writes.
 
     Attributes:
         names: names of its topics.
-        topic_id: id of the delay topic.
-        shards: shards in their owner's last state.
-        beyond: records above H, by partition.
+        topic_id: Kafka's id of the delay topic.
+        shards: models of the shards, as their owner has left them.
+        beyond: schedules with offsets from H on, by partition.
         checkpoints: offset of the newest checkpoint of each slice.
         records: number of records that producers have committed.
         gone: offset in the first shard below which retention deletes records.
-        turns: first offset of the second contract, by partition.
+        turns: first offset under the second contract, by partition.
         now_ms: end of the history, epoch milliseconds.
-        ends: ends of all logs.
+        ends: next offsets of all partitions.
     """
 
     names: TopicNames
@@ -138,12 +144,12 @@ class Life:
 
 
 class HistoryWriter:
-    """Writer of one history.
+    """Writer of the history of a drill.
 
     Args:
         life: state of the history, updated while writing.
-        users: source of producers' records.
-        theatre: player of the scenes.
+        users: generator of producers' records.
+        theatre: runner of the scenes.
         plain: writer without transactions.
         producer: writer of a producer's transactions.
         owner: writer of the service's transactions.
@@ -166,7 +172,9 @@ class HistoryWriter:
         self._producer = producer
         self._owner = owner
         self._log: list[list[tuple[Record, int]]] = [[] for _ in life.shards]
-        """Records above H and the times of their append, by partition."""
+        """Records with offsets from H on and the times of their append in epoch milliseconds, by
+        partition.
+        """
         self._commit = 0
 
     def write(
@@ -179,7 +187,7 @@ class HistoryWriter:
 
         Args:
             records: number of producers' records, without those of scenes.
-            tell: called with the number of records so far.
+            tell: called with the number of records written so far.
             pause: called after each step, with its number; writing waits for it.
         """
         start_ms = self._life.now_ms - TAIL_MS - SPAN_MS
@@ -215,7 +223,9 @@ class HistoryWriter:
     # --- producers -----------------------------------------------------------------------------
 
     def _produce(self, requests: Sequence[Request]) -> None:
-        """Write half of the records plainly, half in a transaction, and some in an aborted one."""
+        """Write half of ``requests`` without a transaction and half in one, and some more records
+        in an aborted one.
+        """
         half = len(requests) // 2
         self._append(self._plain, requests[:half])
         self._plain.flush()
@@ -241,7 +251,7 @@ class HistoryWriter:
         self._life.records += len(requests)
 
     def _bystanders(self) -> None:
-        """Write records of other services to the same topics, which are no defects."""
+        """Write records of other services to the topics of the drill, which are no defects."""
         target, other = ((topic, 0) for topic in self._names.targets)
         foreign: Headers = [("delay-source", b"delay_topic_elsewhere:0:7"), ("delay-settles", b"7")]
         self._plain.write(target, b"k", b"of another producer", [("own", b"1")])
@@ -253,7 +263,9 @@ class HistoryWriter:
     # --- the service ---------------------------------------------------------------------------
 
     def _settle(self, stop_ms: int) -> None:
-        """Pass all records written so far, and settle those due before ``stop_ms``."""
+        """Advance H past all records written so far, and settle those due before ``stop_ms`` (epoch
+        milliseconds); write outputs and checkpoints in a transaction.
+        """
         steps = [
             (shard, step) for shard in self._life.shards for step in self._steps(shard, stop_ms)
         ]
@@ -293,7 +305,9 @@ class HistoryWriter:
         self._log[shard.place[1]].append((again, step.at_ms))
 
     def _writes(self, writer: CountedWriter, output: OutputRecord) -> int:
-        """Append a record; return its offset. H passes records of the delay topic later."""
+        """Append a record and return its offset; H advances past records of the delay topic
+        later.
+        """
         topic, partition = output.place
         offset = writer.write(output.place, output.key, output.value, output.headers, output.at_ms)
         if topic == self._names.delay:
@@ -309,7 +323,7 @@ class HistoryWriter:
                 self._checkpoint(0)
 
     def _commit_in_vain(self) -> None:
-        """Write the last slice's checkpoint in a transaction that fails."""
+        """Write the last slice's checkpoint in the open transaction, which is then aborted."""
         number = len(self._life.shards) - 1
         before = self._life.checkpoints.get(number)
         self._checkpoint(number)
@@ -348,7 +362,9 @@ class HistoryWriter:
     # --- the end -------------------------------------------------------------------------------
 
     def _leave(self) -> None:
-        """Leave records above H, which copies store, and mark the records that they cancel."""
+        """Set ``Life.beyond`` to the schedules with offsets from H on, which copies store, and mark
+        the records that they or control records cancel.
+        """
         for shard, log in zip(self._life.shards, self._log, strict=True):
             records = [record for record, _ in log]
             for record in records:

@@ -1,4 +1,4 @@
-"""Compare the findings of the jobs with the injected defects."""
+"""Compare the findings of Spark's jobs with the injected defects."""
 
 from __future__ import annotations
 
@@ -10,10 +10,12 @@ from typing import Final
 from delay_devtools.drill.stage import Defect
 
 SHOWN_MAX: Final = 20
-"""Largest number of missed and of invented findings that are reported."""
+"""Largest number of missed findings that are reported, and of findings without a defect."""
 
 Finding = tuple[object, ...]
-"""World of a job (``topics``, ``follow``, ``disks`` or ``digests``), then the fields found."""
+"""Finding of a job: first the world that it examined (``topics``, ``follow``, ``disks`` or
+``digests``), then the fields of the finding.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +29,7 @@ class DrillVerdict:
         invented: number of findings without a defect.
         missed: sample of expected findings that are missing.
         inventions: sample of findings without a defect.
-        seconds: durations of the jobs, by name.
+        seconds: durations of the jobs in s, by name.
     """
 
     records: int
@@ -44,7 +46,7 @@ class DrillVerdict:
         return self.invented == 0 and self.injected == self.found
 
     def to_json(self) -> dict[str, object]:
-        """Return the verdict for programs."""
+        """Return the verdict as a JSON object."""
         seconds = sum(self.seconds.values())
         return {
             "injected": sum(self.injected.values()),
@@ -69,13 +71,13 @@ def judge(
     records: int,
     seconds: Mapping[str, float],
 ) -> DrillVerdict:
-    """Return the verdict on the findings.
+    """Return the verdict of a drill on the findings.
 
     Args:
         defects: injected defects.
         findings: findings of the jobs; a second equal one counts as invented.
         records: number of producers' records.
-        seconds: durations of the jobs, by name.
+        seconds: durations of the jobs in s, by name.
     """
     left = Counter(findings)
     missed: list[Finding] = []

@@ -1,4 +1,6 @@
-"""Nodes that publish digests of their copies and answer for them (docs/internals/digests.md)."""
+"""Nodes of a drill, which publish digests of their copies and answer queries for the copies'
+records (docs/internals/digests.md).
+"""
 
 from __future__ import annotations
 
@@ -25,11 +27,15 @@ _ROWS: Final = 1_000
 _TICK_S: Final = 0.1
 
 Slots = dict[int, dict[int, tuple[int, int]]]
-"""Number of records and sum of their hashes, by hour and minute."""
+"""Number of records and sum of their hashes, by start of the hour (epoch milliseconds) and minute
+in it.
+"""
 
 
 def publish(life: Life, copies: Sequence[ShardCopy], writer: CountedWriter) -> None:
-    """Write the digests of all copies to the digests topic, after some outdated ones."""
+    """Write the digests of all copies in the world ``digests`` to the digests topic, after some
+    outdated ones.
+    """
     place = (life.names.own("digests"), 0)
     for number, copy in enumerate(one for one in copies if one.world == "digests"):
         for key, value in _rows(life, copy, is_silent=number % 2 == 0):
@@ -40,7 +46,9 @@ def publish(life: Life, copies: Sequence[ShardCopy], writer: CountedWriter) -> N
 def _rows(
     life: Life, copy: ShardCopy, *, is_silent: bool
 ) -> Iterator[tuple[bytes, dict[str, Any] | None]]:
-    """Yield keys and values of digests; ``is_silent``: a stale copy does not report being stale."""
+    """Yield keys and values of a copy's digest records, outdated ones first; None: a tombstone.
+    With ``is_silent``, a stale copy does not report that it is behind.
+    """
     topic, partition = copy.place
     of = f"{copy.node}/{topic}/{partition}"
     said = {
@@ -117,7 +125,9 @@ def _sums(copy: ShardCopy) -> Slots:
 
 @contextmanager
 def answering(bootstrap: str, life: Life, copies: Sequence[ShardCopy]) -> Iterator[None]:
-    """Run nodes that answer queries for the records of a range, inside of the context."""
+    """Answer queries for a copy's records in a range of keys, on a thread, inside of the
+    context.
+    """
     topic = life.names.own("repairs")
     kept = {(c.node, *c.place): c for c in copies if c.world == "digests"}
     consumer = clients.consumer({"bootstrap.servers": bootstrap}, f"drill-{life.names.run}")

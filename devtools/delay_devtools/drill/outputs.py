@@ -1,4 +1,4 @@
-"""Records that the service writes for each step; ``scenes`` alter some of them."""
+"""Records that the service writes for each step of the model; ``scenes`` alter some of them."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from delay_devtools.drill.wire import BY_KEY, Headers, Place, partition_of
 
 @dataclass(frozen=True, slots=True)
 class OutputRecord:
-    """A record to write.
+    """Record that the model of the service or of a producer writes.
 
     Attributes:
         place: topic and partition.
         key: key of the record.
         value: value of the record.
-        own: headers of the producer; of a copy, all headers.
+        own: headers of the producer; of a requeued record, all headers.
         told: headers that the service adds.
         at_ms: timestamp, epoch milliseconds.
     """
@@ -31,7 +31,7 @@ class OutputRecord:
 
     @property
     def headers(self) -> Headers:
-        """Return all headers."""
+        """Return all headers: the producer's, then the service's."""
         return [*self.own, *self.told]
 
 
@@ -41,7 +41,7 @@ def output_of(names: TopicNames, shard: ModelShard, step: ModelStep) -> OutputRe
     Args:
         names: names of the topics.
         shard: shard of the record that the step settles.
-        step: step of the service.
+        step: what the service does with that record.
     """
     if step.act in ("deliver", "fire"):
         return _delivery(names, shard, step)

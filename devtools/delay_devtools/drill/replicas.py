@@ -1,7 +1,7 @@
 """Copies of each shard on three nodes, on disks and in digests, and their defects.
 
-Each defect has an hour of one copy of its own, so that defects can't hide each other; a stale copy
-has no other defect.
+Each defect lies in another hour of a copy, so that defects can't hide each other; a stale copy has
+no other defect.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ NODES: Final = ("n1", "n2", "n3")
 WORLDS: Final = ("disks", "digests")
 STALE: Final = "stale_replica"
 LAST: Final = NODES[-1]
-"""The only node with stale copies, so that each shard keeps two copies to compare."""
+"""Name of the only node with stale copies, so that each shard keeps two copies to compare."""
 _NEAR_MINUTES: Final = 3
 """Distance from K in minutes within which slots are not compared."""
 _ROUND: Final = 4_096
@@ -34,7 +34,9 @@ NO_MARK: Final = -1
 
 
 class CopyFound(NamedTuple):
-    """A finding of the comparison; ``slot_ms`` None: it concerns the whole copy."""
+    """Finding of the comparison of copies. ``slot_ms`` is the start of the minute or hour in epoch
+    milliseconds; None: the finding concerns the whole copy.
+    """
 
     kind: str
     node: str
@@ -45,7 +47,9 @@ class CopyFound(NamedTuple):
 
 
 class Frame(NamedTuple):
-    """A record of one copy; ``mark`` is ``NO_MARK`` or the offset of its canceller."""
+    """Record in a copy; ``mark`` is the offset of its canceller or ``NO_MARK``, ``payload`` the
+    record as a store keeps it.
+    """
 
     key_ms: int
     offset: int
@@ -55,7 +59,7 @@ class Frame(NamedTuple):
 
     @property
     def slot_ms(self) -> int:
-        """Return the start of the minute of its key, epoch milliseconds."""
+        """Return the start of the minute of the record's key, epoch milliseconds."""
         return self.key_ms - self.key_ms % MINUTE_MS
 
     @property
@@ -70,15 +74,15 @@ class ShardCopy:
     """One node's copy of one shard.
 
     Attributes:
-        world: world of the comparison, ``disks`` or ``digests``.
+        world: ``disks`` or ``digests``, from which the comparison reads the copy.
         node: name of its node.
         place: topic and partition of the shard.
-        frames: records by offset.
-        h: H of the shard's cursor: offset below which records are passed.
-        from_ms: start of the first compared slot, epoch milliseconds.
+        frames: records of the copy, by offset.
+        h: H of the shard's cursor, exclusive end of the offsets that the comparison considers.
+        from_ms: start of the first compared minute, epoch milliseconds.
         stop: next source offset that the copy stores.
-        is_stale: whether the copy is far behind.
-        damaged: starts of unreadable slots or hours, epoch milliseconds.
+        is_stale: whether the copy lacks the newer half of the offsets below H.
+        damaged: starts of unreadable minutes (in digests) or hours (on disks), epoch milliseconds.
     """
 
     world: str
@@ -92,7 +96,7 @@ class ShardCopy:
     damaged: list[int] = field(default_factory=list)
 
     def pending(self) -> Iterator[Frame]:
-        """Yield the pending records that the comparison takes into account."""
+        """Yield the pending records of the copy that the comparison considers."""
         for frame in self.frames.values():
             is_marked = NO_MARK < frame.mark < self.h
             if frame.offset < self.h and frame.key_ms >= self.from_ms and not is_marked:
@@ -105,7 +109,7 @@ class ShardCopy:
 
 @dataclass(slots=True)
 class Cell:
-    """An hour of a copy, and its pending records."""
+    """One hour of a copy: its pending records, and those that are marked as cancelled."""
 
     copy: ShardCopy
     hour_ms: int
@@ -114,7 +118,7 @@ class Cell:
 
 
 def copies_of(life: Life) -> list[ShardCopy]:
-    """Return a sound copy of each shard for each node, on disk and in digests."""
+    """Return a sound copy of each shard for each node and world (``disks``, ``digests``)."""
     made = []
     for shard, beyond in zip(life.shards, life.beyond, strict=True):
         frames = {frame.offset: frame for frame in _frames(shard, beyond)}
@@ -141,7 +145,7 @@ class Spoiler:
 
     Args:
         copies: all copies.
-        holes: offsets without a committed record, by place.
+        holes: offsets without a committed record, by topic and partition.
         rng: source of randomness.
     """
 
@@ -154,7 +158,8 @@ class Spoiler:
         self._cells: list[Cell] = []
 
     def spoil(self, kinds: Sequence[str]) -> list[Defect]:
-        """Inject a defect for each name in ``kinds``, in turn on disks and in digests; return them.
+        """Inject a defect for each kind in ``kinds``, of equal kinds alternately on disks and in
+        digests; return the defects.
 
         Raises:
             DelayServiceError: there are more defects than free hours.
@@ -214,13 +219,15 @@ class Spoiler:
         return [cell.copy.found("missing", frame)]
 
     def _lose_mark(self, cell: Cell) -> list[CopyFound]:
-        """Remove the mark of a cancelled record."""
+        """Remove the mark of a cancelled record; return the expected findings, none if the hour has
+        no such record.
+        """
         if not cell.marked:
             return []
         return self._added(cell, self._rng.choice(cell.marked)._replace(mark=NO_MARK))
 
     def _add_record(self, cell: Cell) -> list[CopyFound]:
-        """Add a record that was never committed."""
+        """Add a record that was never committed; return the expected findings."""
         copy = cell.copy
         free = [o for o in self._holes[copy.place] if o < copy.h and o not in copy.frames]
         like = self._rng.choice(cell.pending)
@@ -233,7 +240,9 @@ class Spoiler:
         return [cell.copy.found("extra", frame)]
 
     def _alter_record(self, cell: Cell) -> list[CopyFound]:
-        """Alter the content of a record without an id; the sums of others contain only the id."""
+        """Alter the content of a record without an id, as digests hash only the id of others;
+        return the expected findings, none if there is no such record.
+        """
         plain = [frame for frame in cell.pending if frame.record_id is None]
         if not plain:
             return []
@@ -245,7 +254,9 @@ class Spoiler:
         return [cell.copy.found("different", frame)]
 
     def _damage(self, cell: Cell) -> list[CopyFound]:
-        """Damage the hour's file on a disk; in digests, report a minute as unreadable."""
+        """Damage the hour's file on a disk, or in digests report a minute as unreadable; return the
+        expected findings.
+        """
         copy = cell.copy
         start_ms = cell.hour_ms if copy.world == "disks" else cell.pending[0].slot_ms
         copy.damaged.append(start_ms)
@@ -259,7 +270,9 @@ class Spoiler:
         "altered_record": _alter_record,
         "flipped_byte": _damage,
     }
-    """Methods that inject defects of copies, by name; ``STALE`` is injected separately."""
+    """Methods that inject defects of copies, by kind of defect; ``STALE`` is injected
+    separately.
+    """
 
 
 def _plain(value: bytes) -> bytes:
@@ -277,7 +290,9 @@ def _no_room(kind: str) -> DelayServiceError:
 
 
 def keep(life: Life, copies: Iterable[ShardCopy], state: Path) -> dict[str, str]:
-    """Write the copies on disks with the service's store; return the nodes' folders by name."""
+    """Write the copies of the world ``disks`` below ``state`` with the service's store; return the
+    nodes' state folders by name.
+    """
     for copy in copies:
         if copy.world == "disks":
             folder = str(state / copy.node / "wheel" / "0")
@@ -308,7 +323,9 @@ def _keep(copy: ShardCopy, folder: ShardFolder) -> None:
 
 
 def flip_byte(folder: ShardFolder, start_ms: int) -> None:
-    """Flip one bit in a shard's file of the slot that begins at ``start_ms``."""
+    """Flip one bit in the file of the slot that begins at ``start_ms`` (epoch milliseconds), in a
+    shard's store.
+    """
     state = load_state(folder)
     if state is None:
         raise AssertionError(folder)

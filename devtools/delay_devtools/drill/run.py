@@ -43,15 +43,17 @@ if TYPE_CHECKING:
 
 COPY_KINDS: Final = (*Spoiler.KINDS, STALE)
 KINDS: Final = (*DEFECTS, *COPY_KINDS)
-"""Every kind of defect."""
+"""Names of all kinds of defects."""
 
 _SECRET: Final = b"of a drill, and of nothing else"
 FOLLOWED: Final = "follow"
-"""World of an audit that runs while the history is written."""
+"""World of the findings of audits that run while the history is written."""
 _STALE_MS: Final = 6 * HOUR_MS
-"""Age at which a record that is due and not settled counts as overdue."""
+"""Age in ms at which a record that is due and not settled counts as overdue."""
 _BEHIND_PART: Final = 20
-"""Divisor of a log's length: a copy that lacks one such part counts as behind."""
+"""Divisor of the number of a partition's records; a copy that lacks more than the result counts as
+behind.
+"""
 _FINDINGS_SPARE: Final = 10_000
 """Largest number of findings that are read beyond the expected ones."""
 
@@ -63,7 +65,7 @@ class DrillOptions:
     Attributes:
         records: number of records that producers write.
         defects: number of defects of all kinds together.
-        seed: seed of everything random.
+        seed: seed of all random choices.
         partitions: number of partitions of the delay topic and of each target.
         bootstrap: brokers of a cluster; empty: a cluster is started.
         keep: whether to keep topics and folders.
@@ -89,12 +91,12 @@ class Drill:
     Attributes:
         options: options of the drill.
         bootstrap: brokers of its cluster.
-        folder: folder of results and of the nodes' folders.
+        folder: folder of the jobs' results and of the nodes' state folders.
         life: state of the history.
         copies: copies of all nodes.
         folders: state folders, by node name.
         defects: injected defects.
-        seconds: durations of the jobs that ran while it was written, by name.
+        seconds: durations in s of the audits that ran while the history was written, by name.
     """
 
     options: DrillOptions
@@ -111,11 +113,12 @@ class Drill:
 def prepared(
     options: DrillOptions, spark: SparkSession | None = None, *, is_shown: bool
 ) -> Iterator[Drill]:
-    """Write a drill's history and copies; remove topics and folders at the end unless kept.
+    """Write a drill's history and copies, and yield the drill; remove topics and folders at the end
+    unless kept.
 
     Args:
         options: options of the drill.
-        spark: session for audits while the history is written, if there are cuts.
+        spark: session for audits while the history is written; needed if ``options.cuts`` is not 0.
         is_shown: whether progress is shown.
 
     Raises:
@@ -182,12 +185,12 @@ def _make(
 
 
 def _cuts(options: DrillOptions) -> list[int]:
-    """Return the numbers of the steps after which an audit runs, without the end."""
+    """Return the numbers of the steps after which an audit runs, except the last."""
     return [STEPS * number // options.cuts for number in range(1, options.cuts)]
 
 
 def _make_topics(names: TopicNames, topics: TopicAdmin) -> str:
-    """Make the topics; return the id of the delay topic."""
+    """Create the topics of the drill; return Kafka's id of the delay topic."""
     checkpoint = names.own("checkpoint")
     wide = [names.delay, *names.targets, checkpoint]
     narrow = [names.own(what) for what in ("dead_letter", "outcomes", "digests", "repairs")]
@@ -209,7 +212,7 @@ def _write(
     shown: Steps,
     pause: Callable[[int], None],
 ) -> list[Defect]:
-    """Write the history; return the defects of its topics."""
+    """Write the history with the defects of topics in ``kinds``; return these defects."""
     theatre = theatre_of(life, kinds, rng)
     plain, producer, owner = (
         CountedWriter(bootstrap, life.ends, transactional=transactional)
@@ -227,7 +230,9 @@ def _write(
 
 
 def theatre_of(life: Life, kinds: Sequence[str], rng: random.Random) -> Theatre:
-    """Return the scenes of a history: each defect as planned, each sound scene twice."""
+    """Return the runner of a history's scenes: one for each defect of topics in ``kinds``, and each
+    sound scene twice.
+    """
     plan: dict[int, list[str]] = {}
     for name in [*(kind for kind in kinds if kind in DEFECTS), *SOUND, *SOUND]:
         step = rng.choice(STEPS_OF.get(name, range(1, STEPS * 2 // 3)))
@@ -241,7 +246,7 @@ def theatre_of(life: Life, kinds: Sequence[str], rng: random.Random) -> Theatre:
 
 
 def judged(drill: Drill, spark: SparkSession, say: Say) -> DrillVerdict:
-    """Run the jobs, and compare their findings with the injected defects."""
+    """Run audit and comparisons, and compare their findings with the injected defects."""
     seconds, findings = dict(drill.seconds), []
     if FOLLOWED in seconds:
         path = str(drill.folder / FOLLOWED / "findings")
@@ -285,7 +290,7 @@ def audit_options(drill: Drill, out: str, *, is_over: bool = True, **more: objec
         out: folder for results.
         is_over: whether the whole history is written. Before, overdue records can't be found, as
             the time of the history is not the clock's.
-        more: further options.
+        more: options that override these.
     """
     from connectors.spark.audit import AuditOptions
 
@@ -313,7 +318,9 @@ def _audit(drill: Drill, spark: SparkSession, say: Say) -> str:
 
 
 def _follow(drill: Drill, spark: SparkSession, *, is_last: bool = False) -> None:
-    """Audit the records since the last cut, by a new audit that has only the stored state."""
+    """Audit the records since the last such audit, with an object that knows only the stored state;
+    add its duration to ``drill.seconds``.
+    """
     from connectors.spark.audit import Following
 
     began_s = time.monotonic()
@@ -352,7 +359,9 @@ def _reconcile(drill: Drill, spark: SparkSession, say: Say, folders: dict[str, s
 
 
 def read_findings(spark: SparkSession, path: str, job: str, expected: int) -> list[Finding]:
-    """Return the findings of a job; ``expected`` limits the number that is read."""
+    """Return the findings that a job has written to ``path``; ``expected`` is the number of
+    defects, from which follows how many findings are read at most.
+    """
     read = spark.read.option("recursiveFileLookup", value=True)
     rows = read.parquet(path).limit(expected * 100 + _FINDINGS_SPARE).collect()
     if job not in ("topics", FOLLOWED):

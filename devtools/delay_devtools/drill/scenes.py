@@ -1,7 +1,8 @@
 """Catalogue of scenes: defects of topics, and sound cases that look like defects.
 
 It is the one definition of these defects, for the drill and for tests. The name of a scene is the
-kind of its defect. At ``yield`` the service passes the records written before.
+kind of its defect. At ``yield`` a scene waits until the service has handled the records that it has
+written.
 """
 
 from __future__ import annotations
@@ -15,13 +16,17 @@ from delay_devtools.drill.stage import Scene
 DEFECTS: Final[Mapping[str, Scene]] = {
     scene.__name__: scene for scene in (*wrong_outputs.SCENES, *wrong_settling.SCENES)
 }
-"""Kinds of defects of topics. A seed chooses among them in this order."""
+"""Scenes that write a defect into topics, by kind of defect. A seed selects kinds by this order, so
+a change of it changes every history.
+"""
 
 SOUND: Final[Mapping[str, Scene]] = {scene.__name__: scene for scene in sound_scenes.SCENES}
 """Sound scenes that look like defects."""
 
 FIRST: Final = frozenset({"duplicate_of_what_is_gone"})
-"""Scenes that begin with the history, in the first shard, whose first records retention takes."""
+"""Scenes that begin at the start of the history in the first shard, whose first records are deleted
+as by retention.
+"""
 
 TURN: Final = 12
 """Number of the step after which the second contract applies."""
@@ -30,7 +35,7 @@ STEPS_OF: Final[Mapping[str, range]] = {
     "letter_of_its_contract": range(1, TURN),
     "letter_of_the_former_contract": range(TURN + 1, TURN + 8),
 }
-"""Steps at which scenes that depend on the contract begin."""
+"""Numbers of the steps in which scenes that depend on the contract may begin."""
 
 LAST: Final = frozenset({"unaccounted", "stuck"})
-"""Scenes at the end of the history, above H."""
+"""Scenes at the end of the history, whose records have offsets from H on."""

@@ -1,9 +1,8 @@
-"""Model of a delay service, by the rules of ``docs/internals/design.md``: for one shard, in
-memory.
+"""Model of a delay service for one shard, in memory, by the rules of ``docs/internals/design.md``.
 
-``pass_offset`` is rules 8 and 9 (H passes a record), ``advance`` rule 10 (K advances). Both yield
-the steps to write; the history writes them. ``awaits`` is rule 14: H stops at a canceller
-whose victim's copy is not written yet.
+``pass_offset`` applies rules 8 and 9 (H advances past a record), ``advance`` rule 10 (K advances).
+Both yield steps, for which ``history`` writes records. ``awaits`` is rule 14: H stops before a
+canceller while the requeued record that it cancels is not written yet.
 """
 
 from __future__ import annotations
@@ -26,23 +25,25 @@ from delay_devtools.drill.wire import (
 ROLL_WINDOW_MS: Final = DAY_MS
 PARK_MS: Final = 10_000
 SCENE: Final = "scene"
-"""Operation of a scene's records: H only passes them, the scene writes their outputs."""
+"""Value of ``Request.op`` for records of scenes: the model only advances H past them, and the scene
+writes their outputs.
+"""
 _ATTEMPTS: Final = 2
 
 
 @dataclass(slots=True)
 class Record:
-    """Record of the delay topic.
+    """Record of the delay topic, as the model knows it.
 
     Attributes:
         offset: offset of the record.
         key_ms: key of the record: time of its next step, epoch milliseconds.
-        request: producer's record and its meaning.
-        source: ``delay-source`` of the first record, if this is a copy.
-        attempt: number of the attempt, from 1.
-        mark: offset of the record that cancels, replaces or fires it; None: there is no such.
-        base: of a copy: the first offset whose record of the same id cancels it.
-        is_flying: whether it is a copy that H has not passed.
+        request: the producer's record, and its meaning.
+        source: ``delay-source`` of the original record, if this one is requeued.
+        attempt: number of the attempt to deliver, from 1.
+        mark: offset of the record that cancels, replaces or fires it; None: there is none.
+        base: of a requeued record: the first offset whose record of the same id cancels it.
+        is_flying: whether it is a requeued record past which H has not advanced.
     """
 
     offset: int
@@ -55,7 +56,7 @@ class Record:
     is_flying: bool = False
 
     def payload(self) -> bytes:
-        """Return the record as a store keeps it, in MessagePack."""
+        """Return the record in MessagePack, as a store keeps it."""
         asked = self.request
         meta = None
         if (asked.record_id, asked.expires_ms, self.source) != (None, None, None):
@@ -71,15 +72,15 @@ Act: TypeAlias = Literal[
 
 @dataclass(frozen=True, slots=True)
 class ModelStep:
-    """Step of the service.
+    """What the service does with one record.
 
     Attributes:
-        act: kind of the step.
+        act: kind of the step; ``copy`` requeues the record, ``letter`` dead-letters it.
         record: record that it settles; a control or broken record settles itself.
         at_ms: time of the step, epoch milliseconds.
-        by: offset of the canceller.
+        by: offset of the canceller; -1: there is none.
         text: outcome of a control record, or code of a dead letter.
-        again: copy to append, whose offset is not known yet.
+        again: requeued record to append, whose offset is not known yet.
     """
 
     act: Act
@@ -97,7 +98,7 @@ class ModelShard:
     Attributes:
         place: topic and partition.
         key: K of the cursor: key ``(key_ms, offset)`` up to which records are settled.
-        h: H of the cursor: offset below which records are passed.
+        h: H of the cursor: first offset past which H has not advanced.
         waiting: pending records, by offset.
         marked: records settled before their key: a store still has them, with a mark.
     """
@@ -110,7 +111,7 @@ class ModelShard:
     _named: dict[bytes, Record] = field(default_factory=dict)
     """Last record of each id that was not cancelled, replaced or fired."""
     _due: list[tuple[int, int]] = field(default_factory=list)
-    """Heap of the keys of pending records, some of them settled meanwhile."""
+    """Heap of the keys of pending records; some of these records are settled meanwhile."""
 
     @property
     def name(self) -> str:
@@ -120,14 +121,16 @@ class ModelShard:
     # --- H -------------------------------------------------------------------------------------
 
     def awaits(self, record: Record) -> bool:
-        """Return whether H must stop before a record, as the record that it cancels is a copy whose
-        offset is not known yet.
+        """Return whether H must stop before ``record``, as the record that it cancels is requeued
+        and its new offset is not known yet.
         """
         earlier = self._named.get(record.request.record_id or b"")
         return record.source is None and earlier is not None and earlier.offset < 0
 
     def pass_offset(self, record: Record, at_ms: int) -> Iterator[ModelStep]:
-        """Advance H past a record at ``at_ms`` (epoch milliseconds); yield the resulting steps."""
+        """Advance H past ``record`` at ``at_ms`` (epoch milliseconds); yield the steps that
+        result.
+        """
         asked = record.request
         self.h = record.offset + 1
         record.is_flying = False
@@ -148,7 +151,9 @@ class ModelShard:
             yield from self._take(record, at_ms)
 
     def _take(self, record: Record, at_ms: int) -> Iterator[ModelStep]:
-        """Add a schedule or a copy to the pending or marked ones; yield a step if K is past it."""
+        """Add a schedule or a requeued record to ``waiting``, or to ``marked`` if it has a mark;
+        yield the step that settles it if K is past its key.
+        """
         if record.mark is not None:
             self.marked.append(record)
             return
@@ -159,7 +164,7 @@ class ModelShard:
 
     def hit(self, record: Record) -> Record | None:
         """Mark the last earlier record of the same id as cancelled by ``record``, and return it;
-        None: there is no such record that is pending, or a copy that H has not passed.
+        None: no such record is pending, or requeued and not below H.
         """
         name = record.request.record_id
         if name is None or record.source is not None:
@@ -196,11 +201,13 @@ class ModelShard:
                 yield self._settle(record, key[0] + lateness_ms, self.h)
 
     def forget(self) -> None:
-        """Drop cancelled records whose key K has passed, as a store does."""
+        """Drop marked records whose key K has passed, as a store does."""
         self.marked = [record for record in self.marked if record.key_ms > self.key[0]]
 
     def _settle(self, record: Record, at_ms: int, base: int) -> ModelStep:
-        """Settle a record whose key was reached at ``at_ms``; return the step."""
+        """Remove a record whose key was reached at ``at_ms`` (epoch milliseconds) from ``waiting``;
+        return the step that settles it. ``base`` is for its requeued record, if any.
+        """
         asked = record.request
         del self.waiting[record.offset]
         if asked.due_ms > at_ms:
@@ -227,7 +234,9 @@ class ModelShard:
     # --- headers -------------------------------------------------------------------------------
 
     def told(self, record: Record) -> Headers:
-        """Return the service's headers of an output, which name the record that it settles."""
+        """Return the headers that the service adds to an output, which name the record that it
+        settles.
+        """
         asked = record.request
         told: Headers = [
             ("delay-due-at", b"%d" % asked.due_ms),
@@ -241,7 +250,9 @@ class ModelShard:
         return told
 
     def copy_headers(self, record: Record, again: Record, secret: bytes, **more: object) -> Headers:
-        """Return the headers of the copy ``again`` of ``record``; ``more`` are further facts."""
+        """Return the headers of ``again``, the requeued record of ``record``; ``more`` are further
+        fields of ``delay-copy``.
+        """
         asked = again.request
         facts = {
             "settles": record.offset,

@@ -1,4 +1,4 @@
-"""Sound scenes that look like defects; ``scenes`` is their catalogue."""
+"""Scenes without a defect that look like a defect; ``scenes`` is their catalogue."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def forwarded(s: Stage) -> Iterator[None]:
 
 
 def requeued(s: Stage) -> Iterator[None]:
-    """Deliver a record by a copy, as its target was missing before."""
+    """Park a record, whose target was missing, and deliver its requeued record."""
     record = s.asks(is_named=True, expires=HOUR_MS)
     yield
     copy, _ = s.parks(record)
@@ -46,7 +46,7 @@ def requeued(s: Stage) -> Iterator[None]:
 
 
 def signed_before(s: Stage) -> Iterator[None]:
-    """Deliver a copy that is signed with a former secret."""
+    """Deliver a requeued record that was signed with a former cluster secret."""
     record = s.asks()
     yield
     copy, _ = s.parks(record, secret=b"the one before")
@@ -55,7 +55,7 @@ def signed_before(s: Stage) -> Iterator[None]:
 
 
 def recurring(s: Stage) -> Iterator[None]:
-    """Deliver both occurrences of a recurring schedule."""
+    """Deliver the first two occurrences of a recurring schedule."""
     record = s.asks(every=MINUTE_MS)
     yield
     s.says(s.numbered(s.does("deliver", record)))
@@ -65,7 +65,7 @@ def recurring(s: Stage) -> Iterator[None]:
 
 
 def forged_and_refused(s: Stage) -> Iterator[None]:
-    """Dead-letter a forged copy of a record."""
+    """Deliver a record, and dead-letter a forged requeued record of it."""
     record = s.asks()
     forged = s.forges(record)
     yield
@@ -78,14 +78,14 @@ def forged_and_refused(s: Stage) -> Iterator[None]:
 
 
 def letter_of_its_contract(s: Stage) -> Iterator[None]:
-    """Dead-letter a record for a delay that only the next contract allows."""
+    """Dead-letter a record for a delay that its contract forbids, and only the next one allows."""
     record = s.asks(LONG_MS, code="delay-too-long")
     yield
     s.says(s.does("letter", record, SOON_MS, text="delay-too-long"))
 
 
 def left_out(s: Stage) -> Iterator[None]:
-    """Write a dead letter without content, with the header that says so."""
+    """Write a dead letter without content, with a header that says that it was left out."""
     record = s.asks()
     yield
     letter = s.does("letter", record, text="too-large")

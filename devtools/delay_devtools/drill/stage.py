@@ -1,7 +1,8 @@
-"""Stage of scenes: one shard from one moment on, among its other records.
+"""``Stage``: shard and start time of one scene, and methods that write records as producers and the
+service do.
 
 A scene is a generator. It first writes as a producer; at each ``yield`` it waits until H and K have
-passed these records, and then writes as the service, with a mistake.
+advanced past these records; then it writes as the service, with a mistake if it is a defect.
 """
 
 from __future__ import annotations
@@ -36,9 +37,11 @@ GRACE_MS: Final = 5_000
 LONG_MS: Final = MAX_DELAY_MS + HOUR_MS
 """Delay that only the second contract allows, in ms."""
 SOON_MS: Final = SECOND_MS + LATENESS_MS
-"""Time of the service's answer to a control record that is sent after a second, in ms."""
+"""Time of the outcome of a control record that is written one second after the scene's start, in ms
+from that start.
+"""
 TAIL: Final = -1
-"""Number of the last step, which H does not pass."""
+"""Step number of the scenes at the end of the history, past whose records H does not advance."""
 _STRANGER: Final = b"a stranger's"
 
 Where: TypeAlias = tuple[str, int, int]
@@ -46,7 +49,9 @@ Where: TypeAlias = tuple[str, int, int]
 
 
 class Found(NamedTuple):
-    """A finding of the audit: kind, record, and the output if there is one."""
+    """Finding of the audit: its kind, the record's topic, partition and offset, and the place of
+    the output, if any.
+    """
 
     kind: str
     topic: str
@@ -56,7 +61,9 @@ class Found(NamedTuple):
 
 
 class Defect(NamedTuple):
-    """Injected defect, and every finding that it must lead to in each of ``worlds``."""
+    """Injected defect, and all findings that it must lead to in each of ``worlds`` (``topics``,
+    ``follow``, ``disks``, ``digests``: what a job examines).
+    """
 
     kind: str
     worlds: tuple[str, ...]
@@ -69,10 +76,11 @@ class Scenery:
 
     Attributes:
         names: names of the topics.
-        shards: all shards.
-        holes: offsets without a committed record, by place.
+        shards: models of all shards.
+        holes: offsets without a committed record, by topic and partition.
         rng: source of randomness.
-        ahead_ms: time beyond every K and before the end of the history, epoch milliseconds.
+        ahead_ms: time beyond K of every shard and before the end of the history, epoch
+            milliseconds.
         stale_ms: due time before which an unsettled record is overdue, epoch milliseconds.
     """
 
@@ -85,12 +93,13 @@ class Scenery:
 
 
 class Stage:
-    """Place and time of one scene. Times in arguments count from its beginning, in ms.
+    """Shard and start time of one scene, with methods that write its records and expect findings.
+    The methods' times are in ms from the scene's start.
 
     Args:
         shared: facts shared by all scenes.
-        partition: partition of its shard.
-        start_ms: beginning of the scene, epoch milliseconds.
+        partition: partition of the scene's shard.
+        start_ms: start of the scene, epoch milliseconds.
         number: number of the scene, part of its record ids.
     """
 
@@ -107,7 +116,7 @@ class Stage:
         """Function that appends a record and returns its offset; set whenever the scene resumes."""
         self._shared = shared
         self._keys: dict[int, tuple[int, int]] = {}
-        """Key of the last record to be settled, by partition."""
+        """Largest key of the scene's records, by partition."""
         self._ends: dict[int, int] = {}
         self._signed: dict[tuple[bytes | None, int], Headers] = {}
 
@@ -125,7 +134,8 @@ class Stage:
         every: int = 0,
         code: str = "",
     ) -> Record:
-        """Write a schedule at ``at`` that is due at ``due``, both in ms from the scene's start.
+        """Write a schedule at ``at`` that is due at ``due``, both in ms from the scene's start;
+        return it.
 
         Args:
             due: due time.
@@ -162,7 +172,7 @@ class Stage:
 
     def controls(self, op: str, at: int = SECOND_MS) -> Record:
         """Write a ``cancel`` or ``fire`` of the scene's record id, ``at`` ms from the scene's
-        start.
+        start; return it.
         """
         headers: Headers = [("delay-id", self.record_id), ("delay-op", op.encode())]
         at_ms = self.start_ms + at
@@ -170,7 +180,7 @@ class Stage:
         return self._written(made, 0)
 
     def breaks(self) -> Record:
-        """Write a record with an invalid time, which the service must dead-letter."""
+        """Write a record with an invalid time, which the service must dead-letter; return it."""
         headers: Headers = [("own", b"1"), ("own", b"2"), ("delay-at", b"soon")]
         headers.append(("delay-target-topic", self.names.targets[0].encode()))
         made = Request(self.partition, self.start_ms, b"k", b"v", headers, "", code="time-invalid")
@@ -178,7 +188,9 @@ class Stage:
         return self._written(made, 0)
 
     def forges(self, record: Record, at: int = SECOND_MS) -> Record:
-        """Write a requeued copy of ``record`` with a false signature, ``at`` ms from the start."""
+        """Write a requeued record of ``record`` with a false signature, ``at`` ms from the scene's
+        start; return it.
+        """
         again = self._again(record, record.request, 1)
         self._copy(record, again, self.start_ms + at, _STRANGER)
         return again
@@ -204,7 +216,7 @@ class Stage:
             act: what the service does.
             record: record that it settles.
             at: time in ms from the scene's start; None: ``LATENESS_MS`` after the due time.
-            by: offset of the canceller; -1: none.
+            by: offset of the canceller; -1: there is none.
             text: outcome of a control record, or code of a dead letter.
         """
         at_ms = record.request.due_ms + LATENESS_MS if at is None else self.start_ms + at
@@ -215,16 +227,16 @@ class Stage:
         return (*output.place, self._append(output, 0))
 
     def delivers(self, record: Record) -> Where:
-        """Write the correct delivery of a record; return topic, partition and offset."""
+        """Write the correct delivery of a record; return its topic, partition and offset."""
         return self.says(self.does("deliver", record))
 
     def delivers_copy(self, copy: Record) -> Where:
-        """Write the delivery of a requeued copy; return topic, partition and offset."""
+        """Write the delivery of a requeued record; return its topic, partition and offset."""
         return self.says(self.does("deliver", copy, copy.key_ms - self.start_ms + LATENESS_MS))
 
     def answers(self, control: Record, outcome: str, at: int = SECOND_MS + LATENESS_MS) -> Where:
-        """Write the outcome of a cancel or fire, ``at`` ms from the scene's start; return topic,
-        partition and offset.
+        """Write the outcome of a cancel or fire, ``at`` ms from the scene's start; return the
+        outcome's topic, partition and offset.
         """
         return self.says(self.does("control", control, at, text=outcome))
 
@@ -235,13 +247,14 @@ class Stage:
         base: int = 0,
         secret: bytes = b"",
     ) -> tuple[Record, Where]:
-        """Write a requeued copy of a record; return the copy and its place.
+        """Write a requeued record of ``record``; return it, and its topic, partition and offset.
 
         Args:
-            record: record that is requeued.
-            changes: fields of its ``Request`` that the copy has otherwise.
-            base: first offset whose record of the same id cancels the copy; 0: the right one.
-            secret: key of the signature; empty: that of the cluster.
+            record: record that the service parks.
+            changes: fields of its ``Request`` that differ in the requeued record.
+            base: first offset whose record of the same id cancels the requeued record; 0: the
+                correct one.
+            secret: key of the signature; empty: the cluster secret.
         """
         again = self._again(record, replace(record.request, **changes), 2)  # type: ignore[arg-type]  # fields of it
         again.base = base or again.base
@@ -267,7 +280,7 @@ class Stage:
         self, record: Record, number: int, every: int, after: int = 0
     ) -> tuple[Record, Where]:
         """Write the occurrence ``number`` of a schedule with the period ``every`` (ms), due
-        ``after`` ms later than it should be; return the record and its place.
+        ``after`` ms later than it should be; return it, and its topic, partition and offset.
         """
         due_ms = record.request.due_ms + (number - 1) * every + after
         source = f"{self.shard.name}:{record.offset}#{number}".encode()
@@ -278,7 +291,9 @@ class Stage:
         return again, self._copy(settled, again, at_ms, self.names.secret, v=2, recur=recur)
 
     def sends_home(self, record: Record) -> tuple[Record, Where]:
-        """Write a record's envelope to the next partition; return the new record and its place."""
+        """Write a record's envelope to the next partition; return it, and its topic, partition and
+        offset.
+        """
         asked = record.request
         place = (self.names.delay, (self.partition + 1) % self.names.partitions)
         source = f"{self.shard.name}:{record.offset}".encode()
@@ -293,23 +308,27 @@ class Stage:
 
     @staticmethod
     def numbered(output: OutputRecord) -> OutputRecord:
-        """Return a delivery whose source ends with ``#1``, as of a schedule's first occurrence."""
+        """Return a delivery with ``#1`` appended to its ``delay-source``, as of a schedule's first
+        occurrence.
+        """
         (due, (name, source), *more) = output.told
         return replace(output, told=[due, (name, (source or b"") + b"#1"), *more])
 
     def arrived(self, there: Record) -> OutputRecord:
-        """Return the delivery of a record that ``sends_home`` has written to another partition."""
+        """Return the delivery, not yet written, of a record that ``sends_home`` has written to
+        another partition.
+        """
         shard = self._shared.shards[there.request.partition]
         at_ms = there.request.due_ms + LATENESS_MS
         output = output_of(self.names, shard, ModelStep("deliver", there, at_ms))
         return replace(output, told=[*output.told, ("delay-shard", shard.name.encode())])
 
     def headers_of(self, copy: Record) -> Headers:
-        """Return the headers with which a requeued copy was written."""
+        """Return the headers with which a requeued record was written."""
         return self._signed[copy.source, copy.key_ms]
 
     def hole(self) -> int:
-        """Return an offset of the shard at which no committed record is."""
+        """Return an offset of the shard without a committed record, one of the last."""
         return self.rng.choice(self._shared.holes[self.shard.place][-4:])
 
     def finds(self, kind: str, record: Record, where: Where | None = None) -> None:
@@ -332,7 +351,7 @@ class Stage:
         return offset
 
     def is_passed(self, stop_ms: int) -> bool:
-        """Return whether H of each shard is past the scene's records, and the keys of all are
+        """Return whether H of each shard has advanced past the scene's records, and their keys are
         before ``stop_ms`` (epoch milliseconds).
         """
         shards = self._shared.shards
@@ -340,7 +359,7 @@ class Stage:
         return is_behind and all(key[0] < stop_ms for key in self._keys.values())
 
     def settle(self) -> None:
-        """Advance K of each shard past the scene's records, as they are settled now."""
+        """Advance K of each shard to the scene's records, as these are settled now."""
         for number, key in self._keys.items():
             shard = self._shared.shards[number]
             shard.key = max(shard.key, key)

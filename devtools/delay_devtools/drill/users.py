@@ -1,4 +1,4 @@
-"""Producers' records, with every kind of request in ``docs/header-contract.md``."""
+"""Random records of producers, with every kind of request in ``docs/header-contract.md``."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from delay_devtools.drill.wire import (
 
 KEYS: Final = 997
 _NAMED_MAX: Final = 200
-"""Largest number of ids of a partition that later records use again."""
+"""Largest number of ids in each partition from which later records choose one to use again."""
 
 
 @dataclass(frozen=True, slots=True)
 class TopicNames:
-    """The topics of a drill, and the secret of its cluster.
+    """Names of a drill's topics, and the secret of its cluster.
 
     Attributes:
         run: unique part of the names.
         partitions: number of partitions of the delay topic and of each target.
-        secret: secret that signs copies.
+        secret: cluster secret, which signs requeued records and envelopes.
         checkpoint_partitions: number of partitions of the checkpoint topic, shared by slices. 0:
             one for each slice and checkpoints of version 1, as in older clusters.
     """
@@ -43,39 +43,39 @@ class TopicNames:
 
     @property
     def delay(self) -> str:
-        """Return the delay topic."""
+        """Return the name of the delay topic."""
         return f"delay_topic_drill_{self.run}"
 
     @property
     def targets(self) -> tuple[str, str]:
-        """Return the targets that exist."""
+        """Return the names of the two target topics that exist."""
         return f"drill_{self.run}_a", f"drill_{self.run}_b"
 
     @property
     def gone(self) -> str:
-        """Return a target that is allowed and does not exist."""
+        """Return the name of a target topic that is allowed and does not exist."""
         return f"drill_{self.run}_gone"
 
     @property
     def allow(self) -> str:
-        """Return the pattern of allowed targets."""
+        """Return the pattern of the allowed target topics."""
         return f"drill_{self.run}_*"
 
     def checkpoint_place(self, slice_no: int) -> Place:
-        """Return topic and partition of the checkpoints of a slice."""
+        """Return topic and partition of a slice's checkpoints."""
         shared = self.checkpoint_partitions
         return self.own("checkpoint"), slice_no % shared if shared else slice_no
 
     def own(self, what: str) -> str:
-        """Return one of the service's topics: ``checkpoint``, ``dead_letter``, ``digests`` and so
-        on.
+        """Return the name of one of the service's topics: ``what`` is ``checkpoint``,
+        ``dead_letter``, ``digests`` and so on.
         """
         return f"delay_{what}_drill_{self.run}"
 
 
 @dataclass(slots=True)
 class Request:
-    """Record of a producer, and its meaning by the contract.
+    """Record of a producer, and its meaning by the header contract.
 
     Attributes:
         partition: partition of the delay topic.
@@ -87,11 +87,11 @@ class Request:
         due_ms: due time, epoch milliseconds.
         target: target topic.
         to: partition of the target, or ``BY_KEY``.
-        out_key: key of the output.
-        own: headers to deliver.
+        out_key: key of the delivered record.
+        own: headers that are delivered.
         record_id: id of the record; None: no id.
         expires_ms: expiry, epoch milliseconds; None: no expiry.
-        code: error code of a record that breaks the contract.
+        code: dead letter's error code, for a record that breaks the contract.
         is_refused_once: whether the target refuses it at the first attempt.
     """
 
@@ -113,10 +113,10 @@ class Request:
 
 
 class Users:
-    """Source of producers' records.
+    """Generator of random producers' records.
 
     Args:
-        names: names of the topics.
+        names: names of the drill's topics.
         rng: seeded source of randomness.
     """
 
@@ -291,7 +291,9 @@ class Users:
 
 
 def _ask(made: Request, when: Header, *more: Header) -> None:
-    """Set the headers: the producer's own, then those that request the delay."""
+    """Set the headers of a record: the producer's own, ``when`` and ``more``, which request the
+    delay.
+    """
     made.headers = [*made.own, when, ("delay-target-topic", made.target.encode()), *more]
 
 

@@ -27,11 +27,11 @@ MINUTE_MS: Final = 60_000
 HOUR_MS: Final = 3_600_000
 DAY_MS: Final = 86_400_000
 MAX_DELAY_MS: Final = 100 * DAY_MS
-"""Longest delay of the first contract."""
+"""Longest delay that the first contract allows, in ms."""
 BY_KEY: Final = -1
-"""Value of a target partition that the key selects."""
+"""Target partition of a record whose partition is selected by its key."""
 START_KEY: Final = (0, 2**63 - 1)
-"""K of a shard without settled records."""
+"""K of a shard before its first settled record."""
 
 _MASK_64: Final = 2**64 - 1
 _MASK_32: Final = 2**32 - 1
@@ -47,8 +47,8 @@ def to_json(value: object) -> bytes:
 
 
 def record_hash(key_ms: int, offset: int, content: bytes) -> int:
-    """Return the 64-bit hash of a pending record; ``content`` is its payload, or in sums its id if
-    it has one.
+    """Return the 64-bit hash of a pending record. ``content`` is its payload; for the sums in
+    digests, its id if it has one.
     """
     return xxhash.xxh3_64_intdigest(content, (key_ms * _GOLDEN + offset) & _MASK_64)
 
@@ -74,7 +74,7 @@ def partition_of(key: bytes, count: int) -> int:
 
 
 def topic_hash(topic_id: str) -> str:
-    """Return the name of a topic in a node's stores."""
+    """Return the hexadecimal name under which a node's stores keep the topic with this id."""
     return hashlib.blake2b(topic_id.encode(), digest_size=12).hexdigest()
 
 
@@ -84,13 +84,13 @@ def signed_copy(
     facts: dict[str, Any],
     content: tuple[bytes | None, bytes | None, Headers],
 ) -> Headers:
-    """Return the headers of a copy: the record's own, the facts of the copy, and the signature.
+    """Return the headers of a requeued record: the record's own, ``delay-copy`` and the signature.
 
     Args:
-        place: topic and partition that it is written to.
-        secret: secret of the cluster.
+        place: topic and partition that the requeued record is written to.
+        secret: cluster secret.
         facts: fields of ``delay-copy``; bytes are encoded here.
-        content: key, value and own headers of the record.
+        content: key, value and own headers of the requeued record.
     """
     told = {
         n: base64.b64encode(v).decode() if isinstance(v, bytes) else v for n, v in facts.items()
@@ -105,8 +105,8 @@ def signed_envelope(
     facts: dict[str, Any],
     content: tuple[bytes | None, bytes | None, Headers],
 ) -> Headers:
-    """Return the headers of an envelope that brings a schedule from ``shard`` to ``place``;
-    arguments as of ``signed_copy``.
+    """Return the headers of an envelope that brings a schedule from ``shard`` (``topic:partition``)
+    to ``place``; other arguments are as in ``signed_copy``.
     """
     source = base64.b64encode(facts["source"]).decode()
     told = {"v": 1, "op": "schedule", **facts, "source": source, "shard": shard}
@@ -131,14 +131,16 @@ def _signed(
 
 
 def _measured(part: bytes | None) -> bytes:
-    """Return a part with its length in front, so that different lists of parts differ in bytes."""
+    """Return a part of a signed content with its length in front, so that different lists of parts
+    differ in bytes.
+    """
     return struct.pack(">q", -1) if part is None else struct.pack(">q", len(part)) + part
 
 
 def contract(
     allow: Sequence[str], roll_window_ms: int, max_delay_ms: int = MAX_DELAY_MS
 ) -> dict[str, object]:
-    """Return the contract in the form of a checkpoint."""
+    """Return a contract in the JSON form that checkpoints contain."""
     return {
         "version": 2,
         "roll_window_ms": roll_window_ms,

@@ -1,4 +1,4 @@
-"""Writing of records with known offsets, which defects need.
+"""Writing of records whose offsets are known, as defects need them.
 
 No other process writes to the topics of a drill, so offsets are counted, not queried: a record
 takes one, and the end of a transaction one in each partition that it touched.
@@ -33,24 +33,29 @@ _KNOWN_S: Final = 30.0
 
 @dataclass(slots=True)
 class Ends:
-    """Ends of all logs, and offsets without a committed record.
+    """Next offsets of partitions, and offsets without a committed record.
 
     Attributes:
-        next: next offset by place.
-        holes: offsets of markers and of records of aborted transactions, by place.
+        next: next offset of each partition that was written to.
+        holes: offsets of transaction markers and of records of aborted transactions, by topic and
+            partition.
     """
 
     next: dict[Place, int] = field(default_factory=dict)
     holes: dict[Place, list[int]] = field(default_factory=dict)
 
     def take(self, place: Place) -> int:
-        """Return the offset of a record that is written now, and advance the end."""
+        """Return the next offset of a partition, and advance it by one, for a record that is
+        written now.
+        """
         offset = self.next.get(place, 0)
         self.next[place] = offset + 1
         return offset
 
     def skip(self, place: Place) -> None:
-        """Count the marker that ends a transaction: it takes an offset, and is a hole."""
+        """Advance a partition's next offset past the marker that ends a transaction, and add that
+        offset to ``holes``.
+        """
         self.holes.setdefault(place, []).append(self.take(place))
 
 
@@ -59,7 +64,8 @@ class CountedWriter:
 
     Args:
         bootstrap: brokers.
-        ends: ends of the logs, shared by all writers to the same topics; they take turns.
+        ends: next offsets, shared by all writers to the same topics; only one of them may write at
+            a time.
         transactional: whether all records are written in transactions.
     """
 
@@ -120,7 +126,7 @@ class CountedWriter:
 
     @contextmanager
     def transaction(self, *, commit: bool = True) -> Iterator[None]:
-        """Write the records of the context in a transaction, and commit or abort it.
+        """Write the records of the context in a transaction, and commit or abort it at its end.
 
         Raises:
             KafkaEdgeError: the brokers refuse the transaction, or do not answer.
@@ -146,7 +152,7 @@ class CountedWriter:
         self._taken.clear()
 
     def _await_markers(self) -> None:
-        """Wait for the markers, which must be in the log before other writers go on."""
+        """Wait until the transaction's markers are in the log, before other writers write."""
         awaited = {place: self._ends.next[place] for place in self._taken}
         deadline_s = time.monotonic() + TIMEOUT_S
         tick = threading.Event()
@@ -206,7 +212,7 @@ class TopicAdmin:
             tick.wait(_TICK_S)
 
     def check(self, ends: Ends) -> None:
-        """Check that offsets were counted correctly.
+        """Check that the partitions end at the counted offsets.
 
         Raises:
             KafkaEdgeError: a log has another end, so another process writes to it.
@@ -220,7 +226,7 @@ class TopicAdmin:
                 )
 
     def forget(self, place: Place, stop: int) -> None:
-        """Delete the records below an offset, as retention does.
+        """Delete the records of a partition below the offset ``stop``, as retention does.
 
         Raises:
             KafkaEdgeError: the brokers refuse it.

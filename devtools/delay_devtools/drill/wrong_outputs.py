@@ -21,14 +21,14 @@ from delay_devtools.drill.wire import DAY_MS, HOUR_MS, MINUTE_MS
 
 
 def dropped(s: Stage) -> Iterator[None]:
-    """Leave a delivery out."""
+    """Leave out the delivery of a record."""
     record = s.asks()
     yield
     s.finds("lost", record)
 
 
 def duplicated(s: Stage) -> Iterator[None]:
-    """Deliver a record again, later than after a crash."""
+    """Deliver a record twice, with more time between than the audit accepts after a crash."""
     record = s.asks()
     yield
     right = s.does("deliver", record)
@@ -38,7 +38,7 @@ def duplicated(s: Stage) -> Iterator[None]:
 
 
 def early(s: Stage) -> Iterator[None]:
-    """Deliver with a timestamp before the due time."""
+    """Deliver a record with a timestamp before its due time."""
     record = s.asks()
     yield
     at_ms = record.request.due_ms - s.rng.randint(1, 5_000)
@@ -46,7 +46,7 @@ def early(s: Stage) -> Iterator[None]:
 
 
 def late(s: Stage) -> Iterator[None]:
-    """Deliver with a timestamp more than a minute after the due time."""
+    """Deliver a record with a timestamp more than a minute after its due time."""
     record = s.asks()
     yield
     at_ms = record.request.due_ms + LATE_MS + s.rng.randint(1, LATE_MS)
@@ -62,12 +62,12 @@ def _altered(s: Stage, **changes: object) -> Iterator[None]:
 
 
 def altered_value(s: Stage) -> Iterator[None]:
-    """Deliver with another value."""
+    """Deliver a record with another value than it has."""
     return _altered(s, value=b"another")
 
 
 def altered_key(s: Stage) -> Iterator[None]:
-    """Deliver a record without a key with a key, in the correct partition."""
+    """Deliver a record that has no key with a key, in the correct partition."""
     record = s.asks(is_keyed=False, to=0)
     yield
     wrong = replace(s.does("deliver", record), key=b"another")
@@ -75,7 +75,7 @@ def altered_key(s: Stage) -> Iterator[None]:
 
 
 def altered_headers(s: Stage) -> Iterator[None]:
-    """Deliver with a header missing, or with headers in reverse order."""
+    """Deliver a record without one of its headers, or with its headers in reverse order."""
     record = s.asks()
     yield
     right = s.does("deliver", record)
@@ -84,7 +84,7 @@ def altered_headers(s: Stage) -> Iterator[None]:
 
 
 def altered_due_time(s: Stage) -> Iterator[None]:
-    """Deliver with another due time in the header."""
+    """Deliver a record with a wrong due time in the header ``delay-due-at``."""
     record = s.asks()
     yield
     right = s.does("deliver", record)
@@ -93,7 +93,7 @@ def altered_due_time(s: Stage) -> Iterator[None]:
 
 
 def altered_source(s: Stage) -> Iterator[None]:
-    """Deliver with another source offset in the header."""
+    """Deliver a record with a wrong offset in the header ``delay-source``."""
     record = s.asks()
     yield
     right = s.does("deliver", record)
@@ -103,7 +103,7 @@ def altered_source(s: Stage) -> Iterator[None]:
 
 
 def wrong_target(s: Stage) -> Iterator[None]:
-    """Deliver to the other target."""
+    """Deliver a record to another target topic than it names."""
     record = s.asks()
     yield
     right = s.does("deliver", record)
@@ -113,7 +113,7 @@ def wrong_target(s: Stage) -> Iterator[None]:
 
 
 def wrong_partition(s: Stage) -> Iterator[None]:
-    """Deliver to another partition than that of the key, or than the requested one."""
+    """Deliver a record to another partition than its key selects, or than it names."""
     is_keyed = s.rng.random() < 0.5  # noqa: PLR2004  # either
     record = s.asks(is_keyed=is_keyed) if is_keyed else s.asks(is_keyed=False, to=0)
     yield
@@ -124,7 +124,9 @@ def wrong_partition(s: Stage) -> Iterator[None]:
 
 
 def extra_output(s: Stage) -> Iterator[None]:
-    """Deliver also an aborted record, or the offset of a transaction's marker."""
+    """Deliver a record, and also an offset without a committed record: an aborted one, or a
+    transaction's marker.
+    """
     record = s.asks()
     yield
     s.delivers(record)
@@ -133,7 +135,7 @@ def extra_output(s: Stage) -> Iterator[None]:
 
 
 def poisoned(s: Stage) -> Iterator[None]:
-    """Write also a delivery with unreadable headers."""
+    """Deliver a record, and write another delivery with an invalid header ``delay-settles``."""
     record = s.asks()
     yield
     s.delivers(record)
@@ -155,7 +157,7 @@ def expired_without_expiry(s: Stage) -> Iterator[None]:
 
 
 def expired_too_early(s: Stage) -> Iterator[None]:
-    """Write the outcome ``expired`` before the expiry."""
+    """Write the outcome ``expired`` of a record before its expiry."""
     record = s.asks(expires=HOUR_MS)
     yield
     s.finds("wrong_outcome", record, s.says(s.does("expire", record)))
@@ -186,7 +188,7 @@ def letter_without_code(s: Stage) -> Iterator[None]:
 
 
 def letter_without_content(s: Stage) -> Iterator[None]:
-    """Write a dead letter without content, and without the header that says so."""
+    """Write a dead letter without content, and without a header that says that it was left out."""
     record = s.asks()
     yield
     right = s.does("letter", record, text="target-unknown")
@@ -229,7 +231,7 @@ def broken_of_another_code(s: Stage) -> Iterator[None]:
 
 
 def broken_and_altered(s: Stage) -> Iterator[None]:
-    """Write a dead letter that lacks one of the record's headers."""
+    """Dead-letter a record that breaks the contract, without one of its headers."""
     record = s.breaks()
     yield
     right = s.does("letter", record, SOON_MS, text=record.request.code)

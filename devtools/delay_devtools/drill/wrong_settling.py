@@ -1,4 +1,6 @@
-"""Scenes of wrong cancels, fires, copies, occurrences and checkpoints, listed in ``scenes``."""
+"""Scenes of wrong cancels, fires, requeued records, occurrences and checkpoints, listed in
+``scenes``.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ def cancel_ignored(s: Stage) -> Iterator[None]:
 
 
 def cancelled_and_delivered(s: Stage) -> Iterator[None]:
-    """Write both the outcome ``cancelled`` and a delivery."""
+    """Write both the outcome ``cancelled`` and a delivery of one record."""
     record, cancel = s.asks(is_named=True), s.controls("cancel")
     yield
     s.answers(cancel, "cancelled")
@@ -55,7 +57,7 @@ def cancel_tells_of_nothing(s: Stage) -> Iterator[None]:
 
 
 def cancelled_by_another(s: Stage) -> Iterator[None]:
-    """Write a cancelled record's outcome with the offset of another canceller."""
+    """Write a cancelled record's outcome with a wrong offset of its canceller."""
     record, cancel = s.asks(is_named=True), s.controls("cancel")
     yield
     s.answers(cancel, "cancelled")
@@ -72,7 +74,7 @@ def fired_as_cancelled(s: Stage) -> Iterator[None]:
 
 
 def fired_by_a_cancel(s: Stage) -> Iterator[None]:
-    """Deliver a record at once because of a cancel."""
+    """Deliver a record at once because of a cancel, as if it were fired."""
     record, cancel = s.asks(is_named=True), s.controls("cancel")
     yield
     s.answers(cancel, "not_pending")
@@ -91,7 +93,9 @@ def fired_too_late_to_expire(s: Stage) -> Iterator[None]:
 
 
 def both_versions_delivered(s: Stage) -> Iterator[None]:
-    """Deliver both a record and its replacement, which came long before."""
+    """Deliver both a record and its replacement, which was written long before the record was
+    due.
+    """
     old = s.asks(10 * MINUTE_MS, is_named=True)
     new = s.asks(20 * MINUTE_MS, SECOND_MS, is_named=True)
     yield
@@ -112,7 +116,9 @@ def replaced_by_a_cancel(s: Stage) -> Iterator[None]:
 
 
 def _requeued(s: Stage, kind: str, changes: Mapping[str, object]) -> Iterator[None]:
-    """Write a copy that differs from its record, and deliver it as the copy says."""
+    """Write a requeued record that differs from its record in ``changes``, and deliver it as it
+    says.
+    """
     record = s.asks(is_named=True, is_keyed=True, expires=HOUR_MS)
     yield
     copy, where = s.parks(record, changes)
@@ -122,32 +128,34 @@ def _requeued(s: Stage, kind: str, changes: Mapping[str, object]) -> Iterator[No
 
 
 def requeued_without_id(s: Stage) -> Iterator[None]:
-    """Write a copy without its record's id."""
+    """Write a requeued record without its record's id."""
     return _requeued(s, "altered", {"record_id": None})
 
 
 def requeued_without_expiry(s: Stage) -> Iterator[None]:
-    """Write a copy without its record's expiry."""
+    """Write a requeued record without its record's expiry."""
     return _requeued(s, "altered", {"expires_ms": None})
 
 
 def requeued_for_another_time(s: Stage) -> Iterator[None]:
-    """Write a copy with another due time."""
+    """Write a requeued record with another due time than its record's."""
     return _requeued(s, "altered", {"due_ms": s.start_ms + MINUTE_MS + 1})
 
 
 def requeued_with_another_value(s: Stage) -> Iterator[None]:
-    """Write a copy with another value."""
+    """Write a requeued record with another value than its record's."""
     return _requeued(s, "altered", {"value": b"another"})
 
 
 def requeued_for_another_partition(s: Stage) -> Iterator[None]:
-    """Write a copy with a target partition that its record does not name."""
+    """Write a requeued record with a target partition that its record does not name."""
     return _requeued(s, "wrong_target", {"to": 0})
 
 
 def requeued_before_its_record(s: Stage) -> Iterator[None]:
-    """Write a copy whose base is before the record itself."""
+    """Write a requeued record whose ``base``, the first offset that can cancel it, is before its
+    record.
+    """
     record = s.asks()
     yield
     copy, where = s.parks(record, base=record.offset - 1)
@@ -157,7 +165,7 @@ def requeued_before_its_record(s: Stage) -> Iterator[None]:
 
 
 def requeued_twice(s: Stage) -> Iterator[None]:
-    """Write two copies of one record."""
+    """Requeue one record twice."""
     record = s.asks()
     yield
     copies = [s.parks(record) for _ in range(2)]
@@ -168,7 +176,7 @@ def requeued_twice(s: Stage) -> Iterator[None]:
 
 
 def copy_dropped(s: Stage) -> Iterator[None]:
-    """Leave the delivery of a copy out."""
+    """Leave out the delivery of a requeued record."""
     record = s.asks()
     yield
     copy, _ = s.parks(record)
@@ -189,7 +197,7 @@ def recurrence_forked(s: Stage) -> Iterator[None]:
 
 
 def recurrence_shifted(s: Stage) -> Iterator[None]:
-    """Write an occurrence whose due time does not match the period."""
+    """Write an occurrence whose due time does not match the schedule's period."""
     record = s.asks(every=MINUTE_MS)
     yield
     s.says(s.numbered(s.does("deliver", record)))
@@ -203,7 +211,7 @@ def recurrence_shifted(s: Stage) -> Iterator[None]:
 
 
 def forged_and_believed(s: Stage) -> Iterator[None]:
-    """Deliver a forged copy of a delivered record."""
+    """Deliver a forged requeued record of a record that is delivered as well."""
     record = s.asks()
     copy = s.forges(record)
     yield
@@ -213,7 +221,9 @@ def forged_and_believed(s: Stage) -> Iterator[None]:
 
 
 def sent_home_from_home(s: Stage) -> Iterator[None]:
-    """Send a record to another partition, although its id does not belong there."""
+    """Write a record's envelope to another partition, although the record is in the home of its
+    id.
+    """
     record = s.asks(is_named=True)
     yield
     there, where = s.sends_home(record)
@@ -223,7 +233,7 @@ def sent_home_from_home(s: Stage) -> Iterator[None]:
 
 
 def duplicate_of_what_is_gone(s: Stage) -> Iterator[None]:
-    """Deliver a record twice that retention has deleted since."""
+    """Deliver a record twice, which retention deletes afterwards."""
     record = s.asks(3 * HOUR_MS)
     yield
     right = s.does("deliver", record)
@@ -236,14 +246,14 @@ def duplicate_of_what_is_gone(s: Stage) -> Iterator[None]:
 
 
 def unaccounted(s: Stage) -> Iterator[None]:
-    """Deliver a record beyond the last checkpoint."""
+    """Deliver a record that the last checkpoint does not cover."""
     record = s.asks(s.ahead_ms - s.start_ms)
     yield
     s.finds("not_checkpointed", record, s.delivers(record))
 
 
 def stuck(s: Stage) -> Iterator[None]:
-    """Leave a record without an outcome that was due long ago."""
+    """Leave a record that was due long ago without an outcome."""
     record = s.asks(s.stale_ms - s.start_ms, s.stale_ms - s.start_ms - MINUTE_MS)
     yield
     s.finds("overdue", record)

@@ -1,4 +1,6 @@
-"""Clients of RocketMQ and NATS, which load and judge use like those of Kafka."""
+"""Clients of RocketMQ and NATS, with those methods of Kafka clients that load and judge processes
+call.
+"""
 
 from __future__ import annotations
 
@@ -10,14 +12,18 @@ from delay_devtools.bench.peers.rocketmq_client import RocketConsumer, RocketPro
 
 
 def producer(client: Mapping[str, str], topic: str) -> NatsProducer | RocketProducer:
-    """Connect a producer; ``client`` has the port of NATS, or the command of RocketMQ's client."""
+    """Connect a producer; ``client`` has the key ``port`` for NATS, or ``command`` and ``servers``
+    for RocketMQ.
+    """
     if "port" in client:
         return NatsProducer(int(client["port"]))
     return RocketProducer(_command(client, "load", topic))
 
 
 def consumer(client: Mapping[str, str], topic: str) -> NatsConsumer | RocketConsumer:
-    """Connect a consumer of a topic from its start; ``client`` as of ``producer``."""
+    """Connect a consumer that reads ``topic`` from its start; ``client`` has the same keys as for
+    ``producer``.
+    """
     if "port" in client:
         return NatsConsumer(int(client["port"]), topic)
     return RocketConsumer(_command(client, "judge", topic))

@@ -2,8 +2,8 @@
 
 Protocol: https://docs.nats.io/reference/reference-protocols/nats-protocol; schedules: ADR-51. A
 request that is not acknowledged is sent again with the same ``Nats-Msg-Id``, which JetStream stores
-once. The consumer keeps its own position, as the judge of Kafka does, so that only a message that
-was stored twice arrives twice.
+once. The consumer counts its position itself, as the Kafka consumer of the judge does, so that only
+a message that was stored twice arrives twice.
 """
 
 from __future__ import annotations
@@ -29,15 +29,17 @@ _RESEND_S: Final = 1.0
 """Time without an answer after which a request is sent again, in seconds."""
 _CONNECT: Final = 'CONNECT {"verbose":false,"pedantic":false,"headers":true}\r\n'
 _ANSWERS: Final = 1
-"""Number of the subscription to answers; deliveries have higher numbers."""
+"""Id of the subscription to replies; subscriptions to due messages have higher ids."""
 _HEADS: Final = b"NATS/1.0\r\n"
 _WORDS_OF_REPLY: Final = {b"MSG": 5, b"HMSG": 6}
-"""Number of words of a delivery that names a reply subject."""
+"""Number of words in the first line of a message with a reply subject, by the line's first word."""
 
 
 @dataclass(frozen=True, slots=True)
 class NatsMessage:
-    """Message of the server, and the number of its subscription."""
+    """Message from the NATS server. ``subscription`` is the id of the subscription that it matches,
+    ``reply`` the subject for a reply (empty: none is wanted).
+    """
 
     subject: str
     subscription: int
@@ -47,19 +49,25 @@ class NatsMessage:
 
     @property
     def is_error(self) -> bool:
-        """Return whether this answer is a refusal; an empty one means that no server responds."""
+        """Return whether this reply to a request reports an error; an empty body means that no
+        service answers the subject.
+        """
         return not self.body or b'"error"' in self.body
 
 
 def frame(subject: str, body: bytes, reply: str, headers: Mapping[str, str]) -> bytes:
-    """Return the protocol bytes that publish ``body`` and headers, with a subject for the reply."""
+    """Return the protocol bytes that publish ``body`` and ``headers`` to ``subject``; the
+    acknowledgement goes to the subject ``reply``.
+    """
     head = _HEADS + b"".join(f"{k}: {v}\r\n".encode() for k, v in headers.items()) + b"\r\n"
     line = f"HPUB {subject} {reply} {len(head)} {len(head) + len(body)}\r\n"
     return line.encode() + head + body + b"\r\n"
 
 
 def read_message(line: bytes, file: BinaryIO) -> NatsMessage | None:
-    """Return the message that a line of the server announces; None for another line."""
+    """Return the message that ``line`` begins, reading headers and body from ``file``; None: the
+    line begins no message.
+    """
     words = line.split()
     if not words or words[0] not in _WORDS_OF_REPLY:
         return None
@@ -73,12 +81,12 @@ def read_message(line: bytes, file: BinaryIO) -> NatsMessage | None:
 
 
 class _Link:
-    """Connection with automatic reconnects.
+    """Connection to a NATS server that reconnects by itself.
 
     Args:
         port: port of the server on this machine.
-        take: called with each message, on a thread.
-        made: called on that thread after each connect.
+        take: called with each message, on the connection's thread.
+        made: called after each connect, on the connection's thread.
     """
 
     def __init__(
@@ -126,7 +134,9 @@ class NatsProducer:
 
     def __init__(self, port: int) -> None:
         self._waiting: dict[str, tuple[float, bytes]] = {}
-        """Time of the last attempt and the bytes of each unanswered request, by reply subject."""
+        """Monotonic time of the last attempt in s, and the bytes of each unacknowledged request, by
+        reply subject.
+        """
         self._looked_s = 0.0
         self._requests = 0
         self.resent = 0
@@ -182,7 +192,9 @@ class NatsProducer:
                 self._link.send(data)
 
     def flush(self, timeout: float) -> int:
-        """Wait ``timeout`` seconds at most; return the number of unacknowledged requests."""
+        """Wait ``timeout`` seconds at most until all requests are acknowledged; return the number
+        that are not.
+        """
 
         def unanswered() -> int:
             self.poll(0)
@@ -192,13 +204,15 @@ class NatsProducer:
 
 
 class NatsConsumer(QueueConsumer):
-    """Reader of a stream from its start."""
+    """Consumer of the due messages of a stream, from its start."""
 
     def __init__(self, port: int, stream: str) -> None:
         super().__init__()
         self._stream = stream
         self._next = 1
-        """Sequence number from which a new consumer of the server starts."""
+        """Stream sequence number after the last received message, from which a new consumer
+        starts.
+        """
         self._number = 0
         self._is_on = False
         self._asked_s = 0.0
@@ -215,7 +229,9 @@ class NatsConsumer(QueueConsumer):
             self.queue.put(Received(message.headers["Key"].encode(), message.body))
 
     def _ensure(self) -> None:
-        """Create the server's consumer if it is missing, as after a restart of the server."""
+        """Create the consumer on the server if it does not exist, such as after a restart of the
+        server.
+        """
         if self._is_on or time.monotonic() - self._asked_s < _RESEND_S:
             return
         self._asked_s = time.monotonic()
@@ -240,6 +256,6 @@ class NatsConsumer(QueueConsumer):
         )
 
     def poll(self, timeout: float) -> Received | None:
-        """Return the next message; None: the timeout of ``timeout`` seconds has passed."""
+        """Return the next message, waiting ``timeout`` seconds at most; None: no message came."""
         self._ensure()
         return super().poll(timeout)

@@ -1,4 +1,4 @@
-"""Clients of other brokers, as far as load and judge use those of Kafka."""
+"""Common parts of the clients of RocketMQ and NATS, with the method names of Kafka clients."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _LOOK_S: Final = 0.05
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """Delivered message.
+    """Delivered message, with those methods of a Kafka message that the judge calls.
 
     Attributes:
         key_bytes: key of the record.
@@ -36,13 +36,13 @@ class Received:
 
 
 class QueueConsumer:
-    """Consumer whose client puts messages into ``queue`` from a thread of its own."""
+    """Consumer whose client puts received messages into ``queue``, from another thread."""
 
     def __init__(self) -> None:
         self.queue: SimpleQueue[Received] = SimpleQueue()
 
     def poll(self, timeout: float) -> Received | None:
-        """Return the next message; None: the timeout of ``timeout`` seconds has passed."""
+        """Return the next message, waiting ``timeout`` seconds at most; None: no message came."""
         try:
             return self.queue.get(timeout=timeout)
         except Empty:
@@ -53,7 +53,7 @@ class QueueConsumer:
         return [self.queue.get() for _ in range(min(limit, self.queue.qsize()))]
 
     def close(self) -> None:
-        """Do nothing: the process ends."""
+        """Do nothing: the connection ends with the process."""
 
 
 def await_answers(missing: Callable[[], int], timeout_s: float) -> int:

@@ -25,7 +25,7 @@ _SIZE_INCHES: Final = (9, 4)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """Verdict on one round of one system.
+    """Result of one round of one system. Counts of errors are as in ``BenchVerdict``.
 
     Attributes:
         system: name and version of the system.
@@ -36,6 +36,7 @@ class Result:
         early_ms_max: largest time before the due time, in ms.
         resent: number of repeated attempts to send; None: the client does not count them.
         restart_s: time from the kill until the servers listened again; None: no kill.
+        lateness_ms: number of messages by lateness in ms.
     """
 
     system: str
@@ -89,7 +90,7 @@ def result(
 
 
 def as_object(found: Result) -> dict[str, object]:
-    """Return the JSON object of a result, without the histogram."""
+    """Return the JSON object of a result, without ``lateness_ms``."""
     return {name: value for name, value in asdict(found).items() if name != "lateness_ms"}
 
 
@@ -118,14 +119,16 @@ def show(results: Sequence[Result]) -> None:
 
 
 def share_by_lateness(late: Mapping[int, int]) -> tuple[list[int], list[float]]:
-    """Return lateness values in ms, ascending, and the percentage of messages up to each."""
+    """Return the lateness values in ms, ascending, and the percentage of messages up to each;
+    ``late`` has the number of messages by ms.
+    """
     times = sorted(late)
     total = sum(late.values())
     return times, [100 * below / total for below in accumulate(late[time] for time in times)]
 
 
 def plot(results: Sequence[Result], path: Path) -> None:
-    """Write a picture of the lateness in each round; the ending of its name is the format.
+    """Write a picture of the lateness in each round to ``path``, whose suffix selects the format.
 
     Raises:
         DelayServiceError: the file can't be written.

@@ -1,4 +1,4 @@
-"""Producer and consumer of RocketMQ, by the Java program ``Peer.java``."""
+"""Producer and consumer of RocketMQ, which run the Java program ``Peer.java``."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from delayservice.base.errors import DelayServiceError
 
 
 class _Program:
-    """Java program that reads and writes lines of words; the constructor waits until it is ready.
+    """Java program that reads and writes lines of words. The constructor starts it, and waits until
+    it is ready.
 
     Raises:
         DelayServiceError: the program ended before it was ready.
@@ -37,7 +38,7 @@ class _Program:
             self.take(line.split())
 
     def take(self, words: list[bytes]) -> None:
-        """Handle a line of the program, split into words."""
+        """Process one output line of the Java program, split into words; subclasses define how."""
         raise NotImplementedError
 
     def say(self, line: bytes) -> None:
@@ -56,7 +57,7 @@ class RocketProducer(_Program):
         super().__init__(command)
 
     def take(self, words: list[bytes]) -> None:
-        """Count an acknowledgement, or a failed attempt that is repeated."""
+        """Count an acknowledgement, or a failed attempt to send that the program repeats."""
         if words[0] == b"acked":
             self._acked += 1
         else:
@@ -76,18 +77,20 @@ class RocketProducer(_Program):
         """Do nothing: the program repeats failed attempts."""
 
     def flush(self, timeout: float) -> int:
-        """Wait ``timeout`` seconds at most; return the number of unacknowledged messages."""
+        """Wait ``timeout`` seconds at most until all messages are acknowledged; return the number
+        that are not.
+        """
         return await_answers(lambda: self._sent - self._acked, timeout)
 
 
 class RocketConsumer(QueueConsumer, _Program):
-    """Reader of a topic from its start."""
+    """Consumer of a RocketMQ topic from its start."""
 
     def __init__(self, command: Sequence[str]) -> None:
         QueueConsumer.__init__(self)
         _Program.__init__(self, command)
 
     def take(self, words: list[bytes]) -> None:
-        """Put a message into the queue of ``poll``."""
+        """Put a received message (key, and value in hex) into the queue that ``poll`` reads."""
         key, value = words
         self.queue.put(Received(key, bytes.fromhex(value.decode())))

@@ -1,4 +1,6 @@
-"""Run the bench ``peers``: each system in turn, an undisturbed round and one with a kill."""
+"""Run the bench ``peers``: measure each system in turn, in a round without faults and in one with a
+kill of its servers.
+"""
 
 from __future__ import annotations
 
@@ -36,14 +38,16 @@ _ROUNDS: Final = (_WARM, _UNDISTURBED, _KILLED)
 _WARM_UP_S: Final = 5.0
 _WARM_UP_DELAY_MS: Final = (500, 2_000)
 _QUIET_S: Final = 5.0
-"""Time of reading after the last missing record, in s, to detect duplicates."""
+"""Time without a message, once all have arrived, after which reading ends, in s; to detect
+duplicates.
+"""
 _STALL_S: Final = 30.0
-"""Time without a message after which the rest counts as lost, in seconds."""
+"""Time without a message after which missing messages count as lost, in s."""
 _START_S: Final = 5.0
 
 
 def run(options: Options, shown: Steps) -> list[Result]:
-    """Measure all systems; return a result for each of them and each round."""
+    """Measure all systems; return a result for each system and round."""
     results: list[Result] = []
     with tempfile.TemporaryDirectory(prefix="delay-bench-") as name:
         folder = Path(name)
@@ -70,7 +74,9 @@ def check_plot(plot: Path | None) -> None:
 
 
 def show(options: Options, results: Sequence[Result], plot: Path | None, *, as_json: bool) -> int:
-    """Print the results; return 0 only if this service had no errors."""
+    """Print the results and write the plot, if any; return 0 if this service had no errors, else
+    1.
+    """
     if plot is not None:
         report.plot(results, plot)
     if as_json:
@@ -93,7 +99,9 @@ def show(options: Options, results: Sequence[Result], plot: Path | None, *, as_j
 
 @contextmanager
 def _service(stand: Stand, names: Names, cluster: EmbeddedCluster) -> Iterator[Peer]:
-    """Run a node of this service beside the Kafka broker."""
+    """Run a node of this service beside the Kafka broker inside of the context, and yield it as a
+    system.
+    """
     options = stand.options
     with stand.service(names, stand.create(names, _ROUNDS)) as serving:
 
@@ -113,7 +121,9 @@ def _service(stand: Stand, names: Names, cluster: EmbeddedCluster) -> Iterator[P
 
 
 def _measured(stand: Stand, names: Names, peer: Peer) -> Iterator[Result]:
-    """Measure one system, after a warm-up: a server that has just started is slow."""
+    """Yield the results of a system's two rounds, after a warm-up: a server that has just started
+    is slow.
+    """
     options = stand.options
     if options.warm_up:
         _round(stand, names, peer, _WARM, int(options.rate_per_s * _WARM_UP_S), _WARM_UP_DELAY_MS)
@@ -124,8 +134,8 @@ def _measured(stand: Stand, names: Names, peer: Peer) -> Iterator[Result]:
 def _round(
     stand: Stand, names: Names, peer: Peer, round_: str, n: int, delay_ms: tuple[int, int]
 ) -> Result:
-    """Send a load and judge its deliveries; in the round ``killed``, restart the servers in the
-    middle of the sending.
+    """Send a load, and return the result of its deliveries; in the round ``killed``, restart the
+    servers in the middle of the sending.
     """
     rate = stand.options.rate_per_s
     shortest, longest = delay_ms

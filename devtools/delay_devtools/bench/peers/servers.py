@@ -28,7 +28,7 @@ from delayservice.base.errors import ClusterError
 
 _START_S: Final = 60.0
 _READY: Final = re.compile("boot success|Server is ready")
-"""Pattern of the log line that ends a server's start."""
+"""Pattern of the log line that reports that a server is ready."""
 _BUILD_TIMEOUT_S: Final = 540.0
 _HERE: Final = resources.files(__package__)
 _NATS_MODULE: Final = "github.com/nats-io/nats-server/v2"
@@ -36,13 +36,13 @@ _NATS_MODULE: Final = "github.com/nats-io/nats-server/v2"
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """Running system under test.
+    """Running system that is compared.
 
     Attributes:
         name: system and version.
         setup: running servers and settings other than defaults.
         client: options of its clients; empty: those of Kafka.
-        restart: kills all of its servers that keep messages, and starts them again.
+        restart: function that kills all of its servers that keep messages, and starts them again.
     """
 
     name: str
@@ -52,7 +52,7 @@ class Peer:
 
 
 def rocketmq_version() -> str:
-    """Return the version of RocketMQ in the lock."""
+    """Return the version of RocketMQ in ``rocketmq.lock``."""
     return _version_of(r"rocketmq-broker:(\S+)", "rocketmq.lock")
 
 
@@ -70,7 +70,8 @@ def _version_of(pattern: str, *path: str) -> str:
 
 @contextmanager
 def rocketmq(folder: Path) -> Iterator[Peer]:
-    """Run a name server and a broker of RocketMQ.
+    """Run a name server and a broker of RocketMQ inside of the context, with their files in
+    ``folder``.
 
     Raises:
         ClusterError: there is no Java with a compiler, or a jar can't be fetched.
@@ -109,7 +110,7 @@ def rocketmq(folder: Path) -> Iterator[Peer]:
 
 @contextmanager
 def nats(folder: Path) -> Iterator[Peer]:
-    """Run a NATS server with JetStream.
+    """Run a NATS server with JetStream inside of the context, with its files in ``folder``.
 
     Raises:
         ClusterError: the server can't be built.
@@ -139,7 +140,9 @@ def _compile_client(java: str, class_path: str, folder: Path) -> None:
 
 
 def _nats_server() -> Path:
-    """Return the server, built once for each version from sources that ``go.sum`` pins."""
+    """Return the path of the NATS server program, which is built once for each version from sources
+    that ``go.sum`` pins.
+    """
     path = cache_folder().parent / f"nats-server-{nats_version()}"
     if path.exists():
         return path
@@ -168,7 +171,9 @@ _Launch = Callable[[str, Sequence[str], Mapping[str, object]], Callable[[], None
 
 @contextmanager
 def _children(folder: Path) -> Iterator[_Launch]:
-    """Yield a function that starts a server and returns the function to restart it."""
+    """Yield a function that starts a server and returns the function to restart it; kill all
+    servers at the end.
+    """
     with ExitStack() as stack:
         reaper = Reaper(None)
         stack.callback(reaper.dismiss)
