@@ -342,8 +342,8 @@ class IdCourt:
         self, row: _Row, own: ShardRules, history: IdHistory, unseen: Container[int]
     ) -> bool:
         """Return whether the condition of a verdict on the record's canceller holds. If the
-        canceller may be an unread earlier record, it is assumed for records in ``unseen`` (offsets
-        that could not be judged).
+        canceller may be an unread record, offsets in ``unseen`` (not to be judged) count as
+        cancelled.
         """
         canceller = history.canceller(row["base"])
         is_known = history.is_certain(row["base"])
