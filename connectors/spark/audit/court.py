@@ -54,9 +54,9 @@ JUDGED: Final = (
     "target_offset long, due_ms long, at_ms long, detail string, when byte, claim long, "
     "record_id binary, base long, since_ms long, number long, verdict byte, aim long, packed binary"
 )
-"""Columns of verdicts as rows. ``verdict`` is one of ``verdicts``, ``LINE`` or ``COUNT``
-(``number`` records of ``kind``); ``packed`` is an encoded ``Line``, or the ledger row of a carried
-or settled record."""
+"""Columns of rows with verdicts. ``verdict`` is a value of ``verdicts``, ``LINE`` or ``COUNT``
+(``number`` records of ``kind``); ``packed`` is an encoded ``Line``, or the ledger row that the next
+cut reads."""
 
 LINE: Final = 4
 COUNT: Final = 5
@@ -81,7 +81,7 @@ def judge_records(rows: DataFrame, rules: Rules, *, keeps: bool) -> DataFrame:
     Args:
         rows: ledger rows, with all rows of each record.
         rules: rules to judge by.
-        keeps: whether to return carried and settled records too, which the next cut reads.
+        keeps: whether to return also the ledger rows that the next cut reads.
     """
     return (
         rows.repartition("shard", sf.shiftright("offset", _BLOCK_BITS))
@@ -114,7 +114,7 @@ class Court:
     """Judge of each record by itself; Spark sends it to the executors.
 
     Args:
-        keeps: whether to yield carried and settled records too, which the next cut reads.
+        keeps: whether to yield also the ledger rows that the next cut reads.
     """
 
     def __init__(self, rules: Rules, *, keeps: bool = True) -> None:
@@ -238,8 +238,8 @@ def _line(source: SourceRow, group: Group, found: Sequence[RecordVerdict], rules
 
 
 def _line_row(group: Group, record_id: bytes, line: Line) -> _Row:
-    """Return the row of ``JUDGED`` for a line, with the place of the first output that settles the
-    record.
+    """Return the row of ``JUDGED`` for a record with an id (``line``), with the place of the first
+    output that settles it.
     """
     source = group.source
     row: _Row = {
@@ -330,8 +330,8 @@ class IdCourt:
 
     def _passed_ms(self, shard: int) -> Callable[[int], int | None]:
         def passed_ms(offset: int) -> int | None:
-            """Return the time, epoch ms, plus the grace by which outputs may be ahead of
-            checkpoints.
+            """Return the earliest known time, epoch ms, by which H had passed ``offset``, plus the
+            grace time of ``at_least_once``; None: no time is known.
             """
             at_ms = self._passed.at_ms(shard, offset)
             return None if at_ms is None else at_ms + self._rules.grace_ms

@@ -2,7 +2,7 @@
 
     1  read     records since the previous cut, as rows of the ledger                   ledger
     2  due      pending records that may be settled by now, or have an id that is named    state
-    3  sieve    blocks of plain records that were delivered soundly                        sieve
+    3  sieve    blocks of records without ids that were delivered correctly                sieve
     4  match    other records with their outputs, which settles nearly all of them         match
     5  look up  earlier records that outputs name                                          state
     6  judge    the remaining records, one by one                                          court
@@ -141,8 +141,8 @@ class Engine:
     def _odd(
         self, matched: DataFrame, sifted: DataFrame, held: CarriedState | None
     ) -> tuple[DataFrame, DataFrame]:
-        """Return the rows that Python must judge, with the earlier records that unmatched outputs
-        name; and the rows of ``sifted`` without these.
+        """Return the rows that Python must judge, with earlier records that outputs name; and the
+        rows of ``sifted`` that are left.
         """
         odd = unpaired(matched.where(sf.col("status").isin(ODD, UNMATCHED)))
         keys = matched.where(sf.col("status") == UNMATCHED).select(*KEY).distinct()

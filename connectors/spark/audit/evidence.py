@@ -46,7 +46,7 @@ NO_PAST: Final = EarlierCut()
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """Facts about the logs at one cut: which offsets are read, and what retention has deleted.
+    """Facts about the logs at one cut: which offsets are read, and since when they are complete.
 
     Attributes:
         spans: offsets of each log that are read at this cut.
@@ -134,7 +134,9 @@ def _judged(
 
 @dataclass(frozen=True, slots=True)
 class Strictness:
-    """Limits by which outputs are judged; ``audit.AuditOptions`` describes each field."""
+    """Limits of lateness, earliness, grace, overdue time and lag by which outputs are judged;
+    ``audit.AuditOptions`` describes each.
+    """
 
     late_ms: int | None = None
     early_ms: int = 0

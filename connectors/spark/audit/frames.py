@@ -61,13 +61,14 @@ def apart(ledger: DataFrame) -> DataFrame:
 
 
 def passed(matched: DataFrame, offsets: int, even: DataFrame | None = None) -> PassedTimes:
-    """Return times by which H had passed blocks of neighbouring offsets, taken from the outputs of
-    sound records.
+    """Return times by which H had passed blocks of neighbouring offsets: the times of outputs that
+    settle records correctly.
 
     Args:
         matched: the result of ``match``.
         offsets: number of offsets that were read; more offsets make larger blocks.
-        even: more blocks of sound records, as ``sieve.blocks_of`` returns them; None: no more.
+        even: more blocks, with the time of the first delivery in each, from ``sieve.blocks_of``;
+            None: no more.
     """
     bits = max(BLOCK_BITS, (offsets // _PASSED_MAX).bit_length())
     sound = matched.where(sf.col("status") == SOUND)

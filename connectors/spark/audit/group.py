@@ -49,7 +49,8 @@ _remembered: Final = msgspec.msgpack.Decoder(Remembered).decode
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """One source record, and the outputs that state that they settle, continue or bring home it.
+    """Source record, and the outputs that state to settle it, continue it or bring it to its
+    home.
 
     Attributes:
         source: the record; None: it is unknown, or an earlier cut has judged it.
@@ -62,7 +63,7 @@ class Group:
         arrivals: envelopes that bring the record to its home without settling it there.
         mirrored: number of its dead letters or outcomes that other producers have copied to target
             topics.
-        undecided: requeued records and envelopes that state this record, and that the service may
+        undecided: requeued records and envelopes that name the record, and that the service may
             still refuse as forged.
     """
 

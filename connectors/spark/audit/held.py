@@ -127,10 +127,10 @@ class CarriedState:
         """Write the rows that the next step needs, and return all stored folders that it reads.
 
         Args:
-            matched: the result of ``match``.
-            decided: verdicts on records that were judged in Python.
-            waiting: source records of even blocks that are pending.
-            sound: deliveries in even blocks, which settle the other records of these blocks.
+            matched: pairs of records and outputs, from ``match``.
+            decided: verdicts on the records that were judged in Python.
+            waiting: pending source records that ``sieve`` has found.
+            sound: correct deliveries that ``sieve`` has found.
         """
         carried = self._packed(decided, CARRIED).join(self._found, _ROW, "left_anti")
         is_later = (sf.col("role") == SOURCE) & (sf.col("key_ms") > self._due_ms)

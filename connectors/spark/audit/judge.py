@@ -144,7 +144,7 @@ def _without_elder(
     settling: Sequence[OutputRow], shard: ShardRules, counts: Counter[str]
 ) -> list[OutputRow]:
     """Return the outputs without those written before ``shard.born_ms``, which belong to expired
-    records; count these.
+    records and are only counted.
     """
     found = [output for output in settling if output.at_ms >= shard.born_ms]
     counts["source_expired"] += len(settling) - len(found)
@@ -219,7 +219,9 @@ def _late(
     rules: Rules,
     counts: Counter[str],
 ) -> Iterator[RecordVerdict]:
-    """Yield findings about new outputs of a record that an earlier cut has judged."""
+    """Yield findings about the new outputs (``settling``) of a record that an earlier cut has
+    judged.
+    """
     details = group.details
     origin = f"{rules.shards[group.shard].name}:{group.offset}"
     for output in settling:

@@ -24,7 +24,7 @@ _TASKS_MIN: Final = 8
 
 
 class Logs(Protocol):
-    """The logs that one step of an audit reads."""
+    """Source of the records that one step of an audit reads: a cluster or an archive."""
 
     def records(self, places: Iterable[Place]) -> DataFrame:
         """Return the committed records of some partitions, with the columns of

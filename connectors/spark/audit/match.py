@@ -39,7 +39,7 @@ def match(rows: DataFrame, rules: Rules) -> DataFrame:
 
     Args:
         rows: ledger rows: all those of each record, and of each id.
-        rules: cursors, contracts and limits to judge by.
+        rules: cursors and limits to judge by.
 
     Returns:
         ``shard``, ``offset``, ``status``; ``s_*``: columns of the source record; ``o_*``: columns
@@ -70,8 +70,8 @@ def _prefixed(prefix: str) -> list[Column]:
 
 
 def _status(rules: Rules) -> Column:
-    """Return a column with the ``status`` of each pair by itself, without other records of its id.
-    A record with an id can only be sound below H of the earlier cursor.
+    """Return a column with the ``status`` of each pair of a record and its output, regardless of
+    other records of the id. A record with an id is ``SOUND`` only below H of the earlier cursor.
     """
     has_id = sf.col("s_id_hash") != NO_ID
     is_passed = ~has_id | (sf.col("offset") < sf.col("first_h"))
@@ -117,8 +117,8 @@ def _is_outcome() -> Column:
 
 
 def _with_ids_judged(pairs: DataFrame) -> DataFrame:
-    """Return the pairs with ``status`` ``ODD`` for all pairs of an id of which one is neither sound
-    nor pending, or does not fit the next record of the id.
+    """Return the pairs of records and outputs. If one pair of an id is neither ``SOUND`` nor
+    ``PENDING``, or does not fit the next record of the id, all pairs of the id get ``ODD``.
     """
     of_id = Window.partitionBy("shard", "group")
     in_order = of_id.orderBy("offset")
@@ -183,12 +183,12 @@ def _row(prefix: str) -> Column:
 
 
 def remembered(sound: DataFrame) -> DataFrame:
-    """Return ``REMEMBERED`` rows, which a later cut reads, for the records of sound pairs."""
+    """Return ``REMEMBERED`` rows, which a later cut reads, for the records in ``SOUND`` pairs."""
     return remembered_outputs(sound.select(_row("o_").alias("row")).select("row.*"))
 
 
 def remembered_outputs(outputs: DataFrame) -> DataFrame:
-    """Return ``REMEMBERED`` rows, which a later cut reads, for the records that these outputs
+    """Return ``REMEMBERED`` rows, which a later cut reads, for the records that the given outputs
     settle.
     """
     kept = (*_KEY, "at_ms", "topic", "partition", "place")

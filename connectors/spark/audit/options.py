@@ -110,7 +110,9 @@ class AuditOptions:
 
     @property
     def strictness(self) -> Strictness:
-        """Limits by which outputs are judged."""
+        """Limits of lateness, earliness, grace, overdue time and lag by which outputs are
+        judged.
+        """
         return Strictness(self.late_ms, self.early_ms, self.grace_ms, self.overdue_ms, self.lag_ms)
 
     def path(self, name: str) -> str:

@@ -61,7 +61,7 @@ class AuditResult:
 
     @property
     def status(self) -> int:
-        """Exit status of the command."""
+        """Exit status of the audit command: 3 findings, 4 only unjudged records, 0 otherwise."""
         return exit_status(len(self.findings), len(self.unjudged))
 
     def to_json(self) -> dict[str, object]:

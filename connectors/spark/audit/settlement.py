@@ -58,7 +58,7 @@ from delayservice.contract.codes import (
 from delayservice.contract.entry import CANCEL, FIRE, HOMEBOUND, INVALID, SCHEDULE
 
 HEADERS_UNREADABLE: Final = "headers_unreadable"
-"""Reason not to judge a record: Java decodes its header names differently from the service."""
+"""Reason not to judge a record: Java decodes its header names otherwise than the service does."""
 
 EXPIRY_MS: Final = 1_000
 """Allowed time of a delivery after ``delay-expires-at``, in ms: the duration of a transaction."""

@@ -1,9 +1,9 @@
-"""Finds the plain records (without id or unusual headers) that were delivered soundly, without a
-join.
+"""Finds, without a join, the records without ids that were delivered correctly.
 
 Within a block of neighbouring offsets, the hashes of what records ask for are compared with those
-of deliveries. If the two sets are equal, the whole block is sound, as a hash covers offset, due
-time, content and target. Records of other blocks are matched with their outputs one by one.
+of deliveries. If the two sets are equal, all records of the block were delivered correctly, as a
+hash covers offset, due time, content and target. Records of other blocks are matched with their
+outputs one by one.
 
 Functions take and return data frames, on the session of the input, and need no Kafka.
 """
@@ -34,8 +34,8 @@ after them: K (``_ms`` in epoch ms, ``_at`` as offset) and H (``_h``, offset).""
 
 
 def is_plain() -> Column:
-    """Return a column: whether a ledger row is a source record or delivery that has no id, named
-    partition or further facts.
+    """Return a column: whether a ledger row is a source record or delivery without id, named
+    partition or further facts (``more``).
     """
     is_source = (
         (sf.col("role") == SOURCE) & (sf.col("kind") == SCHEDULE) & (sf.col("partition") < 0)
@@ -49,13 +49,13 @@ def is_plain() -> Column:
 
 
 def blocks_of(plain: DataFrame, rules: Rules) -> DataFrame:
-    """Return one row for each block of neighbouring offsets, from ledger rows of plain records and
-    deliveries.
+    """Return one row for each block of neighbouring offsets; ``plain``: ledger rows of records and
+    deliveries without ids.
 
     Returns:
-        ``shard``, ``block``; ``is_even``: whether all its records are pending or soundly delivered;
-        ``sound`` and ``pending``: numbers of these records; ``at_ms``: time of its first delivery,
-        epoch ms.
+        ``shard``, ``block``; ``is_even``: whether all records of the block are pending or correctly
+        delivered; ``sound`` and ``pending``: number of delivered and of pending records; ``at_ms``:
+        time of the block's first delivery, epoch ms.
     """
     is_source = sf.col("role") == SOURCE
     is_due = is_source & has_settled("last")
@@ -81,7 +81,7 @@ def blocks_of(plain: DataFrame, rules: Rules) -> DataFrame:
 
 
 def counted(blocks: DataFrame) -> tuple[int, int]:
-    """Return the total numbers of sound and of pending records in these blocks."""
+    """Return the total numbers of correctly delivered and of pending records in the blocks."""
     row = blocks.agg(sf.sum("sound"), sf.sum("pending")).collect()[0]
     return row[0] or 0, row[1] or 0
 

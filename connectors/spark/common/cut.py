@@ -149,8 +149,8 @@ class Cut:
 
 
 Choose = Callable[[Collection[Contracts], Collection[str]], Collection[str]]
-"""Function from ``(contracts of all shards, all topics of the cluster)`` to the topics to read
-besides the delay topics."""
+"""Function from the contracts of all shards and the names of all topics of the cluster to the
+topics to read besides the delay topics."""
 
 
 def take_cut(

@@ -128,11 +128,11 @@ def values_of(batch: pa.RecordBatch) -> list[bytes | None]:
 
 
 def headers_of(batch: pa.RecordBatch) -> list[Headers]:
-    """Return the headers of each record of a batch; ``UNREADABLE`` where the name of one is not
-    UTF-8.
+    """Return the headers of each record of a batch; ``UNREADABLE`` for a record with a header name
+    that is not UTF-8.
 
-    Java shows such bytes as replacement characters, and the service's client can't read any header
-    of the record. That client also cuts a name at a zero byte, which Java does not.
+    Java shows the bytes of such a name as replacement characters, and the service's client can't
+    read any header of the record. That client also cuts a name at a zero byte, which Java does not.
     """
     flat, found = header_lists(batch.column("headers"))
     names = pc.unique(flat.field("key")).to_pylist()

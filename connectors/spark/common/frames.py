@@ -1,4 +1,4 @@
-"""Helper functions for data frames."""
+"""Helper functions for Spark data frames."""
 
 from __future__ import annotations
 
@@ -31,5 +31,5 @@ def counts_by(column: str, rows: DataFrame) -> dict[Any, int]:
 
 
 def or_false(told: Column) -> Column:
-    """Return a condition that is false where ``told`` is null."""
+    """Return the condition ``told`` with false in place of null."""
     return sf.coalesce(told, sf.lit(False))  # noqa: FBT003  # a literal of Spark's

@@ -19,8 +19,8 @@ from delayservice.engine.checkpoint import Checkpoint, decode_checkpoint
 _FIRST_LOOK: Final = 512
 """Number of offsets at the end of a partition that are read first."""
 _GROWTH: Final = 4
-"""Factor by which each further range is longer: it keeps the number of readers small and bounds
-needless reads. In a compacted log most offsets hold no record."""
+"""Factor by which each range of offsets that is read is longer than the one before. It limits the
+number of reads; in a compacted log most offsets hold no record."""
 
 
 @dataclass(slots=True)

@@ -69,7 +69,8 @@ _STYLE: Final[dict[Any, Any]] = {
     "legend.frameon": False,
 }
 _WIDTH_INCHES: Final = 4.7
-"""Width of a chart, in inches: about that of a phone, where text is shown in its own size."""
+"""Width of a chart, in inches: about that of a phone, on which chart text then has its normal
+size."""
 _LINES_INCHES: Final = 2.9
 _ROW_INCHES: Final = 0.28
 _AXIS_INCHES: Final = 0.9
@@ -113,7 +114,7 @@ class Chart:
 
     @property
     def image(self) -> Markup:
-        """The figure as an ``<svg>`` element."""
+        """Figure as an ``<svg>`` element for the page."""
         with rc_context(_STYLE):
             height = self.inches if self.table.rows else _AXIS_INCHES
             figure = Figure(figsize=(_WIDTH_INCHES, height), layout="constrained")

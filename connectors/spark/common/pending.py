@@ -77,7 +77,7 @@ class PendingColumns(NamedTuple):
 
     @property
     def whole(self) -> pa.Schema:
-        """Columns of the records that ``sift`` returns, with these added."""
+        """Columns of the records that ``sift`` returns: place, key and id, then ``schema``."""
         return pa.schema([*_SIFTED, *self.schema])
 
 

@@ -109,7 +109,7 @@ def java_home() -> Path:
     installed in ``/usr/lib/jvm``.
 
     Raises:
-        SparkSetupError: no such Java was found.
+        SparkSetupError: Java was not found, or only in versions that Spark can't use.
     """
     found: list[str] = []
     for java in _javas():

@@ -82,7 +82,7 @@ _INLINE: Final = {
     "ssl.certificate.location": "ssl.certificate.pem",
     "ssl.key.location": "ssl.key.pem",
 }
-"""Options of librdkafka that name a file, with the options that take its content."""
+"""Options of librdkafka that name a file, each with the option that takes the file's content."""
 
 
 def mark_of(batch: int, records: int) -> int:
@@ -109,7 +109,7 @@ def records_written(mark: int, batch: int) -> int:
 
 
 def next_batch(marks: Iterable[int]) -> int:
-    """Return the number for a new batch: above all batches in ``marks``, the progress of the
+    """Return the number of a new batch, higher than any batch in ``marks``, the progress of the
     parts.
     """
     return max(marks) >> _RECORDS_BITS

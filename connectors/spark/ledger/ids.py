@@ -67,7 +67,7 @@ class Line(NamedTuple):
 
 
 Wrong: TypeAlias = tuple[int, str]
-"""``(index of the line, reason)`` of a record whose settlement is wrong."""
+"""Index of a ``Line`` whose settlement is wrong, and the reason."""
 
 PassedMs: TypeAlias = Callable[[int], int | None]
 """Function from a source offset to the earliest known time by which H had passed it, epoch ms, or
@@ -75,7 +75,7 @@ None."""
 
 
 class IdHistory:
-    """Sequence of the records of one id in one shard, which tells how each must be settled.
+    """Records of one id in one shard in order, from which follows how each must be settled.
 
     Args:
         lines: records of the id, in the order of their offsets.

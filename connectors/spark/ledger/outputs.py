@@ -1,6 +1,6 @@
 """Makes ledger rows of outputs in Python: of deliveries, dead letters and outcomes.
 
-``native`` makes the rows of plain deliveries; this module reads all other outputs.
+``native`` makes the rows of usual deliveries and outcomes; this module reads all other outputs.
 """
 
 from __future__ import annotations
@@ -239,8 +239,8 @@ class _Outputs:
 
 
 def _own(headers: Headers) -> Headers:
-    """Return the headers of a delivery without those that the service added: the last header of
-    each such name.
+    """Return the headers of a delivery without the service's own. Where a name of the service's
+    occurs several times, its last header is the service's.
     """
     last = {name: at for at, (name, _) in enumerate(headers) if name in _SERVICE}
     return [header for at, header in enumerate(headers) if last.get(header[0]) != at]

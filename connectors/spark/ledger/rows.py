@@ -1,6 +1,6 @@
 """Defines the ledger: short rows of source records and of the outputs that settle them.
 
-The row of a plain record consists of numbers, with its content as a hash; further facts of other
+A row of a usual record consists of numbers, with the content as a hash; further facts of other
 records are packed in ``more`` (``SourceFacts`` or ``OutputFacts``). A source record and its outputs
 have the same ``shard`` and ``offset``. ``native`` makes nearly all rows by column expressions,
 ``sources`` and ``outputs`` the others in Python.
@@ -47,32 +47,32 @@ TYPES: Final = {
 }
 
 LEDGER: Final = ", ".join(f"{name} {kind}" for name, kind in TYPES.items())
-"""Columns of the ledger, for Spark.
+"""Columns of the ledger, as a Spark schema.
 
 ========== ====================================== ==============================================
-column     of a source record                     of what settles it
+column     of a source record                     of an output that settles a record
 ========== ====================================== ==============================================
-shard      hash of ``topic:partition``            of the record that it settles
-offset     its own                                of the record that it settles
-role       ``SOURCE``                             another of ``facts``'s roles
-kind       as ``entry`` counts them               of an outcome: index in ``OUTCOME_NAMES``
-key_ms     its key                                0
-due_ms     by the contract                        as it states; -1: not stated
-at_ms      when the broker appended it            when the broker appended it
-content    hash that the output must have         hash of key, value and own headers
-topic      hash of its target topic; -1: unknown  hash of the topic that it is in
-partition  of the target; -1: by key              that it is in
-place      0                                      its own offset
-key_hash   of the key that its output has         of the key; -1: it has none
-by         -1                                     of an outcome: the canceller; -1: none
-id_hash    of its id; 0: it has none              of the id that it names; 0: none
-id         its id; null: it has none              null
+shard      hash of ``topic:partition``            hash of the settled record's shard
+offset     offset of the record                   offset of the settled record
+role       ``SOURCE``                             another role of ``facts``
+kind       kind of ``contract.entry``             for an outcome: index in ``OUTCOME_NAMES``
+key_ms     time of its key, epoch ms              0
+due_ms     due time by the contract, epoch ms     due time that it states; -1: not stated
+at_ms      when the broker appended it, epoch ms  when the broker appended it, epoch ms
+content    hash that the output must have         hash of key, value and the user's headers
+topic      hash of its target topic; -1: unknown  hash of the topic that the output is in
+partition  target partition; -1: by key           partition that the output is in
+place      0                                      offset of the output
+key_hash   hash of the key of its output          hash of its key; -1: it has no key
+by         -1                                     for an outcome: canceller's offset; -1: none
+id_hash    hash of its id; 0: it has no id        hash of the id that it names; 0: none
+id         its id; null: it has no id             null
 more       further facts; null: none              further facts; null: none
 ========== ====================================== ==============================================
 
 For a ``REMEMBERED`` record, ``kind`` is the role of its settlement (or a negative number, as in
-``audit.verdicts``), and ``at_ms``, ``topic``, ``partition`` and ``place`` are the settlement's time
-and place; ``due_ms`` is the number of the cut at which it was judged.
+``audit.verdicts``), and ``at_ms``, ``topic``, ``partition`` and ``place`` are the time and place of
+its settlement; ``due_ms`` is the number of the cut at which it was judged.
 
 Rows of ``NO_SHARD`` only count outputs that settle nothing: ``offset`` is their kind, ``place``
 their number. Rows of ``MALFORMED`` and ``NOWHERE`` have the output's place; ``more`` is the error.

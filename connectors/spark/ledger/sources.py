@@ -1,6 +1,6 @@
 """Makes ledger rows of source records in Python, and of the records that requeued records settle.
 
-``native`` makes the rows of plain records; this module reads all others as the service does.
+``native`` makes the rows of usual records; this module reads all others as the service does.
 """
 
 from __future__ import annotations

@@ -47,7 +47,8 @@ _DETAIL: Final = {
 
 
 def compare(held: DataFrame, logged: DataFrame, copies: DataFrame) -> DataFrame:
-    """Return a finding for each record that a copy and the log do not have alike.
+    """Return a finding for each record that is only in a copy, only in the log, or not the same in
+    both.
 
     Args:
         held: records of all copies, columns ``HELD``, pending at one cursor: offsets below H with

@@ -42,9 +42,7 @@ are small."""
 
 
 def served(cut: Cut) -> dict[Place, ShardCut]:
-    """Return the shards of a cut of which nodes keep copies: those of all topics but level
-    topics.
-    """
+    """Return the shards of a cut of which nodes keep copies: all but those of level topics."""
     return {
         (shard.topic, shard.partition): shard
         for shard in cut.shards
@@ -53,9 +51,9 @@ def served(cut: Cut) -> dict[Place, ShardCut]:
 
 
 def pending_rows(spark: SparkSession, rows: DataFrame, compared: Iterable[Comparison]) -> DataFrame:
-    """Return those of ``rows`` that are pending at the cursor of their shard's comparison.
-
-    ``is_compared``: whether their slot is compared. A null or negative ``mark`` means no canceller.
+    """Return the ``rows`` that are pending at the cursor of their shard's comparison, with the
+    column ``is_compared``: whether their slot is compared. A null or negative ``mark`` means no
+    canceller.
     """
     cursors = [(*one.place, one.cursor.offset, *one.cursor.key, one.from_ms) for one in compared]
     bounds = spark.createDataFrame(
@@ -79,7 +77,8 @@ def copies_of(spark: SparkSession, compared: Iterable[Comparison]) -> DataFrame:
 
 @dataclass
 class Live:
-    """Copies of running nodes: digests show which slots differ, nodes send the records of these.
+    """Copies of running nodes: digests show in which slots copies differ, and nodes send the
+    records of differing slots.
 
     Attributes:
         topic: name of the digest topic.

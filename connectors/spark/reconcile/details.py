@@ -34,7 +34,7 @@ RANGES_MAX: Final = 10_000
 ASKED_AT_ONCE: Final = 1_000
 _LOOK_EVERY_S: Final = 0.5
 _TASK_ANSWERS: Final = 100
-"""Number of answers that one task reads; each holds up to 2,000 records."""
+"""Number of answers of nodes that one task reads; each holds up to 2,000 records."""
 _ANSWER: Final = (
     "kind string, plan string, step int, node string, topic string, partition int, "
     "status string, detail string, rows array<array<string>>"
@@ -96,8 +96,8 @@ class Details:
         return told, self.spark.createDataFrame(rows, UNREADABLE).union(left)
 
     def ask(self, ranges: Sequence[Range]) -> tuple[DataFrame, list[tuple[Range, str]]]:
-        """Ask nodes for the records in these ranges; return the records, and each range without an
-        answer with the reason.
+        """Ask nodes for the records in ranges of their copies; return the records, and each range
+        that was not answered with the reason.
         """
         plan, start = uuid.uuid4().hex, self._end()
         untold: list[tuple[Range, str]] = []

@@ -19,8 +19,7 @@ from delayservice.store.wheel.reading import Damage
 
 NO_CURSOR: Final = Cursor()
 CUTS_KEPT: Final = 32
-"""Number of cut rows (sums at one checkpoint) that are read of each copy. Copies that share none of
-these checkpoints are apart by as many intervals."""
+"""Number of cut rows (sums of a copy at one checkpoint) that are read of each copy."""
 GONE_MS: Final = 86_400_000
 """Time by which a node's newest cut row must be older than the newest of all nodes for the node to
 count as gone, in ms."""
@@ -32,8 +31,7 @@ class CutRow:
 
     Attributes:
         row: offset of this row in the digest topic, where it orders rows.
-        life: random name that the copy got when it was built; a copy that is built again has
-            another name.
+        life: name that the copy got when it was built; a copy that is built again gets a new name.
         cut: offset of the checkpoint in the checkpoint topic.
         cut_ms: time at which the broker appended the checkpoint, epoch ms.
         cursor: cursor (K and H) of the shard in the checkpoint.
@@ -127,8 +125,8 @@ class Comparison:
         rows: cut rows at that checkpoint, one for each of ``nodes``; empty for copies on disks.
         damaged: ranges of a copy that its node could not read, by node.
         behind: reason why a copy is not compared, by node.
-        stale: checkpoint of the newest cut row, by node, of copies that are behind only because
-            they have reported no newer one.
+        stale: by node, the checkpoint of the newest cut row of a copy that counts as behind only
+            because its node has reported no newer one.
         silent: reason why a copy is missing, by node; ``""`` for a node of unknown name.
         owners: nodes that deliver the shard's slice, or may; for copies on disks all nodes.
         pending: largest number of pending records in any copy.
@@ -188,8 +186,8 @@ def choose(
     expected: Expected,
     now_ms: int,
 ) -> list[Comparison]:
-    """Return the comparison of each shard, at the newest of those checkpoints of which most copies
-    have cut rows.
+    """Return the comparison of each shard at a checkpoint of which most copies have cut rows; if
+    there are several, at the newest.
 
     Args:
         rows: the newest cut rows (sums of a copy at one checkpoint) of each copy.
@@ -215,8 +213,8 @@ def choose(
 
 
 def _this_life(told: Sequence[CutRow | Retired], topic_id: str) -> list[CutRow]:
-    """Return the cut rows of a copy since it was last built, newest first, one for each checkpoint;
-    ``told``: all its rows, newest first.
+    """Return the cut rows of a copy since the copy was last built, newest first, one for each
+    checkpoint; ``told``: all cut rows of the copy, newest first.
     """
     newest = told[0]
     if isinstance(newest, Retired):
@@ -306,8 +304,8 @@ def _behind(told: Sequence[CutRow], since_ms: int, newest_ms: int) -> str | None
 
 
 def silent(nodes: Collection[str], expected: Expected) -> dict[str, str]:
-    """Return the nodes that lack an expected copy of a shard, with the reason; ``nodes``: nodes
-    that report one. ``""`` stands for a node of unknown name.
+    """Return the nodes without an expected copy of a shard, with the reason; ``nodes``: nodes that
+    report a copy. ``""`` stands for a node of unknown name.
     """
     if expected.replicas:
         missing = expected.replicas - len(nodes)

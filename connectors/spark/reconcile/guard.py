@@ -122,8 +122,8 @@ def _is_owner(node: str, slice_no: int, known: Mapping[Copy, CopyStanding]) -> b
 def _witnesses(
     node: str, steps: Sequence[RepairStep], known: Mapping[Copy, CopyStanding]
 ) -> tuple[Copy, ...] | None:
-    """Return for each shard of the steps a copy of another node without findings, rather a
-    replica's than the owner's; None: a shard has no such copy.
+    """Return for each shard of the steps a copy without findings on another node, if possible on a
+    replica; None: a shard has no such copy.
     """
     found = []
     for place in dict.fromkeys((step.topic, step.partition) for step in steps):

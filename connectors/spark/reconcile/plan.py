@@ -154,8 +154,8 @@ class CommandClient(Protocol):
     """Client that sends commands to nodes, such as ``RepairDesk``."""
 
     def ask(self, commands: Sequence[Command], timeout_s: float) -> Iterator[Report]:
-        """Send commands, and yield their reports in the order in which they come; end when no
-        report came for ``timeout_s`` seconds.
+        """Send commands to nodes, and yield their reports as they come, until each command has one
+        or ``timeout_s`` seconds are over.
         """
 
 
@@ -181,7 +181,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_complete(self) -> bool:
-        """Return whether every step was carried out."""
+        """Whether every step was carried out."""
         return not self.failed and not self.silent
 
 

@@ -1,4 +1,4 @@
-"""The result of a comparison: findings by kind, counts, and paths of the written files."""
+"""Result of a comparison of copies: findings by kind, counts, and paths of the written files."""
 
 from __future__ import annotations
 

@@ -27,8 +27,8 @@ _BATCH_BYTES: Final = 32 << 20
 
 @dataclass(frozen=True, slots=True)
 class Exported:
-    """Written Parquet file: ``rows`` records; all records of the shard with offsets below
-    ``stop_offset`` are in it, or are not pending.
+    """Written Parquet file: ``rows`` pending records. All records of the shard with offsets below
+    ``stop_offset`` (S) had been stored.
     """
 
     path: Path

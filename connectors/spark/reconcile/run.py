@@ -188,8 +188,8 @@ class _Reconciling:
         return kept(rows, self._options.path(f"work/{name}"))
 
     def _of_shards(self, columns: str, facts: Mapping[Place, tuple[object, ...]]) -> DataFrame:
-        """Return a data frame with a row for each shard; ``columns``: DDL of ``facts``, its further
-        columns.
+        """Return a data frame with a row for each shard; ``columns``: DDL of the further columns,
+        filled with ``facts``.
         """
         rows = [(*place, *fact) for place, fact in facts.items()]
         return self._spark.createDataFrame(rows, f"topic string, partition int, {columns}")
@@ -286,9 +286,9 @@ class _Reconciling:
         return found.select(*others.columns).union(others)
 
     def _asked(self, replicas: Replicas, wrong: DataFrame, logged: DataFrame) -> DataFrame:
-        """Return the slots of copies whose records are compared with the log one by one: wrong
-        ones, and in a deep comparison by digests those with ids, as digests cover only the ids of
-        such records.
+        """Return the slots of copies whose records are compared with the log one by one: slots that
+        differ, and in a deep comparison by digests also slots with ids, as digests cover only the
+        ids of their records.
         """
         asked = wrong.select(*PLACE, sf.expr("true").alias("is_wrong"))
         if not self._options.deep or replicas.hashed == "payload_hash":

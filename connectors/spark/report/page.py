@@ -1,4 +1,4 @@
-"""Makes the page of a report: its facts as charts, each with a table beside it."""
+"""Makes the page of a report: its facts as charts, each with a table of the same data."""
 
 from __future__ import annotations
 
@@ -167,8 +167,8 @@ def _forecast(report: ReportFacts) -> Chart:
 
 
 def continuous(forecast: Sequence[LoadStep], step_ms: int) -> list[LoadStep]:
-    """Return the steps of a forecast, with an empty step for each gap between them and one after
-    the last, so that the chart's line drops to zero there.
+    """Return the steps of a forecast, with empty steps in place of missing ones and one after the
+    last, so that the chart's line drops to zero there.
     """
     if not forecast:
         return []

@@ -229,6 +229,6 @@ def _no_column(rows: DataFrame, name: str) -> str:
 
 
 def _column(name: str) -> Column:
-    """Return a column by its literal name, which may contain dots."""
+    """Return the column with exactly this name, which may contain dots and backticks."""
     escaped = name.replace("`", "``")
     return sf.col(f"`{escaped}`")

@@ -157,8 +157,7 @@ def read_rows(spark: SparkSession, where: str, kind: str | None = None) -> DataF
 def schedule(
     rows: DataFrame, contracts: Sequence[Contract], options: ScheduleOptions, say: Say
 ) -> Scheduled:
-    """Write the delayed records that rows ask for, except those that the delay topic already
-    has.
+    """Write the delayed records that rows ask for, unless the delay topic already has them.
 
     Args:
         rows: any DataFrame that gives the same rows each time: it is read a second time to find ids
@@ -172,8 +171,8 @@ def schedule(
         ``skip_rejected`` is not set.
 
     Raises:
-        InvalidRequestError: the mapping does not fit the input, the delay topic is missing or takes
-            no ids, or the folder for rejected rows holds other files.
+        InvalidRequestError: the mapping does not fit the input, the delay topic takes no ids or is
+            missing, or the folder for rejected rows has other files.
         DelayServiceError: the cluster does not answer, a row can't be read or a record not written.
     """
     started_s = time.monotonic()
