@@ -1,4 +1,4 @@
-"""Ledger rows of one record, as objects. No input or output."""
+"""Ledger rows of one record, as objects. No side effects."""
 
 from __future__ import annotations
 
@@ -87,8 +87,8 @@ class Group:
         return (self.kept(CARRIED, row, when) for row in self.rows)
 
     def carried_undecided(self) -> Iterator[RecordVerdict]:
-        """Yield ``CARRIED`` verdicts for the rows of outputs that the service may still refuse as
-        forged.
+        """Yield ``CARRIED`` verdicts, for the next cut, for the rows of outputs that the service
+        may still refuse as forged.
         """
         places = {place_of(one) for one in self.undecided}
         for row in self.rows:

@@ -68,8 +68,8 @@ class CarriedState:
         self._found = state.live([], ())
 
     def _split(self, runs: list[StoredRun]) -> list[StoredRun]:
-        """Return the stored folders, with the records of wide buckets that have become due written
-        again in buckets of a minute.
+        """Return the stored folders, with records from wide buckets (ranges of due times) that have
+        begun written again in narrower buckets.
         """
         due = {run.bucket for run in runs if run.bucket and run.start_ms <= self._due_ms}
         wide = {bucket for bucket in due if not bucket.startswith(_FINEST)}
@@ -79,8 +79,8 @@ class CarriedState:
         return [run for run in runs if run.bucket not in wide] + self._waiting(rows, "-split")
 
     def _waiting(self, rows: DataFrame, part: str = "") -> list[StoredRun]:
-        """Write records without a settlement to Parquet folders by bucket, and return the
-        folders.
+        """Write records without a settlement to Parquet folders by bucket (range of due times), and
+        return the folders.
         """
         rows = self._in_buckets(rows)
         has_id = sf.col("id_hash") != NO_ID
@@ -95,8 +95,9 @@ class CarriedState:
         return self._state.write(rows, self._number, kind, self._taken_ms, part)
 
     def beside(self, new: DataFrame) -> DataFrame:
-        """Return the stored rows to judge together with ``new`` ledger rows: those left open,
-        records that may be settled by now, and pending records whose id is in a new row.
+        """Return the stored rows to judge together with ``new`` ledger rows: those that the last
+        cut could not judge, records that may be settled by now, and pending records whose id is in
+        a new row.
         """
         opened = self._state.read(run for run in self._runs if run.kind == OPEN)
         due = self._state.live(self._runs, self._due)

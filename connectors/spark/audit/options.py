@@ -39,9 +39,9 @@ class AuditOptions:
         dead_letter: the service's dead-letter topic.
         outcomes: the service's outcome topic.
         targets: target topics to read; empty: every topic that a contract or ``allow`` allows.
-        allow: target patterns of the setting on the nodes, for records whose contract has no
-            allowlist; None: unknown, so every topic that no contract excludes is read. Deliveries
-            to topics that are not read can't be checked.
+        allow: target patterns of the nodes' settings, for records whose contract has no allowlist;
+            None: unknown, so every topic that no contract excludes is read. Deliveries to topics
+            that are not read can't be checked.
         all_topics: whether to read every topic of the cluster except Kafka's own, whether or not it
             is allowed as a target.
         never: further topics of the service that hold no outputs, to be left out.

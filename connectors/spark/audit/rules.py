@@ -1,5 +1,5 @@
 """Rules by which an audit judges records: cursors, contracts, limits, and which logs are complete.
-No input or output.
+No side effects.
 """
 
 from __future__ import annotations
@@ -146,8 +146,9 @@ class Rules:
         return max(self.early_ms, self.clocks_ms(topic))
 
     def unseen(self, source: SourceRow, since_ms: int) -> str | None:
-        """Return why an output that settles this record may be unreadable, if it was written at
-        ``since_ms`` (epoch ms) or later; None: every place where it could be was read.
+        """Return the reason, such as ``DELETED``, why an output that settles this record may be
+        unreadable, if it was written at ``since_ms`` (epoch ms) or later; None: every place where
+        it could be was read.
         """
         facts = source.facts
         own = self.shards[source.shard]
@@ -173,14 +174,15 @@ class Rules:
         return OPEN if OPEN in found else next(iter(found), None)
 
     def unseen_home(self, source: SourceRow, since_ms: int) -> str | None:
-        """Return why the envelope that brings this record to its home may be unreadable, as
-        ``unseen`` does; None: it was read if it exists.
+        """Return the reason, such as ``DELETED``, why the envelope that brings this record to its
+        home may be unreadable, if it was written at ``since_ms`` (epoch ms) or later; None: it was
+        read if it exists.
         """
         return self._hidden_in(source.topic, [source.partition], since_ms)
 
     def unseen_target(self, source: SourceRow, since_ms: int) -> str | None:
-        """Return why a delivery of this record may be unreadable, as ``unseen`` does; None: it was
-        read if it exists.
+        """Return the reason, such as ``DELETED``, why a delivery of this record may be unreadable,
+        if it was written at ``since_ms`` (epoch ms) or later; None: it was read if it exists.
         """
         if (
             source.topic not in self.topics
@@ -195,8 +197,9 @@ class Rules:
         return self._hidden(source.topic, source, since_ms)
 
     def _hidden(self, topic: int, source: SourceRow, since_ms: int) -> str | None:
-        """Return why an output since ``since_ms`` (epoch ms) may be unreadable in a partition of
-        ``topic`` that the record's key may select; None: all were read.
+        """Return the reason why an output written at ``since_ms`` (epoch ms) or later may be
+        unreadable in a partition of ``topic`` that the record's key may select; None: all were
+        read.
         """
         count = self.partitions[topic]
         has_grown = any(first_ms > since_ms for first_ms in self.seen_ms.get(topic, ())[1:])

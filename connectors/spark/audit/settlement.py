@@ -61,7 +61,8 @@ HEADERS_UNREADABLE: Final = "headers_unreadable"
 """Reason not to judge a record: Java decodes its header names otherwise than the service does."""
 
 EXPIRY_MS: Final = 1_000
-"""Allowed time of a delivery after ``delay-expires-at``, in ms: the duration of a transaction."""
+"""Largest time after ``delay-expires-at`` at which a delivery is allowed, in ms: the duration of a
+transaction."""
 
 _AT_DELIVERY: Final = frozenset(
     {TARGET_UNKNOWN, TARGET_UNAUTHORIZED, TARGET_REFUSED, TARGET_DOWN, SLOT_FULL, TOO_LARGE}
@@ -103,7 +104,7 @@ def problems(
 
 
 def _told(source: SourceRow, output: OutputRow, rules: Rules) -> Iterator[RecordVerdict]:
-    """Yield findings about an outcome that is possible for the record's kind, but not for it."""
+    """Yield findings about an outcome that fits the record's kind, but not the record."""
     facts, outcome = source.facts, output.facts.outcome
     if facts.kind == HOMEBOUND and outcome != _DEEDS.get(facts.acts):
         detail = f"{KIND_NAMES[facts.acts]} was {SETTLEMENTS[outcome].verb}"
@@ -288,7 +289,9 @@ def _copied(source: SourceRow, output: OutputRow, rules: Rules) -> Iterator[Reco
 
 
 def _based(source: SourceRow, output: OutputRow, rules: Rules) -> Iterator[RecordVerdict]:
-    """Yield a finding if a requeued record names a wrong first offset for its canceller."""
+    """Yield a finding if a requeued record names a wrong first offset at which its canceller may
+    be.
+    """
     told = output.facts
     if told.base != NONE and not base_of(source) <= told.base <= output.place:
         detail = f"it was requeued with the base {told.base}, which is {base_of(source)} at least"
@@ -296,7 +299,9 @@ def _based(source: SourceRow, output: OutputRow, rules: Rules) -> Iterator[Recor
 
 
 def _claimed(source: SourceRow, output: OutputRow, rules: Rules) -> RecordVerdict:
-    """Return the finding that an output names a wrong canceller, to be checked against its id."""
+    """Return the finding that an output names a wrong canceller; other records of the id decide
+    whether it counts.
+    """
     by = output.facts.by
     detail = f"it names offset {by} as what settled it, and that is not its canceller"
     when = IF_OTHER if source.facts.record_id is not None else CERTAIN
@@ -378,7 +383,7 @@ def place_at(source: SourceRow, offset: int, rules: Rules) -> str:
 
 
 def origin_of(source: SourceRow, rules: Rules) -> str:
-    """Return the ``delay-source`` that a record's outputs must have: its first place."""
+    """Return the ``delay-source`` that a record's outputs must have: where it was first written."""
     return source.facts.origin or own_place(source, rules)
 
 

@@ -136,8 +136,8 @@ class IdHistory:
         self, victims: Mapping[int, Sequence[int]], doubtful: Container[int]
     ) -> Iterator[Wrong]:
         """Yield cancels and fires whose outcome does not fit the records that they settled.
-        ``victims``: indexes of these records by the offset of the control; ``doubtful``: offsets of
-        controls to skip.
+        ``victims``: indexes of these records by the offset of the control record; ``doubtful``:
+        offsets of control records to skip.
         """
         for at, number in enumerate(self._users):
             line = self._lines[number]

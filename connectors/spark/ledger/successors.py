@@ -13,8 +13,8 @@ _FIRST = 1
 
 
 def same_recurrence(held: bytes, copied: bytes) -> bool:
-    """Return whether a requeued record has the same recurrence as the record that it was made of.
-    The first occurrence of a cron schedule has number 1 in addition.
+    """Return whether a requeued record has the recurrence of the record that it was made of. The
+    first occurrence of a cron schedule has it too, although it adds the number 1.
 
     Args:
         held: recurrence of the original record, encoded as in a payload; empty: no recurrence.

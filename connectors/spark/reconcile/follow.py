@@ -46,7 +46,8 @@ class FollowOptions:
         interval_s: time from the start of one comparison to that of the next, in seconds; if a
             comparison takes longer, the next begins at once.
         repairs_max: number of repairs after which no more are made; 0: no repairs.
-        timeout_s: longest wait for the reports of nodes on repair steps, in seconds.
+        timeout_s: longest wait for the reports of nodes on repair steps or reading their disks, in
+            seconds.
     """
 
     reconcile: ReconcileOptions
@@ -111,7 +112,8 @@ def follow(
     say: Say = lambda _: None,
 ) -> Followed:
     """Compare at intervals until ``stop`` is set, and return the results; ``heard`` is called after
-    each comparison. A failed one is reported so, and the next interval tries again.
+    each comparison, also with the reason of a failure. After a failure, the next interval tries
+    again.
     """
     following = _Following(spark, options, stop, say)
     for _ in each_interval(options.interval_s, stop, say):
