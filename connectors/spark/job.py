@@ -1,4 +1,4 @@
-"""Former location of ``delayservice/commands/spark_job.py``, kept for one version."""
+"""Former location of the script ``delayservice/commands/spark_job.py``, kept for one version."""
 
 import runpy
 import sys

@@ -1,3 +1,3 @@
-"""Former name of ``common.session``, kept for one version."""
+"""Former name of the module ``common.session``, kept for one version."""
 
 from connectors.spark.common.session import *  # noqa: F403  # whatever it has

@@ -1,4 +1,6 @@
-"""Keeps records of a delay service as Parquet, so that they can be audited after their deletion."""
+"""Archives the records of a delay service as Parquet, so that they can be audited after Kafka has
+deleted them.
+"""
 
 from connectors.spark.archive.reading import ARCHIVE, Archive, audit_archive
 from connectors.spark.archive.run import ArchiveOptions, start_archive

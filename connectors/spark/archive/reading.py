@@ -1,4 +1,4 @@
-"""Reads an archive from its folder, and audits it."""
+"""Reads an archive (records of a delay service in Parquet) from its folder, and audits it."""
 
 from __future__ import annotations
 
@@ -24,17 +24,18 @@ from delayservice.base.errors import DelayServiceError
 
 ARCHIVE: Final = f"{ROW_SCHEMA}, value_hash long"
 """Columns of an archive: those of Kafka's records, and the hash of the value (Spark's
-``xxhash64``), which is kept also where the value is not."""
+``xxhash64``), which is kept even where the value is not."""
 
 VERSION: Final = 1
 
 
 class BatchFacts(msgspec.Struct, frozen=True):
-    """Facts that an archive keeps about one batch.
+    """Facts that an archive keeps about one batch of records.
 
     Attributes:
-        ends: topic, partition, and the offset up to which the batch reads it.
-        cut: a cut taken after the ends were decided, encoded by ``snapshot``.
+        ends: topic, partition, and exclusive offset up to which the archive reaches after the
+            batch.
+        cut: cut and evidence, taken after the ends were known, as JSON from ``snapshot.encode``.
     """
 
     ends: list[tuple[str, int, int]]
@@ -42,32 +43,34 @@ class BatchFacts(msgspec.Struct, frozen=True):
     v: int = VERSION
 
     def ends_by_place(self) -> dict[Place, int]:
-        """Return the offset up to which the batch reads each log."""
+        """Return the exclusive offset up to which the archive reaches after the batch, by topic and
+        partition.
+        """
         return {(topic, partition): end for topic, partition, end in self.ends}
 
 
 class Archive:
-    """A folder with the batches of an archive."""
+    """Folder of an archive, with its batches of records and a file of facts for each batch."""
 
     def __init__(self, path: str) -> None:
         self._path = path.rstrip("/")
 
     def folder(self, number: int) -> str:
-        """Return the path of the folder with the records of a batch."""
+        """Return the path of the Parquet folder with the records of a batch."""
         return f"{self._path}/records/batch={number:08d}"
 
     def commit(self, number: int, facts: BatchFacts) -> None:
-        """Write the facts of a batch, which makes it part of the archive."""
+        """Write the file of facts of a batch, which makes the batch part of the archive."""
         text = msgspec.json.encode(facts).decode()
         write_text(f"{self._path}/batches/{number:08d}.json", text)
 
     def facts_before(self, number: int) -> BatchFacts | None:
-        """Return the facts of the previous batch; None: this is the first one."""
+        """Return the facts of the batch before ``number``; None: there is no earlier one."""
         numbers = [one for one in self.numbers() if one < number]
         return self._facts(numbers[-1]) if numbers else None
 
     def numbers(self) -> list[int]:
-        """Return the numbers of all complete batches, ascending."""
+        """Return the numbers of all complete batches, in ascending order."""
         return [int(name.partition(".")[0]) for name in names_in(f"{self._path}/batches")]
 
     def _facts(self, number: int) -> BatchFacts:
@@ -81,13 +84,14 @@ class Archive:
         return found
 
     def cut(self) -> tuple[Cut, Evidence]:
-        """Return the newest cut that can be judged.
+        """Return the newest cut at which the archive can be judged, and its evidence.
 
         Its later cursors are those of the newest batch. Its earlier cursors were read before the
-        ends of all logs, and the archive must reach those ends.
+        ends of all logs, and the archive must reach these ends.
 
         Raises:
-            DelayServiceError: the archive does not reach a cut yet.
+            DelayServiceError: the archive does not reach the ends of any cut yet, or a file can't
+                be read.
         """
         facts = [self._facts(number) for number in self.numbers()]
         cuts = [snapshot.decode(one.cut) for one in facts]
@@ -108,7 +112,9 @@ class Archive:
 def _joined(
     chosen: tuple[Cut, Evidence], cuts: list[tuple[Cut, Evidence]], ends: Mapping[Place, int]
 ) -> tuple[Cut, Evidence]:
-    """Return a cut with the archive's ends, and the newest cut's cursors as later ones."""
+    """Return ``chosen`` with the ends that the archive reaches, and with the cursors of the newest
+    cut as later cursors.
+    """
     cut, evidence = chosen
     newest, (_, first) = cuts[-1][0], cuts[0]
     later = {shard.place: shard for shard in newest.shards}
@@ -136,11 +142,12 @@ def _joined(
 
 
 def audit_archive(spark: SparkSession, options: AuditOptions, path: str) -> AuditResult:
-    """Audit the records of an archive, without any connection to a cluster.
+    """Audit the records of the archive in the folder ``path``, without a cluster, and return the
+    result.
 
     Raises:
-        DelayServiceError: the archive can't be read, or does not reach a cut yet; a range is of no
-            shard that was served.
+        DelayServiceError: the archive can't be read, or does not reach the ends of a cut yet; or a
+            range of the options is of a shard that was not served.
     """
     began_s = time.monotonic()
     archive = Archive(path)
@@ -150,16 +157,16 @@ def audit_archive(spark: SparkSession, options: AuditOptions, path: str) -> Audi
 
 @dataclass(frozen=True, slots=True)
 class ArchivedLogs:
-    """The logs of an archive in the form that an audit reads (``audit.logs.Logs``)."""
+    """Logs of an archive in the form that an audit reads (``audit.logs.Logs``)."""
 
     records_kept: DataFrame
 
     def records(self, places: Iterable[Place]) -> DataFrame:
-        """Return the archived records of the topics of some partitions; see ``Logs``."""
+        """Return the archived records of the topics that ``places`` are of."""
         topics = {topic for topic, _ in places}
         return self.records_kept.where(sf.col("topic").isin(*topics, ""))
 
     def still_true(self, decided: DataFrame, rules: Rules) -> DataFrame:
-        """Return the verdicts unchanged, as retention does not affect an archive; see ``Logs``."""
+        """Return the verdicts unchanged, as retention in Kafka does not affect an archive."""
         del rules
         return decided

@@ -1,8 +1,8 @@
 """Writes new records of a delay service's topics into an archive, by Structured Streaming.
 
 Each batch is a folder of Parquet and a file of facts: the offset up to which it reads each log, and
-a cut taken after that was decided. Spark's own checkpoint tells which batches are done; a batch
-that is repeated replaces its folder and file.
+a cut taken after that. Spark's own checkpoint records which batches are done; a repeated batch
+replaces its folder and file.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from delayservice.base.errors import DelayServiceError
 from delayservice.contract.names import COPY_NAMES, HOME_NAMES
 
 _RECORDS_MAX: Final = 2_000_000
-"""Largest number of records in a batch."""
+"""Largest number of records in one batch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,10 +36,11 @@ class ArchiveOptions:
     """Options of an archive.
 
     Attributes:
-        audit: topics to read, as for an audit; its ``out`` is the folder of the archive.
-        interval_ms: time between batches, in ms; 0: read the available records, and end.
-        values: whether to keep all values; otherwise only hashes are kept, except for records that
-            the service requeued.
+        audit: the cluster, and the topics to read, as for an audit; its ``out`` is the folder of
+            the archive.
+        interval_ms: time from batch to batch, in ms; 0: read the records that are there, and end.
+        values: whether to keep all values; otherwise hashes replace them, except in requeued
+            records and envelopes.
     """
 
     audit: AuditOptions
@@ -48,10 +49,11 @@ class ArchiveOptions:
 
 
 def start_archive(spark: SparkSession, options: ArchiveOptions) -> StreamingQuery:
-    """Start to write, or continue where the last run with the same ``out`` stopped.
+    """Start to write an archive, or continue where the last process with the same ``out``
+    stopped.
 
     Returns:
-        The running query; the caller awaits or stops it.
+        Spark's running query, which the caller awaits or stops.
 
     Raises:
         KafkaEdgeError: the cluster can't be read.
@@ -72,7 +74,9 @@ def start_archive(spark: SparkSession, options: ArchiveOptions) -> StreamingQuer
 
 
 def _kept(options: ArchiveOptions) -> list[Column]:
-    """Return the columns of ``ARCHIVE``; values that the service wrote are always kept."""
+    """Return the columns of ``ARCHIVE``; the values of requeued records and envelopes are always
+    kept.
+    """
     is_kept = sf.exists("headers", lambda one: one["key"].isin(*COPY_NAMES, *HOME_NAMES))
     value = sf.col("value") if options.values else sf.when(is_kept, sf.col("value"))
     hashed = sf.when(sf.col("value").isNotNull(), sf.xxhash64("value"))
@@ -81,14 +85,16 @@ def _kept(options: ArchiveOptions) -> list[Column]:
 
 
 class _Batches:
-    """Writer of batches, on the driver."""
+    """Writer of an archive's batches, on the driver."""
 
     def __init__(self, options: ArchiveOptions) -> None:
         self._options = options
         self._archive = Archive(options.audit.out)
 
     def write(self, records: DataFrame, number: int) -> None:
-        """Write the records of a batch, then the facts that make it part of the archive."""
+        """Write the records of a batch as Parquet, then take a cut and write the facts that make
+        the batch part of the archive.
+        """
         ends = self._ends(number)
         records.sortWithinPartitions("topic", "partition", "offset").write.mode(
             "overwrite"
@@ -98,7 +104,9 @@ class _Batches:
         self._archive.commit(number, BatchFacts(ends, snapshot.encode(cut, evidence)))
 
     def _past(self, number: int, topic_ids: Mapping[str, str]) -> EarlierCut:
-        """Return the facts from the previous batch, of topics that were not recreated."""
+        """Return the facts that the batch before ``number`` kept, without topics that were created
+        again since; ``topic_ids``: present ids by topic.
+        """
         before = self._archive.facts_before(number)
         if before is None:
             return NO_PAST
@@ -112,7 +120,9 @@ class _Batches:
         )
 
     def _ends(self, number: int) -> list[tuple[str, int, int]]:
-        """Return the end of a batch in each log, which Spark wrote before the batch began."""
+        """Return topic, partition and exclusive end of a batch for each log; Spark has written them
+        before the batch begins.
+        """
         path = self._options.audit.path(f"state/offsets/{number}")
         lines = (read_text(path) or "").splitlines()
         try:

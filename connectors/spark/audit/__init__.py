@@ -1,4 +1,4 @@
-"""The delivery audit: compares the settlements of records with what the log demands."""
+"""The delivery audit: checks that each record has the one outcome that the logs demand."""
 
 from connectors.spark.audit.frames import findings
 from connectors.spark.audit.options import AuditOptions, OffsetRange

@@ -1,4 +1,6 @@
-"""Judges groups of ledger rows on the executors, then verdicts that depend on records of one id."""
+"""Judges ledger rows on the executors: each record by itself, then the verdicts that depend on
+other records of its id.
+"""
 
 from __future__ import annotations
 
@@ -52,19 +54,20 @@ JUDGED: Final = (
     "target_offset long, due_ms long, at_ms long, detail string, when byte, claim long, "
     "record_id binary, base long, since_ms long, number long, verdict byte, aim long, packed binary"
 )
-"""Columns of the judges' rows. ``verdict`` is one of ``verdicts``, ``LINE`` or ``COUNT``
-(``number`` records of ``kind``); ``packed`` is a line, or the ledger row of a carried or settled
-record."""
+"""Columns of rows with verdicts. ``verdict`` is a value of ``verdicts``, ``LINE`` or ``COUNT``
+(``number`` records of ``kind``); ``packed`` is an encoded ``Line``, or the ledger row that the next
+cut reads."""
 
 LINE: Final = 4
 COUNT: Final = 5
-"""Verdicts in addition to those of ``verdicts``: a line of an id's history, and a count."""
+"""Values of ``verdict`` besides those of ``verdicts``. ``LINE``: a record with an id, as
+``ledger.ids.Line``; ``COUNT``: a number of records."""
 
 _SCHEMA: Final = arrow_schema(JUDGED)
 _ROWS_MAX: Final = 10_000
-"""Largest number of rows that are held as objects before they become a batch."""
+"""Largest number of rows that are held as Python objects before they become an Arrow batch."""
 _BLOCK_BITS: Final = 13
-"""Size of the block of neighbouring offsets that one task judges, as a power of two."""
+"""Size of the block of neighbouring offsets that one task judges: 2 to this power."""
 
 _Row: TypeAlias = dict[str, Any]
 _pack: Final = msgspec.msgpack.Encoder().encode
@@ -73,12 +76,12 @@ _unpack_line: Final = msgspec.msgpack.Decoder(Line).decode
 
 
 def judge_records(rows: DataFrame, rules: Rules, *, keeps: bool) -> DataFrame:
-    """Return the verdicts on each record by itself, as ``JUDGED``.
+    """Return the verdicts on each record by itself, with the columns of ``JUDGED``.
 
     Args:
         rows: ledger rows, with all rows of each record.
         rules: rules to judge by.
-        keeps: whether to return carried and settled records too, for the next cut.
+        keeps: whether to return also the ledger rows that the next cut reads.
     """
     return (
         rows.repartition("shard", sf.shiftright("offset", _BLOCK_BITS))
@@ -88,7 +91,9 @@ def judge_records(rows: DataFrame, rules: Rules, *, keeps: bool) -> DataFrame:
 
 
 def decide_by_ids(judged: DataFrame, passed: PassedTimes, rules: Rules) -> DataFrame:
-    """Decide the verdicts that depend on other records of an id, and return those that hold."""
+    """Return the conditional verdicts whose condition holds by the other records of the same id,
+    and the findings about records with ids. ``passed``: times by which H had passed offsets.
+    """
     return (
         judged.where((sf.col("verdict") == LINE) | (sf.col("when") != CERTAIN))
         .repartition("shard", "record_id")
@@ -98,16 +103,18 @@ def decide_by_ids(judged: DataFrame, passed: PassedTimes, rules: Rules) -> DataF
 
 
 def ledger_rows(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Unpack ledger rows from MessagePack in the only column, ``packed``."""
+    """Yield batches of ledger rows, from batches whose only column, ``packed``, has each row as
+    MessagePack.
+    """
     for batch in batches:
         yield batch_of(map(_unpack, batch.column(0).to_pylist()))
 
 
 class Court:
-    """Judge of each record by itself, from the sorted ledger; it is sent to the executors.
+    """Judge of each record by itself; Spark sends it to the executors.
 
     Args:
-        keeps: whether to return carried and settled records too, for the next cut.
+        keeps: whether to yield also the ledger rows that the next cut reads.
     """
 
     def __init__(self, rules: Rules, *, keeps: bool = True) -> None:
@@ -116,7 +123,9 @@ class Court:
         self._counts: Counter[str] = Counter()
 
     def judge(self, batches: Iterable[pa.RecordBatch]) -> Iterable[pa.RecordBatch]:
-        """Judge sorted rows of the ledger: yield rows of ``JUDGED``, and at the end the counts."""
+        """Yield verdicts as batches of ``JUDGED``, and at the end the counts. ``batches``: ledger
+        rows sorted by shard, offset and role.
+        """
         lists = ([column.to_pylist() for column in batch.columns] for batch in batches)
         rows = (row for columns in lists for row in map(LedgerRow, *columns))
         with without_collector():
@@ -132,7 +141,9 @@ class Court:
         )
 
     def _of_no_shard(self, rows: Sequence[LedgerRow]) -> Iterator[_Row]:
-        """Count outputs that settle nothing, and yield findings for malformed ones."""
+        """Count outputs that settle nothing, and yield findings about outputs whose headers can't
+        be read or name a partition that does not exist.
+        """
         for row in rows:
             what = row.offset
             if what not in (MALFORMED_ROW, NOWHERE):
@@ -185,7 +196,9 @@ def _batches(rows: Iterable[_Row]) -> Iterator[pa.RecordBatch]:
 def _line_of(
     group: Group, found: Sequence[RecordVerdict], rules: Rules
 ) -> tuple[bytes, Line] | None:
-    """Return the id and history line of a record; None: it has no id."""
+    """Return the id of a record, and the record as a ``Line`` among those of its id; None: it has
+    no id.
+    """
     if group.named is not None:
         record_id, line = group.named
         return record_id, line._replace(is_home=line.is_home or bool(group.arrivals))
@@ -196,7 +209,9 @@ def _line_of(
 
 
 def _line(source: SourceRow, group: Group, found: Sequence[RecordVerdict], rules: Rules) -> Line:
-    """Return the record as a line of its id's history, with its settlement if that is sound."""
+    """Return the record as a ``Line`` among those of its id, with its settlement if ``found`` has
+    no certain finding about it.
+    """
     facts = source.facts
     line = Line(
         *(source.offset, facts.kind, base_of(source), source.key_ms, source.written_ms),
@@ -223,7 +238,9 @@ def _line(source: SourceRow, group: Group, found: Sequence[RecordVerdict], rules
 
 
 def _line_row(group: Group, record_id: bytes, line: Line) -> _Row:
-    """Return the row of a line, with the place of its settlement for a finding about it."""
+    """Return the row of ``JUDGED`` for a record with an id (``line``), with the place of the first
+    output that settles it.
+    """
     source = group.source
     row: _Row = {
         "verdict": LINE,
@@ -241,12 +258,13 @@ def _line_row(group: Group, record_id: bytes, line: Line) -> _Row:
 class PassedTimes:
     """Times by which H (offset up to which cancels were read) had passed blocks of offsets.
 
-    A record is settled only after H has passed it, so its settlement is such a time for all offsets
-    before it.
+    A record is settled only after H has passed it. So the time of its settlement is such a time for
+    all offsets up to its own.
 
     Args:
-        bits: size of a block of offsets, as a power of two.
-        blocks: ``(shard, block, earliest settlement time of its records in epoch ms)``.
+        bits: size of a block of offsets: 2 to this power.
+        blocks: hash of the shard, number of the block, and earliest settlement time of the block's
+            records, epoch ms.
     """
 
     def __init__(self, bits: int = 0, blocks: Iterable[tuple[int, int, int]] = ()) -> None:
@@ -257,7 +275,9 @@ class PassedTimes:
         self._shards = {shard: _suffix_minima(sorted(told)) for shard, told in held.items()}
 
     def at_ms(self, shard: int, offset: int) -> int | None:
-        """Return a time by which H had passed an offset, epoch ms; None: none is known."""
+        """Return the earliest known time, epoch ms, by which H had passed ``offset`` of a shard
+        (hash of its name); None: no time is known.
+        """
         blocks, at_ms = self._shards.get(shard, _NOTHING)
         at = int(np.searchsorted(blocks, offset >> self._bits, side="right"))
         return int(at_ms[at]) if at < len(blocks) else None
@@ -273,14 +293,18 @@ def _suffix_minima(held: Sequence[tuple[int, int]]) -> _Minima:
 
 
 class IdCourt:
-    """Judge of verdicts that depend on other records of an id; it is sent to the executors."""
+    """Judge of verdicts that depend on other records of the same id; Spark sends it to the
+    executors.
+    """
 
     def __init__(self, rules: Rules, passed: PassedTimes) -> None:
         self._rules = rules
         self._passed = passed
 
     def judge(self, batches: Iterable[pa.RecordBatch]) -> Iterable[pa.RecordBatch]:
-        """Yield the rows of ``JUDGED`` that hold; the input is sorted by shard, id and offset."""
+        """Yield the verdicts that count, as batches of ``JUDGED``. ``batches``: rows of ``JUDGED``
+        sorted by shard, id and offset.
+        """
         rows = (row for batch in batches for row in batch.to_pylist())
         with without_collector():
             for (shard, name), group in groupby(rows, lambda row: (row["shard"], row["record_id"])):
@@ -306,8 +330,8 @@ class IdCourt:
 
     def _passed_ms(self, shard: int) -> Callable[[int], int | None]:
         def passed_ms(offset: int) -> int | None:
-            """Return the time, epoch ms, plus the grace by which outputs may be ahead of
-            checkpoints.
+            """Return the earliest known time, epoch ms, by which H had passed ``offset``, plus the
+            grace time of ``at_least_once``; None: no time is known.
             """
             at_ms = self._passed.at_ms(shard, offset)
             return None if at_ms is None else at_ms + self._rules.grace_ms
@@ -317,8 +341,9 @@ class IdCourt:
     def _is_true(
         self, row: _Row, own: ShardRules, history: IdHistory, unseen: Container[int]
     ) -> bool:
-        """Return whether a verdict's condition on the record's canceller holds. If an earlier,
-        unknown record may be the canceller, an unseen settlement is assumed.
+        """Return whether the condition of a verdict on the record's canceller holds. If the
+        canceller may be an unread record, offsets in ``unseen`` (not to be judged) count as
+        cancelled.
         """
         canceller = history.canceller(row["base"])
         is_known = history.is_certain(row["base"])
@@ -335,7 +360,7 @@ class IdCourt:
 
 
 def _may_matter(line: Line, own: ShardRules) -> bool:
-    """Return whether a judged line may cancel later records, or has not come home yet."""
+    """Return whether a judged record may cancel later ones, or has not arrived at its home yet."""
     if not line.settlement:
         return False
     waits = line.kind == HOMEBOUND and line.settlement == "requeued" and not line.is_home

@@ -1,8 +1,8 @@
-"""One step of an audit: from the cut before, if there is one, to this one.
+"""One step of an audit: from the previous cut, if there is one, to this cut.
 
-    1  read     records since the cut before, as rows of the ledger                        ledger
+    1  read     records since the previous cut, as rows of the ledger                   ledger
     2  due      pending records that may be settled by now, or have an id that is named    state
-    3  sieve    blocks of plain records that were delivered soundly                        sieve
+    3  sieve    blocks of records without ids that were delivered correctly                sieve
     4  match    other records with their outputs, which settles nearly all of them         match
     5  look up  earlier records that outputs name                                          state
     6  judge    the remaining records, one by one                                          court
@@ -10,7 +10,7 @@
     8  keep     findings, and the input of the next step                                   state
 
 Each part writes what the next one reads, so that nothing is computed twice and memory stays
-bounded. The work depends on new and due records, and not on the number of pending ones.
+bounded. The work grows with the number of new and due records, not with that of pending ones.
 """
 
 from __future__ import annotations
@@ -50,10 +50,10 @@ class StepResult:
     """The result of one step of an audit.
 
     Attributes:
-        found: findings, as ``verdicts.FINDING``.
-        unjudged: records that could not be judged, in the same columns.
-        counts: number of records by result.
-        runs: stored runs that the next step reads.
+        found: findings, with the columns of ``verdicts.FINDING``.
+        unjudged: records that could not be judged, with the columns of ``verdicts.FINDING``.
+        counts: number of records by what became of them.
+        runs: Parquet folders of stored rows that the next step reads.
     """
 
     found: DataFrame
@@ -64,7 +64,7 @@ class StepResult:
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """Runner of one step.
+    """Engine that judges the records between two cuts, which is one step of an audit.
 
     Attributes:
         work: folder for data that one part of the step hands to the next.
@@ -80,7 +80,9 @@ class Engine:
     counts: Counter[str] = field(default_factory=Counter)
 
     def run(self, held: CarriedState | None = None) -> StepResult:
-        """Run the step. Without ``held``, it is the only step and stores nothing for a next one."""
+        """Judge all records of this step, and return the result. ``held``: rows stored by earlier
+        steps; None: it is the only step, and stores nothing for a next one.
+        """
         rows = self._read()
         if held is not None:
             rows = rows.unionByName(held.beside(rows))
@@ -110,7 +112,9 @@ class Engine:
         return kept(rows, f"{self.work}/{name}", *by)
 
     def _read(self) -> DataFrame:
-        """Return the ledger rows of new records."""
+        """Return the ledger rows of the records that were written since the previous cut; records
+        of other producers are only counted.
+        """
         logs, ledger = self.logs, self.ledger
         delayed = {shard.place for shard in self.cut.shards}
         others = self.evidence.spans.keys() - delayed
@@ -137,7 +141,9 @@ class Engine:
     def _odd(
         self, matched: DataFrame, sifted: DataFrame, held: CarriedState | None
     ) -> tuple[DataFrame, DataFrame]:
-        """Return the rows for Python, with earlier records that outputs name; and the rest."""
+        """Return the rows that Python must judge, with earlier records that outputs name; and the
+        rows of ``sifted`` that are left.
+        """
         odd = unpaired(matched.where(sf.col("status").isin(ODD, UNMATCHED)))
         keys = matched.where(sf.col("status") == UNMATCHED).select(*KEY).distinct()
         if keys.isEmpty():
@@ -152,7 +158,7 @@ class Engine:
         return odd, sifted.join(sf.broadcast(keys), KEY, "left_anti")
 
     def _decided(self, even: DataFrame, matched: DataFrame, judged: DataFrame) -> DataFrame:
-        """Return the verdicts that are certain after all parts have judged."""
+        """Return the verdicts that count, without those that ongoing retention has made wrong."""
         has_ids = not judged.where(sf.col("verdict") == LINE).isEmpty()
         offsets = sum(span.end - span.start for span in self.evidence.spans.values())
         known = passed(matched, offsets, even) if has_ids else PassedTimes()

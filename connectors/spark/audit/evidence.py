@@ -1,4 +1,6 @@
-"""Facts of the cluster on which verdicts depend: retention policies, and when logs are complete."""
+"""Facts of the cluster on which verdicts depend: retention policies, and since when logs have all
+their records.
+"""
 
 from __future__ import annotations
 
@@ -15,19 +17,20 @@ from connectors.spark.ledger.rows import name_hash
 from delayservice.contract import names
 
 CLOCKS_DIFFER_MS: Final = 600_000
-"""Largest time by which an output's timestamp precedes its source record's, in ms."""
+"""Largest time by which the timestamp of an output may precede that of its source record, in ms."""
 
 
 @dataclass(frozen=True, slots=True)
 class EarlierCut:
-    """Facts from an earlier cut.
+    """Facts that an audit keeps from its previous cut.
 
     Attributes:
         ends: offset up to which each log was read, exclusive.
-        starts: first offset of each shard whose record is known.
-        judged: first offset of each shard that the verdicts are for.
-        seen_ms: time of each partition's first record, epoch ms.
-        overdue_ms: records due to be settled before this time were reported as overdue.
+        starts: first offset of each shard from which all records are known.
+        judged: first offset of each shard from which records are judged.
+        seen_ms: timestamp of each partition's first record, epoch ms.
+        overdue_ms: records that were due before this time, epoch ms, were already reported as
+            overdue.
     """
 
     ends: Mapping[Place, int] = field(default_factory=dict)
@@ -38,20 +41,22 @@ class EarlierCut:
 
 
 NO_PAST: Final = EarlierCut()
-"""Facts of an audit that has no earlier cut."""
+"""Facts of an audit without a previous cut."""
 
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """Facts about the logs at one cut.
+    """Facts about the logs at one cut: which offsets are read, and since when they are complete.
 
     Attributes:
-        spans: offsets of each log that are read.
-        starts: first offset of each shard whose record is known.
-        judged: first offset of each shard that the verdict is for.
-        seen_ms: time of each partition's first record, epoch ms; missing: the partition is empty.
-        complete_ms: time since which a partition has all its records; missing: always.
-        policies: retention policy of each topic.
+        spans: offsets of each log that are read at this cut.
+        starts: first offset of each shard from which all records are known.
+        judged: first offset of each shard from which records are judged.
+        seen_ms: timestamp of each partition's first record, epoch ms; missing: the partition is
+            empty.
+        complete_ms: time since which a partition still has all its records, epoch ms; missing:
+            always.
+        policies: compaction and timestamp type of each topic.
     """
 
     spans: Mapping[Place, Span]
@@ -63,17 +68,20 @@ class Evidence:
 
 
 def all_of(cut: Cut) -> Evidence:
-    """Return evidence that all logs of a cut are complete and no target is compacted."""
+    """Return evidence that retention has deleted nothing from any log and no target is
+    compacted.
+    """
     starts = {shard.place: shard.span.start for shard in cut.shards}
     policies = {topic: Policy(is_compacted=False, is_by_broker=False) for topic, _ in cut.others}
     return Evidence(cut.spans, starts, starts, dict.fromkeys(cut.spans, 0), {}, policies)
 
 
 def gather(client: Mapping[str, str], cut: Cut, past: EarlierCut = NO_PAST) -> Evidence:
-    """Return the evidence about the logs at a cut, since an earlier one.
+    """Ask the cluster for the evidence about its logs at a cut, and return it; ``past``: facts kept
+    from the previous cut.
 
     Raises:
-        KafkaEdgeError: the cluster can't be asked.
+        KafkaEdgeError: the cluster does not answer.
     """
     spans = {
         place: Span(min(max(span.start, past.ends.get(place, 0)), span.end), span.end)
@@ -103,7 +111,9 @@ def _judged(
     complete_ms: Mapping[Place, int],
     policies: Mapping[str, Policy],
 ) -> dict[Place, int]:
-    """Return the first offset of each shard for which all evidence still exists."""
+    """Return the first offset of each shard from which on no output of a record can have been
+    deleted by retention.
+    """
     since_ms = max(
         (
             at_ms
@@ -124,7 +134,9 @@ def _judged(
 
 @dataclass(frozen=True, slots=True)
 class Strictness:
-    """Limits by which outputs are judged; ``audit.AuditOptions`` describes each field."""
+    """Limits of lateness, earliness, grace, overdue time and lag by which outputs are judged;
+    ``audit.AuditOptions`` describes each.
+    """
 
     late_ms: int | None = None
     early_ms: int = 0
@@ -136,7 +148,9 @@ class Strictness:
 def rules_of(
     cut: Cut, evidence: Evidence, strictness: Strictness, past: EarlierCut = NO_PAST
 ) -> Rules:
-    """Return the rules by which records are judged at a cut; ``past``: facts of the cut before."""
+    """Return the cursors, contracts and limits by which records are judged at a cut; ``past``:
+    facts of the previous cut.
+    """
     read = {topic for topic, _ in cut.others}
     own = {cut.dead_letter, cut.outcomes}
     grace_ms, policies = strictness.grace_ms, evidence.policies
@@ -164,7 +178,9 @@ def rules_of(
 
 
 def overdue_since_ms(cut: Cut, strictness: Strictness) -> int:
-    """Return the time, epoch ms, before which a record must have been due to count as overdue."""
+    """Return the time, epoch ms, before which a record must have been due to be reported as
+    overdue.
+    """
     overdue_ms = strictness.overdue_ms
     return -NEVER_MS if overdue_ms is None else cut.taken_ms - overdue_ms
 
@@ -194,7 +210,9 @@ def _hashes(topics: Iterable[str]) -> frozenset[int]:
 def _by_topic(
     cut: Cut, topics: Collection[str], at_ms: Mapping[Place, int], default: int
 ) -> dict[int, tuple[int, ...]]:
-    """Return times by topic and partition; ``default`` where the time is unknown."""
+    """Return ``at_ms`` as a list for each topic (by hash), one time (epoch ms) for each partition;
+    ``default`` where the time is unknown.
+    """
     return {
         name_hash(topic): tuple(
             at_ms.get((topic, number), default) for number in range(cut.partitions[topic])

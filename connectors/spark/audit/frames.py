@@ -1,7 +1,7 @@
-"""The audit as functions of data frames: rows of the ledger in, findings out.
+"""Audits data frames: takes rows of the ledger (source records and outputs), returns findings.
 
-They run on the session of their input, from any source, and need no Kafka. The engine stores the
-result of each; ``findings`` combines them for other callers.
+Functions run on the session of their input and need no Kafka. ``engine`` stores the result of each;
+``findings`` combines them for other callers.
 """
 
 from __future__ import annotations
@@ -22,25 +22,26 @@ from connectors.spark.ledger.facts import NAMED
 from connectors.spark.ledger.rows import NO_SHARD, name_hash
 
 _PASSED_MAX: Final = 500_000
-"""Largest number of offset blocks for which the driver keeps the time at which H passed them."""
+"""Largest number of offset blocks of which the driver keeps the time when H had passed them."""
 _USUAL: Final = Strictness()
 
 
 def findings(
     ledger: DataFrame, cut: Cut, evidence: Evidence | None = None, strictness: Strictness = _USUAL
 ) -> DataFrame:
-    """Return errors in the records of a ledger, and records that could not be judged.
+    """Return the findings about the records of a ledger, and the records that could not be
+    judged.
 
     Args:
-        ledger: a ledger from ``connectors.spark.ledger.ledger``. It is read several times: persist
-            or write it first if that costs.
-        cut: the cut at which it was read.
-        evidence: facts about the logs; None: they are complete.
+        ledger: result of ``connectors.spark.ledger.ledger``. It is read several times: persist or
+            write it first if reading is slow.
+        cut: the cut at which the ledger was made.
+        evidence: facts about the logs; None: retention has deleted nothing.
         strictness: limits to judge by.
 
     Returns:
-        Rows of ``FINDING`` and ``is_finding``, which is false for records that could not be judged;
-        their kind is the reason. Where records have ids, a job runs before this returns.
+        Columns of ``FINDING`` and ``is_finding``, which is false for records that could not be
+        judged; their kind is the reason. If records have ids, a Spark job runs before this returns.
     """
     rules = rules_of(cut, all_of(cut) if evidence is None else evidence, strictness)
     matched = match(ledger, rules)
@@ -53,19 +54,21 @@ def findings(
 
 
 def apart(ledger: DataFrame) -> DataFrame:
-    """Return the ledger rows that ``match`` leaves out and Python judges: ``NAMED`` and
-    ``NO_SHARD``.
+    """Return the ledger rows that ``match`` leaves out and Python judges: those of role ``NAMED``
+    or shard ``NO_SHARD``.
     """
     return ledger.where((sf.col("shard") == NO_SHARD) | (sf.col("role") == NAMED))
 
 
 def passed(matched: DataFrame, offsets: int, even: DataFrame | None = None) -> PassedTimes:
-    """Return the times at which H had passed the blocks of offsets of sound records.
+    """Return times by which H had passed blocks of neighbouring offsets: the times of outputs that
+    settle records correctly.
 
     Args:
         matched: the result of ``match``.
-        offsets: number of offsets that were read, which determines the size of a block.
-        even: further blocks of sound records, from ``blocks_of``.
+        offsets: number of offsets that were read; more offsets make larger blocks.
+        even: more blocks, with the time of the first delivery in each, from ``sieve.blocks_of``;
+            None: no more.
     """
     bits = max(BLOCK_BITS, (offsets // _PASSED_MAX).bit_length())
     sound = matched.where(sf.col("status") == SOUND)
@@ -79,13 +82,17 @@ def passed(matched: DataFrame, offsets: int, even: DataFrame | None = None) -> P
 
 
 def decide(judged: DataFrame, known: PassedTimes, rules: Rules) -> DataFrame:
-    """Return the verdicts that hold, once all records of each id are known."""
+    """Return the verdicts that count: those without a condition, and those whose condition holds by
+    the other records of the same id.
+    """
     is_certain = ~sf.col("verdict").isin(LINE, COUNT) & (sf.col("when") == CERTAIN)
     return judged.where(is_certain).unionByName(decide_by_ids(judged, known, rules))
 
 
 def named(decided: DataFrame, cut: Cut, rules: Rules) -> DataFrame:
-    """Return findings and unjudged records as ``FINDING`` and ``verdict``, hashes as names."""
+    """Return findings and unjudged records with the columns ``FINDING`` and ``verdict``: names in
+    place of the ledger's hashes of topics and shards.
+    """
     spark = decided.sparkSession
     topics = spark.createDataFrame(list(rules.topics.items()), "target long, target_topic string")
     places = [(name_hash(shard.name), *shard.place) for shard in cut.shards]

@@ -1,4 +1,4 @@
-"""The ledger rows of one record, as objects. Pure."""
+"""Ledger rows of one record, as objects. No side effects."""
 
 from __future__ import annotations
 
@@ -49,18 +49,22 @@ _remembered: Final = msgspec.msgpack.Decoder(Remembered).decode
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """One record, and the outputs that claim to settle, continue or bring home it.
+    """Source record, and the outputs that state to settle it, continue it or bring it to its
+    home.
 
     Attributes:
-        source: the record; None: it is unknown, or was judged before.
-        settled: settlement of a record that was judged before.
-        details: stored details of a record that was judged before, if any.
-        named: id and line of the record, if it was judged before and may cancel others.
-        settling: outputs that settle it.
-        successors: occurrences that follow it, in the order in which they were begun.
-        arrivals: envelopes that bring it home without settling it.
-        mirrored: number of copies of its dead letters or outcomes that others made.
-        undecided: claims of requeued records and envelopes that may still be refused as forged.
+        source: the record; None: it is unknown, or an earlier cut has judged it.
+        settled: settlement of the record, if an earlier cut has judged it.
+        details: stored details of the record, if an earlier cut has judged it and kept any.
+        named: id of the record and its ``Line``, if an earlier cut has judged it and it may still
+            cancel others.
+        settling: outputs that settle the record.
+        successors: next occurrences of its schedule, in the order in which they were written.
+        arrivals: envelopes that bring the record to its home without settling it there.
+        mirrored: number of its dead letters or outcomes that other producers have copied to target
+            topics.
+        undecided: requeued records and envelopes that name the record, and that the service may
+            still refuse as forged.
     """
 
     shard: int
@@ -77,20 +81,24 @@ class Group:
     rows: Sequence[LedgerRow] = field(default=(), repr=False)
 
     def carried(self, when: int = CERTAIN) -> Iterator[RecordVerdict]:
-        """Yield verdicts that hand all rows unchanged to the next cut; ``when``: condition under
-        which these verdicts count, as in ``verdicts``.
+        """Yield ``CARRIED`` verdicts that hand all ledger rows of the record to the next cut;
+        ``when``: condition under which these verdicts count.
         """
         return (self.kept(CARRIED, row, when) for row in self.rows)
 
     def carried_undecided(self) -> Iterator[RecordVerdict]:
-        """Yield the rows of outputs that may still be refused, for the next cut."""
+        """Yield ``CARRIED`` verdicts, for the next cut, for the rows of outputs that the service
+        may still refuse as forged.
+        """
         places = {place_of(one) for one in self.undecided}
         for row in self.rows:
             if row.role not in SOURCES and row[8:11] in places:
                 yield self.kept(CARRIED, row, CERTAIN)
 
     def kept(self, verdict: int, row: LedgerRow, when: int) -> RecordVerdict:
-        """Return the verdict that hands a row to a later cut, ``CARRIED`` or ``SETTLED``."""
+        """Return a verdict that hands a ledger row to a later cut; ``verdict``: ``CARRIED`` or
+        ``SETTLED``.
+        """
         kept = RecordVerdict("", self.shard, self.offset, when=when, verdict=verdict, row=row)
         if self.source is None:
             return kept
@@ -98,7 +106,7 @@ class Group:
 
 
 def group_of(rows: Sequence[LedgerRow]) -> Group:
-    """Return the group of ledger rows with the same shard and offset."""
+    """Return the group of ledger rows that have the same shard and offset."""
     shard, offset = rows[0][:2]
     by_role = {row.role: row for row in rows if row.role in SOURCES}
     source = _source(by_role[SOURCE]) if SOURCE in by_role else None
@@ -117,7 +125,9 @@ def group_of(rows: Sequence[LedgerRow]) -> Group:
 def grouped(
     shard: int, offset: int, source: SourceRow | None, outputs: Iterable[OutputRow]
 ) -> Group:
-    """Return the group of a record and the outputs that claim to settle it."""
+    """Return the group of a record and its outputs, without outputs that the service refused as
+    forged.
+    """
     said = sorted(outputs, key=lambda one: (one.at_ms, one.place))
     forged = {place_of(one) for one in said if one.role == DISCLAIMED}
     real = [one for one in said if place_of(one) not in forged]
@@ -134,7 +144,9 @@ def grouped(
 
 
 def without_undecided(group: Group, is_undecided: Callable[[OutputRow], bool]) -> Group:
-    """Return the group without the claims that may still be refused as forged."""
+    """Return the group with the outputs for which ``is_undecided`` holds moved to ``undecided``;
+    outputs with a verified signature stay.
+    """
     said = (*group.settling, *group.successors, *group.arrivals)
     undecided = [one for one in said if not one.facts.is_verified and is_undecided(one)]
     if not undecided:
@@ -149,17 +161,19 @@ def without_undecided(group: Group, is_undecided: Callable[[OutputRow], bool]) -
 
 
 def place_of(output: OutputRow) -> tuple[int, int, int]:
-    """Return the hash of an output's topic, its partition and its offset."""
+    """Return the place of an output: hash of its topic's name, partition and offset."""
     return output.topic, output.partition, output.place
 
 
 def base_of(source: SourceRow) -> int:
-    """Return the first offset at which a record that cancels this one may lie."""
+    """Return the first offset at which the canceller of this record may be."""
     return source.facts.base or source.offset + 1
 
 
 def named_row(shard: int, line: Line, record_id: bytes) -> RecordVerdict:
-    """Return the ``NAMED`` row of a judged record that may still cancel others at a later cut."""
+    """Return the verdict that keeps a judged record as a ``NAMED`` row, as it may cancel others at
+    a later cut.
+    """
     row = LedgerRow(
         shard,
         line.offset,
@@ -175,7 +189,9 @@ def named_row(shard: int, line: Line, record_id: bytes) -> RecordVerdict:
 def settled_row(
     group: Group, settled: Settled, details: Remembered | None = None, when: int = CERTAIN
 ) -> RecordVerdict:
-    """Return the ``REMEMBERED`` row of a judged record, for later cuts that see more outputs."""
+    """Return the verdict that keeps a judged record as a ``REMEMBERED`` row, for outputs that later
+    cuts find; ``when``: condition under which it counts.
+    """
     row = LedgerRow(
         group.shard,
         group.offset,
@@ -191,7 +207,9 @@ def settled_row(
 
 
 def _as_refused(source: SourceRow, outputs: Sequence[OutputRow]) -> SourceRow:
-    """Return an unverified record as invalid if the service dead-lettered it as forged."""
+    """Return the record, as invalid if its signature was not verified and the service dead-lettered
+    it as forged.
+    """
     if source.facts.is_verified:
         return source
     for output in outputs:

@@ -1,4 +1,6 @@
-"""State of an audit within one step: due records, look-ups, and what is stored for the next."""
+"""State of an audit within one step: due records, look-ups, and the rows stored for the next
+step.
+"""
 
 from __future__ import annotations
 
@@ -35,12 +37,13 @@ _FINEST: Final = "0-"
 
 
 class CarriedState:
-    """The state from earlier steps.
+    """Stored rows from earlier steps of an audit, of which one step reads some and adds others.
 
     Args:
         number: number of this step's cut.
         taken_ms: time at which that cut was taken, epoch ms.
-        work: folder for results of look-ups.
+        work: folder for the results of look-ups.
+        runs: stored Parquet folders that the previous step left.
     """
 
     def __init__(
@@ -65,7 +68,9 @@ class CarriedState:
         self._found = state.live([], ())
 
     def _split(self, runs: list[StoredRun]) -> list[StoredRun]:
-        """Return the runs, with wide buckets that are due rewritten as runs of narrow ones."""
+        """Return the stored folders, with records from wide buckets (ranges of due times) that have
+        begun written again in narrower buckets.
+        """
         due = {run.bucket for run in runs if run.bucket and run.start_ms <= self._due_ms}
         wide = {bucket for bucket in due if not bucket.startswith(_FINEST)}
         if not wide:
@@ -74,7 +79,9 @@ class CarriedState:
         return [run for run in runs if run.bucket not in wide] + self._waiting(rows, "-split")
 
     def _waiting(self, rows: DataFrame, part: str = "") -> list[StoredRun]:
-        """Write records without a settlement, and return their runs."""
+        """Write records without a settlement to Parquet folders by bucket (range of due times), and
+        return the folders.
+        """
         rows = self._in_buckets(rows)
         has_id = sf.col("id_hash") != NO_ID
         kinds = ((PLAIN, ~has_id), (IDENTIFIED, has_id))
@@ -88,8 +95,9 @@ class CarriedState:
         return self._state.write(rows, self._number, kind, self._taken_ms, part)
 
     def beside(self, new: DataFrame) -> DataFrame:
-        """Return the stored rows to judge together with new ones: open ones, records that may be
-        settled by now, and pending records with an id that a new row has.
+        """Return the stored rows to judge together with ``new`` ledger rows: those that the last
+        cut could not judge, records that may be settled by now, and pending records whose id is in
+        a new row.
         """
         opened = self._state.read(run for run in self._runs if run.kind == OPEN)
         due = self._state.live(self._runs, self._due)
@@ -100,8 +108,8 @@ class CarriedState:
         return opened.unionByName(found)
 
     def look_up(self, keys: DataFrame) -> DataFrame:
-        """Return the rows of earlier records, pending or judged; ``keys``: shards and offsets to
-        find.
+        """Return the stored rows of earlier records, pending or judged; ``keys``: shard and offset
+        of each record.
         """
         pending = self._state.live(self._runs, self._later).join(keys, KEY, "left_semi")
         early = kept(pending, f"{self._work}/early")
@@ -117,13 +125,13 @@ class CarriedState:
     def keep(
         self, matched: DataFrame, decided: DataFrame, waiting: DataFrame, sound: DataFrame
     ) -> tuple[StoredRun, ...]:
-        """Write the input of the next step, and return all runs that it reads.
+        """Write the rows that the next step needs, and return all stored folders that it reads.
 
         Args:
-            matched: the result of ``match``.
-            decided: verdicts on records that were judged in Python.
-            waiting: rows of records of even blocks that have no settlement yet.
-            sound: rows of deliveries of even blocks.
+            matched: pairs of records and outputs, from ``match``.
+            decided: verdicts on the records that were judged in Python.
+            waiting: pending source records that ``sieve`` has found.
+            sound: correct deliveries that ``sieve`` has found.
         """
         carried = self._packed(decided, CARRIED).join(self._found, _ROW, "left_anti")
         is_later = (sf.col("role") == SOURCE) & (sf.col("key_ms") > self._due_ms)
@@ -143,7 +151,9 @@ class CarriedState:
         return tuple(self._state.merged(is_kept + new, self._number))
 
     def _judged(self, settled: DataFrame, held: list[StoredRun]) -> list[StoredRun]:
-        """Write judged records; under ``at_least_once``, in full for the grace time."""
+        """Write judged records, as rows for the grace time of ``at_least_once`` and then as
+        bitmaps; return the new folders. ``held`` loses the folders that are replaced.
+        """
         settled = settled.withColumn("due_ms", sf.lit(self._number).cast("long"))
         is_plain = sf.col("more").isNull()
         written = self._written(settled.where(~is_plain), SPECIAL)
@@ -163,6 +173,8 @@ class CarriedState:
 
 
 def newest_of_each(rows: DataFrame) -> DataFrame:
-    """Return the newest row of each judged record: the one with the highest cut number."""
+    """Return for each record (shard and offset) its ``REMEMBERED`` row from the highest cut
+    number.
+    """
     row = sf.max_by(sf.struct(*COLUMNS), "due_ms").alias("row")
     return rows.groupBy(*KEY).agg(row).select("row.*")

@@ -1,9 +1,10 @@
-"""Judges one delay record: whether it has exactly one settlement. Pure.
+"""Judges one source record: whether it has exactly one settlement (output that settles it). No
+input or output.
 
 Source: rule 1 of ``docs/internals/design.md``, and "Proof from the topics" in
 ``docs/guarantees.md``; ``docs/audit.md`` explains the kinds of findings. ``settlement`` decides
-whether a settlement is the right one, and ``court`` with ``ledger.ids`` what depends on other
-records of the same id.
+whether a settlement is the right one, and ``court`` with ``ledger.ids`` judges what depends on
+other records of the same id.
 """
 
 from __future__ import annotations
@@ -71,7 +72,9 @@ _NOWHERE: Final = Settled(LOST_ROLE, 0, -1, -1, -1)
 
 
 def judge(group: Group, rules: Rules, counts: Counter[str]) -> Iterator[RecordVerdict]:
-    """Yield the verdicts on one record: findings, and the rows to keep for the next cut."""
+    """Yield the verdicts on one record: findings, and the rows to keep for the next cut; add the
+    numbers of records by result to ``counts``.
+    """
     own = rules.shards[group.shard]
     counts["mirrored"] += group.mirrored
     if group.undecided and group.source is not None and not group.settling:
@@ -126,7 +129,9 @@ def _judge(
 
 
 def _details(group: Group, source: SourceRow) -> Remembered | None:
-    """Return the details to keep of a record that may get occurrences or its arrival."""
+    """Return the details to keep of a record that recurs or goes to its home, as it may get further
+    outputs; None: other records.
+    """
     facts = source.facts
     if facts.kind != HOMEBOUND and not (facts.recur and facts.kind == SCHEDULE):
         return None
@@ -138,14 +143,18 @@ def _details(group: Group, source: SourceRow) -> Remembered | None:
 def _without_elder(
     settling: Sequence[OutputRow], shard: ShardRules, counts: Counter[str]
 ) -> list[OutputRow]:
-    """Return the outputs without those written before the shard's first record."""
+    """Return the outputs without those written before ``shard.born_ms``, which belong to expired
+    records and are only counted.
+    """
     found = [output for output in settling if output.at_ms >= shard.born_ms]
     counts["source_expired"] += len(settling) - len(found)
     return found
 
 
 def _of_expired(group: Group, rules: Rules, counts: Counter[str]) -> Iterator[RecordVerdict]:
-    """Yield contradicting outputs of a record that retention has deleted."""
+    """Yield findings about outputs of a record that retention has deleted: those that settle it
+    twice.
+    """
     counts["source_expired"] += len(group.settling)
     name = f"{rules.shards[group.shard].name}:{group.offset}"
     kept: list[OutputRow] = []
@@ -162,8 +171,8 @@ def _of_expired(group: Group, rules: Rules, counts: Counter[str]) -> Iterator[Re
 
 
 def _settle_twice(first: OutputRow, second: OutputRow) -> bool:
-    """Return whether two outputs of one offset contradict each other, whatever the record was. In
-    two target topics, one may be a consumer's copy of the other.
+    """Return whether two outputs that name the same source offset contradict each other, whatever
+    the record was. Deliveries in two target topics do not, as a consumer may have copied one.
     """
     if first.role == second.role == DELIVERED:
         return first.topic == second.topic and first[1:4:2] == second[1:4:2]
@@ -173,8 +182,8 @@ def _settle_twice(first: OutputRow, second: OutputRow) -> bool:
 def _without_source(
     group: Group, settling: Sequence[OutputRow], rules: Rules, counts: Counter[str]
 ) -> Iterator[RecordVerdict]:
-    """Yield outputs of a record that does not exist. A record beyond the end of the log may be read
-    later: the delay topics were read to their ends one after the other.
+    """Yield findings about outputs of a record that does not exist. If its offset is beyond the end
+    of the log that was read, requeued records are carried to the next cut instead.
     """
     own = rules.shards[group.shard]
     said = [*settling, *group.successors, *group.arrivals]
@@ -192,7 +201,9 @@ def _without_source(
 
 
 def _is_beside(group: Group, output: OutputRow) -> bool:
-    """Return whether an output is a copy that may have been read before its record."""
+    """Return whether an output is a requeued record or envelope, and may so have been read although
+    its source record was not yet.
+    """
     is_copy = output.role in (COPIED, CONTINUED, FORWARDED, ARRIVED)
     return is_copy and not (output.facts.base != NONE and output.place <= group.offset)
 
@@ -208,7 +219,9 @@ def _late(
     rules: Rules,
     counts: Counter[str],
 ) -> Iterator[RecordVerdict]:
-    """Yield the findings about new outputs of a record that was judged at an earlier cut."""
+    """Yield findings about the new outputs (``settling``) of a record that an earlier cut has
+    judged.
+    """
     details = group.details
     origin = f"{rules.shards[group.shard].name}:{group.offset}"
     for output in settling:
@@ -249,7 +262,9 @@ def _late_arrivals(
 
 
 def _forks(origin: str, group: Group, since: int = 0) -> Iterator[RecordVerdict]:
-    """Yield occurrences begun twice; ``since``: number of the last one at an earlier cut."""
+    """Yield findings about occurrences that were written twice; ``since``: highest occurrence
+    number known at an earlier cut.
+    """
     seen: set[str] = set()
     for output in group.successors:
         name = output.facts.origin
@@ -260,13 +275,15 @@ def _forks(origin: str, group: Group, since: int = 0) -> Iterator[RecordVerdict]
 
 
 def _number(output: OutputRow) -> int:
-    """Return the number of an occurrence; 0: it has no number."""
+    """Return the number of an occurrence, from its ``delay-source``; 0: it has no number."""
     number = output.facts.origin.rpartition("#")[2]
     return int(number) if number.isdecimal() else 0
 
 
 def _continued(source: SourceRow, output: OutputRow, rules: Rules) -> Iterator[RecordVerdict]:
-    """Yield the findings about an occurrence that does not match the record that it names."""
+    """Yield findings about an occurrence of a schedule (``output``) that does not match the record
+    which it continues.
+    """
     why = against_origin(source, output)
     if why is not None:
         yield finding_of(ALTERED, source, output, rules, why)
@@ -279,7 +296,9 @@ def _continued(source: SourceRow, output: OutputRow, rules: Rules) -> Iterator[R
 def _arrived(
     source: SourceRow, arrivals: Sequence[OutputRow], rules: Rules, *, waits: bool, settled: bool
 ) -> Iterator[RecordVerdict]:
-    """Yield wrong envelopes among those that bring a record home without settling it."""
+    """Yield findings about envelopes that bring a record to its home; ``waits``: the record was
+    requeued to wait for that; ``settled``: it has a settlement.
+    """
     for number, output in enumerate(arrivals):
         if source.facts.kind != HOMEBOUND:
             detail = f"{KIND_NAMES[source.facts.kind]} was sent home"
@@ -294,7 +313,9 @@ def _arrived(
 def _without_output(
     group: Group, source: SourceRow, rules: Rules, counts: Counter[str]
 ) -> Iterator[RecordVerdict]:
-    """Yield a verdict on a record without a settlement: pending, lost, or not to be judged."""
+    """Yield the verdicts on a record without a settlement: pending, overdue, lost, or not to be
+    judged.
+    """
     shard = rules.shards[source.shard]
     by_key = shard.earlier.has_settled((source.key_ms, source.offset), -1)
     is_named = source.facts.record_id is not None and source.facts.kind in PENDING
@@ -335,7 +356,9 @@ def _without_output(
 
 
 def _overdue(source: SourceRow, rules: Rules, *, is_named: bool) -> Iterator[RecordVerdict]:
-    """Yield an overdue record, at the first cut that shows it."""
+    """Yield a finding if a pending record is overdue, at the first cut that shows it; ``is_named``:
+    it has an id, so it may have been cancelled.
+    """
     since_ms = max(source.key_ms, source.written_ms)
     is_old = source.offset < rules.shards[source.shard].new_from
     was_seen = is_old and since_ms < rules.overdue_before_ms
@@ -351,7 +374,9 @@ def _is_checkpointed(source: SourceRow, rules: Rules) -> bool:
 
 
 def _is_ahead(source: SourceRow, output: OutputRow, rules: Rules) -> bool:
-    """Return whether an output may be ahead of its checkpoint, for a later cut to judge."""
+    """Return whether an output may not be in a checkpoint yet under ``at_least_once``, so that a
+    later cut must judge it.
+    """
     is_young = output.at_ms > rules.unsettled_since_ms
     return is_young and source.facts.record_id is None and not _is_checkpointed(source, rules)
 
@@ -359,7 +384,9 @@ def _is_ahead(source: SourceRow, output: OutputRow, rules: Rules) -> bool:
 def _unless_checkpointed(
     source: SourceRow, output: OutputRow, rules: Rules
 ) -> Iterator[RecordVerdict]:
-    """Yield a finding if no checkpoint counts the record of an output as settled."""
+    """Yield a finding if a record has this output but the later cursor does not count it as
+    settled.
+    """
     if _is_checkpointed(source, rules) or output.at_ms > rules.unsettled_since_ms:
         return
     shard = rules.shards[source.shard]

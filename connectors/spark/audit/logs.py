@@ -1,4 +1,4 @@
-"""The logs that an audit reads: from a cluster or an archive."""
+"""Logs that an audit reads: those of a cluster or of an archive."""
 
 from __future__ import annotations
 
@@ -24,34 +24,40 @@ _TASKS_MIN: Final = 8
 
 
 class Logs(Protocol):
-    """The logs that one step of an audit reads."""
+    """Source of the records that one step of an audit reads: a cluster or an archive."""
 
     def records(self, places: Iterable[Place]) -> DataFrame:
-        """Return the records of some partitions, as ``topics.ROW_SCHEMA``."""
+        """Return the committed records of some partitions, with the columns of
+        ``topics.ROW_SCHEMA``.
+        """
 
     def still_true(self, decided: DataFrame, rules: Rules) -> DataFrame:
-        """Return the verdicts without those caused by retention that went on while the logs were
-        read: lost records become unjudged, and findings about deleted records are dropped.
+        """Return the verdicts corrected for retention that went on while the logs were read: a lost
+        record becomes unjudged, and a finding about a deleted record is dropped.
         """
 
 
 @dataclass(frozen=True, slots=True)
 class KafkaLogs:
-    """The logs of a cluster, read between the offsets that the evidence names."""
+    """Logs of a cluster, read between the offsets in ``evidence.spans``."""
 
     spark: SparkSession
     client: Mapping[str, str]
     evidence: Evidence
 
     def records(self, places: Iterable[Place]) -> DataFrame:
-        """Return the records of some partitions; see ``Logs``."""
+        """Return the committed records of some partitions, with the columns of
+        ``topics.ROW_SCHEMA``.
+        """
         chosen = {place: self.evidence.spans[place] for place in places}
         count = sum(span.end - span.start for span in chosen.values())
         tasks = max(_TASKS_MIN, count // TASK_RECORDS + 1)
         return read_topic(self.spark, self.client, chosen, tasks)
 
     def still_true(self, decided: DataFrame, rules: Rules) -> DataFrame:
-        """Return the verdicts without those that ongoing retention explains; see ``Logs``."""
+        """Return the verdicts corrected for retention that went on meanwhile: asks the cluster for
+        the present starts of the logs; see ``Logs.still_true``.
+        """
         spans = self.evidence.spans
         starts = offsets_of(admin_client(native_options(self.client)), spans.keys(), EARLIEST)
         moved = {p: starts[p] for p, span in spans.items() if starts[p] > span.start}
@@ -70,7 +76,9 @@ class KafkaLogs:
     def _unless_unseen(
         self, decided: DataFrame, gone: Mapping[Place, Span], rules: Rules
     ) -> DataFrame:
-        """Return lost records as unjudged if their settlement may have been deleted."""
+        """Return the verdicts with lost records as unjudged where retention may just have deleted
+        the output; ``gone``: logs whose start has moved.
+        """
         settled_ms = first_times(self.client, gone, names.DELAY_SETTLES)
         since_ms: dict[int, int] = {}
         for place in gone:

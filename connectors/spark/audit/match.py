@@ -1,6 +1,6 @@
-"""Joins source records with their outputs, and judges the usual pairs.
+"""Joins source records with the outputs that settle them, and judges the usual pairs.
 
-DataFrame in, DataFrame out, on the session of the input, without Kafka.
+Functions take and return data frames, on the session of the input, and need no Kafka.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ SOUND: Final = 0
 PENDING: Final = 1
 ODD: Final = 2
 UNMATCHED: Final = 3
-"""Values of ``status``: ``SOUND``: a record and its one settlement, without errors; ``PENDING``: a
-record that needs no settlement yet; ``ODD``: to be judged in Python; ``UNMATCHED``: an output
-without its record."""
+"""Values of ``status``. ``SOUND``: a record with its one output, without errors; ``PENDING``: a
+record that needs no output yet; ``ODD``: a pair that Python must judge; ``UNMATCHED``: an output
+without a known record."""
 
 _CANCELLED, _REPLACED = OUTCOME_KINDS["cancelled"], OUTCOME_KINDS["replaced"]
 _NOT_PENDING: Final = OUTCOME_KINDS["not_pending"]
@@ -34,15 +34,16 @@ _SIDES: Final = {"s_": "is_source", "o_": "not is_source"}
 
 
 def match(rows: DataFrame, rules: Rules) -> DataFrame:
-    """Return one row for each pair of a record and one of its outputs. A missing counterpart has
-    null columns. Rows of role ``NAMED`` and of ``NO_SHARD`` are left out.
+    """Return one row for each pair of a record and an output that settles it. If one of them is
+    missing, its columns are null. Rows of role ``NAMED`` or shard ``NO_SHARD`` are left out.
 
     Args:
-        rows: ledger rows, complete for each record and each id.
-        rules: rules to judge by.
+        rows: ledger rows: all those of each record, and of each id.
+        rules: cursors and limits to judge by.
 
     Returns:
-        ``shard``, ``offset``, ``status``; ``s_*``: columns of the record; ``o_*``: of the output.
+        ``shard``, ``offset``, ``status``; ``s_*``: columns of the source record; ``o_*``: columns
+        of the output.
     """
     is_source = sf.col("role").isin(SOURCE, REMEMBERED)
     paired = rows.where((sf.col("shard") != NO_SHARD) & (sf.col("role") != NAMED))
@@ -69,7 +70,9 @@ def _prefixed(prefix: str) -> list[Column]:
 
 
 def _status(rules: Rules) -> Column:
-    """Return the status of a pair by itself. A record with an id must also lie below H."""
+    """Return a column with the ``status`` of each pair of a record and its output, regardless of
+    other records of the id. A record with an id is ``SOUND`` only below H of the earlier cursor.
+    """
     has_id = sf.col("s_id_hash") != NO_ID
     is_passed = ~has_id | (sf.col("offset") < sf.col("first_h"))
     is_simple = (sf.col("s_role") == SOURCE) & sf.col("s_more").isNull()
@@ -101,7 +104,9 @@ def _is_delivered_well(rules: Rules) -> Column:
 
 
 def _is_outcome() -> Column:
-    """Return whether an outcome fits its record, judged by the pair alone."""
+    """Return a column: whether a cancelled, replaced or not-pending outcome fits the kind and
+    offset of its record.
+    """
     told = sf.col("o_kind")
     is_cancelled = told.isin(_CANCELLED, _REPLACED) & (sf.col("o_by") > sf.col("offset"))
     of_cancel = told.isin(_CANCELLED, _NOT_PENDING)
@@ -112,8 +117,8 @@ def _is_outcome() -> Column:
 
 
 def _with_ids_judged(pairs: DataFrame) -> DataFrame:
-    """Return the pairs, with all pairs of an id as ``ODD`` if one of its records is uncertain or
-    not settled as the next record of the id demands: Python judges such ids.
+    """Return the pairs of records and outputs. If one pair of an id is neither ``SOUND`` nor
+    ``PENDING``, or does not fit the next record of the id, all pairs of the id get ``ODD``.
     """
     of_id = Window.partitionBy("shard", "group")
     in_order = of_id.orderBy("offset")
@@ -132,8 +137,8 @@ def _with_ids_judged(pairs: DataFrame) -> DataFrame:
 
 
 def _is_as_demanded() -> Column:
-    """Return whether a pair fits the next and the previous record of its id. A delivery written
-    before its canceller needs no proof; for a later one, Python searches it.
+    """Return a column: whether the output of each pair fits the records of the same id before and
+    after it. A delivery that was written before the next record of the id always fits.
     """
     following, before = sf.col("next"), sf.col("last")
     is_alone = following.isNull()
@@ -155,7 +160,9 @@ def _is_as_demanded() -> Column:
 
 
 def unpaired(matched: DataFrame) -> DataFrame:
-    """Return the ledger rows from which pairs were made; a record appears once for each pair."""
+    """Return pairs as ledger rows again: source records and outputs. A record appears once for each
+    of its pairs.
+    """
     rows = [_row(prefix) for prefix in _SIDES]
     return (
         matched.select(sf.explode(sf.array(*rows)).alias("row"))
@@ -165,7 +172,7 @@ def unpaired(matched: DataFrame) -> DataFrame:
 
 
 def of_records(matched: DataFrame) -> DataFrame:
-    """Return the ledger rows of the records in pairs."""
+    """Return only the source records of pairs, as ledger rows."""
     return matched.select(_row("s_").alias("row")).select("row.*")
 
 
@@ -176,11 +183,13 @@ def _row(prefix: str) -> Column:
 
 
 def remembered(sound: DataFrame) -> DataFrame:
-    """Return ``REMEMBERED`` rows of the records in sound pairs."""
+    """Return ``REMEMBERED`` rows, which a later cut reads, for the records in ``SOUND`` pairs."""
     return remembered_outputs(sound.select(_row("o_").alias("row")).select("row.*"))
 
 
 def remembered_outputs(outputs: DataFrame) -> DataFrame:
-    """Return ``REMEMBERED`` rows of the records that sound outputs settle."""
+    """Return ``REMEMBERED`` rows, which a later cut reads, for the records that the given outputs
+    settle.
+    """
     kept = (*_KEY, "at_ms", "topic", "partition", "place")
     return outputs.select(*row_with(*kept, role=sf.lit(REMEMBERED), kind=sf.col("role")))

@@ -1,4 +1,4 @@
-"""The options of an audit."""
+"""Options of an audit."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class OffsetRange:
 
     @property
     def place(self) -> Place:
-        """Topic and partition of the range."""
+        """Topic and partition of the shard."""
         return self.topic, self.partition
 
 
@@ -33,29 +33,31 @@ class AuditOptions:
     """Options of an audit.
 
     Attributes:
-        client: options of librdkafka, ``bootstrap.servers`` at least.
-        out: folder or URL for the results, as Spark names them; its content is replaced.
+        client: options of librdkafka, at least ``bootstrap.servers``.
+        out: folder or URL for the results, as Spark names it; its content is replaced.
         checkpoint: the service's checkpoint topic.
         dead_letter: the service's dead-letter topic.
         outcomes: the service's outcome topic.
         targets: target topics to read; empty: every topic that a contract or ``allow`` allows.
-        allow: target patterns from the nodes' settings, for records whose contract has no
-            allowlist; None: unknown, so every topic that no rule reserves is read. Deliveries to
-            topics that are not read can't be checked.
-        all_topics: whether to read every topic that is not Kafka's own, allowed or not.
-        never: further topics of the service to leave out, as they hold no outputs.
-        secrets: the cluster's secrets, to detect forged copies; empty: copies count as genuine,
-            except those that the service refused.
-        late_ms: report deliveries later than this after their due time, in ms; None: none.
-        early_ms: report deliveries earlier than due by more than this, in ms.
-        grace_ms: for ``at_least_once``: outputs younger than this may be ahead of the checkpoint,
-            and a repeated delivery within this time after a crash is allowed, in ms.
-        overdue_ms: report records unsettled for longer than this after due, in ms; None: none.
-        lag_ms: allowed lag of H behind the log while records are delivered on time, in ms: a cancel
-            written longer than this before a record was due wins.
-        delay_topics: delay topics that should be in the checkpoints, as far as they exist.
-        ranges: source offsets to report on; empty: all.
-        topic: topic to write findings and a summary to; None: no topic.
+        allow: target patterns of the nodes' settings, for records whose contract has no allowlist;
+            None: unknown, so every topic that no contract excludes is read. Deliveries to topics
+            that are not read can't be checked.
+        all_topics: whether to read every topic of the cluster except Kafka's own, whether or not it
+            is allowed as a target.
+        never: further topics of the service that hold no outputs, to be left out.
+        secrets: cluster secrets, to detect forged requeued records; empty: requeued records count
+            as genuine, except those that the service refused.
+        late_ms: largest lateness of a delivery that is not reported, in ms; None: no limit.
+        early_ms: largest time before due of a delivery that is not reported, in ms.
+        grace_ms: for ``at_least_once``, in ms: outputs younger than this may be missing in the
+            checkpoint, and a delivery may be repeated within this time after a crash.
+        overdue_ms: longest time after due for which a pending record is not reported, in ms; None:
+            no limit.
+        lag_ms: allowed time, in ms, until H passes a new record while records are delivered on
+            time: a cancel written longer than this before a record is due wins.
+        delay_topics: delay topics that should be in the checkpoints, if they exist.
+        ranges: source offsets to report on; empty: all offsets.
+        topic: topic to which findings and a summary are written; None: no topic.
     """
 
     client: Mapping[str, str]
@@ -78,10 +80,12 @@ class AuditOptions:
     topic: str | None = None
 
     def choose(self, contracts: Collection[Contracts], topics: Collection[str]) -> set[str]:
-        """Return the topics to read besides the delay topics, from all ``topics`` of the cluster.
+        """Return the topics to read besides the delay topics, chosen from all ``topics`` of the
+        cluster; ``contracts``: those of all shards.
 
         Raises:
-            KafkaEdgeError: one that is needed does not exist.
+            KafkaEdgeError: the dead-letter topic, the outcome topic or a named target does not
+                exist.
         """
         needed = {self.dead_letter, self.outcomes, *self.targets}
         missing = sorted(needed - set(topics))
@@ -97,7 +101,7 @@ class AuditOptions:
         return needed if self.targets else needed | (self._allowed(contracts, topics) - never)
 
     def _allowed(self, contracts: Collection[Contracts], topics: Collection[str]) -> set[str]:
-        """Return the topics to which a record of any shard may be delivered."""
+        """Return the topics that at least one contract, or ``allow``, permits as a target."""
         rules = {contract for held in contracts for _, contract in held.entries()}
         lists = [Allowlist.of_contract(one, "") for one in rules if one.has_allowlist]
         if len(lists) < len(rules):
@@ -106,9 +110,11 @@ class AuditOptions:
 
     @property
     def strictness(self) -> Strictness:
-        """Limits by which outputs are judged."""
+        """Limits of lateness, earliness, grace, overdue time and lag by which outputs are
+        judged.
+        """
         return Strictness(self.late_ms, self.early_ms, self.grace_ms, self.overdue_ms, self.lag_ms)
 
     def path(self, name: str) -> str:
-        """Return the path of the entry ``name`` in ``out``."""
+        """Return the path of the file or folder ``name`` in ``out``."""
         return f"{self.out.rstrip('/')}/{name}"

@@ -1,4 +1,4 @@
-"""The result of an audit, and its exit status."""
+"""The result of an audit, and the exit status of its command."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from connectors.spark.common.cut import Cut
 
 SAMPLE_ROWS: Final = 20
 VERSION: Final = 2
-"""Format version of findings and summaries."""
+"""Version of the format of findings and summaries."""
 EXIT_FINDINGS: Final = 3
 EXIT_UNJUDGED: Final = 4
 
@@ -21,21 +21,21 @@ class AuditResult:
     """The result of an audit.
 
     Attributes:
-        findings: number of findings by kind; kinds without any are left out.
+        findings: number of findings by kind; kinds without findings are left out.
         unjudged: number of records in the judged ranges that could not be judged, by reason.
-        judged: offsets that the verdict is for.
-        counts: number of records by result; ``docs/audit.md`` explains each.
+        judged: offset ranges that the verdict is for.
+        counts: number of records by what became of them; ``docs/audit.md`` explains each.
         records: number of source records that were audited.
-        outputs: number of outputs that were read and settle records.
-        seconds: duration of the audit, the cut included.
-        rows_per_s: source records per second.
+        outputs: number of outputs that were read and settle a record.
+        seconds: duration of the audit and of taking the cut, in seconds.
+        rows_per_s: number of source records per second.
         findings_path: path of the Parquet dataset of findings.
         unjudged_path: path of the Parquet dataset of records that could not be judged.
         summary_path: path of the JSON summary.
-        sample: the first findings, for display.
-        unjudged_sample: the first records that could not be judged.
-        cut: the cut at which it was judged.
-        ranges: offset ranges that were audited; empty: all.
+        sample: the first findings, for display, at most ``SAMPLE_ROWS``.
+        unjudged_sample: the first records that could not be judged, at most ``SAMPLE_ROWS``.
+        cut: offsets and cursors at which the audit judged.
+        ranges: offset ranges requested by the user; empty: all offsets.
     """
 
     findings: Mapping[str, int]
@@ -56,16 +56,16 @@ class AuditResult:
 
     @property
     def is_clean(self) -> bool:
-        """Return whether there are no findings and every record in the ranges was judged."""
+        """Whether there are no findings, and every record in the ranges was judged."""
         return not self.findings and not self.unjudged
 
     @property
     def status(self) -> int:
-        """Exit status of the command."""
+        """Exit status of the audit command: 3 findings, 4 only unjudged records, 0 otherwise."""
         return exit_status(len(self.findings), len(self.unjudged))
 
     def to_json(self) -> dict[str, object]:
-        """Return the content of ``summary.json``."""
+        """Return the result as the content of ``summary.json``, ready for a JSON encoder."""
         return {
             "v": VERSION,
             "kind": "summary",
@@ -87,8 +87,8 @@ class AuditResult:
 
 
 def exit_status(findings: int, unjudged: int) -> int:
-    """Return the exit status for two counts: 0: both are 0; 3: there are findings; 4: only
-    unjudged records.
+    """Return the exit status of an audit: 3 if there are findings, 4 if only unjudged records, else
+    0.
     """
     if findings:
         return EXIT_FINDINGS

@@ -1,4 +1,6 @@
-"""Rules by which records are judged: cursors, contracts, and the range of evidence. Pure."""
+"""Rules by which an audit judges records: cursors, contracts, limits, and which logs are complete.
+No side effects.
+"""
 
 from __future__ import annotations
 
@@ -14,34 +16,38 @@ from delayservice.contract.entry import CANCEL, COPY, FIRE, SCHEDULE
 from delayservice.engine.cursor import Cursor
 
 OPEN: Final = "behind_open_transaction"
-"""Reason not to judge a record: an open transaction of a producer may hide its settlement."""
+"""Reason not to judge a record: an open transaction of another producer may hide its settlement
+(the output that settles it)."""
 DELETED: Final = "evidence_deleted"
 NOT_READ: Final = "target_not_read"
 COMPACTED: Final = "target_compacted"
-"""Reasons not to judge a record: retention may have deleted its settlement, its target was not
-read, or its target keeps only the last record of a key."""
+"""Reasons not to judge a record: ``DELETED``: retention may have deleted the output that settles
+it; ``NOT_READ``: its target is not read; ``COMPACTED``: its target keeps only the last record of a
+key."""
 
 CLOCKS_MS: Final = 500
-"""Allowed lag of a broker's clock, in ms; with a larger difference the service delivers nothing."""
+"""Allowed lag of a broker's clock behind a node's, in ms; the service delivers nothing while the
+lag is larger."""
 
 
 @dataclass(frozen=True, slots=True)
 class ShardRules:
-    """Rules for one shard at the cut.
+    """Rules for the records of one shard at one cut.
 
     Attributes:
-        name: ``topic:partition``.
-        earlier: its cursor before the ends of the logs were read.
-        later: its cursor after that.
-        start: first source offset whose record is known.
-        end: offset up to which its log was read, exclusive.
+        name: the shard as ``topic:partition``.
+        earlier: cursor of the shard, read before the ends of the logs.
+        later: cursor of the shard, read after the ends of the logs.
+        start: first source offset from which all records are known.
+        end: source offset up to which its log is read, exclusive.
         contracts: contracts by which its records are read.
-        is_open: whether an open transaction hides the end of its log, and so requeued records.
-        is_level: whether it is of a level topic, whose records are requeued into other shards.
-        judged_from: first offset of the range that the verdict is for.
-        new_from: first offset that no earlier cut has read.
-        born_ms: outputs written before this settle none of its records: they belong to a deleted
-            topic of the same name, or to expired records. Epoch ms.
+        is_open: whether an open transaction hides the end of its log, which may hold requeued
+            records.
+        is_level: whether it is of a level topic, whose records may be requeued into other shards.
+        judged_from: first source offset whose record is judged.
+        new_from: first source offset that no earlier cut has read.
+        born_ms: time, epoch ms; outputs written before it belong to expired records, or to a
+            deleted topic of the same name, and settle no record of this shard.
     """
 
     name: str
@@ -59,28 +65,33 @@ class ShardRules:
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """Rules by which records are judged. Shards and topics are hashes of names, as in the ledger.
+    """Rules by which all records are judged. Shards and topics are hashes of names, as in the
+    ledger.
 
     Attributes:
         shards: rules for each shard that is judged.
         topics: names of all topics of the cluster.
         partitions: number of partitions of each topic.
         read: topics that are read besides the delay topics.
-        dead_letter, outcomes, delay_topics: the service's topics.
-        complete_since_ms: time since which a partition has all its records, epoch ms, by topic
-            and partition; missing: always.
-        open_places: partitions whose end an open transaction hides.
-        compacted: targets that keep only the last record of a key.
-        by_broker: topics whose timestamps are the broker's.
-        seen_ms: time of each partition's first record, epoch ms, by topic.
-        late_ms: deliveries later than this are findings, in ms; None: none are.
+        dead_letter, outcomes, delay_topics: dead-letter topic, outcome topic and delay topics of
+            the service.
+        complete_since_ms: by topic, a time for each partition, epoch ms, since which it still has
+            all its records; topic missing: always.
+        open_places: topic and partition of the logs whose end an open transaction hides.
+        compacted: target topics that keep only the last record of a key.
+        by_broker: topics in which the broker sets the timestamps.
+        seen_ms: by topic, the timestamp of the first record of each partition, epoch ms.
+        late_ms: largest lateness of a delivery without a finding, in ms; None: no limit.
         early_ms: tolerance for early delivery, in ms.
-        overdue_since_ms: unsettled records due before this time are overdue, epoch ms.
-        overdue_before_ms: ``overdue_since_ms`` of the cut before, whose findings were reported.
-        grace_ms: time by which outputs may be ahead of their checkpoint, in ms; 0: exactly once.
-        unsettled_since_ms: outputs written after this time, epoch ms, may be ahead of their
-            checkpoint.
-        lag_ms: allowed lag of H behind the log while records are delivered on time, in ms.
+        overdue_since_ms: pending records that were due before this time, epoch ms, are overdue.
+        overdue_before_ms: ``overdue_since_ms`` of the previous cut, up to which overdue records
+            were already reported.
+        grace_ms: time by which outputs may precede their checkpoint under ``at_least_once``, in ms;
+            0: the service works exactly once.
+        unsettled_since_ms: outputs written after this time, epoch ms, may not be in a checkpoint
+            yet.
+        lag_ms: allowed time, in ms, until H passes a new record while records are delivered on
+            time.
     """
 
     shards: Mapping[int, ShardRules]
@@ -104,33 +115,40 @@ class Rules:
     lag_ms: int = NEVER_MS
 
     def topics_by_partitions(self) -> dict[int, list[int]]:
-        """Return the topics that are read, by their number of partitions."""
+        """Return the hashes of the topics that are read, by number of partitions."""
         found: dict[int, list[int]] = {}
         for topic in self.read:
             found.setdefault(self.partitions[topic], []).append(topic)
         return found
 
     def may_be_refused(self, output: OutputRow) -> bool:
-        """Return whether a copy or envelope at H or above may still be refused as forged."""
+        """Return whether the service may still refuse a requeued record or envelope as forged, as H
+        has not passed it.
+        """
         name = f"{self.topics.get(output.topic, '')}:{output.partition}"
         own = self.shards.get(name_hash(name))
         return own is not None and output.place >= own.earlier.offset
 
     def topic(self, source: SourceRow) -> str:
-        """Return the name of the record's target topic."""
+        """Return the name of the target topic of a source record."""
         return self.topics.get(source.topic, source.facts.target)
 
     def clocks_ms(self, topic: int) -> int:
-        """Return the time by which a topic's timestamps may precede the service's clock, in ms."""
+        """Return how far a topic's timestamps may be behind the clocks of nodes, in ms; ``topic``:
+        hash of its name.
+        """
         return CLOCKS_MS if topic in self.by_broker else 0
 
     def early_allowed_ms(self, topic: int) -> int:
-        """Return the tolerance for early delivery to a topic, in ms."""
+        """Return the tolerance for early delivery, in ms; ``topic``: hash of the target topic's
+        name.
+        """
         return max(self.early_ms, self.clocks_ms(topic))
 
     def unseen(self, source: SourceRow, since_ms: int) -> str | None:
-        """Return the reason why a settlement of this record, written at ``since_ms`` or later, may
-        be unreadable; None: every place where it could be was read.
+        """Return the reason, such as ``DELETED``, why an output that settles this record may be
+        unreadable, if it was written at ``since_ms`` (epoch ms) or later; None: every place where
+        it could be was read.
         """
         facts = source.facts
         own = self.shards[source.shard]
@@ -156,11 +174,16 @@ class Rules:
         return OPEN if OPEN in found else next(iter(found), None)
 
     def unseen_home(self, source: SourceRow, since_ms: int) -> str | None:
-        """Return the reason as ``unseen`` does, for the envelope of a record that goes home."""
+        """Return the reason, such as ``DELETED``, why the envelope that brings this record to its
+        home may be unreadable, if it was written at ``since_ms`` (epoch ms) or later; None: it was
+        read if it exists.
+        """
         return self._hidden_in(source.topic, [source.partition], since_ms)
 
     def unseen_target(self, source: SourceRow, since_ms: int) -> str | None:
-        """Return the reason as ``unseen`` does, for deliveries only."""
+        """Return the reason, such as ``DELETED``, why a delivery of this record may be unreadable,
+        if it was written at ``since_ms`` (epoch ms) or later; None: it was read if it exists.
+        """
         if (
             source.topic not in self.topics
         ):  # nothing can have been delivered to a topic that does not exist
@@ -174,7 +197,10 @@ class Rules:
         return self._hidden(source.topic, source, since_ms)
 
     def _hidden(self, topic: int, source: SourceRow, since_ms: int) -> str | None:
-        """Return why an output may be hidden in a partition that its key may select."""
+        """Return the reason why an output written at ``since_ms`` (epoch ms) or later may be
+        unreadable in a partition of ``topic`` that the record's key may select; None: all were
+        read.
+        """
         count = self.partitions[topic]
         has_grown = any(first_ms > since_ms for first_ms in self.seen_ms.get(topic, ())[1:])
         if source.key_hash < 0 or has_grown:
@@ -194,8 +220,8 @@ class Rules:
         return DELETED
 
     def may_hold(self, topic: int, partition: int, key_hash: int, at_ms: int) -> bool:
-        """Return whether a producer may have chosen this partition for a key, by the topic's number
-        of partitions now or at ``at_ms``.
+        """Return whether a producer may have chosen ``partition`` for a key, by the number of
+        partitions that the topic has now or had at ``at_ms`` (epoch ms).
         """
         count = self.partitions[topic]
         if key_hash < 0 or key_hash % count == partition:

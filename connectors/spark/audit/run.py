@@ -1,8 +1,7 @@
-"""The delivery audit: every settled record must have exactly one settlement, the right one.
+"""The delivery audit: each settled record must have exactly one settlement, the right one.
 
-One engine (``engine``) makes steps. ``audit`` makes one, from the start of the logs to now;
-``follow`` makes further ones from there. The driver sees counts and a few rows to show, not the
-data.
+``engine`` does the work in steps from cut to cut. ``audit`` makes one step, from the start of the
+logs to now; ``Following`` makes further ones. The driver gets counts and sample rows only.
 """
 
 from __future__ import annotations
@@ -44,16 +43,18 @@ from delayservice.base.errors import DelayServiceError
 NO_CHECKPOINT: Final = "no_checkpoint"
 NO_EVIDENCE: Final = "no_evidence"
 SOURCE_DELETED: Final = "source_deleted"
-"""Reasons not to judge offsets, besides those in ``rules``: no checkpoint covers them; retention
-has removed evidence of all of them; or retention removed them before they were read."""
+"""Further reasons not to judge offsets. ``NO_CHECKPOINT``: no checkpoint covers them;
+``NO_EVIDENCE``: retention has deleted outputs that any of them may have; ``SOURCE_DELETED``:
+retention has deleted the records before they were read."""
 
 
 def audit(spark: SparkSession, options: AuditOptions) -> AuditResult:
-    """Audit a cluster in its current state.
+    """Audit a cluster in its current state, write the results to ``options.out``, and return
+    them.
 
     Raises:
-        KafkaEdgeError: the cluster can't be read, or a topic that is named does not exist.
-        DelayServiceError: a range is of no shard that is served.
+        KafkaEdgeError: the cluster can't be read, or a topic named in the options does not exist.
+        DelayServiceError: a range of the options is of a shard that no checkpoint names.
     """
     began_s = time.monotonic()
     return audit_at(spark, options, cut_of(options), began_s)
@@ -62,11 +63,12 @@ def audit(spark: SparkSession, options: AuditOptions) -> AuditResult:
 def audit_at(
     spark: SparkSession, options: AuditOptions, cut: Cut, began_s: float | None = None
 ) -> AuditResult:
-    """Audit at an earlier cut; ``began_s``: start of the whole run, monotonic seconds.
+    """Audit at a cut that was taken before, write the results and return them; ``began_s``: start
+    of the work, monotonic seconds, None: now.
 
     Raises:
         KafkaEdgeError: the cluster can't be read.
-        DelayServiceError: a range is of no shard that is served.
+        DelayServiceError: a range of the options is of a shard that no checkpoint names.
     """
     began_s = time.monotonic() if began_s is None else began_s
     evidence = gather(options.client, cut)
@@ -82,10 +84,11 @@ def audited(
     logs: Logs,
     began_s: float,
 ) -> AuditResult:
-    """Audit logs at a cut, and write the results; ``began_s``: as in ``audit_at``.
+    """Audit these logs at a cut, write the results and return them; ``began_s``: start of the work,
+    monotonic seconds.
 
     Raises:
-        DelayServiceError: a range is of no shard that is served.
+        DelayServiceError: a range of the options is of a shard that no checkpoint names.
     """
     _check_ranges(cut, options)
     rules = rules_of(cut, evidence, options.strictness)
@@ -104,10 +107,10 @@ def audited(
 
 
 def cut_of(options: AuditOptions) -> Cut:
-    """Return a cut of the cluster, taken now.
+    """Take a cut of the cluster now, and return it.
 
     Raises:
-        KafkaEdgeError: the cluster can't be read, or a topic that is named does not exist.
+        KafkaEdgeError: the cluster can't be read, or a topic named in the options does not exist.
     """
     cut = take_cut(
         options.client, options.checkpoint, options.choose, expected=options.delay_topics
@@ -116,15 +119,15 @@ def cut_of(options: AuditOptions) -> Cut:
 
 
 class Following:
-    """An audit that goes on from cut to cut.
+    """An audit that goes on from cut to cut and keeps its state in ``options.out``.
 
     Args:
-        options: options of the audit; ``out`` holds findings and the state.
-        from_start: whether to begin with the records in the logs, otherwise with new ones. It only
-            affects the first cut.
+        options: options of the audit; ``out`` holds the findings and the state.
+        from_start: whether the first cut judges the records that are in the logs already; otherwise
+            only those written after it.
 
     Raises:
-        DelayServiceError: the state can't be read.
+        DelayServiceError: the stored state can't be read.
     """
 
     def __init__(
@@ -135,15 +138,17 @@ class Following:
         self._from_start = from_start
         self._state = State(spark, options.path("state"))
         self.manifest = self._state.newest()
-        """Manifest of the last cut."""
+        """Manifest of the last completed cut."""
         self._state.recover(self.manifest)
         self._is_concluded = not self.manifest.number
 
     def step(self) -> AuditResult:
-        """Judge the records since the last cut.
+        """Judge the records since the last cut, store the new state, publish the findings, and
+        return the result.
 
         Raises:
-            KafkaEdgeError: the cluster can't be read, or a topic that is named does not exist.
+            KafkaEdgeError: the cluster can't be read, or a topic named in the options does not
+                exist.
         """
         if not self._is_concluded:
             self._conclude()
@@ -180,8 +185,8 @@ class Following:
         return result
 
     def _conclude(self) -> None:
-        """Show and publish the results of the last cut. After a run that was killed before this,
-        the next run does it first, without what was published already.
+        """Write the summary of the last cut to ``summary.json``, and publish its findings that are
+        not yet published. If a process was killed before this, the next one does it first.
         """
         options, number = self._options, self.manifest.number
         text = read_text(self._state.summary_path(number)) or "{}"
@@ -249,7 +254,7 @@ def _check_ranges(cut: Cut, options: AuditOptions) -> None:
 
 
 def _in_ranges(found: DataFrame, options: AuditOptions) -> DataFrame:
-    """Return the rows in the requested offset ranges."""
+    """Return the rows of findings in the offset ranges of the options."""
     if not options.ranges:
         return found
     is_asked: Column = sf.lit(False)  # noqa: FBT003  # a literal of Spark's
@@ -298,8 +303,8 @@ def _result(
 def _judged_ranges(
     cut: Cut, evidence: Evidence, past: EarlierCut, options: AuditOptions
 ) -> Iterator[OffsetRange]:
-    """Yield the offsets that the verdict is for: those with complete evidence that no earlier cut
-    has read, limited to the requested ranges.
+    """Yield the offset ranges that the verdict is for: those of which no output was deleted, that
+    no earlier cut has read, and that the options ask for.
     """
     asked = {one.place: one for one in options.ranges}
     for shard in cut.shards:
@@ -314,7 +319,9 @@ def _judged_ranges(
 def _unread(
     cut: Cut, evidence: Evidence, past: EarlierCut, judged: tuple[OffsetRange, ...], dropped: int
 ) -> dict[str, int]:
-    """Return how many offsets can't be judged, by reason; ``dropped``: of recreated topics."""
+    """Return how many offsets can't be judged, by reason; ``dropped``: number of pending records of
+    topics that were created again.
+    """
     unserved = sum(cut.unserved.values())
     found = {NO_CHECKPOINT: unserved} if unserved or not cut.shards else {}
     gaps = [

@@ -1,4 +1,4 @@
-"""Judges one settlement: whether it is the one that its record asks for. Pure.
+"""Judges one settlement (output that settles a record): whether it is right for its record.
 
 Source: ``docs/header-contract.md``, and "Proof from the topics" in ``docs/guarantees.md``.
 """
@@ -58,25 +58,26 @@ from delayservice.contract.codes import (
 from delayservice.contract.entry import CANCEL, FIRE, HOMEBOUND, INVALID, SCHEDULE
 
 HEADERS_UNREADABLE: Final = "headers_unreadable"
-"""Reason not to judge a record: Java decodes its header names differently from the service."""
+"""Reason not to judge a record: Java decodes its header names otherwise than the service does."""
 
 EXPIRY_MS: Final = 1_000
-"""Allowed delay of a delivery after ``delay-expires-at``, in ms: the duration of a transaction."""
+"""Largest time after ``delay-expires-at`` at which a delivery is allowed, in ms: the duration of a
+transaction."""
 
 _AT_DELIVERY: Final = frozenset(
     {TARGET_UNKNOWN, TARGET_UNAUTHORIZED, TARGET_REFUSED, TARGET_DOWN, SLOT_FULL, TOO_LARGE}
 )
-"""Codes of dead letters that any valid record may get."""
+"""Codes of dead letters that any valid record may get when it is delivered."""
 _ON_THE_WAY: Final = frozenset({TOO_LARGE, TARGET_REFUSED, CONTROL_LOST})
-"""Codes of dead letters that a record may get on its way home."""
+"""Codes of dead letters that a record may get while it is sent to its home."""
 _DEEDS: Final = {CANCEL: "cancelled", FIRE: "fired"}
-"""Outcome of a control that settled something in its own partition, by its kind."""
+"""Outcome of a control record that acted on a record, by its kind."""
 
 
 def problems(
     source: SourceRow, output: OutputRow, rules: Rules, counts: Counter[str]
 ) -> Iterator[RecordVerdict]:
-    """Yield what is wrong with an output as the settlement of a record, other outputs aside."""
+    """Yield findings about an output that settles a record, regardless of its other outputs."""
     facts, told = source.facts, output.facts
     settlement = SETTLEMENTS.get(settlement_name(output.role, told.outcome))
     if facts.code == HEADER_INVALID and output.role == DELIVERED:
@@ -103,7 +104,7 @@ def problems(
 
 
 def _told(source: SourceRow, output: OutputRow, rules: Rules) -> Iterator[RecordVerdict]:
-    """Yield findings about an outcome that records of this kind may have, but this one must not."""
+    """Yield findings about an outcome that fits the record's kind, but not the record."""
     facts, outcome = source.facts, output.facts.outcome
     if facts.kind == HOMEBOUND and outcome != _DEEDS.get(facts.acts):
         detail = f"{KIND_NAMES[facts.acts]} was {SETTLEMENTS[outcome].verb}"
@@ -143,7 +144,7 @@ def _changed(source: SourceRow, output: OutputRow, rules: Rules) -> Iterator[Rec
 
 
 def _sourced(source: SourceRow, output: OutputRow, rules: Rules) -> Iterator[RecordVerdict]:
-    """Yield a finding if a dead letter or control's outcome names a wrong source."""
+    """Yield a finding if a dead letter or a control record's outcome names a wrong source."""
     told, wanted = output.facts.origin, origin_of(source, rules)
     told = own_place(source, rules) if told == HERE else told
     if told and source.facts.is_armed and told != wanted:
@@ -192,8 +193,8 @@ def _mistimed(source: SourceRow, output: OutputRow, rules: Rules) -> Iterator[Re
 
 
 def _may_be_fired(source: SourceRow, rules: Rules) -> bool:
-    """Return whether a fired record may have been requeued as this copy, which does not say so. The
-    canceller of such a copy follows the fire; that of other copies follows the user's record.
+    """Return whether a requeued record may have been made of a fired one: it does not state that,
+    but its ``base`` then follows the fire, not the user's record.
     """
     facts = source.facts
     if facts.attempt == 1 or facts.record_id is None:
@@ -227,7 +228,7 @@ def _letter(source: SourceRow, output: OutputRow, rules: Rules) -> Iterator[Reco
 
 
 def _asked_again(source: SourceRow, output: OutputRow, rules: Rules) -> Iterator[RecordVerdict]:
-    """Yield a finding if a valid record's dead letter lacks what the record asked for."""
+    """Yield a finding if a valid record's dead letter lacks its target, id, expiry or due time."""
     facts, told = source.facts, output.facts
     asked = [
         ("target", rules.topic(source), told.target),
@@ -243,7 +244,7 @@ def _asked_again(source: SourceRow, output: OutputRow, rules: Rules) -> Iterator
 
 
 def _codes(source: SourceRow, rules: Rules) -> Collection[str]:
-    """Return the codes of dead letters that a record may get."""
+    """Return the codes of dead letters that this record may get."""
     if source.facts.kind == INVALID:
         return {source.facts.code}
     if source.facts.kind in FOREIGN:
@@ -288,7 +289,9 @@ def _copied(source: SourceRow, output: OutputRow, rules: Rules) -> Iterator[Reco
 
 
 def _based(source: SourceRow, output: OutputRow, rules: Rules) -> Iterator[RecordVerdict]:
-    """Yield a finding if the search for a copy's canceller begins at a wrong offset."""
+    """Yield a finding if a requeued record names a wrong first offset at which its canceller may
+    be.
+    """
     told = output.facts
     if told.base != NONE and not base_of(source) <= told.base <= output.place:
         detail = f"it was requeued with the base {told.base}, which is {base_of(source)} at least"
@@ -296,7 +299,9 @@ def _based(source: SourceRow, output: OutputRow, rules: Rules) -> Iterator[Recor
 
 
 def _claimed(source: SourceRow, output: OutputRow, rules: Rules) -> RecordVerdict:
-    """Return the finding that an output names a wrong canceller, yet to be checked."""
+    """Return the finding that an output names a wrong canceller; other records of the id decide
+    whether it counts.
+    """
     by = output.facts.by
     detail = f"it names offset {by} as what settled it, and that is not its canceller"
     when = IF_OTHER if source.facts.record_id is not None else CERTAIN
@@ -304,7 +309,7 @@ def _claimed(source: SourceRow, output: OutputRow, rules: Rules) -> RecordVerdic
 
 
 def gone_home(source: SourceRow, output: OutputRow, rules: Rules) -> Iterator[RecordVerdict]:
-    """Yield findings if a record that goes home, or waits to, was changed or has another home."""
+    """Yield findings if an output sends a record to a wrong home, or changes it on the way."""
     facts, told = source.facts, output.facts
     asked = [
         ("content", source.content, output.content),
@@ -333,7 +338,9 @@ def gone_home(source: SourceRow, output: OutputRow, rules: Rules) -> Iterator[Re
 def unseen(
     source: SourceRow, reason: str, rules: Rules, counts: Counter[str], when: int
 ) -> Iterator[RecordVerdict]:
-    """Yield a record as unjudged for a reason, or count it if a transaction is still open."""
+    """Yield a record as unjudged for ``reason``, or only count it if that is an open
+    transaction.
+    """
     if reason == OPEN:
         counts[OPEN] += when == CERTAIN
     elif source.offset >= rules.shards[source.shard].judged_from:
@@ -349,7 +356,7 @@ def finding_of(
     detail: str,
     when: int = CERTAIN,
 ) -> RecordVerdict:
-    """Return a finding about a record, and about its output if there is one."""
+    """Return a finding about a record; ``when``: condition under which it counts."""
     return RecordVerdict(
         kind,
         source.shard,
@@ -366,21 +373,21 @@ def finding_of(
 
 
 def own_place(source: SourceRow, rules: Rules) -> str:
-    """Return the place of a record in the form of ``delay-source``."""
+    """Return the place of a source record as ``topic:partition:offset``."""
     return place_at(source, source.offset, rules)
 
 
 def place_at(source: SourceRow, offset: int, rules: Rules) -> str:
-    """Return the place of an offset in the record's shard, in the form of ``delay-source``."""
+    """Return ``offset`` of the shard of ``source`` as ``topic:partition:offset``."""
     return f"{rules.shards[source.shard].name}:{offset}"
 
 
 def origin_of(source: SourceRow, rules: Rules) -> str:
-    """Return the ``delay-source`` that the outputs of a record must have."""
+    """Return the ``delay-source`` that a record's outputs must have: where it was first written."""
     return source.facts.origin or own_place(source, rules)
 
 
 def elsewhere(origin: str, place: str) -> str:
-    """Return a ``delay-source`` without the number of its occurrence; empty if it is ``place``."""
+    """Return a ``delay-source`` without its occurrence number; empty if that is ``place``."""
     written = origin.partition("#")[0]
     return "" if written == place else written

@@ -1,4 +1,4 @@
-"""Judges records with several settlements: finds the first, and explains the others."""
+"""Judges records that several outputs settle: chooses the one that counts, explains the rest."""
 
 from __future__ import annotations
 
@@ -15,20 +15,24 @@ from connectors.spark.ledger.kinds import SETTLEMENTS, settlement_name
 
 
 def settlement_of(output: OutputRow) -> Settled:
-    """Return the facts to remember of an output that settled a record."""
+    """Return the facts that an audit keeps of an output that settled a record: its role, time and
+    place.
+    """
     return Settled(output.role, output.at_ms, *place_of(output))
 
 
 def is_mirror_of(settled: Settled, output: OutputRow) -> bool:
-    """Return whether an output may be a consumer's copy of a delivery in another topic."""
+    """Return whether an output may be a copy of a delivery that a consumer wrote to another topic:
+    both are deliveries, in different topics, and it is not the older one.
+    """
     are_deliveries = settled.role == output.role == DELIVERED
     is_after = output.at_ms >= settled.at_ms - ORDER_MS
     return are_deliveries and output.topic != settled.topic and is_after
 
 
 def ranked(source: SourceRow, settling: Sequence[OutputRow], rules: Rules) -> list[OutputRow]:
-    """Return the outputs sorted, the one that counts as the settlement first: soundest, then
-    oldest.
+    """Return the outputs that settle one record, sorted so that the one that counts is first:
+    fewest errors, then in the target topic, then oldest.
     """
     if len(settling) == 1:
         return list(settling)
@@ -41,18 +45,24 @@ def ranked(source: SourceRow, settling: Sequence[OutputRow], rules: Rules) -> li
 
 
 def is_forwarded(source: SourceRow, first: OutputRow, output: OutputRow) -> bool:
-    """Return whether a consumer may have copied the delivery to another topic than its target."""
+    """Return whether ``output`` may be a copy that a consumer of the target topic made of the
+    delivery ``first`` in another topic.
+    """
     return first.topic == source.topic and is_mirror_of(settlement_of(first), output)
 
 
 def is_redelivered(first: OutputRow, output: OutputRow, rules: Rules) -> bool:
-    """Return whether a crash under ``at_least_once`` explains two settlements of a record."""
+    """Return whether a node's crash under ``at_least_once`` explains that both outputs settle the
+    same record, in either order of time.
+    """
     older, newer = sorted((first, output), key=lambda one: one.at_ms)
     return is_again(settlement_of(older), newer, rules)
 
 
 def is_again(settled: Settled, output: OutputRow, rules: Rules) -> bool:
-    """Return whether an output within the grace time is a repeat that ``at_least_once`` allows."""
+    """Return whether ``output`` repeats the delivery ``settled`` within the grace time, which
+    ``at_least_once`` allows after a crash.
+    """
     is_soon = output.at_ms - settled.at_ms <= rules.grace_ms != 0
     return settled.role == DELIVERED and is_soon
 
@@ -60,7 +70,9 @@ def is_again(settled: Settled, output: OutputRow, rules: Rules) -> bool:
 def surplus_finding(
     source: SourceRow, first: OutputRow, output: OutputRow, rules: Rules
 ) -> RecordVerdict:
-    """Return the finding for an output in addition to the first settlement of a record."""
+    """Return a ``duplicated`` finding about ``output``, which settles a record that ``first`` has
+    settled.
+    """
     others = {found.kind for found in problems(source, output, rules, Counter())}
     also = f"; it is also {', '.join(sorted(others))}" if others else ""
     detail = twice_text(settlement_of(first), output, rules) + also
@@ -68,7 +80,9 @@ def surplus_finding(
 
 
 def twice_text(settled: Settled, output: OutputRow, rules: Rules) -> str:
-    """Return the detail text for a second settlement: what the first one was, and this one."""
+    """Return the sentence of a finding about an output that settles a record again: how and where
+    ``settled`` did it first.
+    """
     if settled.role == LOST_ROLE:
         return f"nothing settled the record when its time had come, and it was {_verb(output)} here"
     topic = rules.topics.get(settled.topic, "a topic that is gone")

@@ -1,10 +1,11 @@
-"""Finds the plain records that were delivered soundly, without a join.
+"""Finds, without a join, the records without ids that were delivered correctly.
 
 Within a block of neighbouring offsets, the hashes of what records ask for are compared with those
-of deliveries. If both sets are equal, the whole block is sound, as a hash covers offset, due time,
-content and target. Other blocks are matched row by row.
+of deliveries. If the two sets are equal, all records of the block were delivered correctly, as a
+hash covers offset, due time, content and target. Records of other blocks are matched with their
+outputs one by one.
 
-DataFrame in, DataFrame out, on the session of the input, without Kafka.
+Functions take and return data frames, on the session of the input, and need no Kafka.
 """
 
 from __future__ import annotations
@@ -21,19 +22,21 @@ from connectors.spark.ledger.rows import COLUMNS, NO_ID, NO_SHARD
 from delayservice.contract.entry import SCHEDULE
 
 BLOCK_BITS: Final = 8
-"""Number of neighbouring offsets that are compared together, as a power of two."""
+"""Size of a block of neighbouring offsets that are compared together: 2 to this power."""
 BLOCK: Final = ["shard", "block"]
 
 CURSORS: Final = (
     "shard long, first_ms long, first_at long, first_h long, "
     "last_ms long, last_at long, last_h long"
 )
-"""Columns of a shard's cursors, ``first`` read before the ends of the logs and ``last`` after them:
-K (``_ms`` in epoch ms, ``_at`` as offset) and H (offset)."""
+"""Columns with two cursors of a shard, ``first`` read before the ends of the logs and ``last``
+after them: K (``_ms`` in epoch ms, ``_at`` as offset) and H (``_h``, offset)."""
 
 
 def is_plain() -> Column:
-    """Return whether a row is of a record or delivery without id, partition or further facts."""
+    """Return a column: whether a ledger row is a source record or delivery without id, named
+    partition or further facts (``more``).
+    """
     is_source = (
         (sf.col("role") == SOURCE) & (sf.col("kind") == SCHEDULE) & (sf.col("partition") < 0)
     )
@@ -46,11 +49,13 @@ def is_plain() -> Column:
 
 
 def blocks_of(plain: DataFrame, rules: Rules) -> DataFrame:
-    """Return the facts of each block of plain rows.
+    """Return one row for each block of neighbouring offsets; ``plain``: ledger rows of records and
+    deliveries without ids.
 
     Returns:
-        ``shard``, ``block``; ``is_even``: whether all of it is sound or pending; ``sound`` and
-        ``pending``: number of such records; ``at_ms``: time of its first delivery.
+        ``shard``, ``block``; ``is_even``: whether all records of the block are pending or correctly
+        delivered; ``sound`` and ``pending``: number of delivered and of pending records; ``at_ms``:
+        time of the block's first delivery, epoch ms.
     """
     is_source = sf.col("role") == SOURCE
     is_due = is_source & has_settled("last")
@@ -76,30 +81,32 @@ def blocks_of(plain: DataFrame, rules: Rules) -> DataFrame:
 
 
 def counted(blocks: DataFrame) -> tuple[int, int]:
-    """Return the numbers of sound and of pending records in some blocks."""
+    """Return the total numbers of correctly delivered and of pending records in the blocks."""
     row = blocks.agg(sf.sum("sound"), sf.sum("pending")).collect()[0]
     return row[0] or 0, row[1] or 0
 
 
 def in_blocks(rows: DataFrame, blocks: DataFrame) -> DataFrame:
-    """Return the rows that lie in some blocks."""
+    """Return the ledger rows whose shard and block of offsets is in ``blocks``."""
     chosen = sf.broadcast(blocks.select(*BLOCK))
     return with_block(rows).join(chosen, BLOCK, "left_semi").drop("block")
 
 
 def waiting(plain: DataFrame, rules: Rules) -> DataFrame:
-    """Return the rows of records that are pending at the later cursor."""
+    """Return the source records that are pending at the cursor read after the ends of the logs."""
     is_waiting = (sf.col("role") == SOURCE) & ~has_settled("last")
     return with_cursors(plain, rules).where(is_waiting).select(*COLUMNS)
 
 
 def with_block(rows: DataFrame) -> DataFrame:
-    """Return rows with the column ``block``, the number of their block of neighbouring offsets."""
+    """Return ledger rows with the column ``block``, the number of the row's block of offsets."""
     return rows.withColumn("block", sf.shiftright("offset", BLOCK_BITS))
 
 
 def with_cursors(rows: DataFrame, rules: Rules) -> DataFrame:
-    """Return rows with the columns of ``CURSORS`` of their shard."""
+    """Return ledger rows with the columns of ``CURSORS``, filled with the cursors of the row's
+    shard.
+    """
     cursors = rows.sparkSession.createDataFrame(_cursors(rules), CURSORS)
     return rows.join(sf.broadcast(cursors), "shard", "left")
 
@@ -112,7 +119,8 @@ def _cursors(rules: Rules) -> list[tuple[int, ...]]:
 
 
 def has_settled(cursor: str, source: str = "") -> Column:
-    """Return whether a cursor counts a record without an id as settled (``Cursor.has_settled``).
+    """Return a column: whether a cursor counts a record without an id as settled, as
+    ``Cursor.has_settled`` does.
 
     Args:
         cursor: prefix of the cursor's columns: ``first``, read before the ends of the logs, or
@@ -126,17 +134,20 @@ def has_settled(cursor: str, source: str = "") -> Column:
 
 
 def is_pending(rules: Rules, source: str = "") -> Column:
-    """Return whether a record without an id needs no settlement yet, and is not overdue."""
+    """Return a column: whether a record without an id is neither settled at the earlier cursor nor
+    overdue; ``source``: prefix of the record's columns.
+    """
     since_ms = sf.greatest(f"{source}key_ms", f"{source}at_ms")
     return ~has_settled("first", source) & (since_ms >= rules.overdue_since_ms)
 
 
 def is_in_its_partition(rules: Rules, named: Column, output: str = "") -> Column:
-    """Return whether a delivery is in the partition that its record names or key selects.
+    """Return a column: whether a delivery is in the partition that its record names, or that the
+    key selects.
 
     Args:
         rules: gives the number of partitions of each topic.
-        named: partition that the record names; negative: none.
+        named: column with the partition that the record names; negative: no partition.
         output: prefix of the delivery's columns.
     """
     topic, lies, hashed = (sf.col(f"{output}{name}") for name in ("topic", "partition", "key_hash"))

@@ -1,4 +1,4 @@
-"""Encodes a cut and its evidence as JSON, with which an archive can be judged later."""
+"""Encodes a cut and its evidence as JSON, so that an archive can be judged at it later."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ VERSION: Final = 1
 
 
 class _Log(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One partition, with the fields that ``Cut`` and ``Evidence`` have for it."""
+    """One partition of any topic, with the fields that ``Cut`` and ``Evidence`` have for it."""
 
     topic: str
     partition: int
@@ -61,7 +61,7 @@ class _Snapshot(msgspec.Struct, frozen=True):
 
 
 def encode(cut: Cut, evidence: Evidence) -> str:
-    """Return a cut and its evidence as JSON."""
+    """Return a cut and its evidence as JSON text."""
     logs = tuple(
         _Log(
             *place,
@@ -102,7 +102,7 @@ def encode(cut: Cut, evidence: Evidence) -> str:
 
 
 def decode(text: str) -> tuple[Cut, Evidence]:
-    """Return the cut and evidence that ``encode`` wrote.
+    """Return the cut and evidence from the JSON text that ``encode`` returned.
 
     Raises:
         DelayServiceError: the text has another version or format.

@@ -1,11 +1,12 @@
 """State of an audit between two cuts: numbered folders with manifests.
 
-A folder holds what one cut added, in runs of Parquet:
+A folder holds the rows that one cut added, as *runs*: Parquet folders of rows of one kind. A
+*bucket* is a range of due times, from a minute to 30 days wide.
 
 ==========  =======================================================================================
-run         rows
+kind        rows
 ==========  =======================================================================================
-pending     records without a settlement, by bucket of the time at which it is due
+pending     records without a settlement, by bucket of the time at which they are due
 identified  records without a settlement that have an id, by the same buckets
 gone        records that were settled before the time of their bucket, by the same buckets
 open        rows to judge again at the next cut; each cut replaces them
@@ -14,8 +15,8 @@ special     judged records, with details to compare later outputs with
 judged      all other judged records: a bitmap of offsets by settlement (``JUDGED``)
 ==========  =======================================================================================
 
-A cut exists when its manifest does. So a run that was killed begins again from the last manifest,
-and data of an unfinished cut is ignored.
+A cut exists as soon as its manifest does: a killed process begins again from the last manifest, and
+ignores the data of the unfinished cut.
 """
 
 from __future__ import annotations
@@ -48,37 +49,40 @@ SPECIAL: Final = "special"
 JUDGED: Final = "judged"
 
 WAITING: Final = (PENDING, IDENTIFIED)
-"""Kinds of runs with records that have no settlement yet."""
+"""Kinds of stored rows that are records without a settlement."""
 _BUCKETED: Final = (*WAITING, GONE)
 _KINDS: Final = (*_BUCKETED, OPEN, RECENT, SPECIAL, JUDGED)
 
 _JUDGED_ROWS: Final = "shard long, kind byte, topic long, block long, offsets binary"
-"""Columns of judged records: ``kind`` and ``topic`` as in a ``REMEMBERED`` row, ``block`` and
-``offsets`` from Spark's ``bitmap_bucket_number`` and ``bitmap_construct_agg``."""
+"""Columns of stored rows of kind ``judged``: ``kind`` and ``topic`` as in a ``REMEMBERED`` row,
+``block`` and ``offsets`` from Spark's ``bitmap_bucket_number`` and ``bitmap_construct_agg``."""
 _BLOCK_BITS: Final = 15
 _BYTE_BITS: Final = 3
-"""Sizes as powers of two: a bitmap has 2**15 bits, a byte 2**3."""
+"""Sizes as powers of 2: a bitmap of offsets has 2**15 bits, a byte 2**3."""
 
 VERSION: Final = 2
 KEY: Final = ["shard", "offset"]
 WIDTHS_MS: Final = (MINUTE_MS, 10 * MINUTE_MS, 120 * MINUTE_MS, DAY_MS, 30 * DAY_MS)
-"""Widths of buckets, in ms: a record is in the widest bucket that is not longer than its delay."""
+"""Widths of buckets (ranges of due times), in ms: a record is in a bucket of the largest width that
+its delay reaches."""
 RUNS_MAX: Final = 8
-"""Number of runs of one bucket and similar size that are merged into one."""
+"""Number of stored Parquet folders of one kind, bucket and similar size that are merged into
+one."""
 _TIER_BITS: Final = 4
 _BUCKET_IN_PATH: Final = r"/bucket=([0-9]+-[0-9]+)/"
 
 
 class StoredRun(msgspec.Struct, frozen=True):
-    """Rows that one cut wrote, in one folder of Parquet.
+    """One Parquet folder with the rows of one kind that one cut stored.
 
     Attributes:
-        number: number of the cut.
+        number: number of the cut that stored it.
         rows: number of rows.
-        kind: kind of the run, as listed above.
-        bucket: ``<width>-<number>``, as ``bucket_of`` names it; empty: no bucket.
-        taken_ms: time of the newest cut with rows in it, epoch ms.
-        part: distinguishes runs of the same cut, kind and bucket.
+        kind: kind of its rows, such as ``pending`` or ``judged``.
+        bucket: range of due times of its rows as ``<width>-<number>``, see ``bucket_of``; empty:
+            rows of all times.
+        taken_ms: time of the newest cut that has rows in it, epoch ms.
+        part: suffix that distinguishes folders of the same cut, kind and bucket.
     """
 
     number: int
@@ -90,26 +94,28 @@ class StoredRun(msgspec.Struct, frozen=True):
 
     @property
     def folder(self) -> str:
-        """Path of the run's folder below that of the state."""
+        """Path of the Parquet folder, relative to the folder of the state."""
         bucket = f"/bucket={self.bucket}" if self.bucket else ""
         return f"{self.number:08d}/{self.kind}{self.part}{bucket}"
 
     @property
     def start_ms(self) -> int:
-        """Start of the bucket, epoch ms."""
+        """Start of the bucket (range of due times), epoch ms."""
         width, _, number = self.bucket.partition("-")
         return WIDTHS_MS[int(width)] * int(number)
 
     @property
     def tier(self) -> tuple[str, str, int]:
-        """Kind, bucket and order of magnitude; runs that share all three may be merged."""
+        """Kind, bucket and order of magnitude of the number of rows; stored folders that agree in
+        all three may be merged.
+        """
         return self.kind, self.bucket, self.rows.bit_length() // _TIER_BITS
 
 
 class LogPosition(msgspec.Struct, frozen=True):
-    """How far one partition was read: up to offset ``end``, exclusive. ``seen_ms`` is the time of
-    the partition's first record, epoch ms; -1: the partition is empty.
+    """Offset ``end`` up to which one partition was read, exclusive.
 
+    ``seen_ms`` is the time of the partition's first record, epoch ms; -1: the partition is empty.
     ``start`` and ``judged`` are set for shards, as in ``evidence.EarlierCut``; else -1.
     """
 
@@ -123,22 +129,22 @@ class LogPosition(msgspec.Struct, frozen=True):
 
     @property
     def place(self) -> Place:
-        """Topic and partition of the log."""
+        """Topic and partition."""
         return self.topic, self.partition
 
 
 class AuditManifest(msgspec.Struct, frozen=True):
-    """One cut, and the runs to read after it.
+    """Facts about one cut of an audit, with which the next step goes on.
 
     Attributes:
         number: number of the cut, from 1 on.
         taken_ms: time at which the cut was taken, epoch ms.
-        overdue_ms: as in ``evidence.EarlierCut``.
-        logs: position in each log.
-        runs: runs that the next step reads.
+        overdue_ms: records due before this time, epoch ms, were already reported as overdue.
+        logs: position up to which each log was read.
+        runs: stored Parquet folders that the next step reads.
         findings: number of findings by kind, since the audit began.
         unjudged: number of unjudged records by reason, since the audit began.
-        audit: id of the audit, for what it publishes.
+        audit: random id of the audit, which names the sender of its published results.
     """
 
     number: int = 0
@@ -152,8 +158,8 @@ class AuditManifest(msgspec.Struct, frozen=True):
     v: int = VERSION
 
     def deleted(self, cut: Cut) -> list[str]:
-        """Return shards (``topic:partition``) of topics that were deleted, perhaps recreated,
-        since.
+        """Return the shards (``topic:partition``) whose topic was deleted since this cut, even if
+        it was created again.
         """
         ids = cut.topic_ids
         return [
@@ -166,7 +172,9 @@ class AuditManifest(msgspec.Struct, frozen=True):
         ]
 
     def past(self, topic_ids: Mapping[str, str]) -> EarlierCut:
-        """Return the facts that hold at the next cut: those of topics that were not recreated."""
+        """Return the facts for the next cut, without topics that were created again; ``topic_ids``:
+        present ids by topic.
+        """
         logs = [log for log in self.logs if topic_ids.get(log.topic) == log.topic_id]
         return EarlierCut(
             ends={log.place: log.end for log in logs},
@@ -178,17 +186,17 @@ class AuditManifest(msgspec.Struct, frozen=True):
 
 
 class State:
-    """The folders and manifests by which one audit goes on from cut to cut."""
+    """Folders and manifests in which one audit keeps its state from cut to cut."""
 
     def __init__(self, spark: SparkSession, path: str) -> None:
         self._spark = spark
         self._path = path.rstrip("/")
 
     def newest(self) -> AuditManifest:
-        """Return the manifest of the last cut; an empty one before the first cut.
+        """Return the manifest of the last cut, or an empty manifest before the first cut.
 
         Raises:
-            DelayServiceError: it can't be read, or is of another version.
+            DelayServiceError: the manifest can't be read, or is of another version.
         """
         names = [name for name in names_in(self._path) if name.startswith("manifest-")]
         if not names:
@@ -209,7 +217,9 @@ class State:
         return found
 
     def commit(self, manifest: AuditManifest, before: AuditManifest) -> None:
-        """Write the manifest of a cut, and delete files that neither it nor ``before`` needs."""
+        """Write the manifest of a cut, which completes it; delete files that neither it nor
+        ``before``, the previous manifest, refers to.
+        """
         text = msgspec.json.encode(manifest).decode()
         write_text(f"{self._path}/manifest-{manifest.number:08d}.json", text)
         runs = {run.number for run in (*before.runs, *manifest.runs)}
@@ -217,12 +227,12 @@ class State:
         self._sweep(runs | last, last)
 
     def recover(self, manifest: AuditManifest) -> None:
-        """Delete the files of unfinished cuts."""
+        """Delete the files of unfinished cuts: all files to which ``manifest`` does not refer."""
         last = {manifest.number}
         self._sweep({run.number for run in manifest.runs} | last, last)
 
     def summary_path(self, number: int) -> str:
-        """Return the path of a cut's summary."""
+        """Return the path of the JSON summary of the cut with this number."""
         return f"{self._path}/{number:08d}/summary.json"
 
     def _sweep(self, folders: set[int], manifests: set[int]) -> None:
@@ -233,7 +243,7 @@ class State:
                 delete(f"{self._path}/{name}")
 
     def read(self, runs: Iterable[StoredRun], schema: str = LEDGER) -> DataFrame:
-        """Return the rows of some runs."""
+        """Return the rows of some stored folders; ``schema``: their columns, as DDL."""
         paths = [f"{self._path}/{run.folder}" for run in runs]
         if not paths:
             return self._spark.createDataFrame([], schema)
@@ -242,12 +252,13 @@ class State:
     def write(
         self, rows: DataFrame, number: int, kind: str, taken_ms: int, part: str = ""
     ) -> list[StoredRun]:
-        """Write rows as runs, and return the runs that are not empty.
+        """Write rows to Parquet folders, one for each bucket if the kind has buckets, and return
+        those that are not empty.
 
         Args:
-            rows: columns of the kind, and ``bucket`` where it has buckets.
-            number: number of the cut.
-            kind: kind of the runs.
+            rows: columns of the kind, and ``bucket`` if the kind has buckets.
+            number: number of the cut that stores them.
+            kind: kind of the rows, such as ``pending``.
             taken_ms: as in ``StoredRun``.
             part: as in ``StoredRun``.
         """
@@ -265,12 +276,13 @@ class State:
     def live(
         self, runs: Sequence[StoredRun], buckets: Iterable[str], kinds: Sequence[str] = WAITING
     ) -> DataFrame:
-        """Return the records of some buckets that are still pending, with their ``bucket``.
+        """Return the records of some buckets that are still pending (stored as waiting, and not as
+        gone), with the column ``bucket``.
 
         Args:
-            runs: runs of all kinds.
+            runs: stored folders of all kinds.
             buckets: names of buckets, as ``bucket_of`` gives them.
-            kinds: kinds of runs with pending records to look into.
+            kinds: kinds of stored rows to look for pending records in.
         """
         chosen = set(buckets)
         held = [run for run in runs if run.bucket in chosen]
@@ -285,16 +297,19 @@ class State:
         return self.read(runs).withColumn("bucket", bucket)
 
     def folded(self, judged: DataFrame) -> DataFrame:
-        """Return ``REMEMBERED`` rows folded into bitmaps of offsets, as ``_JUDGED_ROWS``."""
+        """Return ``REMEMBERED`` rows as bitmaps of offsets, with the columns of
+        ``_JUDGED_ROWS``.
+        """
         after = sf.col("offset") + 1  # Spark's own count of bits begins with 1
         return judged.groupBy(
             "shard", "kind", "topic", sf.bitmap_bucket_number(after).alias("block")
         ).agg(sf.bitmap_construct_agg(sf.bitmap_bit_position(after)).alias("offsets"))
 
     def judged(self, runs: Iterable[StoredRun], keys: DataFrame) -> DataFrame:
-        """Return ``REMEMBERED`` rows of those records of ``keys`` that bitmaps have as judged.
+        """Return ``REMEMBERED`` rows for those records of ``keys`` (shard and offset) that the
+        stored bitmaps contain.
 
-        The rows lack time and place of the settlement, which bitmaps do not hold.
+        The rows lack the time and place of the settlement, which bitmaps do not hold.
         """
         held = self.read((run for run in runs if run.kind == JUDGED), _JUDGED_ROWS)
         bit = sf.col("offset").bitwiseAND((1 << _BLOCK_BITS) - 1)
@@ -309,10 +324,11 @@ class State:
     def without(
         self, runs: Sequence[StoredRun], shards: Sequence[int], number: int
     ) -> tuple[list[StoredRun], int]:
-        """Return runs without the rows of some shards, and how many pending records were dropped.
+        """Return the stored folders without the rows of some shards, and the number of pending
+        records that were dropped so.
 
-        All runs are rewritten: topics are recreated so rarely that rows need not hold the id of
-        their topic.
+        All folders are rewritten: topics are created again so rarely that rows need not hold the id
+        of their topic.
         """
         is_theirs = sf.col("shard").isin(list(shards))
         buckets = {run.bucket for run in runs}
@@ -334,8 +350,8 @@ class State:
         return self.read(runs, _JUDGED_ROWS if kind == JUDGED else LEDGER)
 
     def merged(self, runs: Sequence[StoredRun], number: int) -> list[StoredRun]:
-        """Merge ``RUNS_MAX`` or more runs of the same bucket and similar size; return all runs
-        then.
+        """Merge stored folders of the same kind, bucket and similar size if there are at least
+        ``RUNS_MAX``; return all folders that there are then.
         """
         tiers: dict[tuple[str, str, int], list[StoredRun]] = {}
         for run in runs:
@@ -357,7 +373,9 @@ class State:
 
 
 def bucket_of(key_ms: Column, now_ms: int) -> Column:
-    """Return the name of the bucket for a key, epoch ms, that is at least ``now_ms``."""
+    """Return a column with the bucket of a key as ``<index in WIDTHS_MS>-<number of the bucket>``;
+    ``key_ms``, epoch ms, is at least ``now_ms``.
+    """
     names = [
         sf.concat(sf.lit(f"{at}-"), ((key_ms - key_ms % width) / width).cast("bigint"))
         for at, width in enumerate(WIDTHS_MS)

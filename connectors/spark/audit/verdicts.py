@@ -1,4 +1,4 @@
-"""Kinds of findings, and the verdicts that judges return."""
+"""Kinds of findings (errors that an audit found), and the verdicts that judges return."""
 
 from __future__ import annotations
 
@@ -37,33 +37,36 @@ KINDS: Final = (
     MISSING_CODE,
     MALFORMED,
 )
-"""Kinds of findings."""
+"""All kinds of findings."""
 
 FOUND: Final = 0
 UNJUDGED: Final = 1
 CARRIED: Final = 2
 SETTLED: Final = 3
-"""Verdicts on a record: it is wrong; it can't be judged; a later cut judges it; it was judged."""
+"""Verdicts on a record. ``FOUND``: it is wrong; ``UNJUDGED``: it can't be judged; ``CARRIED``: its
+row is judged again at the next cut; ``SETTLED``: it was judged, and is remembered."""
 
 CERTAIN: Final = 0
 IF_MARKED: Final = 1
 UNLESS_MARKED: Final = 2
 IF_OTHER: Final = 3
 IF_UNMARKED: Final = 4
-"""Conditions under which a verdict counts: always; if the earlier cursor has passed the record's
-canceller; unless the later cursor has; if the output names another canceller; unless the earlier
-cursor has passed the canceller."""
+"""Conditions under which a verdict counts, by the cursors read before (earlier) and after (later)
+the ends of the logs. ``CERTAIN``: always; ``IF_MARKED``: if the earlier H has passed the record's
+canceller; ``IF_UNMARKED``: if it has not; ``UNLESS_MARKED``: if the later H has not; ``IF_OTHER``:
+if the output names another canceller."""
 
 LOST_ROLE: Final = -1
 UNJUDGED_ROLE: Final = -2
-"""Values in place of a settlement's role: there was no settlement, or it is unknown."""
+"""Values in place of the role of a settlement: ``LOST_ROLE``: nothing settled the record;
+``UNJUDGED_ROLE``: it is unknown what settled it."""
 
 FINDING: Final = (
     "id string, kind string, topic string, partition int, offset long, source string, "
     "target string, target_partition int, target_offset long, due_ms long, at_ms long, "
     "detail string"
 )
-"""Columns of a finding; ``docs/audit.md`` describes each."""
+"""Columns of a finding, as a Spark schema; ``docs/audit.md`` describes each."""
 
 
 _NAMES_IT: Final = (
@@ -79,29 +82,32 @@ _ID_DIGITS: Final = 32
 
 
 def with_ids(found: DataFrame) -> DataFrame:
-    """Return findings with their ``id``, a hash of the finding's kind and places."""
+    """Return findings with the column ``id``, a hash of each finding's kind and places, which is
+    the same in every audit.
+    """
     text = sf.to_json(sf.struct(*_NAMES_IT))
     return found.select(sf.substring(sf.sha2(text, 256), 1, _ID_DIGITS).alias("id"), "*")
 
 
 class RecordVerdict(NamedTuple):
-    """A verdict on one record: an error, not to be judged, carried on or settled.
+    """Verdict on one record: ``FOUND``, ``UNJUDGED``, ``CARRIED`` or ``SETTLED``.
 
     Attributes:
-        kind: kind of a finding, or the reason why it can't be judged; else empty.
-        shard, offset: place of the record.
-        source: ``delay-source`` of the record.
-        output: the output that the finding is about.
+        kind: kind of a finding, or the reason why the record can't be judged; else empty.
+        shard, offset: hash of the shard's name, and source offset of the record.
+        source: ``delay-source`` of the record: the place where it was first written.
+        output: the output that the finding is about; None: no output.
         due_ms: due time of the record, epoch ms; 0: unknown.
         detail: one sentence for users.
-        when: condition on the record's canceller under which the verdict counts.
-        claim: offset of the canceller that the output names; -1: none.
-        record_id: id of the record.
-        base: first offset at which its canceller may lie.
-        since_ms: for a lost record: it counts only if the topics are complete since this time.
-        aim: for a lost record: its target topic.
-        verdict: one of the verdicts above.
-        row: for a carried or settled record: its ledger row.
+        when: condition under which the verdict counts, such as ``IF_MARKED``.
+        claim: source offset of the canceller that the output names; -1: none.
+        record_id: id of the record; None: it has none.
+        base: first source offset at which the record's canceller may be.
+        since_ms: for a lost record: the verdict counts only if retention has deleted nothing
+            written at or after this time, epoch ms.
+        aim: for a lost record: hash of the name of its target topic.
+        verdict: ``FOUND``, ``UNJUDGED``, ``CARRIED`` or ``SETTLED``.
+        row: for a carried or settled record: the ledger row to keep.
     """
 
     kind: str
@@ -122,13 +128,13 @@ class RecordVerdict(NamedTuple):
 
 
 class Settled(NamedTuple):
-    """Facts that are kept about the output that settled a record.
+    """Facts that an audit keeps about the output that settled a record.
 
     Attributes:
-        role: role of its ledger row, or ``LOST_ROLE`` or ``UNJUDGED_ROLE``.
-        at_ms: time at which the broker appended it, epoch ms.
-        topic: hash of the name of the topic that it is in.
-        partition, place: partition and offset at which it is there.
+        role: role of the output (delivery, dead letter, …), or ``LOST_ROLE`` or ``UNJUDGED_ROLE``.
+        at_ms: time at which the broker appended the output, epoch ms.
+        topic: hash of the name of the output's topic.
+        partition, place: partition and offset of the output.
     """
 
     role: int
@@ -139,12 +145,13 @@ class Settled(NamedTuple):
 
 
 class Remembered(NamedTuple):
-    """Details that are kept of a judged record that may get more outputs.
+    """Details that an audit keeps of a judged record that may get further outputs: one that recurs,
+    or that goes to its home.
 
     Attributes:
-        source: the record.
-        begun: number of the last occurrence of its schedule that was begun; 0: none.
-        is_home: whether it has arrived at the partition in which its id is decided.
+        source: the record's ledger row.
+        begun: highest number of an occurrence of its schedule that was written; 0: none.
+        is_home: whether its envelope has been found in its home.
     """
 
     source: SourceRow

@@ -1,4 +1,4 @@
-"""Arrow schemas and batches for rows that functions make on the executors."""
+"""Arrow schemas and batches, for rows that Python functions make on the executors."""
 
 from __future__ import annotations
 
@@ -23,26 +23,29 @@ _TYPES: Final = {
     ),
 }
 _COMMA: Final = re.compile(r",\s*(?![^<]*>)")
-"""A comma between columns, but not within the type of a column."""
+"""Comma between two columns of a DDL, but not within the type of a column."""
 
 
 def arrow_schema(ddl: str) -> pa.Schema:
-    """Return the Arrow schema for a Spark DDL, for the types that are used here."""
+    """Return the Arrow schema for columns given as Spark DDL, limited to the types in
+    ``_TYPES``.
+    """
     columns = (column.split(maxsplit=1) for column in _COMMA.split(ddl.strip()))
     return pa.schema([(name, _TYPES[kind]) for name, kind in columns])
 
 
 def batch_of(rows: Iterable[Sequence[Any]], schema: pa.Schema) -> pa.RecordBatch:
-    """Return rows as a record batch."""
+    """Return rows as an Arrow record batch with this schema."""
     columns: list[Sequence[Any]] = list(zip(*rows, strict=True)) or [()] * len(schema)
     arrays = [pa.array(column, kind.type) for column, kind in zip(columns, schema, strict=True)]
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
 def header_lists(column: pa.ListArray) -> tuple[pa.StructArray, list[Headers]]:
-    """Return all headers of a column, and the list of headers of each row; empty where it is null.
+    """Return all headers of a column as one flat array, and the headers of each row as a list,
+    empty where the row is null.
 
-    It reads whole columns at a time, as a dictionary for each header would dominate the cost.
+    It reads whole columns at a time, as a dictionary for each header would take most of the time.
     """
     bounds = column.offsets.to_pylist()
     first = bounds[0]

@@ -1,4 +1,4 @@
-"""Spark's connector to Kafka: its jars and where Spark keeps them."""
+"""Spark's connector to Kafka: names of its jars, and the folder in which Spark keeps them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ LOCK: Final = "jars.lock"
 
 
 class SparkJar(NamedTuple):
-    """One line of the lock file: ``group:artifact:version``, SHA-256 in hex, size in bytes."""
+    """One line of the lock file: coordinate ``group:artifact:version``, SHA-256 in hex, size in
+    bytes.
+    """
 
     coordinate: str
     sha256: str
@@ -24,19 +26,21 @@ class SparkJar(NamedTuple):
 
     @property
     def file_name(self) -> str:
-        """File name of the jar among Spark's own jars."""
+        """File name of the jar in Spark's own folder of jars."""
         _, artifact, version = self.coordinate.split(":")
         return f"{artifact}-{version}.jar"
 
     @property
     def fetched_name(self) -> str:
-        """File name of the jar in the folder of Spark's resolver."""
+        """File name of the jar in the folder into which Spark's resolver downloads it."""
         group, artifact, version = self.coordinate.split(":")
         return f"{group}_{artifact}-{version}.jar"
 
 
 def locked() -> tuple[SparkJar, ...]:
-    """Return the jars that the connector needs and Spark does not bring."""
+    """Return the lines of the lock file: the jars that the Kafka connector needs and PySpark
+    lacks.
+    """
     text = resources.files(__package__).joinpath(LOCK).read_text("utf-8")
     rows = (line.split() for line in text.splitlines() if line and not line.startswith("#"))
     return tuple(SparkJar(coordinate, sha256, int(size)) for coordinate, sha256, size in rows)
@@ -48,6 +52,6 @@ def spark_folder() -> Path:
 
 
 def are_installed() -> bool:
-    """Return whether Spark's folder has all jars of the connector."""
+    """Return whether Spark's own folder has all jars of the Kafka connector."""
     folder = spark_folder()
     return all((folder / jar.file_name).exists() for jar in locked())

@@ -1,17 +1,17 @@
-"""Takes the consistent cut by which a job judges: cursors of all shards, and the end of every log.
+"""Takes the consistent cut at which a job judges: cursors of all shards, and the end of every log.
 
 The order of the requests makes it consistent:
 
 1. the *earlier* checkpoints, then 2. the ends of all topics that are read, then 3. the *later*
 checkpoints.
 
-An output is committed together with what it settles. So a record that the earlier checkpoint counts
-as settled has its output below those ends, or it is lost; and a record with an output below those
-ends is settled by the later checkpoint, or it is not checkpointed. Between the two, both are
-possible.
+An output is committed together with the cursor that counts its record as settled. So a record that
+the earlier checkpoint counts as settled has its output below the ends, or it is lost; and a record
+with an output below the ends is settled by the later checkpoint, or there is an error. A record
+settled only by the later checkpoint may have its output below the ends or not.
 
-Ends are high watermarks, taken once no transaction below them is open: another producer's open
-transaction would hide committed records. If one stays open, the log is read up to it; in the
+Ends are high watermarks, taken once no transaction below them is open: the open transaction of
+another producer would hide committed records. If one stays open, the log is read up to it; in the
 checkpoint topic that is an error.
 """
 
@@ -38,26 +38,29 @@ from delayservice.engine.checkpoint import Checkpoint, ShardCheckpoint
 from delayservice.engine.cursor import Cursor
 
 SETTLE_TIMEOUT_S: Final = 150.0
-"""Longest wait for transactions in the checkpoint topic, in s: longer than a broker leaves the
+"""Longest wait for open transactions in the checkpoint topic, in s: longer than a broker leaves the
 transaction of a dead producer open."""
 OPEN_WAIT_S: Final = 15.0
-"""Longest wait for a transaction in another topic, in s: longer than the service's own take."""
+"""Longest wait for open transactions in other topics than the checkpoint topic, in s: longer than
+the service's own transactions take."""
 TICK_S: Final = 0.1
-"""Pause before the cluster is asked again, in s."""
+"""Pause before the cluster is asked again about open transactions, in s."""
 headers_of: Final = methodcaller("headers")
-"""Call of ``message.headers()`` from C, for the reason given in ``connectors.kafka.scan``."""
+"""Call of ``message.headers()`` from C, which is needed for the reason given in
+``connectors.kafka.scan``."""
 
 
 @dataclass(frozen=True, slots=True)
 class ShardCut:
-    """One shard (partition of a delay topic) at the cut.
+    """One shard at a cut.
 
     Attributes:
-        topic_id: Kafka's id of the topic, by which a topic made anew is told from the old one.
-        earlier, later: its cursors (which records are settled) before and after the ends of the
-            logs were read.
-        contracts: settings by which its records are read, by offset.
-        span: offsets of its log.
+        topic_id: Kafka's id of the topic, which differs after the topic is deleted and created
+            again.
+        earlier, later: cursor of the shard, read before and after the ends of the logs.
+        contracts: settings by which its records are read, by the source offset from which they
+            hold.
+        span: first offset and exclusive end of its log.
     """
 
     topic: str
@@ -70,7 +73,7 @@ class ShardCut:
 
     @property
     def name(self) -> str:
-        """The shard as ``topic:partition``, as in headers."""
+        """Shard as ``topic:partition``, as headers name it."""
         return f"{self.topic}:{self.partition}"
 
     @property
@@ -79,7 +82,7 @@ class ShardCut:
         return self.topic, self.partition
 
     def to_json(self) -> dict[str, object]:
-        """Return the fields for the summary of a job."""
+        """Return the shard's part of a job's JSON summary."""
         return {
             "topic": self.topic,
             "partition": self.partition,
@@ -93,18 +96,19 @@ class ShardCut:
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """A consistent cut of a cluster.
+    """Consistent cut of a cluster: offsets and cursors up to which a job judges.
 
     Attributes:
-        taken_ms: time at which its ends were read, epoch ms, by the clock of this machine.
-        shards: all shards that are served, by topic and partition.
-        others: logs of every other topic that is read.
+        taken_ms: time at which the ends of the logs were read, epoch ms, by the clock of this
+            machine.
+        shards: all shards that can be judged, sorted by topic and partition.
+        others: first offset and end of every log that is read besides those of the shards.
         partitions: number of partitions of each topic of the cluster.
-        served: every shard that a checkpoint names, as in headers.
-        notes: one sentence for each thing that is not judged, with the reason.
-        open_places: logs that are read up to a transaction that stays open.
-        unserved: number of offsets in partitions of delay topics that no checkpoint names.
-        topic_ids: ids of all topics that are read.
+        served: every shard that a checkpoint names, as ``topic:partition``.
+        notes: one sentence for each log that is not judged, or only in part, with the reason.
+        open_places: logs that are read only up to a transaction that stays open.
+        unserved: number of offsets in each partition of a delay topic that no checkpoint covers.
+        topic_ids: Kafka's id of each topic that is read.
         dead_letter, outcomes: names of the service's dead-letter topic and outcome topic.
     """
 
@@ -122,17 +126,17 @@ class Cut:
 
     @property
     def spans(self) -> dict[Place, Span]:
-        """Spans of all logs that are read."""
+        """First offset and end of every log that is read."""
         own = {shard.place: shard.span for shard in self.shards}
         return {**self.others, **own}
 
     @property
     def delay_topics(self) -> list[str]:
-        """Topics of the shards, sorted."""
+        """Names of the delay topics that the shards are of, sorted."""
         return sorted({shard.topic for shard in self.shards})
 
     def to_json(self) -> dict[str, object]:
-        """Return the fields for the summary of a job."""
+        """Return the cut as part of a job's JSON summary."""
         return {
             "taken_ms": self.taken_ms,
             "shards": [shard.to_json() for shard in self.shards],
@@ -145,8 +149,8 @@ class Cut:
 
 
 Choose = Callable[[Collection[Contracts], Collection[str]], Collection[str]]
-"""Function from ``(contracts of all shards, all topics of the cluster)`` to the topics to read
-besides the delay topics."""
+"""Function from the contracts of all shards and the names of all topics of the cluster to the
+topics to read besides the delay topics."""
 
 
 def take_cut(
@@ -157,19 +161,19 @@ def take_cut(
     expected: Collection[str] = (),
     open_wait_s: float = OPEN_WAIT_S,
 ) -> Cut:
-    """Take a consistent cut now, and return it.
+    """Take a consistent cut of the cluster now, and return it.
 
     Args:
         client: options of librdkafka.
-        checkpoint: the checkpoint topic.
-        choose: chooses the other topics to read.
-        expected: delay topics that should be in the checkpoints, as far as they exist.
-        open_wait_s: longest wait in s for transactions in other topics than the checkpoint topic
-            to end; after that, those topics are read up to the transaction.
+        checkpoint: name of the checkpoint topic.
+        choose: function that chooses the topics to read besides the delay topics.
+        expected: delay topics that should be in the checkpoints, if they exist.
+        open_wait_s: longest wait, in s, for open transactions in other topics than the checkpoint
+            topic; after that, their logs are read up to the transaction.
 
     Raises:
-        KafkaEdgeError: the cluster does not answer, a checkpoint can't be read, or a transaction
-            in the checkpoint topic stays open.
+        KafkaEdgeError: the cluster does not answer, a checkpoint can't be read, or a transaction in
+            the checkpoint topic stays open.
     """
     cluster = _CutClient(client)
     partitions = partition_counts(cluster.admin)
@@ -205,10 +209,11 @@ def _places(topics: Collection[str], partitions: Mapping[str, int]) -> list[Plac
 
 
 def settled_spans(client: Mapping[str, str], topics: Collection[str]) -> dict[Place, Span]:
-    """Return the current spans of whole topics, once no transaction below their ends is open.
+    """Return first offset and end of all logs of ``topics``, once no transaction below the ends is
+    open.
 
     Raises:
-        KafkaEdgeError: as ``take_cut``.
+        KafkaEdgeError: the cluster does not answer, or a transaction stays open.
     """
     cluster = _CutClient(client)
     counts = partition_counts(cluster.admin)
@@ -222,7 +227,9 @@ def _with_shards(
     spans: Mapping[Place, Span],
     ids: Mapping[str, str],
 ) -> Cut:
-    """Return the cut with every shard that can be judged, and a note for every other one."""
+    """Return the cut with every shard that can be judged, and a note for each partition of a delay
+    topic that can't. ``earlier``, ``later``: checkpoints before and after ``spans`` were read.
+    """
     shards: list[ShardCut] = []
     notes = list(cut.notes)
     unserved: dict[Place, int] = {}
@@ -262,14 +269,16 @@ def _served(checkpoints: Mapping[int, Checkpoint]) -> dict[Place, ShardCheckpoin
 
 
 class _CutClient:
-    """Client that asks the cluster for checkpoints and the ends of logs."""
+    """Client that asks the cluster for checkpoints, and for the starts and ends of logs."""
 
     def __init__(self, client: Mapping[str, str]) -> None:
         self._client = native_options(client)
         self.admin: KafkaAdmin = admin_client(self._client)
 
     def checkpoints(self, topic: str, partitions: Mapping[str, int]) -> dict[int, Checkpoint]:
-        """Return the newest committed checkpoint of every slice that has one."""
+        """Return the newest committed checkpoint of every slice that has one; ``topic``: the
+        checkpoint topic.
+        """
         config = consumer_config(self._client, "spark-cut")
         count = partitions[topic]
         spans = self.settled_spans([(topic, number) for number in range(count)])
@@ -280,7 +289,9 @@ class _CutClient:
         return newest_checkpoints(logs, partitions)
 
     def settled_spans(self, places: Collection[Place]) -> dict[Place, Span]:
-        """Return logs up to their high watermarks, once no transaction below those is open."""
+        """Return first offset and high watermark of logs, once no transaction below the watermarks
+        is open; raise ``KafkaEdgeError`` if one stays open.
+        """
         spans, hidden = self.spans(places, SETTLE_TIMEOUT_S)
         if hidden:
             topic, partition = min(hidden)
@@ -294,8 +305,8 @@ class _CutClient:
     def spans(
         self, places: Collection[Place], wait_s: float
     ) -> tuple[dict[Place, Span], set[Place]]:
-        """Return logs up to their high watermarks, once no transaction below those is open, and the
-        places where one stays open, whose logs end at it.
+        """Return first offset and high watermark of logs, after waiting up to ``wait_s`` seconds
+        for open transactions below; and the logs in which one stays open, which end at it.
         """
         ends = offsets_of(self.admin, places, LATEST)
         waiting = set(ends)

@@ -1,4 +1,5 @@
-"""Reads records from Arrow batches on the executors: one Python object per value, without pandas.
+"""Decodes records from Arrow batches on the executors, with one Python object per value, without
+pandas.
 
 Batches have the columns of ``topics.ROW_SCHEMA``. Lists of headers are read from their flat child
 arrays and cut at the list's offsets.
@@ -46,7 +47,8 @@ from delayservice.contract.requeue import Claim, read_claim
 from delayservice.contract.topic_names import is_legal_topic
 
 NO_KEY: Final = -1
-"""Key hash of a record without a key, or with an empty one, for which any partition is right."""
+"""Value in place of the hash of a key, for a record whose key is missing or empty: any partition is
+right for it."""
 
 _SHARD: Final = re.compile(r".+:\d{1,9}", re.ASCII)
 _SOURCE: Final = re.compile(rb".+:\d{1,9}:\d{1,18}")
@@ -57,11 +59,13 @@ _signed_long: Final = struct.Struct("<q").pack
 
 
 class HashedValue(bytes):
-    """Eight bytes of hash that stand for a value which was not kept (``ledger.rows``)."""
+    """Hash (8 bytes) in place of a record's value, where only the hash was kept
+    (``ledger.rows``).
+    """
 
 
 class PartitionBatch(NamedTuple):
-    """Consecutive records of a batch that come from one partition."""
+    """Consecutive rows of an Arrow batch that come from one partition."""
 
     topic: str
     partition: int
@@ -70,8 +74,8 @@ class PartitionBatch(NamedTuple):
 
 @contextmanager
 def without_collector() -> Iterator[None]:
-    """Disable Python's cycle collector in the block: it would walk the many tuples of a batch again
-    and again, which doubles the time. No cycles are made here.
+    """Disable Python's garbage collector of reference cycles within the block: it would examine the
+    many tuples of a batch again and again, which doubles the time. No cycles arise here.
     """
     was_on = gc.isenabled()
     gc.disable()
@@ -83,7 +87,9 @@ def without_collector() -> Iterator[None]:
 
 
 def runs(batch: pa.RecordBatch) -> Iterator[PartitionBatch]:
-    """Yield the parts of a batch by partition; usually one, as a task reads one partition."""
+    """Yield the parts of an Arrow batch that come from one partition each; usually there is one, as
+    a task reads one partition.
+    """
     topics = batch.column("topic").dictionary_encode()
     place = topics.indices.to_numpy().astype(np.int64) << 32
     place |= batch.column("partition").to_numpy()
@@ -96,7 +102,7 @@ def runs(batch: pa.RecordBatch) -> Iterator[PartitionBatch]:
 
 
 def rows_of(batch: pa.RecordBatch) -> list[Row]:
-    """Return each record as ``(offset, timestamp in ms, key, value, headers)``."""
+    """Return each record of a batch as ``(offset, timestamp in epoch ms, key, value, headers)``."""
     return list(
         zip(
             batch.column("offset").to_pylist(),
@@ -110,7 +116,7 @@ def rows_of(batch: pa.RecordBatch) -> list[Row]:
 
 
 def values_of(batch: pa.RecordBatch) -> list[bytes | None]:
-    """Return the values of a batch; ``HashedValue`` where only a hash was kept."""
+    """Return the values of a batch of records; ``HashedValue`` where only the hash was kept."""
     values: list[bytes | None] = batch.column("value").to_pylist()
     if "value_hash" not in batch.schema.names:
         return values
@@ -122,10 +128,11 @@ def values_of(batch: pa.RecordBatch) -> list[bytes | None]:
 
 
 def headers_of(batch: pa.RecordBatch) -> list[Headers]:
-    """Return the headers of each record, in order; ``UNREADABLE`` where a name is not UTF-8.
+    """Return the headers of each record of a batch; ``UNREADABLE`` for a record with a header name
+    that is not UTF-8.
 
     Java shows the bytes of such a name as replacement characters, and the service's client can't
-    read the record's headers. That client cuts a name at a zero byte, which Java does not.
+    read any header of the record. That client also cuts a name at a zero byte, which Java does not.
     """
     flat, found = header_lists(batch.column("headers"))
     names = pc.unique(flat.field("key")).to_pylist()
@@ -140,14 +147,14 @@ def _as_service_reads(headers: Headers) -> Headers:
 
 
 class ShardReader:
-    """Reader of the records of one shard, as the service reads them.
+    """Decoder of the records of one shard, which reads them as the service does.
 
-    Copies and envelopes that none of the secrets signed count as genuine, as secrets may have been
-    replaced. Dead letters tell which ones the service refused as forged.
+    Requeued records and envelopes that none of the secrets has signed count as genuine, as secrets
+    may have been replaced. The dead letters show which of them the service refused as forged.
 
     Args:
-        contracts: contracts by which its records are read.
-        secrets: the cluster's secrets, or none.
+        contracts: contracts by which the shard's records are read.
+        secrets: cluster secrets to check signatures with, or none.
     """
 
     def __init__(
@@ -156,10 +163,13 @@ class ShardReader:
         self._topic = topic
         self._reader = RecordReader(topic, partition, contracts, secrets)
         self.believed: set[int] = set()
-        """Offsets of copies and envelopes of the last batch whose signature was not verified."""
+        """Offsets of the requeued records and envelopes of the last batch whose signature could not
+        be verified."""
 
     def read(self, rows: Sequence[Row]) -> list[Entry]:
-        """Return the entries of records; see ``RecordReader.read_batch``."""
+        """Return records as decoded entries, and set ``believed``; see
+        ``RecordReader.read_batch``.
+        """
         self.believed.clear()
         entries = self._reader.read_batch(rows)
         return [
@@ -168,7 +178,9 @@ class ShardReader:
         ]
 
     def _believed(self, row: Row, entry: Entry) -> Entry:
-        """Return the entry of a record that may be genuine as if its signature were valid."""
+        """Return a decoded record (``entry``) as if its signature were valid, if it may be
+        genuine.
+        """
         arrived = envelope_of(row)
         if arrived is not None:
             if not _came_from(entry, arrived.sent.source):
@@ -187,7 +199,9 @@ class ShardReader:
 
 
 def claim_of(row: Row) -> Claim | None:
-    """Return the row read as a copy; None: no service can have written it as a copy."""
+    """Return the record read as a requeued record, without a check of its signature; None: no
+    service can have written it as such.
+    """
     claim = read_claim((row[2], row[3], row[4] or []))
     if claim is None:
         return None
@@ -209,7 +223,9 @@ def claim_of(row: Row) -> Claim | None:
 
 
 def envelope_of(row: Row) -> Arrived | None:
-    """Return the row as a record that has come home; None: no service can have written it."""
+    """Return the record read as an envelope, without a check of its signature; None: no service can
+    have written it as such.
+    """
     if not _is_enveloped(row):
         return None
     arrived = read_claimed_envelope((row[2], row[3], row[4] or []))
@@ -220,7 +236,9 @@ def envelope_of(row: Row) -> Arrived | None:
 
 
 def waiting(payload: Payload) -> Group | None:
-    """Return the group that waits for its home in a copy; None: no service wrote such a copy."""
+    """Return the records that wait together in a requeued record until they are sent to their home;
+    None: no service wrote such a payload.
+    """
     try:
         group = group_of(payload)
     except StoreError:
@@ -237,7 +255,9 @@ def _are_sensible(group: Group) -> bool:
 
 
 def _came_from(entry: Entry, source: bytes) -> bool:
-    """Return whether the reader took the record out of an envelope with a valid signature."""
+    """Return whether ``entry`` was taken out of an envelope with a valid signature; ``source``:
+    place where the record in the envelope was first written.
+    """
     _, kind, _, _, payload, extra = entry
     if kind == SCHEDULE:
         meta = payload[6]
@@ -246,5 +266,7 @@ def _came_from(entry: Entry, source: bytes) -> bool:
 
 
 def key_hash(key: bytes | None) -> int:
-    """Return the 31 bits of murmur2 that choose a partition; ``NO_KEY`` without a key."""
+    """Return the 31 bits of murmur2 that choose the partition for a key; ``NO_KEY`` without a
+    key.
+    """
     return murmur2(key) & _MASK31 if key else NO_KEY

@@ -9,16 +9,20 @@ from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 
 FAILURES: Final = (PySparkException, Py4JJavaError)
-"""Exceptions that a failed job raises; ``Py4JJavaError`` where PySpark has no class of its own."""
+"""Exceptions that a failed Spark job raises; ``Py4JJavaError`` where PySpark has no class of its
+own."""
 
 _TRACEBACK: Final = "Traceback (most recent call last)"
 _ERROR: Final = re.compile(r"[A-Za-z_][\w.]*(?:: |$)")
-"""Start of the line of a traceback that names the error, the only one without indentation."""
+"""Beginning of the line of a traceback that names the error; it is the only line without
+indentation."""
 _CHARS_MAX: Final = 500
 
 
 def reason(exc: PySparkException | Py4JJavaError) -> str:
-    """Return the innermost cause: Java's, or the error line of a Python worker's traceback."""
+    """Return the innermost cause as one line: that of a Java exception, or the error line of a
+    Python worker's traceback.
+    """
     text = _innermost(exc) if isinstance(exc, Py4JJavaError) else str(exc)
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     if not lines:

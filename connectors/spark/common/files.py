@@ -1,7 +1,7 @@
 """Reads and writes small files beside Parquet: in local folders, HDFS and object stores.
 
-It uses Arrow's file systems instead of Java's, so that Spark may run in another process (Spark
-Connect). A path without a scheme is local.
+It uses Arrow's file systems instead of Java's, so that Spark may be in another process (Spark
+Connect). A path without a scheme such as ``s3://`` is local.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from pyarrow import fs
 
 
 def write_text(path: str, text: str) -> None:
-    """Write a file, replacing an existing one. Where the file system allows it, readers see either
-    the old content or the new one.
+    """Write ``text`` to a file, replacing an existing one. Where the file system allows it, readers
+    see either the old content or the new one.
     """
     system, place = _located(path)
     system.create_dir(place.rpartition("/")[0], recursive=True)
@@ -45,7 +45,9 @@ def names_in(path: str) -> list[str]:
 
 
 def is_replaceable(path: str) -> bool:
-    """Return whether a path is free, or a folder with only files of Spark, which it may replace."""
+    """Return whether nothing exists at a path, or a folder that holds only files which Spark wrote,
+    so that a new output may replace it.
+    """
     system, place = _located(path)
     if system.get_file_info(place).type == fs.FileType.File:
         return False

@@ -1,4 +1,4 @@
-"""Helper functions for data frames."""
+"""Helper functions for Spark data frames."""
 
 from __future__ import annotations
 
@@ -9,13 +9,17 @@ from pyspark.sql import functions as sf
 
 
 def kept(rows: DataFrame, path: str, *by: str) -> DataFrame:
-    """Write rows to ``path``, and return them read from there; ``by``: partition columns."""
+    """Write rows to ``path`` as Parquet, and return them as read from there; ``by``: columns by
+    which the files are partitioned.
+    """
     rows.write.mode("overwrite").partitionBy(*by).parquet(path)
     return rows.sparkSession.read.schema(rows.schema).parquet(path)
 
 
 def last_header(name: str) -> Column:
-    """Return the value of a record's last header of a name; null: no such header."""
+    """Return a column with the value of a record's last header with this name; null: it has no such
+    header.
+    """
     found = sf.filter("headers", lambda header: header["key"] == name)
     return sf.try_element_at(found, sf.lit(-1))["value"]
 
@@ -27,5 +31,5 @@ def counts_by(column: str, rows: DataFrame) -> dict[Any, int]:
 
 
 def or_false(told: Column) -> Column:
-    """Return a condition with false in place of null."""
+    """Return the condition ``told`` with false in place of null."""
     return sf.coalesce(told, sf.lit(False))  # noqa: FBT003  # a literal of Spark's

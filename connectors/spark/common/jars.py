@@ -1,8 +1,8 @@
-"""Installs Spark's connector to Kafka among Spark's jars, so that jobs fetch nothing.
+"""Installs Spark's connector to Kafka in Spark's folder of jars, so that jobs download nothing.
 
-    python -m connectors.spark.common.jars
+python -m connectors.spark.common.jars
 
-Spark's own resolver fetches the jars, from the mirror in its settings. A jar whose hash differs
+Spark's own resolver downloads the jars, from the mirror in its settings. A jar whose hash differs
 from ``jars.lock`` is refused.
 """
 
@@ -28,10 +28,11 @@ _HEADER: Final = """\
 
 
 def install(fetched: Path, folder: Path, jars: Sequence[SparkJar]) -> None:
-    """Copy jars to Spark's own, each one atomically.
+    """Copy downloaded jars into Spark's own folder, each one atomically, after a check of its
+    hash.
 
     Raises:
-        DelayServiceError: a jar has another hash than the lock's, or can't be written.
+        DelayServiceError: a jar has another hash than in the lock file, or can't be written.
     """
     for jar in jars:
         path = fetched / jar.fetched_name
@@ -53,10 +54,11 @@ def install(fetched: Path, folder: Path, jars: Sequence[SparkJar]) -> None:
 
 
 def fetch(scratch: Path) -> Path:
-    """Fetch the connector and its dependencies with Spark, and return the folder of the jars.
+    """Download the Kafka connector and its dependencies with Spark into ``scratch``, and return the
+    folder of the jars.
 
     Raises:
-        DelayServiceError: Spark can't start, or can't fetch it.
+        DelayServiceError: Spark can't start, or can't download a jar.
     """
     conf = {"spark.jars.packages": ",".join(PACKAGES), "spark.jars.ivy": str(scratch)}
     try:
@@ -67,7 +69,7 @@ def fetch(scratch: Path) -> Path:
 
 
 def write_lock(fetched: Path, lock: Path) -> None:
-    """Write the fetched jars that Spark does not bring into the lock."""
+    """Write the lock file with those downloaded jars that PySpark lacks."""
     own = spark_folder()
     lines = []
     for path in sorted(fetched.iterdir()):
@@ -80,7 +82,7 @@ def write_lock(fetched: Path, lock: Path) -> None:
 
 
 def _named() -> set[tuple[str, str]]:
-    """Return group and artifact of the jars in the lock, which may be installed already."""
+    """Return group and artifact of each jar in the lock file."""
     return {(group, artifact) for group, artifact, _ in (j.coordinate.split(":") for j in locked())}
 
 
@@ -90,7 +92,9 @@ def _sha256(path: Path) -> str:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Install the connector, or with ``--lock`` write the lock anew; return the exit status."""
+    """Install the Kafka connector, or with ``--lock`` write the lock file anew; return the exit
+    status.
+    """
     try:
         with tempfile.TemporaryDirectory() as scratch:
             fetched = fetch(Path(scratch))

@@ -1,4 +1,4 @@
-"""Asks the cluster for the start times of logs and the retention policies of topics."""
+"""Asks the cluster for the times of the first records of logs, and for how topics keep records."""
 
 from __future__ import annotations
 
@@ -24,19 +24,21 @@ from delayservice.base.errors import KafkaEdgeError
 _FIRST_BATCH: Final = 1_000
 
 _LOOK_AHEAD: Final = 1_000
-"""Number of records of each log that are searched for a header."""
+"""Number of records at the start of each log that are searched for a header."""
 
 
 def first_times(
     client: Mapping[str, str], spans: Mapping[Place, Span], header: str | None = None
 ) -> dict[Place, int]:
-    """Return the time of the first record of each log, epoch milliseconds; empty logs are left out.
+    """Return the timestamp of the first record of each log, epoch milliseconds; empty logs are left
+    out.
 
-    With ``header``, it is the first record that has it, as other producers may write any time. If
-    none of the first thousand has it, it is the latest time of those.
+    With ``header``, it is that of the first record with this header, as other producers may write
+    any timestamp. If none of the first thousand records has it, it is the latest of their
+    timestamps.
 
     Raises:
-        KafkaEdgeError: nothing came for a minute.
+        KafkaEdgeError: no record came for a minute.
     """
     waiting = {place: span for place, span in spans.items() if span.start < span.end}
     if not waiting:
@@ -83,7 +85,8 @@ def _bears(message: Message, header: str | None) -> bool:
 def offsets_at(
     client: Mapping[str, str], places: Collection[Place], at_ms: int
 ) -> dict[Place, int]:
-    """Return the first offset of each log at ``at_ms`` or later; logs without one are left out.
+    """Return the first offset of each log whose record has a timestamp of ``at_ms`` (epoch ms) or
+    later; logs without such a record are left out.
 
     Raises:
         KafkaEdgeError: the cluster does not answer.
@@ -92,10 +95,10 @@ def offsets_at(
 
 
 def topic_policies(client: Mapping[str, str], topics: Collection[str]) -> dict[str, Policy]:
-    """Return the policy by which each of ``topics`` keeps its records.
+    """Return for each topic whether it is compacted and whether the broker sets timestamps.
 
     Raises:
-        KafkaEdgeError: the cluster does not say.
+        KafkaEdgeError: the configuration of a topic can't be read.
     """
     admin = admin_client(native_options(client))
     resources = [ConfigResource(ResourceType.TOPIC, topic) for topic in sorted(topics)]

@@ -19,21 +19,21 @@ from delayservice.engine.checkpoint import Checkpoint, decode_checkpoint
 _FIRST_LOOK: Final = 512
 """Number of offsets at the end of a partition that are read first."""
 _GROWTH: Final = 4
-"""Factor by which each further range is longer: it keeps the number of readers small and bounds
-needless reads. In a compacted log most offsets hold no record."""
+"""Factor by which each range of offsets that is read is longer than the one before. It limits the
+number of reads; in a compacted log most offsets hold no record."""
 
 
 @dataclass(slots=True)
 class CheckpointLog:
-    """One partition of the checkpoint topic, read backwards.
+    """One partition of the checkpoint topic, read backwards from its end.
 
     Attributes:
-        config: options of a read-committed consumer.
+        config: options of a consumer that reads committed records only.
         partitions: number of partitions of the checkpoint topic.
         start: first offset of the log.
-        read_from: lowest offset that was read; no transaction below it is open.
-        look: number of offsets to read next.
-        found: newest checkpoint by slice, as far as it was read.
+        read_from: lowest offset that was read so far; at first the end of the log.
+        look: number of offsets that the next read covers.
+        found: newest checkpoint (its value) of each slice found so far.
     """
 
     config: Mapping[str, Any]
@@ -46,10 +46,10 @@ class CheckpointLog:
     found: dict[int, bytes] = field(default_factory=dict)
 
     def lacks(self, slices: int) -> bool:
-        """Return whether a newest checkpoint may lie further back.
+        """Return whether the newest checkpoint of a slice may be below what was read so far.
 
         Args:
-            slices: known number of slices; 0: unknown.
+            slices: number of slices; 0: not known yet.
         """
         if self.read_from <= self.start:
             return False
@@ -57,10 +57,11 @@ class CheckpointLog:
         return not slices or any(slice_no not in self.found for slice_no in mine)
 
     def look_back(self) -> None:
-        """Read the next range towards the start.
+        """Read the ``look`` offsets before those read so far, keep their checkpoints, and lengthen
+        the next read.
 
         Raises:
-            KafkaEdgeError: nothing came for a minute, or retention deleted the range.
+            KafkaEdgeError: no record came for a minute, or retention deleted the offsets.
         """
         since, until = max(self.start, self.read_from - self.look), self.read_from
         stretch: dict[int, bytes] = {}
@@ -74,7 +75,9 @@ class CheckpointLog:
         self.look *= _GROWTH
 
     def _slice_of(self, key: bytes | None) -> int | None:
-        """Return the slice of a key; None: it is not a checkpoint's, or of another partition."""
+        """Return the slice whose checkpoint has this key; None: it is not the key of a checkpoint
+        in this partition.
+        """
         if key is None or not key.isdigit():
             return None
         slice_no = int(key)
@@ -84,13 +87,13 @@ class CheckpointLog:
 def newest_checkpoints(
     logs: Iterable[CheckpointLog], partitions: Mapping[str, int]
 ) -> dict[int, Checkpoint]:
-    """Return the newest checkpoint of every slice that has one.
+    """Return the newest checkpoint of every slice that has one, by number of the slice.
 
-    The number of slices follows from the checkpoints: each names all delay topics served in its
-    slice, so those of all slices name the topic with the most partitions.
+    A checkpoint names all delay topics of its slice. So the topic with the most partitions among
+    all checkpoints gives the number of slices; ``partitions``: number of partitions by topic.
 
     Raises:
-        KafkaEdgeError: a log can't be read, or a checkpoint can't be followed.
+        KafkaEdgeError: a log can't be read, or a checkpoint can't be decoded.
     """
     read = list(logs)
     found: dict[int, Checkpoint] = {}
@@ -106,7 +109,9 @@ def newest_checkpoints(
 def _decoded(
     logs: Sequence[CheckpointLog], known: Mapping[int, Checkpoint]
 ) -> dict[int, Checkpoint]:
-    """Return the checkpoints of all logs, without decoding those in ``known`` again."""
+    """Return the checkpoints found in all logs, by slice; those in ``known`` are not decoded
+    again.
+    """
     found = dict(known)
     for log in logs:
         for slice_no in log.found.keys() - found.keys():
@@ -122,6 +127,8 @@ def _decoded(
 
 
 def _slices(checkpoints: Iterable[Checkpoint], partitions: Mapping[str, int]) -> int:
-    """Return the number of slices: that of the partitions of the widest delay topic served."""
+    """Return the number of slices: the largest number of partitions of a delay topic in the
+    checkpoints.
+    """
     topics = {topic for checkpoint in checkpoints for topic in checkpoint.shards}
     return max((partitions.get(topic, 0) for topic in topics), default=0)

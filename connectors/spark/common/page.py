@@ -1,7 +1,7 @@
-"""Writes reports as one HTML file, without network access or scripts: facts, tables and charts.
+"""Writes reports as one HTML file without scripts or network access: facts, tables and charts.
 
-Colours follow the reader's device, light or dark. So charts are drawn with placeholder colours that
-become the page's CSS variables, and text in charts stays text.
+Colours follow the setting of the reader's device, light or dark. So charts are drawn with
+placeholder colours, which are replaced by the page's CSS variables, and text in charts stays text.
 """
 
 from __future__ import annotations
@@ -69,13 +69,14 @@ _STYLE: Final[dict[Any, Any]] = {
     "legend.frameon": False,
 }
 _WIDTH_INCHES: Final = 4.7
-"""Width of a chart, in inches: about that of a phone, where text is shown in its own size."""
+"""Width of a chart, in inches: about that of a phone, on which chart text then has its normal
+size."""
 _LINES_INCHES: Final = 2.9
 _ROW_INCHES: Final = 0.28
 _AXIS_INCHES: Final = 0.9
 _LABEL_CHARS_MAX: Final = 26
 _LOG_RATIO: Final = 1_000
-"""Ratio of largest to smallest value above which a scale is logarithmic."""
+"""Ratio of the largest to the smallest value of a chart above which its scale is logarithmic."""
 _ANCHOR: Final = re.compile(r'(\bid="|url\(#|href="#)')
 _ROOT: Final = re.compile(r'.*?<svg[^>]*?(viewBox="[^"]*")[^>]*>.*?</metadata>', re.DOTALL)
 
@@ -85,7 +86,7 @@ Row: TypeAlias = Sequence[object]
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A table. Numbers are right-aligned, with separators; None is shown as a dash.
+    """Table of a page. Numbers are right-aligned, with separators; None is shown as a dash.
 
     ``note``: remark on what the table leaves out, such as the number of omitted rows.
     """
@@ -98,13 +99,13 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """A figure with its table, for readers who can't see it; without rows the figure says
-    "nothing".
+    """Figure and the table of its data, for readers who can't see it. Without rows, the figure only
+    says "nothing".
 
     Attributes:
-        table: the data; its note stands below the figure.
-        draw: draws the data.
-        inches: height of the figure.
+        table: data of the figure; its note stands below the figure.
+        draw: function that draws the data on Matplotlib's axes.
+        inches: height of the figure, in inches.
     """
 
     table: Table
@@ -113,7 +114,7 @@ class Chart:
 
     @property
     def image(self) -> Markup:
-        """The figure as an ``<svg>`` element."""
+        """Figure as an ``<svg>`` element for the page."""
         with rc_context(_STYLE):
             height = self.inches if self.table.rows else _AXIS_INCHES
             figure = Figure(figsize=(_WIDTH_INCHES, height), layout="constrained")
@@ -123,7 +124,7 @@ class Chart:
 
 @dataclass(frozen=True, slots=True)
 class PageSection:
-    """A part of a page under a heading: a sentence, charts, and tables."""
+    """Part of a page under a heading: an introductory sentence, charts, and tables."""
 
     heading: str
     lead: str = ""
@@ -133,14 +134,14 @@ class PageSection:
 
 @dataclass(frozen=True, slots=True)
 class HtmlPage:
-    """A page.
+    """Content of a page.
 
     Attributes:
-        heading: the result in a few words.
-        lead: description of the page.
-        facts: names and values of the most important facts.
+        heading: result in a few words.
+        lead: sentence below the heading that says what the page shows.
+        facts: name and value of each of the most important facts.
         sections: all other content.
-        footer: reference to further information.
+        footer: sentence that says where further information is.
         warnings: sentences that must not be overlooked.
         notes: sentences about what is not included.
     """
@@ -156,7 +157,7 @@ class HtmlPage:
 
 
 def write_page(page: HtmlPage) -> str:
-    """Return the page as HTML, with all text escaped."""
+    """Return the page as HTML text, in which all special characters are escaped."""
     return _environment().get_template("page.html").render(page=page)
 
 
@@ -169,7 +170,7 @@ def bars(
     colour: str = FIRST,
     note: str = "",
 ) -> Chart:
-    """Return a chart with a bar for each row, the first on top.
+    """Return a chart with a horizontal bar for each row, the first row on top.
 
     ``value``: index of the column that gives a bar its length.
     """
@@ -190,7 +191,9 @@ def bars(
 def lines(
     table: Table, times_ms: Sequence[int], series: Mapping[str, Sequence[float]], y: str
 ) -> Chart:
-    """Return a chart of up to three lines over time, epoch ms; ``y``: label with the unit."""
+    """Return a chart of up to three lines over time; ``times_ms``: epoch ms; ``series``: values of
+    each line by its name; ``y``: label of the axis with the unit.
+    """
     days = [time_ms / DAY_MS for time_ms in times_ms]  # matplotlib's dates, since its epoch 1970
 
     def draw(axes: Axes) -> None:
@@ -208,7 +211,9 @@ def lines(
 
 
 def _scale(axes: Axes, name: str, values: Sequence[Any]) -> None:
-    """Scale an axis from zero, by powers of ten if values differ by more than ``_LOG_RATIO``."""
+    """Set the scale of the axis "x" or "y" to begin at zero, and to be logarithmic if values differ
+    by more than ``_LOG_RATIO``.
+    """
     axis = axes.xaxis if name == "x" else axes.yaxis
     above = [value for value in values if value > 0]
     if above and max(above) / min(above) > _LOG_RATIO:
@@ -225,13 +230,15 @@ def _nothing(axes: Axes) -> None:
 
 
 def _shortened(text: str) -> str:
-    """Return a name shortened for the figure; the table has it in full."""
+    """Return a name without its middle if it is too long for the figure."""
     half = _LABEL_CHARS_MAX // 2
     return text if len(text) <= _LABEL_CHARS_MAX else f"{text[: half - 1]}…{text[-half:]}"
 
 
 def _svg(figure: Figure, label: str) -> Markup:
-    """Return a figure as SVG for a page; ``label``: text for screen readers."""
+    """Return a figure as an SVG element for the page, with CSS variables as colours; ``label``:
+    text for screen readers.
+    """
     written = StringIO()
     figure.savefig(written, format="svg", transparent=True, metadata={"Date": None})
     text = written.getvalue()
@@ -248,7 +255,9 @@ def _svg(figure: Figure, label: str) -> Markup:
 
 
 def number(value: object) -> str:
-    """Return a cell's text: integers with separators, others with three digits, None as a dash."""
+    """Return the text of a table cell: integers with separators, fractions with three digits, None
+    as a dash.
+    """
     if value is None:
         return "\N{EN DASH}"
     if isinstance(value, bool):
@@ -261,7 +270,7 @@ def number(value: object) -> str:
 
 
 def moment(time_ms: int) -> str:
-    """Return a time for display, in UTC to the minute."""
+    """Return a time (epoch ms) for display, in UTC to the minute."""
     return datetime.fromtimestamp(time_ms / 1_000, UTC).strftime("%Y-%m-%d %H:%M")
 
 

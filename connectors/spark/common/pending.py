@@ -1,9 +1,9 @@
 """Finds the pending records of delay topics: those that are not settled at a cursor.
 
-The executors read the log as the service does, and return records that are pending by key, and
-records with an id. ``uncancelled`` removes those that a user record of the same id cancels: one at
-or after the record's base (first offset whose record may cancel it) and below H (design rules 12 to
-14). The last such record decides. K and H are those of a cursor, see ``docs/glossary.md``.
+The executors read the log as the service does, and return records that are pending by their key,
+and records with an id. ``uncancelled`` then removes those that a user's record of the same id
+cancels, replaces or fires: the last one below H counts, if it is at or after the *base* of the
+pending record, the first offset that may cancel it (design rules 12 to 14).
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ from delayservice.engine.storing import is_user_record
 from delayservice.replicas.digest import HOUR_MS
 
 CLOCKS_MS: Final = HOUR_MS
-"""Allowance for the clocks of nodes and brokers, in ms; they differ by less than half a second."""
+"""Allowance for differing clocks of nodes and brokers, in ms; in fact they differ by less than
+500."""
 
 _NEVER_MARKED: Final = -1
 _SHARD: Final = ("topic", "partition")
@@ -36,21 +37,22 @@ _SIFTED: Final = arrow_schema(
     "topic string, partition int, key_ms bigint, offset bigint, record_id binary, "
     "canceller bigint, base bigint"
 )
-"""Columns of sifted records. ``canceller``: offset of a user record with an id, which replaces
-earlier ones; ``base``: first offset whose record may replace this one."""
+"""Columns of records that ``sift`` returns. ``canceller``: the record's own offset if it is a
+user's record with an id, which settles earlier ones of its id; ``base``: first offset whose record
+may settle this one."""
 
 
 class LogPart(NamedTuple):
-    """Part of a shard's log, and limits of the pending records to return from it.
+    """Part of a shard's log to read, and limits of the pending records to return from it.
 
     Attributes:
-        contracts: contracts by which its records are read.
-        start: first offset to read.
-        stop: end of the offsets, exclusive.
-        cursor: K and H; records that they have settled are left out.
-        from_ms: first key to return, epoch ms.
+        contracts: contracts by which the shard's records are read.
+        start: first source offset to read.
+        stop: end of the source offsets, exclusive.
+        cursor: cursor of the shard; records that it counts as settled are left out.
+        from_ms: lowest key (time of delivery) to return, epoch ms.
         to_ms: end of the keys, exclusive, epoch ms.
-        log_start: first offset of the log.
+        log_start: first offset that the log still has.
     """
 
     contracts: Contracts
@@ -63,11 +65,11 @@ class LogPart(NamedTuple):
 
 
 class PendingColumns(NamedTuple):
-    """Columns of a pending record besides its key.
+    """Columns to return of each pending record, besides place, key and id.
 
     Attributes:
         schema: names and types of the columns.
-        of: makes a row from an entry; sent to the executors.
+        of: function that makes the columns from a decoded record; Spark sends it to the executors.
     """
 
     schema: pa.Schema
@@ -75,7 +77,7 @@ class PendingColumns(NamedTuple):
 
     @property
     def whole(self) -> pa.Schema:
-        """All columns of sifted records."""
+        """Columns of the records that ``sift`` returns: place, key and id, then ``schema``."""
         return pa.schema([*_SIFTED, *self.schema])
 
 
@@ -87,11 +89,13 @@ def sift(
     secrets: Iterable[bytes],
     min_partitions: int,
 ) -> DataFrame:
-    """Read parts of logs in parallel tasks, and return records that are pending or have an id.
+    """Read parts of logs in at least ``min_partitions`` tasks, and return the records that are
+    pending or have an id.
 
     Returns:
-        ``topic, partition, key_ms, offset, record_id, canceller, base`` and the facts. ``key_ms``
-        null: not pending, and returned only for its id.
+        ``topic, partition, key_ms, offset, record_id, canceller, base`` and the columns of
+        ``facts``. If ``key_ms`` is null, the record is not pending and only returned as it may
+        cancel others.
     """
     tasks = sum(part.stop - part.start for part in parts.values()) // TASK_RECORDS + 1
     spans = {place: Span(part.start, part.stop) for place, part in parts.items()}
@@ -101,7 +105,10 @@ def sift(
 
 
 def uncancelled(sifted: DataFrame) -> DataFrame:
-    """Return the pending records, with the columns up to ``record_id`` and the facts."""
+    """Return the records from ``sift`` that are pending, without those that a later record of their
+    id settles: ``topic``, ``partition``, ``key_ms``, ``offset``, ``record_id`` and the further
+    columns.
+    """
     named = [*_SHARD, "record_id"]
     cancellers = (
         sifted.where("canceller is not null").groupBy(*named).agg(sf.max("canceller").alias("last"))
@@ -115,23 +122,26 @@ def uncancelled(sifted: DataFrame) -> DataFrame:
 
 
 def written_since_ms(contracts: Contracts, key_ms: int) -> int:
-    """Return a time such that no record with a key of ``key_ms`` or later was appended before it.
+    """Return a time, epoch ms, before which no record with a key of ``key_ms`` or later was
+    appended.
 
-    The key of a user record is ``min(due, appended + roll window)`` at most (``RecordReader``). The
-    key of a copy is ``min(due, now + roll window)`` at most, by the owner's clock before it appends
-    the copy (``Settler``): no copy waits longer than a rolled one. An owner has the contract of its
-    own window in the checkpoint before it writes. So ``appended >= key - widest window - difference
-    of the clocks``.
+    The key of a user's record is at most ``min(due, appended + roll window)`` (``RecordReader``).
+    That of a requeued record is at most ``min(due, now + roll window)``, by the owner's clock just
+    before it appends the record (``Settler``), as none waits longer than a rolled one. The contract
+    with the owner's roll window is in the checkpoint before the owner writes. So ``appended >= key
+    - widest roll window - difference of the clocks``.
     """
     widest_ms = max(contract.roll_window_ms for _, contract in contracts.entries())
     return max(key_ms - widest_ms - CLOCKS_MS, 0)
 
 
 def before(sifted: DataFrame, parts: Mapping[Place, LogPart]) -> dict[Place, LogPart]:
-    """Return parts below ``parts`` that may hold a record which cancels one of ``sifted``.
+    """Return the parts of logs below ``parts`` that may hold a record which cancels one of
+    ``sifted``.
 
-    A copy may be cancelled by a record written before it, from its base on, which was H at the
-    time. Records there are not pending: ``parts`` begin where the first one can be.
+    A requeued record may be cancelled by a record written before it: from its base on, which was H
+    when it was requeued. Records there are not pending, as ``parts`` begin where the first pending
+    record can be.
     """
     bases = sifted.where("key_ms is not null and record_id is not null").groupBy(*_SHARD)
     found = bases.agg(sf.min("base")).collect()
@@ -145,14 +155,18 @@ def before(sifted: DataFrame, parts: Mapping[Place, LogPart]) -> dict[Place, Log
 
 @dataclass(frozen=True, slots=True)
 class _PendingSieve:
-    """Function that sifts records of delay topics; it is sent to the executors."""
+    """Reader that turns records of delay topics into rows of ``sift``; Spark sends it to the
+    executors.
+    """
 
     parts: Mapping[Place, LogPart]
     facts: PendingColumns
     secrets: tuple[bytes, ...]
 
     def sift(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yield rows of records that are pending by key, and of those that may cancel others."""
+        """Yield rows of the records that are pending by their key, and of those that may cancel
+        others. ``batches``: records with the columns of ``topics.ROW_SCHEMA``.
+        """
         readers: dict[Place, ShardReader] = {}
         for batch in batches:
             for topic, partition, rows in runs(batch):
@@ -164,7 +178,9 @@ class _PendingSieve:
                 yield batch_of([(*place, *row) for row in kept], self.facts.whole)
 
     def _row(self, part: LogPart, entry: Entry) -> tuple[object, ...] | None:
-        """Return columns from ``key_ms`` on; None: the record is not pending and no canceller."""
+        """Return the row of a decoded record, from column ``key_ms`` on; None: it is neither
+        pending nor a canceller.
+        """
         offset, kind, key_ms, record_id, _, base = entry
         takes_place = record_id is not None and is_user_record(entry)
         canceller = offset if takes_place and offset < part.cursor.offset else None

@@ -1,4 +1,4 @@
-"""Shows the progress of Spark jobs on stderr: a bar on a terminal, elsewhere lines at intervals.
+"""Shows the progress of Spark jobs on standard error: a bar on a terminal, else lines at intervals.
 
 Spark's own progress and log lines are meant for its developers; ``hush`` suppresses them.
 """
@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 Say: TypeAlias = Callable[[str], None]
-"""Function that shows users the current activity, in a few words."""
+"""Function that shows the current activity of the program, given in a few words."""
 
 LINE_EVERY_S: Final = 30.0
 _LOOK_EVERY_S: Final = 0.25
@@ -26,7 +26,7 @@ _LOOK_EVERY_S: Final = 0.25
 
 @dataclass(frozen=True, slots=True)
 class Tasks:
-    """Numbers of tasks of the running stages."""
+    """Numbers of Spark tasks in the running stages."""
 
     stages: int
     total: int
@@ -35,13 +35,15 @@ class Tasks:
     failed: int
 
     def __str__(self) -> str:
-        """Return the counts as one line for display."""
+        """Return the numbers of tasks as one line for display."""
         failed = f", {self.failed} failed" if self.failed else ""
         return f"{self.done} of {self.total} tasks done, {self.running} running{failed}"
 
 
 def each_interval(interval_s: float, stop: threading.Event, say: Say) -> Iterator[None]:
-    """Yield at the start of each interval until ``stop`` is set, or at once if one took longer."""
+    """Yield at the start of each interval of ``interval_s`` seconds until ``stop`` is set. If the
+    work at one took longer than the interval, the next begins at once.
+    """
     while not stop.is_set():
         next_s = time.monotonic() + interval_s
         yield
@@ -50,12 +52,12 @@ def each_interval(interval_s: float, stop: threading.Event, say: Say) -> Iterato
 
 
 def hush(spark: SparkSession) -> None:
-    """Limit Spark's log to errors; a session from ``spark-submit`` logs more by default."""
+    """Limit Spark's log to errors: a session from ``spark-submit`` logs more by default."""
     spark.sparkContext.setLogLevel("ERROR")
 
 
 def running_tasks(tracker: StatusTracker) -> Tasks:
-    """Return the scheduler's task counts; all are zero between two jobs."""
+    """Return the numbers of tasks in the stages that run now; all are zero between two jobs."""
     found = [tracker.getStageInfo(stage) for stage in tracker.getActiveStageIds()]
     stages = [stage for stage in found if stage is not None]  # None: it has just ended
     return Tasks(
@@ -71,12 +73,12 @@ def running_tasks(tracker: StatusTracker) -> Tasks:
 def shown(
     spark: SparkSession, console: Console, *, is_plain: bool = False, every_s: float = LINE_EVERY_S
 ) -> Iterator[Say]:
-    """Show progress while the block runs; yield the function that names the current activity.
+    """Show progress while the block runs; yield the function that sets the displayed activity.
 
     Args:
         spark: the session that runs the jobs.
         console: console on standard error.
-        is_plain: whether to print lines instead of a bar on a terminal too, for other programs.
+        is_plain: whether to print lines, which other programs can read, even on a terminal.
         every_s: interval between lines, in seconds.
     """
     tracker = spark.sparkContext.statusTracker()
@@ -100,7 +102,7 @@ def _follow(tracker: StatusTracker, view: _Bar | _Lines, is_over: threading.Even
 
 
 class _Bar:
-    """A progress bar for the tasks of the running stages, after the name of the activity."""
+    """Progress bar for the Spark tasks in the running stages, behind the name of the activity."""
 
     def __init__(self, console: Console) -> None:
         self._progress = Progress(
@@ -130,7 +132,7 @@ class _Bar:
 
 
 class _Lines:
-    """Printer of a line whenever ``every_s`` has passed since the last; short jobs print none."""
+    """Printer of a progress line every ``every_s`` seconds; shorter jobs print nothing."""
 
     def __init__(self, console: Console, every_s: float) -> None:
         self._console = console

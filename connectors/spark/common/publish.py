@@ -1,4 +1,4 @@
-"""Writes the results of a job to a topic as JSON: findings, then the summary, each once."""
+"""Writes the results of a job to a topic as JSON, each once: findings, then a summary."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from xxhash import xxh3_64_hexdigest
 from connectors.spark.common.sink import TopicSink, sink_client
 
 NAMES: Final = "delayservice-spark-"
-"""Prefix of the transactional ids and groups of publishing jobs."""
+"""Prefix of the transactional ids and consumer groups of jobs that publish results."""
 _RECORD_BYTES_MAX: Final = 1_048_576
 
 
 def name_for(kind: str, place: str) -> str:
-    """Return the publishing name of a job that writes its results to ``place``. Two runs with the
-    same name can't publish at the same time.
+    """Return the name under which a job that writes its results to ``place`` publishes them. Of two
+    processes with the same name, the later fences the earlier.
     """
     return f"{NAMES}{kind}-{xxh3_64_hexdigest(place.encode())}"
 
@@ -31,19 +31,20 @@ def publish(
     findings: tuple[str, DataFrame],
     summary: Mapping[str, object],
 ) -> None:
-    """Write findings, and after them the summary, by one task in transactions.
+    """Write findings to a topic, and after them a summary, in transactions of one task.
 
     Args:
         client: options of librdkafka.
         topic: topic to write to.
-        sender: a name, and the number of the publication: what it has already written under that
-            number is left out, so the findings must be the same each time. Without a number all
-            is written.
-        findings: ``kind`` of their records, and the findings; their own kind becomes ``finding``.
-        summary: the summary; its ``v`` is also added to the findings.
+        sender: a name from ``name_for``, and the number of the publication. What was already
+            written under that number is left out, so its findings must be the same each time.
+            Number None: all is written.
+        findings: value of the field ``kind`` for the records, and the findings, whose column
+            ``kind`` becomes ``finding``.
+        summary: the summary; its format version ``v`` is added to the findings.
 
     Raises:
-        KafkaEdgeError: the cluster refuses it, or does not answer.
+        KafkaEdgeError: the cluster refuses the records, or does not answer.
     """
     name, number = sender
     kind, found = findings

@@ -1,4 +1,6 @@
-"""Opens Spark sessions for the jobs: embedded in this process, or that of ``spark-submit``."""
+"""Opens Spark sessions for the jobs: in this process, or in the Java process of
+``spark-submit``.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,7 @@ SESSION: Final[Mapping[str, str]] = MappingProxyType(
         "spark.kafka.consumer.fetchedData.cache.evictorThreadRunInterval": "5s",
     }
 )
-"""Settings that the jobs need wherever they run."""
+"""Settings that all sessions of the jobs need, wherever Spark is running."""
 
 _EMBEDDED: Final[Mapping[str, str]] = MappingProxyType(
     {
@@ -56,7 +58,7 @@ _EMBEDDED: Final[Mapping[str, str]] = MappingProxyType(
 _VERSION = re.compile(r'version "(\d+)')
 _ASK_TIMEOUT_S: Final = 30.0
 _SUBMITTED: Final = "PYSPARK_GATEWAY_PORT"
-"""Environment variable in which ``spark-submit`` gives Python the port of its Java process."""
+"""Environment variable that ``spark-submit`` sets to the port of its Java process."""
 
 
 class SparkSetupError(DelayServiceError):
@@ -66,18 +68,19 @@ class SparkSetupError(DelayServiceError):
 def open_session(
     app: str, *, master: str | None = None, conf: Mapping[str, str] = MappingProxyType({})
 ) -> SparkSession:
-    """Return a session for one job; the caller stops it.
+    """Return a Spark session for one job; the caller stops it.
 
-    An active session is used as it is, and under ``spark-submit`` master and packages are those of
-    the submitter. Otherwise Spark runs in this process, on all cores unless ``master`` is given.
+    An active session is returned as it is. Under ``spark-submit``, master and packages are those of
+    the submitter. Otherwise Spark is started in this process, on all cores unless ``master`` is
+    given.
 
     Args:
-        app: name of the application, for display.
+        app: name of the application, which Spark displays.
         master: ``local[n]``, ``spark://host:port`` or another of Spark's masters.
-        conf: further settings of Spark, which take precedence.
+        conf: further settings of Spark, which replace the defaults here.
 
     Raises:
-        SparkSetupError: no Java that Spark runs on.
+        SparkSetupError: no Java was found that Spark can use.
     """
     active = SparkSession.getActiveSession()
     if active is not None:
@@ -102,10 +105,11 @@ def open_session(
 
 
 def java_home() -> Path:
-    """Return the home of a Java that Spark runs on: ``JAVA_HOME``, on the path, or installed.
+    """Return the home folder of a Java that Spark can use: that in ``JAVA_HOME``, on the path, or
+    installed in ``/usr/lib/jvm``.
 
     Raises:
-        SparkSetupError: there is none.
+        SparkSetupError: Java was not found, or only in versions that Spark can't use.
     """
     found: list[str] = []
     for java in _javas():
@@ -121,7 +125,7 @@ def java_home() -> Path:
 
 
 def _javas() -> Iterator[Path]:
-    """Yield the paths at which a Java may be, the user's choice first."""
+    """Yield paths of Java programs to try, ``JAVA_HOME`` first."""
     home = os.environ.get("JAVA_HOME")
     if home:
         yield Path(home, "bin", "java")

@@ -2,12 +2,12 @@
 
     spread  records over a fixed number of parts, by a hash of their id, in a fixed order
     fence   earlier writers of the part, by its transactional id
-    look    up how many records of the batch the part has written: its mark
-    write   the others, in short transactions that move the mark with their records
+    look    up the part's progress: how many records of the batch it has written
+    write   the others, in short transactions that also store the new progress
 
-A mark is the committed offset of a consumer group. Kafka includes it in the transaction, and
-returns it at once; a topic of marks would be read to its end, past open transactions, by every
-task.
+The progress, a number called mark here, is the committed offset of a consumer group: Kafka includes
+it in the transaction, and returns it at once. A topic of marks would have to be read to its end by
+every task, past open transactions.
 """
 
 from __future__ import annotations
@@ -51,10 +51,10 @@ from delayservice.contract.entry import Headers
 Record: TypeAlias = tuple[bytes | None, bytes | None, Headers | None]
 """Key, value and headers of a record."""
 PARTS_MAX: Final = 8
-"""Largest number of parts of a job, which write side by side. Each takes 0.1 s to open."""
+"""Largest number of parts of a job, which write in parallel. Each takes 0.1 s to open."""
 TRANSACTION_TIMEOUT_MS: Final = 45_000
-"""Time until the broker ends the transaction of a dead writer, in ms. Consumers of the delay topic,
-the service included, wait for its end."""
+"""Time after which the broker aborts the transaction of a dead writer, in ms. Until then, consumers
+of the delay topic, the service included, wait."""
 
 _INIT_S: Final = 60.0
 _ASK_S: Final = 30.0
@@ -82,18 +82,19 @@ _INLINE: Final = {
     "ssl.certificate.location": "ssl.certificate.pem",
     "ssl.key.location": "ssl.key.pem",
 }
-"""Options of librdkafka that name a file, with the options that take its content."""
+"""Options of librdkafka that name a file, each with the option that takes the file's content."""
 
 
 def mark_of(batch: int, records: int) -> int:
-    """Return the mark (a number that a part stores) for "``records`` records of this batch are
-    written". Marks ascend, and all are above 0, the mark of a new part.
+    """Return the mark (number that stores a part's progress) for "``records`` records of ``batch``
+    are written". Marks ascend, and all are above 0, the mark of a new part.
     """
     return ((batch + 1) << _RECORDS_BITS) | records
 
 
 def records_written(mark: int, batch: int) -> int:
-    """Return how many records of a batch the part with this mark has written.
+    """Return how many records of a batch the part has written, by its mark (number that stores its
+    progress).
 
     Raises:
         KafkaEdgeError: the part has written a later batch.
@@ -108,24 +109,27 @@ def records_written(mark: int, batch: int) -> int:
 
 
 def next_batch(marks: Iterable[int]) -> int:
-    """Return the number of a new batch: above that of every batch in the marks of the parts."""
+    """Return the number of a new batch, higher than any batch in ``marks``, the progress of the
+    parts.
+    """
     return max(marks) >> _RECORDS_BITS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopicSink:
-    """Writer of records to one topic; it is sent to the executors.
+    """Writer of records to one topic, in a fixed number of parts; Spark sends it to the
+    executors.
 
     Attributes:
-        client: options of librdkafka for producers and consumers; files are read on the driver.
+        client: options of librdkafka for producers and consumers, with certificates by content.
         topic: topic to write to.
-        name: name of the consumer group, and prefix of the transactional ids. A job with the same
-            name fences this one.
-        parts: number of parts; the same for all runs of a batch, and at most the number of the
-            topic's partitions.
-        record_bytes_max: the topic's ``max.message.bytes``.
-        mapping: tag of the options by which records are made, kept with the marks: with other
-            options records would be in other parts.
+        name: name of the consumer group, and prefix of the transactional ids. A later job with the
+            same name fences this one.
+        parts: number of parts; the same in all attempts to write a batch, and at most the topic's
+            number of partitions.
+        record_bytes_max: the topic's ``max.message.bytes``, in bytes.
+        mapping: hash of the options by which records are made, stored with the progress: other
+            options would put records into other parts.
     """
 
     client: Mapping[str, str]
@@ -136,29 +140,32 @@ class TopicSink:
     mapping: str = ""
 
     def begin(self) -> None:
-        """Set the marks of a new name to 0, so that a mark that expires later is noticed.
+        """Store the progress 0 for each part of a new name, so that Kafka's later deletion of the
+        stored progress is noticed.
 
         Raises:
-            KafkaEdgeError: the cluster refuses it, or does not answer.
+            KafkaEdgeError: the cluster refuses that, or does not answer.
         """
         marks = [self.place(number) for number in range(self.parts)]
         with _explained(self.name):
             _asked(self, KafkaAdmin.alter_consumer_group_offsets, marks)
 
     def fence(self) -> list[int | None]:
-        """Fence earlier writers of all parts, and return the marks; None: the mark has expired.
+        """Fence earlier writers of all parts, and return the stored progress (mark) of each; None:
+        Kafka has deleted it.
 
         Raises:
-            KafkaEdgeError: the cluster refuses it, or does not answer.
+            KafkaEdgeError: the cluster refuses that, or does not answer.
         """
         return [_Part(self, number).mark for number in range(self.parts)]
 
     def claim(self) -> int:
-        """Begin a new batch and return its number: tasks of earlier batches can't write any more,
-        even if they begin late.
+        """Fence earlier writers, store the beginning of a new batch in all parts, and return its
+        number. Tasks of earlier batches can't write any more, even if they begin late.
 
         Raises:
-            KafkaEdgeError: the cluster refuses it, does not answer, or another run does the same.
+            KafkaEdgeError: the cluster refuses that or does not answer, or another process fences
+                this one.
         """
         parts = [_Part(self, number) for number in range(self.parts)]
         batch = next_batch(part.mark or 0 for part in parts)
@@ -167,17 +174,17 @@ class TopicSink:
         return batch
 
     def write(self, records: DataFrame, batch: int, *order: str | Column) -> int:
-        """Write the records of a batch that were not written yet, and return their number.
+        """Write those records of a batch that were not written yet, and return their number.
 
         Args:
-            records: ``id``, ``value`` and ``headers`` as in ``mapping.DRAFT_COLUMNS``; the same
-                records whenever this batch is written.
-            batch: number of the batch; a later one is higher.
-            order: columns that together differ for any two records; sorted by them, records of one
-                id stay in order.
+            records: ``id``, ``value`` and ``headers`` as in ``mapping.DRAFT_COLUMNS``; they must be
+                the same in all attempts to write this batch.
+            batch: number of the batch, higher than that of any earlier batch.
+            order: columns to sort by, which differ between any two records and keep records of one
+                id in order.
 
         Raises:
-            KafkaEdgeError: the batch was begun with another mapping, or no broker answers.
+            KafkaEdgeError: the batch was begun with another ``mapping``, or no broker answers.
         """
         if self.mapping:
             self._refuse_other_mapping(batch)
@@ -198,7 +205,9 @@ class TopicSink:
                 )
 
     def place(self, part: int, mark: int = 0) -> TopicPartition:
-        """Return a mark in the form in which Kafka stores it."""
+        """Return the progress of a part as the committed offset that stores it; ``part``: number of
+        the part, ``mark``: the progress.
+        """
         return TopicPartition(self.topic, part, mark, self.mapping)
 
 
@@ -206,13 +215,17 @@ _LIST_MARKS: Final = partial(KafkaAdmin.list_consumer_group_offsets, require_sta
 
 
 def sink_client(client: Mapping[str, str]) -> dict[str, str]:
-    """Return the options of a sink's clients, made from the job's."""
+    """Return the options of librdkafka for a sink: those of the job, with certificates by
+    content.
+    """
     # Errors only: each retry of the client would be a warning.
     return {"log_level": "3", **portable(native_options(client))}
 
 
 def portable(client: Mapping[str, str]) -> dict[str, str]:
-    """Return librdkafka options with certificates and keys as content, usable on executors."""
+    """Return options of librdkafka in which the content of certificates and keys replaces their
+    file names, as executors lack the files.
+    """
     return dict(
         (_INLINE[name], Path(value).read_text("ascii"))
         if name in _INLINE and Path(value).is_file()
@@ -222,7 +235,8 @@ def portable(client: Mapping[str, str]) -> dict[str, str]:
 
 
 def records_of(batch: pa.RecordBatch) -> Iterator[Record]:
-    """Yield key, value and headers of each row. The id is the key, so records of an id meet.
+    """Yield key, value and headers of each row. The id is the key, so that records of an id get to
+    one partition.
 
     Headers are None only for records that could not be parsed.
     """
@@ -238,7 +252,9 @@ def records_of(batch: pa.RecordBatch) -> Iterator[Record]:
 def _task(
     sink: TopicSink, batch: int
 ) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """Return the function of a task: it writes each Arrow batch of its part in a transaction."""
+    """Return the function that a Spark task runs: it writes each Arrow batch of its part in one
+    transaction, and yields the number of written records.
+    """
 
     def write(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         context = TaskContext.get()
@@ -259,7 +275,7 @@ def _task(
 
 
 class _Part:
-    """Writer of one part, which fences earlier writers when the mark is first read."""
+    """Writer of one part, which fences earlier writers when ``mark`` is first read."""
 
     def __init__(self, sink: TopicSink, number: int) -> None:
         self._sink = sink
@@ -282,7 +298,9 @@ class _Part:
 
     @cached_property
     def mark(self) -> int | None:
-        """Mark of the part when this writer began; None: it was never set, or it expired."""
+        """Progress of the part when this writer began, as a mark; None: it was never stored, or
+        Kafka has deleted it. The first read fences earlier writers.
+        """
         faults.point("bulk_fencing")
         with _explained(self._id):
             with suppress(KafkaException):  # init_transactions says what is wrong
@@ -294,10 +312,11 @@ class _Part:
         return None if found.offset < 0 else found.offset
 
     def write(self, records: Iterable[Record], mark: int) -> None:
-        """Write records and the mark after them in one transaction.
+        """Write records, and the part's progress after them (``mark``), in one transaction.
 
         Raises:
-            KafkaEdgeError: nothing was written, or it is not known: the next writer sees the mark.
+            KafkaEdgeError: nothing was written, or it is unknown whether; the next writer reads the
+                stored progress.
         """
         with _explained(self._id):
             self._producer.begin_transaction()
@@ -336,7 +355,9 @@ class _Part:
 def _asked(
     sink: TopicSink, ask: Callable[..., Mapping[Any, Future[Any]]], places: list[TopicPartition]
 ) -> list[TopicPartition]:
-    """Ask the group's coordinator about marks, and repeat it while the coordinator changes."""
+    """Read or change the stored progress of parts with ``ask``, repeat that while the group's
+    coordinator changes, and return the result.
+    """
     admin = admin_client(sink.client)
     again = retry_if_exception(lambda exc: _code_of(exc) in _MOVING)
     found: list[TopicPartition] = []
@@ -358,7 +379,9 @@ def _code_of(exc: BaseException) -> int | None:
 
 @contextmanager
 def _explained(name: str) -> Iterator[None]:
-    """Turn the client's errors within the block into ``KafkaEdgeError`` with a sentence."""
+    """Turn Kafka errors within the block into ``KafkaEdgeError`` with a sentence; ``name``: what
+    the sentence is about.
+    """
     try:
         yield
     except KafkaException as exc:

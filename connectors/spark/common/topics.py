@@ -1,4 +1,4 @@
-"""Reads topics with Spark: committed records only, between fixed offsets."""
+"""Reads Kafka topics with Spark: only committed records, and between fixed offsets."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from delayservice.base.errors import DelayServiceError
 Place: TypeAlias = tuple[str, int]
 """Topic and partition."""
 TASK_RECORDS: Final = 1_000_000
-"""Approximate largest number of records of a task."""
+"""Approximate largest number of records that one Spark task reads."""
 
 _FETCH: Final = {
     "kafka.isolation.level": "read_committed",
@@ -30,13 +30,13 @@ _SCRAM_LOGIN: Final = "org.apache.kafka.common.security.scram.ScramLoginModule"
 _SHARED: Final = frozenset(
     {"bootstrap.servers", "security.protocol", "sasl.mechanism", "client.id"}
 )
-"""Options of librdkafka with the same name and meaning in Java's client; the others tune a client
-that is not used here."""
+"""Options of librdkafka with the same name and meaning in Java's client. Other options tune
+librdkafka, and are not passed on."""
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Offsets ``[start, end)`` of one partition's log that are read."""
+    """Offsets ``[start, end)`` of one partition."""
 
     start: int
     end: int
@@ -45,17 +45,18 @@ class Span:
 def read_topic(
     spark: SparkSession, client: Mapping[str, str], spans: Mapping[Place, Span], min_partitions: int
 ) -> DataFrame:
-    """Return the records of some spans.
+    """Return the committed records within these offsets of partitions.
 
     Args:
         spark: the session.
         client: options of librdkafka, as in the service's ``[kafka]`` section.
-        spans: offsets to read, by place.
+        spans: offsets to read, by topic and partition.
         min_partitions: smallest number of tasks, if there are enough records.
 
     Returns:
-        ``topic`` string, ``partition`` int, ``offset`` long, ``timestamp_ms`` long, ``key`` and
-        ``value`` binary, ``headers`` array of ``{key: string, value: binary}``, null where none.
+        ``topic`` string, ``partition`` int, ``offset`` long, ``timestamp_ms`` long (epoch ms),
+        ``key`` and ``value`` binary, ``headers`` array of ``{key: string, value: binary}``, null
+        for a record without headers.
     """
     filled = {place: span for place, span in spans.items() if span.start < span.end}
     if not filled:
@@ -76,13 +77,13 @@ def read_topic(
 def stream_topics(
     spark: SparkSession, client: Mapping[str, str], topics: Collection[str], records_max: int
 ) -> DataFrame:
-    """Return a stream of the records of topics, with the columns of ``read_topic``: in the first
-    run from the start of the logs, later from Spark's own checkpoint.
+    """Return a stream of the records of topics, with the columns of ``read_topic``. It begins at
+    the start of the logs, or where Spark's checkpoint of an earlier process ends.
 
     Args:
         spark: the session.
         client: options of librdkafka.
-        topics: topics to read, including partitions that are added later.
+        topics: topics to read, including partitions that are added while the stream is running.
         records_max: largest number of records in a micro-batch.
     """
     options = {
@@ -105,7 +106,7 @@ ROW_SCHEMA: Final = (
 
 
 def _as_rows(records: DataFrame) -> DataFrame:
-    """Return Kafka's columns as ``ROW_SCHEMA``."""
+    """Return records from Spark's Kafka source with the columns of ``ROW_SCHEMA``."""
     return records.select(
         "topic",
         "partition",
@@ -118,14 +119,14 @@ def _as_rows(records: DataFrame) -> DataFrame:
 
 
 def java_options(client: Mapping[str, str]) -> dict[str, str]:
-    """Return options of librdkafka as those of Spark's connector, with the prefix ``kafka.``.
+    """Return options of librdkafka as options of Spark's Kafka source, with the prefix ``kafka.``.
 
-    A user name and password become a login module, and PEM files are passed by content, so that the
-    executors need no files. Options with the prefix ``java.`` are passed on without it, for what is
-    not translated here.
+    A user name and password become a login module. PEM files are passed by content, as executors
+    lack the files. An option with the prefix ``java.`` is passed on without that prefix, for
+    settings of Java's client that are not translated here.
 
     Raises:
-        DelayServiceError: the login mechanism is not translated.
+        DelayServiceError: the SASL mechanism is not translated, or a PEM file can't be read.
     """
     options = {name: value for name, value in client.items() if name in _SHARED}
     options |= _sasl(client) | _tls(client)
@@ -134,7 +135,7 @@ def java_options(client: Mapping[str, str]) -> dict[str, str]:
 
 
 def native_options(client: Mapping[str, str]) -> dict[str, str]:
-    """Return the options for librdkafka, without those with the prefix ``java.``."""
+    """Return the options meant for librdkafka: all but those with the prefix ``java.``."""
     return {name: value for name, value in client.items() if not name.startswith("java.")}
 
 
@@ -181,7 +182,9 @@ def _content(path: str) -> str:
 
 
 def _by_topic(numbers: Mapping[Place, int], *, as_list: bool = False) -> str:
-    """Return the connector's JSON: by topic, offsets by partition or lists of partitions."""
+    """Return the JSON that Spark's Kafka source expects: ``{topic: {partition: offset}}``, or with
+    ``as_list`` ``{topic: [partition, …]}``.
+    """
     found: dict[str, dict[str, int]] = {}
     for (topic, partition), number in sorted(numbers.items()):
         found.setdefault(topic, {})[str(partition)] = number

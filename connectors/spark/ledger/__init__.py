@@ -1,4 +1,6 @@
-"""Derives the ledger from the logs: each source record, and the outputs that settle it."""
+"""Derives the ledger from the logs: a row for each source record and for each output that settles
+one.
+"""
 
 from __future__ import annotations
 
@@ -22,20 +24,19 @@ __all__ = ["LEDGER", "ledger"]
 def ledger(
     sources: DataFrame, outputs: DataFrame, cut: Cut, secrets: Sequence[bytes] = ()
 ) -> DataFrame:
-    """Return the ledger of records at a cut.
+    """Return the ledger: rows of source records and of the outputs that settle them, at a cut.
 
     Args:
-        sources: records of the delay topics: ``topic``, ``partition``, ``offset``,
-            ``timestamp_ms``, ``key``, ``value`` and ``headers`` as Spark's Kafka source has them
-            (``topics.ROW_SCHEMA``), and ``value_hash`` where only the hash of a value was kept. Any
-            table with these columns will do. It is read twice: persist it if that costs.
-        outputs: records of the targets, the dead-letter topic and the outcome topic, with the same
-            columns.
-        cut: cursors, contracts and ends.
-        secrets: the cluster's secrets, to detect forged copies; empty: copies count as genuine.
+        sources: records of the delay topics, with the columns ``topics.ROW_SCHEMA`` from any table,
+            and ``value_hash`` where only the hash of a value was kept. They are read twice: persist
+            them if reading is slow.
+        outputs: records of the target topics, the dead-letter topic and the outcome topic, with the
+            same columns as ``sources``.
+        cut: offsets, cursors and contracts.
+        secrets: cluster secrets, to detect forged requeued records; empty: all count as genuine.
 
     Returns:
-        Rows of ``LEDGER``.
+        Rows with the columns of ``LEDGER``.
     """
     reading = Ledger.of(cut, secrets)
     is_outcome = sf.col("topic") == cut.outcomes

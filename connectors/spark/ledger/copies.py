@@ -1,7 +1,8 @@
-"""Makes ledger rows of copies and envelopes: of what they settle, continue or bring home.
+"""Makes ledger rows of requeued records and envelopes: of the records that they settle, continue or
+bring home.
 
-Any producer may have written one. Those that no known secret signed are marked; the service's dead
-letters tell which ones it refused as forged.
+Any producer may have written one. Those whose signature fits no known secret are marked; the
+service's dead letters show which of them it refused as forged.
 """
 
 from __future__ import annotations
@@ -23,8 +24,9 @@ from delayservice.contract.requeue import CONTINUES, Claim
 def said_by(
     ledger: Ledger, place: Place, row: Row, *, is_verified: bool = True
 ) -> Iterator[LedgerRow]:
-    """Yield rows of what the copy or envelope at ``place`` claims to settle, continue or bring
-    home; ``is_verified``: whether a known secret signed it.
+    """Yield ledger rows of the records that a requeued record or envelope states to settle,
+    continue or bring home. ``place``: where it is; ``is_verified``: whether a known secret signed
+    it.
     """
     claim = claim_of(row)
     if claim is None:
@@ -66,8 +68,8 @@ def _said_by_envelope(ledger: Ledger, row: Row) -> Iterator[tuple[LedgerRow, Out
 def _said_by_waiting(
     ledger: Ledger, place: Place, claim: Claim
 ) -> Iterator[tuple[LedgerRow, OutputFacts]]:
-    """Yield rows of a copy that waits for its home: of the record that it was made of, and of the
-    waiting copy that it took along.
+    """Yield ledger rows for a requeued record that waits until it can be sent to its home: of the
+    record that it was made of, and of the waiting record whose content it has taken over.
     """
     group, shard = waiting(claim.payload), ledger.shards.get(place)
     if group is None or shard is None:
@@ -119,7 +121,9 @@ def _shard_of_claim(ledger: Ledger, claim: Claim, place: Place) -> int | None:
 
 
 def _going_home(group: Group) -> OutputFacts:
-    """Return the facts of the last record in a group that goes home; defaults if it is empty."""
+    """Return the facts of the last of the records that go to their home together; defaults if there
+    are none.
+    """
     if not group:
         return OutputFacts()
     last = group[-1]

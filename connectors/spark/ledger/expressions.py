@@ -1,4 +1,4 @@
-"""Column expressions for both source records and outputs."""
+"""Column expressions that ledger rows of source records and of outputs share."""
 
 from __future__ import annotations
 
@@ -15,29 +15,33 @@ COMPLETE: Final = 0
 HASHED: Final = 1
 DOUBTFUL: Final = 2
 ORDINARY: Final = 3
-"""Values of ``reading``: ``COMPLETE``: the row is complete; ``HASHED``: its key must be hashed, and
-where ids have homes it may have to go home; ``DOUBTFUL``: Python has to read the record;
-``ORDINARY``: an output of another producer, which is only counted."""
+"""Values of ``reading``. ``COMPLETE``: the ledger row is complete; ``HASHED``: Python must hash the
+record's key, and check whether its id has its home elsewhere; ``DOUBTFUL``: Python must read the
+record; ``ORDINARY``: an output of another producer, which is only counted."""
 
 RECORD: Final = ("topic", "partition", "offset", "timestamp_ms", "key", "value", "headers")
-"""Columns of records, as ``topics.ROW_SCHEMA``. A column ``value_hash`` long may be added, for
+"""Columns of records, as in ``topics.ROW_SCHEMA``. A column ``value_hash`` long may be added, for
 values of which only the hash was kept."""
 
 _DIGITS_MAX: Final = 18
 _ODD_IN_NAMES: Final = ("\0", "\N{REPLACEMENT CHARACTER}")
-"""Odd characters: the service's client cuts names at the first; Java puts the second for bytes that
-are not UTF-8."""
+"""Characters in header names that the service and Java read differently: the service's client cuts
+a name at the first; Java puts the second in place of bytes that are not UTF-8."""
 
 
 def exact_number(text: Column, digits_max: int = _DIGITS_MAX) -> Column:
-    """Return the number that digits without leading zeros denote, else null."""
+    """Return a column with the number that a text of up to ``digits_max`` digits without leading
+    zeros denotes, else null.
+    """
     number = text.try_cast("bigint")
     is_exact = number.between(0, 10**digits_max - 1) & (number.cast("string") == text)
     return sf.when(is_exact, number)
 
 
 def content(records: DataFrame, own: Column) -> Column:
-    """Return the hash of key, value and headers: ``rows.content_hash`` as an expression."""
+    """Return a column with the hash of key, value and the headers ``own``, equal to
+    ``rows.content_hash``.
+    """
     hashed = sf.when(sf.col("value").isNotNull(), sf.xxhash64("value"))
     if "value_hash" in records.columns:
         hashed = sf.coalesce(hashed, sf.col("value_hash"))
@@ -45,23 +49,24 @@ def content(records: DataFrame, own: Column) -> Column:
 
 
 def id_hash(record_id: Column) -> Column:
-    """Return the hash of an id, 0 without one: ``rows.id_hash`` as an expression."""
+    """Return a column with the hash of an id, equal to ``rows.id_hash``; 0 where it is null."""
     return sf.when(record_id.isNull(), NO_ID).otherwise(sf.xxhash64(record_id).bitwiseOR(sf.lit(1)))
 
 
 def has_readable_names() -> Column:
-    """Return whether every header name is UTF-8 text as the service's client reads it."""
+    """Return a column: whether the service reads every header name of a record as Java does."""
     joined = sf.array_join("headers.key", "")
     odd = [sf.contains(joined, sf.lit(text)) for text in _ODD_IN_NAMES]
     return ~or_false(odd[0] | odd[1])
 
 
 def row_with(*kept: str, **given: Column) -> list[Column]:
-    """Return the columns of a ledger row.
+    """Return all columns of a ledger row, with the right types and order.
 
     Args:
-        kept: names of columns that are taken unchanged.
-        given: other columns by name; missing ones get the defaults of ``LedgerRow``.
+        kept: names of columns that the input has and that are taken unchanged.
+        given: expressions for other columns, by name; columns in neither get the defaults of
+            ``LedgerRow``.
     """
     usual = LedgerRow(0, 0, SOURCE)._asdict()
     columns = {name: sf.lit(value) for name, value in usual.items()}
@@ -72,7 +77,11 @@ def row_with(*kept: str, **given: Column) -> list[Column]:
 def classified(
     read: DataFrame, *, key: Column, is_doubtful: Column, **columns: Column
 ) -> DataFrame:
-    """Return ledger rows of records that column expressions read, and nulls for other records."""
+    """Return ledger rows of the records that column expressions read, with nulls for other records.
+
+    ``key`` is kept where Python must hash it, and the whole record where ``is_doubtful``;
+    ``columns``: expressions for the ledger's columns.
+    """
     record = sf.struct(*(name for name in (*RECORD, "value_hash") if name in read.columns))
     is_read = sf.col("reading") <= HASHED
     row = row_with(at_ms=sf.col("timestamp_ms"), **columns)

@@ -1,4 +1,4 @@
-"""Objects for rows of the ledger: facts of source records and of outputs that settle them."""
+"""Ledger rows as objects: facts of source records, and of the outputs that settle them."""
 
 from __future__ import annotations
 
@@ -19,44 +19,49 @@ NAMED: Final = 7
 FORWARDED: Final = 8
 ARRIVED: Final = 9
 REMEMBERED: Final = 10
-"""Roles of ledger rows. ``DISCLAIMED`` is a copy or envelope that the service found forged,
-``CONTINUED`` the next occurrence of a schedule, as a row of the user's record, and ``ARRIVED`` an
-envelope with that record that settles another one, or none: these three settle nothing. ``NAMED``
-is a source record that was judged before and may cancel others, ``REMEMBERED`` one that was judged
-before, with the place of its settlement."""
+"""Roles of ledger rows. Source records: ``SOURCE``; ``NAMED``, which an earlier cut judged and
+which may cancel others; ``REMEMBERED``, which an earlier cut judged, with the place of its
+settlement. Outputs that settle: ``DELIVERED``, ``LETTER``, ``OUTCOME``, ``COPIED`` (requeued),
+``FORWARDED`` (sent to its home). Outputs that settle nothing: ``DISCLAIMED``, refused as forged;
+``CONTINUED``, the next occurrence of a schedule; ``ARRIVED``, an envelope that brings the record
+home without settling it."""
 
 SOURCES: Final = frozenset({SOURCE, NAMED, REMEMBERED})
-"""Roles of rows that are source records."""
+"""Roles of ledger rows that are source records."""
 
 SETTLING: Final = frozenset({DELIVERED, LETTER, OUTCOME, COPIED, FORWARDED})
-"""Roles that settle a record."""
+"""Roles of ledger rows that are outputs which settle a record."""
 
 NO_PARTITION: Final = -1
 NO_TIME: Final = -1
 NEVER_MS: Final = 2**62
-"""Time after all others, epoch ms, for what has not happened."""
+"""Time later than all others, epoch ms, for what has not happened."""
 HERE: Final = "#"
-"""Value of ``origin`` for an outcome that names the place of the record that it settles."""
+"""Value of ``origin`` for an outcome that names as its source the very record that it settles."""
 
 
 class SourceFacts(msgspec.Struct, array_like=True, frozen=True):
-    """Facts about a source record that is not plain.
+    """Facts about a source record for which its ledger row has no column.
 
     Attributes:
-        kind: kind of the record, as in ``entry``.
-        record_id: id of the record.
-        origin: ``delay-source`` of its outputs; empty: its own place.
-        base: first offset whose record of the same id cancels it.
-        expires_ms: time of its expiry, epoch ms.
-        code: code of the rule of the contract that it breaks.
-        attempt: number of the attempt of a copy.
-        is_armed: whether its due time is known; false for a cron schedule before its first copy.
-        target: name of its target topic, if the cluster has no such topic.
-        recur: its recurrence, as in a payload; empty: it has one occurrence.
-        is_verified: whether its signature was checked; without that it counts as genuine.
-        acts: kind at home of a record that goes there; for a waiting group, of the last record.
-        first_ms: first timestamp of a record that goes home, epoch ms.
-        group: hash of all records that wait for their home together.
+        kind: kind of the record: ``SCHEDULE``, ``CANCEL``, ``COPY`` (requeued record), ….
+        record_id: id of the record; None: it has none.
+        origin: ``delay-source`` that its outputs must have; empty: its own place.
+        base: first source offset at which its canceller may be; 0: the offset after its own.
+        expires_ms: value of ``delay-expires-at``, epoch ms; None: it does not expire.
+        code: for an invalid record: error code of the rule that it breaks.
+        attempt: for a requeued record: number of the attempt to deliver it.
+        is_armed: whether its due time is known; false for a user's cron schedule, whose first
+            occurrence is a requeued record.
+        target: name of its target topic, if the cluster has no topic of that name.
+        recur: its recurrence, encoded as in a payload; empty: it does not recur.
+        is_verified: whether its signature was verified, or it needs none; otherwise it counts as
+            genuine.
+        acts: for a record that goes to its home: its kind there; of records that wait together, the
+            kind of the last.
+        first_ms: for a record that goes to its home: timestamp with which it was first written,
+            epoch ms.
+        group: hash of the records that wait together to be sent to their home.
     """
 
     kind: int = SCHEDULE
@@ -76,27 +81,31 @@ class SourceFacts(msgspec.Struct, array_like=True, frozen=True):
 
 
 class OutputFacts(msgspec.Struct, array_like=True, frozen=True):
-    """Facts about an output that is not a plain delivery.
+    """Facts about an output for which its ledger row has no column.
 
     Attributes:
-        origin: its ``delay-source``; empty: the place that it settles, or none for an outcome.
+        origin: its ``delay-source``; empty: the place of the record that it settles; for an
+            outcome: it has no such header.
         outcome: for an outcome: the value of ``delay-outcome``.
         code: for a dead letter: the value of ``delay-error``.
-        by: offset of the canceller that it names; -1: none.
+        by: source offset of the canceller that it names; -1: it names no canceller.
         is_bare: whether it is a dead letter without content.
         says_bare: whether that dead letter states that its content is left out.
-        whole_hash: for a dead letter: hash with all headers that the record was written with.
-        target: for a copy or letter: the target topic that it names.
-        target_partition: for a copy: the target partition that it names.
-        record_id: for a copy or letter: the id that it names.
-        expires_ms: for a copy or letter: the expiry that it names, epoch ms.
-        recur: for a copy: its recurrence, as in a payload; empty: it has one occurrence.
-        base: for a copy: first offset whose record of its id cancels it; -1: the copy
-            is in another shard.
-        is_mirror: whether it is a dead letter or outcome in a topic for other records.
-        by_source: place at which the canceller was written before it came home.
-        acts, first_ms, group: for a record that goes home: as in ``SourceFacts``.
-        is_verified: for a copy or envelope: whether its signature was checked.
+        whole_hash: for a dead letter: hash of the content with all headers that the record was
+            written with.
+        target: for a requeued record or dead letter: the target topic that it names.
+        target_partition: for a requeued record: the target partition that it names; negative: none.
+        record_id: for a requeued record or dead letter: the id that it names.
+        expires_ms: for a requeued record or dead letter: its ``delay-expires-at``, epoch ms.
+        recur: for a requeued record: its recurrence, encoded as in a payload; empty: it does not
+            recur.
+        base: for a requeued record: first source offset at which its canceller may be; -1: it is in
+            another shard than the record that it settles.
+        is_mirror: whether it is a dead letter or outcome that another producer has copied to a
+            target topic.
+        by_source: place where the canceller was written before it came to its home.
+        acts, first_ms, group: for a record that goes to its home: as in ``SourceFacts``.
+        is_verified: for a requeued record or envelope: whether its signature was verified.
     """
 
     origin: str = ""
@@ -125,7 +134,7 @@ PLAIN_OUTPUT: Final = OutputFacts()
 
 
 class SourceRow(NamedTuple):
-    """A ledger row of a source record."""
+    """Ledger row of a source record, with its facts unpacked."""
 
     shard: int
     offset: int
@@ -135,16 +144,18 @@ class SourceRow(NamedTuple):
     content: int
     """Hash of the key, value and headers that its output must have."""
     topic: int
-    """Hash of its target topic's name; -1: the cluster has no topic of that name."""
+    """Hash of the name of its target topic; -1: the cluster has no topic of that name."""
     partition: int
     """Target partition that it names; negative: its key chooses the partition."""
     facts: SourceFacts = PLAIN_SOURCE
     key_hash: int = -1
-    """Hash of its output's key, which chooses a partition; -1: it has no key."""
+    """Hash of the key that its output must have, which chooses the partition; -1: no key."""
 
 
 class OutputRow(NamedTuple):
-    """A ledger row of an output, which lies at ``topic``, ``partition``, ``place``."""
+    """Ledger row of an output, with its facts unpacked. Its own place is ``topic`` (hash of the
+    name), ``partition`` and ``place`` (offset).
+    """
 
     role: int
     due_ms: int

@@ -1,10 +1,12 @@
-"""Derives the expected outcomes of the records of one id, in the order of their offsets. Pure.
+"""Derives the expected outcomes of the records of one id, in the order of their offsets. No input
+or output.
 
-A record is cancelled, replaced or fired by its **canceller**: the first user record of its id at or
-after its base (rules 8, 12 and 13 of ``docs/internals/design.md``). Whether the record was settled
-before depends on when H passed the canceller. No topic has that time, but upper bounds of it are
-known: when the canceller's own outcome was written; when a record after it was settled; and, while
-the service is on time, when the canceller was written plus the allowed lag of H.
+A record is cancelled, replaced or fired by its **canceller**: the first user's record of its id at
+or after its base (rules 8, 12 and 13 of ``docs/internals/design.md``). Whether the record was
+settled before depends on the time when H passed the canceller. No topic has that time, but upper
+bounds of it are known: when the canceller's own outcome was written; when a record after it was
+settled; and, while the service is on time, when the canceller was written plus the allowed lag of
+H.
 """
 
 from __future__ import annotations
@@ -18,31 +20,35 @@ from connectors.spark.ledger.kinds import KIND_NAMES, PENDING, SETTLEMENTS, WAIT
 from delayservice.contract.entry import CANCEL, COPY, FIRE, HOMEBOUND, SCHEDULE
 
 ORDER_MS: Final = 1_000
-"""Allowed error of the order of two timestamps of one service, in ms: clocks may step, and a
+"""Largest error of the order of two timestamps of one service, in ms: clocks may step, and a
 transaction takes a moment."""
 ON_TIME_MS: Final = 1_000
-"""Time after its due time, in ms, within which a settlement counts as on time."""
+"""Largest time between due time and settlement at which a record counts as settled on time, in
+ms."""
 NONE: Final = -1
 
 
 class Line(NamedTuple):
-    """One record of an id, and its settlement if that is sound in itself.
+    """One record among those of its id in one shard, and its settlement if that is without errors
+    of its own.
 
     Attributes:
-        offset: offset of the record.
-        kind: kind of the record, as in ``entry``.
-        base: first offset whose record of the id cancels it.
-        key_ms: its key.
+        offset: source offset of the record.
+        kind: kind of the record: ``SCHEDULE``, ``CANCEL``, ``COPY`` (requeued record), ….
+        base: first source offset at which the canceller of the record may be.
+        key_ms: time of the record's key, epoch ms.
         written_ms: time at which the broker appended it, epoch ms.
-        settlement: a name of ``SETTLEMENTS``; empty: not settled, or not judged.
-        at_ms: time at which the settlement was written, epoch ms.
-        by: offset of the canceller that the settlement names; -1: none.
-        copy_base: base of the new copy of a requeued record; -1: it is in another shard.
-        acts: its effect on others of its id: SCHEDULE, CANCEL or FIRE; for a record that waits for
-            its home, the effect that it will have there.
-        source: place at which it was written before it came home; empty: here.
-        by_source: place at which the canceller was written, as the settlement names it.
-        is_home: whether its envelope is at its home, or may be there unseen.
+        settlement: name of its settlement, as in ``SETTLEMENTS``; empty: not settled, or not
+            judged.
+        at_ms: time at which the output that settles it was written, epoch ms.
+        by: source offset of the canceller that the output names; -1: it names no canceller.
+        copy_base: for a record that was requeued: base of the new record; -1: that is in another
+            shard.
+        acts: effect on other records of its id: SCHEDULE, CANCEL or FIRE; for a record that waits
+            to be sent to its home, the effect that it will have there.
+        source: place where it was written before it came to its home; empty: it was written here.
+        by_source: place where the canceller was first written, as the output names it.
+        is_home: whether its envelope is in its home, or may be there without having been read.
     """
 
     offset: int
@@ -61,18 +67,19 @@ class Line(NamedTuple):
 
 
 Wrong: TypeAlias = tuple[int, str]
-"""``(index of the line, reason)`` for a line with a wrong settlement."""
+"""Index of a ``Line`` whose settlement is wrong, and the reason."""
 
 PassedMs: TypeAlias = Callable[[int], int | None]
-"""Function from offset to the earliest known time by which H passed it, epoch ms, or None."""
+"""Function from a source offset to the earliest known time by which H had passed it, epoch ms, or
+None."""
 
 
 class IdHistory:
-    """The history of the records of one id in one shard.
+    """Records of one id in one shard in order, from which follows how each must be settled.
 
     Args:
-        lines: lines in the order of their offsets.
-        known_from: first offset that was read; user records below it are unknown.
+        lines: records of the id, in the order of their offsets.
+        known_from: first source offset that was read; users' records below it are unknown.
     """
 
     def __init__(self, lines: Sequence[Line], known_from: int) -> None:
@@ -82,23 +89,29 @@ class IdHistory:
         self._offsets = [lines[n].offset for n in self._users]
 
     def canceller(self, base: int) -> Line | None:
-        """Return the canceller of a record, by its base; None: the log has none.
+        """Return the first user's record of the id at offset ``base`` or later, which cancels,
+        replaces or fires the record with this base; None: there is none.
 
-        For a base below the first offset that was read, an earlier one may have been missed.
+        If ``base`` is below the first offset that was read, the true canceller may be an unread
+        record.
         """
         at = bisect_left(self._offsets, base)
         return self._lines[self._users[at]] if at < len(self._users) else None
 
     def is_certain(self, base: int) -> bool:
-        """Return whether every offset that may cancel a record with this base was read."""
+        """Return whether all offsets from ``base`` on were read, so that ``canceller`` is
+        certain.
+        """
         return base >= self._known_from
 
     def judge(self, passed_ms: PassedMs, lag_ms: int) -> Iterator[Wrong]:
-        """Yield lines that were settled otherwise than the log demands.
+        """Yield the records that are settled otherwise than the log demands.
 
         Args:
-            passed_ms: times at which H passed offsets, by the settlements of other records.
-            lag_ms: allowed lag of H behind the log while records are delivered on time, in ms.
+            passed_ms: gives times by which H had passed offsets, from the settlements of other
+                records.
+            lag_ms: allowed time, in ms, until H passes a new record while records are delivered on
+                time.
         """
         victims: dict[int, list[int]] = {}
         doubtful: set[int] = set()
@@ -122,7 +135,10 @@ class IdHistory:
     def _wrong_controls(
         self, victims: Mapping[int, Sequence[int]], doubtful: Container[int]
     ) -> Iterator[Wrong]:
-        """Yield cancels and fires whose settlement does not fit what they settled."""
+        """Yield cancels and fires whose outcome does not fit the records that they settled.
+        ``victims``: indexes of these records by the offset of the control record; ``doubtful``:
+        offsets of control records to skip.
+        """
         for at, number in enumerate(self._users):
             line = self._lines[number]
             if line.acts == SCHEDULE or not line.settlement or line.offset in doubtful:
@@ -134,8 +150,8 @@ class IdHistory:
                 yield number, why
 
     def _lost_on_the_way(self) -> Iterator[Wrong]:
-        """Yield records that waited for their home and did not arrive there, although the whole
-        group was sent: it no longer waits, and was neither replaced nor dead-lettered.
+        """Yield records that were requeued to wait for their home and never arrived there, although
+        all that waited with them was sent, and was neither replaced nor dead-lettered.
         """
         waited = [line for line in self._lines if line.kind == WAITING]
         gone = all(line.settlement in ("forwarded", "requeued") for line in waited)
@@ -146,8 +162,8 @@ class IdHistory:
 
 
 def _against_next(line: Line, canceller: Line, passed_ms: PassedMs, lag_ms: int) -> str | None:
-    """Return why the settlement of a waiting copy does not fit the next record of its id, which
-    takes it along or replaces it; None: it fits.
+    """Return why the settlement of a requeued record that waits for its home does not fit the next
+    record of its id, which replaces it or is sent with it; None: it fits.
     """
     if not line.settlement:
         return None
@@ -162,7 +178,9 @@ def _against_next(line: Line, canceller: Line, passed_ms: PassedMs, lag_ms: int)
 
 
 def _other_source(line: Line, canceller: Line) -> str | None:
-    """Return why a settlement names a wrong source of its canceller; None: it is right."""
+    """Return why an output names a wrong place where the canceller was first written; None: it is
+    right.
+    """
     if line.by != canceller.offset or line.by_source == canceller.source:
         return None
     named = f"names {line.by_source}" if line.by_source else "names no other place"
@@ -175,7 +193,9 @@ def _what(canceller: Line) -> str:
 
 
 def _against_canceller(line: Line, canceller: Line, passed_ms: PassedMs, lag_ms: int) -> str | None:
-    """Return why the settlement of a record does not fit its canceller; None: it fits."""
+    """Return why the settlement of a record does not fit its canceller (the record that cancels,
+    replaces or fires it); None: it fits.
+    """
     if not line.settlement:
         return None
     settlement = SETTLEMENTS[line.settlement]
@@ -191,7 +211,9 @@ def _against_canceller(line: Line, canceller: Line, passed_ms: PassedMs, lag_ms:
 
 
 def _ignored(line: Line, canceller: Line, passed_ms: PassedMs, lag_ms: int) -> str | None:
-    """Return why a record could not be settled at its own time any more; None: it could."""
+    """Return why a record was settled at its own time although its canceller was read before; None:
+    it was settled in time, or that is not known.
+    """
     verb = SETTLEMENTS[line.settlement].verb
     what = _what(canceller)
     if canceller.acts == FIRE and line.kind != WAITING and _may_be_fired(line, canceller):
@@ -205,14 +227,18 @@ def _ignored(line: Line, canceller: Line, passed_ms: PassedMs, lag_ms: int) -> s
 
 
 def _may_be_fired(line: Line, fire: Line) -> bool:
-    """Return whether a fire may have led to this settlement, which does not always name it."""
+    """Return whether the record ``fire`` may have caused this settlement: some outputs do not name
+    the fire.
+    """
     if line.settlement == "requeued":
         return line.copy_base in (NONE, fire.offset + 1)
     return line.settlement != "delivered"
 
 
 def _passed_by_ms(line: Line, canceller: Line, passed_ms: PassedMs, lag_ms: int) -> int | None:
-    """Return the earliest instant at which H is known to have passed the canceller, epoch ms."""
+    """Return the earliest time by which H is known to have passed the canceller, epoch ms; None: no
+    time is known.
+    """
     bounds = []
     if canceller.settlement and canceller.kind != SCHEDULE:
         bounds.append(canceller.at_ms)
@@ -227,12 +253,13 @@ def _passed_by_ms(line: Line, canceller: Line, passed_ms: PassedMs, lag_ms: int)
 
 
 def _control(line: Line, victims: Sequence[Line], *, is_complete: bool) -> str | None:
-    """Return why the outcome of a cancel or fire does not fit what it settled; None: it fits.
+    """Return why the outcome of a cancel or fire does not fit the records that it settled; None: it
+    fits.
 
     Args:
         line: the cancel or fire.
-        victims: records whose canceller it is.
-        is_complete: whether the log still holds every record that it may have settled.
+        victims: records that the cancel or fire was to settle.
+        is_complete: whether the log still has every record that it may have settled.
     """
     own = [victim for victim in victims if victim.by == line.offset]
     if SETTLEMENTS[line.settlement].role != OUTCOME or line.settlement == "not_pending":

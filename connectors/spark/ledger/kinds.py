@@ -1,4 +1,6 @@
-"""Kinds of settlements: what each may settle, and its cause. A new kind is one more row here."""
+"""Kinds of settlements (ways in which an output settles a record): what each may settle, and its
+cause. A new kind is one more row here.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +11,14 @@ from connectors.spark.ledger.facts import COPIED, DELIVERED, FORWARDED, LETTER, 
 from delayservice.contract.entry import CANCEL, COPY, FIRE, HOMEBOUND, INVALID, SCHEDULE
 
 WAITING: Final = 100
-"""Kind of a copy that waits for its home, in addition to those of ``entry``."""
+"""Kind of a requeued record that waits until it can be sent to its home, in addition to the kinds
+in ``entry``."""
 
 _DELAYED: Final = frozenset({SCHEDULE, COPY})
 PENDING: Final = _DELAYED | {WAITING}
-"""Kinds that the next record of their id settles."""
+"""Kinds of source records that the next record of their id settles."""
 FOREIGN: Final = frozenset({HOMEBOUND, WAITING})
-"""Kinds of records that have to go home."""
+"""Kinds of source records that must be sent to their home."""
 
 KIND_NAMES: Final[Mapping[int, str]] = {
     SCHEDULE: "a record",
@@ -26,18 +29,18 @@ KIND_NAMES: Final[Mapping[int, str]] = {
     HOMEBOUND: "a record whose id is at home in another partition",
     WAITING: "a copy that waits for its home",
 }
-"""Names of kinds of source records, for use in a sentence."""
+"""Names of kinds of source records, for use within a sentence."""
 
 
 class Settlement(NamedTuple):
-    """One kind of settlement.
+    """Kind of settlement: a way in which an output settles a record.
 
     Attributes:
-        role: role of its ledger rows.
-        of: kinds of source records that it may settle.
-        by: kind of the canceller that must have caused it, for a record or copy; None: the record
-            was due.
-        verb: its verb, for use after "the record was".
+        role: role of the output's ledger rows.
+        of: kinds of source records that may be settled so.
+        by: kind of the canceller that must have caused it, for a user's or requeued record; None:
+            it happens at the due time.
+        verb: past participle, for use after "the record was".
     """
 
     role: int
@@ -59,15 +62,18 @@ SETTLEMENTS: Final[Mapping[str, Settlement]] = {
         OUTCOME, frozenset({CANCEL, FIRE}), None, "given the outcome not_pending"
     ),
 }
-"""Settlements by name. The names of role ``OUTCOME`` are the values of ``delay-outcome``."""
+"""Kinds of settlements by name. Names of those with role ``OUTCOME`` are the values of
+``delay-outcome``."""
 
 OUTCOME_NAMES: Final = ("", *(name for name, s in SETTLEMENTS.items() if s.role == OUTCOME))
-"""Values of ``delay-outcome``; the index of each is the ``kind`` of its ledger row."""
+"""Values of ``delay-outcome``. The index of each is the ``kind`` of its ledger rows."""
 OUTCOME_KINDS: Final = {name: kind for kind, name in enumerate(OUTCOME_NAMES)}
 
 _BY_ROLE: Final = {one.role: name for name, one in SETTLEMENTS.items() if one.role != OUTCOME}
 
 
 def settlement_name(role: int, outcome: str) -> str:
-    """Return the name of a settlement; the outcome itself if it is unknown."""
+    """Return the name of a settlement by role and ``delay-outcome``; the outcome itself if it is
+    unknown.
+    """
     return _BY_ROLE.get(role, outcome)

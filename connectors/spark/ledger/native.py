@@ -1,9 +1,9 @@
-"""Makes ledger rows by column expressions, for nearly all records.
+"""Makes ledger rows with Spark's column expressions, for nearly all records.
 
-A source record is read here if its headers are a time in digits, a target that the cluster has,
-perhaps an id, and headers of its own, or if it is a cancel; a delivery or an outcome, if it has the
-headers that the service always writes. Others are marked, and ``sources`` and ``outputs`` read
-them. Both readers make the same rows (``tests/spark/test_readers.py``).
+A source record is read here if its headers are a time in digits, an existing target, perhaps an id,
+and headers of its own, or if it is a cancel; a delivery or an outcome, if it has the headers that
+the service always writes. All others are marked, and read by ``sources`` and ``outputs`` in Python.
+Both ways make the same rows (``tests/spark/test_readers.py``).
 """
 
 from __future__ import annotations
@@ -52,20 +52,21 @@ _TOLD: Final = (
     names.DELAY_ID,
     names.DELAY_OP,
 )
-"""Service headers with a meaning in records that are read here."""
+"""Headers of the service that have a meaning in records that this module reads."""
 _ID_AND_OP: Final = 2
 
 
 def classified_sources(records: DataFrame, ledger: Ledger) -> DataFrame:
-    """Return rows of source records that column expressions can read, and the others unchanged.
+    """Return ledger rows of those source records that column expressions can read, and the other
+    source records unchanged.
 
     Args:
-        records: ``RECORD``, of delay topics.
-        ledger: parameters to read by.
+        records: records of delay topics, with the columns of ``RECORD``.
+        ledger: contracts and names by which records are read.
 
     Returns:
-        ``LEDGER``, ``reading``, ``key`` where it has to be hashed, and ``record``: the record
-        where Python has to read it.
+        The columns of ``LEDGER``; ``reading`` (``COMPLETE``, ``HASHED`` or ``DOUBTFUL``); ``key``
+        where Python must hash it; ``record``, the whole record where Python must read it.
     """
     since_ms = sf.when(sf.col("is_after"), sf.col("timestamp_ms")).otherwise(0)
     shards = records.sparkSession.createDataFrame(_shards(ledger), _SHARD)
@@ -106,7 +107,9 @@ def classified_sources(records: DataFrame, ledger: Ledger) -> DataFrame:
 
 
 def _kind_of_source(targets: Sequence[str]) -> Column:
-    """Return ``SCHEDULE`` or ``CANCEL`` where column expressions can read the record, else null."""
+    """Return a column with ``SCHEDULE`` or ``CANCEL`` where column expressions can read the source
+    record, else null; ``targets``: allowed target topics.
+    """
     has_id = sf.octet_length("id").between(1, sf.col("id_max"))
     is_read = (sf.col("offset") >= sf.col("first")) & has_readable_names()
     is_schedule = (
@@ -130,9 +133,10 @@ def _kind_of_source(targets: Sequence[str]) -> Column:
 
 
 def _parted(records: DataFrame) -> DataFrame:
-    """Add the values of a schedule's or cancel's headers, and ``own``, its other headers.
+    """Return records with the values of their time, target, id and operation headers as columns,
+    and with ``own``, all other headers of a schedule.
 
-    It uses positions and slices only: a function of each header would be interpreted.
+    It uses positions and slices of arrays only: Spark would interpret a function of each header.
     """
     at = {name: sf.array_position(sf.col("headers.key"), name).cast("int") for name in _TOLD}
     time_at = sf.greatest(at[names.DELAY_AT], at[names.DELAY_AFTER])
@@ -147,7 +151,7 @@ def _parted(records: DataFrame) -> DataFrame:
 
 
 def _own() -> Column:
-    """Return the headers of a schedule without its target, time and id."""
+    """Return a column with the headers of a schedule other than its target, time and id."""
     count = sf.size("headers")
     target_at, time_at, id_at = (sf.col(f"{name}_at") for name in ("target", "time", "id"))
     last_at = sf.when(id_at > 0, id_at).otherwise(count + 1)
@@ -180,11 +184,12 @@ _SHARD: Final = (
     "shard long, first long, surely_ms long, min_ms long, max_ms long, id_max int, "
     "has_controls boolean, has_homes boolean"
 )
-"""Limits for records of a shard, from the first offset of its newest contract on."""
+"""Columns with limits for the records of a shard that its newest contract applies to: from the
+source offset ``first`` on."""
 
 
 def _shards(ledger: Ledger) -> list[tuple[int, int, int, int, int, int, bool, bool]]:
-    """Return rows of ``_SHARD``, without level topics, whose records Python reads."""
+    """Return rows of ``_SHARD``, without shards of level topics, whose records Python reads."""
     newest = {shard: ledger.contracts[place].entries() for place, shard in ledger.shards.items()}
     return [
         (shard, entries[-1][0] if len(entries) > 1 else 0, *_bounds(entries[-1][1]))
@@ -194,8 +199,9 @@ def _shards(ledger: Ledger) -> list[tuple[int, int, int, int, int, int, bool, bo
 
 
 def _bounds(contract: Contract) -> tuple[int, int, int, int, bool, bool]:
-    """Return the lowest number that is not taken for seconds, the least and longest delay of a
-    record that is not rolled, the longest id, and whether there are controls and homes.
+    """Return limits from a contract: the lowest number that is not taken for seconds, the least and
+    longest delay (ms) of a record that is not rolled, the longest id in bytes, and whether there
+    are control records and homes.
     """
     readings = UNIT_READINGS if contract.version >= UNITS_VERSION else FIRST_READINGS
     least_ms = -DUE_STOP_MS if contract.past_due == PAST_DUE_DELIVER else 0
@@ -207,7 +213,9 @@ def _bounds(contract: Contract) -> tuple[int, int, int, int, bool, bool]:
 
 
 def _allowed(ledger: Ledger) -> list[str]:
-    """Return the topics of the cluster that every newest contract allows as targets."""
+    """Return the topics of the cluster that the newest contract of every shard allows as
+    targets.
+    """
     rules = {
         (topic, ledger.contracts[topic, number].entries()[-1][1]) for topic, number in ledger.shards
     }
@@ -216,7 +224,9 @@ def _allowed(ledger: Ledger) -> list[str]:
 
 
 def classified_deliveries(records: DataFrame, ledger: Ledger) -> DataFrame:
-    """Return rows of plain deliveries, and the others unchanged, as ``classified_sources`` does."""
+    """Return ledger rows of those deliveries that column expressions can read, and the other
+    records unchanged; parameters and columns as for ``classified_sources``.
+    """
     has_id = sf.get("headers.key", sf.size("headers") - 1) == names.DELAY_ID
     read = records.withColumn("tail", sf.when(or_false(has_id), 4).otherwise(3))
     due, source, settles = (
@@ -260,7 +270,9 @@ def classified_deliveries(records: DataFrame, ledger: Ledger) -> DataFrame:
 
 
 def classified_outcomes(records: DataFrame, ledger: Ledger) -> DataFrame:
-    """Return rows of outcomes, and the others unchanged, as ``classified_sources`` does."""
+    """Return ledger rows of those outcomes that column expressions can read, and the other records
+    unchanged; parameters and columns as for ``classified_sources``.
+    """
     told = {
         name: sf.get("headers", sf.array_position(sf.col("headers.key"), name).cast("int") - 1)
         for name in _OF_OUTCOME
@@ -309,7 +321,7 @@ _OF_OUTCOME: Final = (
     names.DELAY_DUE_AT,
     names.DELAY_SETTLED_BY,
 )
-"""Headers of an outcome that is read here; Python reads outcomes with others."""
+"""Headers of the outcomes that are read here; Python reads outcomes with any other header."""
 
 
 def _place_of_output() -> dict[str, Column]:

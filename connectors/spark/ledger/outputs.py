@@ -1,6 +1,6 @@
 """Makes ledger rows of outputs in Python: of deliveries, dead letters and outcomes.
 
-``native`` makes the rows of plain deliveries; this module reads the others.
+``native`` makes the rows of usual deliveries and outcomes; this module reads all other outputs.
 """
 
 from __future__ import annotations
@@ -58,17 +58,19 @@ _PLACE: Final = re.compile(_SHARD.pattern + rb":\d{1,19}(?:#\d{1,19})?")
 _SERVICE: Final = names.OUTPUT | {names.DELAY_ID}
 _LETTER_ONLY: Final = names.DELAY_ERROR
 _LEFT_OUT: Final = b" are left out, "
-"""Part of the detail of a dead letter whose content was left out."""
+"""Part of the detail text of a dead letter whose content was left out."""
 
 
 @dataclass(frozen=True, slots=True)
 class OutputRows:
-    """Maker of rows of the records outside delay topics; it is sent to the executors."""
+    """Maker of ledger rows of records outside delay topics; Spark sends it to the executors."""
 
     ledger: Ledger
 
     def of(self, batches: Iterable[pa.RecordBatch]) -> Iterable[pa.RecordBatch]:
-        """Yield ledger rows of outputs that settle records, and rows that count the others."""
+        """Yield ledger rows of outputs that settle records, and rows with the number of other
+        outputs.
+        """
         with without_collector():
             for batch in batches:
                 for run in runs(batch):
@@ -76,7 +78,7 @@ class OutputRows:
 
 
 class _Outputs:
-    """Reader of one partition's outputs, whose claims any producer may have written."""
+    """Reader of the outputs in one batch of one partition. Any producer may have written them."""
 
     def __init__(self, ledger: Ledger, run: PartitionBatch) -> None:
         self._ledger = ledger
@@ -141,8 +143,9 @@ class _Outputs:
             yield from self._disclaimed(shard, offset, content)
 
     def _is_simple(self, facts: OutputFacts, *, is_here: bool) -> bool:
-        """Return whether the columns of a row hold all facts. That is so for a delivery that no
-        fire caused, and for an outcome that names its canceller or, for a control, its own place.
+        """Return whether the columns of a row hold all facts of an output: of a delivery that no
+        fire caused, or of an outcome that names its canceller or, for a control record, its own
+        place.
         """
         if facts != OutputFacts(facts.origin, outcome=facts.outcome, by=facts.by):
             return False
@@ -152,7 +155,9 @@ class _Outputs:
         return self._role == DELIVERED and facts.by < 0 and is_here
 
     def _of_foreign(self, row: Row, place: Place, counts: Counter[int]) -> Iterator[LedgerRow]:
-        """Yield a finding about an output of a shard that is not judged, or count it."""
+        """Yield a finding if an output names a partition that does not exist; count an output of a
+        shard that is not judged.
+        """
         topic, partition = place
         count = self._ledger.partitions.get(topic)
         if count is None or partition < count:
@@ -162,7 +167,9 @@ class _Outputs:
             yield self._note(row, NOWHERE, f"{why} partition")
 
     def _note(self, row: Row, what: int, why: str) -> LedgerRow:
-        """Return a row with a remark on the output itself."""
+        """Return a row of ``NO_SHARD`` with a finding about the output itself; ``what``:
+        ``MALFORMED`` or ``NOWHERE``, ``why``: its text.
+        """
         return LedgerRow(
             NO_SHARD,
             what,
@@ -175,7 +182,9 @@ class _Outputs:
         )
 
     def _place_of(self, told: Mapping[str, bytes | None]) -> Place | None:
-        """Return the shard whose offset ``delay-settles`` is; None: it can't be read."""
+        """Return topic and partition of the shard in which ``delay-settles`` is an offset; None:
+        the headers don't tell it.
+        """
         named = told.get(names.DELAY_SHARD)
         pattern = _PLACE if named is None else _SHARD
         text = named if named is not None else told.get(names.DELAY_SOURCE)
@@ -185,7 +194,9 @@ class _Outputs:
     def _facts(
         self, told: Mapping[str, bytes | None], content: Original
     ) -> tuple[int, int, OutputFacts]:
-        """Return due time, hash of the content, and the other facts of an output."""
+        """Return the due time (epoch ms), the hash of the content, and the other facts of an
+        output.
+        """
         key, value, headers = content
         origin = _text(told, names.DELAY_SOURCE)
         due_ms = _number(told, names.DELAY_DUE_AT)
@@ -217,8 +228,8 @@ class _Outputs:
         return _number(asked, names.DELAY_AT), content_hash(key, value, own), facts
 
     def _disclaimed(self, shard: int, offset: int, content: Original) -> Iterator[LedgerRow]:
-        """Yield the claims of the copy or envelope at ``offset`` as disclaimed: the service found
-        it forged, so they do not count.
+        """Yield ``DISCLAIMED`` rows for what a forged requeued record or envelope at ``offset``
+        states: the service refused it, so its statements do not count.
         """
         key, value, headers = content
         place = next(place for place, number in self._ledger.shards.items() if number == shard)
@@ -228,13 +239,17 @@ class _Outputs:
 
 
 def _own(headers: Headers) -> Headers:
-    """Return the headers of a delivery without the service's, which are the last of each name."""
+    """Return the headers of a delivery without the service's own. Where a name of the service's
+    occurs several times, its last header is the service's.
+    """
     last = {name: at for at, (name, _) in enumerate(headers) if name in _SERVICE}
     return [header for at, header in enumerate(headers) if last.get(header[0]) != at]
 
 
 def _written(headers: Headers) -> Headers:
-    """Return a dead letter's headers as its record had them, without those about the error."""
+    """Return the headers that the record of a dead letter had, without those that the service added
+    about the error.
+    """
     last = max((n for n, (name, _) in enumerate(headers) if name == _LETTER_ONLY), default=None)
     return headers[:last]
 
@@ -244,14 +259,17 @@ def _text(told: Mapping[str, bytes | None], name: str) -> str:
 
 
 def _number(told: Mapping[str, bytes | None], name: str) -> int:
-    """Return a header as a number that fits into 64 bits, or -1 if it is no such number."""
+    """Return the number in a header, or -1 if the header is missing or has no digits that fit into
+    64 bits.
+    """
     text = told.get(name)
     return int(text) if text is not None and _COUNT.fullmatch(text) else -1
 
 
 def _is_mirror(headers: Headers, told: Mapping[str, bytes | None]) -> bool:
-    """Return whether this is a dead letter or an outcome in a target topic, where another producer
-    copied it. Users' headers may be named ``delay-outcome``, so its position counts.
+    """Return whether this record of a target topic is a dead letter or outcome that another
+    producer has copied there. Users' headers may be named ``delay-outcome``, so the position
+    counts.
     """
     is_outcome = headers[0][0] == names.DELAY_OUTCOME and names.DELAY_SHARD in told
     return is_outcome or names.DELAY_ERROR in told

@@ -1,9 +1,9 @@
-"""Defines the ledger: narrow rows of source records and of the outputs that settle them.
+"""Defines the ledger: short rows of source records and of the outputs that settle them.
 
-A plain record consists of numbers only, with its content as a hash; further facts of other records
-are packed in ``more`` (``SourceFacts`` or ``OutputFacts``). Rows of one delay record have the same
-``shard`` and ``offset``. ``native`` makes nearly all rows by column expressions, ``sources`` and
-``outputs`` the others in Python.
+A row of a usual record consists of numbers, with the content as a hash; further facts of other
+records are packed in ``more`` (``SourceFacts`` or ``OutputFacts``). A source record and its outputs
+have the same ``shard`` and ``offset``. ``native`` makes nearly all rows by column expressions,
+``sources`` and ``outputs`` the others in Python.
 """
 
 from __future__ import annotations
@@ -47,32 +47,32 @@ TYPES: Final = {
 }
 
 LEDGER: Final = ", ".join(f"{name} {kind}" for name, kind in TYPES.items())
-"""Columns of the ledger, for Spark.
+"""Columns of the ledger, as a Spark schema.
 
 ========== ====================================== ==============================================
-column     of a source record                     of what settles it
+column     of a source record                     of an output that settles a record
 ========== ====================================== ==============================================
-shard      hash of ``topic:partition``            of the record that it settles
-offset     its own                                of the record that it settles
-role       ``SOURCE``                             another of ``facts``'s roles
-kind       as ``entry`` counts them               of an outcome: index in ``OUTCOME_NAMES``
-key_ms     its key                                0
-due_ms     by the contract                        as it states; -1: not stated
-at_ms      when the broker appended it            when the broker appended it
-content    hash that the output must have         hash of key, value and own headers
-topic      hash of its target topic; -1: unknown  hash of the topic that it is in
-partition  of the target; -1: by key              that it is in
-place      0                                      its own offset
-key_hash   of the key that its output has         of the key; -1: it has none
-by         -1                                     of an outcome: the canceller; -1: none
-id_hash    of its id; 0: it has none              of the id that it names; 0: none
-id         its id; null: it has none              null
+shard      hash of ``topic:partition``            hash of the settled record's shard
+offset     offset of the record                   offset of the settled record
+role       ``SOURCE``                             another role of ``facts``
+kind       kind of ``contract.entry``             for an outcome: index in ``OUTCOME_NAMES``
+key_ms     time of its key, epoch ms              0
+due_ms     due time by the contract, epoch ms     due time that it states; -1: not stated
+at_ms      when the broker appended it, epoch ms  when the broker appended it, epoch ms
+content    hash that the output must have         hash of key, value and the user's headers
+topic      hash of its target topic; -1: unknown  hash of the topic that the output is in
+partition  target partition; -1: by key           partition that the output is in
+place      0                                      offset of the output
+key_hash   hash of the key of its output          hash of its key; -1: it has no key
+by         -1                                     for an outcome: canceller's offset; -1: none
+id_hash    hash of its id; 0: it has no id        hash of the id that it names; 0: none
+id         its id; null: it has no id             null
 more       further facts; null: none              further facts; null: none
 ========== ====================================== ==============================================
 
 For a ``REMEMBERED`` record, ``kind`` is the role of its settlement (or a negative number, as in
-``audit.verdicts``), and ``at_ms``, ``topic``, ``partition`` and ``place`` are the settlement's time
-and place; ``due_ms`` is the number of the cut at which it was judged.
+``audit.verdicts``), and ``at_ms``, ``topic``, ``partition`` and ``place`` are the time and place of
+its settlement; ``due_ms`` is the number of the cut at which it was judged.
 
 Rows of ``NO_SHARD`` only count outputs that settle nothing: ``offset`` is their kind, ``place``
 their number. Rows of ``MALFORMED`` and ``NOWHERE`` have the output's place; ``more`` is the error.
@@ -87,14 +87,15 @@ UNMARKED: Final = 0
 FOREIGN: Final = 1
 MALFORMED: Final = 2
 NOWHERE: Final = 3
-"""Values of ``offset`` in rows of ``NO_SHARD``: records of other producers; outputs of shards that
-are not judged; outputs whose headers can't be read; outputs of partitions that do not exist."""
+"""Values of ``offset`` in rows of ``NO_SHARD``. ``UNMARKED``: records of other producers;
+``FOREIGN``: outputs of shards that are not judged; ``MALFORMED``: outputs whose headers can't be
+read; ``NOWHERE``: outputs that name a partition that does not exist."""
 COUNTED: Final = ("ordinary", "foreign")
-"""Names of the counts in rows of ``UNMARKED`` and ``FOREIGN``, in this order."""
+"""Names of the counts that rows of ``UNMARKED`` and ``FOREIGN`` add to, in this order."""
 
 
 class LedgerRow(NamedTuple):
-    """A row of the ledger; ``LEDGER`` describes the columns."""
+    """Row of the ledger, for a source record or an output; ``LEDGER`` describes the columns."""
 
     shard: int
     offset: int
@@ -115,10 +116,10 @@ class LedgerRow(NamedTuple):
 
 
 _ORIGIN: Final = re.compile(r"(.+):(\d{1,9}):(\d{1,18})(?:#\d{1,18})?", re.ASCII)
-"""Pattern of ``delay-source``: topic, partition, offset."""
+"""Pattern of ``delay-source``: topic, partition and offset, perhaps with an occurrence number."""
 
 pack: Final = msgspec.msgpack.Encoder().encode
-"""Encoder of facts to bytes."""
+"""Function that encodes facts as MessagePack."""
 
 _hash: Final = xxhash.xxh64_intdigest
 _SEED: Final = 42
@@ -129,15 +130,15 @@ _signed_long: Final = struct.Struct("<q").pack
 
 @dataclass(frozen=True, slots=True)
 class Ledger:
-    """Parameters by which executors make rows; sent to them.
+    """Names and contracts by which executors make ledger rows; Spark sends it to them.
 
     Attributes:
-        shards: hashes of the shards that are judged, by place.
-        topics: hashes of all topics of the cluster, by name.
-        contracts: contracts by which the records of each judged shard are read.
+        shards: hash of each shard that is judged, by topic and partition.
+        topics: hash of each topic of the cluster, by name.
+        contracts: contracts by which records are read, by topic and partition of the judged shards.
         partitions: number of partitions of each delay topic.
-        roles: roles of outputs, by the topic that they are in; elsewhere ``DELIVERED``.
-        secrets: the cluster's secrets, or none.
+        roles: role of outputs by the name of their topic; in other topics ``DELIVERED``.
+        secrets: cluster secrets to check signatures with, or none.
     """
 
     shards: Mapping[Place, int]
@@ -149,7 +150,7 @@ class Ledger:
 
     @classmethod
     def of(cls, cut: Cut, secrets: Sequence[bytes] = ()) -> Ledger:
-        """Return the parameters for the shards of a cut."""
+        """Return the names and contracts for the shards of a cut."""
         shards = {shard.place: shard for shard in cut.shards}
         return cls(
             shards={place: name_hash(shard.name) for place, shard in shards.items()},
@@ -161,7 +162,9 @@ class Ledger:
         )
 
     def shard_of(self, origin: str) -> tuple[int | None, int]:
-        """Return shard and offset of a record, by its ``delay-source``; None: it is not judged."""
+        """Return the hash of the shard and the offset that a ``delay-source`` names; the hash is
+        None if the shard is not judged.
+        """
         match = _ORIGIN.fullmatch(origin)
         if match is None:
             return None, 0
@@ -169,25 +172,32 @@ class Ledger:
 
 
 def group_hash(group: Group) -> int:
-    """Return a hash of all records that wait together, as a signed number of 64 bits."""
+    """Return a hash of records that wait together to be sent to their home, as a signed number of
+    64 bits.
+    """
     return _signed(_hash(pack(group), _SEED))
 
 
 def name_hash(name: str) -> int:
-    """Return the hash that stands for a topic, or a shard (``topic:partition``), in the ledger."""
+    """Return the hash that stands for a topic or for a shard (``topic:partition``) in the ledger,
+    as a signed number of 64 bits.
+    """
     return _signed(_hash(name.encode(), _SEED))
 
 
 def id_hash(record_id: bytes | None) -> int:
-    """Return the hash of an id; ``NO_ID`` without one, and only then."""
+    """Return the hash of an id as a signed number of 64 bits; ``NO_ID`` for None, and never for an
+    id.
+    """
     return NO_ID if record_id is None else _signed(_hash(record_id, _SEED) | 1)
 
 
 def content_hash(key: bytes | None, value: bytes | None, headers: Headers) -> int:
-    """Return 64 bits that are equal for equal key, value and headers.
+    """Return a hash of key, value and headers of a record, as a signed number of 64 bits.
 
-    Source: ``native.content``, which computes the same by column expressions: Spark's ``xxhash64``
-    of several columns is XXH64 of each, with the hash of those before as its seed.
+    Source: ``expressions.content``, which computes the same by column expressions: Spark's
+    ``xxhash64`` of several columns is XXH64 of each, with the hash of the columns before as its
+    seed.
     """
     hashed = _hash(_ABSENT[key is None], _SEED)
     if key is not None:
@@ -203,7 +213,9 @@ def content_hash(key: bytes | None, value: bytes | None, headers: Headers) -> in
 
 
 def value_hash(value: bytes) -> bytes:
-    """Return the hash of a value by Spark's ``xxhash64``: eight bytes, little-endian."""
+    """Return the hash of a value as Spark's ``xxhash64`` computes it: eight bytes,
+    little-endian.
+    """
     return _signed_long(_signed(_hash(value, _SEED)))
 
 
@@ -212,5 +224,5 @@ def _signed(hashed: int) -> int:
 
 
 def batch_of(rows: Iterable[Sequence[Any]]) -> pa.RecordBatch:
-    """Return rows of the ledger as a batch."""
+    """Return ledger rows as an Arrow record batch."""
     return arrow.batch_of(rows, SCHEMA)

@@ -1,6 +1,6 @@
-"""Makes ledger rows of source records, and of the copies among them, in Python.
+"""Makes ledger rows of source records in Python, and of the records that requeued records settle.
 
-``native`` makes the rows of plain records; this module reads the others as the service does.
+``native`` makes the rows of usual records; this module reads all others as the service does.
 """
 
 from __future__ import annotations
@@ -41,17 +41,20 @@ from delayservice.contract.names import DELAY_COPY, DELAY_HOME
 from delayservice.contract.recurrence import recurrence_of
 
 _CODE_AND_DETAIL: Final = 2
-"""Number of parts of a refusal; records that came home have more, the last being their source."""
+"""Number of parts of a refusal of a record. For a record that came to its home there are more
+parts, the last being the place where it was written."""
 
 
 @dataclass(frozen=True, slots=True)
 class SourceRows:
-    """Maker of rows of the records of delay topics; it is sent to the executors."""
+    """Maker of ledger rows of the records of delay topics; Spark sends it to the executors."""
 
     ledger: Ledger
 
     def of(self, batches: Iterable[pa.RecordBatch]) -> Iterable[pa.RecordBatch]:
-        """Yield rows of records and of what copies settle, for batches of ``topics.ROW_SCHEMA``."""
+        """Yield ledger rows of records, and of the records that requeued records and envelopes
+        among them settle. ``batches``: records with the columns of ``topics.ROW_SCHEMA``.
+        """
         reading = {
             place: ShardReader(*place, contracts, self.ledger.secrets)
             for place, contracts in self.ledger.contracts.items()
@@ -130,7 +133,9 @@ class SourceRows:
 
 
 def _is_simple(entry: Entry, topic: int) -> bool:
-    """Return whether the columns hold all facts: for a schedule to a known topic, or a control."""
+    """Return whether the columns of a ledger row hold all facts of a decoded record: a schedule for
+    a known topic, or a control record. ``topic``: hash of the target, negative if unknown.
+    """
     _, kind, _, record_id, payload, extra = entry
     if kind == SCHEDULE:
         return topic >= 0 and payload[6] in (None, (record_id, None, 1, None))
@@ -152,7 +157,7 @@ def _waiting_facts(entry: Entry, group: Group, *, is_verified: bool) -> SourceFa
 
 
 def _is_claimed(row: Row) -> bool:
-    """Return whether a record has the header of a copy or an envelope."""
+    """Return whether a record has a header that marks a requeued record or an envelope."""
     return any(name in (DELAY_COPY, DELAY_HOME) for name, _ in row[4] or ())
 
 
@@ -161,13 +166,17 @@ def _text(source: bytes) -> str:
 
 
 def _waiting(entry: Entry, topic: str) -> Group | None:
-    """Return the group that waits for its home in a copy, whose target is its own delay topic."""
+    """Return the records that wait in a requeued record until they are sent to their home; its
+    target is then the delay topic itself. None: it is another record.
+    """
     _, kind, _, _, payload, _ = entry
     return waiting(payload) if kind == COPY and payload[0] == topic else None
 
 
 def _described(entry: Entry, topic: str) -> Payload:
-    """Return the payload of an entry; only its content if the entry asks for no delivery."""
+    """Return the payload of a decoded record; for a record that asks for no delivery, one with its
+    key, value and headers only.
+    """
     _, kind, _, record_id, payload, extra = entry
     if kind == HOMEBOUND:
         acts, first_ms, home = extra

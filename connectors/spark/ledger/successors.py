@@ -1,4 +1,6 @@
-"""Checks occurrences of recurring schedules against their records. Pure."""
+"""Checks occurrences of recurring schedules against the records that began them. No input or
+output.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +13,12 @@ _FIRST = 1
 
 
 def same_recurrence(held: bytes, copied: bytes) -> bool:
-    """Return whether a copy has the recurrence of its record, or is the first copy, and so the
-    first occurrence, of a cron schedule.
+    """Return whether a requeued record has the recurrence of the record that it was made of. The
+    first occurrence of a cron schedule has it too, although it adds the number 1.
 
     Args:
-        held: recurrence of the record, as in a payload; empty: none.
-        copied: recurrence of the copy, as in a payload; empty: none.
+        held: recurrence of the original record, encoded as in a payload; empty: no recurrence.
+        copied: recurrence of the requeued record, encoded as in a payload; empty: no recurrence.
     """
     if held == copied or not held or not copied:
         return held == copied
@@ -25,11 +27,12 @@ def same_recurrence(held: bytes, copied: bytes) -> bool:
 
 
 def against_origin(source: SourceRow, output: OutputRow) -> str | None:
-    """Return why an occurrence does not match the record that it names; None: it does.
+    """Return why an occurrence does not match the record with which its schedule began; None: it
+    matches.
 
     Args:
-        source: the user's record, with which the schedule began.
-        output: the occurrence, of role ``CONTINUED``.
+        source: the user's record with which the schedule began.
+        output: the occurrence, a ledger row of role ``CONTINUED``.
     """
     facts, told = source.facts, output.facts
     _, is_numbered, number = told.origin.partition("#")

@@ -1,4 +1,4 @@
-"""Reads in Python the records that column expressions could not finish."""
+"""Makes in Python the ledger rows that column expressions could not complete."""
 
 from __future__ import annotations
 
@@ -22,20 +22,22 @@ Batches: TypeAlias = Iterable[pa.RecordBatch]
 
 
 def ledger_of(classified: DataFrame, ledger: Ledger, *, of_sources: bool) -> DataFrame:
-    """Return rows of ``LEDGER`` for records that were classified.
+    """Return ledger rows, with the columns of ``LEDGER``, for all records that were classified.
 
     Args:
         classified: result of ``classified_sources``, ``classified_deliveries`` or
-            ``classified_outcomes``. It is read twice: write or persist it unless that is cheap.
-        ledger: parameters to read by.
-        of_sources: whether they are source records.
+            ``classified_outcomes``. It is read twice: persist or write it unless reading is fast.
+        ledger: contracts and names by which records are read.
+        of_sources: whether the records are source records; otherwise outputs.
     """
     complete = classified.where(sf.col("reading") == COMPLETE).select(*COLUMNS)
     return complete.unionByName(read_in_python(classified, ledger, of_sources=of_sources))
 
 
 def read_in_python(classified: DataFrame, ledger: Ledger, *, of_sources: bool) -> DataFrame:
-    """Return rows of ``LEDGER`` for the records that column expressions could not finish."""
+    """Return ledger rows for those classified records that column expressions could not complete;
+    ``of_sources``: whether they are source records.
+    """
     read = (SourceRows(ledger) if of_sources else OutputRows(ledger)).of
     rest = classified.where(sf.col("reading").isin(HASHED, DOUBTFUL))
     return rest.select(*COLUMNS, "key", "reading", "record").mapInArrow(
@@ -44,11 +46,12 @@ def read_in_python(classified: DataFrame, ledger: Ledger, *, of_sources: bool) -
 
 
 class _Rest:
-    """Function that finishes rows in Python; it is sent to the executors.
+    """Function that completes ledger rows in Python; Spark sends it to the executors.
 
     Args:
-        read: reads whole records.
-        homes: partition of each shard, and number of partitions in which ids have homes.
+        read: function that makes ledger rows from whole records.
+        homes: by hash of the shard: its partition, and the number of partitions over which ids have
+            their homes.
     """
 
     def __init__(
@@ -58,8 +61,8 @@ class _Rest:
         self._homes = homes
 
     def rows(self, batches: Batches) -> Iterator[pa.RecordBatch]:
-        """Yield rows of ``LEDGER`` from batches that have ``key``, ``reading`` and ``record``
-        besides.
+        """Yield batches of ledger rows, from batches that have the columns ``key``, ``reading`` and
+        ``record`` too.
         """
         for batch in batches:
             is_hashed = pc.equal(batch.column("reading"), HASHED)
@@ -73,7 +76,9 @@ class _Rest:
             yield from self._read(_records(batch.filter(is_doubtful)))
 
     def _is_away(self, batch: pa.RecordBatch) -> pa.Array:
-        """Return for each record whether its id is at home in another partition."""
+        """Return for each row whether the home of its id is another partition, as an Arrow
+        array.
+        """
         ids, shards = (batch.column(name).to_pylist() for name in ("id", "shard"))
         return pa.array(map(self._is_foreign, ids, shards))
 
@@ -85,7 +90,9 @@ class _Rest:
 
 
 def _records(batch: pa.RecordBatch) -> list[pa.RecordBatch]:
-    """Return the records in the column ``record`` as batches; an empty list if there are none."""
+    """Return the whole records in the column ``record`` as batches; an empty list if there are no
+    rows.
+    """
     if not batch.num_rows:
         return []
     return [pa.RecordBatch.from_struct_array(batch.column("record"))]

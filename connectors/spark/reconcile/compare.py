@@ -1,4 +1,4 @@
-"""Compares copies with the log, record by record: data frames in, findings out.
+"""Compares copies with the log, record by record: takes data frames, returns findings.
 
 It is a library for notebooks as well as for ``reconcile``, and works on the session of its data
 frames, Spark Connect included. ``docs/reconcile.md`` describes the findings.
@@ -14,23 +14,24 @@ from pyspark.sql import functions as sf
 from delayservice.replicas.digest import SLOT_MS
 
 FINDINGS_VERSION: Final = 2
-"""Version of ``FINDING``."""
+"""Version of the format ``FINDING``."""
 
 FINDING: Final = (
     "kind string, node string, topic string, partition int, slot_start_ms bigint, "
     "slot_stop_ms bigint, offset bigint, key_ms bigint, detail string"
 )
 OF_RECORDS: Final = ("missing", "extra", "different")
-"""Kinds of findings that ``compare`` makes."""
+"""Kinds of findings about single records, which ``compare`` makes."""
 
 HELD: Final = (
     "node string, topic string, partition int, key_ms bigint, offset bigint, payload_hash bigint"
 )
-"""Columns of a pending record of a copy; ``payload_hash`` as in ``stored.DDL``."""
+"""Columns of a pending record in a copy; ``payload_hash`` as in ``stored.DDL``."""
 LOGGED: Final = "topic string, partition int, key_ms bigint, offset bigint, payload_hash bigint"
-"""Columns of a record that is pending according to the log."""
+"""Columns of a record that is pending by the log."""
 COPIES: Final = "node string, topic string, partition int, log_start bigint"
-"""Columns of a copy; records below ``log_start``, the start of its log, can't be judged."""
+"""Columns of a copy to compare. Its records below ``log_start``, the first offset of the shard's
+log, can't be judged."""
 
 SHARD: Final = ["topic", "partition"]
 COPY: Final = ["node", *SHARD]
@@ -46,16 +47,18 @@ _DETAIL: Final = {
 
 
 def compare(held: DataFrame, logged: DataFrame, copies: DataFrame) -> DataFrame:
-    """Return the records that copies hold otherwise than the log.
+    """Return a finding for each record that is only in a copy, only in the log, or not the same in
+    both.
 
     Args:
-        held: ``HELD``, of all copies at one cursor: offsets below H with keys above K, without
-            records that an offset below H cancels.
-        logged: ``LOGGED``, at the same cursor.
-        copies: ``COPIES`` to compare, each once. With ``slot_start_ms``, those slots only.
+        held: records of all copies, columns ``HELD``, pending at one cursor: offsets below H with
+            keys above K, without records that an offset below H cancels.
+        logged: records that are pending by the log at the same cursor, columns ``LOGGED``.
+        copies: copies to compare, columns ``COPIES``, each once. With a column ``slot_start_ms``,
+            only those slots are compared.
 
     Returns:
-        ``FINDING``.
+        Columns of ``FINDING``.
     """
     scope = [name for name in PLACE if name in copies.columns]
     ours = logged.transform(with_slot).join(copies, [name for name in scope if name != "node"])
@@ -76,12 +79,16 @@ def compare(held: DataFrame, logged: DataFrame, copies: DataFrame) -> DataFrame:
 
 
 def with_slot(records: DataFrame) -> DataFrame:
-    """Return records with the column ``slot_start_ms``, the start of the minute of their key."""
+    """Return records with the column ``slot_start_ms``, the start of the minute of their key, epoch
+    ms.
+    """
     return records.withColumn("slot_start_ms", sf.col("key_ms") - sf.col("key_ms") % SLOT_MS)
 
 
 def as_findings(slots: DataFrame) -> DataFrame:
-    """Return rows with a ``kind``, ``PLACE`` and a ``detail`` as ``FINDING``."""
+    """Return rows that have ``kind``, ``detail`` and the columns of ``PLACE`` with all columns of
+    ``FINDING``, null where unknown.
+    """
     unknown = sf.lit(None).cast("bigint")
     told = {"slot_stop_ms": sf.col("slot_start_ms") + SLOT_MS, "offset": unknown, "key_ms": unknown}
     told |= {name: sf.col(name) for name in slots.columns}
@@ -89,7 +96,7 @@ def as_findings(slots: DataFrame) -> DataFrame:
 
 
 def names_of(ddl: str) -> list[str]:
-    """Return the names of the columns of a schema."""
+    """Return the names of the columns of a DDL."""
     return [column.split()[0] for column in ddl.split(", ")]
 
 

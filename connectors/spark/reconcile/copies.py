@@ -1,7 +1,7 @@
-"""Reads the nodes' copies, from their digests or from their disks.
+"""Reads the nodes' copies, from their digests (``Live``) or from their disks (``OnDisk``).
 
-Both sources give what is compared and at which cursor, the sums of slots as ``digest_rows.SUMS``,
-and the single records of wrong slots.
+Both give what is compared and at which cursor, the sums of slots as ``digest_rows.SUMS``, and the
+single records of wrong slots.
 """
 
 from __future__ import annotations
@@ -34,14 +34,15 @@ _FOUND: Final = (
     "payload_hash bigint, damage string, slot_start_ms bigint, slot_stop_ms bigint, "
     "first_offset bigint, stop_offset bigint"
 )
-"""Columns that are kept of a record on a disk."""
+"""Columns of a record on a disk that are stored for the comparison."""
 
 _HOURS_PER_TASK: Final = 24
-"""Number of hours that a task reads: a task costs some milliseconds, and most hours are small."""
+"""Number of hours of due times that one task reads: a task costs some milliseconds, and most hours
+are small."""
 
 
 def served(cut: Cut) -> dict[Place, ShardCut]:
-    """Return the shards that nodes keep copies of, which excludes those of level topics."""
+    """Return the shards of a cut of which nodes keep copies: all but those of level topics."""
     return {
         (shard.topic, shard.partition): shard
         for shard in cut.shards
@@ -50,8 +51,9 @@ def served(cut: Cut) -> dict[Place, ShardCut]:
 
 
 def pending_rows(spark: SparkSession, rows: DataFrame, compared: Iterable[Comparison]) -> DataFrame:
-    """Return the ``rows`` that are pending at the cursor of their shard. ``is_compared``: whether
-    the slot is compared. ``mark`` is null or negative without a canceller.
+    """Return the ``rows`` that are pending at the cursor of their shard's comparison, with the
+    column ``is_compared``: whether their slot is compared. A null or negative ``mark`` means no
+    canceller.
     """
     cursors = [(*one.place, one.cursor.offset, *one.cursor.key, one.from_ms) for one in compared]
     bounds = spark.createDataFrame(
@@ -68,26 +70,27 @@ def pending_rows(spark: SparkSession, rows: DataFrame, compared: Iterable[Compar
 
 
 def copies_of(spark: SparkSession, compared: Iterable[Comparison]) -> DataFrame:
-    """Return a row ``node, topic, partition`` for each copy that is compared."""
+    """Return a row ``node, topic, partition`` for each copy that is compared, as a data frame."""
     rows = [(node, *one.place) for one in compared for node in one.nodes]
     return spark.createDataFrame(rows, "node string, topic string, partition int")
 
 
 @dataclass
 class Live:
-    """Copies of running nodes: digests show where they differ, nodes give the details.
+    """Copies of running nodes: digests show in which slots copies differ, and nodes send the
+    records of differing slots.
 
     Attributes:
-        topic: the digest topic.
-        checkpoint: the checkpoint topic, which gives the brokers' time.
-        cut: the shards, and the end up to which the digest topic is read.
+        topic: name of the digest topic.
+        checkpoint: name of the checkpoint topic, whose newest timestamp gives the brokers' time.
+        cut: shards to compare, and the end up to which the digest topic is read.
         expected: copies that should exist.
-        details: client that asks the nodes.
-        min_partitions: smallest number of tasks that read the topic.
-        compared: shards to compare, with their copies.
-        slots: number of digest rows that were read, one for each slot of a copy.
-        hashed: column with the hash of a record that is summed up in a slot: ``payload_hash``, or
-            ``frame_hash``, which covers the id instead of the payload where there is one.
+        details: client that asks nodes for records.
+        min_partitions: smallest number of tasks that read the digest topic.
+        compared: comparison of each shard, with its nodes.
+        slots: number of slots in the digest rows that were read, counted for each copy.
+        hashed: column with the hash of a record that digests sum up in a slot: ``frame_hash``,
+            which covers the id instead of the payload where there is an id.
     """
 
     spark: SparkSession
@@ -103,7 +106,9 @@ class Live:
     hashed: str = field(init=False, default="frame_hash")
 
     def __post_init__(self) -> None:
-        """Read the hours once, and leave out copies whose rows do not add up to their cut."""
+        """Read the digest topic once, choose what to compare, and leave out copies whose hour rows
+        do not add up to their sum at the checkpoint.
+        """
         self._spans = {p: span for p, span in self.cut.spans.items() if p[0] == self.topic}
         self._rows = self._read(self._spans).persist()
         shards = {p: Served(s.topic_id, s.earlier) for p, s in served(self.cut).items()}
@@ -132,7 +137,9 @@ class Live:
         return digest_rows.parse_keys(records)
 
     def damaged(self) -> DataFrame:
-        """Return ``UNREADABLE``: the damage that nodes found when they last read their disks."""
+        """Return the ranges that nodes could not read when they last read their disks, columns
+        ``UNREADABLE``.
+        """
         found = [
             (node, *one.place, *damage[:5])
             for one in self.compared
@@ -142,7 +149,9 @@ class Live:
         return self.spark.createDataFrame(found, UNREADABLE)
 
     def sums(self, *, every: bool) -> DataFrame:
-        """Return ``digest_rows.SUMS`` of every slot, or only of those in hours that differ."""
+        """Return count and hash of each copy's slots, columns ``digest_rows.SUMS``; unless
+        ``every``, only those of hours that differ between copies.
+        """
         hours = self._hours
         if not every:
             differing = digest_rows.differing_hours(self.spark, self._summed, self.compared)
@@ -151,7 +160,9 @@ class Live:
         return digest_rows.slot_sums(hours).join(copies, COPY)
 
     def look_again(self) -> None:
-        """Clear the mark "behind" of copies that have reported since they were read."""
+        """Read what was added to the digest topic, and let copies that have reported since no
+        longer count as behind.
+        """
         stale = {(n, *one.place): cut for one in self.compared for n, cut in one.stale.items()}
         if not stale:
             return
@@ -165,18 +176,19 @@ class Live:
                 del one.behind[node]
 
     def close(self) -> None:
-        """Free the digest rows that Spark keeps."""
+        """Free the digest rows that Spark has cached."""
         self._summed.unpersist()
         self._rows.unpersist()
 
     def records(self, ranges: DataFrame) -> tuple[DataFrame, DataFrame]:
-        """Ask nodes for their records in some slots.
+        """Ask nodes for the records in some ranges of their copies, and return them.
 
         Args:
-            ranges: rows as ``Range``, in a total order.
+            ranges: copies and keys, columns as ``details.Range``, in a total order.
 
         Returns:
-            ``compare.HELD`` of at least these slots, and ``UNREADABLE`` for unanswered ranges.
+            Records with the columns of ``compare.HELD``; and ranges without an answer, with the
+            columns of ``UNREADABLE``.
         """
         told, unanswered = self.details.of(ranges)
         return pending_rows(self.spark, told, self.compared), unanswered
@@ -184,16 +196,16 @@ class Live:
 
 @dataclass
 class OnDisk:
-    """Copies in folders: of stopped nodes, of backups, or of running nodes.
+    """Copies read from folders: of stopped nodes, of backups, or beside running nodes.
 
     Attributes:
-        folders: a node's state folder, or a folder of stores in it, by the node's name.
+        folders: by name of the node, its state folder or a folder of stores in it.
         expected: copies that should exist.
-        behind_records: number of missing records up to H above which a copy is behind.
-        work: folder for the rows, so that copies are read once.
-        compared: shards to compare, with their copies.
+        behind_records: number of records up to H that a copy may lack before it counts as behind.
+        work: folder to which the records are written, so that disks are read once.
+        compared: comparison of each shard, with its nodes.
         slots: 0, as there are no digest rows.
-        hashed: ``payload_hash``, the column that is summed up, as disks have all payloads.
+        hashed: column with the hash of a record that is summed up in a slot: ``payload_hash``.
     """
 
     spark: SparkSession
@@ -207,7 +219,7 @@ class OnDisk:
     hashed: str = field(init=False, default="payload_hash")
 
     def __post_init__(self) -> None:
-        """Determine how far each copy is stored, and read all copies."""
+        """Find out how far each copy is stored, choose what to compare, and read all copies."""
         self._shards = served(self.cut)
         reach = {node: self._reach(path) for node, path in sorted(self.folders.items())}
         self.compared = [self._compare(place, reach) for place in sorted(self._shards)]
@@ -219,7 +231,9 @@ class OnDisk:
             one.pending, one.records = max(one.pending, pending), max(one.records, records)
 
     def _reach(self, path: str) -> dict[Place, int | None]:
-        """Return S of every copy in a folder; None for a copy that can't be trusted."""
+        """Return S (next offset to be stored) of every copy in a node's folder, by topic and
+        partition; None for a copy that can't be trusted.
+        """
         by_name = {shard_name(shard.topic_id): shard.topic for shard in self._shards.values()}
         return {
             (by_name[folder.shard], folder.partition): stop
@@ -255,12 +269,14 @@ class OnDisk:
         return reduce(DataFrame.unionByName, read).select(*names_of(_FOUND))
 
     def damaged(self) -> DataFrame:
-        """Return ``UNREADABLE``: the damage found while the disks were read."""
+        """Return the ranges that could not be read on the disks, columns ``UNREADABLE``."""
         found = self._found.where("damage is not null").withColumnRenamed("damage", "why")
         return found.select(*names_of(UNREADABLE))
 
     def sums(self, *, every: bool) -> DataFrame:
-        """Return ``digest_rows.SUMS`` of every slot; ``every`` has no effect."""
+        """Return count and hash of each copy's slots, columns ``digest_rows.SUMS``; ``every`` has
+        no effect, as all slots are returned.
+        """
         del every
         total = digest_rows.sum64(sf.col(self.hashed)).alias("hash")
         return (
@@ -272,15 +288,17 @@ class OnDisk:
         )
 
     def records(self, ranges: DataFrame) -> tuple[DataFrame, DataFrame]:
-        """Return ``compare.HELD`` of all compared records, and no unanswered ranges."""
+        """Return the compared records of all copies, columns ``compare.HELD``, and no unanswered
+        ranges; ``ranges`` has no effect.
+        """
         del ranges
         return self._compared(), self.spark.createDataFrame([], UNREADABLE)
 
     def look_again(self) -> None:
-        """Do nothing: copies on disks do not report."""
+        """Do nothing: copies on disks send no reports."""
 
     def close(self) -> None:
-        """Do nothing: the rows are in a folder."""
+        """Do nothing: nothing is cached in memory."""
 
     def _compared(self) -> DataFrame:
         return self._pending().where("is_compared")
@@ -292,4 +310,4 @@ class OnDisk:
 
 
 Replicas: TypeAlias = Live | OnDisk
-"""The copies of all nodes; ``Live`` describes the attributes and methods that both have."""
+"""Copies of all nodes; ``Live`` describes the attributes and methods that both classes have."""

@@ -1,5 +1,5 @@
-"""Asks nodes for records of their copies. Spark reads their answers from the repair topic; the
-driver only sees a report for each requested range.
+"""Asks nodes for single records of their copies. Spark reads their answers from the repair topic;
+the driver only gets a report for each requested range.
 """
 
 from __future__ import annotations
@@ -26,14 +26,15 @@ UNREADABLE: Final = (
     "node string, topic string, partition int, slot_start_ms bigint, slot_stop_ms bigint, "
     "first_offset bigint, stop_offset bigint, why string"
 )
-"""Columns of a range that is damaged, or unanswered. Offsets are null if unknown."""
+"""Columns of a range of a copy that is damaged, or that a node did not answer. Offsets are null if
+unknown."""
 
 RANGES_MAX: Final = 10_000
-"""Largest number of ranges to ask nodes about in one comparison, equal to the steps of a plan."""
+"""Largest number of ranges to ask nodes about in one comparison; a plan has as many steps."""
 ASKED_AT_ONCE: Final = 1_000
 _LOOK_EVERY_S: Final = 0.5
 _TASK_ANSWERS: Final = 100
-"""Number of answers that a task reads, each with two thousand records at most."""
+"""Number of answers of nodes that one task reads; each holds up to 2,000 records."""
 _ANSWER: Final = (
     "kind string, plan string, step int, node string, topic string, partition int, "
     "status string, detail string, rows array<array<string>>"
@@ -52,11 +53,11 @@ class Range(NamedTuple):
 
 @dataclass
 class Details:
-    """Client that asks nodes for records and finds their answers.
+    """Client that asks nodes for records of their copies, and reads the answers.
 
     Attributes:
-        topic: the repair topic.
-        timeout_s: longest wait for another report, in seconds.
+        topic: name of the repair topic.
+        timeout_s: longest wait, in seconds, from one report to the next.
         ranges_max: largest number of ranges to ask about; 0: nodes are not asked.
     """
 
@@ -68,20 +69,21 @@ class Details:
     _admin: KafkaAdmin = field(init=False)
 
     def __post_init__(self) -> None:
-        """Make the admin client."""
+        """Create the admin client of the cluster."""
         self._admin = admin_client(native_options(self.client))
 
     def of(self, ranges: DataFrame) -> tuple[DataFrame, DataFrame]:
-        """Ask nodes for their records in the first ranges, and return them.
+        """Ask nodes for the records in the first ``ranges_max`` ranges, and return them.
 
         Args:
-            ranges: rows as ``Range``, in a total order.
+            ranges: copies and keys, columns as ``Range``, in a total order.
 
         Returns:
-            ``compare.HELD`` and ``mark``; and ``UNREADABLE`` for ranges without an answer.
+            Records with the columns of ``compare.HELD`` and ``mark``; and ranges without an answer,
+            with the columns of ``UNREADABLE``.
 
         Raises:
-            KafkaEdgeError: the topic can't be read or written.
+            KafkaEdgeError: the repair topic can't be read or written.
         """
         asked = [Range(*row) for row in ranges.limit(self.ranges_max).collect()]
         told, untold = self.ask(asked)
@@ -94,7 +96,9 @@ class Details:
         return told, self.spark.createDataFrame(rows, UNREADABLE).union(left)
 
     def ask(self, ranges: Sequence[Range]) -> tuple[DataFrame, list[tuple[Range, str]]]:
-        """Ask about ranges; return their records, and the unanswered ranges with the reason."""
+        """Ask nodes for the records in ranges of their copies; return the records, and each range
+        that was not answered with the reason.
+        """
         plan, start = uuid.uuid4().hex, self._end()
         untold: list[tuple[Range, str]] = []
         for first in range(0, len(ranges), ASKED_AT_ONCE):
@@ -106,7 +110,9 @@ class Details:
         return self._told(self._answers(plan, start, self._end())), untold
 
     def _ask(self, plan: str, ranges: Mapping[int, Range]) -> dict[int, str]:
-        """Ask for some ranges at once; return by step why there is no answer, or an empty text."""
+        """Ask for the records in some ranges at once, and wait for the reports. Return a text for
+        each range that was reported, by number: empty if it was answered, else the reason why not.
+        """
         start = self._end()
         expires_ms = int((time.time() + self.timeout_s) * 1_000)
         RepairDesk(native_options(self.client), self.topic).send(

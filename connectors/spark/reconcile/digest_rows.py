@@ -1,4 +1,4 @@
-"""Reads rows of the digest topic as data frames, and sums them up."""
+"""Reads rows of the digest topic as data frames, and sums them up by slot, hour and copy."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ from delayservice.store.wheel.reading import Damage
 SUMS: Final = (
     "node string, topic string, partition int, slot_start_ms bigint, count bigint, hash bigint"
 )
-"""Columns with what one copy has pending in one slot; the hash is a signed number of 64 bits."""
+"""Columns with the number and the summed hash of the records that one copy has pending in one slot;
+the hash is a signed number of 64 bits."""
 
 _CUT: Final = (
     "topic_id string, life string, cut bigint, cut_ms bigint, k array<bigint>, h bigint, "
@@ -43,11 +44,12 @@ _HEX_HALF: Final = 8
 
 
 def parse_keys(records: DataFrame) -> DataFrame:
-    """Return the records of the digest topic with the fields of their keys.
+    """Return the records of the digest topic with the fields of their keys as columns.
 
     Returns:
-        ``kind`` (``c`` or ``h``), ``node``, ``topic``, ``partition``, ``hour_ms``, ``row`` (the
-        offset), and ``value``, text.
+        ``kind`` (``c``: sum of a copy at a checkpoint, ``h``: an hour), ``node``, ``topic``,
+        ``partition``, ``hour_ms`` (epoch ms), ``row`` (offset in the digest topic), and ``value``
+        as text.
     """
     parts = sf.split(sf.col("key").cast("string"), "/")
     return records.select(
@@ -62,7 +64,9 @@ def parse_keys(records: DataFrame) -> DataFrame:
 
 
 def newest_cuts(rows: DataFrame) -> list[CutRow | Retired]:
-    """Return the newest cut rows of each copy, at most ``CUTS_KEPT``."""
+    """Return the ``CUTS_KEPT`` newest cut rows (sums of a copy at one checkpoint) of each copy;
+    ``rows``: result of ``parse_keys``.
+    """
     order = Window.partitionBy(*COPY).orderBy(sf.desc("row"))
     newest = (
         rows.where("kind = 'c'")
@@ -87,16 +91,18 @@ def _cut_row(row: Mapping[str, object]) -> CutRow | Retired:
 
 
 def hours_at(spark: SparkSession, rows: DataFrame, compared: Iterable[Comparison]) -> DataFrame:
-    """Return the hours of every copy that is compared, as of its cut.
+    """Return the rows for hours of every copy that is compared, as they were at the checkpoint of
+    the comparison.
 
     Args:
         spark: the session.
-        rows: result of ``parse_keys``; read twice, so persist it.
-        compared: shards to compare.
+        rows: result of ``parse_keys``; it is read twice, so persist it.
+        compared: comparison of each shard.
 
     Returns:
-        ``node, topic, partition, hour_ms, from_ms``, the text of the hour's row, and the life and
-        cut that it must have.
+        ``node, topic, partition, hour_ms, from_ms``; the ``value`` of the hour's row; and
+        ``cut_life`` and ``at_cut``, the name of the copy and the newest checkpoint that the value
+        may have.
     """
     cuts = [
         (*row.copy, row.life, row.row, row.cut, one.from_ms) for one in compared for row in one.rows
@@ -116,7 +122,7 @@ def hours_at(spark: SparkSession, rows: DataFrame, compared: Iterable[Comparison
 
 
 class _Hour(msgspec.Struct):
-    """The value of an hour's row."""
+    """Value of a row for one hour of a copy, from JSON."""
 
     life: str
     cut: int
@@ -125,7 +131,7 @@ class _Hour(msgspec.Struct):
 
 
 _Slots: TypeAlias = list[tuple[int, int, int]]
-"""``(index, count, hash)`` of each slot."""
+"""``(index, count, hash)`` of each slot of an hour that has records."""
 
 _decode_hour = msgspec.json.Decoder(_Hour).decode
 
@@ -133,12 +139,12 @@ _decode_slots = msgspec.json.Decoder(list[tuple[int, int, str]]).decode
 
 
 def hour_sums(hours: DataFrame) -> DataFrame:
-    """Return the sums of hours; ``hours``: result of ``hours_at``.
+    """Return count and hash of each hour of a copy; ``hours``: result of ``hours_at``.
 
     Returns:
-        ``node, topic, partition, hour_ms``; ``slots``, ``records`` and signed ``hash`` of the
-        whole hour, to check against the cut row; ``print``, a hash of the compared slots, equal
-        for equal slots, or null without any.
+        ``node, topic, partition, hour_ms``; ``slots``, ``records`` and signed ``hash`` of the whole
+        hour, to check against the cut row; ``print``, a hash of the compared slots that is equal
+        for equal slots, or null if there are none.
     """
     return hours.mapInArrow(_sum_hours, _HOUR_SUMS)
 
@@ -158,7 +164,9 @@ def _sum_hours(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 def slot_sums(hours: DataFrame) -> DataFrame:
-    """Return ``SUMS`` of the compared slots of hours; ``hours``: result of ``hours_at``."""
+    """Return the columns ``SUMS`` for each compared slot in these hours; ``hours``: result of
+    ``hours_at``.
+    """
     return hours.mapInArrow(_sum_slots, SUMS)
 
 
@@ -173,7 +181,10 @@ def _sum_slots(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 def _hours_in(batch: pa.RecordBatch) -> Iterator[tuple[Copy, int, int, _Hour, _Slots]]:
-    """Yield hours of the cut, with their content, and skip those of another life or later."""
+    """Yield copy, start of the hour, start of the comparison (both epoch ms), decoded value and
+    slots of each row in a batch. Rows of a copy that was built again, or of a later checkpoint, are
+    skipped.
+    """
     columns = (*COPY, "hour_ms", "from_ms", "value", "cut_life", "at_cut")
     for node, topic, partition, hour_ms, from_ms, value, life, cut in zip(
         *(batch.column(name).to_pylist() for name in columns), strict=True
@@ -188,13 +199,15 @@ def _hours_in(batch: pa.RecordBatch) -> Iterator[tuple[Copy, int, int, _Hour, _S
 
 
 def _compared(slots: _Slots, slot_ms: int, first_ms: int) -> _Slots:
-    """Return the slots of an hour that begin ``first_ms`` after its start or later."""
+    """Return the slots of an hour that begin at least ``first_ms`` ms after its start; ``slot_ms``:
+    length of a slot.
+    """
     return slots if first_ms <= 0 else [slot for slot in slots if slot[0] * slot_ms >= first_ms]
 
 
 def _print(said: _Hour, compared: _Slots, filled: int) -> int | None:
-    """Return a hash of the compared slots. If these are all of the hour, it is taken of the text
-    that the node wrote, as nodes write equal texts for equal slots.
+    """Return a hash of the compared slots of an hour; None: there are none. If these are all
+    ``filled`` slots, the node's own text is hashed, as nodes write equal texts for equal slots.
     """
     text = bytes(said.slots)
     if len(compared) < filled:
@@ -203,7 +216,9 @@ def _print(said: _Hour, compared: _Slots, filled: int) -> int | None:
 
 
 def totals(hours: DataFrame) -> dict[Copy, tuple[int, int, int]]:
-    """Return slots, records and signed hash of each copy; ``hours``: result of ``hour_sums``."""
+    """Return the numbers of slots and records and the signed hash of each copy; ``hours``: result
+    of ``hour_sums``.
+    """
     summed = hours.groupBy(*COPY).agg(
         sf.sum("slots").alias("slots"),
         sf.sum("records").alias("records"),
@@ -218,7 +233,9 @@ def totals(hours: DataFrame) -> dict[Copy, tuple[int, int, int]]:
 def differing_hours(
     spark: SparkSession, hours: DataFrame, compared: Iterable[Comparison]
 ) -> DataFrame:
-    """Return ``topic, partition, hour_ms`` of hours that differ between copies."""
+    """Return ``topic, partition, hour_ms`` of the hours that are not equal in all compared copies;
+    ``hours``: result of ``hour_sums``.
+    """
     nodes = sf.broadcast(
         spark.createDataFrame(
             [(*one.place, node, len(one.nodes)) for one in compared for node in one.nodes],
@@ -241,14 +258,16 @@ def differing_hours(
 
 
 def from_hex(digits: Column) -> Column:
-    """Return 16 hexadecimal digits as a signed number of 64 bits."""
+    """Return a column with the signed number of 64 bits that 16 hexadecimal digits denote."""
     high = sf.conv(sf.substring(digits, 1, _HEX_HALF), 16, 10).cast("bigint")
     low = sf.conv(sf.substring(digits, _HEX_HALF + 1, _HEX_HALF), 16, 10).cast("bigint")
     return sf.shiftleft(high, 32).bitwiseOR(low)
 
 
 def sum64(numbers: Column) -> Column:
-    """Return the sum modulo 2^64 of signed numbers, by halves: Spark's sum can't overflow."""
+    """Return a column with the sum of signed numbers modulo 2^64. It adds the halves of the numbers
+    apart, as Spark's sum must not overflow.
+    """
     low = sf.sum(numbers.bitwiseAND(sf.lit(_LOW)))
     high = sf.sum(sf.shiftrightunsigned(numbers, 32)) + sf.shiftright(low, 32)
     return sf.shiftleft(high, 32).bitwiseOR(low.bitwiseAND(sf.lit(_LOW)))

@@ -1,6 +1,7 @@
-"""Chooses the cuts of digests at which copies can be compared.
+"""Chooses the checkpoints at which copies can be compared by their digests.
 
-The driver chooses from a few cut rows of each copy (``choose``); the many hour rows stay in Spark.
+A node sums up each copy in a *cut row* at a checkpoint, and in rows for each hour of due times. The
+driver chooses from a few cut rows of each copy (``choose``); the many hour rows stay in Spark.
 ``docs/internals/digests.md`` has the format.
 """
 
@@ -18,10 +19,10 @@ from delayservice.store.wheel.reading import Damage
 
 NO_CURSOR: Final = Cursor()
 CUTS_KEPT: Final = 32
-"""Number of cut rows of each copy that are read; copies without a common cut among them are apart
-by as many intervals."""
+"""Number of cut rows (sums of a copy at one checkpoint) that are read of each copy."""
 GONE_MS: Final = 86_400_000
-"""Age of a node's newest cut, relative to others, from which it counts as gone, in ms."""
+"""Time by which a node's newest cut row must be older than the newest of all nodes for the node to
+count as gone, in ms."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,19 +30,20 @@ class CutRow:
     """Row of the digest topic in which a node sums up its copy of a shard at one checkpoint.
 
     Attributes:
-        row: offset of this row in the digest topic.
-        life: name of the copy's present life; a copy that is built anew has another one.
-        cut: offset of the checkpoint.
+        row: offset of this row in the digest topic, where it orders rows.
+        life: name that the copy got when it was built; a copy that is built again gets a new name.
+        cut: offset of the checkpoint in the checkpoint topic.
         cut_ms: time at which the broker appended the checkpoint, epoch ms.
-        cursor: K and H of the shard in the checkpoint.
+        cursor: cursor (K and H) of the shard in the checkpoint.
         stored: source offset up to which the copy is stored, exclusive.
-        from_ms: start of the first slot that the digest covers, epoch ms.
-        count, hash: number of records in the digest, and their hash as a signed number.
+        from_ms: start of the first slot in the digest, epoch ms.
+        count, hash: number of records in the digest, and the sum of their hashes as a signed number
+            of 64 bits.
         scanned_ms: time at which the last complete scan of the copy's disk began, epoch ms.
-        behind: whether the copy is not stored up to the cut.
+        behind: whether the copy was not yet stored up to H of the checkpoint.
         role: ``owner`` if the node delivers the slice.
-        damaged: ranges that the node could not read of its copy.
-        pending: number of pending records; None in rows of older versions.
+        damaged: ranges of the copy that the node could not read.
+        pending: number of pending records in the copy; None: a row of an older version.
     """
 
     node: str
@@ -71,7 +73,7 @@ class CutRow:
 
 
 class Retired(NamedTuple):
-    """A tombstone of cut rows: the node no longer keeps a copy of the shard.
+    """Tombstone of cut rows in the digest topic: the node no longer keeps a copy of the shard.
 
     ``row`` is its offset in the digest topic.
     """
@@ -87,11 +89,12 @@ class Expected:
     """Copies that should exist.
 
     Attributes:
-        nodes: nodes with a copy of every shard; if ``replicas`` is set, all existing nodes. Copies
-            of other nodes are ignored; empty: all nodes that report.
-        replicas: smallest number of copies of each shard; 0: one on each of ``nodes``.
-        behind_ms: a copy is behind if its newest cut is older than another's by this, in ms, or has
-            this age while the slice goes on. Cuts that a copy reports as not reached do not count.
+        nodes: nodes that should each have a copy of every shard, or with ``replicas`` all nodes
+            there are. Copies of other nodes are ignored; empty: all nodes that report.
+        replicas: smallest number of copies of each shard; 0: one copy on each of ``nodes``.
+        behind_ms: age in ms, relative to the newest cut row of all copies, or to now while the
+            slice is delivered, from which a copy's newest cut row makes it behind. Cut rows with
+            ``behind`` do not count.
     """
 
     nodes: tuple[str, ...] = ()
@@ -100,7 +103,9 @@ class Expected:
 
 
 class Served(NamedTuple):
-    """A shard as it is served now: the topic's id, and its cursor before the digests were read."""
+    """Shard as it is delivered now: id of its topic, and its cursor before the digests were
+    read.
+    """
 
     topic_id: str
     cursor: Cursor
@@ -108,22 +113,24 @@ class Served(NamedTuple):
 
 @dataclass(slots=True)
 class Comparison:
-    """The comparison of one shard: its cut, and its copies.
+    """Comparison of the copies of one shard: at which checkpoint, of which nodes.
 
     Attributes:
-        cursor: K and H at which the copies are compared.
+        cursor: cursor (K and H) at which the copies are compared.
         from_ms: start of the first slot to compare, epoch ms.
-        cut: offset of the checkpoint; None: not by digests.
-        cut_ms: time at which the broker appended it, epoch ms.
+        cut: offset of the checkpoint at which digests are compared; None: copies on disks are
+            compared.
+        cut_ms: time at which the broker appended that checkpoint, epoch ms.
         nodes: nodes whose copies are compared.
-        rows: cut rows of the nodes in ``nodes``, if digests are compared.
-        damaged: ranges that a node could not read of its copy.
-        behind: reason why a copy can't be compared, by node.
-        stale: newest cut of copies that are behind only because the slice goes on, by node.
-        silent: reason for a missing report, by node; ``""`` for a node of unknown name.
-        owners: nodes that deliver, or may; for copies on disks all of them.
+        rows: cut rows at that checkpoint, one for each of ``nodes``; empty for copies on disks.
+        damaged: ranges of a copy that its node could not read, by node.
+        behind: reason why a copy is not compared, by node.
+        stale: by node, the checkpoint of the newest cut row of a copy that counts as behind only
+            because its node has reported no newer one.
+        silent: reason why a copy is missing, by node; ``""`` for a node of unknown name.
+        owners: nodes that deliver the shard's slice, or may; for copies on disks all nodes.
         pending: largest number of pending records in any copy.
-        records: number of pending records that are compared with another copy or the log.
+        records: number of pending records that are compared with another copy or with the log.
     """
 
     topic: str
@@ -148,7 +155,7 @@ class Comparison:
         return self.topic, self.partition
 
     def to_json(self) -> dict[str, object]:
-        """Return the fields for the summary."""
+        """Return the comparison as part of the JSON summary."""
         return {
             "topic": self.topic,
             "partition": self.partition,
@@ -165,7 +172,9 @@ class Comparison:
         }
 
     def leave_out(self, node: str, why: str) -> None:
-        """Exclude a node's copy from the comparison, as behind with this reason."""
+        """Remove a node's copy from the comparison, and record it as behind with the reason
+        ``why``.
+        """
         self.nodes.remove(node)
         self.rows = [row for row in self.rows if row.node != node]
         self.behind[node] = why
@@ -177,13 +186,14 @@ def choose(
     expected: Expected,
     now_ms: int,
 ) -> list[Comparison]:
-    """Return for each shard the newest cut that most of its copies have.
+    """Return the comparison of each shard at a checkpoint of which most copies have cut rows; if
+    there are several, at the newest.
 
     Args:
-        rows: the newest cut rows of each copy.
-        shards: shards to compare.
+        rows: the newest cut rows (sums of a copy at one checkpoint) of each copy.
+        shards: shards to compare, by topic and partition.
         expected: copies that should exist.
-        now_ms: time by the brokers' clocks, epoch ms, as far as it is known.
+        now_ms: present time by the brokers' clocks, epoch ms: that of the newest checkpoint.
     """
     copies: dict[Copy, list[CutRow | Retired]] = {}
     for row in sorted(rows, key=lambda row: -row.row):
@@ -203,7 +213,9 @@ def choose(
 
 
 def _this_life(told: Sequence[CutRow | Retired], topic_id: str) -> list[CutRow]:
-    """Return the valid cut rows of a copy's present life, newest first, each cut once."""
+    """Return the cut rows of a copy since the copy was last built, newest first, one for each
+    checkpoint; ``told``: all cut rows of the copy, newest first.
+    """
     newest = told[0]
     if isinstance(newest, Retired):
         return []
@@ -234,7 +246,9 @@ def _compare(place: Place, lives: Mapping[str, Sequence[CutRow]], expected: Expe
 
 
 def _choose_cut(found: Comparison, usable: Mapping[str, Mapping[int, CutRow]]) -> None:
-    """Set the cut that most copies have, and mark the others as behind."""
+    """Set the checkpoint at which most copies can be compared, and mark the other copies as behind;
+    ``usable``: cut rows by node and checkpoint.
+    """
     shared = Counter(cut for cuts in usable.values() for cut in cuts)
     if not shared:
         return
@@ -253,7 +267,9 @@ def _choose_cut(found: Comparison, usable: Mapping[str, Mapping[int, CutRow]]) -
 def _leave_out_stale(
     found: Comparison, lives: Mapping[str, Sequence[CutRow]], cursor: Cursor, since_ms: int
 ) -> None:
-    """Leave out copies without a cut since ``since_ms`` although the slice goes on."""
+    """Leave out copies whose newest checkpoint was written before ``since_ms`` (epoch ms), unless
+    the cursor of the slice has not moved since.
+    """
     for node in list(found.nodes):
         newest = lives[node][0]
         if newest.cut_ms < since_ms and newest.cursor != cursor:
@@ -263,7 +279,9 @@ def _leave_out_stale(
 
 
 def _gone(lives: Mapping[str, Sequence[CutRow]], since_ms: int) -> dict[str, str]:
-    """Return nodes that have reported nothing since ``since_ms``, with the reason and remedy."""
+    """Return the nodes whose newest checkpoint was written before ``since_ms`` (epoch ms), with the
+    reason for users.
+    """
     why = (
         "it has reported nothing for a day or longer: start it; if it was taken away for good, "
         "name the nodes that there are (--node)"
@@ -272,9 +290,10 @@ def _gone(lives: Mapping[str, Sequence[CutRow]], since_ms: int) -> dict[str, str
 
 
 def _behind(told: Sequence[CutRow], since_ms: int, newest_ms: int) -> str | None:
-    """Return why a copy can't be compared: it reached none of its cuts since ``since_ms``; or None.
+    """Return why a copy can't be compared: it was stored up to none of its checkpoints since
+    ``since_ms`` (epoch ms); None: it can be.
 
-    A copy may be slightly late at one cut; then the cut before is used.
+    If a copy was late at its newest checkpoint, an earlier one is used.
     """
     reached = next((row for row in told if not row.behind), None)
     if reached is not None and reached.cut_ms >= since_ms:
@@ -285,7 +304,9 @@ def _behind(told: Sequence[CutRow], since_ms: int, newest_ms: int) -> str | None
 
 
 def silent(nodes: Collection[str], expected: Expected) -> dict[str, str]:
-    """Return nodes that lack an expected copy of a shard, with the reason."""
+    """Return the nodes without an expected copy of a shard, with the reason; ``nodes``: nodes that
+    report a copy. ``""`` stands for a node of unknown name.
+    """
     if expected.replicas:
         missing = expected.replicas - len(nodes)
         why = f"{len(nodes)} copies report, and {expected.replicas} are expected"

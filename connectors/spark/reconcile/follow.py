@@ -1,7 +1,7 @@
 """Compares copies at intervals until the process is stopped, and repairs within limits.
 
-Before a repair, the copy and a right one of another node are read from their disks, and everything
-is compared again: a passing difference is not repaired, and the other copy is confirmed.
+Before a repair, the copy and a right copy of another node are read from their disks, and everything
+is compared again: so a passing difference is not repaired, and the other copy is known to be right.
 """
 
 from __future__ import annotations
@@ -39,14 +39,15 @@ from delayservice.replicas.commands import Command
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FollowOptions:
-    """Options of repeated comparisons.
+    """Options of comparisons at intervals, and of repairs.
 
     Attributes:
         reconcile: options of each comparison.
-        interval_s: time from the start of one comparison to the next, in seconds; a longer one is
-            followed at once.
-        repairs_max: number of repairs after which repairing stops; 0: no repairs.
-        timeout_s: longest time that nodes may take for some steps, in seconds.
+        interval_s: time from the start of one comparison to that of the next, in seconds; if a
+            comparison takes longer, the next begins at once.
+        repairs_max: number of repairs after which no more are made; 0: no repairs.
+        timeout_s: longest wait for the reports of nodes on repair steps or reading their disks, in
+            seconds.
     """
 
     reconcile: ReconcileOptions
@@ -57,13 +58,13 @@ class FollowOptions:
 
 @dataclass(slots=True)
 class Repairs:
-    """Repairs since the process began.
+    """Numbers of repairs since the process was started.
 
     Attributes:
         allowed: largest number of repairs.
-        made: number of repairs begun, successful or not.
-        failed: number of steps that failed or were not answered.
-        left: number of steps of the newest plan that need a user's decision, by reason.
+        made: number of repairs that were begun, successful or not.
+        failed: number of repair steps that failed, or for which no report came.
+        left: number of steps of the newest plan that are left to users, by reason.
     """
 
     allowed: int = 0
@@ -73,23 +74,23 @@ class Repairs:
 
     @property
     def has_stopped(self) -> bool:
-        """Return whether repairing has stopped because the allowed number is reached."""
+        """Whether no more repairs are made, as the allowed number is reached."""
         return 0 < self.allowed <= self.made
 
     def to_json(self) -> dict[str, object]:
-        """Return the fields for the summary."""
+        """Return the numbers of repairs as part of the JSON summary."""
         return {**asdict(self), "left": dict(self.left), "stopped": self.has_stopped}
 
 
 @dataclass(slots=True)
 class Followed:
-    """The comparisons so far.
+    """Results of the comparisons since the process was started.
 
     Attributes:
-        intervals: number of comparisons.
+        intervals: number of comparisons, including failed ones.
         failed: number of comparisons that failed.
-        repairs: repairs so far.
-        last: result of the last comparison that did not fail.
+        repairs: numbers of repairs.
+        last: result of the last comparison that did not fail; None: no such comparison.
     """
 
     intervals: int = 0
@@ -99,7 +100,8 @@ class Followed:
 
 
 Heard = Callable[[ReconcileResult | str, Repairs], None]
-"""Function that takes each result, or the reason why there is none, and the repairs so far."""
+"""Function that gets the result of each comparison, or the reason why it failed, and the numbers of
+repairs."""
 
 
 def follow(
@@ -109,8 +111,9 @@ def follow(
     heard: Heard = lambda *_: None,
     say: Say = lambda _: None,
 ) -> Followed:
-    """Compare until ``stop`` is set, and return the results. A failed comparison is reported, and
-    repeated at the next interval.
+    """Compare at intervals until ``stop`` is set, and return the results; ``heard`` is called after
+    each comparison, also with the reason of a failure. After a failure, the next interval tries
+    again.
     """
     following = _Following(spark, options, stop, say)
     for _ in each_interval(options.interval_s, stop, say):
@@ -119,7 +122,7 @@ def follow(
 
 
 class _Following:
-    """Runner of the comparisons of one process."""
+    """Runner of comparisons and repairs, one at a time."""
 
     def __init__(
         self, spark: SparkSession, options: FollowOptions, stop: threading.Event, say: Say
@@ -133,7 +136,9 @@ class _Following:
         self.so_far = Followed(repairs=Repairs(options.repairs_max))
 
     def once(self) -> ReconcileResult | str:
-        """Compare once, make allowed repairs, and publish; return the result, or why it failed."""
+        """Compare, make the repairs that are allowed, and publish; return the result, or why that
+        failed.
+        """
         self.so_far.intervals += 1
         try:
             result = self._compare()
@@ -153,7 +158,9 @@ class _Following:
         return compare_copies(self._spark, self._options.reconcile, self._say)
 
     def _repair(self, result: ReconcileResult) -> ReconcileResult:
-        """Make allowed repairs; return the comparison on which they were based."""
+        """Make the repairs that are allowed after a second comparison; return the comparison that
+        they are based on.
+        """
         chosen = self._choose(result)
         if chosen.repairs:
             self._say("having other copies read from their disks")
@@ -191,7 +198,9 @@ class _Following:
         return choose(result.plan.steps, known, repairs.allowed - repairs.made)
 
     def _confirm(self, wanted: Collection[Repair]) -> set[Copy]:
-        """Have these copies and their witnesses read from disks; return those that were."""
+        """Have nodes read the copies to repair, and their witnesses (right copies of other nodes),
+        from disk; return the copies that were read.
+        """
         told = (copy for one in wanted for copy in (*one.witnesses, *(s.copy for s in one.steps)))
         copies = list(dict.fromkeys(told))
         plan, timeout_s = uuid.uuid4().hex, self._options.timeout_s

@@ -1,8 +1,8 @@
 """Decides from comparisons which repairs may be made automatically.
 
-A repair rebuilds what one node holds of one slice. Automatically, only a copy of a replica is
-rebuilt, one of a slice at a time, while another copy of each of its shards is right and its node
-answers, soon after the comparison, and only a limited number of times.
+A repair rebuilds what one node has of one slice. Automatically, only the copy of a replica is
+rebuilt, never the owner's; one copy of a slice at a time, while another copy of each of its shards
+is right and its node answers; soon after the comparison; and only a limited number of times.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from connectors.spark.reconcile.digests import Comparison
 from connectors.spark.reconcile.plan import Copy, RepairStep
 
 FRESH_S: Final = 60.0
-"""Largest age of a comparison for repairs based on it, in s."""
+"""Largest age of a comparison at which repairs may be based on it, in s."""
 
 IS_OWNERS: Final = "the node delivers the slice, or may"
 IS_SECOND: Final = "another copy of the slice is rebuilt first"
@@ -24,17 +24,19 @@ IS_STALE: Final = "the comparison took too long"
 
 
 class CopyStanding(NamedTuple):
-    """State of one copy: whether its node delivers the slice, and whether the copy is right."""
+    """State of one copy: whether its node is the owner of the slice, and whether the copy has no
+    findings.
+    """
 
     is_owner: bool
     is_equal: bool
 
 
 class Repair(NamedTuple):
-    """Steps for what one node holds of one slice.
+    """Repair steps for what one node has of one slice.
 
     Attributes:
-        witnesses: for each shard of the steps, a right copy of another node.
+        witnesses: for each shard of the steps, a copy of another node that has no findings.
     """
 
     node: str
@@ -44,7 +46,7 @@ class Repair(NamedTuple):
 
 
 class Chosen(NamedTuple):
-    """Repairs to carry out, and the number of steps left to users, by reason."""
+    """Repairs to be made now, and by reason the number of steps that are left to users."""
 
     repairs: tuple[Repair, ...]
     left: Mapping[str, int]
@@ -53,7 +55,7 @@ class Chosen(NamedTuple):
 def standings(
     compared: Collection[Comparison], wrong: Collection[Copy]
 ) -> dict[Copy, CopyStanding]:
-    """Return the state of every compared copy; those in ``wrong`` have findings."""
+    """Return the state of every compared copy; ``wrong``: copies with findings."""
     owners = {(node, one.partition) for one in compared for node in one.owners}
     return {
         (node, *one.place): CopyStanding(
@@ -67,7 +69,9 @@ def standings(
 def choose(
     steps: Sequence[RepairStep], known: Mapping[Copy, CopyStanding], repairs_left: int
 ) -> Chosen:
-    """Return at most ``repairs_left`` allowed repairs, and how many steps are left to users."""
+    """Return the repairs that may be made, at most ``repairs_left``, and by reason the number of
+    steps left to users. ``known``: state of the compared copies.
+    """
     groups: dict[tuple[str, int], list[RepairStep]] = {}
     for step in steps:
         groups.setdefault((step.node, step.partition), []).append(step)
@@ -91,14 +95,16 @@ def choose(
 
 
 def is_fresh(age_s: float) -> bool:
-    """Return whether copies that were read ``age_s`` ago are recent enough for a repair."""
+    """Return whether copies that were read ``age_s`` seconds ago are recent enough for a repair."""
     return age_s <= FRESH_S
 
 
 def confirmed(
     known: Mapping[Copy, CopyStanding], answered: Collection[Copy]
 ) -> dict[Copy, CopyStanding]:
-    """Return ``known``, with copies as right only if their nodes have just answered."""
+    """Return ``known`` with ``is_equal`` set to false for copies that are not in ``answered``, the
+    copies that their nodes have just read again.
+    """
     return {
         copy: one._replace(is_equal=one.is_equal and copy in answered)
         for copy, one in known.items()
@@ -106,7 +112,9 @@ def confirmed(
 
 
 def _is_owner(node: str, slice_no: int, known: Mapping[Copy, CopyStanding]) -> bool:
-    """Return whether a node delivers a slice; true also if its copy was not compared."""
+    """Return whether a node is the owner of a slice; also true if none of its copies of the slice
+    was compared.
+    """
     mine = [one for copy, one in known.items() if (copy[0], copy[2]) == (node, slice_no)]
     return not mine or any(one.is_owner for one in mine)
 
@@ -114,7 +122,9 @@ def _is_owner(node: str, slice_no: int, known: Mapping[Copy, CopyStanding]) -> b
 def _witnesses(
     node: str, steps: Sequence[RepairStep], known: Mapping[Copy, CopyStanding]
 ) -> tuple[Copy, ...] | None:
-    """Return a right copy of another node for each shard, replicas first; None: one lacks it."""
+    """Return for each shard of the steps a copy without findings on another node, if possible on a
+    replica; None: a shard has no such copy.
+    """
     found = []
     for place in dict.fromkeys((step.topic, step.partition) for step in steps):
         right = [

@@ -1,4 +1,4 @@
-"""Options of a comparison."""
+"""Options of a comparison of copies."""
 
 from __future__ import annotations
 
@@ -10,25 +10,27 @@ from connectors.spark.reconcile.digests import Expected
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReconcileOptions:
-    """Options of a comparison.
+    """Options of a comparison of copies.
 
     Attributes:
-        client: options of librdkafka, ``bootstrap.servers`` at least.
-        out: folder or URL for the results, as Spark names them; its content is replaced.
+        client: options of librdkafka, at least ``bootstrap.servers``.
+        out: folder or URL for the results, as Spark names it; its content is replaced.
         checkpoint: the service's checkpoint topic.
         digests: the service's digest topic.
         repairs: the service's repair topic.
-        folders: state folders by node, to compare copies on disks; empty: compare running nodes by
-            their digests.
+        folders: nodes' state folders by name of the node, to compare copies on disks; empty:
+            compare running nodes by their digests.
         expected: copies that should exist.
-        deep: whether to compare every slot with the delay topics, not only differing ones, and ask
-            running nodes for records with ids, of which digests only have the ids.
-        details: whether to ask running nodes for the records of wrong slots.
-        secrets: the cluster's secrets, to detect forged copies; empty: copies count as genuine.
-        behind_records: number of missing log records above which a copy on a disk is behind.
-        answer_timeout_s: longest wait for another answer of a node, in seconds.
+        deep: whether to compare every slot with the delay topics, not only those that differ
+            between copies, and to ask running nodes for records with ids, as digests cover only
+            their ids.
+        details: whether to ask running nodes for the records of slots that differ from the log.
+        secrets: cluster secrets, to detect forged requeued records; empty: all count as genuine.
+        behind_records: number of records up to H that a copy on a disk may lack before it counts as
+            behind.
+        answer_timeout_s: longest wait, in seconds, from one report of a node to the next.
         min_partitions: smallest number of tasks that read a topic.
-        topic: topic to write findings and a summary to; None: no topic.
+        topic: topic to which findings and a summary are written; None: no topic.
     """
 
     client: Mapping[str, str]
@@ -47,5 +49,5 @@ class ReconcileOptions:
     topic: str | None = None
 
     def path(self, name: str) -> str:
-        """Return the path of the entry ``name`` in ``out``."""
+        """Return the path of the file or folder ``name`` in ``out``."""
         return f"{self.out.rstrip('/')}/{name}"

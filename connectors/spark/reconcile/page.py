@@ -1,4 +1,4 @@
-"""Makes the page of a comparison: which copies differ, where in time, and the repair plan."""
+"""Makes the page of a comparison: which copies differ, at which due times, and the repair plan."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ _REPAIR: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Heat:
-    """Findings over time: a count by column for each copy (node, topic, partition).
+    """Number of findings by copy (row) and range of due times (column), for a heat map.
 
-    ``start_ms`` is the start of the first column, ``width_ms`` the width of each.
+    ``start_ms`` is the start of the first column, epoch ms, ``width_ms`` the width of each column.
     """
 
     copies: tuple[tuple[str, str, int], ...]
@@ -52,11 +52,13 @@ class Heat:
     start_ms: int
     width_ms: int
     left_out: int
-    """Number of copies with fewer findings than those that are shown."""
+    """Number of copies that are not shown, as they have fewer findings than those shown."""
 
 
 def heat(found: DataFrame) -> Heat | None:
-    """Return counts of the findings about a slot, by copy and time; None: no finding has a slot."""
+    """Return the number of findings by copy and range of due times; None: no finding is about a
+    slot of a copy.
+    """
     placed = found.where("slot_start_ms > 0 and node is not null")
     first, last = placed.agg(sf.min("slot_start_ms"), sf.max("slot_start_ms")).collect()[0]
     if first is None:
@@ -78,7 +80,9 @@ def heat(found: DataFrame) -> Heat | None:
 
 
 def page(result: ReconcileResult, where: Heat | None) -> str:
-    """Return the page of a comparison as HTML; ``where``: findings over time, if any."""
+    """Return the page of a comparison as HTML text; ``where``: findings for the heat map, None: no
+    map.
+    """
     passed = f"{result.counts.slots_passed} slots became due while this ran; what differed there"
     notes = [f"{passed} is left out."] if result.counts.slots_passed else []
     sections = [_findings(result, where)] if result.findings else []
@@ -122,7 +126,9 @@ def _findings(result: ReconcileResult, where: Heat | None) -> PageSection:
 
 
 def heat_map(where: Heat) -> Chart:
-    """Return a chart with a row for each copy and a column for each time range."""
+    """Return a chart with a row for each copy and a column for each range of due times, darker for
+    more findings.
+    """
     names = [f"{node} {topic}:{partition}" for node, topic, partition in where.copies]
     cells = [
         (row, at, count)

@@ -1,4 +1,5 @@
-"""The repair plan: ranges that nodes are to read again, as a file for users to check first.
+"""Repair plan: ranges of copies that nodes must read again from the log, as a file that users check
+first.
 
 ``reconcile`` writes ``plan.json``; ``carry_out`` sends its steps to the nodes and waits for their
 reports. ``docs/internals/digests.md`` has the format.
@@ -21,17 +22,17 @@ from delayservice.replicas.commands import Command, Report
 from delayservice.replicas.digest import HOUR_MS
 
 Copy: TypeAlias = tuple[str, str, int]
-"""Node, topic and partition."""
+"""Node, topic and partition: the copy of one shard on one node."""
 
 VERSION: Final = 2
 STEPS_AT_ONCE: Final = 32
-"""Number of commands that wait for their reports at one time."""
+"""Number of commands that are sent before their reports are awaited."""
 STEPS_MAX: Final = 10_000
-"""Largest number of steps of a plan: more would take days, while the copies change."""
+"""Largest number of steps of a plan: more would take days, in which the copies change."""
 RANGES_MAX: Final = 48
-"""Largest number of ranges of one copy in a plan; a copy with more is rebuilt as a whole."""
+"""Largest number of ranges of one copy in a plan; a copy with more ranges is rebuilt as a whole."""
 AGE_MAX_MS: Final = DAY_MS
-"""Age above which a plan is refused, in ms, as the copies may have changed."""
+"""Age above which a plan is refused, in ms, as copies may have changed since."""
 
 
 class PlanError(DelayServiceError):
@@ -39,16 +40,17 @@ class PlanError(DelayServiceError):
 
 
 class RepairStep(msgspec.Struct, frozen=True, kw_only=True):
-    """One range of one copy that is to be read again, or the whole copy.
+    """One range of a copy that its node must read again from the log, or the whole copy.
 
     Attributes:
-        command: ``rebuild``, or ``rebuild_copy`` for the whole copy.
+        command: ``rebuild`` for a range, ``rebuild_copy`` for the whole copy.
         node: node with the copy.
-        topic_id: id of the topic; a node that serves another topic of this name refuses.
-        start_ms: first key of the range, epoch ms.
+        topic_id: Kafka's id of the delay topic; a node refuses the step if its topic of this name
+            has another id.
+        start_ms: first key (time of delivery) of the range, epoch ms.
         stop_ms: end of the keys, exclusive, epoch ms.
-        first_offset: offset of the first record of the range.
-        stop_offset: end of the offsets, exclusive; 0: unknown, the whole log is read.
+        first_offset: source offset of the first record of the range.
+        stop_offset: end of the source offsets, exclusive; 0: unknown, so the whole log is read.
         why: findings that the step repairs, in a few words.
     """
 
@@ -70,13 +72,13 @@ class RepairStep(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """Steps for the nodes of one cluster.
+    """Repair steps for the nodes of one cluster.
 
     Attributes:
-        id: name of the plan in the repair topic.
-        cluster: id of the Kafka cluster that it was made for.
+        id: random name of the plan, with which it appears in the repair topic.
+        cluster: id of the Kafka cluster that the plan was made for.
         made_ms: time at which the copies were compared, epoch milliseconds.
-        steps: steps in the order of sending; empty: there is nothing to repair.
+        steps: steps in the order in which they are sent; empty: there is nothing to repair.
     """
 
     id: str
@@ -86,21 +88,22 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     v: int = VERSION
 
     def age_hours(self, now_ms: int) -> int:
-        """Return the age of the plan in whole hours."""
+        """Return the age of the plan at ``now_ms`` (epoch ms) in whole hours."""
         return (now_ms - self.made_ms) // HOUR_MS
 
     def encode(self) -> str:
-        """Return the content of ``plan.json``."""
+        """Return the plan as the JSON text of ``plan.json``."""
         return msgspec.json.format(msgspec.json.encode(self), indent=2).decode() + "\n"
 
 
 def first_steps(
     steps: Sequence[RepairStep], keep: Collection[Copy]
 ) -> tuple[tuple[RepairStep, ...], list[str]]:
-    """Return the steps that a plan may have, and a note for users if there are more.
+    """Return the steps for a plan, with the whole copy in place of too many of its ranges; and a
+    note for users if there are more than ``STEPS_MAX``.
 
     Args:
-        steps: all steps, or ``STEPS_MAX`` and one more.
+        steps: all steps, or the first ``STEPS_MAX`` and one more.
         keep: copies that must not be rebuilt as a whole.
     """
     more = f"the plan has the first {STEPS_MAX} steps only: carry it out, then compare again"
@@ -113,7 +116,7 @@ def first_steps(
 
 
 def _whole_copy(ranges: Sequence[RepairStep]) -> RepairStep:
-    """Return one step that rebuilds a whole copy instead of these ranges."""
+    """Return one step that rebuilds a whole copy, in place of steps for ranges of this copy."""
     return replace(
         ranges[0],
         command="rebuild_copy",
@@ -126,10 +129,10 @@ def _whole_copy(ranges: Sequence[RepairStep]) -> RepairStep:
 
 
 def decode_plan(data: bytes | str) -> Plan:
-    """Return the plan that ``encode`` wrote, checked.
+    """Return the plan from the content of ``plan.json``, and check its steps.
 
     Raises:
-        PlanError: it is no plan, of another version, or a step makes no sense.
+        PlanError: it is no plan, is of another version, or a step has an impossible range.
     """
     try:
         plan = msgspec.json.decode(data, type=Plan)
@@ -148,24 +151,27 @@ def decode_plan(data: bytes | str) -> Plan:
 
 
 class CommandClient(Protocol):
-    """Client that gives commands to nodes, such as ``RepairDesk``."""
+    """Client that sends commands to nodes, such as ``RepairDesk``."""
 
     def ask(self, commands: Sequence[Command], timeout_s: float) -> Iterator[Report]:
-        """Write commands and yield their reports as they come."""
+        """Send commands to nodes, and yield their reports as they come, until each command has one
+        or ``timeout_s`` seconds are over.
+        """
 
 
 OnProgress = Callable[[int, int, Report | None], None]
-"""Function that takes the number of finished steps, the number of all, and a report or None."""
+"""Function that gets the number of finished steps, the number of all steps, and the newest report
+or None."""
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
-    """The result of a plan.
+    """Result of carrying out a plan.
 
     Attributes:
         done: number of steps that were carried out.
-        frames: number of records that were read again.
-        failed: reason of the failure, by the number of the step.
-        silent: numbers of steps without a report in time.
+        frames: number of records that nodes have read again.
+        failed: reason why a step failed, by the number of the step.
+        silent: numbers of the steps for which no report came in time.
     """
 
     done: int
@@ -175,7 +181,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_complete(self) -> bool:
-        """Return whether every step was carried out."""
+        """Whether every step was carried out."""
         return not self.failed and not self.silent
 
 
@@ -193,16 +199,16 @@ def carry_out(
 
     Args:
         plan: a plan from ``decode_plan``.
-        desk: client of the cluster.
-        cluster: id of the desk's cluster.
-        on_progress: called at the beginning and for each report.
-        timeout_s: longest wait for the reports on ``STEPS_AT_ONCE`` steps, in seconds; nodes begin
-            no step later than that.
-        now_ms: current time, epoch ms, for the age of the plan.
-        replica_only: whether nodes must refuse steps for the copy of an owner.
+        desk: client that sends commands to the nodes of the cluster.
+        cluster: id of the cluster that ``desk`` is connected to.
+        on_progress: called at the beginning, and for each report.
+        timeout_s: longest wait, in seconds, for the reports on ``STEPS_AT_ONCE`` steps; nodes begin
+            no step after that.
+        now_ms: present time, epoch ms, by which the age of the plan is judged.
+        replica_only: whether nodes must refuse a step for a copy whose slice they own.
 
     Raises:
-        PlanError: the plan was made for another cluster, or too long ago.
+        PlanError: the plan was made for another cluster, or is too old.
         KafkaEdgeError: the repair topic can't be used.
     """
     if cluster != plan.cluster:
@@ -239,7 +245,9 @@ def commands(
     *,
     replica_only: bool,
 ) -> list[Command]:
-    """Return steps as commands that expire when the wait for their reports ends."""
+    """Return repair steps as commands for nodes, which expire after ``timeout_s`` seconds, when
+    their reports are no longer awaited; ``numbered``: steps with their numbers.
+    """
     expires_ms = int((time.time() + timeout_s) * 1_000)
     return [
         Command(

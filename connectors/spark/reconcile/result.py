@@ -1,4 +1,4 @@
-"""The result of a comparison: findings by kind, counts, and paths of the written files."""
+"""Result of a comparison of copies: findings by kind, counts, and paths of the written files."""
 
 from __future__ import annotations
 
@@ -13,17 +13,20 @@ from connectors.spark.reconcile.plan import Copy, Plan
 
 @dataclass(slots=True)
 class Counts:
-    """Numbers of a comparison.
+    """Numbers of records, slots and offsets in a comparison.
 
     Attributes:
-        slot_rows: digest rows that were read, one for each slot of a copy; 0 for disks.
-        slots_differing: slots that were compared with the log.
-        slots_passed: wrong slots that K passed meanwhile; their findings are left out.
+        slot_rows: slots in the digest rows that were read, counted for each copy; 0 for copies on
+            disks.
+        slots_differing: slots that were compared with the log, as copies differ there or all are
+            compared.
+        slots_passed: wrong slots that K passed while the comparison was running; findings there are
+            left out.
         log_offsets: offsets of the delay topics that were read.
-        pending: pending records, of each shard in the copy that has the most.
-        records: pending records that were compared with another copy or the log.
-        unjudged: records of copies in differing slots, below the start of the log: they can't be
-            judged, so they are no findings.
+        pending: pending records: the sum over all shards, each counted in the copy that has most.
+        records: pending records that were compared with another copy or with the log.
+        unjudged: records in compared slots of copies that lie below the start of the log: it can't
+            judge them, so they are no findings.
     """
 
     slot_rows: int = 0
@@ -48,12 +51,12 @@ class ReconcileResult:
     Attributes:
         findings: number of findings by kind; kinds without any are left out.
         seconds: duration of the comparison.
-        read_s: time at which the copies were read, monotonic seconds.
-        paths: paths of ``findings``, ``summary``, ``plan`` and ``report``.
-        sample: the first findings, for display.
-        compared: every shard, with its compared copies.
-        wrong: copies with any finding.
-        notes: one sentence for each thing that is not compared, with the reason.
+        read_s: time at which reading the copies began, monotonic seconds.
+        paths: paths of the results by name: ``findings``, ``summary``, ``plan`` and ``report``.
+        sample: the first findings, for display, at most ``run.SAMPLE_ROWS``.
+        compared: comparison of every shard, with the nodes whose copies are compared.
+        wrong: copies with at least one finding.
+        notes: one sentence for each log that is not compared, or only in part, with the reason.
     """
 
     findings: Mapping[str, int]
@@ -69,11 +72,11 @@ class ReconcileResult:
 
     @property
     def is_clean(self) -> bool:
-        """Return whether there are no findings."""
+        """Whether there are no findings."""
         return not self.findings
 
     def to_json(self) -> dict[str, object]:
-        """Return the content of ``summary.json``."""
+        """Return the result as the content of ``summary.json``, ready for a JSON encoder."""
         return {
             "v": FINDINGS_VERSION,
             "kind": "reconcile",

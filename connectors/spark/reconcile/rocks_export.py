@@ -1,9 +1,9 @@
-"""Exports a shard of a RocksDB store as Parquet, for Spark where it can't reach the disk.
+"""Exports a shard of a RocksDB store as Parquet, for Spark on machines that can't reach the disk.
 
-The columns are those of ``stored.DDL``. The store's folder is not locked or written to. Beside a
-running node the export shows the store at one moment.
+The columns are those of ``stored.DDL``. The store's folder is not locked or written to. If the node
+is running, the export shows its store at one moment.
 
-Memory: one batch of rows, and what RocksDB keeps of a database of this size.
+It needs the memory of one batch of rows, and what RocksDB keeps of a database of this size.
 """
 
 from __future__ import annotations
@@ -27,7 +27,9 @@ _BATCH_BYTES: Final = 32 << 20
 
 @dataclass(frozen=True, slots=True)
 class Exported:
-    """A written file: ``rows`` records; all of the shard with offsets below ``stop_offset`` (S)."""
+    """Written Parquet file: ``rows`` pending records. All records of the shard with offsets below
+    ``stop_offset`` (S) had been stored.
+    """
 
     path: Path
     rows: int
@@ -42,14 +44,15 @@ def export_rocks(
     topic: str | None = None,
     content: bool = True,
 ) -> Exported:
-    """Write one shard to a Parquet file, which appears at ``target`` only when it is complete.
+    """Write the records of one shard to a Parquet file, which appears at ``target`` only when it is
+    complete; return what was written.
 
     Args:
-        shard: folder of its worker, and the shard within.
-        target: path of the file, which is replaced if it exists.
-        bounds: keys to export.
-        topic: name of the delay topic, if it is known.
-        content: whether to include keys, values and headers.
+        shard: store of a worker, and the shard in it.
+        target: path of the Parquet file, which is replaced if it exists.
+        bounds: range of keys to export.
+        topic: name of the delay topic; None: unknown.
+        content: whether to include keys, values and headers of records.
 
     Raises:
         StoreError: the store is missing, damaged or of another format.
@@ -73,7 +76,9 @@ def export_rocks(
 
 
 def batches(store: RocksView, bounds: ReadBounds) -> Iterator[list[Frame]]:
-    """Yield stored records in key order, in lists of up to 65,536 records or 32 MiB."""
+    """Yield the stored records of a shard in the order of their keys, in lists of up to 65,536
+    records or 32 MiB.
+    """
     batch: list[Frame] = []
     size = 0
     for frame in store.scanner().frames((bounds.from_ms, -1), bounds.to_ms - 1):

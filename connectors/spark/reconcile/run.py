@@ -1,9 +1,9 @@
 """Compares the copies of a cluster with each other, and with the delay topics.
 
-Copies are first compared by sums of slots: one row for each slot instead of one for each record.
-Where they differ, the log decides which is right: its pending records are summed up likewise, and
-copies with other sums are compared with it record by record. Spark does all of that; the driver
-sees counts, bounded samples and the steps of the plan.
+Copies are first compared by sums of slots (minutes of due times): one row for each slot instead of
+one for each record. Where they differ, the log decides which copy is right: its pending records are
+summed up in the same way, and copies with other sums are compared with it record by record. Spark
+does all of that; the driver gets counts, bounded samples and the steps of the repair plan.
 """
 
 from __future__ import annotations
@@ -53,7 +53,8 @@ from delayservice.replicas.digest import HOUR_MS, SLOT_MS
 
 SAMPLE_ROWS: Final = 20
 PUBLISHED_MAX: Final = 100
-"""Largest number of findings that are published: repeated comparisons find them again each time."""
+"""Largest number of findings that one comparison publishes, as the next comparison finds most of
+them again."""
 _ORDER: Final = ["kind", *COPY, "slot_start_ms", "offset"]
 _LOGGED: Final = "topic string, partition int, offset bigint, slot_start_ms bigint"
 
@@ -61,10 +62,11 @@ _LOGGED: Final = "topic string, partition int, offset bigint, slot_start_ms bigi
 def reconcile(
     spark: SparkSession, options: ReconcileOptions, say: Say = lambda _: None
 ) -> ReconcileResult:
-    """Compare the copies of a cluster, and write findings, a summary, a page and a repair plan.
+    """Compare the copies of a cluster; write findings, a summary, a page and a repair plan; return
+    the result.
 
     Raises:
-        KafkaEdgeError: the cluster can't be read, or a topic that is named does not exist.
+        KafkaEdgeError: the cluster can't be read, or a topic named in the options does not exist.
         StoreError: a folder holds no store, or may not be read.
     """
     result = compare_copies(spark, options, say)
@@ -73,7 +75,9 @@ def reconcile(
 
 
 def compare_copies(spark: SparkSession, options: ReconcileOptions, say: Say) -> ReconcileResult:
-    """Compare as ``reconcile`` does, without the summary, which ``conclude`` writes."""
+    """Compare the copies and write findings, page and repair plan; ``conclude`` writes the
+    summary.
+    """
     return _Reconciling(spark, options, say).run()
 
 
@@ -83,7 +87,9 @@ def conclude(
     result: ReconcileResult,
     repairs: Mapping[str, object] | None = None,
 ) -> None:
-    """Write the summary, and publish it with the findings; ``repairs``: repairs to add to it."""
+    """Write the summary, and publish findings and summary if the options name a topic; ``repairs``:
+    facts about repairs to add to the summary.
+    """
     summary = {**result.to_json(), **({} if repairs is None else {"repairs": repairs})}
     write_text(result.paths["summary"], json.dumps(summary, indent=2) + "\n")
     if options.topic is not None:
@@ -95,7 +101,7 @@ def conclude(
 
 
 class _Reconciling:
-    """One comparison, step by step; data between steps is stored in ``<out>/work``."""
+    """One comparison of copies; the data between its steps is stored in ``<out>/work``."""
 
     def __init__(self, spark: SparkSession, options: ReconcileOptions, say: Say) -> None:
         self._spark = spark
@@ -105,7 +111,7 @@ class _Reconciling:
         self._counts = Counts()
 
     def run(self) -> ReconcileResult:
-        """Compare, write findings, plan and page, and return the result."""
+        """Compare the copies, write findings, repair plan and page, and return the result."""
         self._say("looking at the checkpoints")
         cut = self._take_cut()
         self._say("reading the copies")
@@ -182,12 +188,16 @@ class _Reconciling:
         return kept(rows, self._options.path(f"work/{name}"))
 
     def _of_shards(self, columns: str, facts: Mapping[Place, tuple[object, ...]]) -> DataFrame:
-        """Return a small data frame with a row for each shard."""
+        """Return a data frame with a row for each shard; ``columns``: DDL of the further columns,
+        filled with ``facts``.
+        """
         rows = [(*place, *fact) for place, fact in facts.items()]
         return self._spark.createDataFrame(rows, f"topic string, partition int, {columns}")
 
     def _logged(self, cut: Cut, replicas: Replicas, suspected: DataFrame) -> DataFrame:
-        """Return the records that are pending in the suspected slots according to the log."""
+        """Return the records that are pending by the log in the slots where copies differ
+        (``suspected``), or in all slots for a deep comparison.
+        """
         parts = self._parts(served(cut), replicas, suspected)
         self._counts.log_offsets = sum(part.stop - part.start for part in parts.values())
         sifted = self._kept("sifted", self._sift(parts))
@@ -207,7 +217,9 @@ class _Reconciling:
     def _parts(
         self, shards: Mapping[Place, ShardCut], replicas: Replicas, suspected: DataFrame
     ) -> dict[Place, LogPart]:
-        """Return the part of each shard's log that may hold pending records of suspected slots."""
+        """Return the part of each shard's log that may hold pending records of the slots in
+        ``suspected``.
+        """
         compared = {one.place: one for one in replicas.compared}
         bounds = self._bounds(replicas, suspected)
         starts = self._starts({p: (shards[p], first) for p, (first, _) in bounds.items()})
@@ -224,7 +236,9 @@ class _Reconciling:
         }
 
     def _starts(self, first: Mapping[Place, tuple[ShardCut, int]]) -> dict[Place, int]:
-        """Return the offset at which to begin to read each log, by the first key needed from it."""
+        """Return the offset at which reading of each log must begin; ``first``: the shard, and the
+        lowest key (epoch ms) that is needed from it.
+        """
         by_time: dict[int, list[Place]] = {}
         for place, (shard, key_ms) in first.items():
             since_ms = written_since_ms(shard.contracts, key_ms)
@@ -236,7 +250,9 @@ class _Reconciling:
         return {p: max(span.start, found.get(p, span.end)) for p, span in spans.items()}
 
     def _bounds(self, replicas: Replicas, suspected: DataFrame) -> dict[Place, tuple[int, int]]:
-        """Return the first needed key of each shard, and the exclusive end of its keys."""
+        """Return for each shard the lowest key to read from its log, and the exclusive end of the
+        keys, epoch ms.
+        """
         if self._options.deep:
             return {o.place: (o.from_ms, DUE_STOP_MS + 1) for o in replicas.compared if o.nodes}
         found = suspected.groupBy(*SHARD).agg(
@@ -245,7 +261,9 @@ class _Reconciling:
         return {(topic, number): (first, stop) for topic, number, first, stop in found.collect()}
 
     def _findings(self, replicas: Replicas, wrong: DataFrame, logged: DataFrame) -> DataFrame:
-        """Return all findings except those in slots that K has passed meanwhile."""
+        """Return all findings except those in slots that K has passed while the comparison was
+        running. ``wrong``: slots of copies that differ from the log.
+        """
         asked = self._asked(replicas, wrong, logged)
         if asked.isEmpty():
             return self._others(replicas)
@@ -268,8 +286,9 @@ class _Reconciling:
         return found.select(*others.columns).union(others)
 
     def _asked(self, replicas: Replicas, wrong: DataFrame, logged: DataFrame) -> DataFrame:
-        """Return the slots of copies whose records are compared with the log: wrong ones, and in a
-        deep comparison by digests those with ids, of which digests only show the ids.
+        """Return the slots of copies whose records are compared with the log one by one: slots that
+        differ, and in a deep comparison by digests also slots with ids, as digests cover only the
+        ids of their records.
         """
         asked = wrong.select(*PLACE, sf.expr("true").alias("is_wrong"))
         if not self._options.deep or replicas.hashed == "payload_hash":
@@ -280,7 +299,7 @@ class _Reconciling:
         return asked.union(named.select(*PLACE, sf.expr("false")))
 
     def _others(self, replicas: Replicas) -> DataFrame:
-        """Return findings of damage, and of copies that can't be compared."""
+        """Return findings about unreadable ranges, and about copies that can't be compared."""
         replicas.look_again()
         rows = [
             (kind, node or None, *one.place, None, None, None, None, why)
@@ -294,7 +313,7 @@ class _Reconciling:
     def _plan(
         self, cut: Cut, replicas: Replicas, found: DataFrame, logged: DataFrame
     ) -> tuple[Plan, list[str]]:
-        """Return the plan, and notes about it."""
+        """Return the repair plan, and notes for users about what it lacks."""
         shards = served(cut)
         facts = {
             one.place: (shards[one.place].topic_id, one.cursor.offset, shards[one.place].span.start)

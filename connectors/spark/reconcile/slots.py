@@ -1,4 +1,4 @@
-"""Compares slots of copies with each other and with the log: data frames in and out.
+"""Compares slots (minutes of due times) of copies with each other and with the log, as data frames.
 
 Names of columns: a *shard* is ``topic, partition``, a *copy* ``node`` and a shard, a *slot* a shard
 and ``slot_start_ms``; a slot is ``SLOT_MS`` long.
@@ -21,19 +21,20 @@ KINDS: Final = (*OF_RECORDS, "damaged", "behind", "silent")
 WRONG: Final = (
     "node string, topic string, partition int, slot_start_ms bigint, count bigint, log_count bigint"
 )
-"""Columns of a copy's slot that differs from the log."""
+"""Columns of a slot of a copy that differs from the log: ``count`` records in the copy,
+``log_count`` pending by the log."""
 
 
 def suspects(sums: DataFrame, copies: DataFrame, *, every: bool) -> DataFrame:
-    """Return the slots to compare with the log.
+    """Return the slots to compare with the log: those that differ between copies.
 
     Args:
-        sums: ``digest_rows.SUMS``.
-        copies: for each shard, the ``nodes`` that are compared.
-        every: whether to include slots that are equal in all copies.
+        sums: count and hash of each copy's records by slot, columns ``digest_rows.SUMS``.
+        copies: for each shard, the ``nodes`` whose copies are compared.
+        every: whether to return slots that are equal in all copies too.
 
     Returns:
-        A slot, and ``sums``: node, count and hash of each copy with records there.
+        Columns of a slot, and ``sums``: node, count and hash of each copy with records in it.
     """
     said = sf.struct("count", "hash")
     slots = (
@@ -53,17 +54,19 @@ def suspects(sums: DataFrame, copies: DataFrame, *, every: bool) -> DataFrame:
 def wrong_slots(
     suspected: DataFrame, logged: DataFrame, copies: DataFrame, unreadable: DataFrame, hashed: str
 ) -> DataFrame:
-    """Return slots of copies that differ from the log, except those known to be unreadable.
+    """Return the slots of copies that differ from the log, except those that the node could not
+    read.
 
     Args:
         suspected: result of ``suspects``.
-        logged: records that are pending by the log, with their slots, of those slots at least.
-        copies: as for ``suspects``.
-        unreadable: ``details.UNREADABLE``.
-        hashed: column of ``logged`` whose sums are compared.
+        logged: records that are pending by the log, with their slots; complete for the slots of
+            ``suspected``.
+        copies: for each shard, the ``nodes`` whose copies are compared.
+        unreadable: ranges that nodes could not read, columns ``details.UNREADABLE``.
+        hashed: name of the column of ``logged`` with the hashes that are summed up in a slot.
 
     Returns:
-        ``WRONG``.
+        Columns of ``WRONG``.
     """
     right = logged.groupBy(*SLOT).agg(
         sf.count("*").alias("log_count"), sum64(sf.col(hashed)).alias("log_hash")
@@ -81,12 +84,14 @@ def wrong_slots(
 
 
 def by_node(copies: DataFrame) -> DataFrame:
-    """Return a row for each copy from rows for shards, whose ``nodes`` have copies."""
+    """Return a row for each copy, from a row for each shard with the ``nodes`` that have copies."""
     return copies.select(*SHARD, sf.explode("nodes").alias("node"))
 
 
 def outside(slots: DataFrame, ranges: DataFrame) -> DataFrame:
-    """Return slots of copies that no range of their copy overlaps; ``ranges``: ``UNREADABLE``."""
+    """Return the slots that no range of the same copy overlaps; ``ranges``: columns
+    ``details.UNREADABLE``.
+    """
     bounds = ranges.select(
         *COPY, sf.col("slot_start_ms").alias("from_ms"), sf.col("slot_stop_ms").alias("to_ms")
     )
@@ -99,15 +104,15 @@ def outside(slots: DataFrame, ranges: DataFrame) -> DataFrame:
 def slot_findings(
     wrong: DataFrame, explained: DataFrame, unjudged: DataFrame, unanswered: DataFrame
 ) -> DataFrame:
-    """Return findings for wrong slots in which no single record is known to be wrong, if the log
-    can judge them.
+    """Return a finding for each wrong slot of a copy in which no single record was found to be
+    wrong, unless the log can't judge it.
 
     Args:
         wrong: result of ``wrong_slots``.
-        explained: findings about records.
-        unjudged: records of copies below the log's start: a slot with any must have another sum
-            than the log has.
-        unanswered: ``details.UNREADABLE``: ranges whose records are unknown, and why.
+        explained: findings about single records; their slots are left out.
+        unjudged: records of copies below the start of the log: a slot with any must differ from the
+            log, and is left out.
+        unanswered: ranges whose records are unknown, and why; columns ``details.UNREADABLE``.
     """
     unknown = outside(wrong, unanswered).select(*PLACE, sf.expr("true").alias("is_known"))
     kind = (
@@ -131,20 +136,20 @@ def slot_findings(
 
 
 def damage_findings(unreadable: DataFrame) -> DataFrame:
-    """Return damaged ranges as findings."""
+    """Return unreadable ranges of copies as findings of kind ``damaged``."""
     found = unreadable.withColumn("kind", sf.lit("damaged")).withColumnRenamed("why", "detail")
     return as_findings(found)
 
 
 def ranges_of(slots: DataFrame) -> DataFrame:
-    """Return ranges of copies to ask for, each from the first to the last slot within an hour;
-    those known to be wrong come first.
+    """Return ranges of due times of copies whose records nodes are to send: one from the first to
+    the last of the given slots in each hour. Ranges with wrong slots come first.
 
     Args:
-        slots: ``PLACE`` and ``is_wrong``.
+        slots: slots of copies (``PLACE``), and ``is_wrong``.
 
     Returns:
-        A copy, ``start_ms`` and ``stop_ms``, in this order.
+        Columns of a copy, ``start_ms`` and ``stop_ms`` (exclusive), sorted.
     """
     ends = slots.withColumn("slot_stop_ms", sf.col("slot_start_ms") + SLOT_MS)
     islands = _islands(ends, HOUR_MS, [sf.max("is_wrong").alias("is_wrong")])
@@ -154,20 +159,22 @@ def ranges_of(slots: DataFrame) -> DataFrame:
 def plan_steps(
     found: DataFrame, logged: DataFrame, damaged: DataFrame, shards: DataFrame
 ) -> list[RepairStep]:
-    """Return the ranges to be read again: adjoining slots of a copy with findings as one range of
-    at most an hour, as a node reads a range in one go.
+    """Return the ranges of copies that nodes must read again from the log, as repair steps.
+    Adjoining slots of a copy become one range of at most an hour, as a node reads that in one go.
 
-    A whole slot with more or other records than the log is not repaired where the log does not go
-    back to its first record: the right content is unknown there.
+    A slot with more or other records than the log is not repaired as a whole unless the log still
+    has its first record: otherwise the right content is unknown.
 
     Args:
-        found: findings.
-        logged: as for ``wrong_slots``; gives the offsets in a slot.
-        damaged: ``details.UNREADABLE``.
-        shards: of each shard ``topic_id``, ``below``, the H of the comparison, and ``log_start``.
+        found: findings of the comparison.
+        logged: records that are pending by the log, with their slots: their offsets limit what is
+            read again.
+        damaged: unreadable ranges of copies, columns ``details.UNREADABLE``.
+        shards: for each shard ``topic_id``; ``below``, the H of the comparison; and ``log_start``,
+            its first offset.
 
     Returns:
-        At most ``STEPS_MAX`` steps and one more, which shows that some are missing.
+        At most ``STEPS_MAX`` + 1 steps; the last one shows that some are missing.
     """
     offsets = logged.groupBy(*SLOT).agg(
         sf.min("offset").alias("low"), (sf.max("offset") + 1).alias("high")
@@ -197,7 +204,9 @@ def plan_steps(
 
 
 def _by_hours(ranges: DataFrame) -> DataFrame:
-    """Return ranges cut at full hours, ``STEPS_MAX`` pieces of each, as a plan has no more."""
+    """Return ranges cut at full hours, at most ``STEPS_MAX`` + 1 pieces of each, as a plan has no
+    more steps.
+    """
     start, stop = sf.col("slot_start_ms"), sf.col("slot_stop_ms")
     last = sf.least(stop - 1, start + STEPS_MAX * HOUR_MS)
     hours = sf.sequence(_hour(start), _hour(last), sf.lit(HOUR_MS).cast("bigint"))
@@ -214,7 +223,9 @@ def _hour(time_ms: Column) -> Column:
 
 
 def _islands(slots: DataFrame, gap_ms: int, summed: list[Column]) -> DataFrame:
-    """Return slots of a copy and an hour that are at most ``gap_ms`` apart, as one row."""
+    """Merge slots of a copy within an hour that are at most ``gap_ms`` apart; return one row for
+    each merged range, with the aggregates ``summed``.
+    """
     hour = _hour(sf.col("slot_start_ms")).alias("hour_ms")
     before = Window.partitionBy(*COPY, hour).orderBy("slot_start_ms", "slot_stop_ms")
     reach = sf.max("slot_stop_ms").over(before.rowsBetween(Window.unboundedPreceding, -1))

@@ -5,9 +5,9 @@
     spark.dataSource.register(StoreSource)
     spark.read.format("delayservice-store").load("/var/lib/delayservice/n1")
 
-For a disk, a backup of one, or beside a running node: nothing is locked or written
+It reads a disk, a backup of one, or the disk of a running node: nothing is locked or written
 (``delayservice.store.wheel.reading``, ``delayservice.store.rocks_view``). ``stored.DDL`` has the
-columns. Options, by name in any case:
+columns. Options, whose names may be in upper or lower case:
 
 ===================  ==============================================================================
 ``path``             a node's state folder, a folder of stores in it, or the store of one worker
@@ -58,7 +58,7 @@ FORMAT: Final = "delayservice-store"
 
 _MODES: Final = ("permissive", "failfast")
 _SHARDS_PER_TASK: Final = 16
-"""Number of RocksDB shards that one task reads, as it opens the database of all of them."""
+"""Number of RocksDB shards that one task reads, as opening their common database takes time."""
 _UNTRUSTED: Final = (
     "what the store says of itself is missing, damaged or of an older format: a node starts the "
     "whole store over from the log"
@@ -67,17 +67,17 @@ _T = TypeVar("_T")
 
 
 def shard_name(topic_id: str) -> str:
-    """Return the name of the folder for a topic's shards: a hash of the topic's id."""
+    """Return the name of the folder with a topic's shards: a hash of the topic's id, in hex."""
     return hashlib.blake2b(topic_id.encode(), digest_size=12).hexdigest()
 
 
 @dataclass(frozen=True, slots=True)
 class StoreOptions:
-    """Options of a read of a store; the module describes each."""
+    """Options for reading a store; the module docstring describes each."""
 
     bounds: ReadBounds = EVERYTHING
     topics: Mapping[str, str] | None = None
-    """Names of topics by their ids."""
+    """Names of the topics to read, by their ids; None: all topics."""
     partitions: tuple[int, ...] | None = None
     failfast: bool = False
     content: bool = True
@@ -85,10 +85,10 @@ class StoreOptions:
 
     @classmethod
     def of(cls, options: Mapping[str, str]) -> StoreOptions:
-        """Return the options of a reader, which are text, as ``StoreOptions``.
+        """Return ``StoreOptions`` from the options given to Spark, which are all text.
 
         Raises:
-            StoreError: one of them can't be read.
+            StoreError: an option is missing or can't be read.
         """
         mode = options.get("mode", "permissive").lower()
         if "path" not in options or mode not in _MODES:
@@ -110,7 +110,7 @@ class StoreOptions:
             raise StoreError(f"an option of {FORMAT} can't be read: {exc}") from exc
 
     def to_options(self) -> dict[str, str]:
-        """Return the options as text, which ``of`` can read back."""
+        """Return the options as text for Spark, which ``of`` can read back."""
         options = {
             "from_ms": str(self.bounds.from_ms),
             "to_ms": str(self.bounds.to_ms),
@@ -124,7 +124,7 @@ class StoreOptions:
         return options
 
     def name_of(self, folder: ShardFolder) -> ShardName | None:
-        """Return the names of a folder's shard for rows; None: the options exclude it."""
+        """Return the names of a shard for use in rows; None: the options exclude the shard."""
         if folder.partition < 0:
             return ShardName(folder.shard, folder.partition)
         if self.partitions is not None and folder.partition not in self.partitions:
@@ -141,15 +141,17 @@ def _json(text: str | None, kind: type[_T]) -> _T | None:
 
 
 def read_store(spark: SparkSession, path: str, asked: StoreOptions | None = None) -> DataFrame:
-    """Return ``stored.DDL`` of a node's stores, or of one worker's; ``path``: their folder."""
+    """Return the records in a node's stores, or in one worker's store, with the columns of
+    ``stored.DDL``; ``path``: folder.
+    """
     spark.dataSource.register(StoreSource)
     options = (asked or StoreOptions()).to_options()
     return spark.read.format(FORMAT).options(**options).load(path)
 
 
 def reach_of(root: Path) -> Iterator[tuple[ShardFolder, int | None]]:
-    """Yield every shard below a folder with its S: all records with offsets below it are stored.
-    None: the store can't be trusted.
+    """Yield every shard in the stores of a folder with its S: all records with offsets below S are
+    stored. S is None if the store can't be trusted.
 
     Raises:
         StoreError: the folder holds no store, or may not be read.
@@ -173,19 +175,20 @@ def _is_rocks(path: str) -> bool:
 
 
 class StoreSource(DataSource):
-    """Spark data source that registers the format; see the module."""
+    """Spark data source that registers the format ``delayservice-store``."""
 
     @classmethod
     def name(cls) -> str:
-        """Return the name of the format."""
+        """Return the name of the format, ``delayservice-store``."""
         return FORMAT
 
     def schema(self) -> str:
-        """Return the columns, ``stored.DDL``."""
+        """Return the columns of all rows, ``stored.DDL``."""
         return DDL
 
     def reader(self, schema: StructType) -> StoreReader:
-        """Return a reader; the schema is fixed.
+        """Return the reader for the given options; ``schema`` is ignored, as the columns are
+        fixed.
 
         Raises:
             StoreError: an option is missing or can't be read.
@@ -196,7 +199,9 @@ class StoreSource(DataSource):
 
 @dataclass
 class Hours(InputPartition):
-    """Hours of one shard to read, each as its slot files with what was durable when planned."""
+    """Input partition with hours of one shard in a wheel: for each hour its slot files, read up to
+    the length that was durable when planned.
+    """
 
     folder: ShardFolder
     name: ShardName
@@ -205,28 +210,29 @@ class Hours(InputPartition):
 
 @dataclass
 class Databases(InputPartition):
-    """Shards of one RocksDB database to read."""
+    """Input partition with shards of one RocksDB database."""
 
     shards: tuple[tuple[ShardFolder, ShardName], ...]
 
 
 @dataclass
 class Untrusted(InputPartition):
-    """A shard whose store can't be trusted; it gives one row of damage."""
+    """Input partition for a shard whose store can't be trusted; it gives one row of damage."""
 
     name: ShardName
 
 
 @dataclass
 class StoreReader(DataSourceReader):
-    """Reader that plans input partitions on the driver and reads them on executors."""
+    """Reader of stores: the driver plans input partitions, and executors read them."""
 
     path: str
     options: StoreOptions
 
     def partitions(self) -> list[InputPartition]:
-        """Return one partition for every ``hours_per_task`` hours of each shard of a wheel, and one
-        for some shards of a database. This reads the states of stores, but no records.
+        """Return the input partitions: one for every ``hours_per_task`` hours of a shard in a
+        wheel, and one for some shards of a database. This reads the state of each store, but no
+        records.
 
         Raises:
             StoreError: the folder holds no store, or may not be read.
@@ -250,10 +256,12 @@ class StoreReader(DataSourceReader):
         return [Hours(folder, name, hours[at : at + step]) for at in range(0, len(hours), step)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Yield rows, one block at a time; damage as rows of its own.
+        """Yield the rows of an input partition, one block at a time, with damage as rows of its
+        own.
 
         Raises:
-            StoreError: something is damaged and the mode is ``failfast``, or may not be read.
+            StoreError: something is damaged and the mode is ``failfast``, or a file may not be
+                read.
         """
         if isinstance(partition, Untrusted):
             yield self._damaged(partition.name, _whole(_UNTRUSTED))
@@ -264,7 +272,9 @@ class StoreReader(DataSourceReader):
                 yield from self._read_hour(partition, parts)
 
     def _read_databases(self, partition: Databases) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of a database; if that fails, damage of each shard not read by then."""
+        """Yield the rows of a database; if reading fails, yield a row of damage for each shard that
+        is not complete by then.
+        """
         left = list(partition.shards)
         try:
             with viewed_database(Path(left[0][0].path)) as rocks:
@@ -295,5 +305,5 @@ class StoreReader(DataSourceReader):
 
 
 def _whole(why: str) -> Damage:
-    """Return the damage of a whole shard."""
+    """Return damage that covers all keys and offsets of a shard; ``why``: reason for users."""
     return Damage(0, DUE_STOP_MS, 0, None, why)

@@ -1,8 +1,8 @@
 """Rows of a store for Spark: one schema for wheels and RocksDB.
 
-A row is a pending record, or has in ``damage`` the reason why something could not be read; then all
-columns from ``key_ms`` to ``frame_hash`` are null, and the missing records have source offsets from
-``first_offset`` up to ``stop_offset``.
+A row is a pending record; or it has in ``damage`` the reason why something could not be read. Then
+all columns from ``key_ms`` to ``frame_hash`` are null, and the missing records have source offsets
+from ``first_offset`` up to ``stop_offset`` (exclusive).
 """
 
 from __future__ import annotations
@@ -32,21 +32,24 @@ DDL: Final = """
     payload_hash bigint, frame_hash bigint,
     damage string, first_offset bigint, stop_offset bigint
 """
-"""Columns of a store. ``shard``: folder name, a hash of the topic's id. ``topic``: its name, if
-known. ``slot_start_ms``, ``slot_stop_ms``: range of the file. ``mark``: offset that cancels or
-replaces the record. ``payload_hash``: hash of key, offset and payload; ``frame_hash``: as in
-digests, with the id instead of the payload where there is one; both are signed 64 bits."""
+"""Columns of a store's records. ``shard``: folder name, a hash of the topic's id. ``topic``: its
+name, if known. ``slot_start_ms``, ``slot_stop_ms``: range of due times of the file. ``mark``:
+source offset of the record's canceller. ``payload_hash``: hash of key, offset and payload;
+``frame_hash``: the hash in digests, with the id instead of the payload where there is one; both are
+signed numbers of 64 bits."""
 
 SCHEMA: Final = arrow_schema(DDL)
 
 _DAMAGE_COLUMNS: Final = 8
-"""Number of columns that are set in a row of damage."""
+"""Number of columns that are not null in a row of damage."""
 _PLAIN: Final = (None, None, 1, None)
 
 
 @dataclass(frozen=True, slots=True)
 class ShardName:
-    """Names of the shard of some rows: its folder, ``topic`` if known, and partition."""
+    """Names for the rows of one shard: its folder (hash of the topic's id), partition, and topic if
+    known.
+    """
 
     shard: str
     partition: int
@@ -55,20 +58,23 @@ class ShardName:
     def batch(
         self, slot_ms: tuple[int, int] | None, frames: Sequence[Frame], *, content: bool
     ) -> pa.RecordBatch:
-        """Return some frames as rows.
+        """Return stored records as an Arrow batch with the columns of ``DDL``.
 
         Args:
-            slot_ms: first and exclusive last millisecond of their slot; None: the minute of each.
-            frames: frames in any order.
+            slot_ms: start and exclusive end of their slot, epoch ms; None: the minute of each
+                record's key.
+            frames: stored records (key time, offset, mark, encoded payload) in any order.
             content: whether to include keys, values and headers, which are most of the bytes.
 
         Raises:
-            StoreError: a payload is of no version that this code knows.
+            StoreError: a payload has a version that this code does not know.
         """
         return batch_of([self._row(slot_ms, frame, content=content) for frame in frames], SCHEMA)
 
     def damage_batch(self, damage: Damage) -> pa.RecordBatch:
-        """Return damage as one row, with the range of keys and offsets that could not be read."""
+        """Return an Arrow batch of one row that tells which keys and offsets could not be read, and
+        why.
+        """
         slot_ms = (damage.start_ms, damage.stop_ms)
         offsets = (damage.first_offset, damage.stop_offset)
         unknown = (None,) * (len(SCHEMA) - _DAMAGE_COLUMNS)
@@ -78,7 +84,7 @@ class ShardName:
     def _row(
         self, slot_ms: tuple[int, int] | None, frame: Frame, *, content: bool
     ) -> tuple[object, ...]:
-        """Return the columns of ``DDL``, in its order."""
+        """Return one stored record as values for the columns of ``DDL``, in order."""
         key_ms, offset, mark, data = frame
         target, partition, key, value, headers, due_ms, meta = decode_payload(data)
         record_id, source, attempt, expires_ms = _PLAIN if meta is None else meta[:4]
@@ -99,7 +105,9 @@ class ShardName:
 
 
 def signed(hashed: int) -> int:
-    """Return an unsigned number of 64 bits as a signed one, as Spark and Arrow store it."""
+    """Return an unsigned number of 64 bits as a signed one with the same bits, as Spark and Arrow
+    store it.
+    """
     return int(struct.unpack("<q", hashed.to_bytes(8, "little"))[0])
 
 
@@ -116,4 +124,5 @@ def _hashes_of(entry: Entry) -> tuple[int, int]:
 
 
 HASHES: Final = PendingColumns(arrow_schema("payload_hash bigint, frame_hash bigint"), _hashes_of)
-"""Columns with the hashes of a pending record of a delay topic."""
+"""Columns ``payload_hash`` and ``frame_hash`` of a pending record that is read from a delay
+topic."""

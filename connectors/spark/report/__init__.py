@@ -1,1 +1,1 @@
-"""Reports lateness, load and outcomes as a page and as data."""
+"""Reports lateness of deliveries, pending load and outcomes, as an HTML page and as data."""

@@ -15,8 +15,8 @@ LATENESS_BOUNDS_MS: Final = (
     *(1_000, 2_000, 5_000, 10_000, 30_000),
     *(MINUTE_MS, 5 * MINUTE_MS, 15 * MINUTE_MS, HOUR_MS, 6 * HOUR_MS, DAY_MS),
 )
-"""Upper bounds of the classes of lateness, in ms, inclusive; the first class is early deliveries.
-"""
+"""Upper bounds of the classes of lateness, in ms, inclusive; the first class is early deliveries. A
+further class without a bound follows the last."""
 
 DELAY_BOUNDS: Final = (
     ("none", 0),
@@ -34,26 +34,29 @@ DELAY_LONGER: Final = "> 30 d"
 DELAY_RECURRING: Final = "recurring"
 DELAY_UNKNOWN: Final = "unknown"
 DELAYS: Final = (*(name for name, _ in DELAY_BOUNDS), DELAY_LONGER, DELAY_RECURRING, DELAY_UNKNOWN)
-"""Classes of delays, from writing to the due time; unknown: the source record has expired."""
+"""Names of the classes of delays (times from a record's writing to its due time); "unknown": the
+source record has expired."""
 
 HOURS_MAX: Final = 31 * 24
-"""Largest number of hours that are shown."""
+"""Largest number of hours in the report's table of lateness by hour."""
 
 
 @dataclass(frozen=True, slots=True)
 class Lateness:
-    """Lateness of the deliveries of one group; for a record that was due when it was written,
-    counted from its writing.
+    """Lateness of the deliveries of one group (a target, an hour or a class of delays).
+
+    It is counted from the due time, or from the writing of a record that was due by then.
 
     Attributes:
         name: the target, the hour's start in epoch milliseconds, or the class of delays.
         records: number of deliveries.
-        bytes: bytes of their keys and values.
-        early: number of deliveries before the due time, fired ones excluded.
-        fired: number of records that a user had delivered at once, which have no lateness.
-        p50_ms, p90_ms, p99_ms: quantiles of lateness, in ms; None when all were fired.
-        max_ms: largest lateness, in ms; None when all were fired.
-        histogram: number of deliveries in each class of ``LATENESS_BOUNDS_MS``, and above.
+        bytes: sum of the bytes of the deliveries' keys and values.
+        early: number of deliveries before the due time, without fired records.
+        fired: number of fired records, which have no lateness.
+        p50_ms, p90_ms, p99_ms: quantiles of lateness, in ms; None when all records were fired.
+        max_ms: largest lateness, in ms; None when all records were fired.
+        histogram: number of deliveries in each class of ``LATENESS_BOUNDS_MS``, and at the end of
+            those later than its last bound.
     """
 
     name: str | int
@@ -71,7 +74,7 @@ class Lateness:
 NOTHING_LATE: Final = Lateness(
     "all", 0, 0, 0, 0, None, None, None, None, (0,) * (len(LATENESS_BOUNDS_MS) + 1)
 )
-"""Lateness of an empty group."""
+"""``Lateness`` of a report without deliveries."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +84,8 @@ class LoadStep:
     Attributes:
         start_ms: start of the step, epoch ms.
         records: number of records.
-        bytes: bytes of their keys and values.
-        peak_per_s: number of records in the second with the most.
+        bytes: sum of the bytes of the records' keys and values.
+        peak_per_s: largest number of records that are due in one second of the step.
     """
 
     start_ms: int
@@ -93,14 +96,15 @@ class LoadStep:
 
 @dataclass(frozen=True, slots=True)
 class PendingTotals:
-    """Totals of pending records.
+    """Totals of all pending records.
 
     Attributes:
         records: number of records.
-        bytes: bytes of their keys and values.
+        bytes: sum of the bytes of the records' keys and values.
         overdue: number of records whose due time has passed.
         beyond: number of records that are due after the end of the forecast.
-        last_ms: start of the last second in which a record is due, epoch ms; None: no record.
+        last_ms: start of the last second in which a pending record is due, epoch ms; None: no
+            record is pending.
     """
 
     records: int
@@ -112,7 +116,7 @@ class PendingTotals:
 
 @dataclass(frozen=True, slots=True)
 class Count:
-    """A name and its number of records."""
+    """Name (a target, outcome or dead letter's code), and the number of records that have it."""
 
     name: str
     records: int
@@ -123,18 +127,22 @@ class ReportFacts:
     """All facts of a report.
 
     Attributes:
-        since_ms, until_ms: reported period, epoch ms; None: no limit.
-        whole: lateness of all deliveries.
-        targets: the largest targets, of ``targets_total`` in all.
-        hours: the last ``HOURS_MAX`` hours in which records were due, ascending.
-        delays: classes with any deliveries, in the order of ``DELAYS``.
+        since_ms, until_ms: start and exclusive end of the reported period, epoch ms; None: no
+            limit.
+        whole: lateness of all deliveries together.
+        targets: lateness for each of the targets with the most deliveries; ``targets_total`` is the
+            number of all targets.
+        hours: lateness for each of the last ``HOURS_MAX`` hours in which records were due,
+            ascending.
+        delays: lateness for each class of delays with any deliveries, in the order of ``DELAYS``.
         waiting: totals of pending records.
         horizon_ms: length of the forecast, in ms.
-        forecast: steps of ``step_ms`` with any records, ascending.
-        pending_targets: targets with the most pending records.
-        outcomes: number of records that were not delivered, by kind.
-        letters: number of dead letters by code.
-        seconds: duration of the report's jobs.
+        forecast: pending records by time steps of ``step_ms``, ascending; steps without records are
+            left out.
+        pending_targets: number of pending records of the targets that have the most.
+        outcomes: number of records that were not delivered, by the value of ``delay-outcome``.
+        letters: number of dead letters by error code.
+        seconds: duration of the counting, in seconds.
         cut: offsets and cursors up to which records are counted.
     """
 
@@ -156,7 +164,7 @@ class ReportFacts:
     cut: Cut
 
     def to_json(self) -> dict[str, object]:
-        """Return the content of ``report.json``."""
+        """Return the facts as the content of ``report.json``, ready for a JSON encoder."""
         facts = {name: value for name, value in asdict(self).items() if name != "cut"}
         return {
             "v": 1,

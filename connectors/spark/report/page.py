@@ -1,4 +1,4 @@
-"""Makes the page of a report: its facts as charts, each with a table beside it."""
+"""Makes the page of a report: its facts as charts, each with a table of the same data."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _P99: Final = 5
 
 
 def page(report: ReportFacts) -> str:
-    """Return the report as one HTML file."""
+    """Return the report as the text of one HTML file: lateness, load to come, outcomes, cursors."""
     as_of = moment(report.cut.taken_ms)
     early = f"{number(report.whole.early)} records were delivered before their due time"
     warnings = [f"{early}. An audit names each of them."] if report.whole.early else []
@@ -129,7 +129,9 @@ def _cells(group: Lateness) -> tuple[object, ...]:
 
 
 def class_names() -> list[str]:
-    """Return a name for each class of ``Lateness.histogram``, in its order."""
+    """Return a display name for each class of ``Lateness.histogram``, in its order, from "early" to
+    "later".
+    """
     bounds = [format_duration(bound) if bound else "0" for bound in LATENESS_BOUNDS_MS[1:]]
     return ["early", *bounds, "later"]
 
@@ -165,7 +167,9 @@ def _forecast(report: ReportFacts) -> Chart:
 
 
 def continuous(forecast: Sequence[LoadStep], step_ms: int) -> list[LoadStep]:
-    """Return the steps and empty ones between and after them, at which a line drops to zero."""
+    """Return the steps of a forecast, with empty steps in place of missing ones and one after the
+    last, so that the chart's line drops to zero there.
+    """
     if not forecast:
         return []
     by_start = {load.start_ms: load for load in forecast}

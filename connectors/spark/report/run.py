@@ -1,7 +1,7 @@
-"""Reports lateness of deliveries, pending records, and other outcomes.
+"""Reports the lateness of deliveries, the pending records, and all other outcomes.
 
 Spark counts everything. The driver gets a bounded amount: a row for each target, hour and class of
-delays up to a limit, and a few hundred points of the forecast. The rest is in Parquet.
+delays up to a limit, and a few hundred points of the forecast. All groups are in Parquet.
 """
 
 from __future__ import annotations
@@ -48,14 +48,16 @@ from delayservice.contract.entry import Entry
 
 QUANTILES: Final = (0.5, 0.9, 0.99)
 _ACCURACY: Final = 1_000
-"""Accuracy of quantiles: the error of a rank is at most one part in this number."""
+"""Accuracy argument of ``percentile_approx``: the rank of a quantile is wrong by at most one part
+in this number."""
 
 FORECAST_STEPS_MAX: Final = 1_440
 _STEPS_MS: Final = (MINUTE_MS, 5 * MINUTE_MS, 15 * MINUTE_MS, HOUR_MS, 6 * HOUR_MS, DAY_MS)
 _SECOND_MS: Final = 1_000
 _NAMES_MAX: Final = 50
 _BY_TARGET, _BY_HOUR, _BY_DELAY, _WHOLE = 0b011, 0b101, 0b110, 0b111
-"""Values of ``grouping_id``: a bit for each column that is not grouped by."""
+"""Values of Spark's ``grouping_id`` over target, hour and class of delays: the bit of a column is 1
+if the rows are not grouped by it."""
 
 
 def _load_of(entry: Entry) -> tuple[int, str, int]:
@@ -65,8 +67,8 @@ def _load_of(entry: Entry) -> tuple[int, str, int]:
 
 
 LOAD: Final = PendingColumns(arrow_schema("send_ms bigint, target string, bytes bigint"), _load_of)
-"""Columns of a pending record: time at which it is due or retried, target, and bytes of key and
-value."""
+"""Columns of a pending record: ``send_ms``, the later of its due time and its key, epoch ms; its
+target; and the bytes of its key and value."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,12 +76,13 @@ class ReportOptions:
     """Options of a report.
 
     Attributes:
-        audit: topics to read, as for an audit; its ``out`` is for the report, which replaces a
-            former one there.
-        since_ms: start of the period by the time of writing, epoch milliseconds; None: all.
+        audit: the cluster, and the topics to read, as for an audit; its ``out`` is the folder of
+            the report, which replaces an earlier report there.
+        since_ms: start of the reported period by the records' timestamps, epoch milliseconds; None:
+            from the start of the logs.
         until_ms: end of the period, exclusive; None: now.
-        horizon_ms: length of the load forecast, in ms.
-        top: number of targets that are shown.
+        horizon_ms: length of the load forecast from now on, in ms.
+        top: number of targets in the tables, those with the most records.
     """
 
     audit: AuditOptions
@@ -91,10 +94,10 @@ class ReportOptions:
 
 def report(spark: SparkSession, options: ReportOptions, say: Say) -> ReportFacts:
     """Count records, write ``report.html``, ``report.json`` and the Parquet data sets ``lateness``
-    and ``forecast``, and return the facts.
+    and ``forecast`` into the report's folder, and return the facts.
 
     Raises:
-        KafkaEdgeError: the cluster can't be read, or a topic that is named does not exist.
+        KafkaEdgeError: the cluster can't be read, or a topic named in the options is missing.
     """
     began_s = time.monotonic()
     say("taking a cut of all logs")
@@ -126,7 +129,7 @@ def report(spark: SparkSession, options: ReportOptions, say: Say) -> ReportFacts
 
 
 class _Work:
-    """Counter of the records of one report, at one cut."""
+    """Counter of the records of one report, up to the offsets and cursors of one cut."""
 
     def __init__(self, spark: SparkSession, options: ReportOptions, cut: Cut) -> None:
         self._spark = spark
@@ -137,7 +140,9 @@ class _Work:
         self.step_ms = next(steps, _STEPS_MS[-1])
 
     def _read(self, topics: Collection[str], *, since_ms: int | None = None) -> DataFrame:
-        """Return the records of whole topics, or of those from ``since_ms`` on."""
+        """Return the records of topics up to the cut, or only those with timestamps of ``since_ms``
+        (epoch ms) or later.
+        """
         spans = {place: span for place, span in self._cut.spans.items() if place[0] in topics}
         if since_ms is not None and spans:
             later = offsets_at(self._audit.client, spans.keys(), since_ms)
@@ -149,7 +154,7 @@ class _Work:
         return max(2 * self._spark.sparkContext.defaultParallelism, records // TASK_RECORDS + 1)
 
     def _outputs(self, topics: Collection[str]) -> DataFrame:
-        """Return the records that were written to topics in the reported period."""
+        """Return the records that were written to topics within the reported period."""
         options = self._options
         records = self._read(topics, since_ms=options.since_ms)
         if options.since_ms is not None:
@@ -159,8 +164,8 @@ class _Work:
         return records
 
     def lateness(self) -> dict[str, Any]:
-        """Write the data set ``lateness``, and return the facts about deliveries by field of the
-        report.
+        """Write the data set ``lateness``; return the facts about deliveries by the name of the
+        field of ``ReportFacts`` that each fills.
         """
         delivered = self._delivered()
         groups = delivered.groupingSets(
@@ -181,7 +186,9 @@ class _Work:
         }
 
     def _delivered(self) -> DataFrame:
-        """Return target, hour, class of delays, lateness and ``fired`` of own deliveries."""
+        """Return a row for each delivery of this service: target, hour in which it was due, class
+        of delays, bytes, lateness in ms, and whether it was fired.
+        """
         beside = {self._audit.dead_letter, self._audit.outcomes, *self._cut.delay_topics}
         targets = {topic for topic, _ in self._cut.spans if topic not in beside}
         outputs = self._outputs(targets).withColumn("source", _text(names.DELAY_SOURCE))
@@ -219,7 +226,9 @@ class _Work:
         )
 
     def load(self) -> tuple[PendingTotals, tuple[LoadStep, ...], tuple[Count, ...]]:
-        """Write the data set ``forecast``; return its totals, time steps and largest targets."""
+        """Write the data set ``forecast``; return the totals of pending records, the steps of the
+        forecast, and the targets with the most pending records.
+        """
         options, now_ms = self._options, self._cut.taken_ms
         parts = {
             s.place: LogPart(s.contracts, s.span.start, s.span.end, s.later)
@@ -258,7 +267,9 @@ class _Work:
         )
 
     def _forecast(self, seconds: DataFrame, end_ms: int) -> tuple[LoadStep, ...]:
-        """Return steps from now to the horizon, with overdue records in the first one."""
+        """Return the records that are due from now to ``end_ms`` (epoch ms, exclusive), by time
+        step; overdue records are in the first step.
+        """
         now_ms, step_ms = self._cut.taken_ms, self.step_ms
         sums = seconds.where(sf.col("second_ms") < end_ms).groupBy("second_ms").agg(*_sums())
         at_ms = sf.greatest(sf.col("second_ms"), sf.lit(now_ms))
@@ -268,7 +279,9 @@ class _Work:
         return tuple(LoadStep(r["start_ms"], r["records"], r["bytes"], r["peak"]) for r in rows)
 
     def named(self, topic: str, header: str) -> tuple[Count, ...]:
-        """Return the number of a topic's records for each value of a header."""
+        """Return how many of a topic's records have each value of a header, the most frequent
+        first.
+        """
         said = self._outputs([topic]).select(_text(header).alias("name")).where("name IS NOT NULL")
         rows = said.groupBy("name").count().orderBy(sf.desc("count")).limit(_NAMES_MAX).collect()
         return tuple(Count(row["name"], row["count"]) for row in rows)
@@ -287,7 +300,9 @@ def _bytes(column: str) -> Column:
 
 
 def _delay() -> Column:
-    """Return the class of the time from a record's writing to its due time."""
+    """Return a column with the class of delays: the time from a record's writing to its due time,
+    "recurring" or "unknown".
+    """
     delay_ms = sf.col("due_ms") - sf.col("written_ms")
     found = sf.when(sf.col("recurring"), DELAY_RECURRING).when(delay_ms.isNull(), DELAY_UNKNOWN)
     for name, bound_ms in DELAY_BOUNDS:
@@ -296,7 +311,7 @@ def _delay() -> Column:
 
 
 def _histogram() -> Column:
-    """Return the number of records in each class of lateness."""
+    """Return a column with the number of records in each class of lateness, as an array."""
     late_ms, bounds = sf.col("late_ms"), LATENESS_BOUNDS_MS
     between = [(late_ms > low) & (late_ms <= high) for low, high in pairwise(bounds)]
     classes = [late_ms <= bounds[0], *between, late_ms > bounds[-1]]

@@ -1,1 +1,1 @@
-"""Writes delayed records in bulk."""
+"""Writes delayed records in bulk, from any DataFrame or from a Kafka topic."""

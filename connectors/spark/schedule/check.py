@@ -1,6 +1,6 @@
-"""Checks records with the service's own reader before they are written.
+"""Checks records with the service's own reader before they are written to a delay topic.
 
-It runs on executors, takes Arrow batches and returns them with a verdict on each row.
+It takes Arrow batches on the executors, and returns them with an error code, if any, for each row.
 """
 
 from __future__ import annotations
@@ -22,16 +22,17 @@ from delayservice.contract.targets import Allowlist
 Check: TypeAlias = Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
 RECORD_EXTRA_BYTES: Final = 128
-"""Upper bound for the size of a batch of one record without key, value and headers, in bytes."""
+"""Upper bound for the bytes that Kafka adds to a single record besides its key, value and
+headers."""
 
 JUDGED: Final = (
     "file string, id binary, value binary, headers array<struct<key: string, value: binary>>, "
     "row string, code string, reason string"
 )
-"""Columns of ``mapping.drafts``, with a verdict."""
+"""Columns of ``mapping.drafts``, with the error code and reason of each rejected row."""
 
 VALUE_INVALID: Final = "value-invalid"
-"""Code of a record whose value can't be parsed. No dead letter has it, as it is never written."""
+"""Code of a row whose value can't be parsed. No dead letter has it, as the row is never written."""
 
 _HEADER_EXTRA_BYTES: Final = 10
 _BEYOND_ALL_OFFSETS: Final = 0
@@ -39,16 +40,16 @@ _BEYOND_ALL_OFFSETS: Final = 0
 
 @dataclass(frozen=True, slots=True)
 class RowRules:
-    """Contract and limits by which rows are judged.
+    """Contracts and limits by which rows are checked.
 
     Attributes:
-        topic: the delay topic.
-        contracts: contracts in force at the end of the partitions; several while nodes change it: a
-            record must be valid under each.
-        now_ms: assumed time at which the record is appended, epoch milliseconds.
+        topic: name of the delay topic.
+        contracts: contracts for records that are written now. While nodes change the settings there
+            are several, and a record must be valid under each.
+        now_ms: time at which the record is assumed to be appended, epoch milliseconds.
         partitions: number of partitions of each topic of the cluster.
-        record_bytes_max: the delay topic's ``max.message.bytes``.
-        allowlist: allowlist of the nodes' settings, for contracts without one; None: unknown.
+        record_bytes_max: the delay topic's ``max.message.bytes``, in bytes.
+        allowlist: allowlist of the nodes' settings, for contracts that have none; None: unknown.
     """
 
     topic: str
@@ -60,10 +61,11 @@ class RowRules:
 
 
 def check(rules: RowRules) -> Check:
-    """Return a function for ``DataFrame.mapInArrow`` from ``mapping.DRAFT_COLUMNS`` to ``JUDGED``.
+    """Return a function for ``DataFrame.mapInArrow`` that checks rows: from the columns
+    ``mapping.DRAFT_COLUMNS`` to ``JUDGED``.
 
-    It appends ``code`` and ``reason``, which are null for valid rows, and sets their ``row`` to
-    null: only rejected rows are shown in their original form.
+    It appends ``code`` and ``reason``, which are null for valid rows, and sets ``row`` to null
+    there, as only rejected rows are shown as text.
     """
 
     def judged(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -79,7 +81,7 @@ def check(rules: RowRules) -> Check:
 
 
 class ScheduleCheck:
-    """Checker that finds reasons why a record would not be delivered."""
+    """Checker of records against contracts, limits and existing target topics."""
 
     def __init__(self, rules: RowRules) -> None:
         self._rules = rules
@@ -91,7 +93,9 @@ class ScheduleCheck:
         self._allowlist = None if has_allowlists else rules.allowlist
 
     def refusal(self, row: Row) -> Refusal | None:
-        """Return code and reason of a refusal; None: the service will deliver the record."""
+        """Return error code and reason if the service would not deliver a record; None: it
+        would.
+        """
         if row[4] is None:
             return VALUE_INVALID, "the value is no JSON object of the schema"
         size = _size(row)

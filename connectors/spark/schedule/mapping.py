@@ -1,6 +1,6 @@
-"""Maps rows of any DataFrame to delayed records, by columns or fixed texts.
+"""Maps the rows of any DataFrame to delayed records, by columns or fixed texts.
 
-All of it consists of Spark expressions; no row passes through Python.
+It uses Spark expressions only; no row passes through Python.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from delayservice.contract.aliases import STRIPPED
 from delayservice.contract.request import instant_ms
 
 FIXED: Final = "="
-"""Prefix of a fixed text, which is then never taken for the name of a column."""
+"""Prefix that marks a text as fixed, so that it is never taken for the name of a column."""
 
 MAPPABLE: Final = frozenset(
     {
@@ -32,17 +32,18 @@ MAPPABLE: Final = frozenset(
         names.DELAY_TIMEZONE,
     }
 )
-"""Service headers that may be mapped as headers; for the others ``Fields`` has a field."""
+"""Headers of the service that may be mapped under ``headers``; for the other ones, ``Fields`` has a
+field."""
 
 DRAFT_COLUMNS: Final = ("file", "id", "value", "headers", "row")
 
 PLACE: Final = "kafka.place"
-"""Column of rows from a topic with the record's place, ``topic:partition:offset``."""
+"""Column of rows from a topic: place of the record, ``topic:partition:offset``."""
 VALUE: Final = "kafka.value"
 KEY: Final = "kafka.key"
-"""Columns of rows from a topic with the unchanged value and key of the record."""
+"""Columns of rows from a topic: unchanged value (``VALUE``) and key (``KEY``) of the record."""
 IS_VALID: Final = "kafka.valid"
-"""Column of rows from a topic; false if the value could not be parsed."""
+"""Column of rows from a topic: false if the record's value could not be parsed."""
 
 _ID_DIGITS: Final = 32
 _WHOLE = (types.ByteType, types.ShortType, types.IntegerType, types.LongType)
@@ -52,22 +53,24 @@ _US_PER_MS: Final = 1_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fields:
-    """Columns of a row by the part of a record that they become.
+    """Mapping from the columns of a row to the parts of a delayed record.
 
-    ``at``, ``after``, ``target`` and the values of ``headers`` name a column, or else are fixed
-    texts; with the prefix ``=`` they are always fixed. The others name columns.
+    ``at``, ``after``, ``target`` and the values in ``headers`` name a column, or else are fixed
+    texts; with the prefix ``=`` they are always fixed. ``value``, ``key`` and ``id`` name columns.
 
     Attributes:
         target: the target topic; None: the delay topic's default target.
-        at: due time: a timestamp, epoch milliseconds or RFC 3339. This or ``after``.
+        at: due time: a timestamp, epoch milliseconds or RFC 3339. Either ``at`` or ``after`` is
+            needed.
         after: delay from the moment of writing: milliseconds or an ISO 8601 duration; a fixed text
             may also be like ``30s`` or ``2h``.
-        value: the value; None: the whole row, as JSON. Nested columns become JSON, others text or
-            bytes.
-        key: key of the output; None: no key.
-        id: the id; None: ``job`` with a hash of the row, or with the place of a topic's record.
-        headers: pairs of a header's name and its value.
-        job: prefix of every generated id.
+        value: value of the delayed record; None: the whole row, as JSON. Nested columns become
+            JSON, other columns text or bytes.
+        key: key of the delivered record; None: no key.
+        id: id of the delayed record; None: ``job`` followed by a hash of the row, or for rows from
+            a topic by the record's place.
+        headers: name and value of each further header.
+        job: prefix of every id that is generated.
     """
 
     target: str | None = None
@@ -81,17 +84,17 @@ class Fields:
 
 
 def drafts(rows: DataFrame, fields: Fields) -> DataFrame:
-    """Return the record that each row asks for, unchecked.
+    """Return for each row the delayed record that it asks for, unchecked.
 
     Returns:
-        ``DRAFT_COLUMNS``: ``file`` string, the file of the row, or empty; ``id`` and ``value``
-        binary; ``headers`` array of ``{key: string, value: binary}``, in the order of writing;
-        ``row`` string, the row as JSON. For rows from a topic, ``file`` is the place, ``row`` the
-        value, and ``headers`` null where that is not valid.
+        Columns ``DRAFT_COLUMNS``: ``file`` string, the file of the row, or empty; ``id`` and
+        ``value`` binary; ``headers`` array of ``{key: string, value: binary}``, in the order of
+        writing; ``row`` string, the row as JSON. For rows from a topic, ``file`` is the record's
+        place, ``row`` its value, and ``headers`` null if the value could not be parsed.
 
     Raises:
-        InvalidRequestError: a column is missing, its type can't be what it is mapped to, or the
-            fields contradict each other.
+        InvalidRequestError: a column is missing or has a wrong type, or the fields contradict each
+            other.
     """
     if PLACE in rows.columns:
         file, text = _column(PLACE), _column(VALUE).cast("string")
@@ -116,7 +119,9 @@ def drafts(rows: DataFrame, fields: Fields) -> DataFrame:
 
 
 def _headers(rows: DataFrame, fields: Fields, record_id: Column) -> list[Column]:
-    """Return the headers: time, target and id first, then the user's own in their order."""
+    """Return expressions for the headers of the delayed record: time, target, id and key first,
+    then those of ``fields.headers``.
+    """
     found = [_header(*_time(rows, fields))]
     if fields.target is not None:
         found.append(_header(names.DELAY_TARGET_TOPIC, _chosen(rows, "target", fields.target)))
@@ -154,7 +159,9 @@ def _chosen(
     of_column: Callable[[DataFrame, str, str], Column] | None = None,
     of_text: Callable[[str], str] = str,
 ) -> Column:
-    """Return the column of that name as header bytes, or the fixed text if it is missing."""
+    """Return the column named ``text`` as bytes for a header, or ``text`` itself if there is no
+    such column; ``what``: the field, for errors.
+    """
     if not text.startswith(FIXED) and text in rows.columns:
         return (of_column or _bytes)(rows, what, text)
     try:
@@ -165,7 +172,9 @@ def _chosen(
 
 
 def _bytes(rows: DataFrame, what: str, name: str) -> Column:
-    """Return a column as the bytes to write: unchanged, as JSON, or as UTF-8 text."""
+    """Return a column as bytes to be written: binary unchanged, nested columns as JSON, others as
+    UTF-8 text.
+    """
     column, kind = _column(name), _type(rows, what, name)
     if isinstance(kind, types.BinaryType):
         return column
@@ -175,7 +184,9 @@ def _bytes(rows: DataFrame, what: str, name: str) -> Column:
 
 
 def _instant(rows: DataFrame, what: str, name: str) -> Column:
-    """Return a due time as header bytes, rounded up to a millisecond so that nothing is early."""
+    """Return a column of due times as bytes for a header, rounded up to a millisecond, so that no
+    delivery is early.
+    """
     kind = _type(rows, what, name)
     if isinstance(kind, types.TimestampType):
         us = sf.unix_micros(_column(name))
@@ -218,6 +229,6 @@ def _no_column(rows: DataFrame, name: str) -> str:
 
 
 def _column(name: str) -> Column:
-    """Return a column by its literal name, which may contain dots."""
+    """Return the column with exactly this name, which may contain dots and backticks."""
     escaped = name.replace("`", "``")
     return sf.col(f"`{escaped}`")

@@ -2,13 +2,13 @@
 
     map     rows to records                                   ``mapping``
     check   with the service's own reader; compare ids        ``check``
-    reject  bad rows, to Parquet; by default the run ends then
-    fence   former runs of the job, which may be under way     ``sink``
+    reject  bad rows, to Parquet; by default the job ends then
+    fence   earlier processes of the job, which may still run ``sink``
     sieve   out records that the delay topic has already
     write   the remaining records                              ``sink``
 
-An interrupted run is repeated unchanged: the records that it wrote are recognised by id and
-content.
+After an interruption, the same job is started again: it recognises the records that are already
+written by id and content.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ from delayservice.contract.contracts import Contract
 from delayservice.contract.targets import Allowlist
 
 ID_DUPLICATE: Final = "id-duplicate"
-"""Code of a row with an id that other rows have too. No dead letter has it, as it is never written.
-"""
+"""Code of a row whose id another row has too. No dead letter has it, as the row is never
+written."""
 
 VERSION: Final = 1
 
@@ -55,34 +55,34 @@ CONF: Final[Mapping[str, str]] = MappingProxyType(
         "spark.sql.optimizer.canChangeCachedPlanOutputPartitioning": "true",
     }
 )
-"""Session settings for scheduling: the size of a transaction, and tasks sized by the data that is
-kept between two steps."""
+"""Spark settings for scheduling: they limit the size of a transaction, and size tasks by the data
+that is kept between two steps."""
 
 REJECTED: Final = "file string, id string, code string, reason string, row string"
-"""Columns of rejected rows."""
+"""Columns of rejected rows, as they are written to Parquet."""
 _RECORD_BYTES_DEFAULT: Final = 1_048_588
-"""Default for ``max.message.bytes`` if the broker does not give it."""
+"""Value for the delay topic's ``max.message.bytes`` if the broker does not give it, in bytes."""
 _SAMPLE_CHARS_MAX: Final = 200
 _KEPT: Final = StorageLevel.DISK_ONLY
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScheduleOptions:
-    """Options of a bulk schedule.
+    """Options of a bulk schedule from a DataFrame.
 
     Attributes:
         client: options of librdkafka for reading, as in the service's ``[kafka]`` section.
-        writer: options of librdkafka for writing; None: those of ``client``.
-        topic: the delay topic.
-        name: name of the job, used as consumer group and prefix of its transactional ids: a run
-            ends another one with this name.
-        fields: mapping from parts of a row to parts of a record.
-        rejected_path: folder of Parquet files for rejected rows; each run replaces it.
-        allowlist: allowlist of the nodes' settings, for contracts without one; None: unknown.
-        skip_rejected: whether to write the good rows if there are bad ones.
-        dry_run: whether to write nothing.
+        writer: options of librdkafka for writing; None: those in ``client``.
+        topic: name of the delay topic.
+        name: name of the job, used as consumer group and prefix of its transactional ids. A second
+            process with this name stops the first.
+        fields: mapping from the columns of a row to the parts of a delayed record.
+        rejected_path: folder of Parquet files for rejected rows; each process replaces it.
+        allowlist: allowlist of the nodes' settings, for contracts that have none; None: unknown.
+        skip_rejected: whether to write the valid rows if other rows are rejected.
+        dry_run: whether to check only, and write no delayed record.
         min_partitions: smallest number of tasks that read the delay topic.
-        sample_rows: number of records to show.
+        sample_rows: number of records in the result's sample.
     """
 
     client: Mapping[str, str]
@@ -100,19 +100,19 @@ class ScheduleOptions:
 
 @dataclass(frozen=True, slots=True)
 class Scheduled:
-    """The result of a run, or of a dry run.
+    """Result of a bulk schedule, or of its dry run.
 
     Attributes:
         rows: number of input rows.
-        rejected: number of rejected rows by code.
-        there: number of good rows that the delay topic already has with the same content.
-        fresh: number of good rows that the delay topic does not have.
-        replacing: number of fresh rows whose id the topic has with another content; such a record
-            is replaced if it is pending.
-        written: number of records that were written.
-        seconds: duration of the run.
+        rejected: number of rejected rows by error code.
+        there: number of valid rows whose id and content the delay topic already has.
+        fresh: number of valid rows that the delay topic does not have yet.
+        replacing: number of ``fresh`` rows whose id the delay topic has with another content; that
+            record is replaced if it is pending.
+        written: number of records that were written to the delay topic.
+        seconds: duration, in seconds.
         rejected_path: folder of the rejected rows; None: no row was rejected.
-        sample: id, headers and value of some fresh rows, as text.
+        sample: id, headers and value of some ``fresh`` rows, as text.
     """
 
     rows: int
@@ -126,17 +126,19 @@ class Scheduled:
     sample: list[dict[str, object]] = field(default_factory=list)
 
     def to_json(self) -> dict[str, object]:
-        """Return the result as JSON for programs."""
+        """Return the result ready for a JSON encoder."""
         return {"v": VERSION, "kind": "schedule", **asdict(self)}
 
 
 def read_rows(spark: SparkSession, where: str, kind: str | None = None) -> DataFrame:
-    """Return the rows of a file, a folder, a pattern of either, or a table.
+    """Return the rows of a file, a folder, a pattern of either, or a table; ``kind``: one of
+    ``FORMATS``, None: by the ending of ``where``.
 
     CSV files have column names in their first line, and all their values are text.
 
     Raises:
-        InvalidRequestError: the format can't be told from the name, or it can't be read.
+        InvalidRequestError: the format is not given and unclear from the name, or the input can't
+            be read.
     """
     found = kind or Path(where.rstrip("/*")).suffix.removeprefix(".")
     if found not in FORMATS:
@@ -155,21 +157,23 @@ def read_rows(spark: SparkSession, where: str, kind: str | None = None) -> DataF
 def schedule(
     rows: DataFrame, contracts: Sequence[Contract], options: ScheduleOptions, say: Say
 ) -> Scheduled:
-    """Write the records that rows ask for, except those that the topic already has.
+    """Write the delayed records that rows ask for, unless the delay topic already has them.
 
     Args:
-        rows: any DataFrame that gives the same rows each time: it is read a second time to compare
-            ids.
-        contracts: contracts in force at the end of the delay topic's partitions.
-        options: options of the schedule.
+        rows: any DataFrame that gives the same rows each time: it is read a second time to find ids
+            that two rows share.
+        contracts: contracts for records that are written now to the delay topic.
+        options: delay topic, mapping and limits.
         say: called with the current activity.
 
     Returns:
-        The result. Nothing was written if rows were rejected and ``skip_rejected`` is not set.
+        Numbers of rows by what became of them. Nothing was written if rows were rejected and
+        ``skip_rejected`` is not set.
 
     Raises:
-        InvalidRequestError: the mapping does not fit the input, or the delay topic takes no ids.
-        DelayServiceError: the delay topic is missing, a row can't be read or a record not written.
+        InvalidRequestError: the mapping does not fit the input, the delay topic takes no ids or is
+            missing, or the folder for rejected rows has other files.
+        DelayServiceError: the cluster does not answer, a row can't be read or a record not written.
     """
     started_s = time.monotonic()
     _check_replaceable(options.rejected_path)
@@ -223,9 +227,11 @@ def _check_replaceable(path: str) -> None:
 def served_contracts(
     client: Mapping[str, str], checkpoint: str, topic: str
 ) -> tuple[Contract, ...]:
-    """Return the contracts in the newest checkpoints for records written from now on.
+    """Return the contracts for records that are written now to the delay topic ``topic``, from the
+    newest checkpoints.
 
-    There is one contract, except while the nodes change it; none before the topic is first served.
+    There is one contract, or several while the nodes change it; none before the topic is first
+    served.
 
     Raises:
         KafkaEdgeError: the cluster does not answer, or a checkpoint can't be read.
@@ -238,10 +244,11 @@ def served_contracts(
 
 
 def rules_for(contracts: Sequence[Contract], options: ScheduleOptions) -> RowRules:
-    """Return the rules by which rows are judged.
+    """Return contracts and limits by which rows for the delay topic are checked.
 
     Raises:
-        InvalidRequestError: there is no such topic, or it takes no ids.
+        InvalidRequestError: the delay topic does not exist, or is a level topic, which takes no
+            ids.
     """
     topic = options.topic
     if any(contract.level_ms for contract in contracts):
@@ -262,7 +269,9 @@ def rules_for(contracts: Sequence[Contract], options: ScheduleOptions) -> RowRul
 
 
 def _judged(rows: DataFrame, fields: Fields, rules: RowRules) -> DataFrame:
-    """Return every row with its verdict: the reader's, or that its id is not unique."""
+    """Return every row with an error code: that of the check, or ``ID_DUPLICATE`` if another row
+    has its id; null for valid rows.
+    """
     asked = drafts(rows, fields)
     checked = asked.mapInArrow(check(rules), JUDGED)
     # From what was asked, not from what was checked: that would be checked twice.
@@ -281,7 +290,7 @@ def _judged(rows: DataFrame, fields: Fields, rules: RowRules) -> DataFrame:
 
 
 def _counts(judged: DataFrame) -> dict[str | None, int]:
-    """Return the number of rows by code; None: good rows."""
+    """Return the number of rows by error code; the key None counts valid rows."""
     try:
         return counts_by("code", judged)
     except FAILURES as exc:
@@ -289,14 +298,18 @@ def _counts(judged: DataFrame) -> dict[str | None, int]:
 
 
 def write_rejected(judged: DataFrame, path: str) -> None:
-    """Write the rows that have a code as ``REJECTED``, in place of what the folder holds."""
+    """Write the rows that have an error code to the Parquet folder ``path``, with the columns of
+    ``REJECTED``, in place of its content.
+    """
     bad = judged.where("code IS NOT NULL")
     text = sf.col("id").cast("string").alias("id")
     bad.select("file", text, "code", "reason", "row").write.mode("overwrite").parquet(path)
 
 
 def _held(spark: SparkSession, options: ScheduleOptions) -> DataFrame:
-    """Return ``id`` and ``digest`` of every record with an id that is in the delay topic now."""
+    """Return ``id`` and ``digest`` (hash of the content) of every record with an id that the delay
+    topic has now.
+    """
     spans = settled_spans(options.client, [options.topic])
     records = read_topic(spark, options.client, spans, options.min_partitions)
     named = records.withColumn("id", last_header(names.DELAY_ID))
@@ -304,14 +317,16 @@ def _held(spark: SparkSession, options: ScheduleOptions) -> DataFrame:
 
 
 def _digest() -> Column:
-    """Return the hash of a record's content, its time and target included. 64 bits suffice beside
-    the id: two contents of the same id would have to collide.
+    """Return a column with the hash of a record's content, which includes its time and target. 64
+    bits suffice, as only contents of the same id are compared.
     """
     return sf.xxhash64("id", "value", "headers")
 
 
 def _missing(good: DataFrame, held: DataFrame) -> DataFrame:
-    """Return records that the topic does not have; ``is_replacing``: whether it has their id."""
+    """Return the valid records that the delay topic does not have; ``is_replacing``: whether it has
+    their id with another content.
+    """
     contents = held.groupBy("id").agg(sf.collect_set("digest").alias("digests"))
     is_there = sf.array_contains("digests", _digest())
     return (
@@ -333,7 +348,7 @@ def _sample(fresh: DataFrame, rows: int) -> list[dict[str, object]]:
 
 
 def sink_for(options: ScheduleOptions, rules: RowRules) -> TopicSink:
-    """Return the sink that writes the records of a job to the delay topic."""
+    """Return the sink that writes a job's records to the delay topic."""
     return TopicSink(
         client=sink_client(options.writer or options.client),
         topic=options.topic,

@@ -1,10 +1,10 @@
-"""Schedules delayed records from a Kafka topic continuously, in micro-batches, each record once.
+"""Schedules delayed records from a Kafka topic continuously, in batches, each record once.
 
     decide  which records are rejected: they are in Parquet before any other is written
     write   the others                                          ``sink``
 
-The next run repeats an incomplete batch unchanged: Spark has stored its offsets, Parquet has the
-rejected records, and the marks of the sink tell what was written.
+The next process repeats an incomplete batch unchanged: Spark has stored its offsets, Parquet has
+the rejected records, and the sink's stored progress tells what was written.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from delayservice.base.errors import DelayServiceError, InvalidRequestError
 from delayservice.contract.contracts import Contract
 
 INFER: Final = "infer"
-"""Value of ``schema`` for which the schema is derived from the first records."""
+"""Value of ``schema`` with which the schema is derived from the first records of the topic."""
 
 _SAMPLE_RECORDS: Final = 500
 _CORRUPT: Final = "kafka.corrupt"
@@ -55,14 +55,14 @@ _STOPPED: Final = "stopped before this batch began"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamOptions:
-    """Options of a schedule from a topic.
+    """Options of a stream that schedules the records of a Kafka topic.
 
     Attributes:
-        source: options of librdkafka for the cluster of the input.
-        from_topic: topic to read.
-        checkpoint: folder for the state of the stream and of Spark.
-        schema: columns of JSON values, as DDL, or ``INFER``; None: values are not parsed.
-        every_ms: interval of reading, in ms; None: read once what is there now.
+        source: options of librdkafka for the cluster with the topic to read.
+        from_topic: name of the topic to read.
+        checkpoint: folder for the state of the stream and for Spark's checkpoint.
+        schema: columns in the JSON values, as Spark DDL, or ``INFER``; None: values are not parsed.
+        every_ms: time from batch to batch, in ms; None: read the records that are there, and end.
         records_max: largest number of records in a batch.
     """
 
@@ -75,7 +75,7 @@ class StreamOptions:
 
     @property
     def trigger(self) -> dict[str, Any]:
-        """Arguments for Spark's ``trigger``, which determines when a batch begins."""
+        """Arguments for Spark's ``trigger``, which decides when a batch begins."""
         if self.every_ms is None:
             return {"availableNow": True}
         return {"processingTime": f"{self.every_ms} milliseconds"}
@@ -88,19 +88,22 @@ def start_stream(
     stream: StreamOptions,
     say: Say,
 ) -> Stream:
-    """Start to schedule the records of a topic, or continue where the last run stopped.
+    """Start to schedule the records of a topic, or continue where the last process stopped; return
+    the running stream.
 
     Args:
         spark: the session.
-        contracts: returns the contracts in force at the end of the delay topic's partitions.
-        options: options of the delay topic and the mapping. Rejected records never stop the others.
-        stream: options of the input.
-        say: called after each batch.
+        contracts: function that returns the contracts for records that are written now to the delay
+            topic.
+        options: options of the delay topic and of the mapping. Rejected records never stop the
+            stream.
+        stream: options of the topic to read.
+        say: called with a line about each completed batch.
 
     Raises:
-        InvalidRequestError: the mapping does not fit, a topic is missing, or the folder is of
+        InvalidRequestError: the mapping does not fit, a topic is missing, or the folder is that of
             another stream.
-        DelayServiceError: a cluster does not answer, or the state of the stream is gone.
+        DelayServiceError: a cluster does not answer, or the stored state can't be used.
     """
     if stream.from_topic not in partition_counts(admin_client(native_options(stream.source))):
         raise InvalidRequestError(f"there is no topic {stream.from_topic} to read")
@@ -136,13 +139,13 @@ def start_stream(
 
 
 class Stream:
-    """A running stream.
+    """Running stream that schedules the records of a topic.
 
     Attributes:
         batches: number of completed batches.
-        written: number of records that this run wrote.
-        rejected: number of rejected records by code, in the completed batches.
-        rejected_path: folder of the rejected records, a folder ``batch=N`` for each batch.
+        written: number of records that this process wrote to the delay topic.
+        rejected: number of rejected records by error code, in the completed batches.
+        rejected_path: folder of the rejected records, with a folder ``batch=N`` for each batch.
     """
 
     def __init__(
@@ -163,13 +166,15 @@ class Stream:
         self._say = say
         self._is_lost = is_lost
         self._spent: str | None = None
-        """Folder with the decisions of the last batch, if it rejected nothing; the next one deletes
-        it."""
+        """Folder with the decisions of the last batch, if it rejected nothing; the next batch
+        deletes it."""
         self._lock = threading.Lock()
         self._is_stopped = False
 
     def start(self, asked: DataFrame, stream: StreamOptions) -> None:
-        """Start Spark's query over ``asked``, the stream of unchecked records."""
+        """Start Spark's query; ``asked``: stream of the unchecked records from
+        ``mapping.drafts``.
+        """
         self._query = (
             asked.writeStream.queryName("delay schedule")
             .trigger(**stream.trigger)
@@ -180,11 +185,11 @@ class Stream:
 
     @property
     def is_active(self) -> bool:
-        """Return whether the stream is running."""
+        """Whether the stream is running."""
         return bool(self._query.isActive)
 
     def stop(self) -> None:
-        """Complete the current batch, if any, and end the stream.
+        """Complete the current batch, if there is one, and end the stream.
 
         Raises:
             PySparkException: the stream has failed.
@@ -197,7 +202,7 @@ class Stream:
             raise failure
 
     def to_json(self) -> dict[str, object]:
-        """Return the result so far as JSON for programs."""
+        """Return the numbers of batches and records so far, ready for a JSON encoder."""
         return {
             "v": VERSION,
             "kind": "schedule_stream",
@@ -230,11 +235,12 @@ class Stream:
         self._say(f"batch {batch}: {written:,} written, {rejected.total():,} rejected, {took}")
 
     def _decide(self, asked: DataFrame, batch: int, path: str) -> Counter[str]:
-        """Write the rejected records of a batch unless a former run has; return their number by
-        code.
+        """Write the rejected records of a batch to ``path``, unless an earlier process has done so;
+        return their number by error code.
 
         Raises:
-            DelayServiceError: a former run has, and its marks are gone.
+            DelayServiceError: an earlier process has done so, and the sink's stored progress has
+                expired since.
         """
         spark = asked.sparkSession
         if self._spent is not None:
@@ -251,7 +257,7 @@ class Stream:
 
 
 class _State(msgspec.Struct):
-    """Facts that are the same in all runs of a stream."""
+    """Facts about a stream that are stored at its start and the same in all processes."""
 
     name: str
     topic: str
@@ -292,7 +298,9 @@ def _records(reader: Any, stream: StreamOptions) -> DataFrame:  # noqa: ANN401  
 
 
 def _rows(records: DataFrame, schema: str | None) -> DataFrame:
-    """Return the fields of a JSON value as columns, and the record's own as ``kafka.…``."""
+    """Return a stream of rows: the fields of the JSON values as columns, and key, value, timestamp,
+    headers and place of each record in columns ``kafka.…``.
+    """
     own = [
         *(sf.col(name).alias(f"kafka.{name}") for name in ("key", "value", "timestamp", "headers")),
         sf.concat_ws(":", "topic", "partition", "offset").alias(PLACE),
@@ -314,7 +322,7 @@ def _rows(records: DataFrame, schema: str | None) -> DataFrame:
 
 
 def _inferred(spark: SparkSession, stream: StreamOptions) -> str:
-    """Return the schema of the first JSON objects in the topic, as DDL."""
+    """Return the columns of the first JSON objects in the topic, as Spark DDL."""
     text = sf.col("value").cast("string").alias("text")
     first = _records(spark.read, stream).select(text).limit(_SAMPLE_RECORDS)
     found = first.where(sf.json_object_keys("text").isNotNull()).collect()
