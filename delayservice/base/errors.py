@@ -18,7 +18,7 @@ class InvalidRequestError(DelayServiceError, ValueError):
 
 
 class StoreError(DelayServiceError):
-    """Failure of a store: a failed fsync, a folder that is in use, or a format of a newer version."""
+    """Failure of a store: a failed fsync, a folder that is in use, a format of a newer version."""
 
 
 class SlotDamagedError(StoreError):

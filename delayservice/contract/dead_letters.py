@@ -71,14 +71,14 @@ _KEY_IS_ID: Final[Header] = ("schedule_source_type", b"schedule")
 
 
 class DeadLetterSource(NamedTuple):
-    """Topic, partition and offset at which a user wrote a record, as ``delay-source`` names them."""
+    """Topic, partition and offset at which a user wrote a record, as ``delay-source`` names it."""
 
     topic: str
     partition: int
     offset: int
 
     def __str__(self) -> str:
-        """Return the source as ``topic:partition:offset``, the form of the header ``delay-source``."""
+        """Return the source in the form of ``delay-source``: ``topic:partition:offset``."""
         return f"{self.topic}:{self.partition}:{self.offset}"
 
 

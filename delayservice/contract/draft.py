@@ -1,8 +1,8 @@
-"""A record's input headers, collected before they are checked, and the rules of our own headers.
+"""Input headers of a record, collected before they are checked, and the rules of our own headers.
 
 A rule only adds its header to the draft. ``user_record`` checks once all headers are collected,
-because the operation decides which of them matter. Duplicates and aliases are therefore one case:
-headers of one meaning must agree.
+because the operation decides which of them matter. Duplicates and headers of other delay systems
+are therefore one case: headers of one meaning must agree.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ times are epoch milliseconds."""
 
 
 class Draft:
-    """The input headers of one record, not yet checked: a list for each meaning, in their order."""
+    """Unchecked input headers of one record: a list for each meaning, in the order of the
+    record.
+    """
 
     __slots__ = (
         "counts",
@@ -68,16 +70,18 @@ class Draft:
         self.key_is_id = False
         """True: the record key is the id, and the output's key comes from a header or is null."""
         self.rocketmq = False
-        """True: ``spare_id`` is the record's id unless a header gives one."""
+        """True: ``spare_id`` is the record's id unless another header gives one."""
         self.spare_id: bytes | None = None
 
     def due_at_ms(self, name: str, value: bytes | None, _timestamp_ms: int) -> int:
-        """Return the due time in the header ``name``, an instant, epoch ms; a ``TimeParser``."""
+        """Return the due time, epoch ms, in the header ``name`` whose value is an instant. A
+        ``TimeParser``.
+        """
         return self.readings.instant_ms(name, value)
 
     def due_after_ms(self, name: str, value: bytes | None, timestamp_ms: int) -> int:
-        """Return the due time in the header ``name``, a delay after ``timestamp_ms``, epoch ms; a
-        ``TimeParser``.
+        """Return the due time, epoch ms: ``timestamp_ms``, the append time, plus the delay in the
+        header ``name``. A ``TimeParser``.
         """
         return timestamp_ms + self.readings.duration_ms(name, value)
 
@@ -98,7 +102,9 @@ invalid for every operation."""
 
 
 def into(group: str) -> Rule:
-    """Return the rule that appends a header and its value to the list ``group`` of the draft."""
+    """Return the rule that appends a header to the list of the draft that has the name
+    ``group``.
+    """
 
     def rule(draft: Draft, name: str, value: bytes | None) -> None:
         headers: Headers = getattr(draft, group)

@@ -258,7 +258,9 @@ def _part_ms(whole: bytes, digits: bytes, unit: bytes) -> int:
 
 
 def _bounded(digits: bytes) -> int:
-    """Return the number in ASCII digits, ``DUE_STOP_MS`` at most, in a time linear in their count."""
+    """Return the number in ASCII digits, ``DUE_STOP_MS`` at most; the time is linear in the
+    digits.
+    """
     if len(digits) > _DIGITS_MAX:
         digits = digits.lstrip(b"0") or b"0"
     return DUE_STOP_MS if len(digits) > _DIGITS_MAX else min(int(digits), DUE_STOP_MS)
