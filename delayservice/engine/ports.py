@@ -223,7 +223,7 @@ class Checkpoints(Protocol):
     """Newest checkpoints of all slices, as they were read back from the checkpoint topic."""
 
     def take_news(self) -> Collection[int]:
-        """Return the slices with newer checkpoints since the last call."""
+        """Return the slices of which newer checkpoints were read back since the last call."""
 
     def read_back(self, slice_no: int) -> ReadBack | None:
         """Return the newest checkpoint of a slice, the same object until a newer one is read back;
@@ -246,7 +246,7 @@ class Succession(Protocol):
     """Queries to Kafka and ZooKeeper when this node takes slices over. They run on a helper thread,
     and may block.
 
-    All methods but ``enter`` raise ``KafkaEdgeError`` if there is no answer in time.
+    Methods that block raise ``KafkaEdgeError`` if there is no answer in time.
     """
 
     def enter(self, writer: str) -> None:
