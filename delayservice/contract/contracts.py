@@ -73,7 +73,9 @@ class ContractError(DelayServiceError):
 
 @dataclass(frozen=True, slots=True)
 class Contract:
-    """Parameters by which records of one delay topic are read from some offset on."""
+    """Parameters by which the records of one delay topic are decoded, from a source offset up to
+    that of the next contract.
+    """
 
     version: int = NAMES_VERSION
     roll_window_ms: int = 7_200_000
@@ -135,7 +137,7 @@ class Contract:
 
     @property
     def has_allowlist(self) -> bool:
-        """Return whether targets are checked by ``allow`` when a record is read."""
+        """Return whether targets are checked by ``allow`` when a record is decoded."""
         return self.version < TARGETS_BY_SETTINGS_VERSION
 
     def _check_default_target(self) -> None:

@@ -51,7 +51,9 @@ class Draft:
     )
 
     def __init__(self, key: bytes | None, value: bytes | None, readings: Readings) -> None:
-        """Start without headers; ``key`` and ``value`` are the record's own."""
+        """Start without headers. ``key`` and ``value`` are those of the record; ``readings``: the
+        parsers of its time headers.
+        """
         self.key = key
         self.value = value
         self.readings = readings
@@ -102,9 +104,7 @@ invalid for every operation."""
 
 
 def into(group: str) -> Rule:
-    """Return the rule that appends a header to the list of the draft that has the name
-    ``group``.
-    """
+    """Return the function that appends a header and its value to the list ``group`` of a draft."""
 
     def rule(draft: Draft, name: str, value: bytes | None) -> None:
         headers: Headers = getattr(draft, group)
@@ -124,7 +124,8 @@ def _after(draft: Draft, name: str, value: bytes | None) -> None:
 target_topic = into("targets")
 target_partition = into("partitions")
 target_key = into("keys")
-"""Rule of a header with the output key; an empty value is an empty key, a null value no key."""
+"""Function that adds a header with the output key to a draft; an empty value is an empty key, a
+null value no key."""
 
 
 def _op(draft: Draft, _name: str, value: bytes | None) -> None:
@@ -156,4 +157,4 @@ RULES: dict[str, Rule] = {
     names.DELAY_TIMES: into("counts"),
     **dict.fromkeys(names.OUTPUT, drop),
 }
-"""Rule of each of the service's own headers that a user's record may carry."""
+"""Function that adds each of the service's own headers to a draft, by the name of the header."""

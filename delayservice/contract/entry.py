@@ -1,4 +1,4 @@
-"""Types of a source record after it was read: plain tuples, because there are millions of them."""
+"""Types of a decoded source record: plain tuples, because there are millions of them."""
 
 from __future__ import annotations
 
@@ -74,4 +74,5 @@ Kafka's header names are UTF-8 by protocol, yet a broker accepts any bytes. The 
 """
 
 Row: TypeAlias = tuple[int, int, bytes | None, bytes | None, Headers | None]
-"""``(offset, timestamp_ms, key, value, headers)`` of a source record as a consumer received it."""
+"""``(offset, timestamp_ms, key, value, headers)`` of a source record as a consumer received it;
+``timestamp_ms`` is its append time in epoch ms."""

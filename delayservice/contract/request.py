@@ -166,7 +166,7 @@ def _as_service(rule: Callable[[Given], Read], value: Given) -> Read:
 
 
 def target_headers(topic: str, partition: int | None, key: TargetKey) -> list[Header]:
-    """Return the headers of the target.
+    """Return the input headers that name the target.
 
     Args:
         topic: the target topic.

@@ -88,8 +88,8 @@ def write_copy(
         base: first offset at which a record of the same id cancels the requeued one (rule 13).
         at_ms: when the requeued record is to be settled (its key), epoch milliseconds, 1 or more.
         payload: the pending record, with the delivery attempt and due time of the requeued one.
-        shard: ``topic:partition`` of the offset ``settles``, if it is not ``partition`` of
-            ``topic``: a record of a level topic is parked in another delay topic. None: it is.
+        shard: ``topic:partition`` of the offset ``settles``, if that is another partition than the
+            one to append to: a record of a level topic is parked in another delay topic. Else None.
 
     Returns:
         Key, value and headers of the requeued record.

@@ -33,7 +33,9 @@ RELEASE: Final = "release"
 
 
 class Word(NamedTuple):
-    """Last claim or release of a writer for a slice, at ``offset`` of the claims topic."""
+    """Last claim of a writer for a slice, or its last release (``is_release``), at ``offset`` of
+    the claims topic.
+    """
 
     offset: int
     is_release: bool

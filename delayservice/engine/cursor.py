@@ -1,7 +1,8 @@
 """The two-dimensional cursor ``(K, H)`` of a shard, which defines the settled records.
 
-Source: design rules 1 and 2. A record at offset ``o`` with key ``k`` is settled iff ``(o < H and k
-<= K) or x < H``, where ``x`` is the offset of the record that cancels, replaces or fires it.
+Source: design rules 1 and 2. A record at offset ``o`` with key ``k`` is settled iff
+``(o < H and k <= K) or x < H``, where ``x`` is the offset of the record that cancels, replaces or
+fires it.
 """
 
 from __future__ import annotations

@@ -21,8 +21,8 @@ SlotPolicy: TypeAlias = Literal["accept", "spread", "dead-letter"]
 move them to a later second, or dead-letter them."""
 
 AHEAD_MS: Final = 50
-"""Time before the instant given by a rate at which a record is already delivered, ms; requeuing it
-takes as long."""
+"""Longest time, ms, from now to the instant given by a rate for which a record is not requeued but
+delivered at once, because requeuing takes as long."""
 BURST_MS: Final = 1_000
 """Time of which missed deliveries may be made up at once after an outage, ms."""
 _KEPT_S: Final = 3_600
@@ -96,7 +96,7 @@ class Staged(Generic[K, V]):
 
 
 Second: TypeAlias = tuple[str, int]
-"""``(delay topic, second of due times since the epoch)``."""
+"""``(delay topic, second)``: a second of due times, counted from the epoch."""
 
 
 class Flow:

@@ -65,7 +65,9 @@ class LevelRecords:
         self._targets: dict[bytes | None, str] = {}
 
     def due_ms(self, row: Row) -> int:
-        """Return the due time of a row, epoch milliseconds; 0: its timestamp is invalid."""
+        """Return the due time of a row (consumed record), epoch milliseconds; 0: its timestamp is
+        invalid.
+        """
         if not 0 <= row[1] < MAX_DELAY_MS_MAX:
             return 0
         return row[1] + self._contracts.at(row[0]).level_ms
@@ -155,7 +157,7 @@ class LevelShard:
     """
 
     is_walked = True
-    """Always True, for a level topic has no passed offsets to catch up with, as ``Shard`` has."""
+    """Always True: a level topic has no separate pass over offsets that may be unfinished."""
     is_filling = False
     """Always False: a commit frees no room, because fetched rows wait for their due times."""
 
@@ -240,8 +242,8 @@ class LevelShard:
     # --- settle --------------------------------------------------------------------------------
 
     def next_due_ms(self) -> int | None:
-        """Return the due time of the first fetched row that is not staged, epoch ms; None: all are
-        staged.
+        """Return the due time, epoch ms, of the first fetched row that is not settled in the open
+        transaction; None: all are.
         """
         if self._records is None or not self.waiting:
             return None
@@ -253,9 +255,9 @@ class LevelShard:
         return max(self._bytes / max(len(self._rows), 1), 1.0)
 
     def advance(self, now_ms: int, limit: int) -> list[Output]:
-        """Stage the first rows that are due at ``now_ms``, epoch ms, at most ``limit`` rows, and
-        return their outputs. Offsets without a record are passed too: transaction markers, and
-        records of aborted transactions.
+        """Stage (settle in the open transaction) the first rows that are due at ``now_ms``, epoch
+        ms, at most ``limit`` rows, and return their outputs. Offsets without a record are passed
+        too: transaction markers, and records of aborted transactions.
         """
         if self._records is None or not self.owned:
             return []
@@ -279,8 +281,8 @@ class LevelShard:
         return self.staged != self.committed
 
     def commit(self) -> None:
-        """Make the staged cursor the committed one and drop the staged rows, after their
-        transaction was committed.
+        """Drop the rows that the committed transaction settled, and make its cursor the committed
+        one.
         """
         gone = self._rows[: self._staged_rows]
         del self._rows[: self._staged_rows]
@@ -289,8 +291,8 @@ class LevelShard:
         self.committed = self.staged
 
     def abort(self) -> None:
-        """Return to the committed cursor after a transaction that was certainly aborted. Its rows
-        are staged again later.
+        """Return to the committed cursor after a transaction that was certainly aborted. The rows
+        that it settled are kept, to be settled again.
         """
         self._staged_rows = 0
         self.staged = self.committed

@@ -333,7 +333,7 @@ class Gate(Protocol):
         """Return this node's role for each slice, the same object until a role changes."""
 
     def epoch(self, slice_no: int) -> int:
-        """Return the lowest epoch that this ownership of a slice may use."""
+        """Return the lowest epoch that this node may use for its present ownership of a slice."""
 
     def contract_version(self) -> int:
         """Return the newest version of the contract that every live node knows."""

@@ -90,15 +90,16 @@ class Requeuer:
 
     def roll(self, offset: int, payload: Payload, now_ms: int, base: int) -> Output:
         """Return the output that rolls a record (requeues it at ``now_ms``, epoch ms, because it is
-        due beyond the roll window). ``base``: as in ``requeue``, first offset that cancels it.
+        due beyond the roll window). ``base``: first offset at which a record of the same id cancels
+        the requeued one.
         """
         at_ms = self.at_ms(offset, payload, now_ms)
         return self.requeue(outcome.ROLLED, offset, payload, at_ms, base)
 
     def pace(self, offset: int, payload: Payload, at_ms: int, now_ms: int, base: int) -> Output:
         """Return the output that requeues a record over a rate or cap until ``at_ms``, epoch ms, or
-        until it must be rolled, if that is earlier. ``base``: as in ``requeue``, first offset that
-        cancels it.
+        until it must be rolled, if that is earlier. ``base``: first offset at which a record of the
+        same id cancels the requeued one.
         """
         bounded_ms = min(at_ms, self.at_ms(offset, (*payload[:5], at_ms, None), now_ms))
         return self.requeue(outcome.PACED, offset, payload, bounded_ms, base)
@@ -106,7 +107,7 @@ class Requeuer:
     def park(self, offset: int, payload: Payload, now_ms: int, base: int, attempt: int) -> Output:
         """Return the output that parks a record until its next attempt, or until it must be rolled,
         if that is earlier. ``attempt``: number of the delivery attempt that failed, from 1;
-        ``base``: as in ``requeue``, first offset that cancels it.
+        ``base``: first offset at which a record of the same id cancels the parked one.
         """
         at_ms = now_ms + self._routes.park_delays_ms[attempt - 1]
         at_ms = min(at_ms, self.at_ms(offset, (*payload[:5], at_ms, None), now_ms))

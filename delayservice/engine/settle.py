@@ -46,12 +46,12 @@ from delayservice.engine.routes import Routes
 from delayservice.engine.verdicts import Verdicts
 
 _SERVICE_TOPIC_MS: Final = 2_000
-"""First wait of a record whose dead letter or outcome can't be written, ms."""
+"""First wait of a record whose dead letter or outcomes-topic record can't be written, ms."""
 _SENT: Final = (outcome.DELIVERED, outcome.FIRED)
 
 
 class _Any:
-    """Container of every target."""
+    """Container that holds every target."""
 
     def __contains__(self, _: object) -> bool:
         return True

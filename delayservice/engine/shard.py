@@ -35,7 +35,7 @@ from delayservice.engine.storing import (
 from delayservice.engine.walk import MayRead, PendingAt, Walk, at_will
 
 _HOLD_BACK_MS: Final = 250
-"""Longest time that K waits until H has passed control records that were written in time, ms."""
+"""Longest time that K waits until H has passed cancels and fires that were written before, ms."""
 
 _NO_CONTENT: Final[Original] = (None, None, [])
 
@@ -390,8 +390,8 @@ class Shard:
     def abort(self) -> None:
         """Undo the staging after a transaction that was certainly aborted.
 
-        Records that H has passed return to the queue, except plain pending ones, which were
-        dropped. K waits until H has passed their offsets again.
+        Records that H has passed return to the queue, except those that ``advance_offset`` dropped.
+        K waits until H has passed their offsets again.
         """
         self.walk.abort()
         self._rewalk = max(self._rewalk, self.staged.offset)

@@ -86,7 +86,7 @@ class Walk:
         return bool(self.in_flight or self.in_flight_staged)
 
     def forget(self) -> None:
-        """Clear all marks and requeued records in flight, because the node's role has changed."""
+        """Clear all marks and requeued records not read back, as the node's role has changed."""
         self.victims.clear()
         self.x_of_copies.clear()
         self.in_flight.clear()
@@ -305,7 +305,7 @@ class Walk:
         return outputs
 
     def _is_doubtful(self, offset: int, payload: Payload) -> bool:
-        """Return whether an unread record may have settled the record at source ``offset``."""
+        """Return whether an unread record may have settled the record at offset ``offset``."""
         meta = payload[6]
         if not self.doubts or meta is None or meta[0] is None:
             return False
@@ -332,7 +332,7 @@ class Walk:
 
 
 class _Flights:
-    """Bases of copies in flight, by id, for a quick check of every record with an id."""
+    """Bases (first offsets that may cancel) of requeued records that were not read back, by id."""
 
     def __init__(self) -> None:
         self._bases: dict[bytes, set[int]] = {}
@@ -341,7 +341,7 @@ class _Flights:
         return bool(self._bases)
 
     def has(self, record_id: bytes, offset: int) -> bool:
-        """Return whether a copy of this id has its base at or below the offset."""
+        """Return whether a requeued record of this id has its base at or below ``offset``."""
         return any(base <= offset for base in self._bases.get(record_id, ()))
 
     def add(self, record_id: bytes, base: int) -> None:
@@ -367,8 +367,8 @@ def _unread(_: Key) -> Payload:
 
 
 def _taken_along(kind: int, waiting: Sequence[WaitingForHome]) -> tuple[Group, int, list[int]]:
-    """Return the waiting records to send home before a record of this kind, the offset at which
-    they waited, and the offsets it replaces: a schedule replaces the schedule just before it.
+    """Return the waiting records to send home before a record of ``kind``, the offset at which they
+    waited, and the offsets that it replaces: a schedule replaces the schedule just before it.
     """
     carried: Group = ()
     took, replaced = SETTLES_NOTHING, []
@@ -386,12 +386,12 @@ def _one(output: Output | None) -> list[Output] | None:
 
 
 def _took(told: Sequence[Output | None], outputs: list[Output]) -> bool:
-    """Add all outputs; add nothing if one is None; return whether they were added."""
+    """Add the outputs ``told`` to ``outputs``, or nothing if one is None; return whether added."""
     return _took_all([_one(one) for one in told], outputs)
 
 
 def _took_all(parts: Sequence[list[Output] | None], outputs: list[Output]) -> bool:
-    """Add all parts to ``outputs``; add nothing if one is None; return whether they were added."""
+    """Add all ``parts`` to ``outputs``, or nothing if one is None; return whether added."""
     found = [part for part in parts if part is not None]
     if len(found) < len(parts):
         return False
