@@ -167,8 +167,8 @@ def asked_again(payload: Payload) -> Original:
 
 
 def without_content(original: Original) -> tuple[Original, str]:
-    """Return key, value and headers without their content, for a dead letter that would be too
-    large, and a text about that, to put before the dead letter's detail.
+    """Return an empty key, value and headers, for a dead letter that would be too large with those
+    of the record, and a text that says so, to put before the dead letter's detail.
     """
     _, value, headers = original
     held = sum(len(part or b"") for _, part in headers) + len(value or b"")

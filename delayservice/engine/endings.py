@@ -66,8 +66,8 @@ class Endings:
         due_ms: int = 0,
         source: bytes | None = None,
     ) -> Output | None:
-        """Return the dead letter of a record; None: it can't be written now. It has no key, value
-        and record's headers if the dead-letter topic has refused them.
+        """Return the dead letter of a record; None: it can't be written now. If the dead-letter
+        topic has refused it before, it lacks the record's key, value and headers.
 
         Args:
             offset: source offset of the record, which this output settles.
