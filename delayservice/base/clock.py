@@ -19,32 +19,34 @@ NOT_COMPARED = "the wall clock has not been compared with the broker's yet"
 
 _PPM = 1_000_000
 _GRANULE_MS = 1
-"""Reading error of two clocks read as whole milliseconds, ms: such a deviation is ignored."""
+"""Deviation of two clocks, ms, that is ignored, because both are read in whole milliseconds."""
 
 
 class NodeClock(Protocol):
-    """The wall, boot and monotonic clocks. Injected wherever time is read."""
+    """Interface of the wall, boot and monotonic clock of a node, injected wherever time is read."""
 
     def wall_ms(self) -> int:
-        """Return the wall clock, epoch milliseconds; it may jump. For due times."""
+        """Return the wall clock, epoch milliseconds, for due times; it may jump."""
         ...
 
     def monotonic_s(self) -> float:
-        """Return seconds that never go back and may stand still in suspend. For elapsed time."""
+        """Return the monotonic clock, seconds, for elapsed time. It never goes back, and may stand
+        still while the machine is suspended.
+        """
         ...
 
     def boot_s(self) -> float:
-        """Return seconds since boot, suspend included. For the clock guard."""
+        """Return the seconds since boot, time in suspend included, for the clock guard."""
         ...
 
 
 class SystemClock:
-    """The clocks of this machine."""
+    """Wall, monotonic and boot clock of this machine."""
 
     __slots__ = ()
 
     def wall_ms(self) -> int:
-        """Return epoch milliseconds."""
+        """Return the wall clock, epoch milliseconds."""
         return time.time_ns() // 1_000_000
 
     def monotonic_s(self) -> float:
@@ -58,19 +60,25 @@ class SystemClock:
 
 
 class _Bracket(NamedTuple):
-    """Bounds of the broker's clock minus the boot clock, milliseconds, at ``boot_ms``."""
+    """Bounds of the broker's clock minus this machine's boot clock, milliseconds, as of the boot
+    time ``boot_ms``, milliseconds since boot.
+    """
 
     low_ms: float
     high_ms: float
     boot_ms: int
 
     def at(self, boot_ms: int) -> _Bracket:
-        """Return the bounds at a later moment, widened by the slewing of both clocks since."""
+        """Return the bounds at the later boot time ``boot_ms``, milliseconds since boot, widened by
+        the most that both clocks may have drifted since (``SLEW_PPM``).
+        """
         drift_ms = max(boot_ms - self.boot_ms, 0) * 2 * SLEW_PPM / _PPM
         return _Bracket(self.low_ms - drift_ms, self.high_ms + drift_ms, boot_ms)
 
     def narrowed(self, newer: _Bracket) -> _Bracket:
-        """Return the intersection of both brackets; ``newer`` alone if they don't overlap."""
+        """Return the intersection of these bounds with those of ``newer``; ``newer`` alone if the
+        two ranges don't overlap.
+        """
         low_ms, high_ms = max(self.low_ms, newer.low_ms), min(self.high_ms, newer.high_ms)
         return newer if low_ms > high_ms else _Bracket(low_ms, high_ms, newer.boot_ms)
 
@@ -101,7 +109,9 @@ class ClockGuard:
     )
 
     def __init__(self, tolerance_ms: int = 500) -> None:
-        """Start frozen, until the first answer. ``tolerance_ms``: allowed deviation of clocks."""
+        """Start frozen (no delivery) until a broker's clock was compared. ``tolerance_ms``: allowed
+        deviation of the wall clock from the boot clock and from a broker's, ms.
+        """
         self._tolerance_ms = tolerance_ms
         self._anchor_ms: float | None = None
         self._boot_ms = 0
@@ -111,14 +121,14 @@ class ClockGuard:
 
     @property
     def frozen(self) -> str | None:
-        """Return why delivery must stop; None: the wall clock can be trusted."""
+        """Return why delivery must stop, as text; None: the wall clock can be trusted."""
         if self._broker_reason == NOT_COMPARED:
             return self._boot_reason or NOT_COMPARED
         return self._broker_reason or self._boot_reason
 
     def observe(self, wall_ms: int, boot_ms: int) -> str | None:
-        """Check one reading of both clocks, made together, epoch ms and ms since boot. To be called
-        before every delivery. Return why delivery must stop; None: it may go on.
+        """Check the wall clock, epoch ms, against the boot clock, ms since boot, both read at the
+        same moment just before a delivery. Return why delivery must stop; None: it may go on.
         """
         if self._anchor_ms is None:
             self._move_anchor(wall_ms, boot_ms)
@@ -138,8 +148,8 @@ class ClockGuard:
 
     def observe_record(self, broker_ms: int, wall_ms: int) -> str | None:
         """Check a broker's timestamp of a consumed record against the wall clock at its arrival,
-        epoch ms. Return why delivery must stop; None: it may go on. A record may be old, so only a
-        wall clock that is behind is detected.
+        both epoch ms. Return why delivery must stop; None: it may go on. The record may be old, so
+        only a wall clock behind the broker's is detected.
         """
         behind_ms = broker_ms - wall_ms
         if behind_ms > self._tolerance_ms:
@@ -149,7 +159,7 @@ class ClockGuard:
     def observe_answer(
         self, broker_ms: int, sent_boot_ms: int, answered_boot_ms: int, wall_ms: int, boot_ms: int
     ) -> str | None:
-        """Check the wall clock against the timestamp that a broker put on an own record.
+        """Check the wall clock against the timestamp that a broker put on a record of this process.
 
         Args:
             broker_ms: the broker's timestamp (``LogAppendTime``), epoch milliseconds.
@@ -184,7 +194,9 @@ class ClockGuard:
         return self.frozen
 
     def _is_off_anchor(self, wall_ms: int, boot_ms: int) -> bool:
-        """Return whether the wall clock was stepped since the last reading."""
+        """Return whether the wall clock, epoch ms, was stepped against the boot clock, ms since
+        boot, since both were last read.
+        """
         if self._anchor_ms is None:
             return False
         return abs(wall_ms - boot_ms - self._anchor_ms) > self._tolerance_ms + _GRANULE_MS
@@ -209,8 +221,9 @@ class ClockWatch:
         self._lock = threading.Lock()
 
     def doubt(self) -> str | None:
-        """Read the clocks; return why the wall clock is not trusted, or None. A clock that was
-        wrong at the start of the process is detected by the first own checkpoint that is read back.
+        """Read the clocks; return why the wall clock is not trusted, as text, or None. A wall clock
+        that was wrong at the start of the process is detected when the first checkpoint of this
+        process is read back.
         """
         with self._lock:
             return self._guard.observe(self._clock.wall_ms(), self._boot_ms())
@@ -225,14 +238,15 @@ class ClockWatch:
     def heard_answer(
         self, broker_ms: int, boot_ms: int, sent_s: float, acknowledged_s: float | None = None
     ) -> None:
-        """Check the timestamp that a broker put on an own record.
+        """Check the wall clock against the timestamp that a broker put on a record of this process.
 
         Args:
             broker_ms: the timestamp, epoch milliseconds.
             boot_ms: the boot clock when the record was read back, milliseconds.
-            sent_s: the monotonic clock before it was sent, seconds.
-            acknowledged_s: the monotonic clock when the broker had acknowledged it, seconds, which
-                narrows the bracket: commit and reading back take longer. None: not known.
+            sent_s: the monotonic clock before the record was sent, seconds.
+            acknowledged_s: the monotonic clock when the broker had acknowledged the record,
+                seconds. It narrows the possible range, because commit and reading back take longer.
+                None: not known.
         """
         with self._lock:
             now_boot_ms = self._boot_ms()

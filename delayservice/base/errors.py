@@ -1,4 +1,5 @@
-"""The one error tree. Native errors are wrapped at the edge with ``from exc``.
+"""All errors of this project, in one tree. An error of a library is wrapped where the library is
+called, with ``from exc``.
 
 Every message says what happened, to what, and what to do about it.
 """
@@ -13,18 +14,18 @@ class SettingsError(DelayServiceError):
 
 
 class InvalidRequestError(DelayServiceError, ValueError):
-    """A request of the client library that the service can't fulfil; nothing was written."""
+    """Call of the client library that the service can't fulfil; nothing was written."""
 
 
 class StoreError(DelayServiceError):
-    """A store that can't be used: a failed fsync, a folder in use, a format of a newer version."""
+    """Failure of a store: a failed fsync, a folder that is in use, a format of a newer version."""
 
 
 class SlotDamagedError(StoreError):
-    """Stored frames that are missing, or damaged and in quarantine.
+    """Records of a store that are missing, or damaged and moved to quarantine.
 
-    The caller reads the source offsets ``[first_offset, stop_offset)`` again and hands every
-    record whose key falls in ``[start_ms, stop_ms)`` to ``Store.rebuild``.
+    The caller reads the source offsets ``[first_offset, stop_offset)`` again, and passes every
+    record whose key falls in ``[start_ms, stop_ms)``, epoch milliseconds, to ``Store.rebuild``.
     """
 
     def __init__(
@@ -41,13 +42,13 @@ class SlotDamagedError(StoreError):
 
 
 class KafkaEdgeError(DelayServiceError):
-    """An operation that Kafka refused or failed; the message quotes the broker's text."""
+    """Operation that Kafka refused or that failed; the message quotes the broker's text."""
 
 
 class LogTruncatedError(KafkaEdgeError):
-    """A log that lost its end after it was read, and has grown again.
+    """Partition whose log lost its last records after they were read, and has grown again.
 
-    ``is_stored``: the store may hold records that the log has lost, and must be rebuilt.
+    ``is_stored``: the store may hold records that the log has lost, so it must be rebuilt.
     """
 
     def __init__(self, why: str, *, is_stored: bool) -> None:
@@ -56,9 +57,11 @@ class LogTruncatedError(KafkaEdgeError):
 
 
 class TransactionAbortedError(KafkaEdgeError):
-    """A transaction that was certainly aborted: no output is visible. Settle the batch again.
+    """Transaction that was certainly aborted, so that no output is visible. Settle its records
+    again.
 
-    ``stuck``: slices whose checkpoints were not acknowledged in time, while others were.
+    ``stuck``: slices whose checkpoints were not acknowledged in time, while those of other slices
+    were.
     """
 
     def __init__(self, why: str, stuck: frozenset[int] = frozenset()) -> None:
@@ -67,10 +70,10 @@ class TransactionAbortedError(KafkaEdgeError):
 
 
 class RefusedError(KafkaEdgeError):
-    """Outputs that can't be written; their transaction was aborted, or must be aborted now.
+    """Outputs that can never be written; their transaction was aborted, or must be aborted now.
 
-    ``refusals`` maps ``((delay topic, partition), source offset)`` to ``(code, detail)``. Settle
-    these records by their code, and all others of the transaction again.
+    ``refusals`` maps ``((delay topic, partition), source offset)`` to ``(code, detail)``.
+    Dead-letter these records by their code, and settle the transaction's other records again.
     """
 
     def __init__(self, refusals: dict[tuple[tuple[str, int], int], tuple[str, str]]) -> None:
@@ -83,16 +86,18 @@ class RefusedError(KafkaEdgeError):
 
 
 class OwnershipLostError(KafkaEdgeError):
-    """A writer (transactional id) that is fenced, or a commit with an unknown outcome. Open a new
-    writer and claim its slices.
+    """Writer (transactional id) that is fenced, or whose last commit has an unknown outcome. Open a
+    new writer and claim its slices.
     """
 
 
 class WriterGivenUpError(OwnershipLostError):
-    """A writer (transactional id) that was given up, and whose commits all have a known outcome.
-    Open a new writer at once.
+    """Writer (transactional id) that was given up, and whose commits all have a known outcome. Open
+    a new writer at once.
     """
 
 
 class ClusterError(DelayServiceError):
-    """An embedded or tested cluster that could not be resolved, started, read or stopped."""
+    """Cluster whose state prevents a check, such as a missing topic or a record that was not
+    acknowledged.
+    """

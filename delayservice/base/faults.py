@@ -104,7 +104,10 @@ def bind(setting: str) -> Callable[[str], None]:
 def _at_point(
     name: str, is_time: Callable[[], bool], act: Callable[[], None]
 ) -> Callable[[str], None]:
-    """Return a fault point function that acts at the point ``name`` whenever ``is_time()``."""
+    """Return the function of all fault points: it calls ``act`` when it is called for the point
+    ``name`` and ``is_time()`` is True, and raises ``SettingsError`` for a point that is not in
+    ``POINTS``.
+    """
 
     def point(passed: str, /) -> None:
         if passed not in POINTS:
@@ -116,7 +119,7 @@ def _at_point(
 
 
 def _is_removed(path: str) -> bool:
-    """Remove a trigger file; return whether it was there. Of several threads, one removes it."""
+    """Remove the file ``path``; return whether it existed. Of several threads, one gets True."""
     try:
         os.unlink(path)  # noqa: PTH108  # a path object for each pass would cost more
     except FileNotFoundError:

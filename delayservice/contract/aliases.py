@@ -47,7 +47,7 @@ ROCKETMQ_UNIQ_KEY: Final = "UNIQ_KEY"
 
 @dataclass(frozen=True, slots=True)
 class Alias:
-    """One header of another system: its meaning, and the rule that reads it."""
+    """Header of another delay system: its meaning, and the rule that adds it to a draft."""
 
     header: str
     system: str
@@ -83,7 +83,9 @@ def _due_by_level(name: str, value: bytes | None, timestamp_ms: int) -> int:
 
 
 def _rocketmq_time(parse: TimeParser) -> Rule:
-    """Return the rule of a RocketMQ time header, with which ``UNIQ_KEY`` may be the id."""
+    """Return the rule of a RocketMQ time header whose due time ``parse`` returns. A record with
+    such a header has the header ``UNIQ_KEY`` as its id, if no other header gives one.
+    """
 
     def rule(draft: Draft, name: str, value: bytes | None) -> None:
         draft.rocketmq = True
@@ -103,7 +105,9 @@ def _rocketmq_uniq_key(draft: Draft, _name: str, value: bytes | None) -> None:
 
 
 def _etf1(rule: Rule) -> Rule:
-    """Return ``rule``, with the record's key as its id, and a null value as a cancel."""
+    """Return a rule that applies ``rule``, and makes the record's key its id and a null value a
+    cancel.
+    """
 
     def keyed(draft: Draft, name: str, value: bytes | None) -> None:
         if draft.value is None and not draft.key_is_id:
@@ -149,10 +153,12 @@ ALIASES: Final = (
     Alias("schedule_source_type", KARAFKA, "cancel, or schedule", _karafka_source_type),
     Alias("schedule_schema_version", KARAFKA, "not used", drop),
 )
-"""All aliases. A record may mix them with the service's own headers, but they must agree."""
+"""All headers of other delay systems that are read. A record may mix them with the service's own
+headers, but headers of one meaning must agree."""
 
 KNOWN: Final = names.COPY_NAMES.union(RULES, (alias.header for alias in ALIASES))
-"""Names of all headers with a rule, other systems' included, and of those of requeued records."""
+"""Names of all headers that the service reads or drops: its own ones, those of requeued records,
+and those of other delay systems."""
 
 STRIPPED: Final = KNOWN - {ROCKETMQ_UNIQ_KEY}
 """Names of headers that are removed from a user's record before delivery."""

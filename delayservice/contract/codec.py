@@ -8,7 +8,7 @@ A payload is a msgpack array (by msgspec: encode 0.25 µs, decode 0.3 µs)::
     partition  int         target partition, or -1: partition by key as a Java producer does
     key        bin | nil   output key
     value      bin | nil   output value
-    headers    [[str, bin | nil], ...]   the record's own headers, in order, duplicates kept
+    headers    [[str, bin | nil], ...]   headers to deliver, in order, duplicates kept
     due_ms     int         epoch milliseconds
     meta       nil | [id, source, attempt, expires_ms]   nil for a plain record
                    | [id, source, attempt, expires_ms, recurrence]
@@ -18,9 +18,9 @@ A payload is a msgpack array (by msgspec: encode 0.25 µs, decode 0.3 µs)::
       attempt     int         1 for the first
       expires_ms  int | nil   epoch milliseconds
       recurrence  bin         ``recurrence.Recurrence``, only where there is one
-      turn_ms     int         turn by a rate limit, epoch milliseconds; only where there is one
+      turn_ms     int         delivery time by a rate limit, epoch milliseconds; only if limited
 
-The frame around it (length, checksum, offset, key) belongs to each store.
+Each store adds length, checksum, offset and key in its own layout.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ _ALL_FIELDS: Final = 6
 
 
 def turn_of(meta: Meta | None) -> int | None:
-    """Return when a rate limit lets the record be delivered (its turn), epoch milliseconds; None:
-    no rate limit has moved it.
+    """Return the time at which a rate limit lets the record be delivered, epoch milliseconds; None:
+    no rate limit has moved the record.
     """
     return meta[5] if meta is not None and len(meta) == _ALL_FIELDS else None
 
@@ -61,8 +61,8 @@ def with_turn(meta: Meta | None, turn_ms: int) -> Meta:
 
 
 def next_attempt(meta: Meta | None) -> Meta:
-    """Return a payload's meta with the number of its delivery attempt raised by 1, and without the
-    turn of a rate limit.
+    """Return a payload's meta with the number of its delivery attempt raised by 1, and without a
+    delivery time by a rate limit.
     """
     record_id, source, attempt, expires_ms = meta[:4] if meta is not None else _PLAIN
     recurrence = packed_recurrence(meta)
@@ -72,8 +72,8 @@ def next_attempt(meta: Meta | None) -> Meta:
 
 
 def packed_recurrence(meta: Meta | None) -> bytes | None:
-    """Return the recurrence in a payload's meta, in the bytes of ``recurrence.encode``; None: the
-    record is delivered once.
+    """Return the encoded recurrence in a payload's meta, as ``recurrence.encode`` returned it;
+    None: the record is delivered once.
     """
     return meta[4] if meta is not None and len(meta) >= _RECURRING_FIELDS else None
 
@@ -84,13 +84,14 @@ encode_payload = msgspec.msgpack.Encoder().encode
 _Read: TypeAlias = tuple[
     str, int, bytes | None, bytes | None, list[Header], int, tuple[bytes | int | None, ...] | None
 ]
-"""``Payload`` as msgspec can check it: msgspec can't distinguish tuples by their length."""
+"""Type ``Payload`` in a form that msgspec can check: it can't distinguish tuples by their length.
+"""
 
 _decode: Callable[[bytes], Payload] = msgspec.msgpack.Decoder(_Read).decode
 
 
 class Head(msgspec.Struct, array_like=True, gc=False):
-    """A pending record's payload of which key, value and headers were left undecoded."""
+    """Payload of a pending record whose key, value and headers are not decoded."""
 
     target: str
     partition: int
@@ -112,12 +113,12 @@ class Head(msgspec.Struct, array_like=True, gc=False):
 
 
 decode_head = msgspec.msgpack.Decoder(Head).decode
-"""Return the ``Head`` of a payload's bytes, in two thirds of the time of ``decode_payload``. Raises
-``msgspec.DecodeError`` if they are no payload."""
+"""Return the payload in ``data`` as a ``Head``, with key, value and headers undecoded, in two
+thirds of the time of ``decode_payload``. Raises ``msgspec.DecodeError`` for other bytes."""
 
 
 def decode_payload(data: bytes) -> Payload:
-    """Return the payload of stored bytes.
+    """Return the payload of a pending record, from the bytes in which a store keeps it.
 
     Raises:
         StoreError: the bytes are no payload of this version, although their checksum was right.

@@ -1,7 +1,8 @@
 """Reasons for which a record is dead-lettered: a stable code, and one line of explanation each.
 
-Codes are part of the contract with users (``delay-error``): they are added, never renamed. Those
-marked *target* are found at delivery, the others by reading the record alone.
+Codes are part of the contract with users (``delay-error``): they are added, never renamed.
+Explanations that end in *(target)* belong to codes found at delivery; the other codes are found
+when the record is read.
 """
 
 from __future__ import annotations
@@ -23,11 +24,13 @@ TARGET_UNAUTHORIZED = "target-unauthorized"
 TARGET_REFUSED = "target-refused"
 TARGET_DOWN = "target-down"
 TARGET_PAUSED = "target-paused"
-"""Deliveries to the target are paused, so its records are put off. Never in a dead letter."""
+"""Code of a record whose target is paused, so that it is put off. Never in a dead letter."""
 TARGET_ASKED = "target-asked"
-"""The cluster is being asked about the target, and the shard waits. Never in a dead letter."""
+"""Code of a record whose target is being looked up in the cluster, for which the shard waits. Never
+in a dead letter."""
 TARGET_LATER = "target-later"
-"""The target can't take the record now, so it is put off. Never in a dead letter."""
+"""Code of a record that its target can't take now, so that it is put off. Never in a dead
+letter."""
 TOO_LARGE = "too-large"
 OP_INVALID = "op-invalid"
 CRON_INVALID = "cron-invalid"
@@ -75,9 +78,9 @@ def printable(detail: str) -> str:
 
 
 class RecordRefusedError(DelayServiceError):
-    """A record that breaks the contract, with a code and a detail.
+    """Record that breaks the contract, with a code and a detail.
 
-    Raised while a record is read and settled; ``RecordReader`` returns an ``INVALID`` entry.
+    Raised while a record is read or settled; ``RecordReader`` returns an ``INVALID`` entry instead.
     """
 
     def __init__(self, code: str, detail: str) -> None:

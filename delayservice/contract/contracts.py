@@ -19,45 +19,48 @@ from delayservice.base.errors import DelayServiceError
 from delayservice.contract.topic_names import is_legal_topic, is_reserved
 
 CONTRACT_VERSION: Final = 5
-"""Newest version of how records are read. A node that doesn't know a version must not go on.
+"""Newest contract version. A version fixes how records are read, so a node that does not know the
+version of a slice must not store or serve it.
 
 1: no fire, no window, no recurring schedules, no level topics; rolls are not spread.
 2: adds these, and spreads rolls. ``reserved`` holds names only. 3: it may hold patterns.
 4: durations with units; instants that look like seconds, and times on level topics, are refused.
    No ``allow`` and ``reserved``: settings decide at settling which targets are allowed.
-5: ids have a home partition.
-"""
+5: ids have a home partition."""
 
 NAMES_VERSION: Final = 2
-"""Newest version in which ``reserved`` holds names only; the default of a contract."""
+"""Newest contract version in which ``reserved`` holds names only; default version of a contract."""
 
 PATTERNS_VERSION: Final = 3
-"""First version in which ``reserved`` may hold patterns."""
+"""First contract version in which ``reserved`` may hold patterns."""
 
 UNITS_VERSION: Final = 4
-"""First version that reads durations with units, and refuses instants that look like seconds."""
+"""First contract version that reads durations with units, and refuses instants that look like
+seconds."""
 
 TARGETS_BY_SETTINGS_VERSION: Final = 4
-"""First version without an allowlist: settings decide at settling which targets are allowed."""
+"""First contract version without an allowlist: settings decide at settling which targets are
+allowed."""
 
 HOMES_VERSION: Final = 5
-"""First version in which ids may have a home partition."""
+"""First contract version in which ids may have a home partition."""
 
 _SINCE: Final = {"roll_spread_ms": 2, "level_ms": 2, "id_partitions": HOMES_VERSION}
-"""First version that has a parameter; parameters not listed exist since version 1."""
+"""First contract version that has a parameter, by its name; all others exist since version 1."""
 
 _BEFORE: Final = {
     "allow": TARGETS_BY_SETTINGS_VERSION,
     "reserved": TARGETS_BY_SETTINGS_VERSION,
 }
-"""First version that no longer has a parameter."""
+"""First contract version that no longer has a parameter, by its name."""
 
 PAST_DUE_DELIVER: Final = "deliver"
 PAST_DUE_DEAD_LETTER: Final = "dead-letter"
-"""Values of ``Contract.past_due``."""
+"""Value of ``Contract.past_due``: records that were due before they were written are
+dead-lettered."""
 
 MAX_DELAY_MS_MAX: Final = 2**52
-"""Bound of delays and timestamps, ms: half the range of due times, so that sums stay exact."""
+"""Largest delay or timestamp, ms: half the range of due times, so that sums stay exact."""
 
 _DAY_MS = 86_400_000
 _PARTITIONS_MAX = 2**31 - 1
@@ -65,41 +68,48 @@ _HEADER_BYTES_RANGE = (256, 65_536)
 
 
 class ContractError(DelayServiceError):
-    """A contract that is out of bounds, or that this version can't follow."""
+    """Contract with a parameter out of bounds, or of a version that this build does not know."""
 
 
 @dataclass(frozen=True, slots=True)
 class Contract:
-    """Parameters by which records of one delay topic are read from some offset on."""
+    """Parameters by which the records of one delay topic are decoded, from a source offset up to
+    that of the next contract.
+    """
 
     version: int = NAMES_VERSION
     roll_window_ms: int = 7_200_000
-    """Time after which a pending record is rolled, ms, from its timestamp (rule 12)."""
+    """Time after its append at which a pending record is rolled, ms (design rule 12)."""
     roll_spread_ms: int = 0
-    """Largest time by which a roll is earlier, ms, by offset: bursts are spread. 0: no spread."""
+    """Largest time by which a roll comes before the end of ``roll_window_ms``, ms. It depends on
+    the offset, so that bursts are spread; 0: no spread."""
     max_delay_ms: int = 3_650 * _DAY_MS
-    """Longest delay from the record's timestamp, ms."""
+    """Longest delay, ms, from the time at which the record was written."""
     clamp: bool = False
-    """True: a longer delay is shortened to ``max_delay_ms``; False: it is dead-lettered."""
+    """True: a delay above ``max_delay_ms`` is shortened to it; False: the record is
+    dead-lettered."""
     past_due: str = PAST_DUE_DELIVER
-    """Treatment of records due before their own timestamp: ``deliver`` or ``dead-letter``."""
+    """Treatment of records that were due before they were written: ``deliver`` or
+    ``dead-letter``."""
     default_target: str | None = None
-    """Target of records without one, allowed without a pattern; None: they are dead-lettered."""
+    """Target of records without a target header, allowed without a pattern in ``allow``; None: such
+    records are dead-lettered."""
     allow: tuple[str, ...] = ()
-    """Shell-style patterns of allowed targets, matching whole names, case-sensitive; empty: all
-    are denied. Always empty from version 4 on."""
+    """Shell-style patterns of allowed targets, matching whole names, case-sensitive; empty: no
+    target is allowed. Always empty from version 4 on."""
     reserved: tuple[str, ...] = ()
-    """Topics of the service, other delay topics included, which are never targets; precedes
-    ``allow``. From version 3 on also patterns as in ``allow``. Always empty from version 4 on."""
+    """Topics of the service, other delay topics included, which are never targets, even if
+    ``allow`` matches them. From version 3 on also patterns as in ``allow``. Always empty from
+    version 4 on."""
     header_bytes_max: int = 4_096
     """Longest value of one input header, bytes; at least 256, so that topic names fit."""
     id_bytes_max: int = 512
     """Longest ``delay-id``, or record key that serves as one, bytes."""
     level_ms: int = 0
-    """Delay of a level topic, ms from the record's timestamp; 0: the topic is no level topic."""
+    """Delay of a level topic, ms from the record's append time; 0: the topic is no level topic."""
     id_partitions: int = 0
-    """Number of partitions of homes: an id's home is murmur2(id) modulo this; 0: ids have no home.
-    Never changed once it is set, so that homes stay where they are."""
+    """Number of partitions in which ids have their home: that of an id is murmur2(id) modulo this
+    number; 0: ids have no home. Never changed once it is set, so that homes stay where they are."""
 
     def __post_init__(self) -> None:
         """Raise ``ContractError`` if a parameter is out of bounds or the version is unknown."""
@@ -127,7 +137,7 @@ class Contract:
 
     @property
     def has_allowlist(self) -> bool:
-        """Return whether targets are checked by ``allow`` when a record is read."""
+        """Return whether targets are checked by ``allow`` when a record is decoded."""
         return self.version < TARGETS_BY_SETTINGS_VERSION
 
     def _check_default_target(self) -> None:
@@ -146,13 +156,13 @@ class Contract:
         return any(fnmatchcase(topic, pattern) for pattern in self.reserved)
 
     def to_json(self) -> dict[str, object]:
-        """Return a dictionary of JSON types for the checkpoint."""
+        """Return the parameters by name, as JSON types, for the checkpoint."""
         names = _parameters(self.version)
         return {name: _plain(getattr(self, name)) for name in names}
 
     @classmethod
     def from_json(cls, data: object) -> Contract:
-        """Return the contract that ``to_json`` wrote.
+        """Return the contract in a JSON object that ``Contract.to_json`` wrote.
 
         Raises:
             ContractError: an unknown version, an unknown or a missing parameter, a wrong type.
@@ -197,23 +207,27 @@ class Contracts:
             raise ContractError(f"contracts must start at ascending offsets, not {self._starts}")
 
     def __eq__(self, other: object) -> bool:
-        """Return whether both hold the same contracts from the same offsets."""
+        """Return whether ``other`` holds the same contracts, which apply from the same offsets."""
         return isinstance(other, Contracts) and self.entries() == other.entries()
 
     def __hash__(self) -> int:
-        """Return the hash of the entries."""
+        """Return the hash of all ``(from_offset, contract)`` pairs."""
         return hash(self.entries())
 
     def __repr__(self) -> str:
-        """Return a text with all entries, for logs and failed tests."""
+        """Return a text with all ``(from_offset, contract)`` pairs, for logs and failed tests."""
         return f"Contracts({list(self.entries())!r})"
 
     def entries(self) -> tuple[tuple[int, Contract], ...]:
-        """Return all ``(from_offset, contract)`` pairs, ascending."""
+        """Return all ``(from_offset, contract)`` pairs, ascending. A contract applies from its
+        source offset up to that of the next pair.
+        """
         return tuple(zip(self._starts, self._contracts, strict=True))
 
     def at(self, offset: int) -> Contract:
-        """Return the contract that applies at an offset; below the first start, the first one."""
+        """Return the contract that applies at a source offset; before the first pair, the first
+        contract.
+        """
         if len(self._starts) == 1:
             return self._contracts[0]
         return self._contracts[max(bisect_right(self._starts, offset) - 1, 0)]
@@ -224,27 +238,29 @@ class Contracts:
         return max(contract.version for contract in self._contracts)
 
     def since(self, offset: int) -> tuple[Contract, ...]:
-        """Return the contracts that apply at an offset or above it."""
+        """Return the contracts that apply at source offset ``offset`` or at a higher one."""
         return tuple(self._contracts[max(bisect_right(self._starts, offset) - 1, 0) :])
 
     def span(self, offset: int) -> tuple[int, int | None]:
-        """Return the range ``[first, stop)`` of offsets with the contract of ``offset``; stop None:
-        it is the last contract.
+        """Return the source offsets ``[first, stop)`` at which the contract of ``offset`` applies;
+        stop None: there is no later contract.
         """
         after = max(bisect_right(self._starts, offset), 1)
         first = 0 if after == 1 else self._starts[after - 1]
         return first, self._starts[after] if after < len(self._starts) else None
 
     def extended(self, end: int, contract: Contract, ahead: int = 0) -> Contracts:
-        """Return the contracts that start below ``end``, followed by a new one.
+        """Return the contracts that start below ``end``, followed by the new one.
 
         Contracts that start at ``end`` or above are dropped: the log holds no record read by them,
-        so no key changes. One of them stays if it equals the new one and starts early enough.
+        so no key changes. The first of them stays if it equals the new one and starts at or below
+        the new one's start.
 
         Args:
             end: end offset of the log, read after the earlier owners were fenced.
             contract: the new contract.
-            ahead: offsets above ``end`` that are still read by the contract of the end.
+            ahead: number of offsets from ``end`` on to which the contract that applies at ``end``
+                still applies.
         """
         wanted = self._with_homes(contract)
         if wanted is None:
@@ -276,19 +292,23 @@ class Contracts:
         return next((c.id_partitions for c in self._contracts if c.id_partitions), 0)
 
     def encode(self) -> bytes:
-        """Return ``to_json`` as JSON bytes, as a checkpoint holds it."""
+        """Return the contracts as JSON bytes, in the form in which a checkpoint holds them."""
         return msgspec.json.encode(self.to_json())
 
     def needed_from(self, log_start: int) -> Contracts:
-        """Return these contracts without those that apply only below offset ``log_start``."""
+        """Return these contracts without those that apply only below ``log_start``, the first
+        offset that the log holds.
+        """
         gone = bisect_right(self._starts, log_start) - 1
         return self if gone < 1 else Contracts(self.entries()[gone:])
 
     def agree_below(self, stop: int, other: Contracts) -> bool:
-        """Return whether both apply the same parameters at every offset below ``stop``.
+        """Return whether these contracts and ``other`` apply the same parameters at every source
+        offset below ``stop``.
 
-        If one starts later because its first contracts were dropped, the other must have a contract
-        that starts at that offset too. Contracts that start at ``stop`` or above are not compared.
+        If one of the two starts later because its first contracts were dropped, the other must have
+        a contract that starts at that offset too. Contracts that start at ``stop`` or above are not
+        compared.
         """
         first = max(self._starts[0], other._starts[0])
         if stop == 0:
@@ -299,12 +319,12 @@ class Contracts:
         return all(self.at(start) == other.at(start) for start in compared)
 
     def to_json(self) -> list[dict[str, object]]:
-        """Return a list of JSON types for the checkpoint."""
+        """Return all ``from`` offsets and contracts as a list of JSON types for the checkpoint."""
         return [{"from": start, "contract": c.to_json()} for start, c in self.entries()]
 
     @classmethod
     def from_json(cls, data: object) -> Contracts:
-        """Return the contracts that ``to_json`` wrote.
+        """Return the contracts in a JSON list that ``Contracts.to_json`` wrote.
 
         Raises:
             ContractError: the data is no such list, or one of its contracts can't be followed.

@@ -61,7 +61,7 @@ _ROCKETMQ_TIMES: Final = frozenset(
 )
 _KEYED_TIMES: Final = frozenset({"scheduler-epoch", "schedule_target_epoch"})
 ALL_TIMES: Final = _OWN_TIMES | _ROCKETMQ_TIMES | _KEYED_TIMES
-"""Names of all time headers, those of other systems included."""
+"""Names of all headers that give a due time or a delay, those of other delay systems included."""
 _ROCKETMQ_TIME: Final = {
     names.DELAY_AT: "TIMER_DELIVER_MS",
     names.DELAY_AFTER: "TIMER_DELAY_MS",
@@ -71,20 +71,20 @@ _KEY_IS_ID: Final[Header] = ("schedule_source_type", b"schedule")
 
 
 class DeadLetterSource(NamedTuple):
-    """Place where a record was written, as ``delay-source`` names it."""
+    """Topic, partition and offset at which a user wrote a record, as ``delay-source`` names it."""
 
     topic: str
     partition: int
     offset: int
 
     def __str__(self) -> str:
-        """Return the source in the form of the header."""
+        """Return the source in the form of ``delay-source``: ``topic:partition:offset``."""
         return f"{self.topic}:{self.partition}:{self.offset}"
 
 
 @dataclass(frozen=True, slots=True)
 class _Facts:
-    """Fields that a dead letter and its heading share."""
+    """Fields that ``DeadLetter`` and ``Heading`` share."""
 
     partition: int
     """Partition of the dead-letter topic."""
@@ -97,13 +97,13 @@ class _Facts:
     detail: str
     """Value of ``delay-error-detail``: why the record was dead-lettered, for people."""
     source: DeadLetterSource | None
-    """Place where the user wrote the record; None: unknown."""
+    """Place where the user wrote the dead-lettered record; None: unknown."""
     key: bytes | None
-    """Key of the record."""
+    """Key of the dead-lettered record."""
 
     @property
     def place(self) -> tuple[int, int]:
-        """Return partition and offset in the dead-letter topic."""
+        """Return ``(partition, offset)`` of the dead letter in the dead-letter topic."""
         return self.partition, self.offset
 
 
@@ -112,7 +112,7 @@ class DeadLetter(_Facts):
     """A dead letter as it was read from the dead-letter topic."""
 
     value: bytes | None
-    """Value of the record."""
+    """Value of the dead-lettered record."""
     headers: Headers
     """Headers of the record, without those that the service added to the dead letter."""
 
@@ -146,7 +146,7 @@ class DeadLetter(_Facts):
 
 @dataclass(frozen=True, slots=True)
 class Heading(_Facts):
-    """A dead letter without value and headers, for a list of dead letters."""
+    """Summary of a dead letter, without value and headers, for lists."""
 
     target: str | None
     """Target topic in the record's headers; None: no header names one."""
@@ -155,14 +155,16 @@ class Heading(_Facts):
 
     @classmethod
     def of(cls, letter: DeadLetter) -> Heading:
-        """Return the heading of a dead letter."""
+        """Return the summary of a dead letter."""
         shared = {field.name: getattr(letter, field.name) for field in fields(_Facts)}
         value_bytes = None if letter.value is None else len(letter.value)
         return cls(**shared, target=letter.target, value_bytes=value_bytes)
 
 
 class Rewritten(NamedTuple):
-    """A record to be written to ``partition`` of the delay topic ``topic`` to replay it."""
+    """Record that replays a dead letter, to be written to ``partition`` of the delay topic
+    ``topic``.
+    """
 
     topic: str
     partition: int
@@ -178,11 +180,13 @@ class Filter:
     codes: frozenset[str] = frozenset()
     since_ms: int | None = None
     until_ms: int | None = None
-    """End of the append times, epoch milliseconds, exclusive; ``since_ms`` is inclusive."""
+    """End of the range of append times, epoch ms, exclusive; ``since_ms`` is its inclusive start.
+    """
     topic: str | None = None
     partition: int | None = None
     offset: int | None = None
-    """Offset of the record's source; ``topic`` and ``partition`` are of the source too."""
+    """Source offset of the dead-lettered record; ``topic`` and ``partition`` are of its source too.
+    """
 
     def matches(self, letter: DeadLetter) -> bool:
         """Return whether a dead letter is selected."""
@@ -206,8 +210,8 @@ class Filter:
 
 
 def read_letter(partition: int, row: Row) -> DeadLetter | None:
-    """Return the dead letter in a row of the dead-letter topic; None: the row is a marker of a
-    replay, or was not written by the service.
+    """Return the dead letter in a row of the dead-letter topic; None: the row only marks a replay,
+    or was not written by the service.
     """
     offset, time_ms, key, value, headers = row
     said = dict(headers or ())  # the last of a name counts, and it is the service's
@@ -228,15 +232,15 @@ def read_letter(partition: int, row: Row) -> DeadLetter | None:
 
 
 def bytes_of(row: Row) -> int:
-    """Return the size of a record's key, value and headers, bytes."""
+    """Return the size of a row's key, value and headers, bytes."""
     _, _, key, value, headers = row
     own = sum(len(name) + len(text or b"") for name, text in headers or ())
     return len(key or b"") + len(value or b"") + own
 
 
 def read_source(text: bytes | None) -> DeadLetterSource | None:
-    """Return the place that a ``delay-source`` names, ``topic:partition:offset`` or the same with
-    ``#n``; None: the text has neither form.
+    """Return the place in a ``delay-source``: ``topic:partition:offset``, with or without the
+    number of an occurrence, ``#n``. None: the text has neither form.
     """
     found = _PLACE.fullmatch(text or b"")
     if found is None:
@@ -245,8 +249,8 @@ def read_source(text: bytes | None) -> DeadLetterSource | None:
 
 
 def replayed_offsets(row: Row) -> list[int]:
-    """Return the offsets of replayed dead letters that a marker lists; an empty list for any other
-    row of the dead-letter topic.
+    """Return the offsets of replayed dead letters that are listed in a marker, a row which marks a
+    replay; an empty list for any other row of the dead-letter topic.
 
     A dead letter is never a marker, even if its record has a header ``delay-replayed``.
     """
@@ -267,12 +271,14 @@ def refusal(
     *,
     retimed: bool,
 ) -> str | None:
-    """Return why a dead letter can't be replayed, one of ``REASONS``; None when it can.
+    """Return why a dead letter can't be replayed, one of ``REASONS``; None: it can.
 
     Args:
-        letter: the dead letter. The caller checks markers, so ``REPLAYED`` is never returned.
+        letter: the dead letter. Whether it was replayed before is checked by the caller, so
+            ``REPLAYED`` is never returned.
         replays_max: largest number of replays of one record.
-        is_delay_partition: returns whether a topic is a delay topic with this partition.
+        is_delay_partition: function that returns whether a topic is a delay topic with this
+            partition.
         retimed: whether the record is to get another due time.
     """
     if letter.source is None or not is_delay_partition(
@@ -302,9 +308,11 @@ def rewritten(
 
     Args:
         letter: a dead letter for which ``refusal`` returned None.
-        source: its source.
-        time: ``delay-at`` or ``delay-after`` to replace its own time; None: keep its time.
-        is_level: whether its delay topic is a level topic; its own time headers are removed then.
+        source: the source of the dead letter.
+        time: ``delay-at`` or ``delay-after`` with which the record gets a new due time; None: it
+            keeps its own.
+        is_level: whether its delay topic is a level topic; then ``delay-at`` and ``delay-after``
+            are removed.
     """
     first = _said(letter.headers, names.DELAY_REPLAYED_FROM) or str(source).encode()
     headers = [header for header in letter.headers if header[0] not in _REPLAY_PROVENANCE]
@@ -320,14 +328,16 @@ def rewritten(
 
 
 def marker(offsets: Iterable[int]) -> Headers:
-    """Return the headers of a marker, which lists the offsets of replayed dead letters in its own
-    partition of the dead-letter topic.
+    """Return the headers of a marker, the row that marks dead letters as replayed. ``offsets``:
+    offsets of those dead letters in the partition to which the marker is written.
     """
     return [(names.DELAY_REPLAYED, b",".join(b"%d" % offset for offset in offsets))]
 
 
 def _retimed(headers: Headers, time: Header) -> Headers:
-    """Return headers with their times replaced by ``time``; what they imply for the id is kept."""
+    """Return the headers with all time headers replaced by ``time``. Where another system's time
+    header implied which id the record has, it still has that id.
+    """
     kept: Headers = []
     for name, value in headers:
         if name in _ROCKETMQ_TIMES:
@@ -340,5 +350,7 @@ def _retimed(headers: Headers, time: Header) -> Headers:
 
 
 def _said(headers: Headers, name: str) -> bytes | None:
-    """Return the value of the last header of a name; None if it is null or missing."""
+    """Return the value of the last header named ``name``; None: it is null, or there is no such
+    header.
+    """
     return dict(headers).get(name)

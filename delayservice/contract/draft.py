@@ -1,8 +1,8 @@
-"""A record's input headers, collected before they are checked, and the rules of our own headers.
+"""Input headers of a record, collected before they are checked, and the rules of our own headers.
 
 A rule only adds its header to the draft. ``user_record`` checks once all headers are collected,
-because the operation decides which of them matter. Duplicates and aliases are therefore one case:
-headers of one meaning must agree.
+because the operation decides which of them matter. Duplicates and headers of other delay systems
+are therefore one case: headers of one meaning must agree.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ times are epoch milliseconds."""
 
 
 class Draft:
-    """The input headers of one record, not yet checked: a list for each meaning, in their order."""
+    """Unchecked input headers of one record: a list for each meaning, in the order of the
+    record.
+    """
 
     __slots__ = (
         "counts",
@@ -49,7 +51,9 @@ class Draft:
     )
 
     def __init__(self, key: bytes | None, value: bytes | None, readings: Readings) -> None:
-        """Start without headers; ``key`` and ``value`` are the record's own."""
+        """Start without headers. ``key`` and ``value`` are those of the record; ``readings``: the
+        parsers of its time headers.
+        """
         self.key = key
         self.value = value
         self.readings = readings
@@ -68,16 +72,18 @@ class Draft:
         self.key_is_id = False
         """True: the record key is the id, and the output's key comes from a header or is null."""
         self.rocketmq = False
-        """True: ``spare_id`` is the record's id unless a header gives one."""
+        """True: ``spare_id`` is the record's id unless another header gives one."""
         self.spare_id: bytes | None = None
 
     def due_at_ms(self, name: str, value: bytes | None, _timestamp_ms: int) -> int:
-        """Return the due time in the header ``name``, an instant, epoch ms; a ``TimeParser``."""
+        """Return the due time, epoch ms, in the header ``name`` whose value is an instant. A
+        ``TimeParser``.
+        """
         return self.readings.instant_ms(name, value)
 
     def due_after_ms(self, name: str, value: bytes | None, timestamp_ms: int) -> int:
-        """Return the due time in the header ``name``, a delay after ``timestamp_ms``, epoch ms; a
-        ``TimeParser``.
+        """Return the due time, epoch ms: ``timestamp_ms``, the append time, plus the delay in the
+        header ``name``. A ``TimeParser``.
         """
         return timestamp_ms + self.readings.duration_ms(name, value)
 
@@ -98,7 +104,7 @@ invalid for every operation."""
 
 
 def into(group: str) -> Rule:
-    """Return the rule that appends a header and its value to the list ``group`` of the draft."""
+    """Return the function that appends a header and its value to the list ``group`` of a draft."""
 
     def rule(draft: Draft, name: str, value: bytes | None) -> None:
         headers: Headers = getattr(draft, group)
@@ -118,7 +124,8 @@ def _after(draft: Draft, name: str, value: bytes | None) -> None:
 target_topic = into("targets")
 target_partition = into("partitions")
 target_key = into("keys")
-"""Rule of a header with the output key; an empty value is an empty key, a null value no key."""
+"""Function that adds a header with the output key to a draft; an empty value is an empty key, a
+null value no key."""
 
 
 def _op(draft: Draft, _name: str, value: bytes | None) -> None:
@@ -150,4 +157,4 @@ RULES: dict[str, Rule] = {
     names.DELAY_TIMES: into("counts"),
     **dict.fromkeys(names.OUTPUT, drop),
 }
-"""Rule of each of the service's own headers that a user's record may carry."""
+"""Function that adds each of the service's own headers to a draft, by the name of the header."""

@@ -1,4 +1,4 @@
-"""Types of a source record after it was read: plain tuples, because there are millions of them."""
+"""Types of a decoded source record: plain tuples, because there are millions of them."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ from typing import Any, TypeAlias
 from delayservice.contract.names import Header
 
 SCHEDULE = 0
-"""A user's record to be delivered later."""
+"""Kind of a user's record that is to be delivered later."""
 COPY = 1
-"""A requeued record of the service, or the next occurrence of a schedule; its signature is right.
-"""
+"""Kind of a record that the service requeued, or of a schedule's next occurrence; it has a right
+signature."""
 CANCEL = 2
-"""A control record that cancels the pending record of its id."""
+"""Kind of a control record that cancels the pending record of its id."""
 INVALID = 3
-"""A record that breaks the contract and is dead-lettered."""
+"""Kind of a record that breaks the contract and is dead-lettered."""
 FIRE = 4
-"""A control record that delivers the pending record of its id now."""
+"""Kind of a control record that delivers the pending record of its id now."""
 CONTROL_LOST = 5
-"""Stand-in for a cancel, replacement or fire that retention has deleted from the log after a stored
-record was marked with its offset."""
+"""Kind of an entry in place of a cancel, replacement or fire that retention has deleted from the
+log after a stored record was marked with its offset."""
 HOMEBOUND = 6
-"""A user's valid record whose id has its home in another partition, to which it is sent."""
+"""Kind of a user's valid record whose id has its home in another partition, to which it is sent."""
 
 OFFSET_MAX = 2**63 - 1
 """Largest offset of a partition."""
@@ -32,15 +32,15 @@ Original: TypeAlias = tuple[bytes | None, bytes | None, Headers]
 """``(key, value, headers)`` of a source record as it was written."""
 
 Refusal: TypeAlias = tuple[str, str] | tuple[str, str, int, bytes]
-"""``(code, detail)`` of an ``INVALID`` entry; the code is one of ``codes.EXPLANATIONS``. An entry
-from an envelope also has the due time 0 and its source."""
+"""``(code, detail)`` of an ``INVALID`` entry; the code is one of ``codes.EXPLANATIONS``. If the
+record came in an envelope: ``(code, detail, 0, delay-source)``."""
 
 Foreign: TypeAlias = tuple[int, int, int]
 """``(kind, written_ms, home)`` of a ``HOMEBOUND`` entry: ``SCHEDULE``, ``CANCEL`` or ``FIRE``, the
 append time in epoch milliseconds, and the home partition of its id."""
 
 Entry: TypeAlias = tuple[int, int, int, bytes | None, Any, Any]
-"""``(offset, kind, key_ms, id, payload, extra)``.
+"""Decoded source record: ``(offset, kind, key_ms, id, payload, extra)``.
 
 =========  =====================  ==========  =============  ==================
 kind       key_ms                 id          payload        extra
@@ -54,15 +54,16 @@ INVALID    0                      None        ``Original``   ``Refusal``
 *_LOST     0                      None        ``Original``   None
 =========  =====================  ==========  =============  ==================
 
-A ``source`` is the ``delay-source`` of a record that came in an envelope.
+A ``source`` is the ``delay-source`` of a record that came in an envelope. ``base`` is the first
+offset at which a record of the same id cancels a requeued one.
 
 The last two columns depend on the kind, which no type checker narrows in an unpacked tuple, and a
 class per kind would take longer than reading a plain record in ``record``: hence ``Any``, here and
 nowhere else.
 
-``key_ms`` of the first two is at least 1, so their keys are above ``cursor.START_KEY``. A
-``key_ms`` below the payload's ``due_ms`` is a roll time; one above it is that of a copy put off.
-"""
+``key_ms`` of ``SCHEDULE`` and ``COPY`` is at least 1, so their keys are above ``cursor.START_KEY``.
+A ``key_ms`` below the payload's ``due_ms`` is a roll time; one above it is the end of a wait after
+the due time."""
 
 UNREADABLE: Headers = [("", None)]
 """Marker object, compared by identity, for headers that the client library can't decode.
@@ -73,4 +74,5 @@ Kafka's header names are UTF-8 by protocol, yet a broker accepts any bytes. The 
 """
 
 Row: TypeAlias = tuple[int, int, bytes | None, bytes | None, Headers | None]
-"""``(offset, timestamp_ms, key, value, headers)`` of a source record as a consumer received it."""
+"""``(offset, timestamp_ms, key, value, headers)`` of a source record as a consumer received it;
+``timestamp_ms`` is its append time in epoch ms."""

@@ -1,17 +1,18 @@
 """The home of an id: the partition where all of its records are decided, and their way there.
 
-Clients partition differently, so a cancel may lie elsewhere than its record. An id has a **home**:
-murmur2 of the id, modulo a number of partitions that the contract fixes. A record with an id that
-lies elsewhere is settled where it lies by an *envelope* that is appended to its home: key, value
-and headers as they were, and two more headers::
+Clients partition differently, so a cancel may lie in another partition than the record that it
+cancels. An id has a **home**: murmur2 of the id, modulo a number of partitions that the contract
+fixes. A record with an id that lies elsewhere is settled where it lies by an *envelope* that is
+appended to its home: key, value and headers as they were, and two more headers::
 
     delay-home      JSON: v, op, source, written, settles, shard
     delay-home-mac  HMAC-SHA256 (hex) over where it was written, delay-home, key, value and headers
 
-The envelope of a cancel or fire has no key, value and own headers, so it is never too large. While
-the home can't be written to, the record *waits*: it is requeued where it lies, as a parked record
-whose target is its home, together with the records of its id that waited before it (``carried``).
-``tests/simulation/home_model`` explores these rules. ``signing`` says why envelopes are signed.
+The envelope of a cancel or fire has neither key nor value, and no user's headers, so it is never
+too large. While the home can't be written to, the record *waits*: it is requeued where it lies, as
+a parked record whose target is its home, together with the records of its id that waited before it
+(``carried``). ``tests/simulation/home_model`` explores these rules. ``signing`` says why envelopes
+are signed.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ from delayservice.contract.signing import Signer
 ENVELOPE_VERSION: Final = 1
 
 SETTLES_NOTHING: Final = -1
-"""Value of ``settles`` for a carried record: it was settled when a later record of its id took it
-along."""
+"""Value of ``settles`` of an envelope that settles no record: its record was settled before, when
+it began to wait inside a later record of its id."""
 
 _OPS: Final = {SCHEDULE: SCHEDULE_OP, CANCEL: CANCEL_OP, FIRE: FIRE_OP}
 _KINDS: Final = {name: kind for kind, name in _OPS.items()}
@@ -40,12 +41,13 @@ _SIGNER: Final = Signer(b"delay-home 1", DELAY_HOME, DELAY_HOME_MAC)
 
 
 class Sent(NamedTuple):
-    """A user's record that is sent to the home partition of its id.
+    """Record of a user that is sent to the home partition of its id.
 
     Attributes:
         kind: ``SCHEDULE``, ``CANCEL`` or ``FIRE`` of ``entry``.
         source: ``delay-source``, the place where the user wrote it.
-        written_ms: its first timestamp, epoch milliseconds, from which its delay counts.
+        written_ms: append time where the user wrote it, epoch milliseconds, from which its delay
+            counts.
         original: key, value and headers in the envelope.
     """
 
@@ -75,7 +77,9 @@ class Arrived(NamedTuple):
 
 
 class _Carried(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A record that waits for its home inside a later one of its id; bytes are base64 in JSON."""
+    """Record that waits for its home partition inside a later waiting record of the same id. Bytes
+    are base64 in the JSON.
+    """
 
     op: str
     source: bytes
@@ -86,8 +90,8 @@ class _Carried(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class _HomeFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """The ``delay-home`` header of an envelope, or of a record that waits for its home. In the
-    latter, ``settles`` is the offset of an earlier waiting record that it took along.
+    """Fields of the header ``delay-home`` of an envelope, or of a record that waits for its home.
+    In the latter, ``settles`` is the offset of an earlier waiting record that it contains.
     """
 
     v: int
@@ -149,8 +153,8 @@ def read_envelope(
 
 
 def read_claimed_envelope(original: Original) -> Arrived | None:
-    """Return the content of an envelope without a check of its signature; None: it can't be read.
-    For readers of the topic that don't have the cluster secret.
+    """Return the content of an envelope without a check of its signature, for readers that don't
+    have the cluster secret; None: it can't be read.
     """
     return _arrived(_SIGNER.claimed(original))
 
@@ -172,9 +176,9 @@ def waiting_payload(
     Args:
         home: the delay topic and the home partition.
         record_id: the id of all records of ``group``.
-        group: the records that wait, at least one.
+        group: the records that wait, at least one, in the order in which users wrote them.
         since_ms: when the last of them began to wait, epoch milliseconds.
-        attempt: number of the next attempt: 1 plus the number of waits.
+        attempt: number of the next attempt to send them home: 1 plus the number of waits.
         took: offset of an earlier waiting record that is settled by being part of ``group``, or
             ``SETTLES_NOTHING``.
     """
@@ -193,14 +197,14 @@ def waiting_group(payload: Payload) -> Group:
     wrote them. Such a payload has its own delay topic as target, which no user's record can have.
 
     Raises:
-        StoreError: it can't be read, although its checksum or signature was right.
+        StoreError: the payload can't be read, although its checksum or signature was right.
     """
     return _waiting(payload)[0]
 
 
 def taken_along(payload: Payload) -> int:
-    """Return the argument ``took`` with which ``waiting_payload`` built this payload. Raise the
-    errors of ``waiting_group``.
+    """Return the offset of the earlier waiting record that this waiting record settles by
+    containing it, or ``SETTLES_NOTHING``. Raises ``StoreError`` as ``waiting_group`` does.
     """
     return _waiting(payload)[1]
 

@@ -37,12 +37,12 @@ PRESETS: Final[Mapping[str, tuple[int, ...]]] = {
 
 
 def level_of(delay_ms: int, levels_ms: Sequence[int]) -> int:
-    """Return the first level, from 1, with a delay of at least ``delay_ms``; the last level for
-    longer delays, as RocketMQ does.
+    """Return the number, from 1, of the first level with a delay of at least ``delay_ms``; the last
+    level for longer delays, as in RocketMQ.
 
     Args:
         delay_ms: milliseconds, 0 or more.
-        levels_ms: ascending, at least one.
+        levels_ms: delays of all levels, ms, ascending, at least one.
 
     Raises:
         DelayServiceError: a negative delay.
@@ -53,5 +53,5 @@ def level_of(delay_ms: int, levels_ms: Sequence[int]) -> int:
 
 
 def level_topic(level: int, prefix: str = "delay_topic_") -> str:
-    """Return the name of the topic of a level: the prefix, followed by the level's number."""
+    """Return the name of a level's topic: ``prefix``, followed by the level's number, from 1."""
     return f"{prefix}{level}"

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TypeAlias
 
 Header: TypeAlias = tuple[str, bytes | None]
-"""``(name, value)`` as a record carries it."""
+"""``(name, value)`` of a record's header; the value may be null."""
 
 DELAY_AT = "delay-at"
 DELAY_AFTER = "delay-after"
@@ -40,7 +40,7 @@ DELAY_ERROR_DETAIL = "delay-error-detail"
 DELAY_REPLAYED_FROM = "delay-replayed-from"
 DELAY_REPLAYS = "delay-replays"
 DELAY_REPLAYED = "delay-replayed"
-"""Header of a marker in the dead-letter topic: the replayed offsets (``dead_letters``)."""
+"""Header of a record that marks dead letters as replayed: their offsets (``dead_letters``)."""
 
 DELAY_COPY = "delay-copy"
 DELAY_COPY_MAC = "delay-copy-mac"
@@ -82,7 +82,8 @@ OUTPUT = frozenset(
         DELAY_ERROR_DETAIL,
     }
 )
-"""Headers that the service writes to outputs, and drops from a user's record."""
+"""Headers that the service writes to delivered records and dead letters, and drops from a user's
+record."""
 
 COPY_NAMES = frozenset({DELAY_COPY, DELAY_COPY_MAC})
 """Headers of requeued records. A record with one of them is dead-lettered unless the service
@@ -94,8 +95,8 @@ HOME_NAMES = frozenset({DELAY_HOME, DELAY_HOME_MAC})
 
 
 def misspelt(name: str) -> str | None:
-    """Return the input header that a name misspells by case or ``_``, as ``Delay_After`` does;
-    None: the name is spelled right, or is no input header. Header names are matched exactly.
+    """Return the input header that ``name`` misspells by case or ``_``, as ``Delay_After`` does;
+    None: the name is spelled right, or resembles no input header. Header names are matched exactly.
     """
     meant = name.lower().replace("_", "-")
     return meant if meant != name and meant in INPUT else None

@@ -1,4 +1,4 @@
-"""The partition that a Java producer chooses for a key; used for ids.
+"""Partition that a Java producer chooses for a key; the service chooses the home of an id by it.
 
 Source: ``murmur2`` and ``toPositive`` of ``org.apache.kafka.common.utils.Utils``. Deliveries use
 librdkafka's ``murmur2`` partitioner, which chooses the same.
@@ -20,7 +20,7 @@ def murmur2(data: bytes) -> int:
 
 
 def partition_for(key: bytes, partitions: int) -> int:
-    """Return the partition of ``key``, 0 to ``partitions`` - 1.
+    """Return the partition that a Java producer chooses for ``key``, 0 to ``partitions`` - 1.
 
     Raises:
         ZeroDivisionError: ``partitions`` is 0.

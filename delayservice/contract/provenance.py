@@ -1,4 +1,4 @@
-"""The headers that the service adds to delivered records, and the content of dead letters."""
+"""Headers that the service adds to delivered records, and the content of dead letters."""
 
 from __future__ import annotations
 
@@ -26,39 +26,41 @@ from delayservice.contract.names import (
 from delayservice.contract.recurrence import recurrence_of
 
 _LARGE_BYTES: Final = 500_000
-"""Size of a value, or of all headers, bytes, above which a record's exact size is checked."""
+"""Size in bytes of a value, or of all headers together, above which the exact size of the record is
+checked."""
 
 
 class Provenance:
-    """Builder of the provenance headers of one shard's outputs."""
+    """Builder of the headers by which an output of one shard tells its source."""
 
     __slots__ = ("_prefix", "_shard")
 
     def __init__(self, topic: str, partition: int) -> None:
-        """Prepare the prefix of a shard: ``partition`` of the delay topic ``topic``."""
+        """Prepare for the outputs of ``partition`` of the delay topic ``topic``."""
         self._shard = f"{topic}:{partition}".encode()
         self._prefix = self._shard + b":"
 
     def source(self, offset: int, meta: Meta | None) -> bytes:
-        """Return ``delay-source``: ``topic:partition:offset`` of the user's original record.
+        """Return ``delay-source``: ``topic:partition:offset`` of the record as the user wrote it.
 
         Args:
             offset: source offset of the record.
-            meta: its payload's meta, which names the original of a requeued record.
+            meta: meta of the record's payload, which names the user's record if this one was
+                requeued.
         """
         if meta is not None and meta[1] is not None:
             return meta[1]
         return self._prefix + b"%d" % offset
 
     def is_copy(self, offset: int, meta: Meta | None) -> bool:
-        """Return whether the record at source offset ``offset`` was requeued, so that the user's
-        original lies at another offset.
+        """Return whether the record at source offset ``offset`` was requeued, so that the user
+        wrote it at another offset.
         """
         return self.source(offset, meta).split(b"#", 1)[0] != self._prefix + b"%d" % offset
 
     def elsewhere(self, meta: Meta | None) -> bytes | None:
         """Return ``delay-source``, without the number of an occurrence, of a record that was sent
-        to this shard from another one; None: the user wrote it here.
+        to this shard from another one; None: the user wrote it to this shard.
         """
         source = None if meta is None else meta[1]
         if source is None or source.startswith(self._prefix):
@@ -66,17 +68,19 @@ class Provenance:
         return source.partition(b"#")[0]
 
     def origin(self, offset: int) -> tuple[Header, Header]:
-        """Return ``delay-source`` and ``delay-settles`` of the output of a user's own record."""
+        """Return ``delay-source`` and ``delay-settles`` for the output of a record that a user
+        wrote to this shard at source offset ``offset``.
+        """
         settles = b"%d" % offset
         return (DELAY_SOURCE, self._prefix + settles), (DELAY_SETTLES, settles)
 
     def settles(self, offset: int, source: bytes) -> Headers:
         """Return ``delay-settles``, and ``delay-shard`` if ``source`` lies in another shard, as it
-        does for a record of a level topic which was parked here.
+        does for a record of a level topic that was parked in this shard.
 
         Args:
             offset: source offset of the record that the output settles.
-            source: ``delay-source`` of the user's original.
+            source: ``delay-source`` of the record as the user wrote it.
         """
         settles: Header = (DELAY_SETTLES, b"%d" % offset)
         return (
@@ -87,9 +91,9 @@ class Provenance:
         """Return the headers that a delivery adds to the record's own headers.
 
         Args:
-            offset: source offset of the record that the output settles.
+            offset: source offset of the record that is delivered.
             due_ms: its due time, epoch milliseconds.
-            meta: its payload's meta.
+            meta: meta of its payload.
         """
         if meta is None:
             settles = b"%d" % offset
@@ -119,15 +123,15 @@ def due_header(due_ms: int) -> Header:
 def dead_letter_headers(
     original: Sequence[Header] | None, code: str, detail: str, source: bytes
 ) -> Headers:
-    """Return the headers of a dead letter: the original ones, then code, detail and source.
+    """Return the headers of a dead letter: the record's headers, then code, detail and source.
 
-    The added ones come last, so they count if an original header has the same name.
+    The last header of a name counts, so a header of the record does not hide an added one.
 
     Args:
         original: headers of the record as it was written.
         code: one of ``codes.EXPLANATIONS``.
-        detail: text for people; ``codes.printable`` is applied to it.
-        source: ``delay-source`` of the user's original.
+        detail: why, as text for people; ``codes.printable`` is applied to it.
+        source: ``delay-source`` of the record as the user wrote it.
 
     Returns:
         A new list; the caller appends ``delay-settles``.
@@ -163,8 +167,8 @@ def asked_again(payload: Payload) -> Original:
 
 
 def without_content(original: Original) -> tuple[Original, str]:
-    """Return a record without its content, for a dead letter that would be too large, and the text
-    to put before its detail.
+    """Return an empty key, value and headers, for a dead letter that would be too large with those
+    of the record, and a text that says so, to put before the dead letter's detail.
     """
     _, value, headers = original
     held = sum(len(part or b"") for _, part in headers) + len(value or b"")

@@ -1,4 +1,4 @@
-"""Reads source records into entries, by the header contract of ``docs/header-contract.md``.
+"""Decodes source records into entries, by the header contract of ``docs/header-contract.md``.
 
 ``read`` is a pure function of the record, its place, its log-append timestamp and the contract that
 applies at its offset. A plain record (a time in digits, a target seen before, perhaps an id) takes
@@ -47,19 +47,21 @@ _LONG_WAY = KNOWN | names.HOME_NAMES
 
 
 class RecordReader:
-    """Reader of the records of one shard. Not thread-safe: it caches the targets it has allowed."""
+    """Decoder of the source records of one shard. Not thread-safe: it caches the targets it has
+    allowed.
+    """
 
     def __init__(
         self, topic: str, partition: int, contracts: Contracts, secrets: Sequence[bytes]
     ) -> None:
-        """Prepare to read records of ``topic`` and ``partition``.
+        """Prepare to decode records of ``partition`` of the delay topic ``topic``.
 
         Args:
             topic: the delay topic.
-            partition: its partition.
+            partition: partition of that topic.
             contracts: the shard's contracts; ``adopt`` replaces them.
             secrets: secrets that verify requeued records and envelopes (several while one is
-                replaced); empty: all of those count as forged.
+                replaced). Without any, all requeued records and envelopes count as forged.
         """
         self._topic = topic
         self._partition = partition
@@ -70,7 +72,7 @@ class RecordReader:
         self.adopt(contracts)
 
     def adopt(self, contracts: Contracts) -> None:
-        """Read by ``contracts`` from now on, after the checkpoint's list was extended."""
+        """Decode the following records by ``contracts``, the list of the newest checkpoint."""
         self._contracts = contracts
         self._enter(0)
 
@@ -82,7 +84,8 @@ class RecordReader:
         value: bytes | None,
         headers: Headers | None,
     ) -> Entry:
-        """Return the entry of one record. Never raises, whatever the record's bytes.
+        """Return the entry (decoded record) of one source record. Never raises, whatever the
+        record's bytes.
 
         Args:
             offset: the source offset.
@@ -95,8 +98,8 @@ class RecordReader:
 
     # One piece, because a call for each record would make it a third slower (``bench whole``).
     def read_batch(self, rows: Iterable[Row]) -> list[Entry]:  # noqa: C901, PLR0912  # see above
-        """Return the entry of each row, in order. Plain records, whose input headers are a time in
-        digits, a target and perhaps an id, are read in this loop.
+        """Return the entry (decoded record) of each row, in order. Plain records, with a time in
+        digits, a target and perhaps an id as input headers, are decoded in this loop.
         """
         entries: list[Entry] = []
         add = entries.append
@@ -158,7 +161,9 @@ class RecordReader:
         return entries
 
     def _read_any(self, row: Row) -> Entry:
-        """Return the entry of a record that ``read_batch`` does not read itself."""
+        """Return the entry (decoded record) of a row that ``read_batch`` does not decode itself:
+        its record is not plain.
+        """
         offset, timestamp_ms, key, value, headers = row
         if headers is UNREADABLE:
             return (offset, INVALID, 0, None, (key, value, []), _UNREADABLE_REFUSAL)
@@ -180,7 +185,8 @@ class RecordReader:
         return (offset, HOMEBOUND, 0, identity, original, (kind, timestamp_ms, home))
 
     def read_arrived(self, offset: int, timestamp_ms: int, sent: Sent) -> Entry:
-        """Return the entry of a record that came to the home partition of its id in an envelope.
+        """Return the entry (decoded record) of a record that came to the home partition of its id
+        in an envelope.
 
         Args:
             offset: offset of the envelope in this partition.
@@ -198,8 +204,8 @@ class RecordReader:
         return partition_for(identity, count) if count else self._partition
 
     def _come_home(self, original: Original) -> Sent | None:
-        """Return the record in an envelope; None: this is a user's record with such headers, under
-        a contract without envelopes.
+        """Return the record in an envelope; None: the contract has no envelopes, so this is a
+        user's record that has a header ``delay-home`` by chance.
 
         Raises:
             RecordRefusedError: the contract has envelopes, and this one is not signed.
@@ -216,7 +222,7 @@ class RecordReader:
         return RecordRefusedError(COPY_FORGED, detail)
 
     def _enter(self, offset: int) -> None:
-        """Make the contract at ``offset`` the current one."""
+        """Make the contract that applies at source offset ``offset`` the current one."""
         contract = self._contract = self._contracts.at(offset)
         self._first, stop = self._contracts.span(offset)
         self._stop = OFFSET_MAX if stop is None else stop

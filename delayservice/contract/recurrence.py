@@ -1,12 +1,13 @@
 """Recurring schedules: one record, many occurrences, one of them pending at any time.
 
-The transaction that delivers an occurrence appends a signed copy of the record for the next one.
+The transaction that delivers an occurrence appends a signed requeued record for the next one.
 Occurrences whose time has passed before they could be computed are skipped: after an outage a
 schedule continues with the next occurrence.
 
 A record's key must be the same on every node (design rule 2), but two nodes may have time zone data
-of different years. So only the owner asks the calendar, and writes the instant into the copy. The
-record of a cron schedule itself is due at once, so that the owner appends its first copy.
+of different years. So only the owner computes the next occurrence, and writes its instant into the
+requeued record. A new cron schedule is due at once, so that the owner requeues it for its first
+occurrence.
 """
 
 from __future__ import annotations
@@ -32,16 +33,18 @@ _UTC: Final = "UTC"
 
 
 class Recurrence(msgspec.Struct, array_like=True, frozen=True):
-    """The occurrences of a recurring schedule.
+    """Occurrences of a recurring schedule.
 
     Attributes:
         every_ms: the period, milliseconds; 0: ``cron`` applies.
-        cron: an expression of five fields, or of six with seconds first; empty: by period.
+        cron: an expression of five fields, or of six with seconds first; empty: ``every_ms``
+            applies.
         zone: the IANA time zone of the cron expression.
         left: the number of remaining occurrences, the pending one included; None: unlimited.
         number: number of the pending occurrence, from 1; 0: the first is not computed yet.
         start_ms: earliest occurrence of a cron schedule, epoch milliseconds; 0: not given.
-        shift_ms: time by which each occurrence is later, within its window, milliseconds.
+        shift_ms: time by which each occurrence is moved later, within the schedule's window,
+            milliseconds.
     """
 
     every_ms: int
@@ -71,14 +74,14 @@ class Recurrence(msgspec.Struct, array_like=True, frozen=True):
 
 
 encode = msgspec.msgpack.Encoder().encode
-"""Return the bytes of a recurrence, the fifth element of a payload's meta."""
+"""Return the bytes of a ``Recurrence``, as they are kept in a payload's meta."""
 
 decode: Callable[[bytes], Recurrence] = msgspec.msgpack.Decoder(Recurrence).decode
-"""Return the recurrence in the bytes that ``encode`` returned."""
+"""Return the ``Recurrence`` in the bytes that ``encode`` returned."""
 
 
 def recurs(meta: Meta) -> bool:
-    """Return whether a payload's meta belongs to a recurring schedule."""
+    """Return whether a record with this payload's meta is a recurring schedule."""
     return packed_recurrence(meta) is not None
 
 
@@ -94,7 +97,7 @@ def first_ms(recurrence: Recurrence, written_ms: int, cron_time: CronTime) -> in
     Args:
         recurrence: the schedule.
         written_ms: append time of its record, epoch milliseconds.
-        cron_time: the calendar.
+        cron_time: function that computes the instants of a cron expression.
 
     Raises:
         RecordRefusedError: the cron expression or the time zone is invalid.
@@ -104,13 +107,13 @@ def first_ms(recurrence: Recurrence, written_ms: int, cron_time: CronTime) -> in
 
 
 def following(payload: Payload, source: bytes, now_ms: int, cron_time: CronTime) -> Payload | None:
-    """Return the payload of the next occurrence, after the pending one was delivered.
+    """Return the payload of a schedule's next occurrence, after the pending one was delivered.
 
     Args:
         payload: the occurrence that was delivered.
         source: its ``delay-source``.
         now_ms: now, epoch milliseconds; occurrences up to now are skipped.
-        cron_time: the calendar.
+        cron_time: function that computes the instants of a cron expression.
 
     Returns:
         The next occurrence; None: the record does not recur, or there is no further occurrence.
@@ -129,8 +132,8 @@ def following(payload: Payload, source: bytes, now_ms: int, cron_time: CronTime)
 
 
 def left_after(payload: Payload) -> Payload:
-    """Return the payload of the rest of a schedule: without its pending occurrence, and due 1 ms
-    after that.
+    """Return the payload of a schedule without its pending occurrence, due 1 ms after it, for a
+    dead letter with the rest of the schedule. A record that does not recur is returned unchanged.
     """
     meta, recurrence = payload[6], recurrence_of(payload[6])
     if meta is None or recurrence is None:
@@ -154,12 +157,12 @@ def _shifted(recurrence: Recurrence, after_ms: int, cron_time: CronTime) -> int 
 def at_occurrence(
     payload: Payload, recurrence: Recurrence, source: bytes, due_ms: int | None
 ) -> Payload | None:
-    """Return the payload of one occurrence.
+    """Return the payload of one occurrence of a recurring schedule.
 
     Args:
-        payload: any payload of the schedule.
-        recurrence: the recurrence as of this occurrence.
-        source: ``delay-source`` of the record, with or without an occurrence's number.
+        payload: payload of any occurrence of the schedule.
+        recurrence: number of this occurrence, and those that are left.
+        source: ``delay-source`` of the schedule, with or without an occurrence's number.
         due_ms: due time of the occurrence, epoch milliseconds; None: there is none.
 
     Returns:
@@ -173,5 +176,7 @@ def at_occurrence(
 
 
 def numbered(source: bytes, number: int) -> bytes:
-    """Return ``delay-source`` of one occurrence: ``topic:partition:offset#number``."""
+    """Return ``delay-source`` of one occurrence: ``topic:partition:offset#number``. ``source``:
+    that of the schedule, with or without a number.
+    """
     return source.split(b"#", 1)[0] + b"#%d" % number

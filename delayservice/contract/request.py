@@ -1,4 +1,6 @@
-"""Checks of a caller's request, and its input headers. Pure: nothing is sent here."""
+"""Checks of the arguments of a client's request, and the input headers for it. Pure: nothing is
+sent here.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +58,9 @@ _PARTITION_MAX: Final = 2**31 - 1
 
 
 class When(TypedDict, total=False):
-    """Arguments of ``when_headers`` and of ``DelayProducer.send``, with the same meaning."""
+    """Keyword arguments of ``when_headers`` and of ``DelayProducer.send``, explained in the
+    former.
+    """
 
     delay: Delay | None
     at: Instant | None
@@ -162,7 +166,7 @@ def _as_service(rule: Callable[[Given], Read], value: Given) -> Read:
 
 
 def target_headers(topic: str, partition: int | None, key: TargetKey) -> list[Header]:
-    """Return the headers of the target.
+    """Return the input headers that name the target.
 
     Args:
         topic: the target topic.
@@ -194,10 +198,11 @@ def _target(topic: str) -> str:
 
 
 def plain_headers(headers: OwnHeaders) -> list[Header]:
-    """Return the caller's own headers as a list.
+    """Return a caller's headers as a list.
 
     Raises:
-        InvalidRequestError: one of them is an input header of the service, or would be removed.
+        InvalidRequestError: one of them is an input header of the service, or would be removed
+            before delivery.
     """
     own = list(headers.items() if isinstance(headers, Mapping) else headers)
     for name, _ in own:
@@ -238,7 +243,8 @@ def instant_ms(argument: str, instant: Instant) -> int:
     """Return a point in time as epoch milliseconds, rounded up.
 
     Raises:
-        InvalidRequestError: it has no time zone, is before 1970, or can't be read.
+        InvalidRequestError: it has no time zone, is before 1970, or can't be read; the message
+            names ``argument``.
     """
     if isinstance(instant, datetime):
         if instant.utcoffset() is None:

@@ -1,12 +1,13 @@
 """Requeued records, in the code copies: pending records that the service appends again (rule 12).
 
-A copy keeps the record's key, value and own headers byte for byte, and adds two headers::
+A requeued record keeps the key, value and headers of the pending record byte for byte, and adds two
+headers::
 
     delay-copy      JSON: v, settles, source, base, at, due, target, partition, id, attempt,
                     expires; with v 2 also recur, shard or turn
     delay-copy-mac  HMAC-SHA256 (hex) over where it was written, delay-copy, key, value and headers
 
-``signing`` says why it is signed.
+The module ``signing`` says why it is signed.
 """
 
 from __future__ import annotations
@@ -23,21 +24,25 @@ from delayservice.contract.signing import Signer
 from delayservice.contract.times import DUE_STOP_MS
 
 COPY_VERSION: Final = 2
-"""Newest version of copies: those of recurring schedules, of records of level topics, and of
-records with a turn. Other copies are written as version 1, which every version reads."""
+"""Newest format version of requeued records: that of recurring schedules, of records of level
+topics, and of records with a turn (delivery time by a rate limit). All others are written as
+version 1, which every version of the service reads."""
 
 CONTINUES: Final = -1
-"""Value of ``settles`` for the copy with a schedule's next occurrence, which settles no record."""
+"""Value of ``settles`` of the requeued record that holds a schedule's next occurrence: it settles
+no record."""
 
 Copy: TypeAlias = tuple[int, int, Payload]
 """``(base, at_ms, payload)`` of a requeued record with a right signature: the first offset at which
-a later record of its id cancels it, its key in epoch ms, and the pending record."""
+a later record of its id cancels it, its key in epoch ms, and the pending record's content."""
 
 _SIGNER: Final = Signer(b"delay-copy 1", DELAY_COPY, DELAY_COPY_MAC)
 
 
 class _Fields(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """The ``delay-copy`` header; ids and sources are bytes, base64 in JSON."""
+    """Fields of the header ``delay-copy`` of a requeued record. Ids and sources are base64 in the
+    JSON.
+    """
 
     v: int
     settles: int
@@ -75,18 +80,19 @@ def write_copy(
 
     Args:
         topic: the delay topic; the signature is bound to it and to ``partition``.
-        partition: its partition.
-        secret: the cluster's secret.
-        settles: offset of the record that this copy settles, or ``CONTINUES``.
-        source: ``delay-source`` of the user's original; it replaces that of the payload.
-        base: first offset at which a record of the same id cancels the copy (rule 13).
-        at_ms: when the copy is to be settled (its key), epoch milliseconds, 1 or more.
-        payload: the pending record, with the attempt and due time of the copy.
-        shard: ``topic:partition`` of the offset ``settles``, if it differs from the copy's: a
-            record of a level topic is parked in another delay topic; None: the copy's.
+        partition: partition of that topic.
+        secret: the cluster secret.
+        settles: source offset of the record that the requeued one settles, or ``CONTINUES``.
+        source: ``delay-source`` of the record as the user wrote it; it replaces the one in
+            ``payload``.
+        base: first offset at which a record of the same id cancels the requeued one (rule 13).
+        at_ms: when the requeued record is to be settled (its key), epoch milliseconds, 1 or more.
+        payload: the pending record, with the delivery attempt and due time of the requeued one.
+        shard: ``topic:partition`` of the offset ``settles``, if that is another partition than the
+            one to append to: a record of a level topic is parked in another delay topic. Else None.
 
     Returns:
-        ``(key, value, headers)``.
+        Key, value and headers of the requeued record.
     """
     target, target_partition, key, value, own, due_ms, meta = payload
     identity, _, attempt, expires_ms, *more = meta or (None, None, 1, None)
@@ -113,8 +119,9 @@ def write_copy(
 def read_copy(
     topic: str, partition: int, secrets: Sequence[bytes], original: Original
 ) -> Copy | None:
-    """Return the content of a requeued record; None: none of ``secrets`` signed it, or it can't be
-    read. The payload's meta always names the user's original. Never raises.
+    """Return the content of a requeued record. None: none of ``secrets`` signed it, or it can't be
+    read. The meta of the returned payload always names the place where the user wrote the record.
+    Never raises.
     """
     if _SIGNER.verified(f"{topic}:{partition}", secrets, original) is None:
         return None
@@ -123,7 +130,7 @@ def read_copy(
 
 
 class Claim(NamedTuple):
-    """Content of a requeued record with an unchecked signature. The fields are the arguments of
+    """Content of a requeued record whose signature was not checked. The fields are the arguments of
     ``write_copy`` of the same name.
     """
 

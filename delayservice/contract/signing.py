@@ -21,7 +21,7 @@ _NULL_LENGTH = _LENGTH.pack(-1)
 
 
 class Signer:
-    """Adds two headers to a record, text and signature, and reads them back.
+    """Adds two headers to a record, a text of the service and its signature, and reads them back.
 
     Args:
         domain: the kind of record, part of the signed bytes, so that kinds can't be exchanged.
@@ -34,7 +34,7 @@ class Signer:
         self._names = [text_name, mac_name]
 
     def signed(self, place: str, secret: bytes, text: bytes, record: Original) -> Original:
-        """Return the record with its text and signature as the last two headers.
+        """Return the record with the text and its signature as the last two headers.
 
         Args:
             place: ``topic:partition`` to which it is appended.
@@ -49,7 +49,9 @@ class Signer:
     def verified(
         self, place: str, secrets: Sequence[bytes], signed: Original
     ) -> tuple[bytes, Original] | None:
-        """Return the text and the record without both headers; None: no secret signed it."""
+        """Return the text, and the record without the headers of text and signature; None: none of
+        ``secrets`` signed it for ``place``, its ``topic:partition``.
+        """
         found = self.claimed(signed)
         if found is None:
             return None
@@ -59,8 +61,8 @@ class Signer:
         return found if any(hmac.compare_digest(one, mac) for one in macs) else None
 
     def claimed(self, signed: Original) -> tuple[bytes, Original] | None:
-        """Return text and record as ``verified`` does, without a check of the signature; None: the
-        last two headers are not text and signature.
+        """Return ``(text, record)`` as ``verified`` does, without a check of the signature; None:
+        the last two headers are not text and signature.
         """
         key, value, headers = signed
         own, last = headers[:-2], headers[-2:]
@@ -82,5 +84,7 @@ def _flat(headers: Headers) -> list[bytes | None]:
 
 
 def _with_length(part: bytes | None) -> bytes:
-    """Return a part prefixed with its length, -1 for null, so that no two records look alike."""
+    """Return ``part`` with its length before it, -1 for null, so that two different records never
+    have the same signed bytes.
+    """
     return _NULL_LENGTH if part is None else _LENGTH.pack(len(part)) + part

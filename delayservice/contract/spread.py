@@ -14,5 +14,7 @@ _MASK: Final = (1 << _BITS) - 1
 
 
 def spread_ms(offset: int, span_ms: int) -> int:
-    """Return a time in ``[0, span_ms]`` for an offset, milliseconds; evenly spread over offsets."""
+    """Return a time in ``[0, span_ms]``, milliseconds, that depends on the source offset only and
+    is evenly spread over offsets.
+    """
     return ((offset * _FACTOR & _MASK) * (span_ms + 1)) >> _BITS

@@ -25,12 +25,13 @@ class Allowlist:
     """Allowed target topics of one delay topic.
 
     Attributes:
-        good: cache of up to 1,024 topics that were found allowed. Others may be allowed too.
+        good: cache of up to 1,024 topics that were found allowed. Topics that it lacks may be
+            allowed.
 
     Args:
         delay_topic: the delay topic, which is never a target itself.
         allow: shell-style patterns of allowed targets, matching whole names, case-sensitive.
-        reserved: names and patterns that are never targets; precedes ``allow``.
+        reserved: names and patterns that are never targets, even if ``allow`` matches them.
         default: a topic that is allowed without a pattern.
     """
 
@@ -74,16 +75,19 @@ class Allowlist:
 
 
 class TargetReader:
-    """Reader of target headers by one contract of one delay topic, with a cache."""
+    """Reader of the header that names the target topic, under one contract of one delay topic. It
+    caches the topics that it has allowed.
+    """
 
     def __init__(self, contract: Contract, delay_topic: str) -> None:
         """Prepare to read target headers by ``contract``; ``delay_topic`` is never a target."""
         self.allowed: dict[bytes | None, str] = {}
-        """Cache of up to 1,024 allowed topics by header value. Others may be allowed too."""
+        """Cache of up to 1,024 allowed topics by header value. Values that it lacks may be allowed
+        too."""
         self._allowlist = Allowlist.of_contract(contract, delay_topic)
 
     def check(self, name: str, value: bytes | None) -> str:
-        """Return the topic that the header ``name`` names by ``value``.
+        """Return the target topic in the value of the header ``name``.
 
         Raises:
             RecordRefusedError: ``target-invalid`` for an illegal topic name, ``target-denied`` for
@@ -104,7 +108,9 @@ def _compiled(patterns: Iterable[str]) -> tuple[re.Pattern[str], ...]:
 
 
 def _legal_topic(name: str, value: bytes | None) -> str:
-    """Return a header's topic by Kafka's rule for names, or raise ``RecordRefusedError``."""
+    """Return the topic in a header's value; raise ``RecordRefusedError`` if Kafka does not allow
+    such a topic name.
+    """
     if value is None or not TOPIC_NAME.fullmatch(value) or value in (b".", b".."):
         shown = "no value" if value is None else repr(value[:64])[1:]
         raise RecordRefusedError(TARGET_INVALID, f"{name} is {shown}: no legal topic name")

@@ -1,9 +1,9 @@
 """Parsers of instants, delays and recurrences as users write them. Times are whole milliseconds.
 
-They use own expressions and integer arithmetic, because a record's key depends on them: a library
-that parses differently after an upgrade would change existing keys (design rule 2). Fractions of a
-millisecond are rounded up, so that no delivery is early. Whether a cron expression or a time zone
-is valid is checked later, by the owner's calendar.
+They use regular expressions and integer arithmetic of this project, because a record's key depends
+on them: a library that parses differently after an upgrade would change existing keys (design rule
+2). Fractions of a millisecond are rounded up, so that no delivery is early. Whether a cron
+expression or a time zone is valid is checked later, when the owner computes an occurrence.
 
 Sources: RFC 3339 section 5.6; ISO 8601-1 durations, weeks to seconds.
 """
@@ -25,13 +25,14 @@ from delayservice.contract.codes import (
 )
 
 DUE_STOP_MS = 2**53
-"""Bound of due times, epoch ms, exact in JSON and doubles; parsers return it for larger values."""
+"""Exclusive bound of due times, epoch ms, exact in JSON and in doubles. Parsers return it for any
+larger value."""
 
 SURELY_MS: Final = 100_000_000_000
-"""Smallest number, epoch ms, that can't be an instant in seconds."""
+"""Smallest number that is surely meant as epoch milliseconds, not as epoch seconds."""
 _SECONDS_LIKE: Final = range(100_000_000, SURELY_MS)
-"""Numbers refused as epoch milliseconds (1970 to 1973), because as seconds they mean 1973 to 5138.
-"""
+"""Numbers that are refused as epoch milliseconds (1970 to 1973), because as epoch seconds they mean
+1973 to 5138."""
 
 _DIGITS_MAX = 16
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -71,7 +72,8 @@ _TIMES_MAX: Final = 2**31
 
 
 def parse_count(name: str, value: bytes | None) -> int:
-    """Return the integer in decimal digits, ``DUE_STOP_MS`` at most.
+    """Return the number in a header's value, decimal digits, ``DUE_STOP_MS`` at most. ``name``: the
+    header, for the error.
 
     Raises:
         RecordRefusedError: ``time-invalid``, the value is not ASCII digits.
@@ -82,7 +84,11 @@ def parse_count(name: str, value: bytes | None) -> int:
 
 
 def parse_instant_ms(name: str, value: bytes | None) -> int:
-    """Return the instant in epoch milliseconds or RFC 3339 with an offset.
+    """Return the instant in a header's value: epoch milliseconds, or RFC 3339 with an offset.
+
+    Args:
+        name: name of the header, for the error.
+        value: value of the header.
 
     Returns:
         Epoch milliseconds, ``DUE_STOP_MS`` at most; negative before 1970.
@@ -107,14 +113,18 @@ def parse_instant_ms(name: str, value: bytes | None) -> int:
 
 
 def parse_checked_instant_ms(name: str, value: bytes | None) -> int:
-    """Return an instant as ``parse_instant_ms`` does, but refuse digits that look like seconds."""
+    """Return an instant, epoch ms, as ``parse_instant_ms`` does, but refuse a number that looks
+    like epoch seconds.
+    """
     instant_ms = parse_instant_ms(name, value)
     is_number = value is not None and value.isdigit()
     return check_is_ms(name, instant_ms) if is_number else instant_ms
 
 
 def check_is_ms(name: str, instant_ms: int) -> int:
-    """Return an instant, epoch ms; raise ``RecordRefusedError`` if it looks like seconds."""
+    """Return ``instant_ms``, epoch ms, unchanged; raise ``RecordRefusedError`` if it looks like
+    epoch seconds. ``name``: the header, for the error.
+    """
     if instant_ms in _SECONDS_LIKE:
         raise RecordRefusedError(
             TIME_INVALID,
@@ -125,13 +135,14 @@ def check_is_ms(name: str, instant_ms: int) -> int:
 
 
 def parse_delay_ms(name: str, value: bytes | None, expected: str = _ISO_EXPECTED) -> int:
-    """Return the delay in milliseconds or an ISO 8601 duration of weeks to seconds.
+    """Return the delay in a header's value: milliseconds, or an ISO 8601 duration of weeks to
+    seconds.
 
     Years and months are refused: their length depends on a calendar and a time zone.
 
     Args:
         name: name of the header, for the error.
-        value: text of the header.
+        value: value of the header.
         expected: description of valid texts, for the error.
 
     Returns:
@@ -155,7 +166,8 @@ def parse_delay_ms(name: str, value: bytes | None, expected: str = _ISO_EXPECTED
 
 
 def parse_duration_ms(name: str, value: bytes | None) -> int:
-    """Return a delay as ``parse_delay_ms`` does, or with units (``1h30m``); a year has 365 days.
+    """Return a delay as ``parse_delay_ms`` does; units (``1h30m``) are read too, a year has 365
+    days.
 
     Returns:
         Milliseconds, 0 to ``DUE_STOP_MS``.
@@ -170,7 +182,9 @@ def parse_duration_ms(name: str, value: bytes | None) -> int:
 
 
 def parse_cron(value: bytes | None) -> str:
-    """Return a cron expression; raise ``RecordRefusedError`` for characters that none can have."""
+    """Return the cron expression in a header's value. Raise ``RecordRefusedError`` if it has
+    characters that no cron expression has, or over 256.
+    """
     if value is None or not _CRON.fullmatch(value):
         why = "is no cron expression of 256 characters at most"
         if value is not None and value.startswith(b"@"):
@@ -180,7 +194,9 @@ def parse_cron(value: bytes | None) -> str:
 
 
 def parse_zone(value: bytes | None) -> str:
-    """Return a time zone's name; raise ``RecordRefusedError`` for characters that none can have."""
+    """Return the name of a time zone in a header's value. Raise ``RecordRefusedError`` if it has
+    characters that no such name has, or over 64.
+    """
     if value is None or not _ZONE.fullmatch(value):
         raise RecordRefusedError(
             ZONE_INVALID, f"{names.DELAY_TIMEZONE} is no name of a time zone, as Europe/Berlin is"
@@ -189,7 +205,9 @@ def parse_zone(value: bytes | None) -> str:
 
 
 def check_times(times: int) -> int:
-    """Return a schedule's number of occurrences; raise ``RecordRefusedError`` if not 1 to 2**31."""
+    """Return ``times``, a schedule's number of occurrences; raise ``RecordRefusedError`` unless it
+    is 1 to 2**31.
+    """
     if not 1 <= times <= _TIMES_MAX:
         raise RecordRefusedError(
             CRON_INVALID, f"{names.DELAY_TIMES} is {times}: it must be 1 to {_TIMES_MAX}"
@@ -198,8 +216,8 @@ def check_times(times: int) -> int:
 
 
 def check_every(every_ms: int) -> int:
-    """Return a schedule's period, ms; raise ``RecordRefusedError`` unless it is ``EVERY_MS_MIN`` or
-    more and below ``DUE_STOP_MS``.
+    """Return ``every_ms``, a schedule's period, ms; raise ``RecordRefusedError`` unless it is
+    ``EVERY_MS_MIN`` or more and below ``DUE_STOP_MS``.
     """
     if not EVERY_MS_MIN <= every_ms < DUE_STOP_MS:
         raise RecordRefusedError(
@@ -213,19 +231,22 @@ _Parser: TypeAlias = Callable[[str, bytes | None], int]
 
 @dataclass(frozen=True, slots=True)
 class Readings:
-    """Parsers of the service's own time headers: header name and value to milliseconds."""
+    """Parsers of the time headers of one version of the contract. Each takes name and value of a
+    header, and returns milliseconds.
+    """
 
     instant_ms: _Parser
     duration_ms: _Parser
     surely_ms: int
-    """Smallest number, epoch ms, that can't be an instant in seconds."""
+    """Smallest number that is surely epoch milliseconds, not epoch seconds; 0: numbers are not
+    checked."""
 
 
 FIRST_READINGS: Final = Readings(parse_instant_ms, parse_delay_ms, 0)
 """Parsers of contracts before version 4: no units, and all numbers are milliseconds."""
 UNIT_READINGS: Final = Readings(parse_checked_instant_ms, parse_duration_ms, SURELY_MS)
 """Parsers of contracts since version 4: they read durations with units (``1h30m``), and refuse
-instants that look like seconds."""
+instants that look like epoch seconds."""
 
 
 def _part_ms(whole: bytes, digits: bytes, unit: bytes) -> int:
@@ -237,7 +258,9 @@ def _part_ms(whole: bytes, digits: bytes, unit: bytes) -> int:
 
 
 def _bounded(digits: bytes) -> int:
-    """Return the integer in ASCII digits, ``DUE_STOP_MS`` at most, in linear time."""
+    """Return the number in ASCII digits, ``DUE_STOP_MS`` at most; the time is linear in the
+    digits.
+    """
     if len(digits) > _DIGITS_MAX:
         digits = digits.lstrip(b"0") or b"0"
     return DUE_STOP_MS if len(digits) > _DIGITS_MAX else min(int(digits), DUE_STOP_MS)

@@ -1,4 +1,4 @@
-"""Reads a record that a user wrote, by one contract: from headers to a draft to an entry."""
+"""Decodes a record that a user wrote, by one contract: collects its headers, then checks them."""
 
 from __future__ import annotations
 
@@ -68,13 +68,13 @@ _RULES: dict[str, Rule] = {**RULES, **{alias.header: alias.rule for alias in ALI
 
 
 class Origin(NamedTuple):
-    """Place and times of a record.
+    """Place and times of a user's record.
 
     Attributes:
         offset: its source offset.
         appended_ms: its log-append time, epoch milliseconds.
         written_ms: start of its delay, epoch milliseconds: its log-append time, or that of the
-            user's original if it came in an envelope (``contract.home``).
+            user's record if it came in an envelope (``contract.home``).
         source: ``delay-source`` of a record that came in an envelope; else None.
     """
 
@@ -85,7 +85,7 @@ class Origin(NamedTuple):
 
 
 class UserRecords:
-    """Reader of the records that users wrote to one shard, by one contract.
+    """Decoder of the records that users wrote to one shard, by one contract.
 
     Attributes:
         targets: the reader of target headers.
@@ -103,7 +103,7 @@ class UserRecords:
         self.delay_ms_min = _ANY_PAST_MS if contract.past_due == PAST_DUE_DELIVER else 0
 
     def read(self, origin: Origin, original: Original) -> Entry:
-        """Return the entry of a record that was written here or sent home by another partition."""
+        """Return the entry (decoded record) of a user's record, also of one in an envelope."""
         if len(original[2]) == _ID_AND_OP:
             control = self._plain_control(origin, original)
             if control is not None:
@@ -118,8 +118,8 @@ class UserRecords:
             return (origin.offset, INVALID, 0, None, original, refusal)
 
     def _plain_control(self, origin: Origin, original: Original) -> Entry | None:
-        """Return the entry of a cancel or fire that has only id and operation as headers; None: the
-        record is something else.
+        """Return the entry (decoded record) of a cancel or fire whose only headers are id and
+        operation; None: the record is something else.
         """
         headers = dict(original[2])
         record_id, kind = headers.get(names.DELAY_ID), _CONTROLS.get(headers.get(names.DELAY_OP))
@@ -131,7 +131,7 @@ class UserRecords:
         return (origin.offset, kind, 0, record_id, original, origin.source)
 
     def _read_headers(self, origin: Origin, original: Original, known: Headers) -> Entry:
-        """Return the entry of any user record; raise ``RecordRefusedError`` if it is invalid."""
+        """Return the entry (decoded record); raise ``RecordRefusedError`` if it is invalid."""
         key, value, headers = original
         draft = Draft(key, value, self.readings)
         for name, text in known:
@@ -163,8 +163,8 @@ class UserRecords:
     def _recurring(
         self, origin: Origin, draft: Draft, identity: bytes | None, headers: Headers
     ) -> Entry:
-        """Return the entry of a recurring schedule. One by period is due at its first occurrence;
-        one by cron is due at once, so that the owner writes its first occurrence into a copy.
+        """Return the entry (decoded record) of a recurring schedule. By period it is due at its
+        first occurrence; by cron at once, for the owner computes the first occurrence.
         """
         if self._contract.version < _RECURRING_SINCE:
             raise RecordRefusedError(CRON_INVALID, "recurring schedules were not served yet")
@@ -202,7 +202,7 @@ class UserRecords:
         return (target, _partition(draft), _output_key(draft), draft.value, own, due_ms, meta)
 
     def _level_record(self, origin: Origin, draft: Draft, headers: Headers) -> Entry:
-        """Return the entry of a record of a level topic, with the delay of the level."""
+        """Return the entry (decoded record) of a level topic's record, due after its delay."""
         if draft.ops or draft.ids or draft.key_is_id or draft.recurs:
             raise RecordRefusedError(
                 OP_INVALID, f"{self._topic} is a level topic: no ids, operations or recurrence here"
@@ -219,9 +219,7 @@ class UserRecords:
         return (origin.offset, SCHEDULE, due_ms, None, payload, None)
 
     def key_ms(self, offset: int, appended_ms: int, due_ms: int) -> int:
-        """Return when a record is to be settled (its key), epoch ms: its due time, or earlier the
-        time at which it is rolled (rule 2).
-        """
+        """Return a record's key, epoch ms: its due time, or its roll time if that is earlier."""
         contract = self._contract
         window_ms = contract.roll_window_ms - spread_ms(offset, contract.roll_spread_ms)
         return min(due_ms, appended_ms + window_ms)
@@ -242,7 +240,7 @@ class UserRecords:
         return (origin.offset, kind, 0, identity, original, origin.source)
 
     def _identity(self, draft: Draft) -> bytes | None:
-        """Return the record's id, from its own or another system's header; None: it has no id."""
+        """Return the record's id, given by any header or by its key; None: it has no id."""
         if draft.ids:
             name, identity = _agreed(draft.ids, OP_INVALID)
             if not identity:
@@ -289,7 +287,7 @@ class UserRecords:
         return due_ms
 
     def _jitter_ms(self, draft: Draft, offset: int) -> int:
-        """Return the additional delay, 0 to ``delay-window-ms`` ms; it depends on the offset."""
+        """Return the additional delay, 0 to ``delay-window-ms`` ms, computed from the offset."""
         windows = {parse_count(name, text) for name, text in draft.windows}
         if len(windows) > 1:
             raise RecordRefusedError(TIME_AMBIGUOUS, f"two {names.DELAY_WINDOW_MS} disagree")
@@ -373,7 +371,9 @@ def _expires_ms(draft: Draft) -> int | None:
 
 
 def _recurrence(draft: Draft, start_ms: int, shift_ms: int) -> Recurrence:
-    """Return the recurrence in the headers; ``start_ms`` is 0 if no time header is given."""
+    """Return the recurrence in the headers. ``start_ms``: its start, epoch ms, 0: not given;
+    ``shift_ms``: time by which each occurrence is moved later, ms.
+    """
     left = None
     if draft.counts:
         left = check_times(parse_count(*_agreed(draft.counts, CRON_INVALID)))
@@ -392,7 +392,7 @@ def _recurrence(draft: Draft, start_ms: int, shift_ms: int) -> Recurrence:
 
 
 def _agreed(headers: Headers, code: str) -> Header:
-    """Return the first of several headers; refuse the record with ``code`` if they differ."""
+    """Return the first header; raise ``RecordRefusedError`` with ``code`` if any value differs."""
     first = headers[0]
     for name, text in headers[1:]:
         if text != first[1]:

@@ -1,14 +1,14 @@
 """Counts of a shard's pending records, by target and by due time.
 
 Updated as records are stored, and rebuilt by each scan of the disk. Counts are by the minute of the
-key, those of parked records by its second. A minute is dropped as a whole when K has passed it.
-Three facts don't follow from the key alone:
+key, those of parked records by its second. A minute is dropped as a whole when K (the key of the
+shard's cursor) has passed it. Three facts don't follow from the key alone:
 
 - The key of a record that is due beyond the roll window is its roll time. It counts by the hour or
   the day in which it is due.
-- A cancel names the key and the id of its victim, not the target. One record of the target with
-  the most records with an id in that minute is subtracted: the sum is always right, and the counts
-  of targets are right again when K has passed that minute.
+- A cancel names key and id of the record that it cancels, not the target. One record of the target
+  with the most records with an id in that minute is subtracted: the sum is always right, and the
+  counts of targets are right again when K has passed that minute.
 - Settled records of the minute of K are still counted; ``by_target`` scales them to what is left.
 """
 
@@ -29,25 +29,27 @@ _HOUR_MS: Final = 3_600_000
 _DAY_MS: Final = 86_400_000
 _BY_DAY_HOURS: Final = 48
 ENTRIES_MAX: Final = 50_000
-"""Largest number of counts of a shard, a few megabytes. Beyond it, records of more targets count
+"""Largest number of counts of a shard, a few megabytes. Beyond it, records of further targets count
 for ``OTHERS``, and records due beyond the roll window count at their roll time."""
 OTHERS: Final = "(other)"
-"""Name for all targets without a count of their own; no topic can have this name."""
+"""Name under which all targets without a count of their own are counted; no topic can have it."""
 
 _Due: TypeAlias = tuple[int, int]
-"""Start and width of the hour or day of a due time, milliseconds."""
+"""``(start, width)`` of the hour or day in which records are due: epoch milliseconds,
+milliseconds."""
 _Group: TypeAlias = tuple[str, bool]
-"""Target, and whether the records have an id."""
+"""``(target, has_id)``: the target of the counted records, and whether they have an id."""
 _FarGroup: TypeAlias = tuple[str, bool, _Due]
-"""Target, whether the records have an id, and the due time, of records whose key is a roll time."""
+"""``(target, has_id, due)`` of counted records whose key is a roll time: ``due`` is the hour or day
+in which they are due."""
 Name = TypeVar("Name", str, tuple[str, str])
-"""A target, or a delay topic and a target."""
+"""Type of a target topic, or of a pair of delay topic and target topic."""
 _Counts: TypeAlias = dict[_Group, int]
 _Kept = TypeVar("_Kept")
 
 
 class Waiting(NamedTuple):
-    """Numbers of pending records of one target: all of them, and the parked ones among them."""
+    """Number of pending records of one target, and how many of them are parked."""
 
     pending: int
     parked: int
@@ -57,9 +59,9 @@ class TopicCounts(msgspec.Struct):
     """Numbers of pending records of a delay topic, for metrics.
 
     Attributes:
-        pending: all pending records.
-        within: those that are past due or due within each of ``query.HORIZONS_MS``; empty for
-            level topics, where it is not known.
+        pending: number of all pending records.
+        within: numbers of records that are past due or due within each time of
+            ``query.HORIZONS_MS``; empty for level topics, where they are not known.
         targets: numbers by target; some targets may be combined under ``OTHERS``.
     """
 
@@ -68,7 +70,7 @@ class TopicCounts(msgspec.Struct):
     targets: dict[str, Waiting]
 
     def add(self, other: TopicCounts) -> None:
-        """Add the numbers of another slice."""
+        """Add the numbers of the same delay topic in another slice."""
         self.pending += other.pending
         if self.within and other.within:
             self.within = [a + b for a, b in zip(self.within, other.within, strict=True)]
@@ -100,7 +102,9 @@ class Census:
     # --- what is stored ------------------------------------------------------------------------
 
     def add(self, frames: Iterable[Frame]) -> None:
-        """Count stored records; those with a mark count as cancelled."""
+        """Count the stored records ``frames``; those with a mark are counted as cancelled
+        instead.
+        """
         plain: dict[tuple[int, str], int] = {}
         for frame in frames:
             try:
@@ -142,7 +146,9 @@ class Census:
         self._targets[group[0]] += 1
 
     def _count(self, counts: dict[Any, int], group: Any, count: int = 1) -> str:  # noqa: ANN401  # near or far
-        """Add ``count`` to a group; return the target, ``OTHERS`` if there are too many groups."""
+        """Add ``count`` to a group; return the target under which it is counted: ``OTHERS`` if
+        there are too many groups.
+        """
         if group not in counts:
             if self._entries >= ENTRIES_MAX:
                 group = (OTHERS, *group[1:])
@@ -152,8 +158,8 @@ class Census:
         return target
 
     def cancel(self, key_ms: int) -> None:
-        """Subtract a record that a cancel, replacement or fire settles; ``key_ms``: when it was to
-        be settled, epoch milliseconds.
+        """Subtract a record that a cancel, replacement or fire settles. ``key_ms``: its key, epoch
+        milliseconds.
         """
         if key_ms <= self._k_ms:
             return
@@ -174,8 +180,8 @@ class Census:
             self._targets[group[0]] -= 1
 
     def pass_key(self, key_ms: int) -> None:
-        """Drop the counts of all minutes before that of ``key_ms``, epoch milliseconds, up to which
-        the shard is settled.
+        """Drop the counts of all minutes before that of ``key_ms``, epoch milliseconds, the key up
+        to which the shard is settled.
         """
         minute, before = key_ms // MINUTE_MS, self._k_ms // MINUTE_MS
         self._k_ms = max(self._k_ms, key_ms)
@@ -198,9 +204,9 @@ class Census:
     # --- what is asked -------------------------------------------------------------------------
 
     def lumps(self, start_ms: int, stop_ms: int) -> list[Lump]:
-        """Return counts of the records with keys in ``[start_ms, stop_ms)``, both whole minutes: of
-        parked records by second, of those due beyond the roll window by the hour or day of their
-        due time, of all others by minute.
+        """Return ``(start_ms, stop_ms, count)`` of records with keys in ``[start_ms, stop_ms)``,
+        epoch ms, whole minutes: of parked records by second, of those due beyond the roll window by
+        the hour or day of their due time, of all others by minute.
         """
         found = [
             (second * SECOND_MS, (second + 1) * SECOND_MS, sum(counts.values()))
@@ -215,7 +221,9 @@ class Census:
         return found + self._due_lumps(start_ms, stop_ms)
 
     def _due_lumps(self, start_ms: int, stop_ms: int) -> list[Lump]:
-        """Return counts, by due time, of records whose roll time is in ``[start_ms, stop_ms)``."""
+        """Return ``(start_ms, stop_ms, count)`` by due time, of records whose roll time is in
+        ``[start_ms, stop_ms)``, epoch ms.
+        """
         dues: Counter[_Due] = Counter()
         for minute, counts in self._far.items():
             if start_ms <= minute * MINUTE_MS < stop_ms:
@@ -224,9 +232,10 @@ class Census:
         return [(max(due, start_ms), due + width, count) for (due, width), count in dues.items()]
 
     def far_corrections(self, start_ms: int, stop_ms: int) -> list[Lump]:
-        """Return corrections that turn counts by key into counts by due time, for the records with
-        keys in ``[start_ms, stop_ms)``, epoch ms, whole minutes. The minute in which the shard is
-        being settled has no correction, because some of its records were rolled already.
+        """Return corrections ``(start_ms, stop_ms, count)`` that turn counts by key into counts by
+        due time, for records with keys in ``[start_ms, stop_ms)``, epoch ms, whole minutes. The
+        minute in which the shard is being settled has no correction, because some of its records
+        were rolled already.
         """
         start_ms = max(start_ms, (self._k_ms // MINUTE_MS + 1) * MINUTE_MS)
         found = [
@@ -237,8 +246,8 @@ class Census:
         return found + self._due_lumps(start_ms, stop_ms)
 
     def cancelled(self, start_ms: int, stop_ms: int) -> list[Lump]:
-        """Return the negated number of cancelled records in each second of ``[start_ms, stop_ms)``,
-        epoch ms, to correct counts of stored records.
+        """Return ``(start_ms, stop_ms, -count)`` of cancelled records for each second of
+        ``[start_ms, stop_ms)``, epoch ms, to correct counts of stored records.
         """
         return [
             (second * SECOND_MS, (second + 1) * SECOND_MS, -count)
@@ -254,7 +263,7 @@ class Census:
 
     def in_minute(self, minute_ms: int) -> int:
         """Return the number of records with keys in the minute that begins at ``minute_ms``, epoch
-        ms. Settled records count, records due beyond the roll window don't.
+        ms. Settled records of it are counted, records due beyond the roll window are not.
         """
         near = self._in_minutes.get(minute_ms // MINUTE_MS, 0)
         first = minute_ms // SECOND_MS
@@ -262,11 +271,12 @@ class Census:
         return near + sum(sum(counts.values()) for counts in parked)
 
     def by_target(self, next_ms: int, left: int) -> dict[str, Waiting]:
-        """Return the number of pending records by target.
+        """Return the numbers of pending records by target, in total and parked.
 
         Args:
             next_ms: key of the first pending record, epoch milliseconds.
-            left: number of pending records with keys in that minute, shared among its targets.
+            left: number of pending records with keys in the minute of ``next_ms``, shared among its
+                targets.
         """
         next_minute, next_second = next_ms // MINUTE_MS, next_ms // SECOND_MS
         share = min(left / max(self.in_minute(next_minute * MINUTE_MS), 1), 1.0)
@@ -291,27 +301,31 @@ class Census:
 
 
 def _due(key_ms: int, due_ms: int) -> _Due:
-    """Return start and width, ms, of the hour of a due time, or of its day if that is over 48 h
-    after the key.
+    """Return start (epoch ms) and width (ms) of the hour in which a record is due, or of the day if
+    it is due over 48 h after its key ``key_ms``. Both arguments are epoch ms.
     """
     width_ms = _DAY_MS if due_ms - key_ms > _BY_DAY_HOURS * _HOUR_MS else _HOUR_MS
     return due_ms // width_ms * width_ms, width_ms
 
 
 def _most_named(*among: dict[Any, int]) -> tuple[dict[Any, int], Any] | None:
-    """Return the counts with the largest group of records with an id, and that group, or None."""
+    """Return the largest group of records with an id, and the counts of ``among`` that hold it, as
+    ``(counts, group)``; None: there is no such group.
+    """
     named = [(n, counts, group) for counts in among for group, n in counts.items() if group[1]]
     return max(named, key=lambda one: one[0])[1:] if named else None
 
 
 def _take_below(counts: dict[int, _Kept], first: int) -> list[_Kept]:
-    """Remove the entries with keys below ``first``, and return their values."""
+    """Remove the counts of minutes or seconds below ``first`` from ``counts``; return their
+    values.
+    """
     return [counts.pop(gone) for gone in [known for known in counts if known < first]]
 
 
 def largest(waiting: Mapping[Name, Waiting], limit: int) -> dict[Name, Waiting]:
     """Return up to ``limit`` targets with their numbers: half of them have the most parked records,
-    the others the most pending ones, so that many failing targets don't hide the others.
+    the rest the most pending ones, so that many failing targets don't hide the healthy ones.
     """
     by_parked = sorted(waiting.items(), key=lambda item: -item[1].parked)
     found = {target: one for target, one in by_parked[: limit // 2] if one.parked}
@@ -321,7 +335,9 @@ def largest(waiting: Mapping[Name, Waiting], limit: int) -> dict[Name, Waiting]:
 
 
 def with_others(waiting: Mapping[str, Waiting], named: Container[str]) -> dict[str, Waiting]:
-    """Return the numbers of the targets in ``named``, and the sum of all others as ``OTHERS``."""
+    """Return the numbers of the targets in ``named``, and the sum of all other targets as
+    ``OTHERS``.
+    """
     found: dict[str, Waiting] = {}
     for target, one in waiting.items():
         name = target if target in named else OTHERS

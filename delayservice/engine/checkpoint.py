@@ -11,11 +11,11 @@ One JSON object, written in the transaction that carries the outputs it accounts
 
 ``epoch`` counts take-overs of the slice, ``commit`` the commits of one ownership, so each
 checkpoint is unique and names its commit. ``secret`` is a fingerprint of the secret by which its
-writer signs copies: a node without this secret can't verify copies, so it stores and serves nothing
-of the slice. ``writer`` and ``claim`` name the writer and its claim (see ``claims``); version 1,
-which had one transactional id for each slice, has neither, and refuses to follow version 2.
-``last`` is the newest record that the owner had read of the log, which may lie above ``h``: a log
-that was truncated and has grown again holds another record there, or no record. ``lost`` are
+writer signs requeued records: a node without this secret can't verify them, so it stores and serves
+nothing of the slice. ``writer`` and ``claim`` name the writer and its claim (see ``claims``);
+version 1, which had one transactional id for each slice, has neither, and refuses to follow version
+2. ``last`` is the newest record that the owner had read of the log, which may lie above ``h``: a
+log that was truncated and has grown again holds another record there, or no record. ``lost`` are
 offsets that H skipped because retention had deleted them (see ``losses``). Both are optional, and
 versions that do not know them ignore them. It is JSON because Spark, metrics and people read it.
 """
@@ -41,11 +41,11 @@ _VERSIONS = (1, VERSION)
 
 
 class ForeignRecordError(DelayServiceError):
-    """A record of the checkpoint topic that is not a checkpoint of the slice that its key names."""
+    """Record of the checkpoint topic that is not a checkpoint of the slice in the record's key."""
 
 
 class WrongSecretError(KafkaEdgeError):
-    """A slice that is served with a cluster secret which this node does not have."""
+    """Slice that is served with a cluster secret which this node does not have."""
 
 
 class LastRead(NamedTuple):
@@ -68,13 +68,14 @@ class ShardCheckpoint:
     """The committed state of one shard."""
 
     topic_id: str
-    """Id of the delay topic; it differs after the topic was recreated."""
+    """Id of the delay topic; a topic that was deleted and created again has another id."""
     cursor: Cursor
-    """Which records are settled."""
+    """Cursor of the shard: which of its records are settled."""
     contracts: Contracts
     """The parameters on which the keys of records depend (design rule 2)."""
     last_read: LastRead = NOTHING_READ
-    """The newest record that the owner had read; it reveals that the log was truncated since."""
+    """The newest record that the owner had read; by it a later truncation of the log is
+    detected."""
     lost: tuple[Lost, ...] = ()
     """The newest ranges of offsets that no owner has settled, because retention deleted them."""
 
@@ -85,15 +86,15 @@ class Checkpoint:
 
     slice_no: int
     node_id: str
-    """The owner that wrote it."""
+    """Node that owned the slice and wrote the checkpoint."""
     epoch: int
-    """Number of that ownership among those of the slice."""
+    """Number of the ownership in which it was written, among the ownerships of the slice."""
     secret_fingerprint: str
     """``fingerprint`` of the secret with which the owner signs requeued records."""
     shards: dict[str, ShardCheckpoint]
     """State of each shard by delay topic."""
     commit: int = 0
-    """Number of the commit among those of that ownership."""
+    """Number of the commit among those of the ownership ``epoch``."""
     tenure: Tenure | None = None
     """Writer and claim of the owner; None in a checkpoint of version 1."""
 
@@ -104,7 +105,8 @@ def fingerprint(secret: bytes) -> str:
 
 
 def check_secret(checkpoint: Checkpoint, known: Collection[str]) -> None:
-    """Check that this node can verify the requeued records of the node that wrote a checkpoint.
+    """Check that this node has the secret with which the writer of a checkpoint signs requeued
+    records.
 
     Args:
         checkpoint: a checkpoint of any slice.
@@ -123,7 +125,7 @@ def check_secret(checkpoint: Checkpoint, known: Collection[str]) -> None:
 
 
 def encode_checkpoint(checkpoint: Checkpoint) -> bytes:
-    """Return the bytes of a checkpoint, of version 1 if it has no tenure."""
+    """Return the bytes of a checkpoint; version 1 if it has no ``tenure`` (writer and claim)."""
     tenure = checkpoint.tenure
     named = {} if tenure is None else {"writer": tenure.writer, "claim": tenure.claim}
     return msgspec.json.encode(
@@ -158,7 +160,7 @@ class _ShardFacts(msgspec.Struct):
 
 
 class _Facts(msgspec.Struct):
-    """The fields that every version of a checkpoint has."""
+    """Fields that every version of a checkpoint has."""
 
     v: int
     slice: int
@@ -179,8 +181,9 @@ _decode_version = msgspec.json.Decoder(_Version).decode
 
 
 class Standing(NamedTuple):
-    """Place of a checkpoint among those of its slice: by number of the ownership (``epoch``), then
-    of the commit. ``is_numbered`` is False for version 1, which did not number all commits.
+    """Place of a checkpoint in the order of those of its slice: by number of the ownership
+    (``epoch``), then of the commit. ``is_numbered`` is False for version 1, which did not number
+    all commits.
     """
 
     epoch: int
@@ -198,8 +201,8 @@ UNKNOWN_STANDING: Final = Standing(0, 0, is_numbered=False)
 
 
 def standing_of(slice_no: int, data: bytes) -> Standing:
-    """Return the place of a record of the checkpoint topic among those of its slice. For a newer
-    version it is ``UNKNOWN_STANDING``: that version is refused only where it has to be followed.
+    """Return the place of a checkpoint in the order of those of its slice. For a newer version it
+    is ``UNKNOWN_STANDING``: that version is refused only where it has to be followed.
 
     Args:
         slice_no: the slice in the record's key.
@@ -249,8 +252,9 @@ _decode_waits = msgspec.json.Decoder(_Waits).decode
 
 
 def longest_waits_ms(checkpoints: Iterable[bytes]) -> dict[str, int]:
-    """Return the longest time that records must stay in the log of each delay topic, ms: the
-    longest roll window or level of the contracts in these checkpoints. Unreadable ones are skipped.
+    """Return the longest time that records must stay in the log of each delay topic, ms, by topic:
+    the longest roll window or level delay of the contracts in these checkpoints. Checkpoints that
+    can't be read are skipped.
     """
     longest: dict[str, int] = {}
     for data in checkpoints:
@@ -305,10 +309,10 @@ def decode_checkpoint(data: bytes) -> Checkpoint:
 
 
 def decode_checkpoint_of(slice_no: int, data: bytes) -> Checkpoint:
-    """Return the checkpoint of a slice in the bytes of a record.
+    """Return the checkpoint of slice ``slice_no`` in the bytes of a record.
 
     Raises:
-        KafkaEdgeError: as by ``decode_checkpoint``, or it belongs to another slice.
+        KafkaEdgeError: as by ``decode_checkpoint``, or the checkpoint belongs to another slice.
     """
     checkpoint = decode_checkpoint(data)
     if checkpoint.slice_no != slice_no:

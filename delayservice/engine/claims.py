@@ -10,9 +10,9 @@ topic, which has one partition, so that the claims of a slice have one order::
 ``turn`` counts the claims of a writer, to distinguish its newest claim from a released one. A null
 value (a tombstone) means that the writer was fenced and may be forgotten.
 
-A new owner must fence every writer that may still commit for the slice: those whose last word below
-its own claim is a claim at or above *the claim under which the newest checkpoint was written*, and
-the writer of that checkpoint. Source: "Ownership" in ``docs/internals/design.md``.
+A new owner must fence every writer that may still commit for the slice: those whose last record
+below its own claim is a claim at or above *the claim under which the newest checkpoint was
+written*, and the writer of that checkpoint. Source: "Ownership" in ``docs/internals/design.md``.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from delayservice.base.errors import KafkaEdgeError
 
 VERSION: Final = 1
 WRITER: Final = "writer"
-"""Header of checkpoints and claims: the writer of their transaction. The key of a tombstone names
-another writer, the one to forget."""
+"""Header of checkpoints, claims, releases and tombstones: the writer of their transaction. The key
+of a tombstone names another writer, the one to forget."""
 CLAIM: Final = "claim"
 RELEASE: Final = "release"
 
 
 class Word(NamedTuple):
-    """Last record of a writer about a slice: a claim, or a release if ``is_release``, at ``offset``
-    of the claims topic.
+    """Last claim of a writer for a slice, or its last release (``is_release``), at ``offset`` of
+    the claims topic.
     """
 
     offset: int
@@ -42,11 +42,11 @@ class Word(NamedTuple):
 
 
 class Claimed(NamedTuple):
-    """A claim of this process's writer, as it was read back.
+    """Claim of this process's writer, as it was read back.
 
     Attributes:
         offset: offset of the claim in the claims topic; checkpoints under this claim name it.
-        before: the last word of each other writer below the claim.
+        before: by writer, the last claim or release of each other writer below this claim.
     """
 
     offset: int
@@ -68,15 +68,16 @@ def encode_key(slice_no: int, writer: str) -> bytes:
 def encode_word(
     slice_no: int, writer: str, node_id: str, word: str, turn: int | None = None
 ) -> bytes:
-    """Return the value of a claim or release (``word``) of a slice. ``turn``: number of the claim
-    among those of this writer, higher than of all earlier ones; None: not numbered.
+    """Return the value of a claim or release of a slice. ``word``: ``CLAIM`` or ``RELEASE``;
+    ``turn``: number of the claim among those of this writer, higher than of all earlier ones; None:
+    not numbered.
     """
     said = {"v": VERSION, "slice": slice_no, "writer": writer, "node": node_id, "word": word}
     return msgspec.json.encode(said if turn is None else said | {"turn": turn})
 
 
 def decode_key(key: bytes | None) -> tuple[int, str]:
-    """Return slice and writer in the key of a claim, release or tombstone.
+    """Return slice number and writer from the key of a claim, release or tombstone.
 
     Raises:
         KafkaEdgeError: the service did not write this key.
@@ -94,9 +95,10 @@ def names_to_fence(claimed: Claimed, tenure: Tenure | None, me: str) -> frozense
     """Return the writers that may still commit for a slice, other than ``me``.
 
     Args:
-        claimed: this process's claim as read back, with the words below it.
-        tenure: tenure of the newest committed checkpoint; None: there is no checkpoint, or it was
-            written by a version without claims.
+        claimed: this process's claim as read back, with earlier claims and releases of other
+            writers.
+        tenure: writer and claim of the newest committed checkpoint; None: there is no checkpoint,
+            or it was written by a version without claims.
         me: the writer of this process.
     """
     start = 0 if tenure is None else tenure.claim
@@ -108,25 +110,27 @@ def names_to_fence(claimed: Claimed, tenure: Tenure | None, me: str) -> frozense
 
 
 class ClaimLog:
-    """Last claim or release of each slice and writer, as the claims topic is read in order."""
+    """Last claim or release of each writer for each slice, as the claims topic is read in order."""
 
     def __init__(self) -> None:
         self._words: dict[int, dict[str, Word]] = {}
         self._claimed: dict[int, tuple[int, Claimed]] = {}
-        """Newest claim of the own writer by slice, each with its turn."""
+        """Newest claim of this process's writer by slice, each with its number among its claims."""
         self._me = ""
 
     def enter(self, writer: str) -> None:
-        """Make ``writer`` the own writer; claims of an earlier one no longer count as own."""
+        """Make ``writer`` the writer of this process; claims of its earlier writer no longer
+        count.
+        """
         self._me = writer
         self._claimed.clear()
 
     def take(self, offset: int, key: bytes | None, value: bytes | None) -> None:
-        """Process one committed record, in the order of the log. A value that can't be read counts
-        as a claim of the writer in its key, so that this writer is fenced.
+        """Process one committed record of the claims topic, in the order of the log. A value that
+        can't be read counts as a claim of the writer in its key, so that this writer is fenced.
 
         Raises:
-            KafkaEdgeError: the record is foreign or of a newer version.
+            KafkaEdgeError: the service did not write the record, or a newer version did.
         """
         slice_no, writer = decode_key(key)
         words = self._words.setdefault(slice_no, {})
@@ -145,15 +149,18 @@ class ClaimLog:
         words[writer] = Word(offset, is_release)
 
     def claimed(self, slice_no: int, above: int = -1) -> Claimed | None:
-        """Return the own writer's newest claim of a slice if its number is above ``above``, else
-        None. The offset stands for the number of a claim that has none.
+        """Return the newest claim of this process's writer for a slice if its number among the
+        writer's claims is above ``above``, else None. The offset stands for the number of a claim
+        without one.
         """
         turn, found = self._claimed.get(slice_no, (-1, None))
         return found if turn > above else None
 
 
 def _read_word(value: bytes) -> tuple[bool, int | None]:
-    """Return whether the value is a release, and its turn; None: it has no turn."""
+    """Return whether the value is a release, and the claim's number among its writer's claims;
+    None: it has no number.
+    """
     try:
         raw = msgspec.json.decode(value)
         version, word, turn = raw["v"], raw["word"], raw.get("turn")

@@ -1,7 +1,8 @@
 """The two-dimensional cursor ``(K, H)`` of a shard, which defines the settled records.
 
 Source: design rules 1 and 2. A record at offset ``o`` with key ``k`` is settled iff
-``(o < H and k <= K) or x < H``, where ``x`` is the offset that cancels or replaces it.
+``(o < H and k <= K) or x < H``, where ``x`` is the offset of the record that cancels, replaces or
+fires it.
 """
 
 from __future__ import annotations
@@ -11,11 +12,12 @@ from typing import NamedTuple, TypeAlias
 from delayservice.contract.entry import OFFSET_MAX
 
 Key: TypeAlias = tuple[int, int]
-"""``(key_ms, offset)``: the total order of a shard's pending records."""
+"""``(key_ms, offset)``: when a record is to be settled, epoch milliseconds, and its source offset.
+It gives the order of a shard's pending records."""
 
 START_KEY: Key = (0, OFFSET_MAX)
-"""K of a new shard. It is at or above the key ``(0, offset)`` of every control and invalid record,
-so that those are settled as H passes them, and below the keys of all other records."""
+"""K of a new shard's cursor. It is at or above the key ``(0, offset)`` of every control and invalid
+record, so that those are settled as H passes them, and below the keys of all other records."""
 
 
 class Cursor(NamedTuple):
@@ -27,7 +29,7 @@ class Cursor(NamedTuple):
     offset: int = 0
 
     def has_settled(self, key: Key, mark: int) -> bool:
-        """Return whether the record with this key is settled. ``mark``: offset of the record that
-        cancels, replaces or fires it, or -1.
+        """Return whether the record with this key is settled. ``mark``: source offset of the record
+        that cancels, replaces or fires it; -1: there is none.
         """
         return (key[1] < self.offset and key <= self.key) or 0 <= mark < self.offset

@@ -10,7 +10,7 @@ from enum import IntEnum
 
 
 class DiskLevel(IntEnum):
-    """Fill levels of the disk; each includes the ones below."""
+    """Fill levels of the disk, ascending; the limits of lower levels apply at higher ones too."""
 
     ROOM = 0
     WARN = 1
@@ -18,13 +18,13 @@ class DiskLevel(IntEnum):
     STOP = 2
     """No more records are stored; they stay in Kafka."""
     FULL = 3
-    """Optional writes stop too: syncs wait."""
+    """Writes that can wait stop too, such as syncs."""
 
 
 @dataclass(frozen=True, slots=True)
 class Watermarks:
-    """Percent of the disk used at which each level begins, ascending. A level ends when the use is
-    ``resume_below`` percentage points below its begin.
+    """Used part of the disk, percent, at which each level begins, ascending. A level ends when the
+    use is ``resume_below`` percentage points below its begin.
     """
 
     warn: float
@@ -33,7 +33,9 @@ class Watermarks:
     resume_below: float
 
     def level(self, before: DiskLevel, used: float) -> DiskLevel:
-        """Return the level at ``used`` percent, if ``before`` was the level until now."""
+        """Return the level at ``used`` percent of the disk, if ``before`` was the level until
+        now.
+        """
         begins = {
             DiskLevel.WARN: self.warn,
             DiskLevel.STOP: self.stop,

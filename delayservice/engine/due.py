@@ -12,7 +12,9 @@ K = TypeVar("K")
 
 
 class DueTimes(Generic[K]):
-    """Due times by key. A changed entry stays in the heap until it is the first, or a rebuild."""
+    """Due times by key (a shard). A replaced due time stays in the heap until it is the first
+    there, or until a rebuild.
+    """
 
     def __init__(self) -> None:
         self._due_ms: dict[K, int] = {}
@@ -20,7 +22,7 @@ class DueTimes(Generic[K]):
         self._serial = 0
 
     def put(self, key: K, due_ms: int | None) -> None:
-        """Set the due time of ``key``, epoch milliseconds; None: remove it."""
+        """Set the due time of ``key``, epoch milliseconds; None: remove ``key``."""
         if due_ms is None:
             self._due_ms.pop(key, None)
         elif self._due_ms.get(key) != due_ms:
@@ -43,7 +45,9 @@ class DueTimes(Generic[K]):
         return heap[0][0] if heap else None
 
     def take_due(self, now_ms: int) -> list[K]:
-        """Remove and return the keys that are due by ``now_ms``, earliest first."""
+        """Remove and return the keys whose due time is ``now_ms``, epoch ms, or earlier; earliest
+        first.
+        """
         taken: list[K] = []
         while (due_ms := self.next_ms()) is not None and due_ms <= now_ms:
             key = heappop(self._heap)[2]

@@ -1,7 +1,7 @@
 """Verdict on whether a node may own a slice, with one reason. Pure; no clock.
 
 Election, ``/readyz``, ``status``, metrics, alerts and the page all use this verdict. Facts about a
-worker apply to all of its slices; facts about a copy to one of them.
+worker apply to all of its slices; facts about a copy to one slice.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from typing import Final, NamedTuple
 SILENT_S_MAX: Final = 15.0
 """Time without a report after which a worker counts as hung, seconds; it reports every second."""
 TURN_S_MAX: Final = 8.0
-"""Longest turn of a worker's loop before it counts as hung, seconds."""
+"""Longest iteration of a worker's loop before the loop counts as hung, seconds."""
 DISK_S_MAX: Final = 8.0
-"""Longest wait for the disk of the stores before it counts as hung, seconds."""
+"""Longest time without an answer of the stores' disk before it counts as hung, seconds."""
 BROKER_S_MAX: Final = 5.5
-"""Time that a broker may be silent before an owner gives its slices up, seconds. By then other
-nodes have detected and reported whether it is silent for them too."""
+"""Time for which a broker may be silent before an owner gives its slices up, seconds. By then other
+nodes have detected and reported whether the broker is silent for them too."""
 _REST_S: Final = 5.0
 _REST_S_MAX: Final = 60.0
 
 
 class Cause(Enum):
-    """Reason for which a slice may not be owned; the values are labels of metrics: keep them."""
+    """Reason for which a slice may not be owned. The values are labels of metrics: keep them."""
 
     NONE = ""
     WORKER_SILENT = "worker_silent"
@@ -47,12 +47,12 @@ class WorkerFacts(NamedTuple):
         silent_s: time since its last report, seconds; only its supervisor knows it.
         kafka: why Kafka can't be reached; empty: it can.
         zookeeper: why there is no session in which slices can be owned; empty: there is one.
-        turn_s: duration of the present turn of its loop, seconds.
+        turn_s: duration of the present iteration of its loop, seconds.
         disk_s: time for which the disk of its stores has not answered, seconds.
         clock: why the wall clock is not trusted; empty: it is.
         is_clock_known: False before the wall clock was compared with a broker's.
-        broker: why a broker that other nodes may reach can't be reached; empty: all can.
-        broker_s: time for which such a broker has not answered, seconds; 0: it answers again.
+        broker: why a broker that other nodes may reach can't be reached; empty: all can be.
+        broker_s: time for which that broker has not answered, seconds; 0: it answers again.
         crashes: number of consecutive earlier processes that ended soon after their start.
         lived_s: age of the present process, seconds.
     """
@@ -74,11 +74,11 @@ class CopyFacts(NamedTuple):
     """Facts about a node's copy of a slice.
 
     Attributes:
-        lag_s: lag behind the owner's copy, seconds; infinite: not known.
+        lag_s: lag behind the owner, seconds; infinite: not known.
         lag_s_max: largest lag with which the slice may be owned, seconds.
         refusal: why nothing of the slice may be stored here (wrong secret); empty: it may.
-        failure: why the last attempt to serve it here failed; empty: it did not.
-        rest_s: remaining time for which it is left to other nodes after that, seconds.
+        failure: why the last attempt to serve the slice here failed; empty: it did not.
+        rest_s: remaining time after a failure for which the slice is left to other nodes, seconds.
     """
 
     lag_s: float = math.inf
@@ -89,13 +89,13 @@ class CopyFacts(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """Verdict on whether a slice may be owned here.
+    """Verdict on whether a slice may be owned by a node.
 
     Attributes:
         cause: the reason against it; ``NONE``: it may be owned.
         reason: the reason for people, one sentence; empty: it may be owned.
         is_last_resort: whether it may be owned if no other node takes it.
-        may_keep: whether an owner keeps it for now, even if another node may own it.
+        may_keep: whether a node that owns it keeps it for now, even if another node may own it.
     """
 
     cause: Cause = Cause.NONE
@@ -105,7 +105,7 @@ class Verdict(NamedTuple):
 
     @property
     def may_own(self) -> bool:
-        """Return whether there is no reason against owning it."""
+        """Return whether the slice may be owned: there is no reason against it."""
         return self.cause is Cause.NONE
 
 
@@ -113,13 +113,15 @@ ELECTABLE: Final = Verdict()
 
 
 def rest_s(failures: int) -> float:
-    """Return the pause after a number of consecutive failures, seconds: 5, doubled up to 60."""
+    """Return for how long other nodes are preferred after consecutive failures, seconds: 5 after
+    one, doubled by each further one, at most 60; 0 without a failure.
+    """
     return min(_REST_S * 2 ** (failures - 1), _REST_S_MAX) if failures > 0 else 0.0
 
 
 def electability(worker: WorkerFacts, copy: CopyFacts | None = None) -> Verdict:
     """Return whether a worker may own a slice, with the first reason against it. ``copy``: facts
-    about its copy of the slice; None: judge the worker only.
+    about the node's copy of the slice; None: judge the worker only.
     """
     verdict = _of_worker(worker)
     return verdict if copy is None or not verdict.may_own else _of_copy(copy)

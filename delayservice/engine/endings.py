@@ -1,5 +1,5 @@
-"""Outputs that settle a record without delivery: dead letters, and entries of the outcomes topic.
-Methods return None while the topic can't be written to: the record has to wait.
+"""Outputs that settle a record without delivery: dead letters, and records of the outcomes topic.
+Methods return None while their topic can't be written to: the settled record has to wait.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ BY_KEY: Final = -1
 
 
 class Endings:
-    """Builder of one shard's outputs to the service's own topics."""
+    """Builder of one shard's outputs to the dead-letter topic and the outcomes topic."""
 
     def __init__(
         self,
@@ -66,8 +66,8 @@ class Endings:
         due_ms: int = 0,
         source: bytes | None = None,
     ) -> Output | None:
-        """Return the dead letter of a record; None: it can't be written now. It has no key, value
-        and headers if the dead-letter topic refuses them.
+        """Return the dead letter of a record; None: it can't be written now. If the dead-letter
+        topic has refused it before, it lacks the record's key, value and headers.
 
         Args:
             offset: source offset of the record, which this output settles.
@@ -75,7 +75,8 @@ class Endings:
             code: one of ``codes.EXPLANATIONS``.
             detail: why, as text for people.
             due_ms: its due time, epoch milliseconds; 0: it has none.
-            source: ``delay-source`` of the user's original; None: the record itself.
+            source: ``delay-source``, if the record was not written by a user at ``offset``; else
+                None.
         """
         topic = self._routes.dead_letter
         if not self.takes(topic):
@@ -99,8 +100,15 @@ class Endings:
         source: bytes,
         due_ms: int = 0,
     ) -> Output:
-        """Return a dead letter that accompanies the output which settles ``offset``; it settles no
-        record itself.
+        """Return a dead letter that settles no record, to accompany the output which settles
+        ``offset``.
+
+        Args:
+            offset: source offset that the other output settles.
+            original: key, value and headers to be dead-lettered.
+            reason: code and detail.
+            source: ``delay-source`` of the dead letter.
+            due_ms: due time, epoch milliseconds; 0: none.
         """
         is_stripped = offset in self._verdicts.stripped
         kind, topic, partition, key, value, headers, due_ms, _ = self._letter(
@@ -112,8 +120,9 @@ class Endings:
         return (kind, topic, partition, key, value, told, due_ms, offset)
 
     def undecided(self, offset: int, payload: Payload, by: int | None) -> Output | None:
-        """Return the dead letter of a record that may have been cancelled, replaced or fired by a
-        record that the log has lost; ``by``: its offset; None: not known.
+        """Return the dead letter of a pending record that may have been cancelled, replaced or
+        fired by a record which retention deleted unread; None: it can't be written now. ``by``:
+        source offset of the deleted record; None: not known.
         """
         return self.dead_letter_of(offset, payload, *doubt(by))
 
@@ -125,9 +134,9 @@ class Endings:
         by: int,
         by_source: bytes | None = None,
     ) -> Output | None:
-        """Return the outcomes-topic entry of a record that the record at offset ``by`` cancelled or
-        replaced (``kind``); None: it can't be written now. ``by_source``: ``delay-source`` of the
-        record at ``by`` if it came in an envelope.
+        """Return the outcomes-topic record that says that the record at ``victim_offset`` was
+        cancelled or replaced (``kind``) by the one at offset ``by``; None: it can't be written now.
+        ``by_source``: ``delay-source`` of the latter if it came in an envelope.
         """
         told = self.outcome(kind, victim_offset, record_id, None, 0, by)
         if told is not None and by_source is not None:
@@ -137,8 +146,9 @@ class Endings:
     def control(
         self, kind: int, offset: int, record_id: bytes, source: bytes | None = None
     ) -> Output | None:
-        """Return the outcomes-topic entry of a cancel or fire; None: it can't be written now.
-        ``source``: its ``delay-source``; None: it was written at ``offset``.
+        """Return the outcomes-topic record of a cancel or fire at ``offset`` itself; None: it can't
+        be written now. ``kind``: its outcome. ``source``: its ``delay-source`` if it came in an
+        envelope.
         """
         source = source or self._provenance.source(offset, None)
         return self.outcome(kind, offset, record_id, source, 0, None)
@@ -146,8 +156,8 @@ class Endings:
     def dead_letter_of(
         self, offset: int, payload: Payload, code: str, detail: str
     ) -> Output | None:
-        """Return the dead letter of a pending record, with input headers for a replay; None: it
-        can't be written now.
+        """Return the dead letter of the pending record at source offset ``offset``, with input
+        headers for a replay; None: it can't be written now.
         """
         source = self._provenance.source(offset, payload[6])
         return self.dead_letter(offset, asked_again(payload), code, detail, payload[5], source)
@@ -161,9 +171,9 @@ class Endings:
         due_ms: int,
         by: int | None,
     ) -> Output | None:
-        """Return the outcomes-topic entry with outcome ``kind`` for the record at ``offset``; None:
-        it can't be written now. ``by``: offset of the record that settled it. An argument that is
-        0 or None adds no header.
+        """Return the outcomes-topic record with outcome ``kind`` for the record at ``offset``;
+        None: it can't be written now. ``by``: offset of the record that settled it. An argument
+        that is 0 or None adds no header.
         """
         topic = self._routes.outcomes
         if not self.takes(topic):
@@ -194,7 +204,9 @@ class Endings:
         *,
         is_stripped: bool = False,
     ) -> Output:
-        """Return a dead letter; ``is_stripped``: without the record's key, value and headers."""
+        """Return the dead letter of the record at source offset ``offset``. ``reason``: code and
+        detail; ``is_stripped``: True: without the record's key, value and headers.
+        """
         key, value, headers = original
         code, detail = reason
         self._verdicts.refusal(offset)
@@ -208,8 +220,8 @@ class Endings:
         return (outcome.DEAD_LETTERED, topic, BY_KEY, key, value, lettered, due_ms, offset)
 
     def _refusal(self, output: Output) -> tuple[str, str] | None:
-        """Return why a topic of the service refuses this output, as code and detail; None: it
-        accepts it.
+        """Return why the dead-letter or outcomes topic refuses ``output``, as code and detail;
+        None: it accepts it.
         """
         _, topic, partition, key, value, headers, _, _ = output
         if (topic, partition) in self._targets.fit and not is_large(value, headers):
@@ -218,8 +230,9 @@ class Endings:
 
 
 def doubt(by: int | None) -> tuple[str, str]:
-    """Return code and detail of the dead letter of a record that a lost record may have settled.
-    ``by``: offset of the lost record; None: it is not known whether there was one.
+    """Return code and detail of the dead letter of a record that an unread record may have settled.
+    ``by``: source offset of the unread record, which retention deleted; None: it is not known
+    whether there was one.
     """
     detail = (
         "records that were written after it expired before they were read here, and one of "

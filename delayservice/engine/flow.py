@@ -1,6 +1,6 @@
 """Limits of deliveries: rates of target topics, and caps of records per second of due time.
 
-A record over a limit is requeued for a later instant, its turn. So no record waits in memory, and
+A record over a limit is requeued for a later instant, its *turn*. So no record waits in memory, and
 no other record is held up. Pure; ``now_ms`` is an input.
 
 All of this is decided when a record is settled, never when it is read: the key of a record must be
@@ -17,16 +17,18 @@ from math import ceil
 from typing import Final, Generic, Literal, TypeAlias, TypeVar
 
 SlotPolicy: TypeAlias = Literal["accept", "spread", "dead-letter"]
-"""Treatment of records beyond the cap of their second: deliver, move, or dead-letter them."""
+"""Treatment of records beyond the largest number in the second of their due time: deliver them,
+move them to a later second, or dead-letter them."""
 
 AHEAD_MS: Final = 50
-"""Time before its turn from which a record is delivered at once, ms; requeuing takes as long."""
+"""Longest time, ms, from now to the instant given by a rate for which a record is not requeued but
+delivered at once, because requeuing takes as long."""
 BURST_MS: Final = 1_000
-"""Time of which missed deliveries may be caught up at once after an outage, ms."""
+"""Time of which missed deliveries may be made up at once after an outage, ms."""
 _KEPT_S: Final = 3_600
-"""Time for which the counts of a second are kept after it has passed, seconds."""
+"""Time for which counts of records in a second of due time are kept after that second, seconds."""
 _BEHIND_S: Final = 60
-"""Time for which the cap of a second applies after it has passed, seconds."""
+"""Time for which the cap of a second of due time still applies after that second, seconds."""
 _SECOND_MS: Final = 1_000
 _FORGET_EVERY: Final = 1_024
 
@@ -36,11 +38,12 @@ V = TypeVar("V", int, float)
 
 @dataclass(frozen=True, slots=True)
 class FlowRules:
-    """The limits of one slice.
+    """Limits of the deliveries of one slice.
 
     ``rates``: patterns of target topics, of which the first match applies, with the records per
     second that this slice may deliver to each topic; 0: no limit. ``slot_records_max``: largest
     number of records of one shard that are delivered in the second of their due time; 0: no limit.
+    ``slot_policy``: treatment of records beyond that number.
     """
 
     rates: tuple[tuple[str, float], ...] = ()
@@ -49,23 +52,31 @@ class FlowRules:
 
 
 class Staged(Generic[K, V]):
-    """Numbers by key, whose changes are kept or dropped with the open transaction."""
+    """Numbers by key, whose changes are kept by a commit and dropped by an abort of the
+    transaction.
+    """
 
     def __init__(self) -> None:
         self._committed: dict[K, V] = {}
         self._staged: dict[K, V] = {}
 
     def get(self, key: K, default: V) -> V:
-        """Return the number of a key, changes of the open transaction included."""
+        """Return the number of ``key``, changes of the open transaction included; else
+        ``default``.
+        """
         found = self._staged.get(key)
         return self._committed.get(key, default) if found is None else found
 
     def put(self, key: K, number: V) -> None:
-        """Set the number of a key, to be kept by ``commit`` or dropped by ``abort``."""
+        """Set the number of ``key`` in the open transaction: ``commit`` keeps it, ``abort`` drops
+        it.
+        """
         self._staged[key] = number
 
     def raise_to(self, key: K, number: V) -> None:
-        """Raise the number of a key to at least ``number`` at once; ``abort`` keeps that."""
+        """Raise the number of ``key`` to at least ``number`` at once, even if the open transaction
+        aborts.
+        """
         self._committed[key] = max(self._committed.get(key, number), number)
         if key in self._staged:
             self._staged[key] = max(self._staged[key], number)
@@ -85,14 +96,14 @@ class Staged(Generic[K, V]):
 
 
 Second: TypeAlias = tuple[str, int]
-"""``(delay topic, epoch second)``."""
+"""``(delay topic, second)``: a second of due times, counted from the epoch."""
 
 
 class Flow:
-    """The limits of one slice, and how far they are used up. Not thread-safe.
+    """Use of one slice's rates and caps so far. Not thread-safe.
 
     Attributes:
-        over_cap: number of committed records beyond the cap of their second.
+        over_cap: number of committed records beyond the largest number in their second.
     """
 
     def __init__(self, rules: FlowRules) -> None:
@@ -113,22 +124,22 @@ class Flow:
 
     @property
     def limits(self) -> bool:
-        """Return whether any rate or cap is set."""
+        """Return whether any rate, or cap of records per second of due time, is set."""
         return bool(self._rules.rates) or self.has_cap
 
     @property
     def has_rates(self) -> bool:
-        """Return whether the rate of any target is limited."""
+        """Return whether the deliveries per second to any target are limited."""
         return bool(self._rules.rates)
 
     @property
     def has_cap(self) -> bool:
-        """Return whether the number of records in a second is limited."""
+        """Return whether the number of records in a second of due time is limited."""
         return bool(self._rules.slot_records_max)
 
     @property
     def dead_letters(self) -> bool:
-        """Return whether records beyond the cap of their second are dead-lettered, not moved."""
+        """Return whether records beyond the largest number in their second are dead-lettered."""
         return self._rules.slot_policy == "dead-letter"
 
     # --- rates ---------------------------------------------------------------------------------
@@ -142,17 +153,18 @@ class Flow:
         return known
 
     def turn_ms(self, target: str, key_ms: int, now_ms: int) -> int | None:
-        """Take the next turn of a target. Turns are given in the order of calls, at even intervals;
-        an unused turn is lost.
+        """Take the next instant at which the rate of a target allows a delivery. Instants are given
+        in the order of calls, at even intervals; an unused one is lost.
 
         Args:
             target: the target topic.
-            key_ms: key of the record. It is not delivered at once if an earlier record was moved to
-                this key or a later one, so that it does not overtake that record.
+            key_ms: key of the record, epoch milliseconds. It is not delivered at once if an earlier
+                record was moved to this key or a later one, so that it does not overtake that
+                record.
             now_ms: now, epoch milliseconds.
 
         Returns:
-            The time of the turn, epoch milliseconds; None: deliver now.
+            The instant, epoch milliseconds; None: deliver now.
         """
         interval_ms = self._interval_ms(target)
         if not interval_ms:
@@ -167,8 +179,9 @@ class Flow:
         return turn_ms
 
     def may_go(self, target: str, now_ms: int) -> bool:
-        """Return whether a record whose turn has come may be delivered to ``target`` at ``now_ms``,
-        epoch ms, and count it then; False: turns missed in an outage are caught up too fast.
+        """Return whether a record whose instant by the rate has come may be delivered to ``target``
+        at ``now_ms``, epoch ms, and count it then; False: deliveries missed in an outage would be
+        made up too fast.
         """
         earliest_ms = self._earliest_ms(target, now_ms)
         if earliest_ms > now_ms:
@@ -180,8 +193,8 @@ class Flow:
         return max(self._went_ms.get(target, 0.0), float(now_ms - BURST_MS))
 
     def observe(self, target: str, turn_ms: int) -> None:
-        """Note the turn, epoch ms, of a requeued record that was read from the log, so that later
-        records get later turns.
+        """Note ``turn_ms``, epoch ms, the delivery time of a requeued record that was read from the
+        log, so that the rate of ``target`` gives later records later times.
         """
         interval_ms = self._interval_ms(target)
         if interval_ms:
@@ -191,8 +204,13 @@ class Flow:
     # --- caps ----------------------------------------------------------------------------------
 
     def second_ms(self, shard: str, due_ms: int, now_ms: int) -> int | None:
-        """Take a place in the second of a due time, or in the next one with room. A record that is
-        over a minute late is not moved, because a search through a day's seconds takes minutes.
+        """Take a place in the second of a due time, or in the next second with room. A record that
+        is over a minute late is not moved, because a search through a day's seconds takes minutes.
+
+        Args:
+            shard: the delay topic.
+            due_ms: due time of the record, epoch milliseconds.
+            now_ms: now, epoch milliseconds.
 
         Returns:
             The time of the place, epoch milliseconds; with the policy ``dead-letter`` the due time,
@@ -221,8 +239,8 @@ class Flow:
     # --- commit --------------------------------------------------------------------------------
 
     def commit(self, now_ms: int) -> None:
-        """Keep the turns and places given since the last commit or abort. ``now_ms``: now, epoch
-        ms, by which old ones are forgotten.
+        """Keep the delivery times and places given since the last commit or abort. ``now_ms``: now,
+        epoch ms; what no longer matters then is dropped from time to time.
         """
         for numbers in self._all:
             numbers.commit()
@@ -233,13 +251,15 @@ class Flow:
             self._forget(now_ms)
 
     def abort(self) -> None:
-        """Drop the turns and places given since the last commit or abort."""
+        """Drop the delivery times and places given since the last commit or abort."""
         for numbers in self._all:
             numbers.abort()
         self._over_cap = 0
 
     def _forget(self, now_ms: int) -> None:
-        """Drop seconds and turns that have passed and no longer limit deliveries."""
+        """Drop seconds and delivery times that have passed at ``now_ms``, epoch ms, and no longer
+        limit deliveries.
+        """
         since_s = now_ms // _SECOND_MS - _KEPT_S
         for seconds in (self._taken, self._with_room):
             seconds.keep(lambda second, _: second[1] >= since_s)

@@ -6,14 +6,15 @@ from collections import deque
 from typing import Final
 
 AHEAD_MS: Final = 5_000
-"""Growth of the log, as time in ms, between the end of the log and the start of a new contract.
+"""Time, ms, that the log needs at its recent growth to reach the start of a new contract, which
+lies above the end of the log by as many offsets.
 
 Every replica must read the checkpoint with the contract before it reads records under it. That
-takes a commit and a fetch: about 10 ms, and a second or two on a busy cluster.
-"""
+takes a commit and a fetch: about 10 ms, and a second or two on a busy cluster."""
 
 _STEP_MS: Final = 500
-"""Shortest distance of two marks in append time, ms, so that a few of them cover ``AHEAD_MS``."""
+"""Shortest time between the append times of two kept offsets, ms, so that a dozen of them cover
+``AHEAD_MS``."""
 
 
 class Growth:
@@ -24,7 +25,9 @@ class Growth:
         self._last: tuple[int, int] | None = None
 
     def note(self, offset: int, appended_ms: int) -> None:
-        """Note a record that was read; ``appended_ms``: its append time, epoch milliseconds."""
+        """Note the source offset of a record that was read, and its append time, epoch
+        milliseconds.
+        """
         self._last = (appended_ms, offset)
         if not self._marks or appended_ms >= self._marks[-1][0] + _STEP_MS:
             self._marks.append(self._last)

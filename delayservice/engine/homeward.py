@@ -24,7 +24,7 @@ from delayservice.engine.outcome import Output, Target
 from delayservice.engine.settle import Settler
 
 _AGAIN_MS: Final = 1_000
-"""First wait of a record whose home can't be written to, ms."""
+"""First wait of a record whose home partition can't be written to, ms."""
 
 
 class WaitingForHome(NamedTuple):
@@ -58,7 +58,7 @@ class Homeward:
             entry: the ``HOMEBOUND`` record.
             record_id: its id.
             carried: earlier records of the id that waited for their home and are sent along.
-            took: offset of the record in which they waited and which is settled by this, or
+            took: offset of the waiting record that holds ``carried`` and is settled by this, or
                 ``SETTLES_NOTHING``.
             now_ms: now, epoch milliseconds.
         """
@@ -141,8 +141,8 @@ class Homeward:
         return None if found is None or found[0] == TARGET_LATER else found  # its size is right
 
     def refused(self, one: WaitingForHome, code: str, detail: str) -> list[Output] | None:
-        """Return the dead letters of a waiting record and of those that it carries; None: the topic
-        can't be written to now.
+        """Return the dead letters of a waiting record and of the records that it carries; None: the
+        dead-letter topic can't be written to now.
         """
         endings = self._settler.endings
         *before, last = waiting_group(one.payload)

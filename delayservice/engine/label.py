@@ -1,4 +1,4 @@
-"""A store's label: the contracts, secrets and log by which its records were read.
+"""The label that a store keeps: contracts, secrets and log by which its records were read.
 
 One JSON object::
 
@@ -23,11 +23,11 @@ from delayservice.engine.losses import Gap
 
 @dataclass(frozen=True, slots=True)
 class Label:
-    """Contracts and secrets by which the records of a store were read.
+    """Label that a store keeps: contracts and secrets by which its records were read.
 
     Attributes:
-        contracts: the parameters of their keys (design rule 2).
-        secrets: fingerprints of the secrets by which copies were verified.
+        contracts: the parameters on which the keys of its records depend (design rule 2).
+        secrets: fingerprints of the secrets by which requeued records were verified.
         has_refused: whether a requeued record was read, and not stored, because none of these
             secrets signed it.
         gaps: ranges of offsets that retention had deleted before they were read.
@@ -43,7 +43,9 @@ class Label:
     read_to: int = 0
 
     def doubt(self, stop: int, contracts: Contracts, secrets: AbstractSet[str]) -> str:
-        """Return why records below ``stop`` may be read differently now; empty: they are not."""
+        """Return why the store's records at offsets below ``stop`` would be read differently by
+        ``contracts`` and ``secrets`` (fingerprints), as text; empty: they would not.
+        """
         if not self.contracts.agree_below(stop, contracts):
             return "stored by other parameters"
         if self.has_refused and not secrets <= self.secrets:
@@ -51,7 +53,7 @@ class Label:
         return ""
 
     def encode(self) -> bytes:
-        """Return the bytes that a store keeps."""
+        """Return the bytes of the label, as a store keeps them."""
         return msgspec.json.encode(
             {
                 "contracts": self.contracts.to_json(),
@@ -64,10 +66,10 @@ class Label:
 
     @classmethod
     def decode(cls, data: bytes) -> Label:
-        """Return the label that ``encode`` wrote.
+        """Return the label in the bytes that ``Label.encode`` returned.
 
         Raises:
-            ContractError: the bytes are no label, or one that this version can't follow.
+            ContractError: the bytes are no label, or a label that this version can't follow.
         """
         try:
             facts = _decode(data)

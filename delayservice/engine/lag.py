@@ -1,4 +1,6 @@
-"""Lag of a copy behind its owner, in seconds; it decides whether the node may become the owner."""
+"""Lag of a node's copy of a slice behind the owner, in seconds, by which it may become the
+owner.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,8 @@ class Lag:
     """Lag of this node's stored records of a slice behind the committed checkpoints.
 
     Under load a copy is always a little behind the newest checkpoint, so it is compared with an
-    older one until it has passed that. The lag is the age of the newest checkpoint that it reached.
+    older checkpoint until it has reached that one. The lag is the age of the newest checkpoint that
+    the copy has reached.
     """
 
     def __init__(self) -> None:
@@ -26,8 +29,8 @@ class Lag:
         self.heard({}, now_s)
 
     def heard(self, offsets: Mapping[str, int], now_s: float) -> None:
-        """Note the newest checkpoint. ``offsets``: the source offset below which the owner has
-        settled, by delay topic; ``now_s``: monotonic clock, seconds.
+        """Note the newest checkpoint of the slice. ``offsets``: the source offset below which the
+        owner has settled, by delay topic; ``now_s``: monotonic clock, seconds.
         """
         self._newest, self._newest_s = offsets, now_s
         if self._goal is None:
@@ -42,8 +45,9 @@ class Lag:
             stored: the next source offset to store, by delay topic; topics that are missing are not
                 compared.
             now_s: monotonic clock, seconds.
-            log_ends: recent end offsets of the shards' logs, as far as they are known. A copy that
-                holds a whole log has no lag, even if the checkpoint's offset lies above.
+            log_ends: recent end offsets of the shards' logs by delay topic, if known. A copy that
+                holds a whole log has no lag, even if the checkpoint's offset lies above the log's
+                end.
         """
         if any(stored.get(topic, 0) < offset for topic, offset in self._stored.items()):
             self._reached_s = -math.inf  # the store has started over

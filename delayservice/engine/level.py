@@ -7,10 +7,10 @@ back between the two and they are due earlier.
 
 K only follows: it is the highest key that H has passed, so that rule 1 applies, and the topic can
 become a normal delay topic. Rules 3 to 8 and 10 to 14 don't apply: no record has an id or is
-pending below H, and no copy is written here. By rule 7, H waits for the end of the log at take-over
-because a cancel or a copy may lie between. Here the outcome of a record depends on no other record,
-so a new owner begins at H at once. Open transactions of users need no care: a read-committed log
-ends before them.
+pending below H, and no record is requeued here. By rule 7, H waits for the end of the log at
+take-over because a cancel or a requeued record may lie between. Here the outcome of a record
+depends on no other record, so a new owner begins at H at once. Open transactions of users need no
+care: a read-committed log ends before them.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from delayservice.engine.settle import Settler
 from delayservice.engine.verdicts import Verdicts
 
 _INPUT = frozenset((*RULES, *(alias.header for alias in ALIASES), *COPY_NAMES))
-"""Names of headers that the service reads or drops here; all others are the record's own."""
+"""Names of headers that the service reads or drops on level topics; all others are delivered."""
 _TARGETS_MAX = 1_024
 _NO_COPIES = "the service writes no copies to level topics"
 
@@ -41,9 +41,9 @@ class LevelRecords:
     """Builder of the outputs of one level topic's partition. Not thread-safe: it caches targets.
 
     Args:
-        reader: the reader of records that are not plain.
-        contracts: the contracts of the reader, each with a level.
-        settler: the builder of the outputs of records that are not plain.
+        reader: decoder of records with other input headers than a target topic.
+        contracts: the contracts of the reader, each with the delay of the level.
+        settler: builder of the outputs of such records.
         verdicts: the broker's refusals that the settler uses.
     """
 
@@ -58,21 +58,24 @@ class LevelRecords:
         self._enter(0)
 
     def _enter(self, offset: int) -> None:
-        """Make the contract at ``offset`` the current one."""
+        """Make the contract that applies at source offset ``offset`` the current one."""
         self._first, stop = self._contracts.span(offset)
         self._stop = OFFSET_MAX if stop is None else stop
         self._level_ms = self._contracts.at(offset).level_ms
         self._targets: dict[bytes | None, str] = {}
 
     def due_ms(self, row: Row) -> int:
-        """Return the due time of a row, epoch milliseconds; 0: its timestamp is invalid."""
+        """Return the due time of a row (consumed record), epoch milliseconds; 0: its timestamp is
+        invalid.
+        """
         if not 0 <= row[1] < MAX_DELAY_MS_MAX:
             return 0
         return row[1] + self._contracts.at(row[0]).level_ms
 
     def settle(self, rows: Iterable[Row], now_ms: int) -> list[Output]:
-        """Return one output for each row, up to the first that is not due at ``now_ms``, epoch ms,
-        or can't be settled now. One function, because every record passes it (``bench level``).
+        """Return one output for each row, in order, up to the first row that is not due at
+        ``now_ms``, epoch ms, or can't be settled now. One function, because every record passes it
+        (``bench level``).
         """
         outputs: list[Output] = []
         add = outputs.append
@@ -119,9 +122,9 @@ class LevelRecords:
         return outputs
 
     def _settle_any(self, row: Row, now_ms: int, plain_text: bytes | None) -> Output | None:
-        """Return the output of a record that ``settle`` does not read itself; None: it can't be
-        settled now. ``plain_text``: its plain target header, whose topic is cached; ``b""``: the
-        record is not plain.
+        """Return the output of a record that ``settle`` does not settle itself; None: it can't be
+        settled now. ``plain_text``: value of its target header, under which its target is cached;
+        ``b""``: the record is invalid or has other input headers.
         """
         offset, kind, key_ms, _, payload, extra = self._reader.read(*row)
         if kind == INVALID:
@@ -137,7 +140,7 @@ class LevelRecords:
 
 
 class LevelShard:
-    """The state of one level topic's partition on one node. Not thread-safe.
+    """State of one level topic's partition on one node. Not thread-safe.
 
     Like ``engine.shard.Shard`` it only *stages*: records are settled by ``commit``, after the
     transaction with the outputs and the staged cursor was committed; ``abort`` undoes the staging.
@@ -150,11 +153,11 @@ class LevelShard:
 
     Args:
         records_max: largest number of fetched rows that are not staged.
-        bytes_max: largest size of keys, values and headers, staged ones included, bytes.
+        bytes_max: largest size of the keys, values and headers of all fetched rows, bytes.
     """
 
     is_walked = True
-    """Always True: a level topic has no separate walk over offsets, as ``Shard`` has."""
+    """Always True: a level topic has no separate pass over offsets that may be unfinished."""
     is_filling = False
     """Always False: a commit frees no room, because fetched rows wait for their due times."""
 
@@ -188,7 +191,9 @@ class LevelShard:
         self._records = records
 
     def go_back(self, offset: int) -> None:
-        """Settle again from source offset ``offset``, because the log was truncated there."""
+        """Drop all fetched rows and settle again from source offset ``offset``, because the log was
+        truncated there.
+        """
         self._begin(Cursor(self.committed.key, offset))
 
     def _begin(self, cursor: Cursor) -> None:
@@ -200,7 +205,7 @@ class LevelShard:
     # --- fetch ahead ---------------------------------------------------------------------------
 
     def reaches(self, end: int) -> None:
-        """Note the end offset of the log."""
+        """Note ``end``, an end offset of the log, if it is the highest one so far."""
         self._end = max(self._end, end)
 
     @property
@@ -221,7 +226,7 @@ class LevelShard:
 
     @property
     def waiting(self) -> int:
-        """Return the number of rows that are fetched, and not settled in the open transaction."""
+        """Return the number of fetched rows that are not yet settled in the open transaction."""
         return len(self._rows) - self._staged_rows
 
     @property
@@ -237,7 +242,9 @@ class LevelShard:
     # --- settle --------------------------------------------------------------------------------
 
     def next_due_ms(self) -> int | None:
-        """Return the due time of the first unstaged row, epoch ms; None: all are staged."""
+        """Return the due time, epoch ms, of the first fetched row that is not settled in the open
+        transaction; None: all are.
+        """
         if self._records is None or not self.waiting:
             return None
         return self._records.due_ms(self._rows[self._staged_rows])
@@ -248,9 +255,9 @@ class LevelShard:
         return max(self._bytes / max(len(self._rows), 1), 1.0)
 
     def advance(self, now_ms: int, limit: int) -> list[Output]:
-        """Stage the first rows that are due at ``now_ms``, epoch ms, at most ``limit``, and return
-        their outputs. Offsets without a record are passed too: transaction markers, and records of
-        aborted transactions.
+        """Stage (settle in the open transaction) the first rows that are due at ``now_ms``, epoch
+        ms, at most ``limit`` rows, and return their outputs. Offsets without a record are passed
+        too: transaction markers, and records of aborted transactions.
         """
         if self._records is None or not self.owned:
             return []
@@ -274,7 +281,9 @@ class LevelShard:
         return self.staged != self.committed
 
     def commit(self) -> None:
-        """Drop the staged rows, after the transaction with the staged cursor was committed."""
+        """Drop the rows that the committed transaction settled, and make its cursor the committed
+        one.
+        """
         gone = self._rows[: self._staged_rows]
         del self._rows[: self._staged_rows]
         self._bytes = self._bytes - _content_bytes(gone) if self._rows else 0
@@ -282,7 +291,9 @@ class LevelShard:
         self.committed = self.staged
 
     def abort(self) -> None:
-        """Undo the staging after a transaction that was certainly aborted."""
+        """Return to the committed cursor after a transaction that was certainly aborted. The rows
+        that it settled are kept, to be settled again.
+        """
         self._staged_rows = 0
         self.staged = self.committed
 

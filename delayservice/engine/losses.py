@@ -2,8 +2,8 @@
 Pure.
 
 A *gap* is a fact about one store: offsets that it never read. A cancel, a replacement or a fire
-among them may have settled any record with an id that lies below, if some owner has walked over it.
-A *lost range* is a fact about the shard, kept in its checkpoint: offsets that no owner has walked,
+among them may have settled any record with an id that lies below, if some owner has passed it. A
+*lost range* is a fact about the shard, kept in its checkpoint: offsets that no owner has processed,
 because H skipped them. Records in a gap that are also in a lost range had no effect.
 """
 
@@ -13,12 +13,14 @@ from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple
 
 RANGES_MAX: Final = 16
-"""Largest number of gaps of a store, and of lost ranges of a shard, that are kept separately."""
+"""Largest number of gaps of a store, and of lost ranges of a shard. Beyond it, gaps are merged, and
+the oldest lost ranges are dropped."""
 
 
 class Gap(NamedTuple):
-    """Offsets ``[first, stop)`` that were never read: by a store, where ``below`` equals ``stop``;
-    or when the cancellers of requeued records at offsets ``[stop, below)`` were searched.
+    """Offsets ``[first, stop)`` that were deleted unread. If ``below`` equals ``stop``, the store
+    lacks them; else only the search for cancellers of requeued records at offsets ``[stop, below)``
+    lacks them.
     """
 
     first: int
@@ -27,12 +29,12 @@ class Gap(NamedTuple):
 
     @property
     def is_of_store(self) -> bool:
-        """Return whether the store itself lacks the offsets."""
+        """Return whether the store itself has not read the offsets of the gap."""
         return self.below == self.stop
 
     def concerns(self, offset: int, *, is_copy: bool) -> bool:
-        """Return whether a record in the gap may have settled the stored record at ``offset``.
-        ``is_copy``: whether that is a requeued record.
+        """Return whether an unread record in the gap may have settled the stored record at
+        ``offset``. ``is_copy``: whether the stored record was requeued.
         """
         if self.is_of_store:
             return offset < self.stop
@@ -41,7 +43,7 @@ class Gap(NamedTuple):
 
 class Lost(NamedTuple):
     """Offsets ``[first, stop)`` that a new owner skipped, because retention had deleted them before
-    they were settled. Those below ``unread`` were in its store; no owner has read the others.
+    they were settled. Its store had read those below ``unread``; no owner has read the rest.
     """
 
     first: int
@@ -50,7 +52,9 @@ class Lost(NamedTuple):
 
 
 def with_gap(gaps: Sequence[Gap], gap: Gap) -> tuple[Gap, ...]:
-    """Return the gaps with another one; beyond ``RANGES_MAX`` the oldest two are merged."""
+    """Return ``gaps`` with ``gap`` added, in order; beyond ``RANGES_MAX`` the first two are
+    merged.
+    """
     all_gaps = sorted({*gaps, gap})
     while len(all_gaps) > RANGES_MAX:
         one, two = all_gaps[:2]
@@ -60,22 +64,22 @@ def with_gap(gaps: Sequence[Gap], gap: Gap) -> tuple[Gap, ...]:
 
 
 def stored_without_gap(gaps: Iterable[Gap], start: int, stored: int) -> int:
-    """Return the offset up to which a store has read all offsets from ``start`` on. ``stored``: the
-    next offset that it will read.
+    """Return the end of the offsets from ``start`` on that a store has read without a gap.
+    ``stored``: the next offset that it will read.
     """
     lacking = [max(gap.first, start) for gap in gaps if gap.stop > start and gap.is_of_store]
     return min([stored, *lacking])
 
 
 def skipped(ranges: tuple[Lost, ...], h: int, stored: int, log_start: int) -> tuple[Lost, ...]:
-    """Return the lost ranges, with the one that a new owner skips. An earlier range that reaches
-    beyond ``h`` is cut there, because its rest is part of the new one. Beyond ``RANGES_MAX``, the
-    oldest are dropped.
+    """Return the lost ranges, with the range that a new owner skips, ``[h, log_start)``, added at
+    the end. An earlier range that reaches beyond ``h`` is cut there. Beyond ``RANGES_MAX``, the
+    oldest ranges are dropped.
 
     Args:
         ranges: the lost ranges in the checkpoint.
-        h: the source offset of the checkpoint, below which records are settled.
-        stored: the offset up to which the owner's store has read all from ``h`` on.
+        h: the source offset of the checkpoint's cursor, at which the owner goes on.
+        stored: the offset up to which the owner's store has read all offsets from ``h`` on.
         log_start: the first offset that the log holds.
     """
     if h >= log_start:
@@ -86,13 +90,13 @@ def skipped(ranges: tuple[Lost, ...], h: int, stored: int, log_start: int) -> tu
 
 def doubtful(gaps: Iterable[Gap], ranges: Sequence[Lost]) -> tuple[Gap, ...]:
     """Return the gaps in which an unread record may have settled records of the store: those that
-    the lost ranges ``ranges`` do not cover. To be called by an owner that has passed all gaps.
+    the lost ranges ``ranges`` do not cover. For an owner that has passed all gaps.
     """
     return tuple(gap for gap in gaps if not _was_skipped(gap, ranges))
 
 
 def _was_skipped(gap: Gap, ranges: Iterable[Lost]) -> bool:
-    """Return whether the whole gap lies in parts of lost ranges that no owner has read."""
+    """Return whether all offsets of the gap lie in parts of lost ranges that no owner has read."""
     at = gap.first
     for _, unread, stop in sorted(ranges):
         if unread <= at < stop:

@@ -1,4 +1,4 @@
-"""Outcomes of a record, and the output that carries one to Kafka."""
+"""Outcomes of a record, and the output that writes one to Kafka."""
 
 from __future__ import annotations
 
@@ -17,14 +17,15 @@ ROLLED: Final = 6
 PARKED: Final = 7
 FIRED: Final = 8
 RECURRED: Final = 9
-"""The next occurrence of a schedule was appended; this output settles no record."""
+"""Outcome of an output that appends a schedule's next occurrence; it settles no record."""
 PACED: Final = 10
-"""The record is over a limit, and was requeued for a later instant."""
+"""Outcome of a record over a rate or cap, which was requeued for a later instant."""
 FORWARDED: Final = 11
-"""The record was sent to the home partition of its id; the output's ``due_ms`` is its timestamp."""
+"""Outcome of a record that was sent to the home partition of its id; ``due_ms`` of its output is
+the record's append time."""
 
 COPIES: Final = frozenset({ROLLED, PARKED, RECURRED, PACED})
-"""Outcomes whose outputs are requeued records in a delay topic, to be read again."""
+"""Outcomes whose outputs are requeued records in a delay topic, which the service reads again."""
 
 OUTCOME_NAMES: Final = (
     "delivered",
@@ -43,21 +44,22 @@ OUTCOME_NAMES: Final = (
 """Name of each outcome, by its number, as metrics and the outcome topic spell it."""
 
 Target: TypeAlias = tuple[str, int]
-"""``(topic, partition)`` to which an output is written; partition -1: chosen by the key."""
+"""``(topic, partition)`` to which an output is written; partition -1: chosen by the output's
+key."""
 
 Output: TypeAlias = tuple[int, str, int, bytes | None, bytes | None, list[Header], int, int]
 """``(outcome, topic, partition, key, value, headers, due_ms, offset)``: a record to be written, and
-the source ``offset`` that it settles. ``partition`` -1: chosen by the key. If a delivered record
-was put off, because its target failed or was paused or by a limit, ``due_ms`` is the negated end of
-the wait. It is a tuple, because every delivered record has one (``bench whole``)."""
+the source ``offset`` of the record that it settles. ``partition`` -1: chosen by the key. If a
+delivered record was put off, by a limit or because its target failed or was paused, ``due_ms`` is
+the negated end of the wait. A tuple, because every delivered record has one (``bench whole``)."""
 
 PAST_DUE: Final = "past_due"
 RESUMED: Final = "resumed"
-"""Kinds of deliveries with lateness of their own: of records that were due before they were
-written, and of records that were put off."""
+"""Kinds of deliveries whose lateness is measured apart: ``PAST_DUE``, of records that were due
+before they were written, and ``RESUMED``, of records that were put off."""
 SENT_HOME: Final = "forwarded"
-"""Kind of records that were sent to the home partition of their id, with the time since they were
-written as lateness."""
+"""Kind of outputs that send records to the home partition of their id. Their lateness is the time
+since the records were written."""
 _NOTHING_PAST: Final[Mapping[int, int]] = {}
 
 
@@ -67,7 +69,7 @@ class Tally:
 
     Attributes:
         records: number of outputs.
-        counts: number of outputs of each outcome, by its number.
+        counts: number of outputs of each outcome, by the outcome's number.
         delivered: due times of delivered records, epoch ms, by delay topic and target.
         apart: by kind (``PAST_DUE``, ``RESUMED``, ``SENT_HOME``), the instants from which lateness
             counts, epoch ms: when records were written, or until when they were put off.
@@ -81,7 +83,7 @@ class Tally:
         self.clear()
 
     def clear(self) -> None:
-        """Replace all sums by empty ones; lists that callers hold stay unchanged."""
+        """Replace all sums by empty ones; lists that callers took from them stay unchanged."""
         self.records = 0
         self.counts = [0] * len(OUTCOME_NAMES)
         self.delivered: dict[tuple[str, str], list[int]] = {}
@@ -94,8 +96,8 @@ class Tally:
         topic: str,
         written_ms: Mapping[int, int] = _NOTHING_PAST,
     ) -> None:
-        """Add outputs of the delay topic ``topic``. ``written_ms``: append times, epoch ms, by
-        source offset, of records that were due before they were written.
+        """Add outputs of the delay topic ``topic`` to the sums. ``written_ms``: append times, epoch
+        ms, by source offset, of records that were due before they were written.
         """
         due_ms = [output[6] for output in outputs if output[0] == DELIVERED]
         self.records += len(outputs)

@@ -8,7 +8,7 @@ _SMOOTHING = 0.2
 
 
 class Pacer:
-    """The interval between the starts of two transactions.
+    """Interval between the starts of two transactions of a worker.
 
     A transaction costs a few milliseconds of waiting and broker work, however many records it
     holds. So under load each should hold more; when idle, the first due record should not wait. The
@@ -22,7 +22,7 @@ class Pacer:
 
     @property
     def interval_ms(self) -> float:
-        """Return the shortest time between the starts of two commits, milliseconds."""
+        """Return the shortest time between the starts of two transactions, milliseconds."""
         return min(max(_COMMITS_OF_TIME * self._commit_ms, self._min_ms), self._max_ms)
 
     def observe(self, commit_ms: float) -> None:

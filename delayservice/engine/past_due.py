@@ -1,4 +1,6 @@
-"""Append times of records due before they were written, from which their lateness counts."""
+"""Append times of records that were due before they were written; their lateness counts from
+these.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +12,12 @@ from delayservice.engine.cursor import Cursor
 from delayservice.engine.pending import NO_MARK
 
 NOTED_MAX: Final = 20_000
-"""Largest number of noted records; the lateness of others counts from their due times."""
+"""Largest number of noted records; the lateness of further ones counts from their due times."""
 
 
 class PastDue(dict[int, int]):
-    """Append times, epoch milliseconds, by offset, of unsettled records due before they were
-    written.
+    """Append times, epoch milliseconds, by source offset, of unsettled records that were due before
+    they were written.
     """
 
     def __init__(self) -> None:
@@ -23,8 +25,8 @@ class PastDue(dict[int, int]):
         self._keys_ms: dict[int, int] = {}
 
     def note(self, rows: Sequence[Row], entries: Sequence[Entry]) -> None:
-        """Note those of the rows that were due before they were written; ``entries``: the entry of
-        each row, in order.
+        """Note the append times of the rows that were due before they were written. ``entries``:
+        the decoded record of each row, in order.
         """
         found = [
             (entry[0], row[1], entry[2])
@@ -36,7 +38,9 @@ class PastDue(dict[int, int]):
             self._keys_ms[offset] = key_ms
 
     def forget(self, committed: Cursor) -> None:
-        """Drop the records that the committed cursor has settled."""
+        """Drop the records that are settled by ``committed``, the cursor of the shard as last
+        committed.
+        """
         keys = self._keys_ms
         gone = [o for o in keys if committed.has_settled((keys[o], o), NO_MARK)]
         for offset in gone:

@@ -18,8 +18,8 @@ KINDS: Final[tuple[Kind, ...]] = ("target", "topic")
 
 
 class Paused(NamedTuple):
-    """What a pause stops: deliveries to target topics that match the shell-style pattern ``name``
-    (kind ``target``), or the delay topic ``name`` (kind ``topic``).
+    """What an operator's pause stops: deliveries to target topics that match the shell-style
+    pattern ``name`` (kind ``target``), or the delay topic ``name`` (kind ``topic``).
     """
 
     kind: Kind
@@ -44,7 +44,9 @@ def encode_key(paused: Paused) -> bytes:
 
 
 def decode_key(key: bytes | None) -> Paused | None:
-    """Return what a row's key pauses; None: this version does not know its kind."""
+    """Return what a row of the pauses topic pauses, by its key; None: this version does not know
+    the kind.
+    """
     kind, _, name = (key or b"").decode("utf-8", "replace").partition(":")
     return next((Paused(known, name) for known in KINDS if known == kind and name), None)
 
@@ -54,7 +56,9 @@ _decode = msgspec.json.Decoder(Pause).decode
 
 
 def decode_pause(value: bytes) -> Pause:
-    """Return the pause in a row's value. An unreadable value is a pause too, of unknown start."""
+    """Return the pause in the value of a row of the pauses topic. A value that can't be read counts
+    as a pause that began at 0.
+    """
     try:
         return _decode(value)
     except (msgspec.DecodeError, ValueError):
@@ -62,7 +66,7 @@ def decode_pause(value: bytes) -> Pause:
 
 
 class Pauses:
-    """All pauses in force at one moment. Immutable."""
+    """All pauses at one moment. Immutable."""
 
     def __init__(self, pauses: Mapping[Paused, Pause] = MappingProxyType({})) -> None:
         self.all = MappingProxyType(dict(pauses))
@@ -74,7 +78,7 @@ class Pauses:
         return topic in self._topics
 
     def why(self, target: str) -> str | None:
-        """Return why deliveries to a target are paused, as text; None: they are not."""
+        """Return why deliveries to a target are paused, as text; None: they are not paused."""
         for pattern, pause in self._targets:
             if fnmatchcase(target, pattern):
                 return f"deliveries to {pattern} are paused: {pause.reason or 'no reason given'}"

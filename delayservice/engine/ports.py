@@ -1,5 +1,6 @@
-"""Interfaces of a worker's loop to Kafka, the ensemble, clocks and metrics. ``connectors.kafka``
-implements those to Kafka; ``tests/simulation`` runs that code on simulated clients and a model log.
+"""Interfaces of a worker's loop to Kafka, ZooKeeper, clocks and metrics. Those to Kafka are
+implemented in ``connectors.kafka``; ``tests/simulation`` runs that code on simulated clients and a
+model log.
 """
 
 from __future__ import annotations
@@ -21,9 +22,10 @@ Place: TypeAlias = tuple[str, int]
 
 
 class Run(NamedTuple):
-    """A gapless stretch ``[start, stop)`` of one delay topic's partition. ``rows`` may be fewer
-    than the offsets, because transaction markers and aborted records take offsets too. A leader of
-    ``leader_epoch`` appended all rows; -1: it is not known.
+    """Records of a partition of a delay topic, read without a gap from offset ``start`` up to
+    ``stop``, exclusive. ``rows`` may be fewer than the offsets, because transaction markers and
+    aborted records take offsets too. A leader of ``leader_epoch`` appended all rows; -1: it is not
+    known.
     """
 
     place: Place
@@ -34,8 +36,8 @@ class Run(NamedTuple):
 
 
 class Trouble(NamedTuple):
-    """Why a partition can't be read. ``has_moved``: its log no longer holds the offset to be read
-    next. ``is_truncated``: that is because the log has lost its end.
+    """Partition of a delay topic that can't be read, and why. ``has_moved``: its log no longer
+    holds the offset to be read next. ``is_truncated``: that is because the log has lost its end.
     """
 
     place: Place
@@ -45,8 +47,8 @@ class Trouble(NamedTuple):
 
 
 class Bounds(NamedTuple):
-    """Bounds ``[start, end)`` of a log: the first retained offset, and the high watermark.
-    ``leader_epoch``: epoch of the present leader; -1: it is not known.
+    """Bounds ``[start, end)`` of a partition's log: the first retained offset, and the high
+    watermark. ``leader_epoch``: epoch of the present leader; -1: it is not known.
     """
 
     start: int
@@ -55,11 +57,11 @@ class Bounds(NamedTuple):
 
 
 NO_TIME: Final = -1
-"""Value of ``ReadBack.broker_ms`` when the broker set no time of its own."""
+"""Value of ``ReadBack.broker_ms`` when the broker did not set the record's timestamp."""
 
 
 class ReadBack(NamedTuple):
-    """A checkpoint as it came back from Kafka.
+    """Checkpoint as it was read back from Kafka.
 
     Attributes:
         data: the record's value.
@@ -78,11 +80,12 @@ class ReadBack(NamedTuple):
 
 
 class Source(Protocol):
-    """Consumer of a worker's partitions of delay topics, read committed."""
+    """Consumer of a worker's partitions of delay topics; it returns committed records only."""
 
     def seek(self, place: Place, offset: int, last_read: LastRead = NOTHING_READ) -> None:
-        """Start or continue to read a partition at ``offset``. ``last_read``: the last record
-        below, if known; if the log holds another one there, a ``Trouble`` is reported.
+        """Start or continue to read a partition at source offset ``offset``. ``last_read``: the
+        last record read before, if known; if the log holds another record in its place, a
+        ``Trouble`` is reported.
         """
 
     def drop(self, place: Place) -> None:
@@ -90,15 +93,15 @@ class Source(Protocol):
 
     def poll(self, timeout_s: float, limit: int, gather_s: float = 0.0) -> list[Run]:
         """Return fetched records, about ``limit`` at most; wait up to ``timeout_s`` for the first,
-        and then up to ``gather_s`` for more. Each run starts where the previous one of its
+        and then up to ``gather_s`` for more. Each ``Run`` starts where the previous one of its
         partition stopped.
         """
 
     def wake(self) -> None:
-        """End the present or next wait of ``poll``. Thread-safe."""
+        """End the present or next wait of ``poll`` early. Thread-safe."""
 
     def take_troubles(self) -> Sequence[Trouble]:
-        """Return the partitions that could not be read since the last call, and why."""
+        """Return a ``Trouble`` for each partition that could not be read since the last call."""
 
     def pause(self, place: Place) -> None:
         """Stop fetching a partition until ``resume``; records fetched already are kept."""
@@ -107,18 +110,23 @@ class Source(Protocol):
         """Fetch a paused partition again."""
 
     def bounds(self, place: Place) -> Bounds:
-        """Return where the log starts and ends now; the end includes open transactions."""
+        """Return the first and the end offset of a partition's log now, open transactions
+        included.
+        """
 
     def topic_id(self, topic: str) -> str | None:
         """Return the id of the topic that has this name now; None when the topic is missing."""
 
     def scan(self, place: Place, start: int, stop: int) -> Iterator[Run]:
-        """Yield the runs of ``[start, stop)``; the position of ``poll`` does not change."""
+        """Yield the records at offsets ``[start, stop)`` of a partition; where ``poll`` goes on
+        does not change.
+        """
 
 
 class Control(NamedTuple):
-    """A record about a slice that is committed with the outputs: its checkpoint if ``writer`` is
-    empty, else a claim or release by that writer. ``value`` None: a tombstone of the writer.
+    """Record about a slice that is committed with the outputs: its checkpoint if ``writer`` is
+    empty, else a claim or release by that writer. ``value`` None: a tombstone, by which the writer
+    is forgotten.
     """
 
     slice_no: int
@@ -128,30 +136,30 @@ class Control(NamedTuple):
 
 class Sink(Protocol):
     """Producer of a worker's outputs, checkpoints and claims: one transactional producer at a time,
-    the *writer*. ``open`` and ``commit`` run on a helper thread; no other method is called
-    meanwhile.
+    the *writer*. ``open`` and ``commit`` run on a helper thread, during which no other method is
+    called.
     """
 
     def open(self) -> str:
-        """Give the present writer up, and create one under a transactional id that was never used;
-        return that id.
+        """Give the present writer (transactional producer) up, and create one under a transactional
+        id that was never used; return that id.
 
         Raises:
             KafkaEdgeError: Kafka refuses, or does not answer.
         """
 
     def send(self, place: Place, outputs: Sequence[Output]) -> None:
-        """Write outputs of a shard. They become visible with the next commit; under the guarantee
-        ``at_least_once``, outputs to target topics are visible at once.
+        """Write outputs of the shard ``place``. They become visible with the next commit; under the
+        guarantee ``at_least_once``, outputs to target topics are visible at once.
 
         Raises:
-            RefusedError: the client refuses one of the outputs for good.
+            RefusedError: one of the outputs can never be written.
             OwnershipLostError: the writer is fenced.
         """
 
     def commit(self, controls: Sequence[Control]) -> float | None:
         """Commit all outputs sent since the last commit together with ``controls``; return when the
-        last record was acknowledged, monotonic seconds, or None if that is not known.
+        broker had acknowledged the last record, monotonic seconds, or None if that is not known.
 
         Raises:
             RefusedError: the broker refused some outputs; the transaction was aborted.
@@ -160,34 +168,40 @@ class Sink(Protocol):
         """
 
     def abort(self) -> None:
-        """Abort all outputs sent since the last commit. Don't call it after an uncertain commit.
+        """Abort all outputs sent since the last commit. Don't call it after a commit with an
+        unknown outcome.
 
         Raises:
             OwnershipLostError: the writer is fenced, or the abort itself failed.
         """
 
     def discard(self) -> None:
-        """Give the writer up without commit or abort. Nothing can be sent until ``open``."""
+        """Give the writer (transactional producer) up without commit or abort. Nothing can be sent
+        until ``open`` is called.
+        """
 
 
 class WritableTargets(Protocol):
-    """Known facts about target topics that settling needs; no method waits for the cluster."""
+    """Known facts about target topics by which records are settled; no method waits for the
+    cluster.
+    """
 
     @property
     def fit(self) -> Container[Target]:
         """Return the targets that can be written to, as far as is known."""
 
     def obstacle(self, target: Target) -> tuple[str, str] | None:
-        """Return why a target can't be written to now, as code and detail; None: it can, and
-        ``fit`` has it unless its topic takes only small batches or needs keys. ``TARGET_ASKED``:
-        the cluster is being asked, and the shard waits. ``TARGET_LATER``: the record is put off.
+        """Return why a target can't be written to now, as code and detail. None: it can be written
+        to, and is in ``fit`` unless its topic takes only small batches or needs keys. Code
+        ``TARGET_ASKED``: the cluster is being asked, and the shard waits. Code ``TARGET_LATER``:
+        the record is put off.
         """
 
     def refusal(
         self, topic: str, key: bytes | None, value: bytes | None, headers: Headers
     ) -> tuple[str, str] | None:
-        """Return why a writable topic refuses this record, as code and detail; None: it accepts the
-        record, which then counts as part of the open transaction. ``TARGET_LATER``: a later
+        """Return why a writable topic refuses this record, as code and detail. None: it accepts the
+        record, which then counts as part of the open transaction. Code ``TARGET_LATER``: a later
         transaction may hold the record.
         """
 
@@ -196,50 +210,54 @@ class Targets(WritableTargets, Protocol):
     """Known facts about target topics, with a background lookup of unknown ones.
 
     Attributes:
-        fit: targets that can be written to, as far as is known. Emptied when that may have changed.
+        fit: targets that can be written to, as far as is known; emptied when that may have changed.
     """
 
     fit: set[Target]
 
     def expect(self, targets: Collection[Target]) -> None:
-        """Start to look up unknown targets among these, in the background."""
+        """Look up in the background those of ``targets`` that are not known yet."""
 
 
 class Checkpoints(Protocol):
-    """The checkpoints that were read back from the checkpoint topic."""
+    """Newest checkpoints of all slices, as they were read back from the checkpoint topic."""
 
     def take_news(self) -> Collection[int]:
-        """Return the slices with newer checkpoints since the last call."""
+        """Return the slices of which newer checkpoints were read back since the last call."""
 
     def read_back(self, slice_no: int) -> ReadBack | None:
-        """Return the newest checkpoint of a slice, the same object until a newer one; None: none
-        was read back yet.
+        """Return the newest checkpoint of a slice, the same object until a newer one is read back;
+        None: no checkpoint was read back yet.
         """
 
     def is_unserved(self, slice_no: int) -> bool:
-        """Return whether the whole topic was read and holds no checkpoint of the slice."""
+        """Return whether the whole checkpoint topic was read and holds no checkpoint of the
+        slice.
+        """
 
     def take_cuts(self, slice_no: int) -> Sequence[ReadBack]:
-        """Return the checkpoints since the last call at which the stores of all nodes are to be
-        compared. They are the same on every node, and not newer than the result of ``read_back``.
+        """Return the checkpoints read back since the last call at which the stores of all nodes are
+        to be compared. They are the same on every node, and not newer than the result of
+        ``read_back``.
         """
 
 
 class Succession(Protocol):
-    """Queries to Kafka and the ensemble when this node takes slices over. They run on a helper
-    thread, and may block.
+    """Queries to Kafka and ZooKeeper when this node takes slices over. They run on a helper thread,
+    and may block.
 
-    All of them raise ``KafkaEdgeError`` if there is no answer in time.
+    Methods that block raise ``KafkaEdgeError`` if there is no answer in time.
     """
 
     def enter(self, writer: str) -> None:
         """Make the transactional id ``writer`` the writer of this process. Does not block."""
 
     def confirm(self, slices: Collection[int]) -> frozenset[int]:
-        """Return those of the slices that the ensemble still assigns to this node as owner."""
+        """Return those of the slices that ZooKeeper still assigns to this node as owner."""
 
     def await_claims(self, slices: Mapping[int, int]) -> Mapping[int, Claimed]:
-        """Wait until this writer's claims of the slices are read back, and return them.
+        """Wait until the claims of the slices by this process's writer are read back, and return
+        them.
 
         Args:
             slices: by slice, the number (``turn``) above which its claim must be. All transactions
@@ -248,24 +266,28 @@ class Succession(Protocol):
         """
 
     def newest(self, slice_no: int) -> bytes | None:
-        """Return the newest committed checkpoint of a slice, as bytes; None: there is none yet."""
+        """Return the newest committed checkpoint of a slice, as bytes; None: there is no checkpoint
+        yet.
+        """
 
     def legacy_writer(self, slice_no: int) -> str | None:
-        """Return the transactional id of a slice's nodes of version 1; None: there were none."""
+        """Return the transactional id that nodes of version 1 used for a slice; None: there were no
+        such nodes.
+        """
 
     def fence(self, writers: Collection[str]) -> None:
-        """Fence these writers, so that they can't commit any more; those that this process has
-        fenced before are skipped.
+        """Fence these writers (transactional ids), so that they can't commit any more. Writers that
+        this process has fenced before are skipped.
         """
 
     def read_to_end(self, slices: Collection[int]) -> Mapping[int, bytes | None]:
         """Read the checkpoint topic to its present end; return the newest committed checkpoint of
-        each slice, or None.
+        each of ``slices``, as bytes, or None.
         """
 
     def bounds(self, places: Collection[Place]) -> Mapping[Place, Bounds]:
-        """Return where the logs of these partitions start and end. Partitions that give no answer
-        are missing in the result.
+        """Return the first and the end offset of the logs of these partitions. Partitions that give
+        no answer are missing in the result.
         """
 
 
@@ -280,45 +302,51 @@ class DigestLog(Protocol):
     """Writer of the digest topic."""
 
     def write(self, row: tuple[bytes, bytes | None], on_lost: Callable[[], None]) -> None:
-        """Write a row in the background; another thread calls ``on_lost`` if that fails."""
+        """Write ``row``, key and value, in the background; another thread calls ``on_lost`` if that
+        fails.
+        """
 
 
 class RepairLog(Protocol):
-    """Writer of answers to the repair topic."""
+    """Writer of this node's answers to the repair topic."""
 
     def answer(self, plan: str, value: bytes) -> None:
-        """Write an answer to a command of ``plan``, in the background."""
+        """Write an answer to a command of the repair plan ``plan``, in the background."""
 
 
 class Clock(Protocol):
     """Wall clock for due times, and monotonic clock for elapsed time."""
 
     def wall_ms(self) -> int:
-        """Return epoch milliseconds."""
+        """Return the wall clock, epoch milliseconds."""
 
     def monotonic_s(self) -> float:
-        """Return seconds of a clock that never goes back."""
+        """Return the monotonic clock, seconds, which never goes back."""
 
 
 class Gate(Protocol):
-    """Ownership by the ensemble: what this node may do with slices, and reports of its progress."""
+    """Ownership of slices by ZooKeeper: what this node may do with each slice, and reports about
+    it.
+    """
 
     def roles(self) -> Mapping[int, Role]:
         """Return this node's role for each slice, the same object until a role changes."""
 
     def epoch(self, slice_no: int) -> int:
-        """Return the lowest epoch that this ownership of a slice may use."""
+        """Return the lowest epoch that this node may use for its present ownership of a slice."""
 
     def contract_version(self) -> int:
         """Return the newest version of the contract that every live node knows."""
 
     def settling(self, slice_no: int, *, is_settling: bool) -> None:
-        """Note whether this node settles records of a slice now: True from its take-over, False
+        """Report whether this node settles records of a slice now: True from its take-over, False
         after its last transaction.
         """
 
     def gave_up(self, slice_no: int, why: str) -> None:
-        """Note that a slice can't be served here now, so that another node takes it over."""
+        """Report that a slice can't be served here now, so that another node takes it over.
+        ``why``: text for people.
+        """
 
     def frozen(self) -> str | None:
         """Return why the wall clock can't be trusted, so that no record may be delivered; None: it
@@ -326,22 +354,29 @@ class Gate(Protocol):
         """
 
     def heard_broker(self, broker_ms: int, read_back: ReadBack | None, sent_s: float) -> None:
-        """Check the clock against a broker's timestamp, epoch ms: of a consumed record, or of an
-        own checkpoint as read back, whose commit began at ``sent_s`` of the monotonic clock.
+        """Check the clock against a broker's timestamp ``broker_ms``, epoch ms: of a consumed
+        record if ``read_back`` is None, else of this checkpoint of this node, as it was read back.
+        Its commit began at ``sent_s``, monotonic seconds.
         """
 
 
 class Observer(Protocol):
-    """Receiver of events for metrics, once per batch."""
+    """Receiver of numbers for metrics, called once per batch."""
 
     def ingested(self, slice_no: int, records: int) -> None:
-        """Note that ``records`` more source records of a slice were stored."""
+        """Count ``records`` more source records of a slice that were stored."""
 
     def settled(self, slice_no: int, tally: Tally, now_ms: int) -> None:
-        """Note the sums of committed outputs; ``now_ms``: time of the commit's answer, epoch ms."""
+        """Add the sums ``tally`` over committed outputs of a slice; ``now_ms``: when the commit was
+        acknowledged, epoch ms.
+        """
 
     def transaction(self, slices: Collection[int], seconds: float, *, committed: bool) -> None:
-        """Note the end and duration of a transaction with checkpoints of these slices."""
+        """Count a transaction with checkpoints of these slices. ``seconds``: its duration;
+        ``committed``: False: it was aborted.
+        """
 
     def turned(self, seconds: float) -> None:
-        """Note the duration of a turn of the loop, seconds, without the wait for records."""
+        """Add the duration of one iteration of the worker's loop, seconds, without the wait for
+        records.
+        """

@@ -16,10 +16,10 @@ from delayservice.engine.routes import Routes
 
 _HELD_PARTS: Final = 8
 _HELD_TIMES_MAX: Final = 10
-"""A wait is an eighth of the time since the record was due, within 1 and 10 times the first wait.
-"""
+"""Longest wait as a multiple of the first one. A wait is an eighth of the time since the record was
+due, but at least the first wait."""
 _LATER_MS: Final = 200
-"""First wait of a record whose target can't take it at the moment, ms."""
+"""First wait of a record that its target can't take in the present transaction, ms."""
 
 
 class Requeuer:
@@ -37,7 +37,7 @@ class Requeuer:
         routes: Routes,
         targets: WritableTargets,
     ) -> None:
-        """Requeue in the topic of ``shard``, the delay topic and partition of the records."""
+        """Requeue the records of ``shard``, a delay topic and partition, in that delay topic."""
         self.topic: str | None = shard[0]
         self._from, self._partition = shard
         self._shard_name = f"{shard[0]}:{shard[1]}"
@@ -46,7 +46,9 @@ class Requeuer:
         self._targets = targets
 
     def takes(self) -> bool:
-        """Return whether records can be requeued now; True if there is no topic for them."""
+        """Return whether records can be requeued now; True if there is no topic to requeue
+        them in.
+        """
         if self.topic is None:
             return True
         place = (self.topic, self._partition)
@@ -62,7 +64,7 @@ class Requeuer:
         base: int,
         settles: int | None = None,
     ) -> Output:
-        """Return the output that appends a record again.
+        """Return the output that appends a record to the delay topic again.
 
         Args:
             kind: the outcome, one of ``outcome.COPIES``.
@@ -70,7 +72,7 @@ class Requeuer:
             payload: the record as it is requeued.
             at_ms: when the requeued record is to be settled (its key), epoch milliseconds.
             base: first offset at which a record of the same id cancels the requeued one.
-            settles: offset that it settles; None: ``offset``.
+            settles: source offset that the output settles; None: ``offset``.
         """
         topic = self.topic or self._from
         key, value, headers = write_copy(
@@ -88,21 +90,24 @@ class Requeuer:
 
     def roll(self, offset: int, payload: Payload, now_ms: int, base: int) -> Output:
         """Return the output that rolls a record (requeues it at ``now_ms``, epoch ms, because it is
-        due beyond the roll window).
+        due beyond the roll window). ``base``: first offset at which a record of the same id cancels
+        the requeued one.
         """
         at_ms = self.at_ms(offset, payload, now_ms)
         return self.requeue(outcome.ROLLED, offset, payload, at_ms, base)
 
     def pace(self, offset: int, payload: Payload, at_ms: int, now_ms: int, base: int) -> Output:
-        """Return the output that requeues a record over a limit until ``at_ms``, epoch ms, or until
-        it must be rolled, if that is earlier.
+        """Return the output that requeues a record over a rate or cap until ``at_ms``, epoch ms, or
+        until it must be rolled, if that is earlier. ``base``: first offset at which a record of the
+        same id cancels the requeued one.
         """
         bounded_ms = min(at_ms, self.at_ms(offset, (*payload[:5], at_ms, None), now_ms))
         return self.requeue(outcome.PACED, offset, payload, bounded_ms, base)
 
     def park(self, offset: int, payload: Payload, now_ms: int, base: int, attempt: int) -> Output:
         """Return the output that parks a record until its next attempt, or until it must be rolled,
-        if that is earlier. ``attempt``: number of the attempt that failed, from 1.
+        if that is earlier. ``attempt``: number of the delivery attempt that failed, from 1;
+        ``base``: first offset at which a record of the same id cancels the parked one.
         """
         at_ms = now_ms + self._routes.park_delays_ms[attempt - 1]
         at_ms = min(at_ms, self.at_ms(offset, (*payload[:5], at_ms, None), now_ms))
@@ -110,7 +115,9 @@ class Requeuer:
         return self.requeue(outcome.PARKED, offset, again, at_ms, base)
 
     def give_turn(self, offset: int, payload: Payload, now_ms: int, base: int) -> Output | None:
-        """Return the output that requeues a record whose target is busy; None: it has to wait."""
+        """Return the output that requeues a record for a moment, because its target can't take it
+        in the present transaction; None: there is no topic to requeue it in.
+        """
         if self.topic is None:
             return None
         at_ms = self.later_ms(offset, payload, now_ms, _LATER_MS)
@@ -121,8 +128,9 @@ class Requeuer:
         return self.requeue(outcome.PACED, offset, again, at_ms, base)
 
     def hold(self, offset: int, payload: Payload, now_ms: int, base: int) -> Output | None:
-        """Return the output that parks a record whose target is paused; None: it has to wait. It
-        counts as an attempt only for a fired record, which would seem to be a rolled one otherwise.
+        """Return the output that parks a record whose target is paused; None: there is no topic to
+        requeue it in. It counts as an attempt only for a fired record, which would seem to be a
+        rolled one otherwise.
         """
         if self.topic is None:
             return None
@@ -132,8 +140,10 @@ class Requeuer:
         return self.requeue(outcome.PARKED, offset, payload, at_ms, base)
 
     def later_ms(self, offset: int, payload: Payload, now_ms: int, at_first_ms: int) -> int:
-        """Return until when a record is requeued that can't be settled at ``now_ms``, epoch ms. The
-        wait is ``at_first_ms``, or up to ten times that if the record is long past due.
+        """Return the time, epoch ms, until which a record is requeued that can't be settled at
+        ``now_ms``, epoch ms. The wait is ``at_first_ms``, or up to ten times that if the record is
+        long past due, and half of it may be added to spread records. It ends earlier if the record
+        must be rolled.
         """
         wait_ms = min(
             max(at_first_ms, (now_ms - payload[5]) // _HELD_PARTS), _HELD_TIMES_MAX * at_first_ms
@@ -142,8 +152,8 @@ class Requeuer:
         return min(at_ms, self.at_ms(offset, (*payload[:5], at_ms, None), now_ms))
 
     def at_ms(self, offset: int, payload: Payload, now_ms: int) -> int:
-        """Return when a record that is requeued at ``now_ms`` is to be settled (its key), epoch ms:
-        at its due time, or earlier when it must be rolled.
+        """Return when a record that is requeued at ``now_ms``, epoch ms, is to be settled (its
+        key), epoch ms: at its due time, or earlier when it must be rolled.
         """
         routes = self._routes
         window_ms = routes.roll_window_ms - spread_ms(offset, routes.roll_spread_ms)
@@ -151,8 +161,8 @@ class Requeuer:
 
 
 def was_tried(payload: Payload) -> bool:
-    """Return whether a record is at its second or a later delivery attempt. If it is not due yet,
-    it was fired.
+    """Return whether a record is at its second or a later delivery attempt. Such a record that is
+    not due yet was fired.
     """
     meta = payload[6]
     return meta is not None and meta[2] > 1

@@ -1,4 +1,4 @@
-"""The role of a node for a slice, which decides what it may do."""
+"""Role of a node for a slice, which decides what the node may do with it."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ from enum import Enum
 
 
 class Role(Enum):
-    """Role of a node for a slice at a moment (``ha.ownership``)."""
+    """Role of a node for a slice at one moment, as ``ha.ownership`` computes it."""
 
     REPLICA = "replica"
     """The node stores the records of the slice, and does not deliver them."""
     HEIR = "heir"
-    """The node is a replica that is about to become the owner; it opens its writer ahead."""
+    """The node is a replica that is about to become the owner; it opens its transactional producer
+    ahead."""
     PAUSED = "paused"
     """The node is still the owner, but can't reach ZooKeeper: it begins no new transaction."""
     OWNER = "owner"

@@ -11,24 +11,29 @@ from delayservice.contract.targets import Allowlist
 
 @dataclass(frozen=True, slots=True)
 class Routes:
-    """Topics of outcomes, and settings of requeued records. Equal for all shards of a cluster."""
+    """Names of the dead-letter and outcomes topics, and settings of requeued records. Equal for all
+    shards of a cluster.
+    """
 
     dead_letter: str
     outcomes: str
     secret: bytes
     roll_window_ms: int
     roll_spread_ms: int
-    """Largest time by which a roll is before the end of the window, ms; it flattens bursts."""
+    """Largest time by which a record is rolled before the end of its roll window, ms; it spreads
+    bursts."""
     park_delays_ms: tuple[int, ...]
     cron_time: CronTime
     held_ms: int = 60_000
-    """First wait of a record whose target is paused, ms; up to half of it is added as spread."""
+    """First wait of a record whose target is paused, ms; up to half of it is added to spread
+    records."""
     accepted: tuple[bytes, ...] = ()
     """Secrets besides ``secret`` that verify requeued records, while the secret is replaced."""
     allowlist: Callable[[str], Allowlist] = Allowlist
-    """Function that returns a delay topic's allowed targets by settings; default: all denied."""
+    """Function that returns the targets that settings allow to a delay topic; default: no
+    targets."""
     parks_missing: bool = True
-    """True: records wait for a target that does not exist; False: they are dead-lettered."""
+    """True: records are parked while their target does not exist; False: they are dead-lettered."""
 
     @property
     def secrets(self) -> tuple[bytes, ...]:

@@ -46,19 +46,19 @@ from delayservice.engine.routes import Routes
 from delayservice.engine.verdicts import Verdicts
 
 _SERVICE_TOPIC_MS: Final = 2_000
-"""First wait of a record whose dead letter or outcome can't be written, ms."""
+"""First wait of a record whose dead letter or outcomes-topic record can't be written, ms."""
 _SENT: Final = (outcome.DELIVERED, outcome.FIRED)
 
 
 class _Any:
-    """Container of every target."""
+    """Container that holds every target."""
 
     def __contains__(self, _: object) -> bool:
         return True
 
 
 class _AnyTarget:
-    """Targets that can all be written to, and that refuse no record."""
+    """Knowledge about targets in which all can be written to and none refuses a record."""
 
     fit = _Any()
 
@@ -81,8 +81,8 @@ class Settler:
         flow: Flow | None = None,
         targets: WritableTargets | None = None,
     ) -> None:
-        """Settle records of ``topic`` and ``partition``. ``flow``: the limits of the slice; None:
-        no limits. ``targets``: facts about targets; None: all can be written to.
+        """Settle records of ``partition`` of the delay topic ``topic``. ``flow``: rates and caps of
+        the slice; None: no limits. ``targets``: facts about targets; None: all can be written to.
         """
         self.topic = topic
         self.partition = partition
@@ -96,16 +96,20 @@ class Settler:
         self._allowlist = routes.allowlist(topic)
         self._good = self._allowlist.good
         self.contracts: Contracts | None = None
-        """The contracts of the shard's records; None: settings alone decide on every target."""
+        """The contracts of the shard's records; None: settings alone decide which targets are
+        allowed."""
 
     @property
     def has_limits(self) -> bool:
-        """Return whether rates or caps are set, by which a due record may be put off."""
+        """Return whether rates or caps (largest numbers per second) are set, by which a due record
+        may be put off.
+        """
         return self._flow is not None
 
     def denial(self, offset: int, target: str) -> tuple[str, str] | None:
-        """Return why the settings deny a record's target, as code and detail; None: it is allowed,
-        or the contract at its offset has an allowlist, which allowed it when it was read.
+        """Return why settings deny ``target`` to the record at source offset ``offset``, as code
+        and detail; None: it is allowed, or the contract at ``offset`` has an allowlist, which
+        allowed it when the record was read.
         """
         if target in self._good:
             return None
@@ -118,7 +122,8 @@ class Settler:
     def settle(
         self, offset: int, key_ms: int, payload: Payload, now_ms: int, base: int
     ) -> Output | None:
-        """Return the output that settles a pending record whose key time ``key_ms`` has passed.
+        """Return the output that settles the pending record at source offset ``offset``, whose key
+        time ``key_ms`` has passed.
 
         A record that is not due yet at ``now_ms`` is rolled, unless the broker refused that before,
         or settings deny its target. ``base`` is the first offset at which a record of the same id
@@ -169,8 +174,8 @@ class Settler:
         return output
 
     def _settle_now(self, offset: int, payload: Payload, now_ms: int, base: int) -> Output | None:
-        """Return the delivery of a record, or its other output if its target is denied or can't be
-        written to, or if it is expired; None: it has to wait.
+        """Return the delivery of a record; another output if its target is denied or can't be
+        written to, or if it is expired or a new cron schedule; None: it has to wait.
         """
         target, partition, key, value, headers, due_ms, meta = payload
         if target not in self._good:
@@ -198,8 +203,8 @@ class Settler:
     def _put_off(
         self, topic: str, offset: int, payload: Payload, now_ms: int, base: int
     ) -> Output | None:
-        """Return the output that parks a record, because ``topic`` can't take its outcome; None:
-        it has to wait.
+        """Return the output that parks a record, because the dead-letter or outcomes topic
+        ``topic`` can't take its outcome; None: it has to wait.
         """
         found = self.targets.obstacle((topic, BY_KEY))
         if self.requeuer.topic is None or (found is not None and found[0] == TARGET_ASKED):
@@ -209,7 +214,9 @@ class Settler:
         return self.requeuer.requeue(outcome.PARKED, offset, again, at_ms, base)
 
     def _lacks_letter(self, offset: int, payload: Payload, now_ms: int) -> bool:
-        """Return whether the schedule would end with a dead letter that can't be written now."""
+        """Return whether the schedule has to end with a dead letter, because its next occurrence
+        can't be computed, and the dead-letter topic can't be written to now.
+        """
         if self.endings.takes(self.routes.dead_letter):
             return False
         source = self.provenance.source(offset, payload[6])
@@ -221,7 +228,7 @@ class Settler:
 
     def fire(self, offset: int, payload: Payload, now_ms: int, by: int) -> Output | None:
         """Return the output that settles a pending record before it is due, because the record at
-        offset ``by`` fires it; None: it has to wait, as in ``settle``.
+        source offset ``by`` fires it; None: it has to wait, as in ``settle``.
         """
         refusal = self.verdicts.refusal(offset)
         if refusal is not None:
@@ -240,7 +247,8 @@ class Settler:
     ) -> Output | None:
         """Return the output with a schedule's next occurrence, to accompany the ``output`` that
         delivers the pending one; None: no occurrence follows. If the next occurrence can't be
-        computed, return the dead letter of the rest of the schedule, which can be replayed.
+        computed, return the dead letter of the rest of the schedule. ``base``: first offset at
+        which a record of the same id cancels the next occurrence.
         """
         if output[0] not in _SENT:
             return None
@@ -258,7 +266,7 @@ class Settler:
         self, offset: int, payload: Payload, recurrence: Recurrence, now_ms: int, base: int
     ) -> Output | None:
         """Return the output that requeues a new cron schedule until its first occurrence, or its
-        dead letter.
+        dead letter if there is none; None: it has to wait.
         """
         try:
             first = self._first(offset, payload, recurrence)
@@ -311,7 +319,9 @@ class Settler:
         return self.requeuer.park(offset, payload, now_ms, base, attempt)
 
     def _is_final(self, code: str, attempt: int) -> bool:
-        """Return whether this failed attempt is the last one."""
+        """Return whether a record is dead-lettered after attempt number ``attempt``, which failed
+        with ``code``, instead of being tried again.
+        """
         if code == TARGET_UNKNOWN and not self.routes.parks_missing:
             return True
         return code in (TOO_LARGE, TARGET_REFUSED) or attempt > len(self.routes.park_delays_ms)
@@ -319,14 +329,16 @@ class Settler:
     def _end_with_letter(
         self, reason: tuple[str, str], offset: int, payload: Payload, now_ms: int, base: int
     ) -> Output | None:
-        """Return the dead letter of a pending record, or requeue the record while the letter can't
-        be written; None: it has to wait.
+        """Return the dead letter of a pending record, or the output that parks the record while the
+        letter can't be written; None: it has to wait.
         """
         letter = self.endings.dead_letter_of(offset, payload, *reason)
         return letter or self._put_off(self.routes.dead_letter, offset, payload, now_ms, base)
 
     def _dead_letter_rest(self, offset: int, payload: Payload, code: str, detail: str) -> Output:
-        """Return the dead letter of the rest of a schedule, beside its delivered occurrence."""
+        """Return the dead letter of the rest of a schedule, to accompany its delivered
+        occurrence.
+        """
         rest = left_after(payload)
         source = self.provenance.source(offset, rest[6])
         again, reason = asked_again(rest), (code, detail)
@@ -335,7 +347,8 @@ class Settler:
     def _limit(
         self, flow: Flow, offset: int, key_ms: int, payload: Payload, now_ms: int, base: int
     ) -> Output | None:
-        """Return the output that requeues or dead-letters a record over a limit; None: deliver it.
+        """Return the output that requeues or dead-letters a record over a rate or cap; None:
+        deliver it.
 
         A cap counts each record once: a key above the due time means that it was put off before.
         """

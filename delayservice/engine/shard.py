@@ -1,7 +1,7 @@
 """State machine of one shard: records in, ordered settlements out. No I/O and no clock.
 
 The cursor is two-dimensional, ``(K, H)`` (see ``cursor``). The owner advances both in a
-deterministic order, so either walk may stop at any point:
+deterministic order, so it may stop either at any point:
 
 ``advance_offset``  moves H with K fixed: settles late records, controls and invalid records in
                     offset order. Cancels and reschedules take effect here, and only here.
@@ -35,7 +35,7 @@ from delayservice.engine.storing import (
 from delayservice.engine.walk import MayRead, PendingAt, Walk, at_will
 
 _HOLD_BACK_MS: Final = 250
-"""Longest time that K waits for controls that H has not passed yet, ms."""
+"""Longest time that K waits until H has passed cancels and fires that were written before, ms."""
 
 _NO_CONTENT: Final[Original] = (None, None, [])
 
@@ -47,7 +47,7 @@ class Shard:
         walk: builder of the outputs of records that H passes.
         owned: whether this node settles.
         stored: S, the next source offset to be stored.
-        read: the next source offset to be queued for the walk of H; ``staged.offset <= read``.
+        read: the next source offset to be queued for ``advance_offset``; ``staged.offset <= read``.
         seen: the offset up to which the log was read since take-over, queued or not, so that
             requeued records below it are known.
         end: L, the end of the log at take-over; H does not move until all below it is stored.
@@ -74,7 +74,7 @@ class Shard:
         self._rewalk = 0
         self.is_held = False
         self._log_start = 0
-        """Start of the log at take-over; H skips the offsets below it."""
+        """Start of the log at take-over, a source offset; H skips the offsets below it."""
         self.owned = False
         self.stored = stored
         self.read = stored
@@ -86,7 +86,9 @@ class Shard:
     # --- roles ---------------------------------------------------------------------------------
 
     def follow(self, cursor: Cursor) -> None:
-        """Become or stay a replica, with the cursor of the newest checkpoint read back."""
+        """Become or stay a replica, with the cursor of the newest checkpoint; drop what is
+        staged.
+        """
         self._forget_walk()
         self.owned = False
         self.committed = self.staged = cursor
@@ -125,7 +127,7 @@ class Shard:
     @property
     def wanted(self) -> int:
         """Return the source offset to read next. Stored records that are not settled are read again
-        after a take-over, and if the queue had no room for them.
+        after a take-over, and if the queue for ``advance_offset`` had no room for them.
         """
         if not self.owned:
             return self.stored
@@ -145,8 +147,9 @@ class Shard:
 
     @property
     def awaited_end(self) -> int:
-        """Return the offset up to which the log has to be read before records can be settled: its
-        end at take-over, or the end of stored records that are read again; 0: no such wait.
+        """Return the offset up to which the log has to be read before records can be settled: the
+        end of the log at take-over, or the end of stored records that are read again; 0: no such
+        wait.
         """
         if not self.owned:
             return 0
@@ -156,7 +159,7 @@ class Shard:
 
     @property
     def has_room(self) -> bool:
-        """Return whether the queue for the walk of H has room. Records that don't fit are read
+        """Return whether the queue for ``advance_offset`` has room. Records that don't fit are read
         again later.
         """
         held = len(self._queue) + len(self._passed)
@@ -164,15 +167,15 @@ class Shard:
 
     @property
     def is_full(self) -> bool:
-        """Return whether reading must stop until ``advance_offset`` has emptied the queue. Reading
-        goes on while that waits for the end of the log at take-over, or for a record that this node
-        has requeued.
+        """Return whether reading must stop until ``advance_offset`` has emptied its queue. Reading
+        goes on while H waits for the end of the log at take-over, or for a record that this node
+        requeued.
         """
         return self.owned and self.caught_up and not self.has_room and not self.walk.waits
 
     def scans_needed(self, start: int, entries: Sequence[Entry], stop: int) -> list[CopyScan]:
         """Return the searches of the log whose results ``ingest`` needs as ``scanned``; usually
-        none. ``entries``: those of the run ``[start, stop)``.
+        none. ``entries``: the decoded records at the offsets ``[start, stop)``.
         """
         named = bearing_ids(entries)
         self._names.observe(start, named, stop)
@@ -190,13 +193,13 @@ class Shard:
         scanned: Scans,
         latest_unmarked: LatestUnmarked,
     ) -> Additions:
-        """Process the run ``[start, stop)`` of the log, read from ``wanted``; return what the
-        caller must append to the store at once.
+        """Process the records at the offsets ``[start, stop)``, read from ``wanted``; return what
+        the caller must append to the store at once.
 
         Args:
-            start: first offset of the run.
-            entries: its records; may be empty, because transaction markers have offsets.
-            stop: end offset of the run, exclusive.
+            start: first offset.
+            entries: the decoded records; may be empty, because transaction markers have offsets.
+            stop: end offset, exclusive.
             scanned: result of each search of ``scans_needed``, by the offset of the requeued
                 record.
             latest_unmarked: the id index of the store.
@@ -255,9 +258,9 @@ class Shard:
         (rules 8 and 9). Return the outputs, about ``limit`` at most. ``now_ms``: now, epoch ms.
         ``pending_at`` reads fired records: one, and more while ``may_read`` allows it.
 
-        H stops at a late record that is not due (the clock stepped back), at a canceller whose
-        victim's copy was not read yet (rule 14), and at a record whose output goes to a topic of
-        the service that can't be written to now.
+        H stops at a late record that is not due (the clock stepped back), at a canceller of a
+        requeued record that was not read back yet (rule 14), and at a record whose output goes to a
+        topic of the service that can't be written to now.
         """
         outputs: list[Output] = []
         is_caught_up = self.caught_up
@@ -295,8 +298,8 @@ class Shard:
         return outputs
 
     def _read_again(self, offset: int) -> None:
-        """Set ``read`` back to ``offset``, where H waits, so that records which were dropped before
-        an abort are read again.
+        """Set ``read`` back to ``offset``, at which H waits, and empty the queue, so that plain
+        records which were dropped before an abort are read again.
         """
         self._queue.clear()
         self._queue_bytes = content_bytes(self._passed)
@@ -315,7 +318,7 @@ class Shard:
     def key_limit_ms(self, now_ms: int, unwalked_ms: int | None) -> int:
         """Return the key time up to which ``advance_key`` may settle, epoch ms: now, or the append
         time ``unwalked_ms`` of the first record that H has not passed, so that a cancel which was
-        written in time takes effect. That is waited for at most 250 ms.
+        written in time takes effect. K waits for H at most 250 ms.
         """
         if unwalked_ms is None or now_ms - unwalked_ms >= _HOLD_BACK_MS:
             return now_ms
@@ -323,7 +326,7 @@ class Shard:
 
     @property
     def is_walked(self) -> bool:
-        """Return whether ``advance_offset`` has passed all records that were read."""
+        """Return whether ``advance_offset`` has passed all records that were queued for it."""
         return self.staged.offset >= self.read
 
     def advance_key(self, frames: Sequence[Frame], now_ms: int) -> list[Output]:
@@ -331,7 +334,7 @@ class Shard:
         (rule 10). Return the outputs.
 
         Args:
-            frames: the store's records above ``staged.key`` with ``key_ms <= now_ms``.
+            frames: the store's records with keys above ``staged.key`` and ``key_ms <= now_ms``.
             now_ms: now, epoch milliseconds.
         """
         outputs: list[Output] = []
@@ -364,7 +367,9 @@ class Shard:
 
     @property
     def is_filling(self) -> bool:
-        """Return whether over half of the queue is used, and a commit would free some of it."""
+        """Return whether over half of the queue for ``advance_offset`` is used, and a commit would
+        free some of it.
+        """
         return bool(self._passed) and (
             2 * (len(self._queue) + len(self._passed)) > self._queue_max
             or 2 * self._queue_bytes > self._queue_bytes_max
@@ -385,8 +390,8 @@ class Shard:
     def abort(self) -> None:
         """Undo the staging after a transaction that was certainly aborted.
 
-        Records that H has passed return to the queue, except plain pending ones, which were
-        dropped. K waits until H has passed their offsets again.
+        Records that H has passed return to the queue, except those that ``advance_offset`` dropped.
+        K waits until H has passed their offsets again.
         """
         self.walk.abort()
         self._rewalk = max(self._rewalk, self.staged.offset)

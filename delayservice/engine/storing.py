@@ -1,4 +1,4 @@
-"""Computes what a run of source records adds to a store, equally on owners and replicas.
+"""Computes what a store must add for source records, equally on owners and replicas.
 
 Source: design rules 3 and 13. A record with a key above the committed K is kept. A user record with
 an id **marks** the latest unmarked earlier record of that id with its own offset. No record is
@@ -17,17 +17,17 @@ from delayservice.engine.cursor import Key
 from delayservice.engine.pending import NO_MARK, Additions
 
 LatestUnmarked: TypeAlias = Callable[[bytes, int], Key | None]
-"""Function of ``(id, offset)``, as ``Store.latest_unmarked``, that returns the key of the id's
-latest unmarked record before the offset, or None."""
+"""Function of ``(id, offset)``, as ``Store.latest_unmarked``, that returns the key of the latest
+record of the id before the offset that nothing has cancelled, replaced or fired; else None."""
 
 Scans: TypeAlias = Mapping[int, int]
-"""By the offset of a requeued record with an id: ``x``, the offset of the first user record of that
-id in ``[base, offset)``, or ``NO_MARK``."""
+"""By the offset of a requeued record with an id: the offset of the first user record of that id in
+``[base, offset)``, which settles the requeued one, or ``NO_MARK``."""
 
 
 class CopyScan(NamedTuple):
-    """A search of the log for the first user record of an id in ``[base, copy_offset)``, which
-    settles the requeued record at ``copy_offset`` with key ``key_ms`` (rule 13).
+    """Search of the log for the first user record of an id at offsets ``[base, copy_offset)``,
+    which settles the requeued record at ``copy_offset`` with key ``key_ms`` (rule 13).
     """
 
     key_ms: int
@@ -37,17 +37,19 @@ class CopyScan(NamedTuple):
 
 
 def is_user_record(entry: Entry) -> bool:
-    """Return whether an entry is a user's valid record, which may mark earlier ones of its id."""
+    """Return whether an entry (decoded record) is a user's valid record, which may settle earlier
+    records of its id.
+    """
     return entry[1] != COPY and entry[1] != INVALID
 
 
 def bearing_ids(entries: Iterable[Entry]) -> list[tuple[bytes, Entry]]:
-    """Return ``(id, entry)`` of each entry with an id; usually few entries have one."""
+    """Return ``(id, entry)`` of each entry (decoded record) with an id; usually few have one."""
     return [(entry[3], entry) for entry in entries if entry[3] is not None]
 
 
 def content_bytes(entries: Iterable[Entry]) -> int:
-    """Return the size of the keys, values and headers of queued records, bytes."""
+    """Return the size of the keys, values and headers of decoded records, bytes."""
     total = 0
     for entry in entries:
         key, value, headers = entry[4][2:5] if entry[1] <= COPY else entry[4]
@@ -60,13 +62,15 @@ def content_bytes(entries: Iterable[Entry]) -> int:
 def additions(
     entries: Sequence[Entry], committed_key: Key, latest_unmarked: LatestUnmarked, scans: Scans
 ) -> Additions:
-    """Return the frames to keep, ids to index and marks to set for ``entries``, in offset order.
+    """Return the records to keep, ids to index and marks to set for ``entries``, in offset order.
 
     Args:
-        entries: decoded source records at or above the store's stop offset.
-        committed_key: K as last read back; records at or below it are late and are not stored.
+        entries: decoded source records at or above the store's next offset.
+        committed_key: K of the newest checkpoint; records with this key or a lower one are late and
+            are not stored.
         latest_unmarked: the id index as of everything stored before ``entries``.
-        scans: ``x`` of every requeued record with an id among ``entries``.
+        scans: for every requeued record with an id among ``entries``, the offset of the record that
+            settles it.
     """
     k_ms, k_offset = committed_key
     # Compared part by part: a tuple for each record would take a fifth of this (bench whole).
@@ -88,7 +92,7 @@ def additions(
 
 
 class _Names:
-    """The id index during a run: that of the store, overlaid by the additions of the run."""
+    """Id index of a store, overlaid by the ``Additions`` that are being computed."""
 
     def __init__(self, added: Additions, latest_unmarked: LatestUnmarked) -> None:
         self._added = added
@@ -96,7 +100,9 @@ class _Names:
         self._overlay: dict[bytes, Key | None] = {}
 
     def user(self, record_id: bytes, key_ms: int, offset: int, *, pending: bool) -> None:
-        """Mark the latest unmarked record of the id; if ``pending``, become the latest one."""
+        """Mark the latest unmarked record of the id with ``offset``; if ``pending``, the user
+        record at ``offset`` becomes the latest one.
+        """
         victim = (
             self._overlay[record_id]
             if record_id in self._overlay
@@ -109,7 +115,10 @@ class _Names:
         self._overlay[record_id] = (key_ms, offset) if pending else None
 
     def copy(self, record_id: bytes, key_ms: int, offset: int, x: int, *, pending: bool) -> None:
-        """Add a requeued record, which marks no other: ``x`` marks it, or it becomes the latest."""
+        """Add the id of a requeued record. It is marked by ``x``, the offset of the record that
+        settles it, or becomes the latest unmarked record if ``x`` is ``NO_MARK``. It marks no other
+        record.
+        """
         if not pending:
             return
         self._added.named.append((record_id, key_ms, offset))
@@ -120,8 +129,8 @@ class _Names:
 
 
 class RecentNames:
-    """Recent user records with ids, which save most requeued records a search of the log for their
-    canceller.
+    """Offsets of recent user records with ids. They save most searches of the log for the canceller
+    of a requeued record.
 
     Bounded: above twice ``limit`` records, the oldest are dropped down to ``limit``, and the range
     ``[start, stop)`` of known offsets shrinks. A gap in the reading starts a new range.
@@ -135,8 +144,8 @@ class RecentNames:
         self.stop = 0
 
     def observe(self, start: int, named: Iterable[tuple[bytes, Entry]], stop: int) -> None:
-        """Add the user records among ``named``, the entries with ids of the offsets
-        ``[start, stop)``.
+        """Add the user records among ``named``, which are the decoded records with ids at the
+        offsets ``[start, stop)``.
         """
         if start != self.stop:
             self._forget_all(start)
@@ -150,8 +159,8 @@ class RecentNames:
             self._forget_oldest()
 
     def first(self, record_id: bytes, base: int, stop: int) -> int | None:
-        """Return the offset of the id's first user record in ``[base, stop)``, NO_MARK if there is
-        none, or None if the range is not known and the log must be scanned.
+        """Return the offset of the id's first user record in ``[base, stop)``; NO_MARK: there is
+        none; None: these offsets are not all known, and the log must be searched.
         """
         if base < self.start or stop > self.stop:
             return None

@@ -1,4 +1,4 @@
-"""The broker's refusals of single records."""
+"""Records that the broker refused one by one, such as a record that is too large."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 @dataclass(slots=True)
 class Verdicts:
-    """Refusals of single records by the broker, with the transaction in which each is settled.
+    """Refusals of single records by the broker, until a committed transaction settles the records.
 
     ``refused`` maps a source offset to ``(code, detail)``: the broker will never take this record,
     so it is dead-lettered. ``stripped`` holds the offsets whose dead letter was refused too: it is
@@ -39,7 +39,7 @@ class Verdicts:
             self.refused.setdefault(offset, reason)
 
     def committed(self) -> None:
-        """Drop the refusals that were settled in the transaction, which is committed."""
+        """Drop the refusals of records that the committed transaction has settled."""
         for offset in self.staged:
             self.refused.pop(offset, None)
             self.stripped.discard(offset)

@@ -1,7 +1,7 @@
 """Builds the outputs of a record that H passes or K reaches, and of the records it hits. Pure.
 
 ``H`` and ``K`` are those of ``cursor``. A record *hits* a pending one of its id if it cancels,
-replaces or fires it. A copy is a requeued record; it is in flight from its append until it is read.
+replaces or fires it. A requeued record is *in flight* from its append until it is read back.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from delayservice.engine.pending import NO_MARK
 from delayservice.engine.settle import Settler
 
 _OUTCOMES: Final = {SCHEDULE: outcome.REPLACED, CANCEL: outcome.CANCELLED, FIRE: outcome.FIRED}
-"""Outcome of a pending record that another record of its id hits, by the kind of the other."""
+"""Outcome of a pending record that a later record of its id settles, by the kind of the latter."""
 
 PendingAt: TypeAlias = Callable[[Key], Payload]
 """Function that reads the pending record at a key from the store. It is used for fired records,
@@ -45,18 +45,19 @@ MayRead: TypeAlias = Callable[[], bool]
 
 
 def at_will() -> bool:
-    """Return True: fired records are read without a limit."""
+    """Return True: a ``MayRead`` by which fired records are read without a limit of time."""
     return True
 
 
 class Walk:
-    """State of an owner's pass over the records of a shard: which pending record each one hits.
+    """State of an owner's pass over a shard's records: which pending records each one settles.
 
     Attributes:
-        victims: keys of pending records by the offset of the user record that hits them.
-        x_of_copies: by offset of a copy, the first user record of its id in ``[base, offset)``.
-        in_flight: copies whose append is committed, and that have not been read yet.
-        in_flight_staged: copies that the open transaction appends.
+        victims: keys of pending records by the offset of the user record that settles them.
+        x_of_copies: first user record of its id in ``[base, offset)``, by a requeued record's
+            offset.
+        in_flight: requeued records whose append is committed, and that were not read back yet.
+        in_flight_staged: requeued records that the open transaction appends.
         doubts: gaps in which unread records may have settled records of this store.
         reads: number of pending records that were read from the store since ``begin``.
     """
@@ -74,7 +75,7 @@ class Walk:
         self.reads = 0
 
     def begin(self, queue: Sequence[Entry], pending_at: PendingAt) -> None:
-        """Start a pass over the entries in ``queue``; ``pending_at`` reads records of the store."""
+        """Start a pass over the decoded records ``queue``; ``pending_at`` reads from the store."""
         self._queue = queue
         self._pending_at = pending_at
         self.reads = 0
@@ -85,27 +86,27 @@ class Walk:
         return bool(self.in_flight or self.in_flight_staged)
 
     def forget(self) -> None:
-        """Clear marks and copies in flight, because the role has changed."""
+        """Clear all marks and requeued records not read back, as the node's role has changed."""
         self.victims.clear()
         self.x_of_copies.clear()
         self.in_flight.clear()
         self.in_flight_staged.clear()
 
     def mark(self, marks: Iterable[tuple[int, Key]]) -> None:
-        """Note marks: offsets of user records, each with the key of a pending record it hits."""
+        """Note offsets of user records, each with the key of a pending record that it settles."""
         for offset, key in marks:
             self.victims.setdefault(offset, {})[key] = None
 
     def came_back(self, record_id: bytes, base: int) -> None:
-        """Note that the requeued record of an id, with its ``base``, was read from the log, which
-        may happen before its commit is acknowledged.
+        """Note that a requeued record with this id and ``base`` (first offset that may cancel it)
+        was read from the log, perhaps before its commit is acknowledged.
         """
         self.in_flight.discard(record_id, base)
         self.in_flight_staged.discard(record_id, base)
 
     def commit(self, passed: Iterable[Entry]) -> None:
-        """Note that the open transaction was committed: keep its requeued records as in flight, and
-        drop the marks of the ``passed`` entries.
+        """Note that the open transaction was committed: its requeued records are to be read back,
+        and the marks of the ``passed`` records are dropped.
         """
         self.in_flight.update(self.in_flight_staged)
         self.in_flight_staged.clear()
@@ -118,8 +119,9 @@ class Walk:
         self.in_flight_staged.clear()
 
     def take(self, entry: Entry, k: Key, now_ms: int, outputs: list[Output]) -> bool:
-        """Add the outputs of a record that H passes to ``outputs``; return False and add nothing if
-        H has to wait there. ``k``: the cursor's key; ``now_ms``: now, epoch milliseconds.
+        """Add the outputs of ``entry``, which H (the cursor's offset) passes, to ``outputs``;
+        return False and add nothing if H has to wait there. ``k``: the cursor's key; ``now_ms``:
+        epoch ms.
         """
         offset, kind, key_ms, record_id, payload, extra = entry
         if kind == INVALID:
@@ -149,8 +151,8 @@ class Walk:
     def _act_at_home(
         self, entry: Entry, record_id: bytes, k: Key, now_ms: int
     ) -> list[Output] | None:
-        """Return the outputs of the records that a user record at its home hits. A cancel or fire
-        adds its own outcome at the end. None: H has to wait there.
+        """Return the outputs of the pending records that a user record cancels, replaces or fires.
+        A cancel or fire adds its own outcome at the end. None: H has to wait at this record.
         """
         offset, kind, _, _, payload, source = entry
         victims = self._pending_victims(offset, k)
@@ -167,9 +169,9 @@ class Walk:
     def _send_home(
         self, entry: Entry, record_id: bytes, k: Key, now_ms: int
     ) -> list[Output] | None:
-        """Return the outputs of pending records that a ``HOMEBOUND`` record hits here, and those
-        that send it home with records that wait. A cancel or fire that hit one here is not sent.
-        None: H has to wait there.
+        """Return the outputs of pending records of this partition that a ``HOMEBOUND`` record
+        settles, and those that send it home with records that wait. A cancel or fire that settled a
+        record here is not sent. None: H has to wait at this record.
         """
         offset, _, _, _, original, (kind, _, _) = entry
         here: list[Key] = []
@@ -210,7 +212,8 @@ class Walk:
         self, offset: int, key_ms: int, payload: Payload, now_ms: int, base: int
     ) -> list[Output] | None:
         """Return the outputs that settle a record whose key time has passed, or the dead letter of
-        one that an unread record may have settled; None: it has to wait.
+        one that an unread record may have settled; None: it has to wait. ``base``: first offset at
+        which a record of the same id cancels it if it is requeued.
         """
         if self._is_doubtful(offset, payload):
             return self._undecided(offset, payload, None)
@@ -226,7 +229,7 @@ class Walk:
     def _with_following(
         self, output: Output, offset: int, payload: Payload, now_ms: int, base: int
     ) -> list[Output]:
-        """Return the output, and the copy with the next occurrence; note copies as in flight."""
+        """Return the output, and that of a schedule's next occurrence; note what is requeued."""
         meta = payload[6]
         if meta is None:
             return [output]
@@ -238,7 +241,7 @@ class Walk:
         return outputs
 
     def _flying(self, outputs: list[Output], record_id: bytes | None, base: int) -> list[Output]:
-        """Note the copies among these outputs as in flight (rule 14); return the outputs."""
+        """Note that requeued ``outputs`` are not read back yet (rule 14); return ``outputs``."""
         if record_id is not None and any(one[0] in outcome.COPIES for one in outputs):
             self.in_flight_staged.add(record_id, base)
         return outputs
@@ -249,13 +252,13 @@ class Walk:
         return _one(self._settler.endings.undecided(offset, payload, by))
 
     def _awaits_copy(self, record_id: bytes, offset: int) -> bool:
-        """Return whether a requeued record of this id is in flight, whose offset must be known
-        before the record at ``offset`` can be settled.
+        """Return whether a requeued record of this id was not read back yet, whose offset must be
+        known before the record at ``offset`` can be settled.
         """
         return self.in_flight.has(record_id, offset) or self.in_flight_staged.has(record_id, offset)
 
     def _pending_victims(self, offset: int, k: Key) -> list[Key]:
-        """Return the keys of pending records that the user record at ``offset`` hits (rule 8)."""
+        """Return keys of pending records that the user record at ``offset`` settles (rule 8)."""
         victims = self.victims.get(offset, ())
         return [victim for victim in victims if victim[1] >= offset or victim > k]
 
@@ -267,8 +270,8 @@ class Walk:
         victims: Sequence[Key],
         now_ms: int,
     ) -> list[Output] | None:
-        """Return the outputs of the records that a user record hits; None: one has to wait.
-        ``source``: ``delay-source`` of the user record if it came in an envelope.
+        """Return the outputs of the records ``victims`` that a user record settles; None: one has
+        to wait. ``source``: ``delay-source`` of the user record if it came in an envelope.
         """
         offset, kind, _, _, _, extra = entry
         kind = extra[0] if kind == HOMEBOUND else kind
@@ -284,7 +287,7 @@ class Walk:
     def _fire_victims(
         self, offset: int, victims: Sequence[Key], now_ms: int
     ) -> list[Output] | None:
-        """Return the outputs of the records that a fire hits; None: one of them has to wait."""
+        """Return the outputs of ``victims``, which a record fires; None: one has to wait."""
         fired: list[tuple[Output, int, Payload]] = []
         for victim in victims:
             found = self._content(victim)
@@ -302,7 +305,7 @@ class Walk:
         return outputs
 
     def _is_doubtful(self, offset: int, payload: Payload) -> bool:
-        """Return whether a record that this node never read may have settled this one."""
+        """Return whether an unread record may have settled the record at offset ``offset``."""
         meta = payload[6]
         if not self.doubts or meta is None or meta[0] is None:
             return False
@@ -310,7 +313,7 @@ class Walk:
         return any(gap.concerns(offset, is_copy=is_copy) for gap in self.doubts)
 
     def _content(self, victim: Key) -> Payload:
-        """Return the payload of a pending record, from the queue of H or from the store."""
+        """Return the payload of a pending record, from the queue or else from the store."""
         queued = self._queued(victim[1])
         if queued is not None:
             return queued
@@ -318,8 +321,8 @@ class Walk:
         return self._pending_at(victim)
 
     def _queued(self, offset: int) -> Payload | None:
-        """Return the payload in the queue of H at an offset; None: not there. A copy with a key
-        below K is only there, not in the store.
+        """Return the payload of the queued record at ``offset``; None: it is not queued. A requeued
+        record with a key below K is only in the queue, not in the store.
         """
         at = bisect_left(self._queue, offset, key=itemgetter(0))
         if at == len(self._queue) or self._queue[at][0] != offset or self._queue[at][1] > COPY:
@@ -329,7 +332,7 @@ class Walk:
 
 
 class _Flights:
-    """Bases of copies in flight, by id, for a quick check of every record with an id."""
+    """Bases (first offsets that may cancel) of requeued records that were not read back, by id."""
 
     def __init__(self) -> None:
         self._bases: dict[bytes, set[int]] = {}
@@ -338,7 +341,7 @@ class _Flights:
         return bool(self._bases)
 
     def has(self, record_id: bytes, offset: int) -> bool:
-        """Return whether a copy of this id has its base at or below the offset."""
+        """Return whether a requeued record of this id has its base at or below ``offset``."""
         return any(base <= offset for base in self._bases.get(record_id, ()))
 
     def add(self, record_id: bytes, base: int) -> None:
@@ -364,8 +367,8 @@ def _unread(_: Key) -> Payload:
 
 
 def _taken_along(kind: int, waiting: Sequence[WaitingForHome]) -> tuple[Group, int, list[int]]:
-    """Return the waiting records to send home before a record of this kind, the offset at which
-    they waited, and the offsets it replaces: a schedule replaces the schedule just before it.
+    """Return the waiting records to send home before a record of ``kind``, the offset at which they
+    waited, and the offsets that it replaces: a schedule replaces the schedule just before it.
     """
     carried: Group = ()
     took, replaced = SETTLES_NOTHING, []
@@ -383,12 +386,12 @@ def _one(output: Output | None) -> list[Output] | None:
 
 
 def _took(told: Sequence[Output | None], outputs: list[Output]) -> bool:
-    """Add all outputs; add nothing if one is None; return whether they were added."""
+    """Add the outputs ``told`` to ``outputs``, or nothing if one is None; return whether added."""
     return _took_all([_one(one) for one in told], outputs)
 
 
 def _took_all(parts: Sequence[list[Output] | None], outputs: list[Output]) -> bool:
-    """Add all parts to ``outputs``; add nothing if one is None; return whether they were added."""
+    """Add all ``parts`` to ``outputs``, or nothing if one is None; return whether added."""
     found = [part for part in parts if part is not None]
     if len(found) < len(parts):
         return False
