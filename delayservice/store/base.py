@@ -174,7 +174,8 @@ class DeliveryStore(Protocol):
         """Delete what the committed ``cursor`` has settled, now or in later calls: records with key
         <= K and offset < H, records with a key time below that of K (those with offsets from H on
         are read again from the log), records with a mark below H, and these marks. All other
-        records are kept.
+        records are kept, so a file of many keys goes only when the end of its keys is at most that
+        of K.
         """
 
     def sync(self, *, wait: bool = True) -> int:
