@@ -28,7 +28,7 @@ from ha.notes import (
     worker_of,
 )
 from ha.pipeline import EnsembleError, EnsembleRefusedError, Pipeline
-from ha.session import EVERYTHING, MEMBERS, Session, each, still_there
+from ha.zookeeper_session import EVERYTHING, MEMBERS, Session, each, still_there
 
 __all__ = ["EVERYTHING", "MEMBERS", "Ensemble", "EnsembleError", "EnsembleRefusedError", "Held"]
 

@@ -20,10 +20,7 @@ from typing import Final
 from delayservice.contract.codec import decode_payload
 from delayservice.contract.entry import CONTROL_LOST, COPY, FIRE, SCHEDULE, Entry, Original
 from delayservice.engine.cursor import Cursor, Key
-from delayservice.engine.outcome import Output
-from delayservice.engine.pending import NO_MARK, Additions, Frame
-from delayservice.engine.settle import Settler
-from delayservice.engine.storing import (
+from delayservice.engine.marking import (
     CopyScan,
     LatestUnmarked,
     RecentNames,
@@ -32,6 +29,9 @@ from delayservice.engine.storing import (
     bearing_ids,
     content_bytes,
 )
+from delayservice.engine.outcome import Output
+from delayservice.engine.pending import NO_MARK, Additions, Frame
+from delayservice.engine.settle import Settler
 from delayservice.engine.walk import MayRead, PendingAt, Walk, at_will
 
 _HOLD_BACK_MS: Final = 250

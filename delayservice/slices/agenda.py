@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from delayservice.engine.due import DueTimes
+from delayservice.engine.due_times import DueTimes
 from delayservice.engine.ports import Place
 from delayservice.slices.any_lane import AnyLane
 

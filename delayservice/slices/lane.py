@@ -23,12 +23,12 @@ from delayservice.engine.routes import Routes
 from delayservice.engine.shard import Shard
 from delayservice.engine.walk import MayRead, at_will
 from delayservice.slices.any_lane import NOWHERE, PreciseLane
-from delayservice.slices.cancellers import Cancellers
 from delayservice.slices.foresight import Foresight
 from delayservice.slices.log_proof import LogProof
 from delayservice.slices.lost import report_expired, report_truncated
 from delayservice.slices.mended import MendedStore
 from delayservice.slices.repair import ShardLog
+from delayservice.slices.requeued_scan import Cancellers
 from delayservice.slices.store_label import StoreLabel
 from delayservice.store.base import Store, StoreStats
 

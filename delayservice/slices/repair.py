@@ -10,9 +10,9 @@ from delayservice.contract.codec import encode_payload
 from delayservice.contract.entry import COPY, SCHEDULE, Entry
 from delayservice.contract.record import RecordReader
 from delayservice.engine.cursor import Key
+from delayservice.engine.marking import CopyScan, is_user_record
 from delayservice.engine.pending import NO_MARK, Frame
 from delayservice.engine.ports import Place, Run, Source
-from delayservice.engine.storing import CopyScan, is_user_record
 
 _BYTES_MAX: Final = 32 << 20
 """Limit of the records held in memory while the log is read, bytes; more for one due time."""

@@ -21,6 +21,7 @@ from delayservice.slices.any_lane import AnyLane
 from delayservice.slices.edges import Edges
 from delayservice.slices.follower import Follower
 from delayservice.slices.intake import Intake
+from delayservice.slices.loop_waits import Waits
 from delayservice.slices.owning import Owning
 from delayservice.slices.parts import LoopParts
 from delayservice.slices.phase import Phase
@@ -28,7 +29,6 @@ from delayservice.slices.settling import Settling
 from delayservice.slices.slice import Slice
 from delayservice.slices.transaction import Transaction
 from delayservice.slices.upkeep import Upkeep
-from delayservice.slices.waits import Waits
 
 _ASK_THE_TIME_S: Final = 1.0
 

@@ -41,6 +41,7 @@ from delayservice.engine.checkpoint import UNKNOWN_STANDING, ShardCheckpoint, de
 from delayservice.engine.claims import Claimed, ClaimLog, Tenure, Word, decode_key, names_to_fence
 from delayservice.engine.cursor import Cursor, Key
 from delayservice.engine.label import Label
+from delayservice.engine.marking import bearing_ids
 from delayservice.engine.outcome import Output
 from delayservice.engine.pending import NO_MARK, Additions, Frame
 from delayservice.engine.ports import Bounds, Place, Run
@@ -48,7 +49,6 @@ from delayservice.engine.requeuer import Requeuer
 from delayservice.engine.role import Role
 from delayservice.engine.settle import Settler
 from delayservice.engine.shard import Shard
-from delayservice.engine.storing import bearing_ids
 from delayservice.engine.walk import Walk
 from delayservice.slices.lane import Lane
 from delayservice.slices.level_proof import LevelProof

@@ -25,8 +25,8 @@ from delayservice.contract.record import RecordReader
 from delayservice.engine.checkpoint import Checkpoint, ShardCheckpoint, encode_checkpoint
 from delayservice.engine.claims import Tenure
 from delayservice.engine.cursor import START_KEY, Cursor
+from delayservice.engine.marking import additions
 from delayservice.engine.pending import NO_MARK, Frame
-from delayservice.engine.storing import additions
 from delayservice.replicas.commands import Command, Detail, Report, decode_message, encode_message
 from delayservice.replicas.digest import HOUR_MS, SLOT_MS, SLOTS, HourRow, frame_hash
 from delayservice.replicas.digest_rows import CutFacts, Place, Row, Unreadable, cut_row, hour_row

@@ -24,7 +24,7 @@ from delayservice.contract.contracts import Contracts
 from delayservice.contract.entry import COPY, SCHEDULE, Entry
 from delayservice.contract.times import DUE_STOP_MS
 from delayservice.engine.cursor import Cursor
-from delayservice.engine.storing import is_user_record
+from delayservice.engine.marking import is_user_record
 from delayservice.replicas.digest import HOUR_MS
 
 CLOCKS_MS: Final = HOUR_MS

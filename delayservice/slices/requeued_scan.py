@@ -10,9 +10,9 @@ from typing import TypeAlias
 from delayservice.contract.entry import OFFSET_MAX
 from delayservice.engine.cursor import Key
 from delayservice.engine.losses import Gap
+from delayservice.engine.marking import CopyScan, is_user_record
 from delayservice.engine.pending import NO_MARK, Frame
 from delayservice.engine.shard import Shard
-from delayservice.engine.storing import CopyScan, is_user_record
 from delayservice.slices.repair import ShardLog
 
 _Scan: TypeAlias = Callable[[Key, int], Iterator[Frame]]
