@@ -53,8 +53,8 @@ class AuditSummaries:
             self._ranges.clear()
 
     def together(self) -> AuditSummary:
-        """Return one summary of all that were kept: latest time, number of records of the audit of
-        all records, sum of findings by kind.
+        """Return all kept summaries as one: time of the newest, sum of findings by kind, and number
+        of records of the audit that covered whole topics.
         """
         parts = [one for one in (self._whole, *self._ranges.values()) if one is not None]
         found: Counter[str] = Counter()

@@ -89,8 +89,8 @@ def round_up(number: float) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """Merged samples of one step of time, at ``at_ms`` (epoch milliseconds): records per second,
-    and lateness in ms.
+    """Samples that a chart shows as one, at ``at_ms`` (epoch milliseconds): records per second, and
+    lateness in ms.
     """
 
     at_ms: int

@@ -28,7 +28,7 @@ class Levels(Section):
     ] = Field(
         default=(),
         max_length=100,
-        description="Delays of the levels, ascending, instead of a preset. Add new ones at the "
+        description="Delays of the levels, ascending, instead of `preset`. Add new ones at the "
         "end. Empty: no levels.",
     )
     prefix: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,240}$")] = Field(

@@ -40,7 +40,7 @@ class WheelSettings(Section):
         "a crash.",
     )
     open_files_max: int = Field(
-        default=128, ge=4, le=65_536, description="Slot files that are open at a time."
+        default=128, ge=4, le=65_536, description="Slot files that a worker keeps open."
     )
 
     @property

@@ -29,7 +29,9 @@ class Gap(NamedTuple):
 
     @property
     def is_of_store(self) -> bool:
-        """Return whether the store itself has not read the offsets of the gap."""
+        """Return whether the store lacks the records of the gap; False: only the search for
+        cancellers of requeued records lacks them.
+        """
         return self.below == self.stop
 
     def concerns(self, offset: int, *, is_copy: bool) -> bool:

@@ -10,7 +10,7 @@ from typing import Final
 
 HINTS: Final[Mapping[str, str]] = {
     "admin_right_missing": "the admin API lacks a right on one of these topics; delivery goes on",
-    "answer_not_written": "a repair waits for this report, and asks again",
+    "answer_not_written": "this node could not answer a repair order; the order is sent again",
     "audit_topic_not_read": "metrics lack the newest audit until the topic can be read",
     "broker_not_asked_for_the_time": "the clocks are compared again at the next attempt",
     "brokers_answer": "these brokers answer again",

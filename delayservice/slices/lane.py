@@ -142,7 +142,8 @@ class Lane(PreciseLane):
         self._read_on()
 
     def fit(self, cursor: Cursor, last_read: LastRead) -> Cursor:
-        """Return a checkpoint's cursor, H lowered to the first record that replaced a lost one."""
+        """Return a checkpoint's cursor. If the log was truncated and written again, H is lowered to
+        the first offset that holds another record than the one read before."""
         newer = self._proof.first_newer(cursor, last_read)
         return cursor if newer is None else Cursor(cursor.key, newer.offset)
 

@@ -73,7 +73,7 @@ _BY_ROLE: Final = {one.role: name for name, one in SETTLEMENTS.items() if one.ro
 
 
 def settlement_name(role: int, outcome: str) -> str:
-    """Return the name of a settlement by role and ``delay-outcome``; the outcome itself if it is
-    unknown.
+    """Return how a record was settled, by the role of the output's topic and the output's
+    ``delay-outcome``; an unknown outcome is returned as it is.
     """
     return _BY_ROLE.get(role, outcome)

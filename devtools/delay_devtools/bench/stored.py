@@ -103,8 +103,8 @@ def level(stand: Stand, figures: Figures) -> dict[int, int]:
 
 
 def passthrough(stand: Stand, figures: Figures) -> dict[int, int]:
-    """Measure copying without the service, the upper limit of its rate; return an empty
-    histogram.
+    """Copy records from topic to topic without the service, and add the rate (records per
+    second), an upper limit for the service, to ``figures``. Return an empty histogram of lateness.
     """
     n = stand.options.n
     warm_up(stand, n)

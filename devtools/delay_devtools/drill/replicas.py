@@ -219,8 +219,8 @@ class Spoiler:
         return [cell.copy.found("missing", frame)]
 
     def _lose_mark(self, cell: Cell) -> list[CopyFound]:
-        """Remove the mark of a cancelled record; return the expected findings, none if the hour has
-        no such record.
+        """Remove the mark of a cancelled record; return the expected findings, none if the hour of
+        ``cell`` has no such record.
         """
         if not cell.marked:
             return []
