@@ -143,7 +143,8 @@ class Lane(PreciseLane):
 
     def fit(self, cursor: Cursor, last_read: LastRead) -> Cursor:
         """Return a checkpoint's cursor. If the log was truncated and written again, H is lowered to
-        the first offset that holds another record than the one read before."""
+        the first offset that holds another record than the one read before.
+        """
         newer = self._proof.first_newer(cursor, last_read)
         return cursor if newer is None else Cursor(cursor.key, newer.offset)
 
