@@ -138,7 +138,8 @@ def _with_ids_judged(pairs: DataFrame) -> DataFrame:
 
 def _is_as_demanded() -> Column:
     """Return a column: whether the output of each source record fits the records of the same id
-    written before and after that record. A delivery that was written before the next record of the id always fits.
+    written before and after that record. A delivery that was written before the next record of the
+    id always fits.
     """
     following, before = sf.col("next"), sf.col("last")
     is_alone = following.isNull()
