@@ -153,10 +153,13 @@ class Server:
         self.log = log
         self._folder = folder
         self._environment = environment
+        self._process: subprocess.Popen[bytes] | None = None
         self.start()
 
     def start(self) -> None:
-        """Type it."""
+        """Type it, unless it runs, as systemd does."""
+        if self._process is not None and self._process.poll() is None:
+            return
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
                 ["bash", "-c", f"exec {bare(self.command)}"],  # noqa: S607 (from the PATH)
@@ -171,10 +174,12 @@ class Server:
     @property
     def pid(self) -> int:
         """Its process."""
+        assert self._process is not None
         return self._process.pid
 
     def stop(self) -> int:
         """Press Ctrl-C, so to say, unless it has ended; its exit status."""
+        assert self._process is not None
         if self._process.poll() is None:
             self._process.send_signal(signal.SIGTERM)
         return self._process.wait(_WAIT_S)
@@ -184,6 +189,7 @@ class Server:
         found: list[re.Match[str]] = []
 
         def said() -> bool:
+            assert self._process is not None
             assert self._process.poll() is None, f"{self.command} ended: {self.log.read_text()}"
             found.extend(re.finditer(pattern, self.log.read_text(errors="replace")))
             return bool(found)
