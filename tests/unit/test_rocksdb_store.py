@@ -11,6 +11,7 @@ from delayservice.engine.cursor import Cursor
 from delayservice.store import rocksdb
 from delayservice.store.base import NO_MARK, Frame
 from delayservice.store.rocks import RocksOptions, read_keys
+from tests.integration.bench import await_true
 from tests.rocks import LoneRocks
 
 FAR_MS = 10**15
@@ -89,6 +90,12 @@ def test_what_is_not_deleted_yet_is_not_read_or_counted(tmp_path: Path) -> None:
     store.close()
 
 
+def is_flushing(store: LoneRocks) -> bool:
+    """Whether a memory table waits for its way to the disk: it counts in the shared bound."""
+    names = ("rocksdb.mem-table-flush-pending", "rocksdb.num-running-flushes")
+    return any(store._db.property_int_value(name) for name in names)
+
+
 def test_memory_tables_of_all_stores_share_one_bound(tmp_path: Path) -> None:
     options = RocksOptions(write_buffer_bytes=16 << 20, write_buffers_bytes=(8 << 20) + 1)
     stores = [LoneRocks(tmp_path / str(number), options) for number in range(4)]
@@ -98,6 +105,7 @@ def test_memory_tables_of_all_stores_share_one_bound(tmp_path: Path) -> None:
         for store in stores:
             part = [(o, o, NO_MARK, b"x" * 1_000) for o in range(start, start + 1_000)]
             store.append(part, [], [], start + 1_000)
+            await_true(lambda: not any(map(is_flushing, stores)), "the flushes are done")
     # The active ones: those that are being flushed go when the disk lets them.
     tables = [store._db.property_int_value("rocksdb.cur-size-active-mem-table") for store in stores]
     assert sum(size or 0 for size in tables) < 16 << 20
