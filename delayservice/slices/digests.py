@@ -40,7 +40,6 @@ class _Copy:
     scanned_ms: int = 0
     scan_began_ms: int = 0
     scanned_s: float = float("-inf")
-    published_cut: int = -1
     rows_lost: bool = False
     """Whether a row of the digest did not reach the topic; set by the producer's thread."""
     asked: list[Done] = field(default_factory=list)

@@ -59,12 +59,6 @@ STRAY: Final = Case(
     then="no node reads it",
     advice="Remove it, if you know where it comes from",
 )
-LEFT_OVER: Final = Case(
-    "left-over",
-    is_damage=False,
-    then="a sync that is running, or that a crash cut short, left it; a node removes it",
-    advice=_BY_ITSELF,
-)
 UNSYNCED: Final = Case(
     "unsynced",
     is_damage=False,
