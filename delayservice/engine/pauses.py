@@ -18,7 +18,7 @@ KINDS: Final[tuple[Kind, ...]] = ("target", "topic")
 
 
 class Paused(NamedTuple):
-    """What an operator's pause stops: deliveries to target topics that match the shell-style
+    """Scope of an operator's pause: deliveries to target topics that match the shell-style
     pattern ``name`` (kind ``target``), or the delay topic ``name`` (kind ``topic``).
     """
 

@@ -1,4 +1,4 @@
-"""What the admin API says of itself, without a node behind it."""
+"""Descriptions of the admin API, read without a running node."""
 
 from __future__ import annotations
 

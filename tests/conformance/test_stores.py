@@ -1,4 +1,4 @@
-"""One suite for every backend: what ``Store`` promises, whoever keeps the promise."""
+"""One suite for every store: the promises of ``Store``."""
 
 from __future__ import annotations
 
@@ -355,7 +355,7 @@ def test_what_is_missing_is_put_into_a_range_that_held_nothing(store: Store) -> 
 
 
 def test_a_scan_in_small_steps_misses_nothing_that_comes_meanwhile(make: Maker) -> None:
-    """What is summed of a scan is what was summed of what was stored, through flushes and moves."""
+    """The digest of a scan equals the digest of the stored records, through flushes and moves."""
     rng = Random(7)
     payload = encode_payload(("orders", -1, None, b"value", [], 0, None))
     with patch("delayservice.store.digesting.SCAN_ROWS", 40):
@@ -483,7 +483,7 @@ def test_a_label_without_its_sync_leaves_a_pair_that_there_was(
 
 
 def test_a_store_of_an_older_format_starts_over(make_durable: Maker, tmp_path: Path) -> None:
-    """It has no label, so nothing says by what its records were read."""
+    """An older format has no label, which names the contracts of its records."""
     with opened(make_durable) as store:
         store.append(frames(10), [(b"a", 1_000_000, 0)], [], 10)
     version = tmp_path / "shard" / "VERSION"

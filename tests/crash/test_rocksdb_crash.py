@@ -150,7 +150,7 @@ def test_the_log_cut_at_any_byte_gives_a_prefix(tmp_path: Path) -> None:
 def test_a_flipped_byte_of_any_file_is_never_delivered_and_skips_nothing(
     snapshot: Snapshot, tmp_path: Path
 ) -> None:
-    """It opens with what is whole, or starts over: at once, or when the damage is met."""
+    """The store opens with the undamaged records, or starts over: at once, or at the damage."""
     rng = random.Random(2)
     for path in sorted(snapshot.root.rglob("*")):
         data = path.read_bytes() if path.is_file() else b""

@@ -56,7 +56,7 @@ class AuditResult:
 
     @property
     def is_clean(self) -> bool:
-        """Whether there are no findings, and every record in the ranges was judged."""
+        """Return whether there are no findings, and every record in the ranges was judged."""
         return not self.findings and not self.unjudged
 
     @property

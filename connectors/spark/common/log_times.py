@@ -121,7 +121,7 @@ def topic_policies(client: Mapping[str, str], topics: Collection[str]) -> dict[s
 
 
 class Policy(NamedTuple):
-    """Whether a topic is compacted, and whether the broker sets the timestamps of its records."""
+    """Settings of a topic: is it compacted, and does the broker set its records' timestamps."""
 
     is_compacted: bool
     is_by_broker: bool

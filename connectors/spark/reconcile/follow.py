@@ -74,7 +74,7 @@ class Repairs:
 
     @property
     def has_stopped(self) -> bool:
-        """Whether no more repairs are made, as the allowed number is reached."""
+        """Return whether no more repairs are made, as the allowed number is reached."""
         return 0 < self.allowed <= self.made
 
     def to_json(self) -> dict[str, object]:

@@ -181,7 +181,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_complete(self) -> bool:
-        """Whether every step of the repair plan was carried out."""
+        """Return whether every step of the repair plan was carried out."""
         return not self.failed and not self.silent
 
 

@@ -72,7 +72,7 @@ class ReconcileResult:
 
     @property
     def is_clean(self) -> bool:
-        """Whether there are no findings."""
+        """Return whether there are no findings."""
         return not self.findings
 
     def to_json(self) -> dict[str, object]:

@@ -185,7 +185,7 @@ class Stream:
 
     @property
     def is_active(self) -> bool:
-        """Whether the stream is running."""
+        """Return whether the stream is running."""
         return bool(self._query.isActive)
 
     def stop(self) -> None:

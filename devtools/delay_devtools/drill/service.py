@@ -72,7 +72,7 @@ Act: TypeAlias = Literal[
 
 @dataclass(frozen=True, slots=True)
 class ModelStep:
-    """What the service does with one record.
+    """One step of the modelled service: what it does with one record.
 
     Attributes:
         act: kind of the step; ``copy`` requeues the record, ``letter`` dead-letters it.
