@@ -49,6 +49,7 @@ _EMBEDDED: Final[Mapping[str, str]] = MappingProxyType(
         "spark.log.level": "ERROR",
         "spark.driver.memory": "2g",
         "spark.driver.extraJavaOptions": "-XX:+UseParallelGC",
+        "spark.python.daemon.module": "connectors.spark.common.worker_daemon",
         "spark.sql.shuffle.partitions": "8",
         "spark.sql.execution.arrow.maxRecordsPerBatch": "20000",
         "spark.driver.host": "127.0.0.1",
