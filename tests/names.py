@@ -20,7 +20,7 @@ from pydantic import BaseModel
 
 import kafka_delay_client
 from connectors.spark import audit
-from connectors.spark.reconcile import compare, plan
+from connectors.spark.reconcile import compare, repair_plan
 from delayservice.cli import app
 from delayservice.config.settings import Settings
 from delayservice.contract import codes, contracts, home, names, requeue
@@ -85,7 +85,7 @@ def _versions() -> list[str]:
         f"digest row {digest_rows.VERSION}",
         f"envelope {home.ENVELOPE_VERSION}",
         f"findings of copies {compare.FINDINGS_VERSION}",
-        f"repair plan {plan.VERSION}",
+        f"repair plan {repair_plan.VERSION}",
         f"wheel {block.VERSION}",
     ]
 

@@ -128,10 +128,10 @@ class LevelRecords:
         """
         offset, kind, key_ms, _, payload, extra = self._reader.read(*row)
         if kind == INVALID:
-            return self._settler.endings.dead_letter(offset, payload, *extra)
+            return self._settler.undelivered.dead_letter(offset, payload, *extra)
         if kind != SCHEDULE:
             original = (row[2], row[3], row[4] or [])
-            return self._settler.endings.dead_letter(offset, original, COPY_FORGED, _NO_COPIES)
+            return self._settler.undelivered.dead_letter(offset, original, COPY_FORGED, _NO_COPIES)
         if plain_text != b"" and self._settler.denial(offset, payload[0]) is None:
             if len(self._targets) >= _TARGETS_MAX:
                 self._targets.clear()

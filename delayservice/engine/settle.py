@@ -37,12 +37,12 @@ from delayservice.contract.recurrence import (
 )
 from delayservice.contract.requeue import CONTINUES
 from delayservice.engine import outcome
-from delayservice.engine.endings import BY_KEY, Endings
 from delayservice.engine.flow import Flow
 from delayservice.engine.outcome import Output, Target
 from delayservice.engine.ports import WritableTargets
 from delayservice.engine.requeuer import Requeuer, was_tried
 from delayservice.engine.routes import Routes
+from delayservice.engine.undelivered import BY_KEY, UndeliveredOutputs
 from delayservice.engine.verdicts import Verdicts
 
 _SERVICE_TOPIC_MS: Final = 2_000
@@ -90,7 +90,9 @@ class Settler:
         self.verdicts = verdicts
         self.targets: WritableTargets = targets or _AnyTarget()
         self.provenance = provenance = Provenance(topic, partition)
-        self.endings = Endings(provenance, f"{topic}:{partition}", routes, verdicts, self.targets)
+        self.undelivered = UndeliveredOutputs(
+            provenance, f"{topic}:{partition}", routes, verdicts, self.targets
+        )
         self.requeuer = Requeuer((topic, partition), provenance, routes, self.targets)
         self._flow = flow if flow is not None and flow.limits else None
         self._allowlist = routes.allowlist(topic)
@@ -153,12 +155,12 @@ class Settler:
             return None
         refusal = verdicts.refusal(offset)
         if refusal is not None:  # of the record, or of the copy by which it was rolled
-            return self.endings.dead_letter_of(offset, payload, *refusal)
+            return self.undelivered.dead_letter_of(offset, payload, *refusal)
         if due_ms > now_ms and not was_tried(payload):
             denied = self.denial(offset, payload[0])
             letter = None
             if denied is not None:
-                letter = self.endings.dead_letter_of(offset, payload, *denied)
+                letter = self.undelivered.dead_letter_of(offset, payload, *denied)
             return letter or self.requeuer.roll(offset, payload, now_ms, base)
         output = self._settle_now(offset, payload, now_ms, base)
         if output is None or output[0] != outcome.DELIVERED:
@@ -184,7 +186,9 @@ class Settler:
                 return self._end_with_letter(denied, offset, payload, now_ms, base)
         if meta is not None:
             if meta[3] is not None and now_ms > meta[3]:
-                told = self.endings.outcome(outcome.EXPIRED, offset, meta[0], meta[1], due_ms, None)
+                told = self.undelivered.outcome(
+                    outcome.EXPIRED, offset, meta[0], meta[1], due_ms, None
+                )
                 outcomes = self.routes.outcomes
                 return told or self._put_off(outcomes, offset, payload, now_ms, base)
             recurrence = recurrence_of(meta)
@@ -217,7 +221,7 @@ class Settler:
         """Return whether the schedule has to end with a dead letter, because its next occurrence
         can't be computed, and the dead-letter topic can't be written to now.
         """
-        if self.endings.takes(self.routes.dead_letter):
+        if self.undelivered.takes(self.routes.dead_letter):
             return False
         source = self.provenance.source(offset, payload[6])
         try:
@@ -232,7 +236,7 @@ class Settler:
         """
         refusal = self.verdicts.refusal(offset)
         if refusal is not None:
-            return self.endings.dead_letter_of(offset, payload, *refusal)
+            return self.undelivered.dead_letter_of(offset, payload, *refusal)
         output = self._settle_now(offset, payload, now_ms, by + 1)
         if output is not None and not self._can_follow(output, payload):
             return None
@@ -332,7 +336,7 @@ class Settler:
         """Return the dead letter of a pending record, or the output that parks the record while the
         letter can't be written; None: it has to wait.
         """
-        letter = self.endings.dead_letter_of(offset, payload, *reason)
+        letter = self.undelivered.dead_letter_of(offset, payload, *reason)
         return letter or self._put_off(self.routes.dead_letter, offset, payload, now_ms, base)
 
     def _dead_letter_rest(self, offset: int, payload: Payload, code: str, detail: str) -> Output:
@@ -342,7 +346,7 @@ class Settler:
         rest = left_after(payload)
         source = self.provenance.source(offset, rest[6])
         again, reason = asked_again(rest), (code, detail)
-        return self.endings.letter_beside(offset, again, reason, source, rest[5])
+        return self.undelivered.letter_beside(offset, again, reason, source, rest[5])
 
     def _limit(
         self, flow: Flow, offset: int, key_ms: int, payload: Payload, now_ms: int, base: int

@@ -26,12 +26,12 @@ from delayservice.contract.home import SETTLES_NOTHING, Group, waiting_group
 from delayservice.contract.recurrence import recurs
 from delayservice.engine import outcome
 from delayservice.engine.cursor import Key
-from delayservice.engine.endings import doubt
-from delayservice.engine.homeward import Homeward, WaitingForHome
 from delayservice.engine.losses import Gap
 from delayservice.engine.outcome import Output
 from delayservice.engine.pending import NO_MARK
 from delayservice.engine.settle import Settler
+from delayservice.engine.to_home import ToHome, WaitingForHome
+from delayservice.engine.undelivered import doubt
 
 _OUTCOMES: Final = {SCHEDULE: outcome.REPLACED, CANCEL: outcome.CANCELLED, FIRE: outcome.FIRED}
 """Outcome of a pending record that a later record of its id settles, by the kind of the latter."""
@@ -64,7 +64,7 @@ class Walk:
 
     def __init__(self, settler: Settler) -> None:
         self._settler = settler
-        self._homeward = Homeward(settler)
+        self._to_home = ToHome(settler)
         self._queue: Sequence[Entry] = ()
         self._pending_at: PendingAt = _unread
         self.victims: dict[int, dict[Key, None]] = {}
@@ -125,7 +125,7 @@ class Walk:
         """
         offset, kind, key_ms, record_id, payload, extra = entry
         if kind == INVALID:
-            return _took([self._settler.endings.dead_letter(offset, payload, *extra)], outputs)
+            return _took([self._settler.undelivered.dead_letter(offset, payload, *extra)], outputs)
         if kind == CONTROL_LOST:
             victims = self._pending_victims(offset, k)
             told = [self._undecided(victim[1], self._content(victim), offset) for victim in victims]
@@ -160,7 +160,7 @@ class Walk:
             source = self._settler.provenance.elsewhere(payload[6])
             return self._settle_victims(entry, record_id, source, victims, now_ms)
         own = _OUTCOMES[kind] if victims else outcome.NOT_PENDING
-        said = self._settler.endings.control(own, offset, record_id, source)
+        said = self._settler.undelivered.control(own, offset, record_id, source)
         if said is None:
             return None
         told = self._settle_victims(entry, record_id, source, victims, now_ms)
@@ -178,27 +178,27 @@ class Walk:
         waiting: list[WaitingForHome] = []
         for victim in self._pending_victims(offset, k):
             payload = self._content(victim)
-            if self._homeward.is_waiting(payload):
+            if self._to_home.is_waiting(payload):
                 waiting.append(WaitingForHome(victim[1], payload))
             else:
                 here.append(victim)
         carried, took, replaced = _taken_along(kind, waiting)
         is_done = bool(here) and kind != SCHEDULE
-        refusal = None if is_done else self._homeward.refusal(entry, record_id, carried)
+        refusal = None if is_done else self._to_home.refusal(entry, record_id, carried)
         if is_done or refusal is not None:  # what waits goes on without it
             own = (
-                self._settler.endings.control(_OUTCOMES[kind], offset, record_id)
+                self._settler.undelivered.control(_OUTCOMES[kind], offset, record_id)
                 if refusal is None
-                else self._settler.endings.dead_letter(offset, original, *refusal)
+                else self._settler.undelivered.dead_letter(offset, original, *refusal)
             )
-            parts = [self._homeward.go_on(one, now_ms, offset + 1) for one in waiting]
+            parts = [self._to_home.go_on(one, now_ms, offset + 1) for one in waiting]
             parts.append(_one(own))
         else:
             parts = [
-                _one(self._settler.endings.cancelled(outcome.REPLACED, one, record_id, offset))
+                _one(self._settler.undelivered.cancelled(outcome.REPLACED, one, record_id, offset))
                 for one in replaced
             ]
-            parts.append(self._homeward.leave(entry, record_id, carried, took, now_ms))
+            parts.append(self._to_home.leave(entry, record_id, carried, took, now_ms))
         sent: list[Output] = []
         if not _took_all(parts, sent):
             return None
@@ -217,8 +217,8 @@ class Walk:
         """
         if self._is_doubtful(offset, payload):
             return self._undecided(offset, payload, None)
-        if self._homeward.is_waiting(payload):
-            sent = self._homeward.go_on(WaitingForHome(offset, payload), now_ms, base)
+        if self._to_home.is_waiting(payload):
+            sent = self._to_home.go_on(WaitingForHome(offset, payload), now_ms, base)
             record_id = None if payload[6] is None else payload[6][0]
             return None if sent is None else self._flying(sent, record_id, base)
         output = self._settler.settle(offset, key_ms, payload, now_ms, base)
@@ -247,9 +247,9 @@ class Walk:
         return outputs
 
     def _undecided(self, offset: int, payload: Payload, by: int | None) -> list[Output] | None:
-        if self._homeward.is_waiting(payload):
-            return self._homeward.refused(WaitingForHome(offset, payload), *doubt(by))
-        return _one(self._settler.endings.undecided(offset, payload, by))
+        if self._to_home.is_waiting(payload):
+            return self._to_home.refused(WaitingForHome(offset, payload), *doubt(by))
+        return _one(self._settler.undelivered.undecided(offset, payload, by))
 
     def _awaits_copy(self, record_id: bytes, offset: int) -> bool:
         """Return whether a requeued record of this id was not read back yet, whose offset must be
@@ -278,7 +278,9 @@ class Walk:
         if kind == FIRE:
             return self._fire_victims(offset, victims, now_ms)
         told = [
-            self._settler.endings.cancelled(_OUTCOMES[kind], victim[1], record_id, offset, source)
+            self._settler.undelivered.cancelled(
+                _OUTCOMES[kind], victim[1], record_id, offset, source
+            )
             for victim in victims
         ]
         outputs: list[Output] = []
@@ -293,7 +295,7 @@ class Walk:
             found = self._content(victim)
             payload = self._settler.pending_occurrence(victim[1], found)
             if self._is_doubtful(victim[1], payload):
-                output = self._settler.endings.undecided(victim[1], payload, None)
+                output = self._settler.undelivered.undecided(victim[1], payload, None)
             else:
                 output = self._settler.fire(victim[1], payload, now_ms, offset)
             if output is None:

@@ -15,7 +15,7 @@ from delayservice.process.cron import cron_time
 from delayservice.process.stores import Stores
 from delayservice.slices.any_lane import AnyLane
 from delayservice.slices.lane import Lane
-from delayservice.slices.level import FetchAhead, LevelLane
+from delayservice.slices.level_lane import FetchAhead, LevelLane
 from delayservice.slices.worker_loop import WorkerLoop
 from delayservice.store.base import Store
 

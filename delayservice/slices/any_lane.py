@@ -26,7 +26,7 @@ from delayservice.engine.walk import MayRead, at_will
 from delayservice.slices.level_proof import LevelProof
 from delayservice.slices.log_proof import LogProof
 from delayservice.slices.lost import report_lost
-from delayservice.slices.mended import MendedStore
+from delayservice.slices.repairing_store import RepairingStore
 from delayservice.store.base import StoreStats, StoreView
 
 NOWHERE: Final = -1
@@ -272,14 +272,14 @@ class PreciseLane(AnyLane):
     Attributes:
         store: its store, for reading.
         reader: decoder of the records of its delay topic.
-        mended: reader of its store that rebuilds damaged parts from the log.
+        repairing: reader of its store that rebuilds damaged parts from the log.
     """
 
     shard: Shard
     store: StoreView
     past_due: PastDue
     reader: RecordReader
-    mended: MendedStore
+    repairing: RepairingStore
     _proof: LogProof
 
     @property

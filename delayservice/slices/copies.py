@@ -132,7 +132,7 @@ class CopyKeeper:
         if command.command == "rebuild_copy":
             steps = lane.start_over()
         else:
-            steps = lane.mended.repair(command.start_ms, command.stop_ms, command.first_offset)
+            steps = lane.repairing.repair(command.start_ms, command.stop_ms, command.first_offset)
         try:
             for found in steps:
                 frames = found

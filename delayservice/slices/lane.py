@@ -23,11 +23,11 @@ from delayservice.engine.routes import Routes
 from delayservice.engine.shard import Shard
 from delayservice.engine.walk import MayRead, at_will
 from delayservice.slices.any_lane import NOWHERE, PreciseLane
-from delayservice.slices.foresight import Foresight
 from delayservice.slices.log_proof import LogProof
 from delayservice.slices.lost import report_expired, report_truncated
-from delayservice.slices.mended import MendedStore
+from delayservice.slices.prefetch import Prefetch
 from delayservice.slices.repair import ShardLog
+from delayservice.slices.repairing_store import RepairingStore
 from delayservice.slices.requeued_scan import Cancellers
 from delayservice.slices.store_label import StoreLabel
 from delayservice.store.base import Store, StoreStats
@@ -57,7 +57,7 @@ class Lane(PreciseLane):
         super().__init__(topic, partition, topic_id, source, routes, flow, targets)
         self.store = store
         self.past_due = PastDue()
-        self._foresight = Foresight(self._settler, flow, targets)
+        self._prefetch = Prefetch(self._settler, flow, targets)
         self._read_runs: deque[tuple[int, int]] = deque()
         """Batches not passed by H: end offset, exclusive, and first append time, epoch ms."""
         self._may_store = True
@@ -70,8 +70,10 @@ class Lane(PreciseLane):
         self._is_adopted = False
         self.reader = RecordReader(topic, partition, self.contracts, self._secrets)
         self._growth = Growth()
-        self.mended = MendedStore(store, self.shard, self._own_log)
-        self._cancellers = Cancellers(self.shard, self._own_log, self.mended.scan, self._note_gap)
+        self.repairing = RepairingStore(store, self.shard, self._own_log)
+        self._cancellers = Cancellers(
+            self.shard, self._own_log, self.repairing.scan, self._note_gap
+        )
 
     # --- roles ---------------------------------------------------------------------------------
 
@@ -242,7 +244,7 @@ class Lane(PreciseLane):
         if self.reader.has_refused and not self._label.has_refused:
             # Written before the store's S passes the refused record.
             self._label.write(self.contracts, has_refused=True)
-        self._foresight.note(entries)
+        self._prefetch.note(entries)
         shard, store = self.shard, self.store
         needed = shard.scans_needed(run.start, entries, run.stop)
         scanned, doubtful_copies = self._cancellers.find(needed)
@@ -294,7 +296,7 @@ class Lane(PreciseLane):
         if self._proof.is_doubtful:
             return []
         read = self.shard.read
-        outputs = self.shard.advance_offset(now_ms, limit, self.mended.pending_at, may_read)
+        outputs = self.shard.advance_offset(now_ms, limit, self.repairing.pending_at, may_read)
         if self.shard.read < read:  # H reads again what it had passed before an abort
             self._read_on()
         return outputs
@@ -316,7 +318,7 @@ class Lane(PreciseLane):
         while settled < limit and bytes_left > 0:
             fitting = int(bytes_left / self._mean_bytes) + 1
             asked = min(limit - settled, fitting, _CHUNK_RECORDS)
-            frames = self.mended.read_due(after, upto_ms, asked)
+            frames = self.repairing.read_due(after, upto_ms, asked)
             if not frames:
                 return
             outputs = shard.advance_key(frames, now_ms)
@@ -337,7 +339,7 @@ class Lane(PreciseLane):
         the slice now.
         """
         bounds = self._fetch.source.bounds(self.place)
-        yield from self.mended.check_is_in_log(bounds.start)
+        yield from self.repairing.check_is_in_log(bounds.start)
         if self.shard.owned:
             raise KafkaEdgeError(f"this node delivers {self.topic}:{self.partition} by now")
         self.reset_store()

@@ -15,8 +15,8 @@ from delayservice.base.errors import KafkaEdgeError, OwnershipLostError, WriterG
 from delayservice.engine.ports import Bounds, Place
 from delayservice.engine.role import Role
 from delayservice.slices.any_lane import AnyLane
-from delayservice.slices.joining import Joining
 from delayservice.slices.lane_taker import LaneTaker
+from delayservice.slices.log_end_queries import LogEndQueries
 from delayservice.slices.parts import LoopParts
 from delayservice.slices.phase import ON_THE_WAY, SERVED, Phase, Step
 from delayservice.slices.slice import Slice
@@ -47,8 +47,8 @@ class Owning:
         self._gate = edges.gate
         self._rest_s = edges.limits.rest_s
         self._opener = WriterOpener(edges)
-        self._joining = Joining(parts.slices, edges, self._join_lane)
-        self.await_end = self._joining.await_end
+        self._log_end_queries = LogEndQueries(parts.slices, edges, self._join_lane)
+        self.await_end = self._log_end_queries.await_end
         self._taker = LaneTaker(parts, self.await_end)
         self._roles: Mapping[int, Role] | None = None
         self._role_of: Mapping[int, Role] = {}
@@ -76,7 +76,7 @@ class Owning:
         """
         return bool(
             self._take_overs.is_going
-            or self._joining.is_asking
+            or self._log_end_queries.is_asking
             or self._transaction.changing
             or self._has_heirs
         )
@@ -159,7 +159,7 @@ class Owning:
             self._opener.count_loss()
         self._transaction.discard()
         self._take_overs.clear()
-        self._joining.clear()
+        self._log_end_queries.clear()
         for number, slice_ in self._slices.items():
             if slice_.phase is not Phase.REPLICA:
                 if slice_.phase in ON_THE_WAY:  # an owner has committed since its claim
@@ -176,7 +176,7 @@ class Owning:
         self._hear_opening()
         for job in self._take_overs.take_done():
             self._hear_take_over(job)
-        self._joining.hear(may_join=self._transaction.commit is None)
+        self._log_end_queries.hear(may_join=self._transaction.commit is None)
 
     def hear_commit(self, ended: Ended) -> None:
         """Process the end of a commit: take over the slices it claimed, serve those whose first
@@ -267,7 +267,7 @@ class Owning:
             self.interrupted_safely(slice_, str(exc))
             return
         if missing:  # their leader gave no answer, or they were added meanwhile
-            self._joining.ask([slice_.lanes[topic] for topic, _ in missing])
+            self._log_end_queries.ask([slice_.lanes[topic] for topic, _ in missing])
         self._transaction.changing.add(slice_.number)
 
     def join(self, slice_: Slice, lanes: list[AnyLane]) -> None:
@@ -275,7 +275,7 @@ class Owning:
         next iteration apply the roles of all slices again.
         """
         if slice_.phase in SERVED:
-            self._joining.ask(lanes)
+            self._log_end_queries.ask(lanes)
         self._roles = None
 
     def _join_lane(self, slice_: Slice, lane: AnyLane, bounds: Bounds, stored_before: int) -> None:

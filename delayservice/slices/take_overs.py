@@ -10,7 +10,7 @@ from typing import Final
 
 from delayservice.engine.ports import Place
 from delayservice.slices.edges import Edges
-from delayservice.slices.joining import stored_of
+from delayservice.slices.log_end_queries import stored_of
 from delayservice.slices.slice import Slice
 from delayservice.slices.take_over import Taken, take_over
 

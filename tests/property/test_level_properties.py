@@ -124,7 +124,7 @@ def expected(rows: list[Row], contracts: Contracts) -> list[Output]:
         reader = RecordReader(TOPIC, 0, contracts, (b"secret",))
         offset, kind, key_ms, _, payload, extra = reader.read(*row)
         if kind == INVALID:
-            output = settler.endings.dead_letter(offset, payload, *extra)
+            output = settler.undelivered.dead_letter(offset, payload, *extra)
         else:
             output = settler.settle(offset, key_ms, payload, 10**9, 0)
         assert output is not None

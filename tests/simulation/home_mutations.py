@@ -23,10 +23,10 @@ from delayservice.contract.entry import COPY, HOMEBOUND, SCHEDULE, Entry
 from delayservice.contract.home import waiting_group
 from delayservice.contract.record import RecordReader
 from delayservice.contract.user_record import UserRecords
-from delayservice.engine import homeward, outcome
-from delayservice.engine.homeward import Homeward
+from delayservice.engine import outcome, to_home
 from delayservice.engine.outcome import Output
 from delayservice.engine.ports import Place
+from delayservice.engine.to_home import ToHome
 from delayservice.engine.walk import Walk
 from tests.simulation.mutations import Mutation, replaced
 from tests.simulation.plan import (
@@ -162,21 +162,23 @@ def home_read_by_its_contract() -> AbstractContextManager[Any]:
 def expires_on_the_way() -> AbstractContextManager[Any]:
     """What waits for its home expires there."""
 
-    def go_on(original: Any, own: Homeward, one: Any, now_ms: int, base: int) -> Any:
+    def go_on(original: Any, own: ToHome, one: Any, now_ms: int, base: int) -> Any:
         said = dict(waiting_group(one.payload)[-1].original[2])
         expires = said.get("delay-expires-at")
         if expires is not None and int(expires) < now_ms:
-            told = own._settler.endings.outcome(outcome.EXPIRED, one.offset, None, None, 0, None)
+            told = own._settler.undelivered.outcome(
+                outcome.EXPIRED, one.offset, None, None, 0, None
+            )
             return None if told is None else [told]
         return original(own, one, now_ms, base)
 
-    return replaced(Homeward, "go_on", go_on)
+    return replaced(ToHome, "go_on", go_on)
 
 
 @contextmanager
 def control_too_large() -> Iterator[None]:
     """A cancel or fire goes home with its value and its own headers."""
-    with _rewritten(homeward, "homebound", "kind != SCHEDULE", "False"):
+    with _rewritten(to_home, "homebound", "kind != SCHEDULE", "False"):
         yield
 
 
@@ -187,18 +189,18 @@ _WAIT = "return [self._settler.requeuer.requeue(outcome.PARKED, offset, again, a
 
 def away_drops() -> AbstractContextManager[Any]:
     """What can't go home is gone."""
-    return _rewritten(Homeward, "_send", _WAIT, "return []")
+    return _rewritten(ToHome, "_send", _WAIT, "return []")
 
 
 def away_blocks() -> AbstractContextManager[Any]:
     """What can't go home holds up what comes after it."""
-    return _rewritten(Homeward, "_send", _WAIT, "return None")
+    return _rewritten(ToHome, "_send", _WAIT, "return None")
 
 
 def away_dead_letters() -> AbstractContextManager[Any]:
     """What can't go home is dead-lettered."""
     return _rewritten(
-        Homeward, "_send", _WAIT, "return self.refused(WaitingForHome(offset, again), *obstacle)"
+        ToHome, "_send", _WAIT, "return self.refused(WaitingForHome(offset, again), *obstacle)"
     )
 
 
@@ -213,7 +215,7 @@ def waiting_copy_is_hit_late() -> Iterator[None]:
     """What waits is not found by the record right behind it."""
     right = "self._send(target, group, settles, waiting, offset, now_ms, offset + 1)"
     with (
-        _rewritten(Homeward, "leave", right, right.replace("+ 1", "+ 2")),
+        _rewritten(ToHome, "leave", right, right.replace("+ 1", "+ 2")),
         _rewritten(
             Walk, "_send_home", "sent, record_id, offset + 1", "sent, record_id, offset + 2"
         ),
@@ -223,19 +225,19 @@ def waiting_copy_is_hit_late() -> Iterator[None]:
 
 def waiting_is_settled() -> AbstractContextManager[Any]:
     """What waits is settled where it does, as anything pending: the design's text, literally."""
-    return _rewritten(Walk, "_send_home", "self._homeward.is_waiting(payload)", "False")
+    return _rewritten(Walk, "_send_home", "self._to_home.is_waiting(payload)", "False")
 
 
 def carried_is_lost() -> AbstractContextManager[Any]:
     """What waited before a record does not go with it."""
-    right = "self._homeward.leave(entry, record_id, carried,"
-    return _rewritten(Walk, "_send_home", right, "self._homeward.leave(entry, record_id, (),")
+    right = "self._to_home.leave(entry, record_id, carried,"
+    return _rewritten(Walk, "_send_home", right, "self._to_home.leave(entry, record_id, (),")
 
 
 def carried_comes_last() -> AbstractContextManager[Any]:
     """What waited before a record goes home after it."""
     return _rewritten(
-        Homeward,
+        ToHome,
         "leave",
         "self._send(target, group, settles, waiting",
         "self._send(target, group[::-1], settles[::-1], waiting",
@@ -244,7 +246,7 @@ def carried_comes_last() -> AbstractContextManager[Any]:
 
 def refused_takes_along() -> AbstractContextManager[Any]:
     """What waits ends with a record that is too large to go home."""
-    right = "[self._homeward.go_on(one, now_ms, offset + 1) for one in waiting]"
+    right = "[self._to_home.go_on(one, now_ms, offset + 1) for one in waiting]"
     return _rewritten(Walk, "_send_home", right, "[]")
 
 

@@ -210,7 +210,7 @@ def outcomes_from_memory() -> AbstractContextManager[Any]:
         if kind == CANCEL and outputs is not None:
             seen = any(o < offset for o in walk.names._offsets.get(name, ()))  # type: ignore[attr-defined]
             own = outcome.CANCELLED if seen else outcome.NOT_PENDING
-            outputs[-1] = walk._settler.endings.control(own, offset, name)
+            outputs[-1] = walk._settler.undelivered.control(own, offset, name)
         return outputs
 
     return _both(replaced(Shard, "ingest", ingest), replaced(Walk, "_act_at_home", act))
@@ -990,7 +990,10 @@ def fire_is_always_done() -> AbstractContextManager[Any]:
         outputs = original(walk, entry, record_id, *args)
         if outputs is None or entry[1] != FIRE:
             return outputs
-        return [*outputs[:-1], walk._settler.endings.control(outcome.FIRED, entry[0], record_id)]
+        return [
+            *outputs[:-1],
+            walk._settler.undelivered.control(outcome.FIRED, entry[0], record_id),
+        ]
 
     return replaced(Walk, "_act_at_home", act)
 

@@ -30,7 +30,7 @@ from delayservice.engine.walk import MayRead, at_will
 from delayservice.slices.any_lane import AnyLane
 from delayservice.slices.edges import Edges
 from delayservice.slices.lane import Lane
-from delayservice.slices.level import FetchAhead, LevelLane
+from delayservice.slices.level_lane import FetchAhead, LevelLane
 from delayservice.slices.limits import Limits
 from delayservice.slices.worker_loop import WorkerLoop
 from delayservice.store.base import Store

@@ -54,20 +54,20 @@ def silenced() -> Iterator[None]:
         wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL),
     )
     with (
-        patch("delayservice.slices.level._log", quiet),
+        patch("delayservice.slices.level_lane._log", quiet),
         patch("delayservice.slices.lost._log", quiet),
-        patch("delayservice.slices.mended._log", quiet),
+        patch("delayservice.slices.repairing_store._log", quiet),
         patch("delayservice.slices.store_label._log", quiet),
         patch("delayservice.slices.intake._log", quiet),
         patch("delayservice.slices.owning._log", quiet),
-        patch("delayservice.slices.joining._log", quiet),
+        patch("delayservice.slices.log_end_queries._log", quiet),
         patch("delayservice.slices.lane_taker._log", quiet),
         patch("delayservice.slices.transaction._log", quiet),
         patch("delayservice.slices.take_over._log", quiet),
         patch("delayservice.slices.digests._log", quiet),
         patch("delayservice.slices.copies._log", quiet),
         patch("delayservice.slices.settling._SHARE_MIN", 1),  # a few records are many here
-        patch("delayservice.engine.homeward._AGAIN_MS", 30),
+        patch("delayservice.engine.to_home._AGAIN_MS", 30),
         ExitStack() as patches,
     ):
         for module in (

@@ -13,12 +13,12 @@ import pytest
 from pyspark.sql import SparkSession
 
 from connectors.kafka.repairs import RepairDesk, cluster_id
-from connectors.spark.reconcile import plan
+from connectors.spark.reconcile import repair_plan
 from connectors.spark.reconcile.digests import Expected
 from connectors.spark.reconcile.follow import Followed, FollowOptions, Repairs, follow
 from connectors.spark.reconcile.guard import IS_OVER_LIMIT, IS_OWNERS
 from connectors.spark.reconcile.options import ReconcileOptions
-from connectors.spark.reconcile.plan import carry_out, decode_plan
+from connectors.spark.reconcile.repair_plan import carry_out, decode_plan
 from connectors.spark.reconcile.result import ReconcileResult
 from connectors.spark.reconcile.run import reconcile
 from delay_devtools.cluster import EmbeddedCluster
@@ -247,7 +247,7 @@ def test_a_replica_is_repaired_by_itself_and_once_the_limit_is_reached_no_more(
     """A wheel by ranges, a RocksDB store as a whole."""
     is_whole = pair.store == "rocksdb"
     if is_whole:
-        monkeypatch.setattr(plan, "RANGES_MAX", 1)
+        monkeypatch.setattr(repair_plan, "RANGES_MAX", 1)
     node = pair.with_role("replica")
     pair.restart(node, pair.spoil)
     clean = list[ReconcileResult]()

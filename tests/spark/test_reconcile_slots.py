@@ -10,7 +10,7 @@ from pyspark.sql import DataFrame, SparkSession
 from connectors.spark.reconcile import slots as reconcile_slots
 from connectors.spark.reconcile.compare import COPIES, FINDING, HELD, LOGGED, compare
 from connectors.spark.reconcile.details import UNREADABLE, Details, Range
-from connectors.spark.reconcile.plan import RepairStep
+from connectors.spark.reconcile.repair_plan import RepairStep
 from connectors.spark.reconcile.slots import WRONG, plan_steps, ranges_of, slot_findings
 from delayservice.replicas.digest import HOUR_MS, SLOT_MS
 

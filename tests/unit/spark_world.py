@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 import msgspec
 import pyarrow as pa
 
-from connectors.spark.audit.court import COUNT, LINE, Court, IdCourt, PassedTimes
 from connectors.spark.audit.result import exit_status
+from connectors.spark.audit.row_judges import COUNT, LINE, IdJudge, PassedTimes, RowJudge
 from connectors.spark.audit.rules import Rules, ShardRules
 from connectors.spark.audit.verdicts import CERTAIN, FOUND, SETTLED, UNJUDGED
 from connectors.spark.ledger.facts import DELIVERED, LETTER, NEVER_MS, OUTCOME
@@ -294,7 +294,7 @@ def verdicts(
     table = pa.Table.from_batches(ledger, SCHEMA).sort_by(
         [("shard", "ascending"), ("offset", "ascending"), ("role", "ascending")]
     )
-    judged = _dicts(Court(rules).judge(table.combine_chunks().to_batches()))
+    judged = _dicts(RowJudge(rules).judge(table.combine_chunks().to_batches()))
     passed = PassedTimes(
         8, [(r["shard"], r["offset"] >> 8, _at_ms(r)) for r in judged if _at_ms(r)]
     )
@@ -302,7 +302,7 @@ def verdicts(
     by_id = [r for r in judged if r["verdict"] == LINE or r["when"]]
     by_id.sort(key=lambda r: (r["shard"], r["record_id"], r["offset"]))
     if by_id:
-        certain += _dicts(IdCourt(rules, passed).judge([pa.RecordBatch.from_pylist(by_id)]))
+        certain += _dicts(IdJudge(rules, passed).judge([pa.RecordBatch.from_pylist(by_id)]))
     return judged, certain
 
 

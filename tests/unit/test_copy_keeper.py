@@ -14,7 +14,7 @@ from delayservice.replicas.commands import Command, Report, Verb, decode_message
 from delayservice.slices.copies import CopyKeeper
 from delayservice.slices.digests import SliceDigests
 from delayservice.slices.lane import Lane
-from delayservice.slices.mended import MendedStore
+from delayservice.slices.repairing_store import RepairingStore
 
 TOPIC, TOPIC_ID, NOW_MS = "delay_topic_any", "id", 1_000
 
@@ -29,7 +29,7 @@ class Keeper:
         self.lane = create_autospec(Lane, instance=True)
         self.lane.topic_id = TOPIC_ID
         self.lane.precise = self.lane
-        self.lane.mended = create_autospec(MendedStore, instance=True)
+        self.lane.repairing = create_autospec(RepairingStore, instance=True)
         self.lanes: dict[str, Any] = {TOPIC: self.lane}
         clock = SimpleNamespace(wall_ms=lambda: NOW_MS)
         self.keeper = CopyKeeper(self.digests, self, "n1", cast("Any", clock))
@@ -69,7 +69,7 @@ def keeper() -> Keeper:
 
 
 def test_a_repair_goes_on_turn_by_turn_and_is_answered_after_a_scan(keeper: Keeper) -> None:
-    keeper.lane.mended.repair.return_value = iter([1, 2, 3])
+    keeper.lane.repairing.repair.return_value = iter([1, 2, 3])
     keeper.ask("rebuild")
     for _ in range(3):
         keeper.turn()
@@ -82,7 +82,7 @@ def test_a_repair_goes_on_turn_by_turn_and_is_answered_after_a_scan(keeper: Keep
 
 
 def test_a_copy_that_is_closed_meanwhile_is_let_go(keeper: Keeper) -> None:
-    keeper.lane.mended.repair.return_value = iter([1, 2, 3])
+    keeper.lane.repairing.repair.return_value = iter([1, 2, 3])
     keeper.ask("rebuild")
     keeper.turn()
     keeper.lanes = {TOPIC: create_autospec(Lane, instance=True)}
@@ -96,7 +96,7 @@ def test_a_log_that_can_not_be_read_fails_the_command_and_nothing_else(keeper: K
         yield 1
         raise KafkaEdgeError("no broker")
 
-    keeper.lane.mended.repair.return_value = steps()
+    keeper.lane.repairing.repair.return_value = steps()
     keeper.ask("rebuild")
     keeper.turn()
     keeper.turn()
@@ -112,22 +112,22 @@ def test_what_has_expired_or_is_not_kept_here_is_not_begun(keeper: Keeper) -> No
     keeper.ask("detail")
     keeper.turn()
     assert "not kept here" in keeper.why
-    assert not keeper.lane.mended.repair.called
+    assert not keeper.lane.repairing.repair.called
 
 
 def test_an_owner_does_what_is_not_for_replicas_only(keeper: Keeper) -> None:
-    keeper.lane.mended.repair.return_value = iter([1])
+    keeper.lane.repairing.repair.return_value = iter([1])
     keeper.ask("rebuild", replica_only=True)
     keeper.turn(is_owner=True)
     assert "this node delivers" in keeper.why
-    assert not keeper.lane.mended.repair.called
+    assert not keeper.lane.repairing.repair.called
     keeper.ask("rebuild", replica_only=True)
     keeper.turn()
-    assert keeper.lane.mended.repair.called
+    assert keeper.lane.repairing.repair.called
     keeper.turn()
     keeper.ask("rebuild")
     keeper.turn(is_owner=True)
-    assert keeper.lane.mended.repair.call_count == 2
+    assert keeper.lane.repairing.repair.call_count == 2
 
 
 def test_a_whole_copy_is_rebuilt_on_a_replica_and_never_on_the_owner(keeper: Keeper) -> None:
@@ -144,11 +144,11 @@ def test_a_whole_copy_is_rebuilt_on_a_replica_and_never_on_the_owner(keeper: Kee
 
 
 def test_a_topic_that_was_made_anew_is_not_touched(keeper: Keeper) -> None:
-    keeper.lane.mended.repair.return_value = iter([1])
+    keeper.lane.repairing.repair.return_value = iter([1])
     keeper.ask("rebuild", topic_id="another")
     keeper.turn()
     assert "made anew" in keeper.why
-    assert not keeper.lane.mended.repair.called
+    assert not keeper.lane.repairing.repair.called
     keeper.ask("rebuild", topic_id=TOPIC_ID)
     keeper.turn()
-    assert keeper.lane.mended.repair.called
+    assert keeper.lane.repairing.repair.called

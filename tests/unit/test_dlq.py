@@ -45,7 +45,7 @@ def refused(entry: Entry) -> DeadLetter:
     settler = Settler(TOPIC, PARTITION, ROUTES, verdicts)
     offset, kind, key_ms, _, payload, extra = entry
     if kind == INVALID:
-        output = settler.endings.dead_letter(offset, payload, *extra)
+        output = settler.undelivered.dead_letter(offset, payload, *extra)
     else:
         output = settler.settle(offset, key_ms, payload, NOW_MS, 8)
     assert output is not None
@@ -214,7 +214,9 @@ def test_a_stripped_dead_letter_is_not_replayed() -> None:
     settler = Settler(TOPIC, PARTITION, ROUTES, Verdicts(stripped={7}))
     level = b"delay_topic_1:3:9"  # its record was parked in this topic, which the letter says, too
     original: Original = (b"k", b"v", [("a", b"1")])
-    output = some(settler.endings.dead_letter(7, original, "time-missing", "no time", source=level))
+    output = some(
+        settler.undelivered.dead_letter(7, original, "time-missing", "no time", source=level)
+    )
     assert "delay-shard" in dict(output[5])
     letter = some(dead_letters.read_letter(0, (50, NOW_MS, output[3], output[4], output[5])))
     reason = dead_letters.refusal(letter, 3, lambda *_: True, retimed=False)

@@ -124,7 +124,9 @@ def test_a_lost_range_is_there_again_with_its_marks(lane: Lane, log: Log) -> Non
     assert sum(frame[2] >= 0 for frame in before) == 4
     lose(lane, START_MS + HOUR_MS, START_MS + 2 * HOUR_MS)
     assert len(held(lane)) == RECORDS * 2 // 3
-    steps = list(lane.mended.repair(START_MS + HOUR_MS + 60_000, START_MS + HOUR_MS + 120_000, 0))
+    steps = list(
+        lane.repairing.repair(START_MS + HOUR_MS + 60_000, START_MS + HOUR_MS + 120_000, 0)
+    )
     assert held(lane) == before
     assert steps[-1] == RECORDS // 3
     assert len(steps) > RECORDS // RUN
@@ -135,14 +137,15 @@ def test_what_the_log_no_longer_has_is_kept(lane: Lane, log: Log) -> None:
     before = held(lane)
     log.start = 30  # in the middle of the second hour
     assert (
-        list(lane.mended.repair(START_MS + HOUR_MS, START_MS + 2 * HOUR_MS, 0))[-1] == RECORDS // 3
+        list(lane.repairing.repair(START_MS + HOUR_MS, START_MS + 2 * HOUR_MS, 0))[-1]
+        == RECORDS // 3
     )
     assert held(lane) == before
 
 
 def test_what_is_stored_while_it_is_read_is_kept(lane: Lane, log: Log) -> None:
     before = held(lane)
-    steps = lane.mended.repair(START_MS, START_MS + 3 * HOUR_MS, 0)
+    steps = lane.repairing.repair(START_MS, START_MS + 3 * HOUR_MS, 0)
     next(steps)
     log.like = {RECORDS: 30}
     log.end = RECORDS + 1
@@ -157,7 +160,7 @@ def test_what_is_stored_while_it_is_read_is_kept(lane: Lane, log: Log) -> None:
 def test_what_k_has_passed_is_not_brought_back(lane: Lane) -> None:
     lane.follow(Cursor((START_MS + 2 * HOUR_MS, 0), RECORDS))
     lose(lane, START_MS, START_MS + 3 * HOUR_MS)
-    list(lane.mended.repair(START_MS, START_MS + 3 * HOUR_MS, 0))
+    list(lane.repairing.repair(START_MS, START_MS + 3 * HOUR_MS, 0))
     assert min(frame[0] for frame in held(lane)) == START_MS + 2 * HOUR_MS
 
 
@@ -204,7 +207,7 @@ def test_a_mark_that_is_set_meanwhile_on_what_the_log_no_longer_has_is_kept(
     lane: Lane, log: Log
 ) -> None:
     log.start = 55
-    steps = lane.mended.repair(START_MS + 2 * HOUR_MS, START_MS + 3 * HOUR_MS, 0)
+    steps = lane.repairing.repair(START_MS + 2 * HOUR_MS, START_MS + 3 * HOUR_MS, 0)
     next(steps)
     log.like = {RECORDS: 40}
     log.end = RECORDS + 1
@@ -233,7 +236,7 @@ def test_a_range_that_is_too_much_for_memory_is_read_in_parts(
     if start == 0:
         lose(lane, START_MS, START_MS + 3 * HOUR_MS)
     log.start = start
-    steps = list(lane.mended.repair(START_MS, START_MS + 3 * HOUR_MS, 0))
+    steps = list(lane.repairing.repair(START_MS, START_MS + 3 * HOUR_MS, 0))
     assert held(lane) == before
     assert steps[-1] == RECORDS
     assert 0 < most <= 2 * frames_max
@@ -249,6 +252,6 @@ def test_a_damaged_slot_that_is_too_much_for_memory_is_read_in_parts(
     slot_files(tmp_path)[1].unlink()
     monkeypatch.setattr(repair, "_BYTES_MAX", RECORDS // 6 * (repair._FRAME_BYTES + 100))
     lane = opened(LoneStore(tmp_path, options), log)
-    assert list(lane.mended.scan((0, 0), START_MS * 2)) == before
+    assert list(lane.repairing.scan((0, 0), START_MS * 2)) == before
     assert len(log.scanned) > 1
     lane.close()

@@ -17,7 +17,7 @@ from delayservice.engine.losses import Lost
 from delayservice.engine.outcome import PARKED, Output
 from delayservice.engine.ports import Bounds, Place, Run, Source, Targets
 from delayservice.engine.routes import Routes
-from delayservice.slices.level import FetchAhead, LevelLane
+from delayservice.slices.level_lane import FetchAhead, LevelLane
 from tests.unit.known_targets import KnownTargets
 
 TOPIC = "delay_topic_1"

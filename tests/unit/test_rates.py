@@ -26,7 +26,7 @@ from delayservice.engine.routes import Routes
 from delayservice.engine.settle import Settler
 from delayservice.engine.verdicts import Verdicts
 from delayservice.process.cron import cron_time
-from delayservice.slices.level import FetchAhead, LevelLane
+from delayservice.slices.level_lane import FetchAhead, LevelLane
 from tests.unit.known_targets import KnownTargets, any_target, some
 
 TOPIC, PARTITION = "delay_topic_any", 3

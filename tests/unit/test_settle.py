@@ -147,7 +147,7 @@ def test_a_refused_record_is_dead_lettered_whole() -> None:
 def test_a_dead_letter_that_is_refused_too_says_only_where_the_record_is() -> None:
     both = settler(refused={7: ("too-large", "why")}, stripped={7})
     valid = both.settle(7, NOW_MS, payload(), NOW_MS, 8)
-    invalid = both.endings.dead_letter(
+    invalid = both.undelivered.dead_letter(
         7, (b"k", b"v" * 100, [("a", b"1")]), "time-missing", "no time"
     )
     assert valid is not None
@@ -279,7 +279,7 @@ class TakesNoContent(Takes):
 
 def test_a_letter_that_its_topic_never_takes_is_sent_without_content() -> None:
     by = settler_of(TakesNoContent("letters", "too-large"))
-    letter = some(by.endings.dead_letter(7, (b"k", b"v" * 100, []), "time-missing", "no time"))
+    letter = some(by.undelivered.dead_letter(7, (b"k", b"v" * 100, []), "time-missing", "no time"))
     assert letter[3:5] == (None, None)
     assert dict(letter[5])["delay-error"] == b"time-missing"
 
@@ -294,7 +294,7 @@ def test_without_a_dead_letter_topic_a_record_is_put_off_and_an_unreadable_one_w
     put_off = some(by.settle(7, NOW_MS, last, NOW_MS, 8))
     assert put_off[:2] == (outcome.PARKED, "delay_topic_any")
     assert json.loads(dict(put_off[5])["delay-copy"] or b"")["attempt"] == 4
-    assert by.endings.dead_letter(7, (b"k", b"v", []), "time-missing", "no time") is None
+    assert by.undelivered.dead_letter(7, (b"k", b"v", []), "time-missing", "no time") is None
     del targets.why["letters", -1]
     letter = some(by.settle(7, NOW_MS, last, NOW_MS, 8))
     assert letter[0] == outcome.DEAD_LETTERED
@@ -314,10 +314,10 @@ def test_what_a_topic_of_the_service_refuses_is_put_off_or_waits_and_is_never_se
     code: str,
 ) -> None:
     by = settler_of(Takes("letters", code))
-    assert by.endings.dead_letter(7, (b"k", b"v", []), "time-missing", "no time") is None
+    assert by.undelivered.dead_letter(7, (b"k", b"v", []), "time-missing", "no time") is None
     by = settler_of(Takes("outcomes", code))
-    assert by.endings.control(outcome.NOT_PENDING, 7, b"a") is None
-    assert by.endings.cancelled(outcome.CANCELLED, 7, b"a", 8) is None
+    assert by.undelivered.control(outcome.NOT_PENDING, 7, b"a") is None
+    assert by.undelivered.cancelled(outcome.CANCELLED, 7, b"a", 8) is None
     expired = some(by.settle(7, NOW_MS, payload(expires_ms=NOW_MS - 1), NOW_MS, 8))
     assert expired[:2] == (outcome.PARKED, "delay_topic_any")
 

@@ -19,7 +19,7 @@ from connectors.spark.reconcile.guard import (
     is_fresh,
     standings,
 )
-from connectors.spark.reconcile.plan import Copy, RepairStep
+from connectors.spark.reconcile.repair_plan import Copy, RepairStep
 
 OWNER = CopyStanding(is_owner=True, is_equal=True)
 WRONG_OWNER = CopyStanding(is_owner=True, is_equal=False)

@@ -10,9 +10,9 @@ import pyarrow as pa
 import pytest
 from msgspec import structs
 
-from connectors.spark.audit.court import COUNT, LINE, Court, IdCourt, PassedTimes
 from connectors.spark.audit.group import grouped
 from connectors.spark.audit.judge import judge
+from connectors.spark.audit.row_judges import COUNT, LINE, IdJudge, PassedTimes, RowJudge
 from connectors.spark.audit.rules import Rules, ShardRules
 from connectors.spark.audit.verdicts import (
     CARRIED,
@@ -393,11 +393,11 @@ def test_what_is_ahead_of_its_checkpoint_or_its_source_is_carried() -> None:
 def decided(source: SourceRow, *outputs: OutputRow, rules: Rules = RULES) -> set[tuple[str, int]]:
     """Findings of one record that bears an id, once its canceller was looked for."""
     lines = [row(source), *[delivered(source.offset, one) for one in outputs]]
-    rows = [one for batch in Court(rules).judge([batch_of(lines)]) for one in batch.to_pylist()]
+    rows = [one for batch in RowJudge(rules).judge([batch_of(lines)]) for one in batch.to_pylist()]
     certain = [one for one in rows if one["verdict"] in (FOUND, UNJUDGED) and not one["when"]]
     open_rows = [one for one in rows if one["verdict"] == LINE or one["when"]]
     batch = pa.RecordBatch.from_pylist(open_rows)
-    for made in IdCourt(rules, PassedTimes()).judge([batch]):
+    for made in IdJudge(rules, PassedTimes()).judge([batch]):
         certain += [one for one in made.to_pylist() if one["verdict"] in (FOUND, UNJUDGED)]
     return {(one["kind"], one["verdict"]) for one in certain}
 
@@ -443,7 +443,7 @@ def test_rows_of_one_record_meet_across_batches() -> None:
     ]
     for cut in (1, 2, 39, 79):
         batches = [batch_of(rows[:cut]), batch_of(rows[cut:])]
-        made = [one for batch in Court(RULES).judge(batches) for one in batch.to_pylist()]
+        made = [one for batch in RowJudge(RULES).judge(batches) for one in batch.to_pylist()]
         counts = {one["kind"]: one["number"] for one in made if one["verdict"] == COUNT}
         assert not [one for one in made if one["verdict"] in (FOUND, UNJUDGED)]
         assert (counts["sources"], counts["delivered"], counts["outputs"]) == (40, 40, 40)

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import msgspec
 import pytest
 
-from connectors.spark.reconcile.plan import (
+from connectors.spark.reconcile.repair_plan import (
     AGE_MAX_MS,
     RANGES_MAX,
     STEPS_MAX,

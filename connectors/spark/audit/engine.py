@@ -1,13 +1,13 @@
 """One step of an audit: from the previous cut, if there is one, to this cut.
 
-    1  read     records since the previous cut, as rows of the ledger                   ledger
-    2  due      pending records that may be settled by now, or have an id that is named    state
-    3  sieve    blocks of records without ids that were delivered correctly                sieve
-    4  match    other records with their outputs, which settles nearly all of them         match
-    5  look up  earlier records that outputs name                                          state
-    6  judge    the remaining records, one by one                                          court
-    7  decide   verdicts that depend on other records of the same id                       court
-    8  keep     findings, and the input of the next step                                   state
+    1  read     records since the previous cut, as rows of the ledger              ledger
+    2  due      pending records that may be settled by now, or whose id is named   carried_state
+    3  sieve    blocks of records without ids that were delivered correctly        plain_blocks
+    4  match    other records with their outputs, which settles nearly all         match
+    5  look up  earlier records that outputs name                                  carried_state
+    6  judge    the remaining records, one by one                                  row_judges
+    7  decide   verdicts that depend on other records of the same id               row_judges
+    8  keep     findings, and the input of the next step                           carried_state
 
 Each part writes what the next one reads, so that nothing is computed twice and memory stays
 bounded. The work grows with the number of new and due records, not with that of pending ones.
@@ -22,14 +22,14 @@ from dataclasses import dataclass, field
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
 
-from connectors.spark.audit.court import COUNT, LINE, PassedTimes, judge_records
+from connectors.spark.audit.carried_state import CarriedState
 from connectors.spark.audit.evidence import Evidence
 from connectors.spark.audit.frames import apart, decide, named, passed
-from connectors.spark.audit.held import CarriedState
 from connectors.spark.audit.logs import Logs
 from connectors.spark.audit.match import ODD, PENDING, SOUND, UNMATCHED, match, unpaired
+from connectors.spark.audit.plain_blocks import blocks_of, counted, in_blocks, is_plain, waiting
+from connectors.spark.audit.row_judges import COUNT, LINE, PassedTimes, judge_records
 from connectors.spark.audit.rules import Rules
-from connectors.spark.audit.sieve import blocks_of, counted, in_blocks, is_plain, waiting
 from connectors.spark.audit.state import KEY, StoredRun
 from connectors.spark.audit.verdicts import FOUND, UNJUDGED
 from connectors.spark.common.cut import Cut

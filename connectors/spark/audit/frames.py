@@ -11,11 +11,11 @@ from typing import Final
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as sf
 
-from connectors.spark.audit.court import COUNT, LINE, PassedTimes, decide_by_ids, judge_records
 from connectors.spark.audit.evidence import Evidence, Strictness, all_of, rules_of
 from connectors.spark.audit.match import ODD, SOUND, UNMATCHED, match, unpaired
+from connectors.spark.audit.plain_blocks import BLOCK_BITS
+from connectors.spark.audit.row_judges import COUNT, LINE, PassedTimes, decide_by_ids, judge_records
 from connectors.spark.audit.rules import Rules
-from connectors.spark.audit.sieve import BLOCK_BITS
 from connectors.spark.audit.verdicts import CERTAIN, FOUND, UNJUDGED, with_ids
 from connectors.spark.common.cut import Cut
 from connectors.spark.ledger.facts import NAMED

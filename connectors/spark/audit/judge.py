@@ -3,7 +3,7 @@ input or output.
 
 Source: rule 1 of ``docs/internals/design.md``, and "Proof from the topics" in
 ``docs/guarantees.md``; ``docs/audit.md`` explains the kinds of findings. ``settlement`` decides
-whether a settlement is the right one, and ``court`` with ``ledger.ids`` judges what depends on
+whether a settlement is the right one, and ``row_judges`` with ``ledger.ids`` judges what depends on
 other records of the same id.
 """
 
@@ -14,9 +14,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from connectors.spark.audit.group import Group, settled_row
-from connectors.spark.audit.rules import OPEN, Rules, ShardRules
-from connectors.spark.audit.settlement import finding_of, gone_home, origin_of, problems, unseen
-from connectors.spark.audit.several import (
+from connectors.spark.audit.multiple_outputs import (
     is_again,
     is_forwarded,
     is_mirror_of,
@@ -26,6 +24,8 @@ from connectors.spark.audit.several import (
     surplus_finding,
     twice_text,
 )
+from connectors.spark.audit.rules import OPEN, Rules, ShardRules
+from connectors.spark.audit.settlement import finding_of, gone_home, origin_of, problems, unseen
 from connectors.spark.audit.verdicts import (
     ALTERED,
     CERTAIN,

@@ -10,8 +10,13 @@ from typing import Final
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as sf
 
+from connectors.spark.audit.plain_blocks import (
+    has_settled,
+    is_in_its_partition,
+    is_pending,
+    with_cursors,
+)
 from connectors.spark.audit.rules import Rules
-from connectors.spark.audit.sieve import has_settled, is_in_its_partition, is_pending, with_cursors
 from connectors.spark.common.frames import or_false
 from connectors.spark.ledger.expressions import row_with
 from connectors.spark.ledger.facts import DELIVERED, NAMED, NEVER_MS, OUTCOME, REMEMBERED, SOURCE

@@ -17,6 +17,7 @@ from typing import Final
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as sf
 
+from connectors.spark.audit.carried_state import CarriedState
 from connectors.spark.audit.engine import Engine, StepResult
 from connectors.spark.audit.evidence import (
     NO_PAST,
@@ -26,7 +27,6 @@ from connectors.spark.audit.evidence import (
     overdue_since_ms,
     rules_of,
 )
-from connectors.spark.audit.held import CarriedState
 from connectors.spark.audit.logs import KafkaLogs, Logs
 from connectors.spark.audit.options import AuditOptions, OffsetRange
 from connectors.spark.audit.result import SAMPLE_ROWS, AuditResult

@@ -15,5 +15,5 @@ from pyspark.daemon import manager
 
 if __name__ == "__main__":
     if sys.version_info < (3, 12):
-        zipimporter.invalidate_caches = lambda _self: None  # type: ignore[method-assign]
-    manager()
+        zipimporter.invalidate_caches = lambda _self: None  # type: ignore[assignment]
+    manager()  # type: ignore[no-untyped-call]

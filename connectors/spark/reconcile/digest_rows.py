@@ -14,7 +14,7 @@ from xxhash import xxh3_64_intdigest
 from connectors.spark.common.arrow import arrow_schema, batch_of
 from connectors.spark.reconcile.compare import COPY, SHARD
 from connectors.spark.reconcile.digests import CUTS_KEPT, Comparison, CutRow, Retired
-from connectors.spark.reconcile.plan import Copy
+from connectors.spark.reconcile.repair_plan import Copy
 from connectors.spark.reconcile.stored import signed
 from delayservice.engine.cursor import Cursor
 from delayservice.store.wheel.reading import Damage

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from connectors.spark.common.topics import Place
-from connectors.spark.reconcile.plan import Copy
+from connectors.spark.reconcile.repair_plan import Copy
 from delayservice.engine.cursor import Cursor
 from delayservice.store.wheel.reading import Damage
 

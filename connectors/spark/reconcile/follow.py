@@ -30,7 +30,7 @@ from connectors.spark.reconcile.guard import (
     standings,
 )
 from connectors.spark.reconcile.options import ReconcileOptions
-from connectors.spark.reconcile.plan import Copy, Plan, carry_out
+from connectors.spark.reconcile.repair_plan import Copy, Plan, carry_out
 from connectors.spark.reconcile.result import ReconcileResult
 from connectors.spark.reconcile.run import compare_copies, conclude
 from delayservice.base.errors import DelayServiceError

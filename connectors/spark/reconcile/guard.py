@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from connectors.spark.reconcile.digests import Comparison
-from connectors.spark.reconcile.plan import Copy, RepairStep
+from connectors.spark.reconcile.repair_plan import Copy, RepairStep
 
 FRESH_S: Final = 60.0
 """Largest age of a comparison at which repairs may be based on it, in s."""

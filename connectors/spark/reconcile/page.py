@@ -21,7 +21,7 @@ from connectors.spark.common.page import (
     write_page,
 )
 from connectors.spark.reconcile.compare import COPY
-from connectors.spark.reconcile.plan import RepairStep
+from connectors.spark.reconcile.repair_plan import RepairStep
 from connectors.spark.reconcile.result import ReconcileResult
 from delayservice.replicas.digest import SLOT_MS
 

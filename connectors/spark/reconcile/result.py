@@ -8,7 +8,7 @@ from typing import Any
 
 from connectors.spark.reconcile.compare import FINDINGS_VERSION
 from connectors.spark.reconcile.digests import Comparison
-from connectors.spark.reconcile.plan import Copy, Plan
+from connectors.spark.reconcile.repair_plan import Copy, Plan
 
 
 @dataclass(slots=True)

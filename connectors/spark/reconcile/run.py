@@ -34,7 +34,7 @@ from connectors.spark.reconcile.copies import Live, OnDisk, Replicas, copies_of,
 from connectors.spark.reconcile.details import RANGES_MAX, Details
 from connectors.spark.reconcile.options import ReconcileOptions
 from connectors.spark.reconcile.page import heat, page
-from connectors.spark.reconcile.plan import Plan, first_steps
+from connectors.spark.reconcile.repair_plan import Plan, first_steps
 from connectors.spark.reconcile.result import Counts, ReconcileResult
 from connectors.spark.reconcile.slots import (
     KINDS,

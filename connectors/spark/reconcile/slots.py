@@ -13,7 +13,7 @@ from pyspark.sql import functions as sf
 
 from connectors.spark.reconcile.compare import COPY, OF_RECORDS, PLACE, SHARD, SLOT, as_findings
 from connectors.spark.reconcile.digest_rows import sum64
-from connectors.spark.reconcile.plan import STEPS_MAX, RepairStep
+from connectors.spark.reconcile.repair_plan import STEPS_MAX, RepairStep
 from delayservice.replicas.digest import HOUR_MS, SLOT_MS
 
 KINDS: Final = (*OF_RECORDS, "damaged", "behind", "silent")

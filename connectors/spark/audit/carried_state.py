@@ -10,8 +10,8 @@ from typing import Final
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as sf
 
-from connectors.spark.audit.court import ledger_rows
 from connectors.spark.audit.match import PENDING, SOUND, of_records, remembered, remembered_outputs
+from connectors.spark.audit.row_judges import ledger_rows
 from connectors.spark.audit.rules import Rules
 from connectors.spark.audit.state import (
     GONE,
@@ -130,8 +130,8 @@ class CarriedState:
         Args:
             matched: pairs of records and outputs, from ``match``.
             decided: verdicts on the records that were judged in Python.
-            waiting: pending source records that ``sieve`` has found.
-            sound: correct deliveries that ``sieve`` has found.
+            waiting: pending source records that ``plain_blocks`` has found.
+            sound: correct deliveries that ``plain_blocks`` has found.
         """
         carried = self._packed(decided, CARRIED).join(self._found, _ROW, "left_anti")
         is_later = (sf.col("role") == SOURCE) & (sf.col("key_ms") > self._due_ms)

@@ -35,7 +35,7 @@ BY_KEY: Final = -1
 """Partition number of an output whose key chooses the partition."""
 
 
-class Endings:
+class UndeliveredOutputs:
     """Builder of one shard's outputs to the dead-letter topic and the outcomes topic."""
 
     def __init__(

@@ -13,7 +13,7 @@ from delayservice.engine.ports import Targets
 from delayservice.engine.settle import Settler
 
 
-class Foresight:
+class Prefetch:
     """Preparations for the records of one shard, made when they are stored.
 
     Args:

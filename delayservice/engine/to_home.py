@@ -34,7 +34,7 @@ class WaitingForHome(NamedTuple):
     payload: Payload
 
 
-class Homeward:
+class ToHome:
     """Builder of the outputs that send one shard's records to the home partitions of their ids."""
 
     def __init__(self, settler: Settler) -> None:
@@ -144,11 +144,13 @@ class Homeward:
         """Return the dead letters of a waiting record and of the records that it carries; None: the
         dead-letter topic can't be written to now.
         """
-        endings = self._settler.endings
+        undelivered = self._settler.undelivered
         *before, last = waiting_group(one.payload)
-        letter = endings.dead_letter(one.offset, last.original, code, detail, 0, last.source)
+        letter = undelivered.dead_letter(one.offset, last.original, code, detail, 0, last.source)
         if letter is None:
             return None
         reason = (code, detail)
-        beside = [endings.letter_beside(one.offset, o.original, reason, o.source) for o in before]
+        beside = [
+            undelivered.letter_beside(one.offset, o.original, reason, o.source) for o in before
+        ]
         return [*beside, letter]

@@ -86,7 +86,7 @@ def judge_records(rows: DataFrame, rules: Rules, *, keeps: bool) -> DataFrame:
     return (
         rows.repartition("shard", sf.shiftright("offset", _BLOCK_BITS))
         .sortWithinPartitions("shard", "offset", "role")
-        .mapInArrow(Court(rules, keeps=keeps).judge, JUDGED)
+        .mapInArrow(RowJudge(rules, keeps=keeps).judge, JUDGED)
     )
 
 
@@ -98,7 +98,7 @@ def decide_by_ids(judged: DataFrame, passed: PassedTimes, rules: Rules) -> DataF
         judged.where((sf.col("verdict") == LINE) | (sf.col("when") != CERTAIN))
         .repartition("shard", "record_id")
         .sortWithinPartitions("shard", "record_id", "offset")
-        .mapInArrow(IdCourt(rules, passed).judge, JUDGED)
+        .mapInArrow(IdJudge(rules, passed).judge, JUDGED)
     )
 
 
@@ -110,7 +110,7 @@ def ledger_rows(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         yield batch_of(map(_unpack, batch.column(0).to_pylist()))
 
 
-class Court:
+class RowJudge:
     """Judge of each record by itself; Spark sends it to the executors.
 
     Args:
@@ -292,7 +292,7 @@ def _suffix_minima(held: Sequence[tuple[int, int]]) -> _Minima:
     return blocks, np.minimum.accumulate(at_ms[::-1])[::-1]
 
 
-class IdCourt:
+class IdJudge:
     """Judge of verdicts that depend on other records of the same id; Spark sends it to the
     executors.
     """

@@ -39,7 +39,7 @@ class _Query:
         return bounds.end < min(lane.awaited_end, self.awaited[lane.place])
 
 
-class Joining:
+class LogEndQueries:
     """Queries for the log ends of shards in owned slices. Only the thread of the worker's loop uses
     it.
 

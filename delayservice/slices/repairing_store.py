@@ -23,7 +23,7 @@ _SCAN_ROWS: Final = 1_000
 _log = structlog.get_logger(__name__)
 
 
-class MendedStore:
+class RepairingStore:
     """Reader of one shard's store. When it finds a damaged slot, it rebuilds the slot from the log
     and reads again.
 
