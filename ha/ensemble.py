@@ -80,9 +80,9 @@ class Ensemble:
                 self.session.ask(self.session.client.ensure_path_async, path)
 
     def register(self, node: NodeNote, life: LifeNote) -> LifeNote | None:
-        """Write the note of a live worker, and that of its node. Return None; or, if another living
-        node has the same name, a note of that one. A note that an ended session of this worker left
-        is replaced.
+        """Write the note of a live worker, and that of its node, and return None. If another living
+        node has the same name, write nothing, and return a note of that node. A note that an ended
+        session of this worker left is replaced.
         """
         path = self._life_path(life)
         with self.session.batch() as batch:

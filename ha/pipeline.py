@@ -147,8 +147,9 @@ class Pipeline:
 
 
 def _is_carried_out(results: list[Any]) -> bool:
-    """Return whether a transaction was carried out, from its results; raise ``EnsembleError`` if it
-    failed for another reason than changed nodes.
+    """Return whether a transaction was carried out, from its results; False if another client had
+    created, changed or deleted one of its ZooKeeper nodes before. Raise ``EnsembleError`` if it
+    failed for any other reason.
     """
     failed = [result for result in results if isinstance(result, Exception)]
     causes = [result for result in failed if not isinstance(result, _CONSEQUENCES)]

@@ -95,8 +95,8 @@ class DeliveryReports:
 
     def takes_more(self, producer: Producer, topic: str) -> bool:
         """Return whether the open transaction is intact. When the coordinator refuses it, the only
-        sign is that the client takes no other record. The record that this sends to ``topic`` is
-        aborted with the rest.
+        sign is that the client takes no other record. This adds a record to ``topic``, so the
+        caller has to abort the transaction afterwards in either case.
 
         Raises:
             OwnershipLostError: the client refuses the record for another reason.

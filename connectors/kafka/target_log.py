@@ -66,7 +66,7 @@ class TargetLog:
         _log.warning("target_blocked", target=name, why=why, others_before=more)
 
     def read(self, topic: str) -> None:
-        """Note that the settings of a topic were read."""
+        """Note that the settings of a topic were read, so that the next failure is logged again."""
         self._unread.discard(topic)
 
     def not_read(self, topic: str, why: str) -> None:

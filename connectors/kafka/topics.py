@@ -52,7 +52,15 @@ _Configs: TypeAlias = Mapping[str, Mapping[str, str] | None]
 
 
 class TopicKeeper:
-    """A client that finds delay topics, creates missing topics, and judges existing ones."""
+    """A client that finds delay topics, creates missing topics, and judges existing ones.
+
+    Args:
+        admin: Kafka's admin client.
+        settings: settings of the node.
+        waits_ms: returns the longest time in ms for which each delay topic's log must keep records
+            under the contracts in force (``longest_waits_ms``); topics without one are left out.
+        monotonic_s: the clock.
+    """
 
     def __init__(
         self,
@@ -61,10 +69,6 @@ class TopicKeeper:
         waits_ms: Callable[[], Mapping[str, int]] = dict,
         monotonic_s: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Make a keeper. ``waits_ms``: returns the longest time in ms that each delay topic's log
-        must keep records under the contracts in force, by topic (``longest_waits_ms``);
-        ``monotonic_s``: the clock.
-        """
         self._admin = admin
         self._waits_ms = waits_ms
         self._settings = settings

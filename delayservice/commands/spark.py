@@ -189,7 +189,10 @@ def repair(
     yes: Annotated[
         bool, typer.Option("--yes", "-y", help="Carry it out; otherwise it is only shown.")
     ] = False,
-    timeout: Annotated[str, typer.Option(help="How long nodes may take for some steps.")] = "10m",
+    timeout: Annotated[
+        str,
+        typer.Option(help="How long nodes may take for the steps sent together."),
+    ] = "10m",
     common: KafkaOptions,
 ) -> None:
     """Have nodes read the ranges of a repair plan again; without --yes, only show them."""

@@ -278,8 +278,9 @@ class Contracts:
         return Contracts((*kept, (start, contract)))
 
     def _with_homes(self, contract: Contract) -> Contract | None:
-        """Return ``contract`` with the number of home partitions of these contracts, which never
-        changes; None: its version has no homes.
+        """Return ``contract`` with these contracts' number of home partitions, which never changes;
+        unchanged if they have none yet. None: they have one, but ``contract`` is of a version
+        without homes.
         """
         count = self.id_partitions
         if count and contract.version < HOMES_VERSION:

@@ -113,8 +113,10 @@ def parse_instant_ms(name: str, value: bytes | None) -> int:
 
 
 def parse_checked_instant_ms(name: str, value: bytes | None) -> int:
-    """Return an instant, epoch ms, as ``parse_instant_ms`` does, but refuse a number that looks
-    like epoch seconds.
+    """Return what ``parse_instant_ms`` returns for the same arguments, epoch ms.
+
+    Raises:
+        RecordRefusedError: as there; also if the value is a number that looks like epoch seconds.
     """
     instant_ms = parse_instant_ms(name, value)
     is_number = value is not None and value.isdigit()

@@ -19,6 +19,7 @@ from typing import Final
 
 from delayservice.contract.codec import decode_payload
 from delayservice.contract.entry import CONTROL_LOST, COPY, FIRE, SCHEDULE, Entry, Original
+from delayservice.engine.cancels import MayRead, PendingAt, Walk, at_will
 from delayservice.engine.cursor import Cursor, Key
 from delayservice.engine.marking import (
     CopyScan,
@@ -32,7 +33,6 @@ from delayservice.engine.marking import (
 from delayservice.engine.outcome import Output
 from delayservice.engine.pending import NO_MARK, Additions, Frame
 from delayservice.engine.settle import Settler
-from delayservice.engine.walk import MayRead, PendingAt, Walk, at_will
 
 _HOLD_BACK_MS: Final = 250
 """Longest time that K waits until H has passed cancels and fires that were written before, ms."""

@@ -57,7 +57,9 @@ class _Worker:
 
     @property
     def cpu_ratio(self) -> float | None:
-        """Return the used part of a core between the last two snapshots; None: there is one."""
+        """Return the used part of a core between the last two snapshots; None: there is only one
+        snapshot yet.
+        """
         if self.before is None or self.arrived_s <= self.before[1]:
             return None
         metrics, arrived_s = self.before

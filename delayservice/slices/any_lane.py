@@ -10,6 +10,7 @@ from typing import Final
 
 from delayservice.contract.contracts import Contracts
 from delayservice.contract.record import RecordReader
+from delayservice.engine.cancels import MayRead, at_will
 from delayservice.engine.checkpoint import NOTHING_READ, LastRead, ShardCheckpoint
 from delayservice.engine.cursor import Cursor
 from delayservice.engine.flow import Flow
@@ -22,7 +23,6 @@ from delayservice.engine.routes import Routes
 from delayservice.engine.settle import Settler
 from delayservice.engine.shard import Shard
 from delayservice.engine.verdicts import Verdicts
-from delayservice.engine.walk import MayRead, at_will
 from delayservice.slices.level_proof import LevelProof
 from delayservice.slices.log_proof import LogProof
 from delayservice.slices.lost import report_lost

@@ -45,7 +45,7 @@ class Edges:
         limits: sizes, intervals and waits of the loop.
         contract_of: returns the contract that settings ask for; takes the delay topic and the
             newest contract version allowed.
-        flow_rules: returns the limits of a slice.
+        flow_rules: returns the limits of deliveries that apply to each slice.
         disk_level: returns how full the disk is.
         copies_of: returns the object that keeps the digests of a slice's copies and repairs them;
             takes the slice's number. None: digests are off.

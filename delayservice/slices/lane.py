@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from delayservice.base.errors import KafkaEdgeError, LogTruncatedError
 from delayservice.contract.contracts import Contracts
 from delayservice.contract.record import RecordReader
+from delayservice.engine.cancels import MayRead, at_will
 from delayservice.engine.checkpoint import NOTHING_READ, LastRead, fingerprint
 from delayservice.engine.cursor import Cursor
 from delayservice.engine.flow import Flow
@@ -21,7 +22,6 @@ from delayservice.engine.past_due import PastDue
 from delayservice.engine.ports import Bounds, Run, Source, Targets
 from delayservice.engine.routes import Routes
 from delayservice.engine.shard import Shard
-from delayservice.engine.walk import MayRead, at_will
 from delayservice.slices.any_lane import NOWHERE, PreciseLane
 from delayservice.slices.log_proof import LogProof
 from delayservice.slices.lost import report_expired, report_truncated

@@ -22,7 +22,8 @@ class LaneTaker:
 
     Args:
         parts: objects that the steps of the worker's loop share.
-        await_end: queries the end of a lane's log, if the lane waits for an offset.
+        await_end: begins a query for the end of a lane's log, if the lane can't settle before it
+            has read a certain offset, which the log may have lost.
     """
 
     def __init__(self, parts: LoopParts, await_end: Callable[[AnyLane], None]) -> None:

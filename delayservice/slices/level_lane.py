@@ -14,6 +14,7 @@ import structlog
 
 from delayservice.contract.contracts import Contract, Contracts
 from delayservice.contract.record import RecordReader
+from delayservice.engine.cancels import MayRead, at_will
 from delayservice.engine.checkpoint import NOTHING_READ, LastRead
 from delayservice.engine.cursor import Cursor
 from delayservice.engine.flow import Flow
@@ -22,7 +23,6 @@ from delayservice.engine.losses import Lost
 from delayservice.engine.outcome import Output
 from delayservice.engine.ports import Bounds, Run, Source, Targets
 from delayservice.engine.routes import Routes
-from delayservice.engine.walk import MayRead, at_will
 from delayservice.slices.any_lane import AnyLane
 from delayservice.slices.level_proof import LevelProof
 from delayservice.slices.lost import report_truncated

@@ -133,9 +133,9 @@ class WorkerLoop:
 
     @property
     def _is_time_to_settle(self) -> bool:
-        """Return whether to settle in this iteration. With ``visible_at_commit``, all records that
-        have become due are settled together just before the commit, so that each partition gets one
-        batch.
+        """Return whether to settle in this iteration: always, except with the setting
+        ``visible_at_commit``. With it, all records that have become due are settled together just
+        before the commit, so that each partition gets one batch.
         """
         return (
             not self._edges.limits.visible_at_commit

@@ -25,8 +25,11 @@ _LOSSES_S: Final = 20.0
 class WriterOpener:
     """Opener of a worker's writer, one at a time, on the writer's thread.
 
+    Args:
+        edges: clients and clock of the loop.
+
     Attributes:
-        losses: number of writers lost in a row, each soon after the one before.
+        losses: number of writers lost in a row, each within ``_LOSSES_S`` of the one before.
     """
 
     def __init__(self, edges: Edges) -> None:
@@ -66,7 +69,9 @@ class WriterOpener:
             raise
 
     def count_loss(self) -> None:
-        """Count a lost writer; after several in a row, delay the opening of the next."""
+        """Count a lost writer; from the second in a row, delay the opening of the next, twice as
+        long each time, by ``_LOSS_REST_S_MAX`` at most.
+        """
         now_s = self._clock.monotonic_s()
         self.losses = 1 if now_s - self._lost_s > _LOSSES_S else self.losses + 1
         self._lost_s = now_s

@@ -24,10 +24,10 @@ from delayservice.contract.home import waiting_group
 from delayservice.contract.record import RecordReader
 from delayservice.contract.user_record import UserRecords
 from delayservice.engine import outcome, to_home
+from delayservice.engine.cancels import Walk
 from delayservice.engine.outcome import Output
 from delayservice.engine.ports import Place
 from delayservice.engine.to_home import ToHome
-from delayservice.engine.walk import Walk
 from tests.simulation.mutations import Mutation, replaced
 from tests.simulation.plan import (
     HOMES,

@@ -37,6 +37,7 @@ from delayservice.contract.entry import CANCEL, FIRE, INVALID, OFFSET_MAX, SCHED
 from delayservice.contract.recurrence import CronTime, Recurrence, encode, recurrence_of
 from delayservice.contract.times import DUE_STOP_MS
 from delayservice.engine import outcome
+from delayservice.engine.cancels import Walk
 from delayservice.engine.checkpoint import UNKNOWN_STANDING, ShardCheckpoint, decode_checkpoint
 from delayservice.engine.claims import Claimed, ClaimLog, Tenure, Word, decode_key, names_to_fence
 from delayservice.engine.cursor import Cursor, Key
@@ -49,7 +50,6 @@ from delayservice.engine.requeuer import Requeuer
 from delayservice.engine.role import Role
 from delayservice.engine.settle import Settler
 from delayservice.engine.shard import Shard
-from delayservice.engine.walk import Walk
 from delayservice.slices.lane import Lane
 from delayservice.slices.level_proof import LevelProof
 from delayservice.slices.log_proof import LogProof

@@ -21,12 +21,12 @@ from delayservice.contract.entry import Headers
 from delayservice.contract.names import DELAY_ERROR, DELAY_TARGET_TOPIC
 from delayservice.contract.recurrence import CronTime
 from delayservice.contract.targets import Allowlist
+from delayservice.engine.cancels import MayRead, at_will
 from delayservice.engine.flow import FlowRules
 from delayservice.engine.outcome import DEAD_LETTERED, DELIVERED, FIRED, PARKED, Output
 from delayservice.engine.ports import Place
 from delayservice.engine.role import Role
 from delayservice.engine.routes import Routes
-from delayservice.engine.walk import MayRead, at_will
 from delayservice.slices.any_lane import AnyLane
 from delayservice.slices.edges import Edges
 from delayservice.slices.lane import Lane

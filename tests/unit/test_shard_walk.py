@@ -11,6 +11,7 @@ from delayservice.contract.codes import TARGET_UNKNOWN
 from delayservice.contract.contracts import Contract, Contracts
 from delayservice.contract.entry import CANCEL, COPY, FIRE, SCHEDULE, Entry, Headers
 from delayservice.engine import outcome
+from delayservice.engine.cancels import _Flights
 from delayservice.engine.cursor import Cursor, Key
 from delayservice.engine.outcome import Output
 from delayservice.engine.pending import Additions
@@ -19,7 +20,6 @@ from delayservice.engine.routes import Routes
 from delayservice.engine.settle import Settler
 from delayservice.engine.shard import Shard
 from delayservice.engine.verdicts import Verdicts
-from delayservice.engine.walk import _Flights
 from delayservice.process.cron import cron_time
 from delayservice.slices.lane import Lane
 from delayservice.store.memory import MemoryStore

@@ -68,8 +68,8 @@ class Evidence:
 
 
 def all_of(cut: Cut) -> Evidence:
-    """Return evidence that retention has deleted nothing from any log and no target is
-    compacted.
+    """Return evidence that says, without a check, that retention has deleted nothing from any log
+    and that no target is compacted: for histories that are known to be whole.
     """
     starts = {shard.place: shard.span.start for shard in cut.shards}
     policies = {topic: Policy(is_compacted=False, is_by_broker=False) for topic, _ in cut.others}

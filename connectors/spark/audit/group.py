@@ -172,7 +172,8 @@ def base_of(source: SourceRow) -> int:
 
 def named_row(shard: int, line: Line, record_id: bytes) -> RecordVerdict:
     """Return the verdict that keeps a judged record as a ``NAMED`` row, as it may cancel others at
-    a later cut.
+    a later cut. ``shard``: number of its shard in the audit's rules; ``line``: what the records of
+    its id need to know of it.
     """
     row = LedgerRow(
         shard,

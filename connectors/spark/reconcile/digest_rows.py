@@ -64,8 +64,8 @@ def parse_keys(records: DataFrame) -> DataFrame:
 
 
 def newest_cuts(rows: DataFrame) -> list[CutRow | Retired]:
-    """Return the ``CUTS_KEPT`` newest cut rows (sums of a copy at one checkpoint) of each copy;
-    ``rows``: result of ``parse_keys``.
+    """Return the ``CUTS_KEPT`` newest cut rows (sums of a copy at one checkpoint) of each copy, or
+    ``Retired`` where a row says that the copy was given up; ``rows``: result of ``parse_keys``.
     """
     order = Window.partitionBy(*COPY).orderBy(sf.desc("row"))
     newest = (

@@ -186,11 +186,12 @@ def choose(
     expected: Expected,
     now_ms: int,
 ) -> list[Comparison]:
-    """Return the comparison of each shard at a checkpoint of which most copies have cut rows; if
-    there are several, at the newest.
+    """Return the comparison of each shard, at the checkpoint for which the largest number of copies
+    have cut rows; among equal ones, at the newest.
 
     Args:
-        rows: the newest cut rows (sums of a copy at one checkpoint) of each copy.
+        rows: the newest cut rows (sums of a copy at one checkpoint) of each copy, and rows that
+            say that a copy was given up (``Retired``).
         shards: shards to compare, by topic and partition.
         expected: copies that should exist.
         now_ms: present time by the brokers' clocks, epoch ms: that of the newest checkpoint.

@@ -99,8 +99,10 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 def first_steps(
     steps: Sequence[RepairStep], keep: Collection[Copy]
 ) -> tuple[tuple[RepairStep, ...], list[str]]:
-    """Return the steps for a plan, with the whole copy in place of too many of its ranges; and a
-    note for users if there are more than ``STEPS_MAX``.
+    """Return the steps for a plan, and notes for users.
+
+    Only the first ``STEPS_MAX`` of ``steps`` are used; a note says so if there are more. More than
+    ``RANGES_MAX`` steps for one copy become one step that rebuilds the whole copy.
 
     Args:
         steps: all steps, or the first ``STEPS_MAX`` and one more.

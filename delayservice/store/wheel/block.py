@@ -202,8 +202,9 @@ class Body:
     def rows(
         self, start: int, stop: int, after_ms: int = -1, upto_ms: int = sys.maxsize
     ) -> list[Frame]:
-        """Return those of the rows with indexes in ``[start, stop)``, which are of one shard, whose
-        key times are in ``after_ms <= key_ms <= upto_ms``, epoch milliseconds.
+        """Return the records and marks with key times in ``after_ms <= key_ms <= upto_ms``, epoch
+        ms, among the rows with indexes in ``[start, stop)``, which are of one shard. The payload of
+        a row that is only a mark is ``MARK_ONLY``.
         """
         start_ms = self._start_ms
         start = bisect_left(self._keys, after_ms - start_ms, start, stop)

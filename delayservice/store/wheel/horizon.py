@@ -60,7 +60,7 @@ class LostRows(msgspec.Struct, array_like=True, frozen=True):
     """Damaged records and marks of one shard in one slot, to be read again from the log.
 
     Attributes:
-        shard: number of the shard.
+        shard: number of the shard in this wheel; ``WheelHorizon.shards`` names it.
         from_ms: key time, epoch milliseconds, below which they have been read again already.
         first_offset: lowest source offset of a record.
         stop_offset: one above the highest source offset of a record or mark.

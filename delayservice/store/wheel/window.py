@@ -160,7 +160,9 @@ class Window:
         self.cost = cost_of(self._rows)
 
     def _cut(self) -> None:
-        """Drop the highest rows, so that the rest fits into the budget, and set ``cut``."""
+        """Drop the highest rows, so that the rest fits into the budget, and set ``cut`` to the key
+        of the last row that is left.
+        """
         rows = self._rows
         cost = stop = 0
         while stop < len(rows) and cost <= self.budget:

@@ -152,7 +152,8 @@ class ModelShard:
 
     def _take(self, record: Record, at_ms: int) -> Iterator[ModelStep]:
         """Add a schedule or a requeued record to ``waiting``, or to ``marked`` if it has a mark;
-        yield the step that settles it if K is past its key.
+        yield the step that settles it if K is past its key. ``at_ms``: time of the step,
+        epoch ms.
         """
         if record.mark is not None:
             self.marked.append(record)
