@@ -101,7 +101,6 @@ class Worker:
         self._settings = settings
         self._stores = Stores(settings, index)
         self._layout = layout
-        self._index = index
         self._ownership = ownership
         self._clock = SystemClock()
         self._clock_watch = ClockWatch(self._clock, settings.delivery.clock_tolerance_ms)

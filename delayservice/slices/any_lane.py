@@ -232,7 +232,11 @@ class AnyLane(ABC):
         yet.
         """
         return ShardCheckpoint(
-            self.topic_id, self.shard.staged, self.contracts, self._proof.committed_last, self._lost
+            self.topic_id,
+            self.shard.staged,
+            self.contracts,
+            self._proof.checkpoint_last,
+            self._lost,
         )
 
     def committed(self) -> None:

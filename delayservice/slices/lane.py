@@ -152,7 +152,7 @@ class Lane(PreciseLane):
 
     def refit(self, bounds: Bounds, *, is_truncated: bool = False) -> None:
         """Continue as owner or replica with a changed log; see ``AnyLane`` for the arguments."""
-        cursor, last_read = self.shard.committed, self._proof.committed_last
+        cursor, last_read = self.shard.committed, self._proof.checkpoint_last
         position = self._fetch.position
         below = self.last_below(position)
         begun_at = position if below is NOTHING_READ else below.offset + 1

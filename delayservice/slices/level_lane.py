@@ -162,7 +162,7 @@ class LevelLane(AnyLane):
         """
         cursor = self.shard.committed
         if self.shard.owned:
-            self.take_over(cursor, bounds, self._proof.committed_last, self._lost)
+            self.take_over(cursor, bounds, self._proof.checkpoint_last, self._lost)
         else:
             self.follow(cursor)
 

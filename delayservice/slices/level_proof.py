@@ -23,12 +23,12 @@ class LevelProof:
     thread of the worker's loop uses it.
 
     Attributes:
-        committed_last: the newest record that was read, for the next checkpoint.
+        checkpoint_last: the newest record that was read, for the next checkpoint.
         offset: H, or a lower offset at which the log holds a record that replaced a lost one.
     """
 
     def __init__(self) -> None:
-        self.committed_last = NOTHING_READ
+        self.checkpoint_last = NOTHING_READ
         self.offset = 0
         self._is_over = True
         self._is_known = False
@@ -45,7 +45,7 @@ class LevelProof:
         it if the log's leader has changed since ``last_read`` (the last record of the checkpoint).
         """
         epoch = last_read.leader_epoch
-        self.committed_last = LastRead(
+        self.checkpoint_last = LastRead(
             epoch
         )  # the record may be lost, and is read again if it is not
         self.offset, self._log_start = offset, bounds.start
@@ -60,7 +60,7 @@ class LevelProof:
         """
         if self._is_over:
             return None
-        is_newer = bool(run.rows) and run.leader_epoch > self.committed_last.leader_epoch
+        is_newer = bool(run.rows) and run.leader_epoch > self.checkpoint_last.leader_epoch
         self._is_known |= bool(run.rows) and not is_newer
         if not is_newer and run.stop < self.offset:
             return None
@@ -74,9 +74,9 @@ class LevelProof:
         return None
 
     def note(self, run: Run) -> None:
-        """Set ``committed_last`` to the last of these polled records, which lie at H or above."""
+        """Set ``checkpoint_last`` to the last of these polled records, which lie at H or above."""
         epoch, last = run.leader_epoch, run.rows[-1][0]
         if epoch >= 0 and (
-            last > self.committed_last.offset or epoch > self.committed_last.leader_epoch
+            last > self.checkpoint_last.offset or epoch > self.checkpoint_last.leader_epoch
         ):
-            self.committed_last = LastRead(epoch, last)
+            self.checkpoint_last = LastRead(epoch, last)

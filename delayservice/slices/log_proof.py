@@ -24,7 +24,7 @@ class LogProof:
         shard: progress of the lane.
 
     Attributes:
-        committed_last: on an owner, the last record read, which its next checkpoint names.
+        checkpoint_last: on an owner, the last record read, which its next checkpoint names.
         is_whole: whether this process read all stored records itself, or filled an empty store,
             from a log that still holds them.
     """
@@ -32,7 +32,7 @@ class LogProof:
     def __init__(self, topic: str, partition: int, shard: Shard) -> None:
         self._name = f"{topic}:{partition}"
         self._shard = shard
-        self.committed_last = NOTHING_READ
+        self.checkpoint_last = NOTHING_READ
         self.is_whole = shard.stored == 0
         self._last_read = NOTHING_READ
         self._read_stop = 0
@@ -96,15 +96,15 @@ class LogProof:
     # --- roles ---------------------------------------------------------------------------------
 
     def follow(self) -> None:
-        """Clear ``committed_last`` and the records to read again: a replica settles nothing."""
-        self.committed_last = NOTHING_READ
+        """Clear ``checkpoint_last`` and the records to read again: a replica settles nothing."""
+        self.checkpoint_last = NOTHING_READ
         self._doubts.clear()
 
     def take_over(self, last_read: LastRead, bounds: Bounds) -> None:
         """Determine the records that an owner has to read again. ``last_read``: last record read by
         the owner that wrote the checkpoint; ``bounds``: the log's ends and leader epoch now.
         """
-        self.committed_last = last_read
+        self.checkpoint_last = last_read
         known = (last_read, self._last_read)
         self._doubts = [one for one in known if self._has_to_be_read(one, bounds)]
 
@@ -149,7 +149,7 @@ class LogProof:
                 ``refit``.
         """
         self._doubts = [known for known in self._doubts if known.offset >= run.stop]
-        for known in (self._last_read, self.committed_last):
+        for known in (self._last_read, self.checkpoint_last):
             if run.start <= known.offset < run.stop and not _holds(run, known):
                 raise self._truncated(f"offset {known.offset} no longer holds what was read there")
         self._prove_stored(run)
@@ -177,13 +177,13 @@ class LogProof:
         self._unproved_from = run.stop
 
     def _prove_owned(self, epoch: int, first: int, last: int) -> None:
-        before, h = self.committed_last, self._shard.committed.offset
+        before, h = self.checkpoint_last, self._shard.committed.offset
         if first < h and epoch > before.leader_epoch >= 0:
             is_stored = not self.is_whole or self._shard.stored > first
             why = f"offset {first} was written after H had passed it"
             raise self._truncated(why, is_stored=is_stored)
         if last >= h and (last > before.offset or epoch > before.leader_epoch):
-            self.committed_last = LastRead(epoch, last)
+            self.checkpoint_last = LastRead(epoch, last)
 
     def _truncated(self, why: str, *, is_stored: bool = True) -> LogTruncatedError:
         why = f"{self._name} {why}: the log has lost its end, and grown again"

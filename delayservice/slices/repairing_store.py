@@ -35,7 +35,7 @@ class RepairingStore:
 
     def __init__(self, store: DeliveryStore, shard: Shard, log: Callable[[], ShardLog]) -> None:
         self._store = store
-        self._scanner = store.scanner()
+        self._scanner = store.scanner(for_repair=True)
         self._shard = shard
         self._log = log
 

@@ -161,8 +161,13 @@ class DeliveryStore(Protocol):
         is ``mark`` or above, ascending. ``mark`` must not be below H of any earlier ``prune``.
         """
 
-    def scanner(self) -> Scanner:
-        """Return a reader that works in small steps; the store may change between two steps."""
+    def scanner(self, *, for_repair: bool = False) -> Scanner:
+        """Return a reader that works in small steps; the store may change between two steps.
+
+        With ``for_repair``, a ``SlotDamagedError`` names what is best read again from the log at
+        once: several damaged slots in a row, or a part of a large one. Otherwise it names one whole
+        slot, for callers that skip damage.
+        """
 
     def rebuild(self, start_ms: int, stop_ms: int, frames: Sequence[Frame]) -> None:
         """Replace the records with keys in ``[start_ms, stop_ms)``, epoch milliseconds, by
@@ -208,8 +213,8 @@ class StoreView(Protocol):
         an offset below ``below``; None: there is no such record.
         """
 
-    def scanner(self) -> Scanner:
-        """Return a reader that works in small steps; the store may change between two steps."""
+    def scanner(self, *, for_repair: bool = False) -> Scanner:
+        """Return a reader as ``DeliveryStore.scanner`` does."""
 
     def lumps(self, start_ms: int, stop_ms: int) -> list[Lump]:
         """Return counts of the stored records with keys in ``[start_ms, stop_ms)``, epoch

@@ -141,8 +141,11 @@ class Files:
     def _sync(path: str, flags: int, sync: Callable[[int], None]) -> None:
         # After a failed fsync the kernel may drop the dirty pages, and report success for the next.
         advice = "the process must exit and start again from its last horizon"
-        with _failing("fsync", path, advice), suppress(FileNotFoundError):
-            handle = os.open(path, flags | os.O_CLOEXEC)
+        with _failing("fsync", path, advice):
+            try:
+                handle = os.open(path, flags | os.O_CLOEXEC)
+            except FileNotFoundError:
+                return
             try:
                 sync(handle)
             finally:

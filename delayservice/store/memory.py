@@ -165,7 +165,7 @@ class MemoryStore(Store):
         self._durable_offset = self._stop_offset
         return self._durable_offset
 
-    def scanner(self) -> Scanner:
+    def scanner(self, *, for_repair: bool = False) -> Scanner:  # noqa: ARG002  # no damage here
         """Return a reader that works in small steps; the store may change between two steps."""
         return Scanner(self.read_due)
 

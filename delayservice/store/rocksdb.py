@@ -228,7 +228,7 @@ class RocksStore(Store):
             found = read_keys(self._db, start, self._frames_end, 1)
         return int(_unpack_key(found[0][:_KEY_BYTES])[0]) if found else None
 
-    def scanner(self) -> Scanner:
+    def scanner(self, *, for_repair: bool = False) -> Scanner:  # noqa: ARG002  # no damage here
         """Return a reader that works in small steps; the store may change between two steps."""
         return Scanner(self.read_due)
 

@@ -245,7 +245,7 @@ class SimStore(Store):
             if mark <= found < self._stop_offset and offset < self._stop_offset and offset in kept
         )
 
-    def scanner(self) -> Scanner:
+    def scanner(self, *, for_repair: bool = False) -> Scanner:  # noqa: ARG002
         """See ``Store.scanner``."""
         return Scanner(self._read)
 

@@ -255,3 +255,16 @@ def test_a_damaged_slot_that_is_too_much_for_memory_is_read_in_parts(
     assert list(lane.repairing.scan((0, 0), START_MS * 2)) == before
     assert len(log.scanned) > 1
     lane.close()
+
+
+def test_lost_slots_in_a_row_are_read_again_at_once(tmp_path: Path, log: Log) -> None:
+    lane = filled(LoneStore(tmp_path), log)
+    before = held(lane)
+    lane.close()
+    files = slot_files(tmp_path)
+    for path in files:
+        path.unlink()
+    lane = opened(LoneStore(tmp_path), log)
+    assert list(lane.repairing.scan((0, 0), START_MS * 2)) == before
+    assert len(files) > len(log.scanned) == 1
+    lane.close()

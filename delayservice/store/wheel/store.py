@@ -128,11 +128,11 @@ class WheelStore(Store):
         """
         return self._hand.next_due_ms(after)
 
-    def scanner(self) -> Scanner:
+    def scanner(self, *, for_repair: bool = False) -> Scanner:
         """Return a reader that works in small steps, with rows in memory of its own; the store may
-        change between two steps.
+        change between two steps. ``for_repair``: see ``DeliveryStore.scanner``.
         """
-        hand = self._make_hand(self._shard, chunk=OFFSET_MAX)
+        hand = self._make_hand(self._shard, chunk=REREAD_ROWS if for_repair else OFFSET_MAX)
         self._scanning.add(hand)
         return Scanner(hand.read)
 

@@ -102,7 +102,7 @@ def _check_horizon(path: str) -> Iterator[Finding]:
     except OSError as exc:
         if exc.errno not in _GONE:
             raise unreadable(path, exc) from exc
-        if any(Path(path, FOLDER).glob("*")):
+        if Files(read_only=True).list_dir(f"{path}/{FOLDER}"):
             yield Finding(findings.START_OVER, "the horizon is missing", NAME)
 
 
