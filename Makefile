@@ -85,8 +85,14 @@ simulate: $(STAMP)  ## the simulation in its long mode; ARGS reach pytest
 crash: $(STAMP)  ## the crash sweeps of the durable stores, in full
 	CRASH_MODE=long $(BIN)/pytest tests/crash --timeout=0 $(ARGS)
 
+# With its connector to Kafka in Spark's own folder, a job resolves no packages when it starts.
+JARS := $(VENV)/.spark-jars
+$(JARS): $(STAMP) connectors/spark/common/jars.lock
+	@$(BIN)/python -m connectors.spark.common.jars > $@.log 2>&1 && touch $@ \
+		|| { cat $@.log; echo "The connector was not installed: each job fetches it" >&2; }
+
 # What fills the machine by itself, Spark and what kills nodes, runs alone, last.
-long: $(STAMP) browser-tools  ## every other test, on real servers and without, three faults too; ARGS reach pytest
+long: $(STAMP) browser-tools $(JARS)  ## every other test, on real servers and without, three faults too; ARGS reach pytest
 	@status=0; \
 	$(BIN)/pytest -n auto --dist worksteal --durations=10 -m long $(ARGS) || status=1; \
 	$(BIN)/pytest -n 2 --dist loadfile --ignore tests/spark --durations=25 \

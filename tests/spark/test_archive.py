@@ -104,7 +104,7 @@ def test_a_batch_that_is_made_again_takes_the_place_of_the_first(
     assert (result.findings, result.records, result.counts["delivered"]) == ({}, 1, 1)
 
 
-@pytest.mark.parametrize("remote", ["", "local[2]"])
+@pytest.mark.parametrize("remote", [pytest.param("", marks=pytest.mark.night), "local[2]"])
 def test_a_notebook_judges_it_also_over_spark_connect(
     spark: SparkSession, history: MadeHistory, tmp_path: Path, remote: str
 ) -> None:

@@ -139,7 +139,14 @@ def test_an_output_that_is_ahead_waits_for_its_checkpoint(
     assert (found.findings, found.counts["delivered"]) == ({}, 1)
 
 
-@pytest.mark.parametrize("point", ["audit_judged", "audit_committed", "audit_published"])
+@pytest.mark.parametrize(
+    "point",
+    [
+        pytest.param("audit_judged", marks=pytest.mark.night),
+        "audit_committed",
+        pytest.param("audit_published", marks=pytest.mark.night),
+    ],
+)
 def test_an_audit_that_ends_anywhere_publishes_each_finding_once(
     spark: SparkSession,
     history: MadeHistory,

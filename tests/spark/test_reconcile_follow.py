@@ -19,6 +19,7 @@ from delay_devtools.cluster import EmbeddedCluster
 from delayservice.commands.spark import app
 from tests.conftest import MakeTopic
 from tests.integration.bench import await_true
+from tests.spark.conftest import QUICK_JAVA
 from tests.spark.copies_world import NEAR, World, without
 
 
@@ -28,6 +29,7 @@ def following(world: World, folder: Path, *more: str) -> Iterator[subprocess.Pop
     sets = [f"topics.{name}={topic}" for name, topic in topics.items()]
     words = ["spark", "reconcile", "--follow", "--interval", "1s", "--json", *more]
     words += ["-b", world.bootstrap, "--master", "local[2]", "--out", str(folder / "out")]
+    words += ["--conf", QUICK_JAVA]
     words += [word for one in [*sets, f"topics.audit={world.audit}"] for word in ("--set", one)]
     process = subprocess.Popen(
         [sys.executable, "-m", "delayservice", *words],

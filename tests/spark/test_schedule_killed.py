@@ -23,8 +23,10 @@ from delay_devtools.cluster import EmbeddedCluster
 from delayservice.base import faults
 from tests.conftest import MakeTopic
 from tests.integration.bench import Reader, await_true
+from tests.spark.conftest import QUICK_JAVA
 
-STEPS = [name for name in faults.POINTS if name.startswith("bulk_")]
+STEPS = ("bulk_fenced", *(name for name in faults.POINTS if name.startswith("bulk_")))
+SOME_STEPS = ("bulk_marked", "bulk_committed", "bulk_written")
 RECORDS = 4_000
 FEWER = 2_000
 TRANSACTION = 100
@@ -48,6 +50,7 @@ class Job:
         words += ["--topic", self.delay_topic, "-t", self.target, "--after", "1d", "--id", "id"]
         words += ["-b", self.bootstrap, "--set", "targets.default.allow=to_*", "--master", master]
         words += ["--conf", f"spark.sql.execution.arrow.maxRecordsPerBatch={TRANSACTION}", "--json"]
+        words += ["--conf", QUICK_JAVA]
         environ = {**os.environ, "DELAYSERVICE_KAFKA__BOOTSTRAP": "127.0.0.1:1"}
         environ |= {faults.VARIABLE: fault}
         if str(self.trap) in fault:
@@ -118,9 +121,14 @@ def fill(job: Job, count: int) -> None:
     assert producer.flush(30) == 0
 
 
-def test_a_stream_that_is_killed_at_every_step_writes_each_record_once(job: Job) -> None:
+@pytest.mark.parametrize(
+    "steps", [SOME_STEPS, pytest.param(STEPS, marks=pytest.mark.night)], ids=["some", "all"]
+)
+def test_a_stream_that_is_killed_at_every_step_writes_each_record_once(
+    job: Job, steps: tuple[str, ...]
+) -> None:
     fill(job, RECORDS)
-    for step in ("bulk_fenced", *STEPS):
+    for step in steps:
         process = job.stream(fault=f"{step}:stick:{job.trap}")
         job.await_trap(process)
         kill(process)
@@ -153,7 +161,9 @@ def test_a_folder_that_lost_its_batches_is_refused_in_a_line(job: Job) -> None:
     assert job.written().total() == 20
 
 
-@pytest.mark.parametrize("step", ["bulk_marked", "bulk_committed"])
+@pytest.mark.parametrize(
+    "step", [pytest.param("bulk_marked", marks=pytest.mark.night), "bulk_committed"]
+)
 def test_tasks_that_die_again_and_again_write_what_is_left(job: Job, step: str) -> None:
     """The command itself passes each step once for a part, a task once for a transaction."""
     rows = "".join(f"id-{n},{n}\n" for n in range(FEWER))
