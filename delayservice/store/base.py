@@ -213,8 +213,8 @@ class StoreView(Protocol):
         an offset below ``below``; None: there is no such record.
         """
 
-    def scanner(self, *, for_repair: bool = False) -> Scanner:
-        """Return a reader as ``DeliveryStore.scanner`` does."""
+    def scanner(self) -> Scanner:
+        """Return a reader that works in small steps; the store may change between two steps."""
 
     def lumps(self, start_ms: int, stop_ms: int) -> list[Lump]:
         """Return counts of the stored records with keys in ``[start_ms, stop_ms)``, epoch
