@@ -94,9 +94,11 @@ class ClockGuard:
     distance of the broker's clock from the boot clock (Cristian's algorithm). Brackets are
     intersected, so several slow answers together may give a narrow bracket.
 
-    A frozen guard thaws when the wall clock returns to the anchor, or when the bracket shows that
-    it is not ahead of a broker's by more than the tolerance: then the step was a correction, and
-    the anchor moves there. A bracket wider than the tolerance neither freezes nor thaws.
+    The guard freezes when the wall clock differs from the anchor or from the bracket by more than
+    the tolerance. After a difference from the anchor it thaws when the wall clock returns there.
+    After any difference it thaws when the bracket shows that the wall clock is not ahead of the
+    broker's by more than the tolerance: then a step was a correction, and the anchor is set anew. A
+    bracket that is too wide to decide neither freezes nor thaws.
     """
 
     __slots__ = (
@@ -194,8 +196,8 @@ class ClockGuard:
         return self.frozen
 
     def _is_off_anchor(self, wall_ms: int, boot_ms: int) -> bool:
-        """Return whether the wall clock, epoch ms, was stepped against the boot clock, ms since
-        boot, since both were last read.
+        """Return whether the distance of the wall clock, epoch ms, from the boot clock, ms since
+        boot, differs from the anchor by more than the tolerance.
         """
         if self._anchor_ms is None:
             return False
@@ -221,16 +223,15 @@ class ClockWatch:
         self._lock = threading.Lock()
 
     def doubt(self) -> str | None:
-        """Read the clocks; return why the wall clock is not trusted, as text, or None. A wall clock
-        that was wrong at the start of the process is detected when the first checkpoint of this
-        process is read back.
+        """Read the clocks; return why the wall clock is not trusted, as text; None: it is trusted,
+        which needs a comparison with a broker's clock first (``heard_answer``).
         """
         with self._lock:
             return self._guard.observe(self._clock.wall_ms(), self._boot_ms())
 
     def heard(self, broker_ms: int) -> None:
         """Check the wall clock against the broker's timestamp of a record that was just consumed,
-        epoch milliseconds.
+        epoch milliseconds. ``doubt`` returns the result.
         """
         with self._lock:
             self._guard.observe_record(broker_ms, self._clock.wall_ms())
@@ -239,10 +240,11 @@ class ClockWatch:
         self, broker_ms: int, boot_ms: int, sent_s: float, acknowledged_s: float | None = None
     ) -> None:
         """Check the wall clock against the timestamp that a broker put on a record of this process.
+        ``doubt`` returns the result.
 
         Args:
             broker_ms: the timestamp, epoch milliseconds.
-            boot_ms: the boot clock when the record was read back, milliseconds.
+            boot_ms: the boot clock when the timestamp was read, milliseconds.
             sent_s: the monotonic clock before the record was sent, seconds.
             acknowledged_s: the monotonic clock when the broker had acknowledged the record,
                 seconds. It narrows the possible range, because commit and reading back take longer.

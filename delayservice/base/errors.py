@@ -72,8 +72,9 @@ class TransactionAbortedError(KafkaEdgeError):
 class RefusedError(KafkaEdgeError):
     """Outputs that can never be written; their transaction was aborted, or must be aborted now.
 
-    ``refusals`` maps ``((delay topic, partition), source offset)`` to ``(code, detail)``.
-    Dead-letter these records by their code, and settle the transaction's other records again.
+    ``refusals`` maps ``((delay topic, partition), source offset)`` of a record to ``(code,
+    detail)``: code and sentence of its dead letter. Dead-letter these records, and settle the
+    transaction's other records again.
     """
 
     def __init__(self, refusals: dict[tuple[tuple[str, int], int], tuple[str, str]]) -> None:

@@ -3,6 +3,10 @@
 ``DELAYSERVICE_FAULT=NAME:ACTION:N`` acts on the Nth time that the point is passed in a process.
 ``NAME:ACTION:/FILE`` acts whenever that file exists, and removes it, so that another process can
 choose the moment. Without the variable, as in production, ``point`` is an empty function.
+
+Actions: ``stop`` suspends the process (SIGSTOP), ``hang`` blocks the thread for ``HANG_S``,
+``stick`` blocks it for ever, ``kill`` ends the process by SIGKILL, ``exit`` with status
+``EXIT_STATUS``.
 """
 
 from __future__ import annotations
@@ -75,7 +79,7 @@ def _no_fault(name: str, /) -> None:
 
 
 def bind(setting: str) -> Callable[[str], None]:
-    """Return the function that every fault point calls.
+    """Return the function that every fault point calls with its name.
 
     Args:
         setting: ``NAME:ACTION:N`` or ``NAME:ACTION:/FILE``; empty: no fault. Without ``:N``, N is
@@ -104,8 +108,8 @@ def bind(setting: str) -> Callable[[str], None]:
 def _at_point(
     name: str, is_time: Callable[[], bool], act: Callable[[], None]
 ) -> Callable[[str], None]:
-    """Return the function of all fault points: it calls ``act`` when it is called for the point
-    ``name`` and ``is_time()`` is True, and raises ``SettingsError`` for a point that is not in
+    """Return the function of all fault points. Called with the name of a point, it calls ``act`` if
+    that is ``name`` and ``is_time()`` is True, and raises ``SettingsError`` if the name is not in
     ``POINTS``.
     """
 

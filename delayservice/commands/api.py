@@ -56,15 +56,18 @@ class Api:
         """Send a GET request; return its JSON answer. Query values of None are left out.
 
         Raises:
+            NothingThereError: the requested object does not exist.
             DelayServiceError: there is no answer, or the node refuses the request.
         """
         asked = {name: value for name, value in query.items() if value is not None}
         return self._answer("GET", path, params=asked)
 
     def send(self, method: str, path: str, body: object = None) -> Any:  # noqa: ANN401  # JSON
-        """Send a request with a JSON body; return the JSON answer, or None for an empty one.
+        """Send a request with the HTTP method ``method`` and a JSON body; return the JSON answer,
+        or None for an empty one.
 
         Raises:
+            NothingThereError: the object to be changed does not exist.
             DelayServiceError: there is no answer, or the node refuses the request.
         """
         return self._answer(method, path, json=body)
@@ -116,7 +119,8 @@ def _refusal(response: Response, api: Api) -> DelayServiceError:
 
 
 def connect(settings: Settings, address: str | None, token_file: Path | None) -> Api:
-    """Return a client of the admin API at ``address``; None: at ``admin.listen`` of the settings.
+    """Return a client of the admin API at ``address``, ``host:port``; None: at ``admin.listen`` of
+    the settings.
 
     ``token_file``: file with the token; None: the configured token, or the one that the node made.
 
@@ -141,7 +145,8 @@ def connect(settings: Settings, address: str | None, token_file: Path | None) ->
 
 
 def _token(settings: Settings, token_file: Path | None, host: str) -> tuple[str | None, str]:
-    """Return ``(token, "")``, or ``(None, reason)`` if there is none: reading may need no token.
+    """Return ``(token, "")``, or ``(None, reason)`` if no token is to be sent; reading may need
+    none. Without a configured token, that of the state folder is sent to a loopback ``host`` only.
 
     Raises:
         DelayServiceError: the file that ``--token-file`` names can't be read.
@@ -180,7 +185,7 @@ def _read_token(path: Path) -> str:
 
 
 def tell_nothing(why: str, *, as_json: bool) -> NoReturn:
-    """Print why there is no result, and exit with status 4 (``EXIT_NOTHING``)."""
+    """Print ``why``, the reason for which there is no result, and exit with status 4."""
     if as_json:
         print_json({"detail": why})
     else:

@@ -21,7 +21,7 @@ err = Console(stderr=True, highlight=False, soft_wrap=True)
 
 
 def plain(text: str) -> str:
-    """Return the text with unprintable characters, as controls, replaced by U+FFFD."""
+    """Return the text with unprintable characters, such as controls, replaced by U+FFFD."""
     if text.isprintable():
         return text
     return "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in text)
@@ -45,7 +45,9 @@ def instant(epoch_ms: int, separator: str = " ", *, zone: str = "Z", to: str = "
 
 
 def say(console: Console, text: str, style: str) -> None:
-    """Print a line in this style. Rich markup and control characters in the text have no effect."""
+    """Print a line in the Rich style ``style``. Rich markup and control characters in the text have
+    no effect.
+    """
     console.print(plain(text), style=style, markup=False)
 
 

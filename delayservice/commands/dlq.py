@@ -148,7 +148,14 @@ def replay(
 
 @dataclass(frozen=True, slots=True)
 class _Choice:
-    """Options of a replay: which dead letters, and their new due time (None: unchanged)."""
+    """Options of a replay.
+
+    Attributes:
+        wanted: filter of the dead letters to replay.
+        time: header of their new due time; None: unchanged.
+        limit: largest number of dead letters to replay; None: all.
+        replays_max: number of earlier replays from which a record is skipped.
+    """
 
     wanted: Filter
     time: Header | None
@@ -157,7 +164,14 @@ class _Choice:
 
 
 class _Sieve:
-    """Filter that yields the dead letters to replay, and counts the skipped ones by reason."""
+    """Filter that yields the dead letters to replay, and counts the skipped ones by reason.
+
+    Args:
+        settings: settings of the cluster.
+        counts: partition count of each topic of the cluster, by name.
+        choice: options of the replay.
+        topic: reader of the dead-letter topic. The constructor reads earlier replays from it.
+    """
 
     def __init__(
         self, settings: Settings, counts: dict[str, int], choice: _Choice, topic: DeadLetterTopic
@@ -169,8 +183,8 @@ class _Sieve:
             self._replayed = topic.replayed(advance)
 
     def sift(self, letters: Iterable[DeadLetter], tally: ReplayTally) -> Iterator[Replay]:
-        """Yield each dead letter to replay with the record to write, up to the limit of the
-        options; count skipped ones in ``tally``.
+        """Yield each of ``letters`` that is to be replayed, with the record to write, up to the
+        limit of the options; count those skipped in ``tally``.
         """
         return islice(self._sift(letters, tally), self._choice.limit)
 
@@ -207,7 +221,8 @@ class _Sieve:
 def _filter(
     codes: list[str] | None, since: str | None, until: str | None, source: str | None
 ) -> Filter:
-    """Return a filter of dead letters by error code, time of dead-lettering, and source record.
+    """Return a filter of dead letters by error code, time of dead-lettering (``since`` to
+    ``until``), and source record, ``topic[:partition[:offset]]``. None accepts all.
 
     Raises:
         DelayServiceError: an option is invalid, or names an unknown code.
@@ -274,7 +289,7 @@ def _survey(topic: DeadLetterTopic, sieve: _Sieve) -> ReplayTally:
 
 
 def _batches(replays: Iterable[Replay]) -> Iterator[list[Replay]]:
-    """Yield the records in batches for one transaction each: at most 500 records, some 8 MiB."""
+    """Yield ``replays`` in batches for one transaction each: at most 500 records, some 8 MiB."""
     batch: list[Replay] = []
     held = 0
     for found in replays:

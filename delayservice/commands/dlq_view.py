@@ -33,8 +33,9 @@ class ReplayTally:
     skipped: Counter[str] = field(default_factory=Counter)
 
     def count(self, batch: Iterable[Replay], refused: Collection[Place] = ()) -> None:
-        """Count the dead letters of a batch as replayed, or as skipped if their places are in
-        ``refused``, because the broker refused the new records.
+        """Count the dead letters of a batch as replayed, or as skipped if they are in ``refused``,
+        because the broker refused the new records. ``refused``: partitions and offsets of dead
+        letters.
         """
         for letter, _ in batch:
             if letter.place in refused:
@@ -54,7 +55,7 @@ def described(
     letter: DeadLetter, replayed: Collection[Place], *, values: bool
 ) -> dict[str, object]:
     """Return a dead letter as one JSON object, with key and value if ``values``. ``replayed``:
-    places of dead letters that were replayed.
+    partition and offset of each dead letter that was replayed.
     """
     content = {"key": _text(letter.key), "value": _text(letter.value)} if values else {}
     return {
@@ -78,7 +79,12 @@ def show(
     letters: list[DeadLetter], replayed: Collection[Place], *, every: bool, values: bool
 ) -> None:
     """Print dead letters as a table, or as some lines each if the terminal is too narrow.
-    ``replayed``: places of replayed ones; ``every``: show which; ``values``: show keys and values.
+
+    Args:
+        letters: the dead letters.
+        replayed: partition and offset of each dead letter that was replayed.
+        every: whether to print which of the dead letters were replayed.
+        values: whether to print keys and values.
     """
     if not letters:
         err.print("no dead letter matches", style="dim")
@@ -96,9 +102,7 @@ def show(
 def _cells(
     letter: DeadLetter, replayed: Collection[Place], *, every: bool, values: bool
 ) -> list[str]:
-    """Return the cells of a dead letter in the order of the columns; with ``every`` whether its
-    place is in ``replayed``, with ``values`` its key and value.
-    """
+    """Return the texts of a dead letter in the order of the columns. Arguments as for ``show``."""
     cells = [
         instant(letter.time_ms, "T", zone="+00:00"),
         letter.code,
@@ -131,7 +135,9 @@ def _show_table(names: list[str], rows: list[list[str]]) -> None:
 
 
 def _show_blocks(names: list[str], rows: list[list[str]]) -> None:
-    """Print some lines for each dead letter, for terminals too narrow for a table."""
+    """Print some lines for each dead letter, for terminals too narrow for a table. ``names``: those
+    of the columns; ``rows``: texts of each dead letter, by column.
+    """
     for row in rows:
         time, code, source, target, *rest = row
         out.print(f"{time}  {code}", style="bold", markup=False)
@@ -142,7 +148,9 @@ def _show_blocks(names: list[str], rows: list[list[str]]) -> None:
 
 
 def tell(tally: ReplayTally, what: str, *, as_json: bool) -> None:
-    """Print the counts of a replay; ``what`` follows the number, as in ``7 replayed``."""
+    """Print the counts of a replay. ``what``: text after the number of replayed dead letters, as in
+    ``7 replayed``; JSON has a fixed name instead.
+    """
     if as_json:
         replayed = [
             {"code": code, "target": target or None, "records": records}

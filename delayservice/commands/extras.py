@@ -12,12 +12,14 @@ DEVTOOLS_WHEEL = f"kafka_delay_devtools-{__version__}-py3-none-any.whl"
 
 
 def how_to_install(extra: str) -> str:
-    """Return how to install the wheel with ``extra``, a set of optional packages, for errors."""
+    """Return a text for errors: how to install the wheel with its set ``extra`` of packages."""
     return f"install the wheel with its extra {extra}: pip install './{WHEEL}[{extra}]'"
 
 
 def add_placeholders(app: typer.Typer, *names: str) -> None:
-    """Add a hidden command for each name, which says how to install the development tools."""
+    """Add a hidden command for each of ``names``, which prints how to install the development
+    tools, and exits with status 1.
+    """
 
     def missing(context: typer.Context) -> None:
         print_error(

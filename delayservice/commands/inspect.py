@@ -29,7 +29,13 @@ _TEXT_SHOWN: Final = 60
 
 @dataclass(frozen=True, slots=True)
 class RecordFilter:
-    """Filter of stored records by key, id and target topic; an id or target of None accepts any."""
+    """Filter of stored records.
+
+    Attributes:
+        bounds: range of key times, which the reader of the store applies.
+        record_id: the ``delay-id``; None: any.
+        target: the target topic; None: any.
+    """
 
     bounds: ReadBounds
     record_id: bytes | None
@@ -47,7 +53,8 @@ class RecordFilter:
 def wanted(
     since: str | None, until: str | None, record_id: str | None, target: str | None
 ) -> RecordFilter:
-    """Return the filter for ``--from``, ``--to``, ``--id`` and ``--target``, in this order.
+    """Return the filter for the options ``--from`` (``since``), ``--to`` (``until``), ``--id`` and
+    ``--target``; None: the option is not given.
 
     Raises:
         DelayServiceError: a point in time is invalid.
@@ -67,7 +74,8 @@ def time_text(ms: int | None) -> str:
 
 
 def show_facts(path: Path, *, as_json: bool) -> bool:
-    """Print what each store in a folder holds: format, horizon, contracts, counts by hour.
+    """Print facts about each store in a folder: format, horizon, contracts, counts by hour of due
+    time.
 
     Returns:
         Whether all stores could be read.
@@ -113,13 +121,17 @@ def _as_json(shard: ShardFolder, facts: StoreFacts, user: int | None) -> dict[st
 
 
 def shard_names(shard: ShardFolder) -> dict[str, object]:
-    """Return the JSON fields that name a shard: folder, hash of the topic id, partition."""
+    """Return the JSON fields that name a shard: folder, hash of the topic id, partition (None:
+    unknown).
+    """
     partition = None if shard.partition < 0 else shard.partition
     return {"path": shard.path, "shard": shard.shard, "partition": partition}
 
 
 def shard_text(shard: ShardFolder) -> str:
-    """Return where a shard is stored: its folder; for a store of several shards also its name."""
+    """Return the folder of a shard's store, and, if the store has several shards, the shard's name
+    after it.
+    """
     whole = Path(shard.path).resolve()
     is_own = whole.name == str(shard.partition) and whole.parent.name == shard.shard
     return (
@@ -173,7 +185,7 @@ def _hours_table(facts: StoreFacts) -> Table:
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """Stored record, also decoded (``payload``), and its shard."""
+    """Shard of a stored record, the record as stored (``frame``), and decoded (``payload``)."""
 
     shard: ShardFolder
     frame: Frame
@@ -183,7 +195,8 @@ class _Row:
 def show_records(
     path: Path, wanted: RecordFilter, limit: int, *, values: bool, as_json: bool
 ) -> bool:
-    """Print the matching records of each shard in order of delivery, ``limit`` per shard at most.
+    """Print the records of each shard that match ``wanted``, in order of delivery, ``limit`` per
+    shard at most. ``values``: whether to print values and headers.
 
     Returns:
         Whether all requested records could be read.

@@ -121,7 +121,9 @@ class KafkaOptions:
 
 
 def with_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Decorator of a Typer command: each field of its dataclass parameters becomes an option."""
+    """Return a Typer command that has, instead of each dataclass parameter of ``command``, an
+    option for each field of the dataclass.
+    """
     shown: list[Parameter] = []
     groups: dict[str, type[Any]] = {}
     for parameter in signature(command, eval_str=True).parameters.values():

@@ -84,8 +84,9 @@ def pending(
 
 
 def _records(api: Api, query: Mapping[str, object], limit: int) -> Iterator[dict[str, Any]]:
-    """Yield up to ``limit`` pending records that match ``query``, read from the API in pages; show
-    the number of scanned records meanwhile.
+    """Yield up to ``limit`` pending records, read from the API in pages. ``query``: parameters of
+    the API. On standard error, show the number of scanned records meanwhile, and in the end whether
+    records may be missing.
     """
     cursor: str | None = None
     found = scanned = 0

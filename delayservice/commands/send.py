@@ -40,7 +40,9 @@ Header: TypeAlias = tuple[str, bytes]
 
 @dataclass(frozen=True, slots=True)
 class Outgoing:
-    """Record to write to a delay topic; ``partition`` None: its id, or else its key, chooses it."""
+    """Record to write to the delay topic ``topic``. ``partition`` None: ``record_id``, its
+    ``delay-id``, chooses the partition, or else its key.
+    """
 
     topic: str
     key: bytes | None
@@ -83,7 +85,8 @@ def time_header(at: str | None, after: str | None) -> list[Header]:
 
 
 def operation(record_id: str | None, *, cancel: bool, fire: bool) -> str | None:
-    """Return the value of header ``delay-op``: ``cancel``, ``fire``, or None without these flags.
+    """Return the value of header ``delay-op``: ``cancel`` or ``fire``, as the flags say; None: none
+    is given.
 
     Raises:
         DelayServiceError: both flags are given, or the id is missing.
@@ -97,7 +100,8 @@ def operation(record_id: str | None, *, cancel: bool, fire: bool) -> str | None:
 
 
 def milliseconds(option: str, text: str | None) -> str | None:
-    """Return a duration as milliseconds in decimal digits, for a header; None for None.
+    """Return the duration ``text`` as milliseconds in decimal digits, for a header; None: ``text``
+    is None. ``option``: name of the option, for error messages.
 
     Raises:
         DelayServiceError: the duration is invalid.
@@ -148,7 +152,7 @@ def delay_ms(option: str, text: str) -> int:
 
 
 def own_headers(texts: Sequence[str]) -> list[Header]:
-    """Parse the texts ``name=value`` of ``--header`` into headers.
+    """Return the headers that the texts ``name=value`` of ``--header`` give.
 
     Raises:
         DelayServiceError: a header has no ``=`` or no name.
@@ -196,7 +200,8 @@ def doubt(settings: Settings, record: Outgoing, now_ms: int) -> str | None:
     Raises:
         ContractError: the settings contradict each other.
     """
-    contract = replace(contract_for(settings, record.topic), id_partitions=0)  # judged anywhere
+    # Without homes, because the partition of the record is not known yet.
+    contract = replace(contract_for(settings, record.topic), id_partitions=0)
     contracts = Contracts([(0, contract)])
     reader = RecordReader(record.topic, 0, contracts, [])
     entry = reader.read(0, now_ms, record.key, record.value, list(record.headers))
@@ -232,15 +237,15 @@ def _missing_target(settings: Settings, target: str) -> str | None:
 def hearing(
     settings: Settings, wait_s: float | None
 ) -> Iterator[Callable[[DeliveryReport], str | None]]:
-    """Read new outcomes while the ``with`` block runs, which writes a control record.
+    """Read new outcomes while the ``with`` block runs. The block writes a control record.
 
     Args:
         settings: settings of the cluster.
         wait_s: longest wait for the outcome, in s; None: no wait.
 
     Yields:
-        Function that returns the outcome of the control record with a delivery report; None: no
-        outcome was read in time.
+        Function that takes the delivery report of the control record, and returns the name of its
+        outcome (``cancelled``, ``not_pending`` ...); None: no outcome was read in time.
 
     Raises:
         KafkaEdgeError: the outcomes topic can't be read.
@@ -310,6 +315,7 @@ def _choose_partition(
     producer: Producer, record: Outgoing, bootstrap: str, troubles: Sequence[KafkaError]
 ) -> int | None:
     """Return the partition to write to: that of the record, or of its id; None: the key chooses.
+    ``bootstrap``: brokers, for error messages; ``troubles``: errors that the client has reported.
 
     Raises:
         KafkaEdgeError: no broker answers, or there is no such topic or partition.

@@ -124,7 +124,8 @@ def send(
 
 
 def _outgoing(topic: str, value: str | None, asked: RecordOptions) -> Outgoing:
-    """Return the record that the options describe.
+    """Return the record that the options describe. ``value``: argument with the value; ``-`` or
+    None: standard input, unless an option gives the value.
 
     Raises:
         DelayServiceError: an option is invalid, or options contradict each other.
@@ -161,8 +162,8 @@ def _outgoing(topic: str, value: str | None, asked: RecordOptions) -> Outgoing:
 
 
 def _said(due: str | None, outcome: str | None, *, is_control: bool) -> str:
-    """Return what to print about a sent record: its due time, or the outcome of a control
-    record.
+    """Return what to print about a sent record: its due time ``due``, as text, or for a control
+    record its ``outcome``. None: not known.
     """
     if not is_control:
         return f"due {due}" if due else "written"

@@ -212,7 +212,9 @@ def _show_rows(rows: Sequence[Mapping[str, object]]) -> None:
 def show_findings(
     findings: Mapping[str, int], sample: Sequence[Mapping[str, object]], path: str
 ) -> None:
-    """Print the number of findings of each kind, a sample of them, and ``path``, where all are."""
+    """Print the number of findings of each kind, the rows of a sample of them, and ``path``, where
+    all findings are.
+    """
     if not findings:
         out.print("nothing was found", style="bold green")
         return
@@ -226,7 +228,7 @@ def _follow(
     job: Running, options: AuditOptions, interval_s: float, *, from_start: bool, as_json: bool
 ) -> int:
     """Audit the new records every ``interval_s`` seconds until Ctrl-C or SIGTERM; return the exit
-    status. ``from_start``: begin with the records already in the logs.
+    status, as for all findings so far. ``from_start``: begin with the records already in the logs.
     """
     from connectors.spark.audit import Following
     from connectors.spark.audit.result import exit_status
@@ -261,8 +263,8 @@ def _show_interval(manifest: AuditManifest, found: AuditResult, *, as_json: bool
 
 
 def _audit_options(settings: Settings, output: str, targets: Sequence[str] | None) -> AuditOptions:
-    """Return the options of an audit. ``output``: folder or URL of the results; ``targets``: target
-    topics to read; None: all.
+    """Return the options of an audit: those of ``read_options``, which has the same arguments, and
+    the names of the service's own topics and of the delay topics.
     """
     topics = settings.topics
     delayed = (*topics.delay, *settings.levels.by_topic)

@@ -173,7 +173,7 @@ class FieldOptions:
 
     def fields(self, given: InputOptions) -> Fields:
         """Return the column or fixed text for each part of a record. ``given``: options that name
-        the input, whose name ids begin with by default.
+        the input; without ``--job``, ids that are made begin with the input's name.
 
         Raises:
             DelayServiceError: a header is invalid.
@@ -260,7 +260,9 @@ def _follow(
     options: ScheduleOptions,
     streamed: StreamOptions,
 ) -> Stream:
-    """Schedule records of a topic until the stream ends or is stopped by a signal; return it."""
+    """Schedule records of a topic until the stream ends or is stopped by a signal; return the
+    stream. ``contracts``: returns the contracts for records written now.
+    """
     from connectors.spark.schedule.stream import start_stream
 
     begun = start_stream(job.spark, contracts, options, streamed, _progress)
@@ -272,8 +274,14 @@ def _follow(
 
 
 def _name(settings: Settings, source: str | None, topic: str, job: str | None) -> str:
-    """Return the name of a job, the same whenever the same input is scheduled. ``source``: input
-    with rows; None: the input is a topic.
+    """Return the name of a job, the same whenever the same input is scheduled: its consumer group
+    and the prefix of its transactional ids.
+
+    Args:
+        settings: settings of the cluster.
+        source: input with rows; None: the input is a topic.
+        topic: the delay topic.
+        job: value of ``--job``; None: not given.
     """
     name = f"{settings.kafka.transactional_id_prefix}-schedule"
     if source is None:

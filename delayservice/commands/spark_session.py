@@ -59,7 +59,7 @@ PublishOption = Annotated[
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """Running Spark session, and a function that shows a text as the current step."""
+    """Running Spark session, and ``say``, a function that shows a text as the current step."""
 
     spark: SparkSession
     say: Say
@@ -210,8 +210,8 @@ def _end_java() -> None:
 
 @contextmanager
 def _unseen() -> Iterator[None]:
-    """Hide standard error while Java starts in the block, as its log can't be configured before.
-    The output is shown if the start fails, or with ``--debug``.
+    """Hide standard error while the ``with`` block runs, in which Java starts: its log can't be
+    configured before. The output is shown if the start fails, or with ``--debug``.
     """
     if "--debug" in sys.argv:
         yield

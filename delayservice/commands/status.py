@@ -20,7 +20,8 @@ def fetch(address: str) -> NodeState:
     """Return the state of the node that listens on ``host:port``.
 
     Raises:
-        DelayServiceError: there is no answer, or it is not from a node of this version.
+        DelayServiceError: the address is invalid, there is no answer, or it is not from a node of
+            this version.
     """
     host, _, port = address.rpartition(":")
     if not host or not port.isdecimal():
@@ -44,7 +45,7 @@ def fetch(address: str) -> NodeState:
 
 
 def show(status: NodeState) -> None:
-    """Print the node, its problems, the pauses and a table of its slices."""
+    """Print the node, its problems, the pauses, the parked records, and a table of its slices."""
     health = "[green]healthy[/]" if status.healthy else "[bold red]not healthy[/]"
     out.print(
         f"node [bold]{status.node_id}[/]  version {status.version}  "

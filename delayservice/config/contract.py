@@ -64,7 +64,7 @@ def allowlist_for(settings: Settings, topic: str) -> Allowlist:
 
 def allowed_patterns(settings: Settings) -> tuple[str, ...] | None:
     """Return the names and patterns of target topics that are allowed to at least one delay topic;
-    None: the settings have no ``[targets]``, as those of a client.
+    None: the settings have no ``[targets]``, as is usual for a client.
     """
     rules = settings.targets.values()
     found = {name for rule in rules for name in (*rule.allow, rule.default_target) if name}

@@ -63,7 +63,9 @@ RESERVED: Mapping[str, str] = {
 
 
 def is_secret_name(name: str) -> bool:
-    """Return whether a setting's name means a secret value; the path of a secret's file is none."""
+    """Return whether the value of a setting with this name is secret. The path of a secret's file
+    is not.
+    """
     return bool(_SECRET.search(name)) and not _ONLY_A_PLACE.search(name)
 
 

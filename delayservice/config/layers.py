@@ -37,12 +37,16 @@ value.
 
 @dataclass(frozen=True, slots=True)
 class Origins:
-    """Places (file, variable or ``--set``) of values by path; all other values are defaults."""
+    """Places (file, variable or ``--set``) where values are written, by the path of the setting's
+    name; all other values are defaults.
+    """
 
     places: dict[PathKey, str] = field(default_factory=dict)
 
     def of(self, path: PathKey) -> str:
-        """Return the place of a value: ``default``, or its file, variable or ``--set``."""
+        """Return the place of the value at ``path``: its file, variable or ``--set``, else that of
+        a table around it or of a value below it, else ``default``.
+        """
         for length in range(len(path), 0, -1):
             place = self.places.get(path[:length])
             if place is not None:
@@ -65,7 +69,13 @@ def read_layers(
     environ: Mapping[str, str],
     model: type[BaseModel],
 ) -> Layers:
-    """Return the merged values of file, ``--set`` texts and environment. ``model``: the settings.
+    """Return the merged values of file, environment and ``--set`` texts.
+
+    Args:
+        config: TOML file; None: no file.
+        sets: texts ``section.key=value``.
+        environ: environment variables.
+        model: class of the settings.
 
     Raises:
         SettingsError: the file can't be read, or a ``--set`` or variable has no legal form.
@@ -93,7 +103,8 @@ def known_names(model: type[BaseModel]) -> list[str]:
 
 def explain(error: ValidationError, layers: Layers, model: type[BaseModel]) -> str:
     """Return a message with a line for each error: name and place of the setting, what is wrong,
-    and if the name is unknown, a similar one.
+    and if the name is unknown, a similar one. ``layers``: values that were validated; ``model``:
+    class of the settings.
     """
     lines = [
         _explain_one(tuple(str(part) for part in finding["loc"]), finding, layers, model)
@@ -172,8 +183,8 @@ def _flatten(path: PathKey, value: object, place: str) -> Iterator[Leaf]:
 
 
 def _dotted(table: PathKey, name: str, value: object, place: str) -> Iterator[Leaf]:
-    """Yield librdkafka options by full name: TOML reads unquoted names with dots as nested
-    tables.
+    """Yield the librdkafka option ``name`` of ``table``, or, if ``value`` is a table, the options
+    in it by their full names: TOML reads unquoted names with dots as nested tables.
     """
     if isinstance(value, dict):
         for key, below in value.items():

@@ -18,7 +18,9 @@ _TYPE_WORDS = {"array": "list", "object": "table"}
 
 
 class Row(NamedTuple):
-    """Value of one setting, and its origin: ``default``, or its file, variable or ``--set``."""
+    """Name (``section.key``) and value of one setting, and its origin: ``default``, or its file,
+    variable or ``--set``.
+    """
 
     name: str
     value: object
@@ -59,7 +61,9 @@ def require_values(rows: Iterable[Row], names: Iterable[str]) -> None:
 
 
 def as_text(name: str, value: object) -> str:
-    """Return a setting's value as it is written in a file, durations and sizes with units."""
+    """Return a setting's value as text for people; empty: None or an empty table. By ``name``, the
+    name of the setting, milliseconds and bytes get a unit.
+    """
     if value is None or value == {}:
         return ""
     if isinstance(value, list):

@@ -22,7 +22,7 @@ def read_secret_bytes(setting: str, path: Path) -> bytes:
 
 
 def read_secret_text(setting: str, given: SecretStr | None, path: Path | None) -> str | None:
-    """Return a secret from its setting, or the stripped UTF-8 text of its file.
+    """Return a secret from its setting, or from its file, UTF-8 without white space around it.
 
     Args:
         setting: name of the setting that names the file, for error messages.

@@ -52,7 +52,7 @@ def parse_duration_ms(text: str) -> int:
 
 
 def format_duration(ms: int) -> str:
-    """Return milliseconds as text with the largest unit that fits exactly: ``90s``, ``2h``."""
+    """Return ``ms`` as text with the largest unit of which it is a multiple: ``90s``, ``2h``."""
     if ms == 0:
         return "0ms"
     unit = next(unit for unit, size in reversed(_UNIT_MS.items()) if ms % size == 0)
@@ -60,7 +60,7 @@ def format_duration(ms: int) -> str:
 
 
 def _read_ms(value: object) -> object:
-    """Return milliseconds for text with a unit; a number without one is returned as it is."""
+    """Return the milliseconds of a text with a unit, and any other value unchanged."""
     if isinstance(value, str) and not _is_number(value):
         return parse_duration_ms(value)
     return value

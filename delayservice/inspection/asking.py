@@ -34,7 +34,9 @@ _log = structlog.get_logger(__name__)
 
 
 class NotAnsweredError(DelayServiceError):
-    """Error for a query that a worker did not answer, because it is restarting or busy."""
+    """Query that a worker did not answer, because it is restarting or busy, or answered with an
+    error.
+    """
 
 
 class _Envelope(msgspec.Struct):
@@ -75,8 +77,11 @@ class WorkerClient:
 
     def ask(self, question: Question, timeout_s: float) -> Asked:
         """Send a query to the worker, and return a handle that waits for its answer until
-        ``timeout_s`` seconds from now. Raises ``NotAnsweredError`` if the worker has ended or reads
-        nothing, or if ``WAITING_MAX`` queries wait for their answers.
+        ``timeout_s`` seconds from now.
+
+        Raises:
+            NotAnsweredError: the worker has ended, other queries could not be sent to it within
+                ``timeout_s``, or ``WAITING_MAX`` queries wait for their answers.
         """
         future: Future[_Reply] = Future()
         with self._lock:
@@ -95,8 +100,11 @@ class WorkerClient:
         return Asked(self, number, future, deadline_s)
 
     def _send(self, data: bytes, timeout_s: float) -> None:
-        """Send bytes to the worker, and wait at most ``timeout_s`` seconds for other senders. The
-        lock of the answers is not held, because a blocked pipe must not delay them.
+        """Send bytes to the worker. Wait at most ``timeout_s`` seconds for other senders, without
+        the lock of the answers, because a blocked pipe must not delay answers.
+
+        Raises:
+            NotAnsweredError: the worker has ended, or another sender is still blocked.
         """
         if not self._sending.acquire(timeout=timeout_s):
             raise NotAnsweredError(f"{self._name} takes no questions; try again")
@@ -144,8 +152,10 @@ class Asked(NamedTuple):
     deadline_s: float
 
     def answer(self, kind: type[T]) -> T:
-        """Wait for the answer until the deadline, and return it, decoded as ``kind``. Raise
-        ``NotAnsweredError`` if the query failed or the answer is late.
+        """Wait for the answer until the deadline, and return it, decoded as ``kind``.
+
+        Raises:
+            NotAnsweredError: the query failed, or there is no answer before the deadline.
         """
         try:
             reply = self.future.result(max(self.deadline_s - time.monotonic(), 0.0))
@@ -159,7 +169,8 @@ class Asked(NamedTuple):
 
 def answer_questions(pipe: Connection, answer: Callable[[Question], Answer]) -> None:
     """Start threads that answer queries at the worker's end of ``pipe``, until the other end is
-    closed. ``answer``: function that returns the answer to a query.
+    closed. ``answer``: returns the answer to a query; the query fails with the text of its error.
+    Queries past their deadline are dropped.
 
     Only the thread that reads from the pipe closes it. If another thread closed it, the reading one
     could go on with an invalid or reused file handle.

@@ -1,5 +1,5 @@
-"""Counts of the pending records in the lanes of a slice, for metrics. They are taken about once a
-second; a lane is counted again only if records were stored or settled since its last count.
+"""Counts of the pending records in the lanes of a slice, for metrics. A lane is counted again only
+if records were stored or settled since its last count.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ class LaneCounts:
     """Counts of a lane's pending records at one time.
 
     Attributes:
-        seen: state of the lane at the count, to notice later changes; None: not counted yet.
+        seen: state of the lane at the count (cursor, S, census), to notice later changes; None: not
+            counted yet, or a level topic.
         pending: number of pending records.
         lumps: ``(start_ms, stop_ms, count)`` by ranges of due times, epoch milliseconds; empty for
             level topics.
@@ -48,9 +49,10 @@ def count_lane(
     Args:
         lane: the lane.
         now_ms: the present time, epoch milliseconds.
-        before: result of the last call for this lane; returned again if nothing has changed.
-        is_time: whether a new count is due; if not, the old counts are kept, and only the first due
-            time is updated.
+        before: result of the last call for this lane, ``LaneCounts()`` at first; returned again if
+            nothing has changed.
+        is_time: whether a new count is due; if not, the counts of ``before`` are kept, if there are
+            any, and only the first due time is updated.
     """
     precise = lane.precise
     if precise is None:
@@ -87,8 +89,9 @@ def _count(lane: PreciseLane, now_ms: int, seen: object) -> LaneCounts:
 
 
 def topic_counts(counts: LaneCounts, now_ms: int) -> TopicCounts:
-    """Return those of a lane's counts that metrics show, among them the numbers of records due
-    within each of ``HORIZONS_MS`` from ``now_ms``, epoch milliseconds.
+    """Return the counts of a lane that metrics show: all pending records, those due within each of
+    ``HORIZONS_MS`` from ``now_ms``, epoch milliseconds (empty without ``lumps``), and those of each
+    target.
     """
     within = counts_within(counts.lumps, [now_ms + horizon_ms for horizon_ms in HORIZONS_MS])
     return TopicCounts(counts.pending, within if counts.lumps else [], counts.targets)

@@ -73,7 +73,7 @@ class LaneSearch:
         return self._is_full or self._is_whole
 
     def read(self) -> None:
-        """Read the next records, some hundreds at most, from the store; ``sift`` has to follow."""
+        """Read the next records, 500 at most, from the store; ``sift`` has to follow."""
         left = self._asked.scan_max - self._scanned
         self._frames, self._after, damage = self._scanner.read_on(
             self._after, self._upto, min(_CHUNK_ROWS, left)
@@ -82,7 +82,7 @@ class LaneSearch:
         self._is_whole = self._after >= self._upto
 
     def sift(self) -> None:
-        """Add to the page those of the records read last that match the query."""
+        """Add to the page the records of the last ``read`` that match the query."""
         for frame in self._frames:
             self._scanned += 1
             found = _wanted(self.lane, frame, self._asked)
@@ -102,8 +102,8 @@ class LaneSearch:
 
 
 def _wanted(lane: PreciseLane, frame: Frame, asked: Search) -> Pending | None:
-    """Return the record of ``frame`` if it matches the query; None: it does not match, or is
-    settled.
+    """Return the record of ``frame``, without value and headers, if it matches the query; None: it
+    does not match, or is settled.
     """
     key_ms, offset, mark, packed = frame
     if lane.shard.committed.has_settled((key_ms, offset), mark):
@@ -136,8 +136,8 @@ def _at(lane: PreciseLane, key: Key) -> Pending | None:
 def _frames(
     lane: PreciseLane, after: Key, upto: Key, at_once: int = _CHUNK_ROWS
 ) -> Iterator[Frame]:
-    """Yield the records with ``after < key <= upto``, read in steps of ``at_once`` records, without
-    damaged parts.
+    """Yield the records with ``after < key <= upto`` in key order, settled ones included, without
+    damaged parts. ``at_once``: largest number of records of one read.
     """
     scanner = lane.store.scanner()
     while after < upto:
@@ -256,7 +256,7 @@ def lumps_of(lane: PreciseLane, now_ms: int) -> list[Lump]:
 
 
 def _dues(lane: PreciseLane, frames: Iterable[Frame]) -> Iterator[Lump]:
-    """Yield ``(due_ms, due_ms + 1, 1)`` for each of the records ``frames`` that is pending."""
+    """Yield ``(due_ms, due_ms + 1, 1)``, epoch ms, for each pending record of ``frames``."""
     for key_ms, offset, mark, packed in frames:
         if mark == NO_MARK and not lane.shard.committed.has_settled((key_ms, offset), mark):
             due_ms = max(key_ms, decode_payload(packed)[5])

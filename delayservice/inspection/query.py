@@ -68,7 +68,7 @@ class Find(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class Locate(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Query for the state of one record of a delay topic: pending, settled and so on.
+    """Query for the state (``Fate``) of one record of a delay topic or level topic.
 
     Attributes:
         topic: the delay topic.
@@ -117,8 +117,8 @@ class Pending(msgspec.Struct, frozen=True, kw_only=True):
         value: value of the record in the target topic; None in lists.
         value_bytes: size of the value in bytes; None: the value is null.
         headers: the user's headers of the record in the target topic; empty in lists.
-        source: ``topic:partition:offset`` of the record that the user wrote, before it was
-            requeued.
+        source: ``topic:partition:offset`` of the record that the user wrote; this record, unless it
+            is requeued.
         attempt: number of the delivery attempt, from 1.
         expires_ms: time after which it expires, epoch milliseconds; None: never.
         recurs: whether it is an occurrence of a recurring record.
@@ -206,7 +206,8 @@ class BacklogCounts(msgspec.Struct, kw_only=True):
 
 
 def merged(pages: Sequence[Page], limit: int) -> Page:
-    """Merge the pages of several shards or workers into one of at most ``limit`` records.
+    """Return one page of at most ``limit`` records, merged from the pages of several shards or
+    workers.
 
     The merged page ends at the lowest ``upto`` of all pages, because behind it a shard may have
     more records.
@@ -242,9 +243,9 @@ def key_after(after: Position | None, topic: str, partition: int, start_ms: int)
 
 
 def together(lumps: Iterable[Lump], now_ms: int) -> list[Lump]:
-    """Merge counts ``(start_ms, stop_ms, count)`` into ranges of a second up to ten minutes from
-    ``now_ms`` (epoch ms), then of a minute, and of an hour from two days on. Ranges that are wider
-    in ``lumps`` stay wider.
+    """Return the counts ``lumps``, ``(start_ms, stop_ms, count)``, added up by ranges of a second
+    up to ten minutes from ``now_ms`` (epoch ms), then of a minute, and of an hour from two days on.
+    Ranges that are wider in ``lumps`` stay wider.
     """
     counts: dict[tuple[int, int], int] = {}
     for start_ms, stop_ms, count in lumps:

@@ -1,8 +1,8 @@
 """Metrics that a worker keeps and sends to the supervisor.
 
 A worker has one ``SliceMetrics`` for each of its slices and updates it once per batch, never per
-record. About once a second it sends ``snapshot.encode_snapshot`` of all of them to the supervisor,
-whose ``hub.MetricsHub`` exports them to Prometheus.
+record. Every 1 to 5 s it sends all of them, encoded by ``snapshot.encode_snapshot``, to the
+supervisor, whose ``hub.MetricsHub`` collects them for Prometheus.
 """
 
 from __future__ import annotations
@@ -46,19 +46,23 @@ worker's loop, in ms; one more bucket has no bound."""
 
 
 TARGETS_MAX: Final = 20
-"""Largest number of pairs of delay topic and target topic that have metrics each; those of all
-other pairs are added up."""
+"""Largest number of pairs of delay topic and target topic with metrics of their own; those of all
+other pairs of a delay topic are added up under ``census.OTHERS``."""
 
 
 class Histogram(msgspec.Struct):
-    """Histogram of values in ms: number of values per bucket (not cumulative), and their sum."""
+    """Histogram of values in ms: number of values per bucket (not cumulative), and their sum. The
+    upper bounds of the buckets are a constant of this module, the last bucket has none.
+    """
 
     counts: list[int]
     sum_ms: float = 0.0
 
     @classmethod
     def empty(cls, bounds: Sequence[int]) -> Histogram:
-        """Return a histogram without values: a bucket for each bound and one above the last."""
+        """Return a histogram without values, with a bucket below each of ``bounds``, ms, and one
+        above the last.
+        """
         return cls([0] * (len(bounds) + 1))
 
     def add(self, other: Histogram) -> None:
@@ -67,16 +71,17 @@ class Histogram(msgspec.Struct):
         self.sum_ms += other.sum_ms
 
     def since(self, before: Histogram) -> Histogram:
-        """Return the values added after ``before``, an earlier state of this histogram."""
+        """Return a histogram of the values added after ``before``, an earlier state of this one."""
         pairs = zip(self.counts, before.counts, strict=True)
         return Histogram([now - earlier for now, earlier in pairs], self.sum_ms - before.sum_ms)
 
     def quantile_ms(self, fraction: float, bounds: Sequence[int]) -> int | None:
-        """Return the upper bound of the bucket that contains the quantile, in ms. ``fraction``:
-        0.99 for the 99th percentile; ``bounds``: those of the buckets, in ms.
+        """Return the upper bound of the bucket that contains the quantile, in ms; None: the
+        histogram is empty. If the quantile is above all bounds, the last bound is returned.
 
-        None: the histogram is empty. If the quantile is above all bounds, the last bound is
-        returned.
+        Args:
+            fraction: 0.99 for the 99th percentile.
+            bounds: upper bounds of the buckets, ascending, in ms.
         """
         total = sum(self.counts)
         seen = 0
@@ -96,7 +101,7 @@ def _transaction_times() -> Histogram:
 
 
 def histogram_of(lateness_ms: Collection[int]) -> Histogram:
-    """Return the lateness values, in ms, as a histogram with bounds ``LATENESS_BOUNDS_MS``."""
+    """Return a histogram, with bounds ``LATENESS_BOUNDS_MS``, of lateness values in ms."""
     found, ordered, below = _lateness(), sorted(lateness_ms), 0
     for index, bound in enumerate(LATENESS_BOUNDS_MS):
         upto = bisect_right(ordered, bound, below)
@@ -115,8 +120,8 @@ class WorkerMetrics(msgspec.Struct):
         memory_bytes: resident memory of the process.
         turns: durations of the iterations of its loop, without the wait for records.
         transactions: durations of committed transactions, from begin to commit.
-        targets: lateness by delay topic and target topic, for ``TARGETS_MAX`` pairs; deliveries to
-            other targets count as ``census.OTHERS``.
+        targets: lateness of deliveries, by delay topic, then by target topic, for ``TARGETS_MAX``
+            pairs; deliveries to other targets count under ``census.OTHERS``.
         apart: lateness of records that were due when written, put off, or sent to their home, by
             kind (``outcome.PAST_DUE``, ``outcome.RESUMED``, ``outcome.SENT_HOME``).
     """
@@ -144,7 +149,7 @@ class WorkerMetrics(msgspec.Struct):
         of_topic.setdefault(target, _lateness()).add(lateness)
 
     def add(self, other: WorkerMetrics) -> None:
-        """Add the counts of another worker, or of an earlier process of this one."""
+        """Add CPU time and counts of another worker, or of an earlier process of this one."""
         self.cpu_s += other.cpu_s
         self.turns.add(other.turns)
         self.transactions.add(other.transactions)
@@ -164,12 +169,14 @@ def observe_s(histogram: Histogram, seconds: float) -> None:
 
 
 class Counters(msgspec.Struct):
-    """Counters of one slice since the process of its worker started."""
+    """Counters of one slice since its worker began to keep it. The supervisor adds up those of all
+    its workers since the node started.
+    """
 
     ingested: int = 0
     """Number of source records stored, control records and invalid ones included."""
     settled: dict[str, int] = msgspec.field(default_factory=dict)
-    """Number of committed outcomes by name (``engine.outcome.OUTCOME_NAMES``)."""
+    """Number of committed outputs by outcome (``engine.outcome.OUTCOME_NAMES``)."""
     rejected: dict[str, int] = msgspec.field(default_factory=dict)
     """Number of dead letters by their ``delay-error`` code."""
     early: int = 0
@@ -177,9 +184,11 @@ class Counters(msgspec.Struct):
     aborts: int = 0
     """Number of transactions that were aborted, or whose result was unknown."""
     over_cap: int = 0
-    """Number of records due in a second that has ``delivery.slot_records_max`` records already."""
+    """Number of settled records beyond ``delivery.slot_records_max`` in the second of their due
+    time."""
     lateness: Histogram = msgspec.field(default_factory=_lateness)
-    """Lateness of deliveries, except of records parked, paced, or due before they were written."""
+    """Lateness of deliveries on time or late; not of records put off (parked or paced), or due
+    before they were written."""
 
     def add(self, other: Counters) -> None:
         """Add the counts of ``other``, of another slice or of an earlier worker process."""
@@ -227,24 +236,26 @@ class SliceMetrics(msgspec.Struct):
     damaged: int = 0
     """Number of key ranges of the copy that could not be read when all of it was read last."""
     lost_offsets: int = 0
-    """Number of offsets deleted by retention unsettled, according to the newest checkpoint."""
+    """Number of source offsets that retention deleted before they were settled, according to the
+    newest checkpoint."""
     pending: int = 0
     """Number of pending records, without those known to be cancelled, replaced or fired."""
     store_bytes: int = 0
-    """Size of the slice's stores on the disk, in bytes."""
+    """Size of the slice's stores, in bytes."""
     oldest_due_ms: int | None = None
     """Due time of the first pending record, epoch milliseconds; None: no record is pending."""
     topics: dict[str, TopicCounts] = msgspec.field(default_factory=dict)
     """Numbers of pending records by delay topic; empty unless this node owns the slice, so that
     sums over the nodes count each record once."""
     cursor_age_s: float = 0.0
-    """Time since the worker's last commit began, in s; 0: the slice's cursor needs no commit."""
+    """Time since the worker's last commit began, in s; 0: the slice's cursor needs no commit, or
+    this node is not the owner."""
     source_lag: int = 0
     """Number of source offsets in Kafka that are not stored yet."""
 
     def observe_lateness(self, lateness_ms: Collection[int]) -> Histogram:
-        """Add the lateness of one batch of delivered records, in ms, in any order; return it as a
-        histogram. Negative values count as early.
+        """Add the lateness of one batch of delivered records, in ms, to the counters, and return
+        its histogram. Negative values count as early.
         """
         added = histogram_of(lateness_ms)
         if min(lateness_ms, default=0) < 0:

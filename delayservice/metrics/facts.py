@@ -26,8 +26,13 @@ SLICES_NAMED_MAX = 10
 
 @dataclass(frozen=True, slots=True)
 class SliceReport:
-    """Last report about a slice. ``worker``: number of the worker; ``cursor_age_s``: time since the
-    worker's last commit, in s, or the age of the report if the cursor needed no commit.
+    """Metrics of a slice as last reported by a worker.
+
+    Attributes:
+        worker: number of the worker.
+        metrics: the metrics.
+        cursor_age_s: time since the worker's last commit, in s; the age of the metrics, if the
+            cursor needed no commit.
     """
 
     worker: int
@@ -54,8 +59,8 @@ class Unelectable(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class NodeFacts:
     """State of a node at one moment. ``workers``, ``slices``: as last reported; ``totals``:
-    counters by slice since the node started; ``audit``: result of the newest audit; ``copies``:
-    result of the newest comparison of the nodes' copies.
+    counters by number of the slice since the node started; ``audit``: result of the newest audit;
+    ``copies``: result of the newest comparison of the nodes' copies; None: there was none yet.
     """
 
     node_id: str
@@ -109,7 +114,8 @@ def why_not_electable(facts: NodeFacts) -> list[str]:
 
 def topics_of(slices: Iterable[SliceReport]) -> dict[str, TopicCounts]:
     """Return the numbers of pending records by delay topic, summed over the slices. Target topics
-    with few records are combined.
+    with few records are combined under ``census.OTHERS``, so that ``TARGETS_MAX`` pairs of delay
+    topic and target topic have numbers of their own.
     """
     topics: dict[str, TopicCounts] = {}
     for report in slices:

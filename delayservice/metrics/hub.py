@@ -92,7 +92,9 @@ class _Worker:
 
 
 class NodeTotals(NamedTuple):
-    """Counters of all slices together since the node started, and the number of pending records."""
+    """Counters of all slices together since the node started, and the number of pending records in
+    all copies of the node.
+    """
 
     counters: Counters
     pending: int
@@ -120,8 +122,9 @@ class MetricsHub:
         snapshot, so that no call has to add up all slices."""
 
     def update(self, worker_index: int, snapshot_bytes: bytes) -> None:
-        """Replace a worker's snapshot, encoded by ``encode_snapshot``, and add what it counted
-        since.
+        """Replace the snapshot of the worker with this number by the next one, as encoded by
+        ``encode_snapshot``, and add what was counted between both. Count a restart if another
+        process made it.
 
         Raises:
             DelayServiceError: the bytes are not a snapshot of this version.
@@ -141,13 +144,17 @@ class MetricsHub:
             known.take(snapshot, self._now_s())
 
     def turn_s(self, worker_index: int) -> float:
-        """Return how long the loop's iteration had lasted at a worker's last report, in s."""
+        """Return how long the loop's iteration had lasted at a worker's last report, in s; 0: the
+        worker has not reported.
+        """
         with self._lock:
             worker = self._workers.get(worker_index)
             return 0.0 if worker is None else worker.snapshot.turn_s
 
     def _add_to_total(self, old: Snapshot | None, new: Snapshot) -> None:
-        """Add what the slices counted from snapshot ``old`` to snapshot ``new`` to the total."""
+        """Add to the total what the slices counted between the snapshots ``old`` (None: the start
+        of the worker) and ``new``.
+        """
         before = {m.slice: m.counters for m in old.slices} if old is not None else {}
         same = old.packed.keys() if old is not None else ()
         for packed in new.packed.keys() - same:
@@ -189,7 +196,7 @@ class MetricsHub:
         self._past.setdefault(metrics.slice, Counters()).add(metrics.counters)
 
     def totals(self) -> NodeTotals:
-        """Return the counters of all slices together, and the number of pending records."""
+        """Return counters and number of pending records of all slices together."""
         with self._lock:
             total = Counters()
             total.add(self._total)
@@ -259,7 +266,9 @@ class MetricsHub:
         return totals
 
     def _unelectable(self, worker_index: int) -> Iterator[Unelectable]:
-        """Yield the slices that a worker may not own, and why; a single item if it may own none."""
+        """Yield the slices that a worker may not own, and why; a single item without a slice if the
+        worker may own none.
+        """
         worker = self._workers.get(worker_index)
         silent_s = math.inf if worker is None else self._now_s() - worker.arrived_s
         seen = WorkerFacts(kafka=self._waits_for) if self._waits_for else WorkerFacts(silent_s)

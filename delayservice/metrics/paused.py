@@ -20,8 +20,8 @@ _NAME: Final = re.compile(r"[A-Za-z0-9._*?-]{1,249}")
 
 
 def pause_facts(pauses: Pauses | None) -> PauseFacts | None:
-    """Return the longest pauses, ``PAUSES_TOLD_MAX`` at most, and the number of all by kind; None:
-    the pauses topic has not been read yet.
+    """Return the longest pauses, ``PAUSES_TOLD_MAX`` at most, and the number of all pauses by kind;
+    None if ``pauses`` is None: the pauses topic has not been read yet.
     """
     if pauses is None:
         return None

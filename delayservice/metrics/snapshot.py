@@ -32,7 +32,7 @@ class Snapshot(msgspec.Struct):
     Attributes:
         pid: process id of the worker.
         problems: problems of the whole worker for people, one sentence each.
-        disk_used_percent: used part of the stores' disk; 0: the stores are in memory.
+        disk_used_percent: used part of the stores' disk, in percent; 0: the stores are in memory.
         audit: result of the newest audit; only one worker of a node knows it.
         slices_there: number of slices of the delay topics, on all nodes.
         pauses: active pauses; None: not read yet.
@@ -78,7 +78,9 @@ _decode_slice = msgspec.msgpack.Decoder(SliceMetrics).decode
 
 
 def encode_slice(metrics: SliceMetrics) -> bytes:
-    """Return the metrics of one slice encoded, cheaper than a copy of them for other threads."""
+    """Return the metrics of one slice, encoded for ``encode_snapshot``. For other threads this is
+    cheaper than a copy of the metrics.
+    """
     return _encode(metrics)
 
 

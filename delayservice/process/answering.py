@@ -1,4 +1,4 @@
-"""Answers of a worker to queries, which read each slice for a few milliseconds at a time."""
+"""Answers of a worker to queries. They read each slice for a few milliseconds at a time."""
 
 from __future__ import annotations
 
@@ -42,6 +42,11 @@ _Answer = Page | Fate | BacklogCounts | list[Pending] | None
 def answer(question: Search | Find | Locate | Ahead, thread: WorkerThread) -> _Answer:
     """Return the answer to a query, read from the slices of one worker.
 
+    Returns:
+        ``Search``: one page of records, from all slices. ``Find``: the pending records with the id,
+        from all slices. ``Locate``: the state of the record; None: the worker does not keep its
+        shard. ``Ahead``: counts over all slices.
+
     Raises:
         DelayServiceError: a slice is busy or was closed, or other searches take too long.
     """
@@ -60,8 +65,11 @@ def answer(question: Search | Find | Locate | Ahead, thread: WorkerThread) -> _A
 
 
 def _search(question: Search, thread: WorkerThread) -> Page:
-    """Read all lanes in small steps, by rotation, until the records are found or ``SEARCH_S`` has
-    passed; return a page of them.
+    """Read all lanes in small steps, by rotation, until each has a full page or is read to its end,
+    or ``SEARCH_S`` has passed; return one page, merged from those of the lanes.
+
+    Raises:
+        DelayServiceError: a slice is busy, a lane was closed, or other searches take too long.
     """
     if not _searching.acquire(timeout=SEARCH_WAIT_S):
         raise DelayServiceError("other searches are under way; try again in a moment")

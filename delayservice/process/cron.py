@@ -38,7 +38,8 @@ def _zone(name: str) -> ZoneInfo:
 @lru_cache(_CACHED)
 def cron_time(cron: str, zone: str, after_ms: int) -> int | None:
     """Return the first instant after ``after_ms`` that the cron expression matches in the time
-    zone, both epoch milliseconds; None: it never matches, as for the 30th of February.
+    zone, both epoch milliseconds; None: there is none within fifty years, so it never matches, as
+    for the 30th of February, or it is beyond the calendar.
 
     Raises:
         RecordRefusedError: with code ``cron-invalid`` or ``zone-invalid``.

@@ -15,8 +15,8 @@ _log = structlog.get_logger(__name__)
 
 
 def used_percent(folder: Path) -> float:
-    """Return how full the disk of ``folder`` is, in percent as ``df`` counts: the space reserved
-    for root is left out.
+    """Return how full the disk of ``folder`` is, in percent. Like ``df``, leave out the space that
+    is reserved for root.
 
     Raises:
         OSError: the disk can't be read.
@@ -30,8 +30,8 @@ class DiskWatch:
     others read the results.
 
     Args:
-        marks: percentages from which the disk counts as filling up, storing stops, or the disk is
-            full.
+        marks: limits, in percent: from which the disk counts as filling up, storing stops, or the
+            disk is full.
         look: returns how full the disk is, in percent; raises ``OSError`` if that fails.
         monotonic_s: monotonic clock, in s.
 
@@ -55,7 +55,9 @@ class DiskWatch:
         self.used = 0.0
 
     def look(self) -> None:
-        """Measure how full the disk is, once, and log a change of the level."""
+        """Measure how full the disk is, once; set ``used`` and ``level``, and log a change of the
+        level. If the disk can't be read, log that, and change nothing.
+        """
         self._looking_since_s = self._monotonic_s()
         try:
             self.used = self._look()

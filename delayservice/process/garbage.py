@@ -28,10 +28,10 @@ class GarbageCollector:
         self._collected_s = time.monotonic()
 
     def collect_when_time(self) -> None:
-        """Collect if the interval has passed, which takes milliseconds in which no thread of the
-        process runs. Surviving objects are excluded from later collections, because visiting those
-        of a thousand slices takes a tenth of a second; they are still freed with their last
-        reference.
+        """Collect reference cycles if ``COLLECT_INTERVAL_S`` has passed since the last collection.
+        It takes milliseconds in which no thread of the process runs. Surviving objects are excluded
+        from later collections, because visiting those of a thousand slices takes a tenth of a
+        second; they are still freed with their last reference.
         """
         now_s = time.monotonic()
         if now_s - self._collected_s >= COLLECT_INTERVAL_S:

@@ -37,7 +37,7 @@ class WorkerGate:
 
     def gave_up(self, slice_no: int, why: str) -> None:
         """Report to the ownership that a slice can't be served here now, so that another node takes
-        it over, and the reason ``why``.
+        it over. ``why``: the reason, for people.
         """
         self._ownership.gave_up(slice_no, why)
 
@@ -46,9 +46,12 @@ class WorkerGate:
         return self._watch.doubt()
 
     def heard_broker(self, broker_ms: int, read_back: ReadBack | None, sent_s: float) -> None:
-        """Compare a broker's time ``broker_ms``, epoch milliseconds, with the wall clock.
-        ``read_back``: the checkpoint that carried it, whose commit began at ``sent_s``, monotonic
-        seconds; None: another record did.
+        """Check the wall clock against a broker's timestamp. ``frozen`` returns the result.
+
+        Args:
+            broker_ms: the timestamp, epoch milliseconds.
+            read_back: checkpoint of this worker that carried it; None: a consumed record did.
+            sent_s: when the commit of that checkpoint began, monotonic seconds.
         """
         if read_back is None:
             self._watch.heard(broker_ms)

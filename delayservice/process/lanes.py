@@ -46,8 +46,8 @@ class LaneMaker:
         self._targets = targets
 
     def make(self, topic: ServedTopic, partition: int, loop: WorkerLoop) -> AnyLane:
-        """Return a new lane for a partition of a delay topic, which the caller has to add to the
-        slice. The slice is added to ``loop`` if it is missing.
+        """Return a new lane for a partition of a delay topic. The slice is added to ``loop`` if it
+        is missing; the lane is not, the caller has to add it.
         """
         slice_ = loop.slices.get(partition) or loop.add_slice(partition)
         place = (topic.name, partition, topic.topic_id)
@@ -68,7 +68,9 @@ class LaneMaker:
 
 
 def flow_rules(settings: Settings, slices: int) -> FlowRules:
-    """Return the limits of one slice: an even share of the cluster's rates, in records per s."""
+    """Return the limits of one slice: an even share of the cluster's rates, in records per s, and
+    the largest number of records due in one second. ``slices``: number of slices of the cluster.
+    """
     shares = max(slices, 1)
     return FlowRules(
         tuple((pattern, rate / shares) for pattern, rate in settings.rates.per_s.items()),
@@ -78,8 +80,8 @@ def flow_rules(settings: Settings, slices: int) -> FlowRules:
 
 
 def routes_of(settings: Settings, secrets: tuple[bytes, ...]) -> Routes:
-    """Return topics and rules for outputs. The first secret signs requeued records, all verify
-    them.
+    """Return topics and rules for outputs. ``secrets``: the first one signs requeued records and
+    envelopes, all of them verify.
     """
     return Routes(
         dead_letter=settings.topics.dead_letter,

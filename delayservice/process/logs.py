@@ -54,8 +54,7 @@ def configure(
         log: level and format.
         node_id: written to every line as field ``node``.
         worker: number of the worker, written to every line; None in the supervisor.
-        secrets: values that are replaced in every line, unencoded
-            (``settings_report.secret_values``).
+        secrets: texts that are replaced in every line (``reference.secret_values``).
         stream: where lines are written; None: standard error.
     """
     out = stream or sys.stderr
@@ -97,8 +96,8 @@ def librdkafka_logger() -> logging.Logger:
 
 
 class _Repeats(logging.Filter):
-    """Filter that drops repeated messages: a client that can't connect logs the same message many
-    times a second, with differences in brackets only.
+    """Filter that drops repeats of a message within ``_REPEAT_S``: a client that can't connect logs
+    the same message many times a second, with differences in brackets only.
     """
 
     def __init__(self) -> None:
@@ -106,7 +105,9 @@ class _Repeats(logging.Filter):
         self._said_s: dict[str, float] = {}
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Return False if the message, apart from brackets, was logged within ``_REPEAT_S``."""
+        """Return whether to log the message: False if the same one, apart from the text in
+        brackets, was logged within ``_REPEAT_S``.
+        """
         said = _BRACKETS.sub("", record.getMessage())
         before_s = self._said_s.get(said, -_REPEAT_S)
         if record.created - before_s < _REPEAT_S:
@@ -118,7 +119,9 @@ class _Repeats(logging.Filter):
 
 
 def _bind(bound: Mapping[str, object]) -> Processor:
-    """Return a processor that adds fields to lines of all threads, as context variables can't."""
+    """Return a processor that adds the fields ``bound`` to the lines of all threads. Context
+    variables would add them for one thread only.
+    """
 
     def add(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
         return {**bound, **event}

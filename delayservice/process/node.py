@@ -41,13 +41,14 @@ from delayservice.process.worker import STOP_TIMEOUT_S
 from delayservice.process.worker_entry import run_worker
 
 RESTART_WAIT_S_MAX = 30.0
-"""Longest pause before a worker is started again, in s; doubled by each end before ``STEADY_S``."""
+"""Longest pause before a worker is started again, in s. The pause doubles each time that the worker
+ends within ``STEADY_S`` of its start."""
 STEADY_S = 60.0
-"""Age from which a worker that ends is started again with the shortest pause, in s."""
+"""Age from which a worker that ends is started again after the shortest pause, in s."""
 
 _TURN_S: Final = 1.0
 _GRACE_S: Final = 5.0
-"""Time from when a worker counts as silent (no report) to its kill, in s."""
+"""Time from when a worker counts as silent (no report for ``SILENT_S_MAX``) to its kill, in s."""
 _FIRST_REPORT_S_MAX: Final = 60.0
 """Longest wait for the first report of a worker before its kill, in s, for busy machines."""
 HUNG_S_MAX: Final = 300.0
@@ -60,7 +61,9 @@ _log = structlog.get_logger(__name__)
 
 
 def run(settings: Settings) -> int:
-    """Run a node until SIGTERM or Ctrl-C; return the exit status of the process, 0 for success."""
+    """Run a node until SIGTERM or Ctrl-C; return the exit status of the process: 0: all workers
+    ended in good order; else 1.
+    """
     logs.configure(settings.log, settings.node.node_id, secrets=secret_values(settings))
     stopping = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -95,8 +98,8 @@ def run(settings: Settings) -> int:
 def _prepare_topics(
     settings: Settings, stopping: threading.Event, waits: Callable[[str], None]
 ) -> bool:
-    """Create missing topics of the service. Wait for Kafka if it does not answer, and call
-    ``waits`` with the reason. Return False if the process is to stop.
+    """Create missing topics of the service, and return True. Wait for Kafka if it does not answer,
+    and call ``waits`` with the reason. Return False once ``stopping`` is set.
     """
     waits("it has not answered yet")
     keeper = TopicKeeper(admin_client(settings.kafka.client_config("admin")), settings)
@@ -222,7 +225,7 @@ class Supervisor:
         return [child.client for child in list(self._children.values())]
 
     def run(self, stopping: threading.Event) -> None:
-        """Start and watch the workers until ``stopping`` is set; kill them if this fails."""
+        """Start the workers, and watch them until ``stopping`` is set; kill them if that fails."""
         try:
             for index in range(self._settings.node.workers):
                 self._start(index)

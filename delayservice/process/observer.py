@@ -24,7 +24,7 @@ class Sampled:
 
     metrics: SliceMetrics
     published: bytes
-    """``metrics`` as last encoded, which other threads send to the supervisor."""
+    """``metrics`` as last encoded by ``encode_slice``; other threads send it to the supervisor."""
     lag_s: float = float("inf")
     """Time by which the copy is behind the owner's, seconds; infinite: unknown."""
     was_behind: bool = False
@@ -34,7 +34,7 @@ class Sampled:
     is_quiet: bool = False
     """Whether the slice has no lag, and got no record or checkpoint since the last update."""
     seen: tuple[Mapping[str, int], Checkpoint | None] | None = None
-    """S by delay topic, and newest checkpoint, at the last update; None: no update yet."""
+    """At the last update: S by delay topic, and the newest checkpoint; None: no update yet."""
     counts: dict[str, LaneCounts] = field(default_factory=dict)
     """Numbers of pending records, by delay topic."""
     count_again_s: float = float("-inf")
@@ -42,14 +42,21 @@ class Sampled:
 
 
 class MetricsObserver:
-    """Receiver of what the loop does, which updates the metrics of slices once per batch."""
+    """Receiver of the numbers that the loop reports, once per batch, for metrics.
+
+    Attributes:
+        sampled: metrics of each slice, by its number.
+        worker: metrics of the whole worker.
+    """
 
     def __init__(self) -> None:
         self.sampled: dict[int, Sampled] = {}
         self.worker = WorkerMetrics()
 
     def of(self, slice_no: int) -> SliceMetrics:
-        """Return the metrics of slice ``slice_no``, created with zeros if it is new."""
+        """Return the metrics of slice ``slice_no``; if it is new, they are created, with zeros and
+        not electable.
+        """
         found = self.sampled.get(slice_no)
         if found is None:
             unknown = electability(WorkerFacts(), CopyFacts())
@@ -81,8 +88,9 @@ class MetricsObserver:
             rejected[code] = rejected.get(code, 0) + 1
 
     def transaction(self, slices: Collection[int], seconds: float, *, committed: bool) -> None:
-        """Record the duration of a committed transaction, in s. If it was aborted, count that for
-        the lowest number of ``slices``, those whose checkpoints it carried.
+        """Record the duration of a committed transaction, in s. If it was aborted (or its result is
+        unknown), count that in the metrics of one slice, the lowest number of ``slices``.
+        ``slices``: those whose checkpoints the transaction carried.
         """
         if committed:
             observe_s(self.worker.transactions, seconds)

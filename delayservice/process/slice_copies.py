@@ -49,7 +49,7 @@ class SliceCopies:
 
     def keeper_of(self, slice_no: int) -> CopyKeeper | None:
         """Return a new keeper of the digests and repairs of a slice that this worker begins to
-        keep, with the commands kept for it; None: digests are off.
+        keep, and pass it the commands that wait for the slice; None: digests are off.
         """
         settings, log = self._settings, self._log
         if log is None:
@@ -70,7 +70,8 @@ class SliceCopies:
         return keeper
 
     def watcher(self, attend: Callable[[int], None]) -> RepairWatcher | None:
-        """Return a reader of the repair topic, which each worker reads; None: digests are off.
+        """Return a reader of the repair topic, which passes each command for this node to the
+        keeper of its slice, or keeps it until there is one; None: digests are off.
 
         Args:
             attend: called with the number of the slice of each command for this worker.
@@ -92,7 +93,9 @@ class SliceCopies:
         self._keepers.pop(slice_no, None)
 
     def retire(self, topic: str, slice_no: int) -> None:
-        """Write to the digest topic that this node no longer keeps a copy of a shard."""
+        """Write to the digest topic that this node no longer keeps a copy of the shard of delay
+        topic ``topic`` and slice ``slice_no``.
+        """
         if self._log is not None:
             place = Place(self._settings.node.node_id, topic, "", slice_no, "")
             self._log.write(retired_row(place), lambda: None)

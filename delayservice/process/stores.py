@@ -47,7 +47,7 @@ class Stores:
         self._rocks = RocksDatabase(self._path, _rocks_options(settings))
 
     def shard(self, topic_id: str, partition: int) -> Store:
-        """Return the store of one shard, which the caller has to open."""
+        """Return the store of one shard, not opened yet."""
         if self._kind == "memory":
             return MemoryStore()
         if self._kind == "rocksdb":
@@ -62,12 +62,12 @@ class Stores:
             self._rocks.remove((hash_of(topic_id), partition))
 
     def kept_slices(self) -> frozenset[int]:
-        """Return the numbers of the slices for which this worker has stores on the disk."""
+        """Return the numbers of the slices of which this worker has stores on the disk."""
         return frozenset(shard.partition for shard in kept_shards(self._path))
 
 
 def hash_of(topic_id: str) -> str:
-    """Return the name that a topic has in folders and tables of stores: 24 hex digits."""
+    """Return the name of a topic in folders and tables of stores: a hash of its id, in hex."""
     return hashlib.blake2b(topic_id.encode(), digest_size=12).hexdigest()
 
 

@@ -15,8 +15,8 @@ from delayservice.base.errors import KafkaEdgeError
 
 _LOOKS_MISSED: Final = 3
 _OLD_S_MIN: Final = 15.0
-"""Least time without a successful refresh that is reported as a problem, in s. It is three
-intervals if they are longer, because a broker's restart makes one or two refreshes fail."""
+"""Time without a successful refresh from which a problem is reported, in s, or three intervals of
+the refresh if they are longer: a broker's restart makes one or two refreshes fail."""
 
 _log = structlog.get_logger(__name__)
 
@@ -60,7 +60,7 @@ class TopicWatcher:
 
     @property
     def age_s(self) -> float:
-        """Return the time since the topics were last read, or since the start, in s."""
+        """Return the time since the last successful refresh, or else since the start, in s."""
         return self._monotonic_s() - self._looked_s
 
     def problems(self) -> list[str]:
@@ -79,9 +79,9 @@ class TopicWatcher:
         return found
 
     def refresh(self) -> bool:
-        """Read the delay topics from Kafka and check them; return whether that succeeded. New
-        topics, added partitions and recreated topics are found. After a failure the topics served
-        so far are kept.
+        """Read the delay topics from Kafka, check them, set ``topics`` and ``seen``, and log
+        changes; return whether that succeeded. After a failure the topics stay as they were. A
+        topic that may lose records is not served, unless it was served before.
         """
         try:
             seen = self._look()

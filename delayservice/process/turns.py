@@ -22,7 +22,9 @@ class Turns:
 
     @contextmanager
     def working(self) -> Iterator[None]:
-        """Hold the lock in this context, in the working thread; then ``looking`` always fails."""
+        """Hold the lock in this context, in the working thread. After the context has ended,
+        ``looking`` always fails.
+        """
         with self._lock:
             try:
                 yield
@@ -40,7 +42,8 @@ class Turns:
 
     @contextmanager
     def looking(self, timeout_s: float) -> Iterator[None]:
-        """Hold the lock in this context, in another thread, while the working one pauses.
+        """Wait up to ``timeout_s`` seconds for a pause of the working thread, and hold the lock in
+        this context, in another thread.
 
         Raises:
             BusyError: the working thread made no pause within ``timeout_s``, or has ended.

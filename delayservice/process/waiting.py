@@ -37,8 +37,9 @@ def wait_for_kafka(
     stopping: threading.Event,
     waits: Callable[[str], None] = lambda _: None,
 ) -> Answer | Literal[_Stopped.STOPPED]:
-    """Call ``ask`` until Kafka answers, with growing pauses; return its result, or ``STOPPED`` once
-    ``stopping`` is set. ``waits``: called with the reason for each pause.
+    """Call ``ask`` until it no longer raises ``KafkaEdgeError``, with growing pauses; return its
+    result, or ``STOPPED`` once ``stopping`` is set. ``waits``: called with the reason for each
+    pause.
 
     Raises:
         DelayServiceError: an error of ``ask`` other than ``KafkaEdgeError``.
@@ -68,9 +69,9 @@ def wait_for_kafka(
 
 @contextmanager
 def reporting(publish: Callable[[bytes], None]) -> Iterator[Callable[[str], None]]:
-    """Report every second, within this context, that this worker is alive and why it waits for
-    Kafka. Another thread sends the encoded snapshots by ``publish``, because the waiting one may be
-    blocked.
+    """Report to the supervisor every second, within this context, that this worker is alive and why
+    it waits for Kafka. Another thread calls ``publish`` with encoded snapshots, because the waiting
+    one may be blocked.
 
     Yields:
         A function that sets the reason for the wait.

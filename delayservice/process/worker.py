@@ -66,7 +66,7 @@ STOP_TIMEOUT_S = 20.0
 FLUSH_TIMEOUT_S = 2.0
 """Longest wait for the last digests to be written when the worker stops, in s."""
 QUIET_MEASURED = 64
-"""Number of idle slices whose log ends are queried each time the topics are read."""
+"""Largest number of idle slices whose log ends are queried each time the topics are read."""
 HELPERS = 4
 """Number of threads for take-overs and other blocking calls to Kafka."""
 EXIT_FAILED = 70
@@ -163,7 +163,9 @@ class Worker:
         ControlReader(self._control_topics(), client, self._name)
 
     def run(self, stopping: threading.Event, publish: Callable[[bytes], None]) -> bool:
-        """Serve until ``stopping`` is set; return True if a thread of the worker failed."""
+        """Serve until ``stopping`` is set or a thread fails, and stop. Return whether a thread
+        failed, or did not stop in time. ``publish``: sends encoded metrics to the supervisor.
+        """
         garbage = GarbageCollector()
         while not stopping.is_set():
             self._place()
@@ -197,9 +199,7 @@ class Worker:
         return topics
 
     def _repeat(self, name: str, every_s: float, ask: Callable[[], object]) -> None:
-        """Call ``ask`` every ``every_s`` on a new thread ``name``, so that a call that blocks does
-        not delay the caller or the end of the process.
-        """
+        """Call ``ask`` every ``every_s`` seconds on a new daemon thread ``name``: it may block."""
         turn = threading.Event()
 
         def run() -> None:
@@ -312,8 +312,8 @@ class Worker:
         self._thread.measured(asked_s, mine)
 
     def _make_facts(self, found: Sequence[ServedTopic]) -> list[SliceFacts]:
-        """Return leader and replicas of each slice's partition, which decide where the slice is
-        placed, from the first delay topic in the settings that has the partition, served or not.
+        """Return stable leader and replicas of each slice's partition, which decide where the slice
+        is placed, of the first delay topic in the settings that has the partition, served or not.
         """
         order = {name: number for number, name in enumerate(self._settings.topics.delay)}
         topics = sorted(found, key=lambda topic: (order.get(topic.name, len(order)), topic.name))
@@ -325,8 +325,8 @@ class Worker:
         return facts
 
     def _retired(self, slice_no: int) -> None:
-        """Remove the stores of a slice that this worker no longer keeps. A node that keeps it again
-        fills its store from the log.
+        """Remove the stores of a slice that this worker no longer keeps, and write to the digest
+        topic that the copy is gone. A node that keeps it again fills its store from the log.
         """
         self._copies.forget(slice_no)
         for topic in self._topics.topics:

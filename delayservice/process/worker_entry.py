@@ -51,7 +51,7 @@ def run_worker(
         instance: identity of this node among nodes of the same name.
         index: number of the worker on its node, from 0.
         crashes: consecutive earlier processes of this worker that ended soon after their start.
-        pipe: connection to the supervisor for reports; its end ends this process.
+        pipe: connection to the supervisor for reports; this process ends when it is closed.
         questions: connection on which queries come and are answered.
     """
     hidden = [*secret_values(settings), *(secret.decode("latin-1") for secret in secrets)]
@@ -92,8 +92,8 @@ def _end_with_supervisor(pipe: Connection) -> None:
 
 
 def make_ownership(settings: Settings, instance: str, index: int) -> Ownership:
-    """Make and start the object that decides what worker ``index`` owns: by election in ZooKeeper,
-    or alone.
+    """Return the object that decides which slices worker ``index`` keeps and owns, by election in
+    ZooKeeper or alone, and start it.
 
     Args:
         settings: settings of the node; without ``zookeeper.hosts`` the worker owns all its slices.

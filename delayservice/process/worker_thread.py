@@ -66,11 +66,11 @@ class WorkerThread:
         make_loop: makes the loop. Its argument updates the metrics of a slice, and returns whether
             to call it again in a second.
         observer: receives what the loop does, for metrics.
-        gate: returns the loop's roles, and whether the clock is trusted.
+        gate: not used.
         ownership: ownership of slices, which gets the state of each copy.
         clock: monotonic and wall clock.
         make_lane: returns the lane of a delay topic and a partition.
-        close_edges: closes the loop's clients and threads.
+        close_edges: closes the consumer of the delay topics, when the thread ends.
         disk_alarm: returns why storing has stopped; empty: it has not.
         checkpoint_alarm: returns the problem of a slice's checkpoints; empty: no problem.
         retired: called with the number of each slice that is no longer kept.
@@ -118,7 +118,9 @@ class WorkerThread:
         self._thread.start()
 
     def want(self, wanted: Wanted) -> None:
-        """Set the slices to keep from now on, with their topics; the loop drops all others."""
+        """Set the slices to keep from now on, with their topics. The loop adds what is missing, and
+        drops all others.
+        """
         for number in wanted:  # shown in metrics at once, even if serving fails
             self._observer.of(number)
         self._wanted = wanted
@@ -145,7 +147,7 @@ class WorkerThread:
 
     @property
     def turn_s(self) -> float:
-        """Return how long the loop's current iteration has lasted, in s; 0: there is none."""
+        """Return how long the loop's current iteration has lasted, in s; 0: it does not run."""
         since_s = self._turn_since_s
         return 0.0 if since_s is None else self._clock.monotonic_s() - since_s
 
@@ -156,7 +158,7 @@ class WorkerThread:
 
     @property
     def published(self) -> list[bytes]:
-        """Return the metrics of each slice, as last encoded by the loop's thread."""
+        """Return the metrics of each slice, as last encoded by ``encode_slice``."""
         return [one.published for one in list(self._observer.sampled.values())]
 
     def stop(self) -> None:
@@ -171,8 +173,8 @@ class WorkerThread:
 
     @contextmanager
     def looking(self, slice_no: int, timeout_s: float) -> Iterator[Mapping[str, AnyLane]]:
-        """Give another thread access to the lanes of a slice, by delay topic, within this context;
-        delivery waits meanwhile.
+        """Wait up to ``timeout_s`` seconds for a pause of the loop, and give another thread access
+        to the lanes of a slice, by delay topic, within this context. Delivery waits meanwhile.
 
         Raises:
             BusyError: the loop made no pause within ``timeout_s``, or the slice is no longer kept
@@ -256,9 +258,9 @@ class WorkerThread:
             taken.add(self._observer.worker)
 
     def _tended(self, slice_: Slice) -> bool:
-        """Update a slice's metrics and encode them, because other threads must not read what the
-        loop writes. Return whether the copy is catching up, so that this is to be repeated in a
-        second.
+        """Update a slice's metrics and its standing for the ownership, and encode the metrics,
+        because other threads must not read what the loop writes. Return whether the copy is
+        catching up, so that this is to be repeated in a second.
         """
         self._observer.of(slice_.number)
         sampled = self._observer.sampled[slice_.number]

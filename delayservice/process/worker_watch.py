@@ -32,7 +32,7 @@ class WorkerWatch:
         settings: settings of the node.
         name: name of the worker.
         reach: check of which Kafka brokers answer.
-        ownership: ownership that returns the verdict.
+        ownership: ownership of slices, which returns the verdict.
         clock: monotonic clock.
         clock_watch: check of the wall clock.
         disk: watch of the stores' disk.
@@ -70,7 +70,9 @@ class WorkerWatch:
         self.judge()
 
     def start(self, repeat: Callable[[str, float, Callable[[], object]], None]) -> None:
-        """Start all checks. ``repeat``: takes a name, seconds, and a function to repeat."""
+        """Start all checks by ``repeat``, which takes the name of a thread, an interval in s, and
+        the function that the thread calls.
+        """
         if self._has_disk:
             repeat("disk", _DISK_EVERY_S, self._disk.look)
         repeat("kafka-reach", _ASKED_EVERY_S, self._reach.check)
@@ -100,8 +102,8 @@ class WorkerWatch:
                 _log.warning("worker_not_electable", cause=cause, why=why)
 
     def _ask_the_time(self) -> None:
-        """Query a broker's time while the wall clock is not trusted. Otherwise close the client for
-        that, because the boot clock is enough to check the wall clock.
+        """Query a broker's time if the wall clock is not trusted. If it is, close the client that
+        queries, because the boot clock is enough to check the wall clock.
         """
         if self._clock_watch.doubt() is None:
             self._broker_clock.close()

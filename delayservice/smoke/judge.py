@@ -1,4 +1,4 @@
-"""Judge of a smoke test, which reads target topics as any consumer does, without service code.
+"""Judge of a smoke test: reads target topics as any consumer does, without code of the service.
 
 It compares the sent records and their append times (from delivery reports) with what a consumer
 receives: each record exactly once, never early, byte for byte.
@@ -20,7 +20,7 @@ from delayservice.base.errors import ClusterError
 from delayservice.smoke.load import UID_HEADER, Planned
 
 QUIET: Final = logging.getLogger("delayservice.smoke.clients")
-"""Logger of test clients that discards messages, as those about brokers stopped after a test."""
+"""Logger of test clients. It drops messages, such as those about brokers stopped after a test."""
 QUIET.addHandler(logging.NullHandler())
 QUIET.propagate = False
 
@@ -56,7 +56,7 @@ class SmokeVerdict:
         lost: records that did not come.
         duplicated: records that came more than once.
         early: records that came before their due time.
-        altered: records that came changed, or with another due time.
+        altered: records that came changed, in another topic, or with another due time.
         strangers: records that came and were not sent.
     """
 
@@ -75,7 +75,9 @@ class SmokeVerdict:
 
 
 def quantile(ascending: Sequence[int], fraction: float) -> int:
-    """Return the smallest value with this fraction of all values at or below it; 0: no values."""
+    """Return the smallest of the values ``ascending`` with the ``fraction`` (0 to 1) of all values
+    at or below it; 0: there are no values.
+    """
     if not ascending:
         return 0
     return ascending[max(int(len(ascending) * fraction + 0.999999) - 1, 0)]
@@ -142,7 +144,8 @@ class Judge:
             tick.wait(_LOOK_S)
 
     def _end_of(self, place: TopicPartition) -> int:
-        """Return the end offset of a partition; ask again while it has no leader yet.
+        """Return the end offset of a partition; ask again while Kafka can't say, as without a
+        leader.
 
         Raises:
             ClusterError: the broker gives no end within 30 s.
@@ -236,14 +239,18 @@ class Judge:
                 )
 
     def _rewind_to_position(self) -> None:
-        """Assign the partitions again at their positions, so that their ends are reported again."""
+        """Assign the partitions again at the present read positions, so that their ends are
+        reported again.
+        """
         positions = self._consumer.position(self._consumer.assignment())
         for place in positions:
             place.offset = max(place.offset, self._starts[place.topic, place.partition])
         self._consumer.assign(positions)
 
     def verdict(self, sent: Sequence[tuple[Planned, int]]) -> SmokeVerdict:
-        """Compare the received records with ``sent``: records and append times in epoch ms."""
+        """Return how the received records differ from ``sent``, pairs of a record and its append
+        time, epoch ms.
+        """
         verdict = SmokeVerdict()
         expected = {planned.uid for planned, _ in sent}
         verdict.strangers = [uid for uid in self._arrivals if uid not in expected]

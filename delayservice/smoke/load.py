@@ -14,8 +14,8 @@ UID_HEADER = "load-uid"
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """Record to send, with its delay in ms and target topic. ``uid`` is the value of its uid
-    header.
+    """Record to send, with its delay in ms and target topic. ``uid`` is the value of its header
+    ``UID_HEADER``.
     """
 
     uid: bytes
@@ -36,8 +36,9 @@ class Planned:
 
 
 def plan(records: int, targets: tuple[str, ...], delay_ms_max: int, seed: int) -> Iterator[Planned]:
-    """Yield records with text, binary and null values, with and without keys, for random
-    ``targets``, delayed by 0 to ``delay_ms_max`` milliseconds. Equal seeds give equal records.
+    """Yield ``records`` records with text, binary and null values, with and without keys, for
+    random ``targets``, delayed by 0 to ``delay_ms_max`` milliseconds (99 if that is more). Equal
+    seeds give equal records.
     """
     rng = random.Random(seed)  # noqa: S311  # a load that replays from its seed
     for number in range(records):

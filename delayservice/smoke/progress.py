@@ -17,7 +17,7 @@ class Bar:
         self._task = progress.add_task(what, total=total)
 
     def at(self, completed: int) -> None:
-        """Show ``completed`` items as done."""
+        """Show ``completed`` of the bar's items as done."""
         self._progress.update(self._task, completed=completed)
 
     def say(self, what: str) -> None:

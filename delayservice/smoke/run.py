@@ -34,9 +34,9 @@ class Load:
 
     Attributes:
         bootstrap: bootstrap servers of Kafka; they need not be up yet.
-        records: the number of records.
-        per_s: records per second.
-        delay_ms_max: longest delay, milliseconds; the shortest is 0.
+        records: number of records to send.
+        per_s: records to send per second.
+        delay_ms_max: longest delay, milliseconds (99 if that is more); the shortest is 0.
         delay_topic: the topic to write to, which the service creates.
         target: the topic in which records arrive; created if it is missing.
         wait_s: longest wait for the brokers and the delay topic, seconds.
@@ -52,10 +52,11 @@ class Load:
 
 
 def run(load: Load, *, as_json: bool) -> int:
-    """Send the records, read until all have arrived, and print a report; return the exit status.
+    """Send the records, read until all have arrived or none has for a minute, and print a report,
+    as JSON in the last line; ``as_json``: nothing else on standard output.
 
     Returns:
-        0 if each record arrived once, unaltered and not early; else 1.
+        The exit status: 0: each record arrived once, unaltered and not early; else 1.
 
     Raises:
         ClusterError: no brokers or no delay topic in time, or a record was not acknowledged.

@@ -23,14 +23,15 @@ _TOLD_EVERY: Final = 100
 
 
 class Sending:
-    """Sender of records on a thread of its own.
+    """Sender of records on a thread of its own. The parts are sent one after another, each when
+    ``go_on`` or ``finish`` allows it, the first at once.
 
     Args:
         bootstrap: bootstrap servers of Kafka.
         topic: delay topic to write to.
         planned: the records to send.
         per_s: records per second.
-        part_records: number of records of a part; a part begins after ``go_on``, the first at once.
+        part_records: number of records of a part.
         bar: progress bar for the number of acknowledged records.
     """
 
@@ -68,7 +69,7 @@ class Sending:
         self._thread.start()
 
     def go_on(self) -> None:
-        """Allow one more part to be sent."""
+        """Allow the thread to send one more part."""
         self._parts.release()
 
     def finish(self) -> None:

@@ -17,8 +17,8 @@ def _interrupt(_number: int, _frame: FrameType | None) -> NoReturn:
 def stop_signals(
     handler: Callable[[int, FrameType | None], object] | signal.Handlers = _interrupt,
 ) -> Iterator[None]:
-    """Raise ``KeyboardInterrupt``, or call ``handler``, on SIGINT, SIGTERM and SIGHUP while the
-    ``with`` block runs; then restore the former handlers.
+    """Handle SIGINT, SIGTERM and SIGHUP by ``handler`` while the ``with`` block runs, then restore
+    the former handlers. The default raises ``KeyboardInterrupt``.
     """
     # SIGINT as well: a shell starts background commands with it ignored.
     before = [signal.signal(number, handler) for number in _NUMBERS]
@@ -30,5 +30,5 @@ def stop_signals(
 
 
 def ignored_signals() -> AbstractContextManager[None]:
-    """Ignore SIGINT, SIGTERM and SIGHUP while the block runs, to clean up undisturbed."""
+    """Return a context in which SIGINT, SIGTERM and SIGHUP are ignored, to clean up undisturbed."""
     return stop_signals(signal.SIG_IGN)

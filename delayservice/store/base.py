@@ -4,9 +4,16 @@
 digests, checks and repairs read. A store implements both.
 
 A store is a cache of the Kafka log. It may lose the records appended last in a crash: ``open``
-returns the horizon, an offset, and the caller reads the log again from there. A pending record is a
-``Frame``, a plain tuple, because millions of them are handled (``bench whole``).
-``docs/glossary.md`` explains key, mark, K, H and S.
+returns the horizon, an offset, and the caller reads the log again from there. Records are plain
+tuples, because millions of them are handled (``bench whole``)::
+
+    Frame   (key_ms, offset, mark, payload)   a pending record; mark -1: not marked
+    Named   (id, key_ms, offset)              a record that has a delay-id
+    Mark    (id, key_ms, offset, mark)        the record with this key is settled by offset ``mark``
+    Lump    (start_ms, stop_ms, count)        number of records in that range of time
+
+``docs/glossary.md`` explains key, mark, K, H and S. A key is ``(key_ms, offset)``; all times are
+epoch milliseconds.
 """
 
 from __future__ import annotations
@@ -28,9 +35,12 @@ _SCAN_ROWS: Final = 1_000
 
 @dataclass(frozen=True, slots=True)
 class StoreStats:
-    """Figures of a store for people and metrics: number of pending records, bytes on the disk and
-    in memory, and the durable horizon (a source offset). The number may include settled records
-    that are not pruned yet.
+    """Figures of a store for people and metrics.
+
+    Attributes:
+        pending: number of pending records; it may include settled records that are not pruned yet.
+        bytes: approximate bytes of the records on the disk and in memory.
+        durable_offset: the durable horizon, a source offset.
     """
 
     pending: int
@@ -42,8 +52,10 @@ class Scanner:
     """Reader of a store in small steps; the store may change between two steps.
 
     Attributes:
-        read: function ``(after, upto_ms, limit)`` that returns records as ``Store.read_due`` does,
-            and raises its errors, without changing the rows held in memory for delivery.
+        read: function ``(after, upto_ms, limit)`` that returns at most ``limit`` records in key
+            order, with keys above ``after`` and key times up to ``upto_ms``, inclusive, epoch ms.
+            It raises the errors of ``Store.read_due``, and does not change the rows that delivery
+            holds in memory.
     """
 
     def __init__(self, read: Callable[[Key, int, int], list[Frame]]) -> None:
@@ -55,6 +67,7 @@ class Scanner:
 
         Raises:
             SlotDamagedError: the next records are missing or damaged.
+            StoreError: the store can't be read.
         """
         while rows := self.read(after, upto_ms, _SCAN_ROWS):
             yield from rows
@@ -63,12 +76,17 @@ class Scanner:
     def read_on(
         self, after: Key, upto: Key, limit: int
     ) -> tuple[list[Frame], Key, SlotDamagedError | None]:
-        """Read one step of the key range from ``after``, exclusive, to ``upto``, inclusive.
+        """Read the next records with keys above ``after`` and key times up to that of ``upto``; the
+        offset in ``upto`` does not limit them. Damaged ranges are returned, and not raised.
 
         Returns:
-            A tuple of at most ``limit`` records in key order, the key up to which the range has
-            been read now, and the damage that begins right behind ``after``, or None. With damage
-            there are no records, and the key lies behind the damage.
+            ``(records, key, damage)``: at most ``limit`` records in key order; the key to pass as
+            ``after`` in the next call, ``upto`` or higher if the range has been read; and None, or
+            the damaged range that begins right above ``after``. With damage, there are no records,
+            and ``key`` is the end of the damaged range.
+
+        Raises:
+            StoreError: the store can't be read.
         """
         while True:
             try:
@@ -86,9 +104,14 @@ class DeliveryStore(Protocol):
     """Store as a lane uses it for delivery. Only the worker's thread may call it."""
 
     def open(self) -> int:
-        """Open the store, and return its durable horizon S. Records with offsets below S are
-        stored, or reads report them as damaged; records from S on are invisible until they are
-        appended again. S is 0 if the store is new, or its manifest is missing or damaged.
+        """Open the store, and return its durable horizon, a source offset, which is also S now.
+        Unsettled records with lower offsets are stored, or reads report them as damaged. Records
+        from the horizon on are invisible until they are appended again. The horizon is 0 if the
+        store is new, or starts empty because its files are damaged or of another format.
+
+        Raises:
+            StoreError: the store is open already, is of another kind or a newer format, or can't be
+                opened.
         """
 
     @property
@@ -115,16 +138,15 @@ class DeliveryStore(Protocol):
         marks: Sequence[Mark],
         stop_offset: int,
     ) -> None:
-        """Add the records and marks that the log holds from the last ``stop_offset``, inclusive, up
-        to this one, exclusive, in offset order. Reads see them at once; a later sync makes them
-        durable. A record that survived a crash may be appended again, with the same offset and
-        content.
+        """Add the records and marks that the log holds from S, inclusive, to ``stop_offset``,
+        exclusive, in offset order. Reads see them at once; a later sync makes them durable. A
+        record that survived a crash may be appended again, with the same offset and content.
 
         Args:
             frames: the records.
-            named: id and key of those records in ``frames`` that have an id.
-            marks: for each stored record that is cancelled, replaced or fired: its id, its key, and
-                the offset of its canceller. A record is marked once.
+            named: ``(id, key_ms, offset)`` of those records in ``frames`` that have an id.
+            marks: ``(id, key_ms, offset, mark)`` of each record that is cancelled, replaced or
+                fired: its id, its key, and the offset of its canceller. A record is marked once.
             stop_offset: the new S, a source offset.
 
         Raises:
@@ -136,8 +158,9 @@ class DeliveryStore(Protocol):
         upto_ms``, epoch milliseconds, in key order. Marked records are included, with their marks.
 
         Raises:
-            SlotDamagedError: records in this range are missing or damaged; call ``rebuild``, and
-                read again.
+            SlotDamagedError: the first of these records are missing or damaged; call ``rebuild``,
+                and read again.
+            StoreError: the store can't be read.
         """
 
     def next_due_ms(self, after: Key) -> int | None:
@@ -147,9 +170,9 @@ class DeliveryStore(Protocol):
         """
 
     def latest_unmarked(self, record_id: bytes, below: int) -> Key | None:
-        """Return the key of the record of an id that was appended last, if it is neither marked nor
-        pruned; None: there is no such record. The time of a look-up does not depend on the number
-        of the id's earlier records.
+        """Return the key of the record of an id that was appended last; None: there is no record of
+        this id, or the last one is marked, pruned, or not below ``below``. The time of a look-up
+        does not depend on the number of the id's earlier records.
 
         Args:
             record_id: the ``delay-id``.
@@ -158,36 +181,40 @@ class DeliveryStore(Protocol):
 
     def marked_from(self, mark: int) -> list[tuple[int, Key]]:
         """Return ``(mark, key)`` of every stored record whose mark (source offset of its canceller)
-        is ``mark`` or above, ascending. ``mark`` must not be below H of any earlier ``prune``.
+        is ``mark`` or above, ascending; records that were pruned may be among them. ``mark`` must
+        not be below H of any earlier ``prune``.
         """
 
     def scanner(self, *, for_repair: bool = False) -> Scanner:
         """Return a reader that works in small steps; the store may change between two steps.
 
-        With ``for_repair``, a ``SlotDamagedError`` names what is best read again from the log at
-        once: several damaged slots in a row, or a part of a large one. Otherwise it names one whole
-        slot, for callers that skip damage.
+        Args:
+            for_repair: which range the reader's ``SlotDamagedError`` states. True: as much as is
+                best read again from the log at once, which may be several damaged slots in a row,
+                or a part of a large one. False: all that is damaged in one slot, for callers that
+                skip damage.
         """
 
     def rebuild(self, start_ms: int, stop_ms: int, frames: Sequence[Frame]) -> None:
-        """Replace the records with keys in ``[start_ms, stop_ms)``, epoch milliseconds, by
-        ``frames``: records with their marks, read again from the log after a ``SlotDamagedError``,
-        or because the copies of other nodes differ.
+        """Replace the records with keys in ``[start_ms, stop_ms)``, epoch milliseconds, by those of
+        ``frames`` in this range. The caller has read ``frames`` (records with their marks) again
+        from the log, after a ``SlotDamagedError``, or because the copies of other nodes differ. The
+        id index is not changed.
         """
 
     def prune(self, cursor: Cursor) -> None:
-        """Delete what the committed ``cursor`` has settled, now or in later calls: records with key
-        <= K and offset < H, records with a key time below that of K (those with offsets from H on
-        are read again from the log), records with a mark below H, and these marks. All other
-        records are kept, so a file of many keys goes only when the end of its keys is at most that
-        of K.
+        """Delete, now or in later calls, what the committed ``cursor`` ``(K, H)`` allows: records
+        with key <= K and offset < H, records with a mark below H, these marks, and records with a
+        key time below that of K (those with offsets from H on are read again from the log). No
+        other record is deleted. So a file of many keys is deleted only when all its key times are
+        below that of K.
         """
 
     def sync(self, *, wait: bool = True) -> int:
         """Make everything appended so far durable, and return the durable horizon, a source offset.
 
         Args:
-            wait: if False, a store that can starts a sync and returns at once. The horizon then
+            wait: False: start a sync and return at once, if the store is able to. The horizon then
                 moves during a later call of any method; calls of ``sync`` with ``wait=False``
                 before that have no effect.
 
@@ -197,12 +224,14 @@ class DeliveryStore(Protocol):
         """
 
     def reset(self) -> None:
-        """Delete all records and the label, and set the horizon to 0, because the log no longer
-        agrees with the store.
+        """Delete all records, ids, marks and the label, and set S and the horizon to 0. A caller
+        does this when the log no longer agrees with the store.
         """
 
     def close(self) -> None:
-        """Sync, and close all files."""
+        """Close the store. What was appended is made durable, at the latest with the next sync of
+        the worker's other shards.
+        """
 
 
 class StoreView(Protocol):
@@ -210,18 +239,21 @@ class StoreView(Protocol):
 
     def latest_unmarked(self, record_id: bytes, below: int) -> Key | None:
         """Return the key of an id's latest record that is not cancelled, replaced or fired, and has
-        an offset below ``below``; None: there is no such record.
+        a source offset below ``below``; None: there is no such record.
         """
 
     def scanner(self) -> Scanner:
-        """Return a reader that works in small steps; the store may change between two steps."""
+        """Return a reader of the stored records that works in small steps; the store may change
+        between two steps.
+        """
 
     def lumps(self, start_ms: int, stop_ms: int) -> list[Lump]:
         """Return counts of the stored records with keys in ``[start_ms, stop_ms)``, epoch
         milliseconds, each ``(start_ms, stop_ms, count)`` for a part of the range. The parts are as
         small as is cheap; the first and the last may reach beyond the range. Settled records that
         are not pruned yet are included; marked records are included in parts wider than one
-        millisecond only.
+        millisecond only. A store with a census also returns negative counts, which correct others,
+        so parts may overlap.
 
         Raises:
             StoreError: the store can't be read.
@@ -235,8 +267,8 @@ class StoreView(Protocol):
         return None
 
     def stats(self) -> StoreStats:
-        """Return number of records, bytes and horizon of the store. Cheap enough for a call each
-        second.
+        """Return number of records, bytes and horizon of the store. The call is cheap enough for
+        one each second.
         """
 
 

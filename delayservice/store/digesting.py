@@ -1,5 +1,10 @@
 """Wrapper of a store that also keeps the digest and the census (counts by target and due time) of
 the records.
+
+Both are in memory, and are updated as records are appended and settled. A scan reads all records
+from the disk in small steps and makes both anew: first after the store was opened, then from time
+to time, so that a difference between disk and digest is found. A digest leaves out the minute of K
+and the next one, because their records are settled before copies can be compared.
 """
 
 from __future__ import annotations
@@ -21,11 +26,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 SCAN_ROWS: Final = 4_096
-"""Largest number of records read in one step of a scan: as many as a block of the wheel has."""
+"""Largest number of records read in one step of a scan, as in one block of the wheel."""
 
 _FINE_MINUTES: Final = 4
-"""Number of minutes, from that of K on, whose records the inner store counts. The census is not
-used for them, because in the minute of K it includes settled records."""
+"""Number of minutes at the start of a range, or from the minute of K on if that is later, for which
+``lumps`` uses the counts of the inner store. The census is used for later minutes only, because in
+the minute of K it includes settled records."""
 _END: Final[Key] = (DUE_STOP_MS, OFFSET_MAX)
 
 
@@ -40,7 +46,8 @@ class DigestingStore:
     Attributes:
         digest: digest of the pending records.
         damaged: key ranges that the last complete scan could not read.
-        wants_scan: whether records of a key range were replaced since the last scan began.
+        wants_scan: whether a new scan is needed, because ``rebuild`` has replaced records since the
+            last scan began.
     """
 
     def __init__(
@@ -68,9 +75,8 @@ class DigestingStore:
 
     @property
     def near(self) -> int:
-        """Return the approximate number of pending records that the digest leaves out, because they
-        are due within about two minutes. The minute of K counts as a whole. 0 while the census is
-        unknown.
+        """Return the approximate number of pending records that the digest leaves out: those of the
+        minute of K, which counts as a whole, and of the next one. 0: the census or K is unknown.
         """
         if self.cursor is None or self.census is None:
             return 0
@@ -87,9 +93,9 @@ class DigestingStore:
 
     @property
     def may_scan(self) -> bool:
-        """Return whether a scan may compare the records on the disk with the digest. It may not
-        while the log is read again after a crash, because records that are marked again may be
-        pruned already.
+        """Return whether a scan may begin: ``prune`` was called, and S has reached H of its cursor.
+        Before that, the log is read again after a crash, and marks that are appended again may be
+        for records that are pruned already.
         """
         return self.cursor is not None and self.digest.stored >= self.cursor.offset
 
@@ -105,8 +111,12 @@ class DigestingStore:
         self.wants_scan = False
 
     def scan_on(self) -> bool:
-        """Read the next records of the scan, and return whether the scan has ended. Damaged key
-        ranges are noted and not repaired; delivery or a repair rebuilds them.
+        """Read the next records of the scan, and return whether the scan has ended; if so, the
+        census and ``damaged`` are replaced, and the caller has to call ``digest.finish``. Damaged
+        key ranges are noted and not repaired; delivery or a repair rebuilds them.
+
+        Raises:
+            AssertionError: no scan is under way.
         """
         after = self._scan_after
         if after is None:
@@ -150,8 +160,8 @@ class DigestingStore:
         marks: Sequence[Mark],
         stop_offset: int,
     ) -> None:
-        """Add records, ids and marks to store, digest and census; ``stop_offset`` is the new S. See
-        ``Store.append``.
+        """Add records, the ids that some of them have, and marks of earlier records to store,
+        digest and census; ``stop_offset`` is the new S. See ``Store.append``.
         """
         self.inner.append(frames, named, marks, stop_offset)
         self.digest.store(frames, named, marks, stop_offset)
@@ -169,9 +179,9 @@ class DigestingStore:
                     making.cancel(key_ms)
 
     def rebuild(self, start_ms: int, stop_ms: int, frames: Sequence[Frame]) -> None:
-        """Replace the records with keys in ``[start_ms, stop_ms)``, epoch ms, by ``frames``. The
-        digest lacks records that the last scan could not read, so ``damaged`` stays until the next
-        scan ends.
+        """Replace the records with keys in ``[start_ms, stop_ms)``, epoch ms, by ``frames``, in the
+        inner store only. Set ``wants_scan``, and start a scan that is under way again, because only
+        a scan updates digest, census and ``damaged``.
         """
         self.inner.rebuild(start_ms, stop_ms, frames)
         self.wants_scan = True
@@ -179,7 +189,9 @@ class DigestingStore:
             self.begin_scan()
 
     def prune(self, cursor: Cursor) -> None:
-        """Delete records that the committed ``cursor`` has settled, also from the census."""
+        """Delete the records that the committed ``cursor`` has settled from the inner store, and
+        the minutes before that of K from the census. The digest is not changed.
+        """
         self.inner.prune(cursor)
         self.cursor = cursor
         self._pass_key()
@@ -190,16 +202,18 @@ class DigestingStore:
 
     @property
     def census(self) -> Census | None:
-        """Return counts of the pending records by target topic and due time; None before the first
-        scan has ended.
+        """Return counts of the pending records by target topic and due time; None: the store was
+        not empty when it was opened, and no scan has ended since then.
         """
         return None if self.digest.sums is None else self._census
 
     def lumps(self, start_ms: int, stop_ms: int) -> list[Lump]:
         """Return counts of records with keys in ``[start_ms, stop_ms)``, epoch ms, each
-        ``(start_ms, stop_ms, count)`` for a part of the range. The first minutes are counted as the
-        inner store does it, later ones by the minute, and records due beyond the roll window by the
-        hour or day of their due time. Cancelled records are left out once a scan has ended.
+        ``(start_ms, stop_ms, count)``, in no order. The first minutes have the counts of the inner
+        store, later ones one count for each minute, and parked records one for each second. Records
+        due beyond the roll window are counted in the hour or day of their due time. Some counts are
+        negative: they correct others of the same time, and subtract cancelled records. While the
+        census is unknown, all counts are those of the inner store.
         """
         census = self.census
         if census is None:
@@ -218,7 +232,7 @@ class DigestingStore:
         return found + census.lumps(fine_ms, stop_ms)
 
     def reset(self) -> None:
-        """Delete all records, the label, the digest and the census."""
+        """Delete all records, the label, the digest and the census, and end a scan under way."""
         self.inner.reset()
         self.digest.reset()
         self._census, self._making_census = Census(), None
@@ -234,7 +248,7 @@ class DigestingStore:
 
 def _coarse(census: Census, fine: Sequence[Lump], start_ms: int, stop_ms: int) -> list[Lump]:
     """Return counts ``(start_ms, stop_ms, count)``, one for each minute of ``[start_ms, stop_ms)``,
-    of the records in the census that the counts ``fine`` leave out.
+    epoch ms, of the records in the census that are not in the counts ``fine``.
     """
     found = []
     for minute_ms in range(start_ms // MINUTE_MS * MINUTE_MS, stop_ms, MINUTE_MS):

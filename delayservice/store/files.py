@@ -33,7 +33,7 @@ def _failing(deed: str, path: str, advice: str) -> Iterator[None]:
 
     Args:
         deed: verb of the operation, for the message.
-        path: file or folder that it was applied to.
+        path: file or folder of the operation, for the message.
         advice: what a person should do, for the message.
     """
     try:
@@ -60,7 +60,7 @@ class Files:
     """Access to files and folders by path, with a bounded number of open files.
 
     Args:
-        handles_max: files kept open at once; the least recently used is closed first.
+        handles_max: largest number of files kept open; the least recently used is closed first.
         read_only: whether files are opened for reading only, because another process writes them.
     """
 
@@ -132,7 +132,7 @@ class Files:
         self._sync(path, os.O_RDWR, os.fdatasync)
 
     def sync_dir(self, path: str) -> None:
-        """Make the names of a folder's files durable. A missing folder is ignored, as it was
+        """Make the names of a folder's files durable. A missing folder is ignored, because it was
         pruned.
         """
         self._sync(path, os.O_RDONLY | os.O_DIRECTORY, os.fsync)
@@ -172,7 +172,9 @@ class Files:
             Path(path).rmdir()
 
     def remove_tree(self, path: str) -> None:
-        """Remove a folder and its content, one file or folder at a time."""
+        """Remove a folder and its content, one file or folder at a time. A missing folder is
+        ignored.
+        """
         for name in self.list_dir(path):
             child = f"{path}/{name}"
             if Path(child).is_dir() and not Path(child).is_symlink():

@@ -7,8 +7,13 @@ from typing import Final, NamedTuple
 
 
 class Case(NamedTuple):
-    """Kind of finding: its name, whether it is damage, what a node does about it (``then``), and
-    what a person should do (``advice``).
+    """Kind of finding.
+
+    Attributes:
+        name: name of the kind.
+        is_damage: whether it is damage; if not, it is a harmless remark.
+        then: what a node does about it, a sentence.
+        advice: what a person should do about it, a sentence.
     """
 
     name: str
@@ -106,8 +111,8 @@ class CheckVerdict:
 
     Attributes:
         stop_offset: S, a source offset; 0: unknown.
-        records: number of records that were read and have no damage.
-        bytes: number of checked bytes: of files in a wheel, of payloads in RocksDB.
+        records: number of records that could be read.
+        bytes: bytes of these records: of their blocks in a wheel, of their payloads in RocksDB.
         findings: the findings, those that are damage first.
     """
 

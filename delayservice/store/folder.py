@@ -7,10 +7,10 @@ r"""Folder of a durable store: its lock, its format, and the quarantine for dama
 <folder>/quarantine/  damaged files, the newest few, for a person to look at; never read again
 ```
 
-By the checksum, a folder of another kind or a newer format differs from one whose VERSION is
-damaged: the former is refused and left as it is, the latter is filled again. Services up to formats
-wheel 3 and rocksdb 2 wrote no checksum and ended the line after the number: such a line is
-accepted. They read 64 bytes, so they can read the line that this service writes.
+The checksum tells a folder of another kind or a newer format from one whose VERSION is damaged. The
+former is refused and left as it is; the latter is emptied and filled again from the log. Services
+up to formats wheel 3 and rocksdb 2 wrote no checksum and ended the line after the number: such a
+line is accepted. They read 64 bytes, so they can read the line that this service writes.
 """
 
 from __future__ import annotations
@@ -36,12 +36,14 @@ VERSION_BYTES = 73
 _WORDS_BYTES = 64
 
 QUARANTINE_MAX = 64
-"""Largest number of damaged files that are kept in quarantine, so that a failing disk is not
-filled."""
+"""Largest number of damaged files and folders that are kept in quarantine, so that a failing disk
+is not filled."""
 
 
 class Format(NamedTuple):
-    """Format of a store's folder: kind of the store, and number of the format."""
+    """Format of a store's folder: kind of the store (``wheel`` or ``rocksdb``), and number of the
+    format.
+    """
 
     kind: str
     version: int
@@ -89,7 +91,7 @@ def read_format(path: str) -> Format | None:
 
 
 def unreadable(what: str, exc: OSError) -> StoreError:
-    """Return the error to raise for a file that this user may not read.
+    """Return the error to raise for a file that can't be read, usually for lack of rights.
 
     Args:
         what: path of the file.
@@ -103,9 +105,11 @@ def unreadable(what: str, exc: OSError) -> StoreError:
 class ShardFolder(NamedTuple):
     """Folder in which one shard is stored.
 
-    ``path`` is the folder of the worker's wheel or database, which all its shards share, or the
-    shard's own folder in older formats. ``shard`` is a hash of the topic's id; ``partition`` is -1
-    if it is unknown.
+    Attributes:
+        path: folder of the worker's wheel or database, which all its shards share, or the shard's
+            own folder in older formats.
+        shard: hash of the delay topic's id, hexadecimal; empty: unknown.
+        partition: partition of the delay topic; -1: unknown.
     """
 
     path: str
@@ -152,7 +156,7 @@ class StoreFolder:
 
     def stamp(self) -> None:
         """Write the content of the file VERSION durably, which makes the folder valid. The caller
-        makes the file's name durable.
+        has to make the file's name durable after this.
         """
         path = f"{self.path}/VERSION"
         self._files.write_at(path, 0, version_text(self._kind, self._version))
@@ -165,8 +169,12 @@ class StoreFolder:
             self._lock = None
 
     def quarantine(self, path: str, name: str) -> None:
-        """Move a damaged file or folder to the folder ``quarantine``, and remove the oldest files
-        there if they are too many. ``name``: its name there, behind a serial number.
+        """Move a damaged file or folder to the folder ``quarantine``, and remove the oldest ones
+        there if they are more than ``QUARANTINE_MAX``.
+
+        Args:
+            path: the damaged file or folder.
+            name: its name in the quarantine; a serial number is put before it.
         """
         folder = f"{self.path}/quarantine"
         self._files.make_dir(folder)

@@ -1,4 +1,8 @@
-"""Rows of one shard's id index, in RocksDB; their layout is in the docstring of ``ids``."""
+"""Rows of one shard's id index, in RocksDB.
+
+The index has the key of the current record of each ``delay-id``, the same in key order, and the
+marked records by mark. The docstring of ``ids`` has the layout of the rows.
+"""
 
 from __future__ import annotations
 
@@ -36,8 +40,13 @@ _MARKED = Struct(">cqqq")
 
 
 class IdFacts(NamedTuple):
-    """Record with an id and without a mark. ``stands_for``: key of the current record of the id;
-    None: the id has no row.
+    """Record with an id and without a mark.
+
+    Attributes:
+        record_id: its ``delay-id``.
+        key: its key.
+        stands_for: key of the current record of the id: the same key, or that of a later record;
+            None: the id has no current record, which is an inconsistency.
     """
 
     record_id: bytes
@@ -77,8 +86,8 @@ class IdRows:
         self._due_floor = self._due(0, 0)
         self._mark_floor = self._marked(0, 0, 0)
         self._asked: dict[bytes, Key] = {}
-        """Results of look-ups since rows were last added. They are kept because the next marks are
-        for the ids looked up."""
+        """By id, the keys that ``latest_unmarked`` has returned since rows were last added. ``put``
+        uses them, because the next marks are for the same ids."""
 
     def _due(self, key_ms: int, offset: int) -> bytes:
         return self._prefix + _DUE.pack(b"d", key_ms, offset)
@@ -91,7 +100,9 @@ class IdRows:
         return key_ms, offset
 
     def put(self, batch: WriteBatch, named: Sequence[Named], marks: Sequence[Mark]) -> None:
-        """Add to ``batch`` the rows for the ids and marks of one ``Store.append``."""
+        """Add to ``batch`` the writes for the ids and marks of one ``Store.append``. A marked
+        record is no longer the current record of its id.
+        """
         put, delete = batch.put, batch.delete
         marked = set()
         for record_id, key_ms, offset, mark in marks:
@@ -120,7 +131,7 @@ class IdRows:
 
     def latest_unmarked(self, record_id: bytes, below: int) -> Key | None:
         """Return the key of an id's latest record that is not cancelled, replaced or fired, and has
-        an offset below ``below``; None: there is no such record.
+        a source offset below ``below``; None: there is no such record.
         """
         key = self._find(record_id)
         if key is None or key[1] >= below:
@@ -142,17 +153,20 @@ class IdRows:
         return (key_ms, offset), mark
 
     def named_between(self, start_ms: int, stop_ms: int) -> Iterator[IdFacts]:
-        """Yield the unmarked records with an id and a key in ``[start_ms, stop_ms)``, epoch ms."""
+        """Yield the unmarked records with an id and a key time in ``[start_ms, stop_ms)``, epoch
+        ms, in key order.
+        """
         for due, record_id in self._scan(self._due(start_ms, 0), self._due(stop_ms, 0)):
             yield IdFacts(record_id, self._key_of(due), self._find(record_id))
 
     def marks(self) -> Iterator[MarkFacts]:
-        """Yield all marked records whose marks are kept, by ascending mark."""
+        """Yield all marked records whose marks are not pruned yet, by ascending mark."""
         for row, record_id in self._scan(self._prefix + b"m", self._names):
             yield MarkFacts(*self._mark_of(row), record_id)
 
     def prune(self, batch: WriteBatch, key_ms: int, mark: int) -> None:
-        """Add to ``batch`` the deletions of rows of settled records, a bounded number per call.
+        """Add to ``batch`` the deletions of rows of settled records, ``_PRUNE_ROWS_MAX`` unmarked
+        and as many marked records at most in each call.
 
         Args:
             batch: batch to add to.
@@ -174,8 +188,9 @@ class IdRows:
         self._mark_floor = _passed(self._mark_floor, stop, keys)
 
     def cut(self, batch: WriteBatch, stop_offset: int) -> None:
-        """Add to ``batch`` the writes that undo all rows and marks of source offsets from
-        ``stop_offset`` on.
+        """Add to ``batch`` the writes that undo all records and marks with source offsets from
+        ``stop_offset`` on: their rows are deleted, and a record that loses its mark is current
+        again.
         """
         for row, value in self._scan(self._names, self._prefix + b"o"):
             if stop_offset <= _KEY.unpack(value)[1]:
@@ -197,12 +212,12 @@ class IdRows:
 
 
 def _passed(floor: bytes, stop: bytes, keys: Sequence[bytes]) -> bytes:
-    """Return the row key at which the next prune begins its search: behind the rows deleted now,
-    because RocksDB is slow to pass deleted rows.
+    """Return the row key at which the next prune begins its search, because RocksDB is slow to pass
+    deleted rows: ``stop``, or the last row found if there may be more.
 
     Args:
-        floor: row key at which the last search began.
+        floor: row key at which the last search began; the result is never lower.
         stop: exclusive end of the last search.
-        keys: row keys that the last search found.
+        keys: row keys that the last search found and that are deleted now, ascending.
     """
     return max(floor, stop if len(keys) < _PRUNE_ROWS_MAX else keys[-1])

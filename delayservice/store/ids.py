@@ -6,18 +6,22 @@ had. At most one record of an id is both unmarked and pending: a user record mar
 id before it, and a requeued record is written in the transaction that settles its original (design
 rules 3 and 12).
 
-Keys, big endian, behind the number of the shard (u32)::
+All shards of a wheel share one database. The keys of a shard's rows begin with its generation: the
+number of its store, which is a new one whenever the shard starts over. In a RocksDB store, whose
+rows 'n', 'd' and 'm' are the same, they begin with the shard's number. Keys, big endian, behind
+that number (u32)::
 
-    'n' id                              -> key_ms i64, offset i64   the record the id stands for
+    'n' id                              -> key_ms i64, offset i64   current record of the id
     'd' key_ms i64, offset i64          -> id                       the same, in key order
     'm' mark i64, key_ms i64, offset i64 -> id                      marks that H has not passed
     's'                                 -> stop offset i64          S of the last sync
-    'w'                                 -> stop offset i64          end of the rows' offsets
+    'w'                                 -> stop offset i64          S of the last write
 
 A mark deletes the rows 'n' and 'd' of its record and keeps their content in row 'm'. So after a
 crash, an index that is ahead of the durable horizon can be cut back to it. This is needed because
 the records from there on may be read again under other contracts. A mark is kept until H and the
-durable horizon have passed its offset.
+durable horizon have passed its offset. An index that lacks rows below the horizon is not whole:
+then the wheel starts the shard over.
 """
 
 from __future__ import annotations
@@ -88,13 +92,13 @@ class IdDatabase:
         return IdIndex(self, generation)
 
     def recover(self, shards: Sequence[tuple[IdIndex, int, bool]]) -> None:
-        """Open the database, if there is one, and set ``is_whole`` of each shard's index. A damaged
-        database is removed; then the index of each shard that had ids is not whole.
+        """Open the database, if there is one, cut all indexes back to the horizon, and set
+        ``is_whole`` of each. A damaged database is removed; then the index of each shard that had
+        ids is not whole.
 
         Args:
-            shards: of each shard, its index, the source offset (horizon) to which the index is cut
-                back, and whether the shard had ids at that horizon. Rows of other shards are
-                removed.
+            shards: for each shard, its index, its horizon (a source offset), and whether it had ids
+                at that horizon. Rows of shards that are not listed are removed.
 
         Raises:
             StoreError: the database can't be opened for lack of space, memory, files or rights.
@@ -117,7 +121,11 @@ class IdDatabase:
             ids.is_whole = not expected
 
     def open(self) -> Rdict:
-        """Open the database unless it is open, creating it if it is missing, and return it."""
+        """Open the database unless it is open, creating it if it is missing, and return it.
+
+        Raises:
+            Exception: the database can't be opened, or is damaged.
+        """
         if self._database is None:
             self._database = open_database(self._path, IDS_OPTIONS)
         return self._database
@@ -134,8 +142,8 @@ class IdDatabase:
             self.write(batch)
 
     def remove(self, generation: int) -> None:
-        """Delete the rows of the shard whose keys begin with ``generation``. A crash may restore
-        them; then ``recover`` deletes them.
+        """Delete the rows of the shard whose keys begin with ``generation``, if the database is
+        open. A crash may restore them; then ``recover`` deletes them.
 
         Raises:
             StoreError: the database failed; the process must exit.
@@ -152,7 +160,11 @@ class IdDatabase:
             self._reclaimer.reclaim(self._database, generation)
 
     def write(self, batch: WriteBatch) -> None:
-        """Write the rows of ``batch``; they become durable with the next ``sync``."""
+        """Write the rows of ``batch``; they become durable with the next ``sync``.
+
+        Raises:
+            StoreError: the database failed; the process must exit.
+        """
         database = self.open()
         with self.guard("write"):
             if self._witness is None:
@@ -165,7 +177,7 @@ class IdDatabase:
         the wheel after this.
 
         Args:
-            offsets: of each shard that has ids, the generation (number of its store) and S.
+            offsets: generation and S of each shard that has ids; if it is empty, nothing is done.
 
         Raises:
             StoreError: the database failed; the process must exit.
@@ -187,8 +199,8 @@ class IdDatabase:
             self._database = self._witness = None
 
     def guard(self, deed: str) -> AbstractContextManager[None]:
-        """Return a context that raises errors of RocksDB as ``StoreError``. ``deed``: verb of the
-        operation, for the message.
+        """Return a context that raises errors of RocksDB as ``StoreError``, and marks the database
+        as damaged if the error may mean damage. ``deed``: verb of the operation, for the message.
         """
         return Guarded(deed, self._what, self._path)
 
@@ -208,7 +220,7 @@ class IdIndex:
         """Whether the index has all rows of source offsets below the horizon."""
         self._prefix = prefix_of(generation)
         self.durable_offset = 0
-        """Durable horizon of the store, a source offset. Marks with offsets from it on are kept."""
+        """Durable horizon of the store, a source offset. ``prune`` keeps all marks from it on."""
         self._rows: IdRows | None = None
 
     @property
@@ -218,8 +230,11 @@ class IdIndex:
 
     def recover(self, stop_offset: int, *, expected: bool) -> None:
         """Use the existing rows of source offsets below ``stop_offset``, and undo all later ones;
-        set ``is_whole`` to False if rows are missing. ``expected``: whether the shard had ids at
-        the horizon.
+        set ``is_whole`` to False if rows are missing.
+
+        Args:
+            stop_offset: horizon of the shard, a source offset.
+            expected: whether the shard had ids at that horizon.
         """
         database = self._database.open()
         synced = synced_offset(database, self._prefix)
@@ -234,8 +249,8 @@ class IdIndex:
             self.durable_offset = stop_offset
 
     def _cut(self, rows: IdRows, stop_offset: int) -> None:
-        """Undo rows of source offsets from ``stop_offset`` on. All rows are scanned if there may be
-        any such row.
+        """Undo the rows of source offsets from ``stop_offset`` on, if there may be any; to find
+        them, all rows of the shard are read.
         """
         batch = WriteBatch(raw_mode=True)
         with self._database.guard("read"):
@@ -247,8 +262,8 @@ class IdIndex:
         self._database.write(batch)
 
     def append(self, named: Sequence[Named], marks: Sequence[Mark], stop_offset: int) -> None:
-        """Write rows for the ids and marks of one ``Store.append``, with the new S,
-        ``stop_offset``.
+        """Write the rows for the ids and marks of one ``Store.append``, and the new S,
+        ``stop_offset``, in one batch.
         """
         batch = WriteBatch(raw_mode=True)
         if self._rows is None:
@@ -260,7 +275,7 @@ class IdIndex:
 
     def latest_unmarked(self, record_id: bytes, below: int) -> Key | None:
         """Return the key of an id's latest record that is not cancelled, replaced or fired, and has
-        an offset below ``below``; None: there is no such record.
+        a source offset below ``below``; None: there is no such record.
         """
         if self._rows is None:
             return None
@@ -277,8 +292,8 @@ class IdIndex:
             return self._rows.marked_from(mark, stop_offset)
 
     def prune(self, cursor: Cursor) -> None:
-        """Delete rows of records that ``cursor`` has settled, a bounded number per call. Marks with
-        offsets from the durable horizon on are kept, because a crash undoes them.
+        """Delete rows of records that ``cursor`` has settled, a bounded number in each call. Marks
+        with offsets from the durable horizon on are kept, because a crash undoes them.
         """
         if self._rows is not None:
             batch = WriteBatch(raw_mode=True)

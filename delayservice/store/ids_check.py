@@ -1,7 +1,7 @@
 """Check that a shard's id index and its stored records agree.
 
-Only records that are not due yet are checked. Due records may be settled, and a settled record and
-its rows in the id index are pruned at different times.
+Callers check only records that are not due yet. Due records may be settled, and a settled record
+and its rows in the id index are pruned at different times.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from delayservice.store.id_rows import IdFacts, IdRows
 
 class NamedRecord(NamedTuple):
     """Stored record with an id: the id, its key time in epoch milliseconds, and its mark (source
-    offset of its canceller, or -1).
+    offset of its canceller; -1: it is not marked).
     """
 
     record_id: bytes
@@ -31,14 +31,14 @@ def check_ids(
     stop_offset: int,
     where: str,
 ) -> Iterator[Finding]:
-    """Compare the rows of the id index for one range of keys with the stored records in it, and
-    yield a finding for each difference.
+    """Compare the rows of the id index for one range of keys with the stored records in this range,
+    and yield a finding for each difference.
 
     Args:
         rows: rows of the shard's id index.
         span_ms: range ``[start, stop)`` of key times, epoch milliseconds.
         records: stored records of the range that have an id, by source offset.
-        stop_offset: S, a source offset; rows for this offset and above are ignored.
+        stop_offset: S, a source offset; rows of records and marks from this offset on are ignored.
         where: path of the id index, for the findings.
 
     Raises:
@@ -67,7 +67,13 @@ def check_ids(
 
 
 def _difference(fact: IdFacts, record: NamedRecord | None, stop_offset: int) -> str | None:
-    """Return as text how a row of the id index and its record differ; None: they agree."""
+    """Return as text how a row of the id index and its record differ; None: they agree.
+
+    Args:
+        fact: the row.
+        record: the stored record at the offset of the row; None: there is none with an id.
+        stop_offset: S, a source offset; marks from it on are ignored.
+    """
     if record is None:
         return "the ids know a record that is not there"
     if (record.record_id, record.key_ms) != (fact.record_id, fact.key[0]):

@@ -32,7 +32,7 @@ class MemoryStore(Store):
         self.reset()
 
     def reset(self) -> None:
-        """Delete all records and the label."""
+        """Delete all records, ids, marks and the label, and set S and the horizon to 0."""
         self._order: list[Key] = []
         self._payloads: dict[Key, bytes] = {}
         self._marks: dict[Key, int] = {}
@@ -64,7 +64,9 @@ class MemoryStore(Store):
         marks: Sequence[Mark],
         stop_offset: int,
     ) -> None:
-        """Add records, ids and marks; ``stop_offset`` is the new S. See ``Store.append``."""
+        """Add records, the ids that some of them have, and marks of earlier records;
+        ``stop_offset`` is the new S. See ``Store.append``.
+        """
         for frame in frames:
             self._put(frame)
         for _, key_ms, offset, mark in marks:
@@ -126,7 +128,7 @@ class MemoryStore(Store):
 
     def latest_unmarked(self, record_id: bytes, below: int) -> Key | None:
         """Return the key of an id's latest record that is not cancelled, replaced or fired, and has
-        an offset below ``below``; None: there is no such record.
+        a source offset below ``below``; None: there is no such record.
         """
         key = self._stands_for.get(record_id)
         return key if key is not None and key[1] < below else None
@@ -138,7 +140,9 @@ class MemoryStore(Store):
         return sorted((found, key) for key, found in self._marks.items() if found >= mark)
 
     def prune(self, cursor: Cursor) -> None:
-        """Delete at once every record and mark that the committed ``cursor`` has settled."""
+        """Delete at once every record and mark that the committed ``cursor`` has settled, and every
+        other record with a key time below that of K.
+        """
         kept = []
         for key in self._order:
             useless = key[0] < cursor.key[0] or cursor.has_settled(
@@ -178,7 +182,7 @@ class MemoryStore(Store):
         return [(key_ms, key_ms + 1, 1) for key_ms, _ in unmarked]
 
     def stats(self) -> StoreStats:
-        """Return number of records, bytes of payload, and the horizon."""
+        """Return number of records, bytes of payload, and the horizon (a source offset)."""
         return StoreStats(len(self._order), self._bytes, self._durable_offset)
 
     def close(self) -> None:

@@ -47,19 +47,22 @@ _BODIES_BYTES_MAX: Final = 64 << 20
 
 
 def _nothing(_done: int, _total: int) -> None:
-    """Ignore a report of progress: the number done, and the number of all."""
+    """Ignore a report of progress: number of items done, and number of all items."""
 
 
 @dataclass(frozen=True, slots=True)
 class HourFacts:
-    """Figures of the records with key times in one hour.
+    """Figures of a shard's records with key times in one hour; in a wheel, of the slots that begin
+    in it.
 
     Attributes:
         hour_ms: start of the hour, epoch milliseconds.
-        slots: number of slot files of a wheel; 0 for RocksDB.
+        slots: number of slots with records of the shard in a wheel; 0 for RocksDB.
         records: number of records.
-        bytes: bytes of files (wheel) or payloads (RocksDB).
-        damaged: number of slot files that are damaged.
+        bytes: bytes of the slots' files, with the records of other shards (wheel), or of the
+            shard's payloads (RocksDB).
+        damaged: number of slots with damaged records that the node has found and not read again
+            from the log yet; 0 for RocksDB.
     """
 
     hour_ms: int
@@ -76,8 +79,10 @@ class StoreFacts:
     Attributes:
         kind: ``wheel`` or ``rocksdb``.
         version: number of the format.
-        stop_offset: S, a source offset; None: the store is damaged, and a node would start it over.
-        label: contracts and secrets by which the records below S were read, as JSON.
+        stop_offset: S, a source offset; None: the store is damaged, and a node that opens it would
+            start it over from the log.
+        label: contracts and cluster secrets by which the records below S were read, as JSON; empty:
+            there is no label.
         hours: figures of the hours that have records, in order of time.
         first_ms: lowest key time, epoch milliseconds; None: no record is stored or readable.
         last_ms: highest key time, epoch milliseconds; None as for ``first_ms``.
@@ -98,7 +103,9 @@ class StoreFacts:
 
     @property
     def bytes(self) -> int:
-        """Return the bytes of files (wheel) or payloads (RocksDB)."""
+        """Return the bytes of the slots' files, which the wheel's shards share, or of the shard's
+        payloads (RocksDB).
+        """
         return sum(hour.bytes for hour in self.hours)
 
 
@@ -179,7 +186,7 @@ def _hour_of_wheel(hour_ms: int, parts: tuple[Part, ...]) -> HourFacts:
 
 def _bounds(shard: ShardFolder, part: Part) -> tuple[int | None, int | None]:
     """Return the lowest and the highest key time of a shard's records in one slot, epoch
-    milliseconds; None: no record can be read.
+    milliseconds; both None: no record can be read.
     """
     keys = [
         frame[0]
@@ -223,8 +230,8 @@ def _look_at_rocks(store: RocksView, on_progress: Callable[[int, int], None]) ->
 def read_records(
     shard: ShardFolder, bounds: ReadBounds, wanted: Callable[[Frame], bool], limit: int
 ) -> Iterator[Frame | Damage]:
-    """Yield wanted records in key order, and the ranges that can't be read. Memory is needed for
-    ``limit`` records.
+    """Yield wanted records in key order, and, for a wheel, the ranges that can't be read, each
+    before the other records of its slot. Memory is needed for ``limit`` records.
 
     Args:
         shard: the shard's folder.
@@ -233,7 +240,8 @@ def read_records(
         limit: largest number of records to yield.
 
     Raises:
-        StoreError: the store can't be read, or is of another format.
+        StoreError: the store can't be read, or is of another format. In RocksDB, this is also
+            raised for damage.
     """
     if check_format(shard.path) == "wheel":
         yield from _wheel_records(shard, bounds, wanted, limit)
@@ -288,8 +296,8 @@ def _wanted(
 
 
 def wheel_reader(path: str) -> AbstractContextManager[RunReader]:
-    """Return a context with a reader of a wheel's files, for ``verify``. It needs 64 MiB of memory,
-    and 500 bytes for each block and 20 for each shard in a block.
+    """Return a context with a reader of a wheel's files, to be passed to ``verify``. The reader
+    needs 64 MiB of memory, and 500 bytes for each block and 20 for each shard in a block.
     """
     return open_reader(path, _BODIES_BYTES_MAX, sys.maxsize)
 
@@ -308,7 +316,7 @@ def verify(
             settled.
         on_progress: takes the number of slots (wheel) or records (RocksDB) checked so far, and the
             number of all.
-        reader: reader of the shard's wheel, if one is shared by the checks of all its shards.
+        reader: reader of the shard's wheel, which the checks of its shards share; None: a new one.
 
     Raises:
         StoreError: the store can't be read, or is of another format.

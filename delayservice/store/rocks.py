@@ -3,8 +3,8 @@
 Found by tests of rocksdict 0.3.29:
 
 - An iterator ignores ``iterate_lower_bound``, or stops at once with it. So every scan states its
-  lower end as ``from_key`` (never less than the cursor: range tombstones are slow to walk) and its
-  upper end as ``iterate_upper_bound``.
+  lower end as ``from_key`` and its upper end as ``iterate_upper_bound``. The lower end is never
+  among pruned rows, because RocksDB is slow to pass rows that a range deletion covers.
 - ``items`` and ``keys`` end at a damaged block without an error. So the end of a scan is checked.
 - A closed or damaged database raises bare ``Exception``.
 - Synced writes hold the GIL. So writes are unsynced and ``flush_wal`` makes them durable.
@@ -76,8 +76,8 @@ class RocksOptions:
         compression: kind of compression of table files: ``none``, ``snappy``, ``lz4`` or ``zstd``.
         bloom_bits: size of a table's filter in bits per row; the filter spares searches for rows
             that do not exist. 0: no filter.
-        sync_bytes: bytes appended since the last sync, which a crash would lose, at which the store
-            starts a sync.
+        sync_bytes: bytes written since the last sync, which a crash would lose, at which the store
+            syncs before it writes more.
         unused_s: seconds after which a shard that is not open is removed, because another node or
             worker has its slice now.
     """
@@ -143,7 +143,7 @@ def open_database(path: Path, options: RocksOptions) -> Rdict:
 
     Raises:
         StoreError: the database was found damaged before, or its MANIFEST is damaged.
-        Exception: the database is damaged (rocksdict has no narrower class).
+        Exception: the database is damaged, or can't be opened (rocksdict has no narrower class).
     """
     if (path / CONDEMNED).exists():
         raise StoreError(f"the database {path} was found damaged; it is to be made anew")
@@ -217,8 +217,8 @@ def guarded_read(what: str) -> Iterator[None]:
 
 
 def condemn(path: Path) -> None:
-    """Mark the database in folder ``path`` as damaged, so that ``open_database`` refuses it. The
-    extent of the damage is unknown.
+    """Mark the database in folder ``path`` as damaged, so that ``open_database`` refuses it, and
+    its caller makes a new one. An error of the file system is ignored.
     """
     marker = path / CONDEMNED
     with suppress(OSError), marker.open("wb") as file:  # if that fails, the damage is met again
@@ -226,15 +226,16 @@ def condemn(path: Path) -> None:
 
 
 def is_damage(error: Exception) -> bool:
-    """Return whether an error of RocksDB may mean damaged files, and not a cause such as lack of
-    space, memory or rights, which may be gone at another start.
+    """Return whether an error of RocksDB may mean damaged files. Other causes, such as lack of
+    space, memory or rights, may be gone at the next start.
     """
     return not any(cause in str(error) for cause in _NO_DAMAGE)
 
 
 class Guarded:
     """Context that raises errors of RocksDB as ``StoreError``; if an error may mean damage, the
-    database is marked as damaged. It is a class for speed, because each look-up of an id enters it.
+    database is marked as damaged, and the next start makes a new one. It is a class and not a
+    generator for speed, because each look-up of an id enters it.
 
     Args:
         deed: verb of the operation, for the message.
@@ -309,7 +310,7 @@ class Reclaimer:
                 condemn(self._path)
 
     def close(self) -> None:
-        """Wait until the work under way is done. The caller closes the database after this."""
+        """Wait until all compactions have ended. The caller closes the database after this."""
         if self._executor is not None:
             self._executor.shutdown()
             self._executor = None
@@ -359,8 +360,11 @@ def _upto(stop: bytes) -> ReadOptions:
 
 
 def _check_end(database: Rdict, start: bytes, stop: bytes) -> None:
-    """Raise an error if a row exists in ``[start, stop)``, or can't be read, because ``items`` and
-    ``keys`` end at a damaged block without an error.
+    """Raise an error if a row with a key in ``[start, stop)`` exists, or can't be read, because
+    ``items`` and ``keys`` end at a damaged block without an error.
+
+    Raises:
+        Exception: there is such a row, or the range can't be read.
     """
     rows = database.iter(_upto(stop))
     rows.seek(start)

@@ -1,4 +1,4 @@
-"""Check of one shard in a RocksDB store: every row of it, and so every block that holds its rows.
+"""Check of one shard in a RocksDB store: all its rows are read, and so all blocks that hold them.
 
 No file in the folder is locked or written. While a node runs, the state at one moment is checked.
 """
@@ -36,8 +36,8 @@ _RECORD_BYTES: Final = _KEY.size
 def verify_rocks(
     shard: ShardFolder, now_ms: Callable[[], int], on_progress: Callable[[int, int], None]
 ) -> CheckVerdict:
-    """Check one shard of a worker's database; with the first shard, also the names of the files in
-    the folder.
+    """Check one shard of a worker's database, and return the findings. With the first shard of the
+    database, the names of the files in the folder are checked too.
 
     Args:
         shard: the shard and its folder; the folder's VERSION was checked already.
@@ -101,7 +101,14 @@ def _check_names(path: Path) -> Iterator[Finding]:
 
 
 class _RocksCheck:
-    """Check of the rows of one shard in a database."""
+    """Check of the rows of one shard in a database.
+
+    Attributes:
+        found: the findings.
+        stop_offset: S, a source offset.
+        records: number of records read.
+        bytes: bytes of their payloads.
+    """
 
     def __init__(self, now_ms: Callable[[], int], on_progress: Callable[[int, int], None]) -> None:
         self.found: list[Finding] = []
@@ -110,8 +117,11 @@ class _RocksCheck:
         self._on_progress = on_progress
 
     def run(self, store: RocksView) -> None:
-        """Check records and ids, then read all other rows of the shard, and so all blocks. Adds to
-        ``found``.
+        """Check the records and ids of the shard, read all its other rows, so that all blocks are
+        read, and add findings to ``found``.
+
+        Raises:
+            StoreError: a row can't be read.
         """
         self.stop_offset = store.stop_offset
         self._check_records(store)
@@ -124,8 +134,8 @@ class _RocksCheck:
             pass
 
     def _check_records(self, store: RocksView) -> None:
-        """Check records and ids hour by hour of key times, so that only the ids of one hour are in
-        memory.
+        """Check all records, and the ids hour by hour of key times, so that only the ids of one
+        hour are in memory.
         """
         hour_ms, named = 0, dict[int, NamedRecord]()
         for frame in _frames(store):
@@ -162,7 +172,9 @@ class _RocksCheck:
 
 
 def _frames(store: RocksView) -> Iterator[Frame]:
-    """Yield the records of a shard, with their marks, which are the rows right behind them."""
+    """Yield the records of a shard in key order, with their marks. The row of a mark follows that
+    of its record.
+    """
     last: Frame | None = None
     for row, value in store.rows(b"f", b"g"):
         key_ms, offset = _KEY.unpack_from(row)

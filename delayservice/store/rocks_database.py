@@ -3,10 +3,10 @@
 ``docs/internals/format-rocksdb.md`` has layout, invariants and recovery. All row keys of a shard
 begin with its number, so that one range deletes its rows. Keys, big endian::
 
-    0 u32, 'p', number u32    -> partition i32, topic          a shard and its number
-    0 u32, 'h', number u32    -> stop offset i64, count i64    the horizon of its content
-    0 u32, 'l', number u32    -> label                         by what it was read
-    0 u32, 'w'                -> which files there are         see ``Witness``
+    0 u32, 'p', number u32    -> partition i32, topic          the shard that has this number
+    0 u32, 'h', number u32    -> stop offset i64, count i64    its S, and its number of records
+    0 u32, 'l', number u32    -> label                         its label
+    0 u32, 'w'                -> state of the files            see ``Witness``
     number u32, ...                                            see ``delayservice.store.rocksdb``
 """
 
@@ -79,6 +79,9 @@ class RocksDatabase:
     Args:
         path: the worker's folder.
         options: options of the database; None: the default options.
+
+    Attributes:
+        what: name of the store, for messages.
     """
 
     def __init__(self, path: Path, options: RocksOptions | None = None) -> None:
@@ -141,8 +144,8 @@ class RocksDatabase:
         return True
 
     def _fill(self) -> None:
-        """Read number and state of every shard, so that damage is found when the database is
-        opened.
+        """Read number and state of every shard, so that damage of these rows is found when the
+        database is opened.
 
         Raises:
             Exception: a row can't be read (rocksdict has no narrower class).
@@ -195,7 +198,8 @@ class RocksDatabase:
         return self._database
 
     def guard(self, deed: str) -> AbstractContextManager[None]:
-        """Return a context that raises errors of RocksDB as ``StoreError``.
+        """Return a context that raises errors of RocksDB as ``StoreError``, and marks the database
+        as damaged if the error may mean damage.
 
         Args:
             deed: verb of the operation, for the message.
@@ -206,7 +210,7 @@ class RocksDatabase:
 
     @property
     def places(self) -> list[Place]:
-        """Return the shards in the database, sorted."""
+        """Return the shards in the database as ``(topic, partition)``, sorted."""
         return sorted(self._numbers)
 
     def attach(self, place: Place) -> ShardState:
@@ -253,7 +257,7 @@ class RocksDatabase:
 
     def detach(self, place: Place, count: int) -> None:
         """Close a shard; the database is closed with its last open shard, and otherwise synced.
-        ``count``: number of the shard's records.
+        ``count``: number of the shard's stored records.
         """
         self._open_places.discard(place)
         self._idle_s[place] = time.monotonic()
@@ -274,8 +278,8 @@ class RocksDatabase:
         self.sync()
 
     def remove(self, place: Place) -> None:
-        """Delete a shard and its rows, unless a lane has it open. If it is opened again, it is
-        filled from the log.
+        """Delete a shard and its rows, unless a lane has it open or it does not exist. If it is
+        opened again, it is filled from the log.
         """
         was_open = self._database is not None
         self.open()
@@ -323,8 +327,8 @@ class RocksDatabase:
         self._write(number, batch, stop_offset)
 
     def write_label(self, number: int, label: bytes, stop_offset: int, count: int) -> None:
-        """Write the label of the shard ``number`` in a batch of its own, before the records that it
-        describes. ``stop_offset``: S; ``count``: number of records.
+        """Write the label of the shard ``number`` in a batch of its own; the caller writes the
+        records that it describes later. ``stop_offset``: S; ``count``: number of records.
         """
         batch = WriteBatch(raw_mode=True)
         batch.put(_ROW.pack(0, _LABELS, number), label)
@@ -342,7 +346,7 @@ class RocksDatabase:
         self._written[number] = stop_offset
 
     def sync(self) -> None:
-        """Make all written rows durable, and with them S of all shards; first remove unused shards.
+        """Remove unused shards, and make all written rows durable, and with them S of all shards.
 
         Raises:
             StoreError: the sync failed; the process must exit.
@@ -360,8 +364,8 @@ class RocksDatabase:
         return self._durable[number]
 
     def _remove_unused(self) -> None:
-        """Remove shards that were not open for ``unused_s`` seconds, because another node or worker
-        has their slices, and they would take space for ever.
+        """Remove shards that were not open for ``unused_s`` seconds: another node or worker has
+        their slices now.
         """
         least_s = time.monotonic() - self.options.unused_s
         for place in [place for place, idle_s in self._idle_s.items() if idle_s < least_s]:

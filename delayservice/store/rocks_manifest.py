@@ -9,8 +9,8 @@ The MANIFEST lists the valid tables. It is a log of records in blocks of 32 KiB:
 If a record reaches beyond the end of the file, RocksDB assumes that a crash cut it off, and ignores
 everything from there on. So a damaged length can hide tables, while the newer write-ahead log still
 contains the horizon. RocksDB also accepts a MANIFEST that was cut between two records, and a
-missing write-ahead log if a newer one exists. So each batch of this service writes a row that lists
-the files at the time: see ``Witness``. Source:
+missing write-ahead log if a newer one exists. So each batch of this service writes a row that
+states which files must exist at that time: see ``Witness``. Source:
 https://github.com/facebook/rocksdb/wiki/Write-Ahead-Log-File-Format and, for the content,
 ``VersionEdit::EncodeTo`` in https://github.com/facebook/rocksdb/blob/main/db/version_edit.cc
 """
@@ -65,9 +65,10 @@ class Manifest(NamedTuple):
 
 
 def read_manifest(database: Path) -> Manifest | None:
-    """Read the MANIFEST that is in use, and check that it is whole; return it with the logs that
-    exist. None: the database is new, or RocksDB will refuse it. Checksums are checked too, because
-    RocksDB 9.8 hangs at a record whose type was changed to 5. ``database``: folder of the database.
+    """Read the MANIFEST that is in use, check that it is whole, and return what it and the existing
+    write-ahead logs state; None: there is no file CURRENT, so the database is new, or RocksDB will
+    refuse it. Checksums are checked too, because RocksDB 9.8 hangs at a record whose type was
+    changed to 5. ``database``: folder of the database.
 
     Raises:
         StoreError: the MANIFEST is damaged.
@@ -117,14 +118,17 @@ def _parts(path: Path, data: bytes) -> Iterator[tuple[int, bytes]]:
 
 
 def _check_cut(path: Path, crc: int, kind: int, content: bytes) -> None:
-    """Raise ``StoreError`` if the last record of a MANIFEST has a damaged length, and was not cut
-    off by a crash: then its checksum fits a part of the rest of the block.
+    """Check whether the last record of a MANIFEST, whose length is wrong, was cut off by a crash.
+    If its checksum fits a part of the rest of the block, the length is damaged.
 
     Args:
         path: the MANIFEST, for the message.
         crc: checksum in the record's header, masked.
         kind: type in the record's header.
         content: bytes of the file from the record's content to the end of the block.
+
+    Raises:
+        StoreError: the length is damaged.
     """
     found = google_crc32c.value(bytes([kind]))
     for number in range(len(content) + 1):
@@ -154,8 +158,8 @@ def _log_number(edit: bytes) -> int:
 
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:
-    """Return the integer at position ``at``, encoded with seven bits per byte, and the position
-    behind it.
+    """Return the integer that begins at index ``at`` of ``data``, encoded with seven bits per byte,
+    and the index of the byte after it.
     """
     value = shift = 0
     while at < len(data):
@@ -208,8 +212,11 @@ class Witness:
 
 
 def check_witness(database: Rdict, found: Manifest | None) -> None:
-    """Compare the row of ``Witness`` in an opened database with the files found before the opening.
-    ``found``: result of ``read_manifest``.
+    """Compare the row of ``Witness`` in an open database with the files found before it was opened.
+
+    Args:
+        database: the open database; one without this row passes.
+        found: result of ``read_manifest`` before the opening; None passes.
 
     Raises:
         OSError: the end of the MANIFEST or a needed write-ahead log is missing.

@@ -73,7 +73,9 @@ class ViewedDatabase(RocksDatabase):
 
 
 class RocksView(RocksStore):
-    """Store of one shard in a database that was opened for reading, with access to all its rows."""
+    """Store of one shard in a database that was opened for reading, with access to all rows of the
+    shard.
+    """
 
     @property
     def stop_offset(self) -> int:
@@ -82,7 +84,7 @@ class RocksView(RocksStore):
 
     @property
     def records(self) -> int:
-        """Return the number of the shard's records, as the database states it."""
+        """Return the number of the shard's records that the database states; it is not counted."""
         return self._count
 
     @property

@@ -4,7 +4,7 @@
 that byte order is key order, and begin with the number of the shard::
 
     number u32, 'f', key_ms i64, offset i64       -> payload     a record
-    number u32, 'f', key_ms i64, offset i64, 1    -> mark i64    what marked it; follows its record
+    number u32, 'f', key_ms i64, offset i64, 1    -> mark i64    the record's mark, right after it
     number u32, 'n', 'd', 'm'                                    ids, see ``delayservice.store.ids``
 
 After a crash, RocksDB restores the batches from its write-ahead log up to one of them. Each batch
@@ -47,8 +47,8 @@ _LUMP_RECORDS = 50_000
 _LUMP_MS = 600_000
 _LUMPS_KEYS = 20_000
 _REST_MS: Final = 3_600_000
-"""Least width in milliseconds of the last count that ``lumps`` returns, which is for all records
-not counted one by one. The width shows that the count is coarse."""
+"""Least width, in milliseconds, of the last count that ``lumps`` returns, which is for all records
+that were not counted one by one. By the width, callers know that the count is coarse."""
 _I64 = Struct(">q")
 _KEY = Struct(">Icqq")
 _KEY_TAIL = Struct(">5xqq")
@@ -78,8 +78,8 @@ class RocksStore(Store):
     # --- life ----------------------------------------------------------------------------------
 
     def open(self) -> int:
-        """Open the worker's database and the shard in it, and return the horizon S, a source
-        offset.
+        """Open the shard, and the worker's database if it is closed, and return the horizon S, a
+        source offset.
         """
         state = self._state = self._rocks.attach(self._place)
         prefix = self._prefix = prefix_of(state.number)
@@ -124,7 +124,9 @@ class RocksStore(Store):
         self._take_over(ShardState(self._number, 0, 0, b""))
 
     def close(self) -> None:
-        """Close the shard; the database is closed with its last open shard, else synced."""
+        """Close the shard; the database is closed with its last open shard, and otherwise synced. A
+        closed shard is ignored.
+        """
         if self._state is not None:
             self._state = None
             self._rocks.detach(self._place, self._count)
@@ -138,9 +140,9 @@ class RocksStore(Store):
         marks: Sequence[Mark],
         stop_offset: int,
     ) -> None:
-        """Write records, ids and marks with the new S, ``stop_offset``, in one batch; first sync,
-        if the shards together have written ``sync_bytes`` since the last sync. See
-        ``Store.append``.
+        """Write records, the ids that some of them have, marks of earlier records, and the new S,
+        ``stop_offset``, in one batch. Sync first, if the shards together have written
+        ``sync_bytes`` since the last sync. See ``Store.append``.
         """
         self._rocks.make_room()
         batch = WriteBatch(raw_mode=True)
@@ -184,7 +186,8 @@ class RocksStore(Store):
         to ``upto_ms``, inclusive, in epoch ms.
 
         Raises:
-            StoreError: the database is damaged; the next ``open`` moves it to quarantine.
+            StoreError: the database can't be read; if it is damaged, the process must exit, and its
+                next start moves the database to quarantine.
         """
         start = self._above(max(after, (self._pruned_ms, -1)))
         stop = self._above((upto_ms, OFFSET_MAX))
@@ -243,7 +246,7 @@ class RocksStore(Store):
 
     def latest_unmarked(self, record_id: bytes, below: int) -> Key | None:
         """Return the key of an id's latest record that is not cancelled, replaced or fired, and has
-        an offset below ``below``; None: there is no such record.
+        a source offset below ``below``; None: there is no such record.
         """
         with self._rocks.guard("read"):
             return self._ids.latest_unmarked(record_id, min(below, self._stop_offset))
@@ -258,10 +261,11 @@ class RocksStore(Store):
     # --- prune and sync ------------------------------------------------------------------------
 
     def prune(self, cursor: Cursor) -> None:
-        """Delete the records and id rows that ``cursor`` has settled. Records with key times below
-        the second of K are never read again. Few rows are deleted one by one, and many by a range,
-        because each range tombstone slows all readers of the database: with 5,000 of them in the
-        memory table, a prune of one shard took 1.3 ms.
+        """Delete all records with key times before the second of K, and the rows of the id index
+        that ``cursor`` has settled. Up to ``_SINGLES_MAX`` rows are deleted one by one. More
+        are only hidden from reads, and deleted by a range later, because each range deletion slows
+        all readers of the database: with 5,000 of them in the memory table, a prune of one shard
+        took 1.3 ms.
         """
         stop_ms = cursor.key[0] // _SLOT_MS * _SLOT_MS
         batch = WriteBatch(raw_mode=True)
@@ -302,14 +306,17 @@ class RocksStore(Store):
         return count
 
     def sync(self, *, wait: bool = True) -> int:  # noqa: ARG002  # it always waits
-        """Sync the worker's database, and return the shard's durable horizon, a source offset."""
+        """Sync the worker's database, and return the shard's durable horizon, a source offset.
+        ``wait`` has no effect: the call always waits.
+        """
         self._rocks.sync()
         return self._rocks.durable_offset(self._number)
 
     def lumps(self, start_ms: int, stop_ms: int) -> list[Lump]:
         """Return counts ``(start_ms, stop_ms, count)`` of the records with keys in ``[start_ms,
-        stop_ms)``, epoch ms: one for each of the first unmarked records, and one for the rest,
-        which may include records behind the range.
+        stop_ms)``, epoch ms: a count of 1 for each unmarked record among the first ``_LUMPS_KEYS``
+        rows. If there may be more rows, a last count has all other records of the shard, also
+        marked ones and those outside the range.
         """
         start_ms = max(start_ms, self._pruned_ms)
         start, stop = self._pack_key(start_ms, 0), self._pack_key(stop_ms, 0)
@@ -328,8 +335,8 @@ class RocksStore(Store):
         return found
 
     def stats(self) -> StoreStats:
-        """Return number of records, bytes and horizon. Bytes are estimated: the shard's share of
-        the database, by number of records.
+        """Return number of records, bytes and durable horizon. Bytes are estimated: the shard's
+        share of the database, by number of records.
         """
         stored = self._rocks.bytes * self._count // max(self._rocks.records, 1)
         durable_offset = self._rocks.durable_offset(self._number)

@@ -27,22 +27,29 @@ _LOCKS: Final = Path("/proc/locks")
 
 
 def find_shards(root: Path, kinds: tuple[str, ...] = KINDS) -> list[ShardFolder]:
-    """Return the shards in ``root``: a node's state folder, the folder of one store kind in it, or
-    the folder of one worker. ``kinds``: store kinds to look for in a node's state folder.
+    """Return the shards of all store folders in ``root``. A folder whose shards can't be listed
+    gives one entry, with an empty topic and partition -1.
+
+    Args:
+        root: a node's state folder, the folder of one store kind in it, or that of one worker.
+        kinds: store kinds to look for, if ``root`` is a node's state folder.
 
     Raises:
-        StoreError: there are no shards.
+        StoreError: there are no store folders.
     """
     folders = find_stores(root, kinds)
     return [shard for folder in folders for shard in _shards_of(folder)]
 
 
 def find_stores(root: Path, kinds: tuple[str, ...] = KINDS) -> list[Path]:
-    """Return the store folders in ``root``: a node's state folder, the folder of one store kind in
-    it, or the folder of one worker. ``kinds``: store kinds to look for in a node's state folder.
+    """Return the store folders in ``root``, sorted; ``root`` itself if it is one.
+
+    Args:
+        root: a node's state folder, the folder of one store kind in it, or that of one worker.
+        kinds: store kinds to look for, if ``root`` is a node's state folder.
 
     Raises:
-        StoreError: there are no stores.
+        StoreError: there are no store folders.
     """
     if (root / "VERSION").is_file():
         return [root]
@@ -58,8 +65,8 @@ def find_stores(root: Path, kinds: tuple[str, ...] = KINDS) -> list[Path]:
 
 
 def _may_be_store(path: Path) -> bool:
-    """Return whether a folder holds a store, or its parent is named like a shard. Its own name is
-    not enough, because other programs also name folders by numbers.
+    """Return whether a folder contains files of a store, or its parent is named like a shard. Its
+    own name is not enough, because other programs also name folders by numbers.
     """
     is_named = _SHARD_NAME.fullmatch(path.parent.name) is not None
     names = ("VERSION", NAME, DATABASE)
@@ -75,8 +82,8 @@ def _shards_of(folder: Path) -> list[ShardFolder]:
 
 
 def kept_shards(folder: Path) -> list[ShardFolder]:
-    """Return the shards in a worker's folder, of a wheel or of RocksDB; an empty list if the folder
-    can't be read.
+    """Return the shards in a worker's folder, which contains a wheel or a RocksDB store, sorted; an
+    empty list if there are none, or the folder can't be read.
     """
     found = read_format(str(folder))
     if found is not None and found.kind == "rocksdb":
@@ -87,7 +94,9 @@ def kept_shards(folder: Path) -> list[ShardFolder]:
 
 
 def wheel_shards(folder: Path) -> list[ShardFolder]:
-    """Return the shards that a wheel's horizon lists; an empty list if it is missing or damaged."""
+    """Return the shards that the horizon file of the wheel in ``folder`` lists, sorted; an empty
+    list if the file is missing or damaged.
+    """
     try:
         rows = read_horizon(str(folder)).shards
     except (OSError, HorizonDamagedError):

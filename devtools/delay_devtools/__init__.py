@@ -1,1 +1,3 @@
-"""Real Kafka and ZooKeeper on this machine, for the demo, tests and benchmarks."""
+"""Development tools of the delay service: Kafka and ZooKeeper on this machine, the demo, the
+benches, and the drill of the Spark jobs.
+"""

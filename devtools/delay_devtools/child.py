@@ -1,5 +1,5 @@
-"""Child processes of the embedded cluster, and the client of the reaper, a process that kills them
-when this process dies.
+"""Child processes of the embedded cluster, and the client of the reaper: a process that kills them
+when this process, their owner, dies.
 """
 
 import contextlib
@@ -21,9 +21,8 @@ _POLL_SECONDS = 0.05
 
 
 class Reaper:
-    """Client of the reaper process, which kills the children when this process dies.
-
-    The reaper then removes ``folder`` as well; None keeps everything on disk.
+    """Client of a reaper process, which the constructor starts: it kills the children when this
+    process dies, and then removes ``folder``; None: no folder is removed.
     """
 
     def __init__(self, folder: Path | None) -> None:
@@ -36,7 +35,7 @@ class Reaper:
         )
 
     def watch(self, pid: int) -> None:
-        """Register a process to be killed when this process dies."""
+        """Register a process that the reaper kills when this process dies."""
         self._send(f"watch {pid} {reaper.start_time(pid) or 'gone'}")
 
     def forget(self, pid: int) -> None:
@@ -44,7 +43,9 @@ class Reaper:
         self._send(f"forget {pid}")
 
     def dismiss(self) -> None:
-        """End the reaper process; to be called when all children have stopped."""
+        """End the reaper process, which then kills nothing and leaves the folder; call this when
+        all children have stopped.
+        """
         self._send("dismiss")
         with contextlib.suppress(OSError):
             if self._process.stdin:
@@ -65,7 +66,7 @@ class Reaper:
 
 
 class Child:
-    """One server process with its log file.
+    """One server process with its log file, started by the constructor.
 
     Args:
         name: name for people, such as ``broker 1``.
@@ -99,7 +100,7 @@ class Child:
 
     @property
     def pid(self) -> int:
-        """Return the process id, for faults such as SIGSTOP."""
+        """Return the process id."""
         return self._process.pid
 
     @property
@@ -125,10 +126,11 @@ class Child:
         self._process.send_signal(number)
 
     def wait_exit(self, timeout_seconds: float) -> None:
-        """Wait until the process has ended by itself with status 0.
+        """Wait until the process has ended by itself with status 0; kill it if it still runs after
+        ``timeout_seconds``.
 
         Raises:
-            ClusterError: another status, or still running at the timeout.
+            ClusterError: another status, or killed at the timeout.
         """
         try:
             status = self._process.wait(timeout_seconds)
@@ -151,15 +153,15 @@ class Child:
         """
         while not ready():
             with contextlib.suppress(subprocess.TimeoutExpired):
-                # The pause between two probes is a wait for the process's end.
+                # Pause between two probes, cut short when the process ends.
                 status = self._process.wait(_POLL_SECONDS)
                 raise ClusterError(self.explain(f"ended with status {status}"))
             if time.monotonic() > deadline:
                 raise ClusterError(self.explain("was not ready in time"))
 
     def explain(self, what: str) -> str:
-        """Return an error text: the server's name, ``what`` happened to it, the end of its log, and
-        advice.
+        """Return an error text: the server's name, ``what`` (a phrase such as ``ended with status
+        1``), the end of its log, and advice.
         """
         return (
             f"{self.name} {what}. The end of its log:\n{self.log_tail()}\n"
@@ -168,5 +170,5 @@ class Child:
         )
 
     def log_tail(self) -> str:
-        """Return the last lines that this process wrote."""
+        """Return the last 25 lines at most that this process has written to its log."""
         return tail(self.log_path, _TAIL_LINES, self._log_start)

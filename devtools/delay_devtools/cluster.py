@@ -42,7 +42,7 @@ _NO_PROPERTIES: Mapping[str, str] = MappingProxyType({})
 
 @dataclass(frozen=True, slots=True)
 class _Running:
-    """Folder, Java and reaper of a started cluster."""
+    """Folder of the files, Java command and reaper of a started cluster."""
 
     folder: Path
     jvm: Jvm
@@ -55,15 +55,16 @@ class EmbeddedCluster:
     Args:
         brokers: number of brokers, 0 or more; of three or more, the first three vote.
         zookeepers: number of ZooKeeper servers, 0 or more; two or more form an ensemble.
-        folder: folder of configuration, logs and data. It is kept, and a later cluster on the
-            same folder finds its data again. None means a temporary folder, removed at the end.
+        folder: folder of configuration, logs and data. It is kept, and a later cluster on the same
+            folder finds its data again. None means a temporary folder, removed at the end.
         keep: keep the temporary folder as well.
         broker_properties: Kafka broker settings that override those of ``servers.write_broker``.
         zookeeper_properties: ZooKeeper settings that override those of ``servers.write_zookeeper``.
         start_seconds: time limit for one server to become ready, in s.
         host: the address of this machine that everything listens on, where clients come from a
             network namespace of their own and can't reach 127.0.0.1.
-        kafka: version of Kafka, one of ``jars.KAFKA_LOCKS``; None: that of ``DELAY_DEV_KAFKA``.
+        kafka: version of Kafka, one of ``jars.KAFKA_LOCKS``; None: that of ``DELAY_DEV_KAFKA``, or
+            the default.
         secure: whether each broker has a second listener, ``SECURE``, with SASL over TLS; its keys
             and mechanisms are in ``broker_properties``.
     """
@@ -156,8 +157,8 @@ class EmbeddedCluster:
         """Start all servers and return when all of them are ready.
 
         Raises:
-            ClusterError: no Java, a jar can't be fetched, or a server does not start; all servers
-                are stopped then.
+            ClusterError: the cluster is started already, there is no Java, a jar can't be fetched,
+                or a server does not start; all servers that this call started are stopped then.
         """
         if self._running is not None:
             raise ClusterError("The cluster is already started. Stop it before starting it again.")
@@ -184,7 +185,8 @@ class EmbeddedCluster:
         self._running = None
 
     def stop_broker(self, broker_id: int, *, kill: bool = False) -> None:
-        """Stop a broker in order, or with SIGKILL; its ports and data stay reserved for it.
+        """Stop a broker with SIGTERM, or if ``kill`` with SIGKILL; its ports and data stay reserved
+        for it.
 
         Kill brokers only in clusters of three with replication factor 3. Where a partition's only
         replica is on the killed broker, Kafka 4.3 can leave a transaction hanging that was
@@ -208,7 +210,9 @@ class EmbeddedCluster:
         self._child(f"broker {broker_id}").signal(number)
 
     def stop_zookeeper(self, server_id: int = 1, *, kill: bool = False) -> None:
-        """Stop a ZooKeeper server; its ports and data stay reserved for it."""
+        """Stop a ZooKeeper server with SIGTERM, or if ``kill`` with SIGKILL; its ports and data
+        stay reserved for it.
+        """
         self._child(f"zookeeper {server_id}").stop(kill=kill)
 
     def start_zookeeper(self, server_id: int = 1, *, wait: bool = True) -> None:
@@ -239,7 +243,9 @@ class EmbeddedCluster:
             ) from exc
 
     def _start_all(self) -> None:
-        """Start all servers; on a port clash start over with other ports, a few times."""
+        """Choose ports, and start all servers; if a port was taken meanwhile, start over with other
+        ports, ``_START_ATTEMPTS`` times in all.
+        """
         for attempt in range(1, _START_ATTEMPTS + 1):
             self._plan()
             try:
@@ -256,7 +262,7 @@ class EmbeddedCluster:
         return any(word in tail for tail in tails for word in _CLASH_WORDS)
 
     def _plan(self) -> None:
-        """Choose ports and write every server's configuration."""
+        """Choose ports for all servers, and write every server's configuration."""
         brokers, zookeepers = self._sizes
         needed = brokers * _PORTS_PER_BROKER + zookeepers * _PORTS_PER_ZOOKEEPER
         ports = iter(free_ports(needed, self._host))
@@ -358,8 +364,8 @@ class EmbeddedCluster:
             raise ClusterError(f"{name} is running. Stop it before starting it again.")
 
     def _stop_children(self, *, kill: bool) -> None:
-        """Stop all servers: signal them in reverse order of their start, brokers first, then wait
-        for each.
+        """Stop all servers, if ``kill`` with SIGKILL, else with SIGTERM: signal them in reverse
+        order of their start, brokers first, then wait for each.
         """
         children = list(reversed(self._children.values()))
         for child in children:
@@ -374,8 +380,8 @@ class EmbeddedCluster:
 
 @contextmanager
 def started(cluster: EmbeddedCluster, shown: Steps) -> Iterator[EmbeddedCluster]:
-    """Start a cluster, showing progress; stop it at the end of the context, with signals
-    ignored.
+    """Start a cluster, showing progress on ``shown``, and yield it; stop it at the end of the
+    context, with SIGINT, SIGTERM and SIGHUP ignored.
     """
     with shown.doing(f"Starting {cluster.servers}"):
         cluster.start()
@@ -386,6 +392,8 @@ def started(cluster: EmbeddedCluster, shown: Steps) -> Iterator[EmbeddedCluster]
 
 
 def undisturbed(clean_up: Callable[[], None]) -> None:
-    """Call ``clean_up`` with signals ignored, as a second Ctrl-C would interrupt it."""
+    """Call ``clean_up`` with SIGINT, SIGTERM and SIGHUP ignored, as a second Ctrl-C would interrupt
+    it.
+    """
     with ignored_signals():
         clean_up()

@@ -53,7 +53,7 @@ def first_record(
 
 
 def add_to(app: typer.Typer) -> None:
-    """Add the development commands to the command line of the service."""
+    """Add the development commands to ``app``, the command line of the service."""
     app.command(epilog="Exit status 0 only when nothing was lost, doubled or early.")(demo)
     app.command(epilog=BENCH_EPILOG)(bench)
     spark.app.command(epilog=DRILL_EPILOG)(drill)

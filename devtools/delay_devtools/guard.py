@@ -1,7 +1,7 @@
-"""Run a program that the kernel kills when its parent dies (Linux), then become that program.
+"""Become a program that the kernel kills when its parent dies (Linux).
 
-Started by file name with the standard library only: ``python -I guard.py PARENT_PID PROGRAM…``.
-A wrapper and not a ``preexec_fn``, which is unsafe in a process with threads.
+Started by file name with the standard library only: ``python -I guard.py PARENT_PID PROGRAM…``. It
+is a program and not a ``preexec_fn``, which is unsafe in a process with threads.
 """
 
 import ctypes
@@ -13,8 +13,8 @@ _PR_SET_PDEATHSIG = 1
 
 
 def main() -> None:
-    """Ask the kernel for SIGKILL at the parent's death, exit if the parent is dead already, and
-    become the program.
+    """Let the kernel kill this process at the death of its parent (Linux), exit with status 1 if
+    the parent is dead already, and replace this process by the program.
     """
     parent_pid, program = int(sys.argv[1]), sys.argv[2:]
     if sys.platform == "linux":

@@ -1,7 +1,8 @@
 """The jars of Kafka and ZooKeeper: pinned by hash, fetched once, kept in a cache folder.
 
-A lock for each version of Kafka names every jar with its SHA-256 and size. A jar counts as present
-only while its hash is right, so a cache that was copied by hand or damaged by a crash is repaired.
+A lock is a file that lists the jars of one version of Kafka, each with its SHA-256 and size. A jar
+counts as present only while its hash is right, so a cache that was copied by hand or damaged by a
+crash is repaired.
 """
 
 import fcntl
@@ -23,18 +24,20 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
 from delayservice.base.errors import ClusterError
 
 CACHE_VARIABLE = "DELAY_DEV_JARS"
-"""Environment variable: the folder that holds the jars."""
+"""Name of the environment variable with the folder of the jars."""
 
 MIRROR_VARIABLE = "DELAY_DEV_MIRROR"
-"""Environment variable: the address of a Maven repository to use instead of the public one."""
+"""Name of the environment variable with the address of a Maven repository to use instead of the
+public one.
+"""
 
 KAFKA_VARIABLE = "DELAY_DEV_KAFKA"
-"""Environment variable: the version of Kafka to start, one of ``KAFKA_LOCKS``."""
+"""Name of the environment variable with the version of Kafka to start, one of ``KAFKA_LOCKS``."""
 
 KAFKA_DEFAULT: Final = "4.3"
 KAFKA_LOCKS: Final = {KAFKA_DEFAULT: "jars.lock", "3.9": "jars-3.9.lock"}
-"""File name of the lock for each version of Kafka, beside this module. All locks contain the same
-ZooKeeper.
+"""File name of the lock by version of Kafka, in the folder of this module. All locks contain the
+same ZooKeeper.
 """
 
 _DOWNLOADS_AT_ONCE = 4
@@ -44,7 +47,9 @@ _TIMEOUT_SECONDS = 60
 
 @dataclass(frozen=True, slots=True)
 class Jar:
-    """One line of the lock: ``group:artifact:version``, SHA-256 in hex, size in bytes."""
+    """One line of a lock: Maven coordinate ``group:artifact:version``, SHA-256 in hex, size in
+    bytes.
+    """
 
     coordinate: str
     sha256: str
@@ -52,13 +57,13 @@ class Jar:
 
     @property
     def file_name(self) -> str:
-        """Return the name in the cache folder, the same as Maven's."""
+        """Return the file name in the cache folder, the same as Maven's."""
         _, artifact, version = self.coordinate.split(":")
         return f"{artifact}-{version}.jar"
 
 
 def cache_folder() -> Path:
-    """Return the folder of the jars: ``DELAY_DEV_JARS`` or the user's cache folder."""
+    """Return the folder of the jars: ``DELAY_DEV_JARS`` or a folder in the user's cache."""
     override = os.environ.get(CACHE_VARIABLE)
     return Path(override).expanduser() if override else user_cache_path("delayservice") / "jars"
 
@@ -82,7 +87,8 @@ def read_lock(kafka: str | None = None) -> tuple[Jar, ...]:
 
 
 def parse_lock(text: str) -> tuple[Jar, ...]:
-    """Return the jars that the text of a lock lists.
+    """Return the jars that the text of a lock lists; ignore empty lines and those that begin with
+    ``#``.
 
     Raises:
         ClusterError: a line is not ``coordinate sha256 bytes``.
@@ -101,13 +107,14 @@ def _parse_line(line: str) -> Jar:
 
 
 def ensure_jars(jars: Sequence[Jar] | None = None, folder: Path | None = None) -> tuple[Path, ...]:
-    """Return the paths of all ``jars`` in ``folder``, after fetching missing and damaged ones;
-    None: ``read_lock()`` and ``cache_folder()``.
+    """Return the paths of all ``jars`` (None: those of ``read_lock()``) in ``folder`` (None: that
+    of ``cache_folder()``), after fetching missing and damaged ones.
 
     Safe to call from several processes at once: one fetches, the others wait for it.
 
     Raises:
-        ClusterError: a jar can't be fetched, or the fetched file has another hash.
+        ClusterError: a jar can't be fetched, the fetched file has another hash, or the folder is
+            not writable.
     """
     jars = read_lock() if jars is None else jars
     folder = cache_folder() if folder is None else folder
@@ -168,7 +175,11 @@ def _fetch_all(jars: Sequence[Jar], folder: Path) -> None:
 
 
 def _fetch(jar: Jar, scratch: Path, folder: Path) -> None:
-    """Download one jar outside of the cache, check its hash, and move it into the cache."""
+    """Download one jar to the folder ``scratch``, check its hash, and move it to ``folder``.
+
+    Raises:
+        ClusterError: it can't be downloaded, or has another hash.
+    """
     path = _download(jar, scratch)
     actual = sha256_of(path)
     if actual != jar.sha256:

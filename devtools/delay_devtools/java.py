@@ -59,7 +59,9 @@ def _candidates() -> Iterator[tuple[str, Path]]:
 
 
 def _major_version(executable: Path) -> int | None:
-    """Return the major version of a runtime; None: it can't be started, or prints no version."""
+    """Return the major version of a Java runtime; None: it can't be started, or prints no
+    version.
+    """
     try:
         answer = subprocess.run(  # noqa: S603 - the user's own Java
             [executable, "-version"],

@@ -1,5 +1,5 @@
-"""Resolve Kafka, ZooKeeper and RocketMQ anew and write the locks (lists of jars with hashes):
-``make lock-jars``.
+"""Resolve the dependencies of Kafka, ZooKeeper and RocketMQ anew and write the locks (lists of jars
+with hashes): ``make lock-jars``.
 
 A maintainer's tool, used when the versions below change; starting a cluster never resolves.
 """
@@ -15,7 +15,9 @@ from delay_devtools import bench
 from delay_devtools.jars import KAFKA_LOCKS, Jar, sha256_of
 
 KAFKAS = {"4.3": "4.3.0", "3.9": "3.9.2"}
-"""Versions of Kafka to lock, each with all of its run-time dependencies."""
+"""Full version of Kafka by the short version that names its lock. A lock contains all of its
+run-time dependencies.
+"""
 
 ALONE = (
     # ZooKeeper as shipped: its POM drags in build-time annotations and native TLS for five

@@ -25,7 +25,7 @@ from delayservice.base.errors import ClusterError
 SECRET: Final = "only-on-one-machine-0123456789"  # noqa: S105  # nothing else is signed with it
 USER: Final = "delayservice"
 LOGIN: Final = ("digest", f"{USER}:{SECRET}")
-"""ZooKeeper login of a group's nodes; other users may not remove their data."""
+"""ZooKeeper scheme and login of a group's nodes; other users may not remove their data."""
 _LOOK_S: Final = 0.02
 _TAIL_LINES: Final = 8
 _START_S_MAX: Final = 180.0
@@ -37,7 +37,7 @@ def sets_of_several(zookeeper: str, root: str) -> list[str]:
 
     Args:
         zookeeper: ``host:port,…`` of the ensemble.
-        root: path in ZooKeeper where the nodes meet.
+        root: ZooKeeper path below which these nodes keep their data.
     """
     return [
         f"zookeeper.hosts={zookeeper}",
@@ -57,7 +57,8 @@ class LocalNode:
         node_id: name of the node.
         sets: ``section.key=value`` settings.
         folder: folder of its state and its log.
-        fault: fault point and action, ``NAME:ACTION``; ``spring`` triggers it.
+        fault: fault point (place in the service's code, see ``delayservice.base.faults``) and
+            action, ``NAME:ACTION``; ``spring`` triggers it. Empty: no fault.
         name: prefix of its file names, needed if two nodes have the same id; empty: the id.
         state_dir: state folder of the node; None: one in ``folder``.
     """
@@ -106,7 +107,7 @@ class LocalNode:
         """Start the node's processes, without waiting until it owns slices."""
         self._trap.unlink(missing_ok=True)
         self.slice_events()
-        self._held.clear()  # of the life before
+        self._held.clear()  # entries of the former start
         self._service = ServiceProcess(self._sets, self.log_path, fault=self._fault)
 
     def kill(self) -> None:
@@ -115,7 +116,11 @@ class LocalNode:
             self._service.kill()
 
     def stop(self) -> int:
-        """Send SIGTERM to the node, wait for its end, and return the exit status."""
+        """Send SIGTERM to the node, wait for its end, and return the exit status.
+
+        Raises:
+            TimeoutExpired: it did not end in time.
+        """
         return self.service.stop()
 
     def stop_in_order(self) -> None:
@@ -135,15 +140,15 @@ class LocalNode:
             raise ClusterError(f"{self.node_id} ended with status {status} after SIGTERM")
 
     def spring(self, timeout_s: float) -> bool:
-        """Arm the node's fault point; return whether a worker stopped there within ``timeout_s``
-        seconds.
+        """Make the next worker that passes the node's fault point stop there (SIGSTOP); return
+        whether one did within ``timeout_s`` seconds. If not, no worker stops later.
         """
         self._trap.touch()
         if self.service.wait_stopped(timeout_s):
             return True
         try:
             self._trap.unlink()
-        except FileNotFoundError:  # taken at the last moment
+        except FileNotFoundError:  # a worker has just removed it, and stops
             return self.service.wait_stopped(timeout_s)
         return False
 
@@ -164,7 +169,7 @@ def slice_events_of(
     node_id: str, line: Mapping[str, Any], held: dict[int, set[int]]
 ) -> list[SliceEvent]:
     """Return the take-overs, hand-overs and losses of slices in a line of a node's log, one for
-    each slice.
+    each slice; empty: the line is about no slice.
 
     Args:
         node_id: the node that logged it.
@@ -188,7 +193,7 @@ def slice_events_of(
 
 class NodeGroup:
     """Nodes that share the slices of a cluster; those that still run at the end of the context are
-    killed.
+    killed. Their logs tell which node owns a slice.
 
     Args:
         nodes: the nodes, not started yet.
@@ -199,8 +204,8 @@ class NodeGroup:
         self.nodes = {node.node_id: node for node in nodes}
         self.slices = slices
         self.home: dict[int, str] = {}
-        """Name of each slice's owner at the last ``await_calm``; slices return there when all nodes
-        run.
+        """Name of each slice's owner at the last ``await_calm``, by slice number; slices return
+        there when all nodes run.
         """
 
     def __enter__(self) -> Self:
@@ -216,7 +221,7 @@ class NodeGroup:
         """Start all nodes, and wait until every slice has an owner.
 
         Raises:
-            ClusterError: a node ended, or it took too long.
+            ClusterError: a node ended, or a slice has no owner in time.
         """
         started_ms = time.time() * 1_000
         for node in self.nodes.values():
@@ -229,7 +234,11 @@ class NodeGroup:
         self.await_true(are_owned, "every slice has an owner", timeout_s=_START_S_MAX)
 
     def stop(self) -> None:
-        """Send SIGTERM to the nodes, one after the other, and wait for the end of each."""
+        """Send SIGTERM to the nodes, one after the other, and wait for the end of each.
+
+        Raises:
+            ClusterError: a node's exit status is not 0, or it did not end in time.
+        """
         for node in self.nodes.values():
             node.stop_in_order()
 
@@ -238,20 +247,24 @@ class NodeGroup:
         return [event for node in self.nodes.values() for event in node.slice_events()]
 
     def owners(self) -> dict[int, SliceOwnership]:
-        """Return the ownership with the highest epoch of each slice, by slice number."""
+        """Return, by slice number, the ownership of each slice with the highest epoch, whether its
+        node still runs or not.
+        """
         return owners(self.slice_events())
 
     def owned_by(self, node: LocalNode) -> dict[int, SliceOwnership]:
-        """Return the last ownerships of those slices whose last owner is ``node``."""
+        """Return, by slice number, the last ownerships of those slices whose last owner is
+        ``node``.
+        """
         return {n: one for n, one in self.owners().items() if one.node_id == node.node_id}
 
     def owner(self, slice_no: int) -> LocalNode:
-        """Return the last owner of one slice."""
+        """Return the node that was the last owner of a slice."""
         return self.nodes[self.owners()[slice_no].node_id]
 
     def await_calm(self, quiet_s: float) -> None:
-        """Wait until no slice has changed its owner for ``quiet_s`` seconds; keep the owners as
-        ``home``.
+        """Wait until no slice has changed its owner for ``quiet_s`` seconds; set ``home`` to the
+        owners.
 
         Raises:
             ClusterError: the condition does not hold in time, or a node has ended.
@@ -304,14 +317,14 @@ class NodeGroup:
         timeout_s: float = START_TIMEOUT_S,
     ) -> None:
         """Wait ``timeout_s`` seconds at most until ``condition`` returns True; ``what`` describes
-        it.
+        the condition in the error. Nodes in ``resting`` are stopped or frozen, and need not run.
 
         Raises:
-            ClusterError: the condition does not hold in time, or a node that is not ``resting``
-                has ended.
+            ClusterError: the condition does not hold in time, or a node that is not ``resting`` has
+                ended.
         """
         deadline_s = time.monotonic() + timeout_s
-        tick = threading.Event()  # awaited with a bound: the condition lies in other processes
+        tick = threading.Event()  # only a timer: other processes make the condition true
         awake = [node for node in self.nodes.values() if node not in resting]
         while not condition():
             ended = [node for node in awake if not node.running]

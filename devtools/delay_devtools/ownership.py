@@ -18,8 +18,15 @@ owner.
 
 @dataclass(frozen=True, slots=True)
 class SliceEvent:
-    """Take-over, hand-over or loss (``what``) of a slice in a node's log. ``at_ms`` is epoch
-    milliseconds; ``epoch`` 0: the line has no epoch.
+    """Event of a slice in a node's log.
+
+    Attributes:
+        at_ms: time of the event, epoch milliseconds.
+        node_id: node that logged it.
+        what: ``TOOK_OVER``, ``HANDED_OVER`` or ``LOST``.
+        slice_no: number of the slice.
+        epoch: epoch of the ownership; 0: the line has no epoch.
+        why: reason in the line; empty: it has no reason.
     """
 
     at_ms: float
@@ -32,8 +39,8 @@ class SliceEvent:
 
 @dataclass(frozen=True, slots=True)
 class SliceOwnership:
-    """Ownership of a slice from ``from_ms`` on. ``handed_over_ms`` is the time of its hand-over;
-    None: it had none. Both are epoch milliseconds.
+    """Ownership of a slice by a node from ``from_ms`` on. ``handed_over_ms`` is the time at which
+    that node handed it over; None: it did not. Both are epoch milliseconds.
     """
 
     slice_no: int
@@ -44,7 +51,7 @@ class SliceOwnership:
 
 
 class HandOver(NamedTuple):
-    """Hand-over of a slice to another node; time in epoch milliseconds."""
+    """Hand-over of a slice to another node at ``at_ms`` (epoch milliseconds)."""
 
     slice_no: int
     at_ms: float
@@ -67,12 +74,14 @@ def ownerships(events: Sequence[SliceEvent]) -> list[SliceOwnership]:
 
 
 def owners(events: Sequence[SliceEvent]) -> dict[int, SliceOwnership]:
-    """Return the last owner of each slice, alive or not: the one with the highest epoch."""
+    """Return, by slice number, the ownership of each slice with the highest epoch, whether its node
+    still runs or not.
+    """
     return {tenure.slice_no: tenure for tenure in ownerships(events)}
 
 
 def hand_overs(events: Sequence[SliceEvent]) -> list[HandOver]:
-    """Return all hand-overs after which another node has taken the slice over."""
+    """Return the hand-overs after which the slice was taken over, sorted by slice and epoch."""
     every = ownerships(events)
     return [
         HandOver(before.slice_no, before.handed_over_ms)

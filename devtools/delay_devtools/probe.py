@@ -1,4 +1,5 @@
-"""Probes of servers for readiness, which return at once and never raise.
+"""Probes of servers for readiness: functions that return True or False within about a second and
+never raise.
 
 A probe checks the identity of the server: when two clusters choose the same port at the same time,
 the loser must not take the winner's server for its own.
@@ -17,8 +18,8 @@ _ANSWER_SECONDS_MAX = 1.0
 
 
 def kafka_probe(address: str, cluster_id: str, broker_ids: frozenset[int]) -> Callable[[], bool]:
-    """Return a probe that tells whether the broker at ``address`` belongs to the cluster
-    ``cluster_id`` and knows all ``broker_ids`` as alive.
+    """Return a probe that tells whether the broker at ``address`` (``host:port``) belongs to the
+    cluster ``cluster_id``, has a controller, and knows all ``broker_ids`` as alive.
     """
     client = AdminClient(
         {
@@ -26,7 +27,7 @@ def kafka_probe(address: str, cluster_id: str, broker_ids: frozenset[int]) -> Ca
             "broker.address.family": "v4",
             "reconnect.backoff.ms": 20,
             "reconnect.backoff.max.ms": 100,
-            # Refused connections are what a probe is for. (The stub forgets callbacks.)
+            # Refused connections are expected here: no log lines. (The stub lacks callbacks.)
             "log_level": 0,
             "error_cb": lambda _error: None,  # type: ignore[dict-item]
         }
@@ -45,18 +46,20 @@ def kafka_probe(address: str, cluster_id: str, broker_ids: frozenset[int]) -> Ca
 
 
 def zookeeper_probe(host: str, port: int, data: Path) -> Callable[[], bool]:
-    """Return a probe that tells whether the ZooKeeper server with the folder ``data`` serves."""
+    """Return a probe that tells whether the ZooKeeper server with the data folder ``data`` serves
+    clients at ``host`` and ``port``.
+    """
 
     def ready() -> bool:
-        # A server that does not serve yet answers only with that message.
+        # Until it serves clients, a server answers ``conf`` with a message, not its settings.
         return os.fsencode(data) in _zookeeper_conf(host, port)
 
     return ready
 
 
 def zookeeper_tick_s(hosts: str) -> float | None:
-    """Return the tick in seconds (unit of session timeouts) of the first ZooKeeper server of
-    ``host:port,…``; None: it does not answer.
+    """Return the tick (unit of session timeouts) of the first server in ``hosts``
+    (``host:port,…``), in seconds; None: it does not answer.
     """
     host, _, port = hosts.partition(",")[0].rpartition(":")
     found = re.search(rb"^tickTime=(\d+)$", _zookeeper_conf(host, int(port)), re.MULTILINE)
@@ -64,7 +67,9 @@ def zookeeper_tick_s(hosts: str) -> float | None:
 
 
 def _zookeeper_conf(host: str, port: int) -> bytes:
-    """Return a ZooKeeper server's answer to the command ``conf``; empty: there is no answer."""
+    """Return a ZooKeeper server's answer to the command ``conf``, its settings as lines; empty:
+    there is no answer.
+    """
     try:
         with socket.create_connection((host, port), _ANSWER_SECONDS_MAX) as connection:
             connection.sendall(b"conf")

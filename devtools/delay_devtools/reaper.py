@@ -38,8 +38,8 @@ def start_time(pid: int) -> str | None:
 
 
 def _commands(owner_pid: int) -> list[list[str]]:
-    """Read until the owner dies or sends ``dismiss``; return the commands in order, split into
-    words.
+    """Read standard input until the owner dies or sends ``dismiss``; return the commands in order,
+    each split into words.
 
     It waits for the owner's end and not only for the end of its input: a process forked by the
     owner may hold the pipe open.
@@ -68,8 +68,8 @@ def _left_over(commands: list[list[str]]) -> dict[int, str]:
 
 
 def _kill(pid: int, started: str) -> None:
-    """Kill a process and wait for its end, unless its start time is not ``started``: then the
-    number belongs to another process by now.
+    """Kill a process and wait for its end. Do nothing if its start time is not ``started``: then
+    the number ``pid`` belongs to another process by now.
     """
     if start_time(pid) != started:
         return

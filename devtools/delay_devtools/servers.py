@@ -8,10 +8,12 @@ from pathlib import Path
 from delay_devtools.java import Java
 
 HEAP_VARIABLE = "DELAY_DEV_HEAP"
-"""Environment variable: the heap of each broker, in Java's notation."""
+"""Name of the environment variable with the largest heap of each broker, in Java's notation
+(default 512m).
+"""
 
 SECURE_HOST = "localhost"
-"""Name of a broker for clients that check its certificate."""
+"""Host name at which clients that check a broker's certificate reach it."""
 
 _VOTERS_MAX = 3
 
@@ -35,8 +37,8 @@ class Jvm:
     log4j_path: Path
 
     def command(self, *arguments: str | Path, options: Sequence[str]) -> list[str]:
-        """Return the command that runs ``arguments`` (a main class and its arguments) with these
-        JVM options.
+        """Return the command that runs ``arguments`` (a main class and its arguments) with the JVM
+        options ``options``.
         """
         return [
             str(self.java.executable),
@@ -53,7 +55,7 @@ class Jvm:
 
 @dataclass(frozen=True, slots=True)
 class BrokerPlan:
-    """Identity, addresses and files of one broker."""
+    """Id, addresses and folder of one broker."""
 
     broker_id: int
     host: str
@@ -65,12 +67,14 @@ class BrokerPlan:
 
     @property
     def address(self) -> str:
-        """Return ``host:port`` for clients."""
+        """Return ``host:port`` of the first listener, for clients."""
         return f"{self.host}:{self.port}"
 
     @property
     def secure_address(self) -> str:
-        """Return ``name:port`` for clients of the second listener, who check the name."""
+        """Return ``name:port`` of the second listener, for clients, who check the name; only if it
+        exists.
+        """
         return f"{SECURE_HOST}:{self.secure_port}"
 
     @property
@@ -86,7 +90,7 @@ class BrokerPlan:
 
 @dataclass(frozen=True, slots=True)
 class ZooKeeperPlan:
-    """Identity, addresses and files of one ZooKeeper server."""
+    """Id, addresses and folder of one ZooKeeper server."""
 
     server_id: int
     host: str
@@ -121,8 +125,8 @@ def write_broker(
 ) -> None:
     """Create a broker's folder and write its configuration file; ``overrides`` replaces properties.
 
-    Of ``peers`` (all brokers) the first three are the voters of the KRaft quorum, of one or two
-    brokers the first; every voter is a broker as well.
+    Of ``peers`` (all brokers) the first three are the voters of the KRaft quorum; of one or two
+    brokers only the first votes. Every voter is a broker as well.
     """
     plan.folder.mkdir(parents=True, exist_ok=True)
     properties = _broker_properties(plan, peers) | dict(overrides)
@@ -178,15 +182,17 @@ def _broker_properties(plan: BrokerPlan, peers: Sequence[BrokerPlan]) -> dict[st
 
 
 def broker_command(jvm: Jvm, plan: BrokerPlan) -> list[str]:
-    """Return the command of a broker, with the normal JIT compiler and G1, as benchmarks use it
-    too.
+    """Return the command of a broker, with the normal JIT compiler and G1, as in production:
+    benchmarks use it too.
     """
     options = [f"-Xmx{os.environ.get(HEAP_VARIABLE, '512m')}", "-XX:+UseG1GC"]
     return jvm.command("kafka.Kafka", plan.properties_path, options=options)
 
 
 def format_command(jvm: Jvm, plan: BrokerPlan, cluster_id: str) -> list[str]:
-    """Return the command that formats a broker's data folder, unless it is formatted already."""
+    """Return the command that formats a broker's data folder for the cluster ``cluster_id``, and
+    does nothing if it is formatted already.
+    """
     arguments = ["format", "--ignore-formatted", "--cluster-id", cluster_id, "--config"]
     return jvm.command(
         "kafka.tools.StorageTool",
@@ -229,8 +235,8 @@ def write_zookeeper(
 
 
 def zookeeper_command(jvm: Jvm, plan: ZooKeeperPlan) -> list[str]:
-    """Return the command of a ZooKeeper server, whose main class differs for members of an
-    ensemble.
+    """Return the command of a ZooKeeper server; call this after ``write_zookeeper``, as the main
+    class depends on whether the server is in an ensemble.
     """
     alone = not (plan.data / "myid").exists()
     package = "org.apache.zookeeper.server"

@@ -26,12 +26,13 @@ PROGRAM: Final = ("-m", "delayservice")
 
 
 class ServiceProcess:
-    """Process tree of ``delayservice run``, started at once.
+    """Process tree of ``delayservice run``, started by the constructor.
 
     Args:
         sets: ``section.key=value`` settings.
         log_path: file that its log lines, JSON, are appended to.
-        fault: fault point at which the workers stop or die (``faults.POINTS``).
+        fault: what the workers do at a point of their code, such as stop or die, in the form
+            ``NAME:ACTION:WHEN`` of ``delayservice.base.faults``; empty: nothing.
         environment: further environment variables.
         program: arguments of Python, for another program than the service.
         wrapper: command that replaces itself by the service, such as ``ip netns exec NAME``.
@@ -49,7 +50,7 @@ class ServiceProcess:
     ) -> None:
         self._log_path = log_path
         self._log = NodeLog(log_path, log_path.stat().st_size if log_path.exists() else 0)
-        # Under the guard, so that the service ends with this process, however that ends.
+        # Under the guard, so that the service ends with this process, even if that is killed.
         command = [*wrapper, sys.executable, "-I", guard.__file__, str(os.getpid())]
         command += [sys.executable, *program, "run"]
         for setting in [*sets, "log.format=json"]:
@@ -78,16 +79,16 @@ class ServiceProcess:
         return self._process.poll() is None
 
     def events(self, *names: str) -> list[dict[str, Any]]:
-        """Return the log lines since this start whose message is one of ``names``; no names: all
-        lines.
+        """Return the log lines since this start whose field ``message`` is one of ``names``; no
+        names: all lines.
         """
         return self._log.lines(*names)
 
     def wait_serving(self, slices: int, timeout_s: float = START_TIMEOUT_S) -> None:
-        """Wait ``timeout_s`` seconds at most until ``slices`` slices have an owner.
+        """Wait ``timeout_s`` seconds at most until the service has taken over ``slices`` slices.
 
         Raises:
-            ClusterError: a slice has no owner in time, or the process ended; with the log's tail.
+            ClusterError: it has not in time, or the process ended; the text has the end of its log.
         """
         self._wait(
             lambda: len({e["slice"] for e in self.events("took_over")}) >= slices,
@@ -96,8 +97,8 @@ class ServiceProcess:
         )
 
     def wait_stopped(self, timeout_s: float = START_TIMEOUT_S) -> bool:
-        """Wait ``timeout_s`` seconds at most until a process of the tree has stopped at a fault
-        point; return whether one has.
+        """Wait ``timeout_s`` seconds at most until a process of the tree is stopped (SIGSTOP), as
+        at a fault point; return whether one is. False also if the service has ended.
         """
         try:
             self._wait(
@@ -111,7 +112,7 @@ class ServiceProcess:
 
     def _wait(self, condition: Callable[[], bool], complaint: str, timeout_s: float) -> None:
         deadline_s = time.monotonic() + timeout_s
-        tick = threading.Event()  # awaited with a bound: the condition lies in another process
+        tick = threading.Event()  # only a timer: another process makes the condition true
         while not condition():
             if self._process.poll() is not None or time.monotonic() > deadline_s:
                 raise ClusterError(
@@ -139,15 +140,17 @@ class ServiceProcess:
         return [p for p in self.processes()[1:] if "spawn_main" in " ".join(p.cmdline())]
 
     def freeze(self) -> None:
-        """Send SIGSTOP to every process of the tree at once."""
+        """Send SIGSTOP to every process of the tree."""
         os.killpg(self.pid, signal.SIGSTOP)
 
     def thaw(self) -> None:
-        """Send SIGCONT to every process of the tree at once."""
+        """Send SIGCONT to every process of the tree."""
         os.killpg(self.pid, signal.SIGCONT)
 
     def kill(self) -> None:
-        """Send SIGKILL to every process of the tree, and wait until all are dead."""
+        """Send SIGKILL to every process of the tree, and wait until all are dead,
+        ``STOP_TIMEOUT_S`` seconds at most.
+        """
         tree = self.processes()
         for process in tree:
             try:
@@ -164,6 +167,9 @@ class ServiceProcess:
     def stop(self, timeout_s: float = STOP_TIMEOUT_S) -> int:
         """Send SIGTERM to the supervisor, wait ``timeout_s`` seconds at most for its end, and
         return the exit status.
+
+        Raises:
+            TimeoutExpired: it did not end in time.
         """
         self._process.terminate()
         return self._process.wait(timeout_s)

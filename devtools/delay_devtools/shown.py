@@ -33,7 +33,9 @@ def show_lateness(console: Console, bars: Sequence[LatenessBar]) -> None:
 
 
 def show_numbers(console: Console, title: str, found: Mapping[str, object]) -> None:
-    """Print a row for each number that is not None; names in ``WRONG`` are red unless 0."""
+    """Print a table with the heading ``title`` and a row for each name and value of ``found`` that
+    is not None; values of names in ``WRONG`` are red unless 0.
+    """
     table = Table(show_header=False, title=title)
     table.add_column()
     table.add_column(justify="right")

@@ -45,13 +45,13 @@ _POLL_S: Final = 0.5
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """Addresses of the running processes.
+    """Addresses of the running broker and node.
 
     Attributes:
         bootstrap: address of the broker.
         metrics: ``host:port`` of metrics and status.
         page: ``host:port`` of the page and the API.
-        config: configuration file of the node, for other terminals too.
+        config: configuration file of the node, for commands in other terminals too.
     """
 
     bootstrap: str
@@ -62,8 +62,14 @@ class World:
 
 @dataclass(frozen=True, slots=True)
 class ShownArrival:
-    """Record that the consumer received: ``place`` is ``topic:partition:offset``, ``due_ms`` epoch
-    milliseconds, and ``lateness_ms`` the time of the receipt minus the due time.
+    """Record that the consumer received.
+
+    Attributes:
+        place: ``topic:partition:offset`` of the record.
+        key: key as text.
+        value: value as text.
+        due_ms: due time, epoch milliseconds.
+        lateness_ms: time of the receipt minus the due time, in ms.
     """
 
     place: str
@@ -75,7 +81,7 @@ class ShownArrival:
 
 def run(after: str, *, once: bool, as_json: bool) -> int:
     """Start a broker and a node, show the arrival of one record, and go on until Ctrl-C unless
-    ``once``; return the exit status.
+    ``once``. Return the exit status, 0 also after Ctrl-C.
 
     Args:
         after: delay of the first record, as of ``delayservice send --after``.
@@ -84,7 +90,7 @@ def run(after: str, *, once: bool, as_json: bool) -> int:
 
     Raises:
         DelayServiceError: ``after`` is no delay.
-        ClusterError: a process did not start, or the record did not arrive.
+        ClusterError: a process did not start, or the record was not sent or did not arrive.
     """
     delay_s = delay_ms("--after", after) / 1_000
     console = Console(stderr=as_json)
@@ -106,7 +112,7 @@ def run(after: str, *, once: bool, as_json: bool) -> int:
     return 0
 
 
-# --- what runs -----------------------------------------------------------------------------------
+# --- processes -----------------------------------------------------------------------------------
 
 
 @contextmanager
@@ -125,7 +131,7 @@ def _world(console: Console) -> Iterator[tuple[World, ServiceProcess]]:
 
 
 def _configure(bootstrap: str, folder: Path) -> World:
-    """Write the node's configuration file, and return the addresses in it."""
+    """Write the configuration file of a node in ``folder``, and return the addresses in it."""
     metrics, page = (f"{LOOPBACK}:{port}" for port in free_ports(2))
     config = folder / "delayservice.toml"
     lines = (
@@ -154,11 +160,16 @@ def _serving(world: World, folder: Path, shown: Steps) -> Iterator[ServiceProces
             service.stop()
 
 
-# --- what is played ------------------------------------------------------------------------------
+# --- record and consumer -------------------------------------------------------------------------
 
 
 def _send(world: World, after: str, console: Console) -> None:
-    """Send one record with the command ``delayservice send``; print the command and its output."""
+    """Send one record, delayed by ``after``, with the command ``delayservice send``; print the
+    command and its output.
+
+    Raises:
+        ClusterError: the command failed.
+    """
     words = ["send", "delay_topic_any", "hello", "--after", after, "--target", TARGET]
     words += ["--key", "order-17"]
     console.print(
@@ -179,7 +190,9 @@ def _send(world: World, after: str, console: Console) -> None:
 
 @contextmanager
 def _reading(bootstrap: str) -> Iterator[Consumer]:
-    """Open a plain consumer of the target topic; it joins no group, which would take time."""
+    """Yield a plain consumer of the target topic, read from its start; it joins no group, which
+    would take time.
+    """
     consumer = clients.consumer({"bootstrap.servers": bootstrap}, "try")
     consumer.assign(clients.partitions(consumer, TARGET))
     try:
@@ -229,7 +242,7 @@ def _go_on(consumer: Consumer, service: ServiceProcess, console: Console) -> Non
             _tell(console, arrival)
 
 
-# --- what is said --------------------------------------------------------------------------------
+# --- printing ------------------------------------------------------------------------------------
 
 
 def _tell(console: Console, arrival: ShownArrival) -> None:

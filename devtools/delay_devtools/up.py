@@ -27,8 +27,8 @@ def run(
     Args:
         brokers: number of Kafka brokers.
         zookeepers: number of ZooKeeper servers, 0 or more.
-        folder: folder of all files; None: a temporary folder.
-        kafka: version of Kafka; None: that of ``DELAY_DEV_KAFKA``.
+        folder: folder of all files, kept at the end; None: a temporary folder.
+        kafka: version of Kafka; None: that of ``DELAY_DEV_KAFKA``, or the default.
         keep: keep the temporary folder at the end.
         as_json: print one JSON object on standard output instead of a panel.
 

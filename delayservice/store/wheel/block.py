@@ -1,9 +1,10 @@
 """Byte layout of a slot's file: blocks of rows, in the order in which they were written. A row is a
 record, or a mark for an earlier record.
 
-A block holds one run for each of its shards: the rows of one shard, in key order. Rows are stored
-as columns, because C code packs and unpacks columns (record by record, the same work takes four
-times as long; ``bench pending``)::
+A block holds the rows of one or more shards. In this module, a run is the rows of one shard in a
+block, in key order. It names its shard by a generation: the number of the shard's store, which is a
+new one whenever the shard starts over. Rows are stored as columns, because C code packs and unpacks
+columns (record by record, the same work takes four times as long; ``bench pending``)::
 
     header, 24 bytes, little endian, and the runs
       crc            u32   CRC32C of the rest of the header and of the runs, seeded with that of the
@@ -15,8 +16,8 @@ times as long; ``bench pending``)::
       runs           u16   number of runs
       first_ms       u32   lowest key_ms, less the slot's start
       last_ms        u32   highest key_ms, less the slot's start
-      generation     u32 x runs   of the shard's store, ascending; no two stores ever have the same
-      rows           u32 x runs
+      generation     u32 x runs   ascending
+      rows           u32 x runs   number of rows
     body
       key        u32 x count   key_ms less the slot's start; count is the sum of rows
       offset     i64 x count
@@ -54,8 +55,8 @@ HEADER_BYTES: Final = 24
 VERSION: Final = 6
 ROWS_MAX: Final = 4096
 BODY_BYTES_MAX: Final = 1 << 20
-"""Largest number of payload bytes of a block. A longer run is divided, as at ``ROWS_MAX`` rows; a
-single larger payload has a block of its own."""
+"""Largest number of payload bytes of a block. A run with more bytes, or more than ``ROWS_MAX``
+rows, is divided; a single larger payload has a block of its own."""
 
 SHARED_BYTES_MAX: Final = 64 << 10
 """Largest number of bytes of a block that short runs of several shards share. Without sharing,
@@ -146,7 +147,7 @@ class Block:
 
     @property
     def end(self) -> int:
-        """Return the byte position in the file behind the block."""
+        """Return the byte position in the file at which the block ends, exclusive."""
         return self.body_position + self.length
 
     @property
@@ -161,8 +162,8 @@ class Block:
         return (self.end - self.position) * rows // self.rows
 
     def run(self, generation: int) -> tuple[int, int]:
-        """Return the indexes of a shard's rows in the block: of the first row, and behind the last.
-        ``generation``: number of the shard's store.
+        """Return the range ``(start, stop)`` of indexes of a shard's rows in the block, ``stop``
+        exclusive. ``generation``: number of the shard's store; the block must hold rows of it.
         """
         at = bisect_left(self.generations, generation)
         return self.starts[at], self.starts[at + 1]
@@ -233,7 +234,7 @@ def bounds_of(rows: Sequence[Frame]) -> tuple[int, int]:
 
 
 def sort_rows(rows: Iterable[Frame]) -> list[Frame]:
-    """Return ``rows``, given in the order of the log, in key order.
+    """Return ``rows``, which are given in the order of the log, in key order.
 
     Two stable sorts by one integer each take a third of the time of one sort by tuples
     (``tests.store_bench --case burst``).
@@ -266,8 +267,8 @@ def _sum(start_ms: int, position: int, rest: bytes) -> int:
 
 
 def _groups(runs: Iterable[Run]) -> Iterator[list[Run]]:
-    """Yield for each block the runs (rows of one shard) that it holds: long runs are divided, and
-    short ones share a block.
+    """Yield the runs of each block: long runs (rows of one shard) are divided among several blocks,
+    and short ones share a block.
     """
     group: list[Run] = []
     group_bytes = 0
@@ -332,7 +333,8 @@ def walk_blocks(
     """Yield the headers of the blocks of a slot's file from byte ``position`` to byte ``size``.
 
     Args:
-        read: function ``(position, size)`` that returns bytes of the file.
+        read: function ``(position, size)`` that returns ``size`` bytes of the file from byte
+            ``position``.
         start_ms: start of the slot, epoch milliseconds.
         position: byte position at which a block begins.
         size: byte position at which the last block must end.

@@ -9,7 +9,9 @@
 
 It is written only after everything that it lists is durable, into a temporary file that is then
 renamed. After a crash, bytes of slot files beyond the listed sizes are cut off. A wheel whose
-horizon file is missing or damaged starts over at offset 0.
+horizon file is missing or damaged starts over at offset 0. A row is a record, or a mark for an
+earlier record. The generation is the number of a shard's store; a shard that starts over gets a new
+one.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ _VERSION: Final = 6
 
 
 class HorizonDamagedError(ValueError):
-    """Error for a damaged horizon file; caught within the wheel."""
+    """Error for a damaged horizon file; caught within the store code."""
 
 
 class ShardRow(msgspec.Struct, array_like=True, frozen=True):
@@ -39,7 +41,7 @@ class ShardRow(msgspec.Struct, array_like=True, frozen=True):
 
     Attributes:
         number: index of the shard in the columns of ``SlotRow``.
-        generation: number of the shard's store, which marks its rows in slot files.
+        generation: number of the shard's store, by which its rows are found in slot files.
         topic: hash of the delay topic's id, hexadecimal.
         partition: partition of the delay topic.
         stop_offset: S, a source offset.
@@ -60,9 +62,9 @@ class LostRows(msgspec.Struct, array_like=True, frozen=True):
     """Damaged records and marks of one shard in one slot, to be read again from the log.
 
     Attributes:
-        shard: number of the shard in this wheel; ``WheelHorizon.shards`` names it.
-        from_ms: key time, epoch milliseconds, below which they have been read again already.
-        first_offset: lowest source offset of a record.
+        shard: number of the shard in this wheel, as in ``ShardRow``.
+        from_ms: key time, epoch milliseconds, below which rows have been read again already.
+        first_offset: lowest source offset of the damaged records, and of those that are marked.
         stop_offset: one above the highest source offset of a record or mark.
         count: number of damaged records.
     """
@@ -75,18 +77,18 @@ class LostRows(msgspec.Struct, array_like=True, frozen=True):
 
 
 class SlotRow(msgspec.Struct, array_like=True, frozen=True):
-    """Durable content of a slot's file, in the horizon file. A column is an array in bytes, with
-    the shard's number as index.
+    """Durable content of a slot's file, in the horizon file. A column is an array as little-endian
+    bytes, with the shard's number as index.
 
     Attributes:
         start_ms: the slot's start, epoch milliseconds.
         size: number of valid bytes at the start of the file.
-        counts: column of the number of each shard's records, u32.
+        counts: column of the number of each shard's records, including ``lost`` ones, u32.
         firsts: column of the lowest source offset of each shard's rows, i64.
         stops: column of one above the highest source offset of each shard's records and marks, i64;
             0: no rows.
-        floors: by shard number, the byte position below which the shard's blocks are invalid; 0 if
-            not listed.
+        floors: by shard number, the byte position below which the shard's blocks are invalid; 0 for
+            a shard that is not in it.
         lost: damaged rows of all shards, to be read again from the log.
     """
 

@@ -4,7 +4,8 @@ of a worker.
 A window holds the rows (records and marks) of one shard in one slot, or in part of a slot. A slot
 that fits into memory is one window. A larger slot is read window by window; the end of each is
 estimated from the headers of its blocks. Rows that are appended later are added to the window that
-they belong to.
+they belong to. The generation is the number of a shard's store, by which its rows are found in a
+block.
 """
 
 from __future__ import annotations
@@ -48,13 +49,15 @@ class Near:
 
     @property
     def share(self) -> int:
-        """Return the memory that one more window may take, in bytes."""
+        """Return the memory that a new window may take, in bytes."""
         share = self._bytes_max // max(_SHARES, 2 * len(self._hands))
         return max(share, min(_STRETCH_BYTES_MIN, self._bytes_max // _SHARES))
 
     @property
     def has_room(self) -> bool:
-        """Return whether half of the memory is free, so that a window may be loaded early."""
+        """Return whether at least half of the memory is free. Only then, a window may be loaded
+        before it is needed.
+        """
         return 2 * self.cost <= self._bytes_max
 
     def admit(self, window: Window, hand: Hand) -> None:
@@ -68,7 +71,7 @@ class Near:
             self._hands[oldest].forget(oldest.start_ms)
 
     def use(self, window: Window) -> None:
-        """Note that this window was used last, so that others are dropped before it."""
+        """Note that this window was used now, so that all others are dropped before it."""
         self._hands.move_to_end(window)
 
     def count(self, window: Window) -> None:
@@ -83,8 +86,8 @@ class Near:
 
 
 def stretch_end_ms(costs: Sequence[tuple[int, int, int]], stop_ms: int, window: Window) -> int:
-    """Return the key time, epoch ms, up to which the rows from a window's start on are estimated to
-    fit into its memory, if the rows of each block are spread evenly.
+    """Return the key time, epoch ms, inclusive, up to which the rows from a window's start on fit
+    into its memory. It is an estimate: the rows of a block are taken as spread evenly.
 
     Args:
         costs: of each block: its first key time, one above its last (epoch milliseconds), and the
@@ -180,8 +183,9 @@ class Hand:
 
     def read(self, after: Key, upto_ms: int, limit: int) -> list[Frame]:
         """Return at most ``limit`` records in key order, with keys above ``after`` and key times up
-        to ``upto_ms``, inclusive, in epoch ms; load windows as needed, and drop those behind
-        ``after``.
+        to ``upto_ms``, inclusive, in epoch ms. Windows are loaded as needed, and those of slots
+        before that of ``after`` are dropped. Records before a damaged slot are returned without an
+        error.
 
         Raises:
             SlotDamagedError: the first of these records is in a damaged slot.
@@ -212,9 +216,9 @@ class Hand:
         return bisect_right(self._starts, ms - self._slot_ms)
 
     def next_due_ms(self, after: Key) -> int | None:
-        """Return the key time of the first record with a key above ``after``, epoch ms: exact if
-        its slot is in memory, else the start of its slot or of the unread part of it; None: there
-        is no such record.
+        """Return the key time of the first record with a key above ``after``, epoch ms. If it is
+        not in memory, it is a lower bound: the start of its slot, or of the part of the slot that
+        is not in memory. None: there is no such record.
         """
         for at in range(self._first(after[0]), len(self._starts)):
             start_ms = self._starts[at]
@@ -231,8 +235,9 @@ class Hand:
         return None
 
     def preload(self, ms: int) -> None:
-        """Load the first slot that begins after ``ms``, epoch milliseconds, so that its records are
-        not late, if it begins within a second, and half of the memory for windows is free.
+        """Load a window of the first slot that begins after ``ms``, epoch milliseconds, so that its
+        records are not late. This is done only if the slot begins within a second, and at least
+        half of the memory for windows is free. Damage is ignored.
         """
         for start_ms in self._starts[bisect_right(self._starts, ms) :][:1]:
             is_soon = start_ms <= ms + _PRELOAD_MS and start_ms not in self._windows
@@ -241,8 +246,8 @@ class Hand:
                     self._window(start_ms, (start_ms, -1))
 
     def before_flush(self, start_ms: int) -> None:
-        """Add the slot's rows that are not in its file yet to its window (rows in memory), if it
-        has one. The caller writes these rows to the file next. ``start_ms``: start of the slot,
+        """Add the slot's rows in ``waiting`` to its window, if it has one. The caller removes them
+        from ``waiting`` next, because they are in the file now. ``start_ms``: start of the slot,
         epoch ms.
         """
         window = self._windows.get(start_ms)
@@ -251,15 +256,15 @@ class Hand:
             window.seen = 0
 
     def passed(self, start_ms: int, key: Key) -> int:
-        """Return the number of records with keys up to ``key`` that the slot's window (rows in
-        memory) has held; 0: it has no window. ``start_ms``: start of the slot, epoch ms.
+        """Return the number of records with keys up to ``key`` that the slot's window holds, or has
+        dropped after use; 0: it has no window. ``start_ms``: start of the slot, epoch ms.
         """
         window = self._windows.get(start_ms)
         return 0 if window is None else window.passed(key)
 
     def forget(self, start_ms: int) -> None:
-        """Drop the window (rows in memory) of the slot at ``start_ms``, as the slot was changed or
-        removed.
+        """Drop the window of the slot at ``start_ms`` (epoch ms), if it has one, because the slot
+        was changed or removed, or the memory is needed.
         """
         window = self._windows.pop(start_ms, None)
         if window is not None:

@@ -4,7 +4,8 @@ backup.
 Files are not locked, and are opened for reading only. Only content that the horizon file lists is
 read (``docs/internals/format-wheel.md``). A running node creates and removes files meanwhile: if a
 file differs from the horizon file, the latter is read again. A file that it no longer lists was
-pruned; any other file that differs is damaged.
+pruned; any other file that differs is damaged. The generation is the number of a shard's store, by
+which its rows (records and marks) are found in files.
 """
 
 from __future__ import annotations
@@ -45,8 +46,9 @@ class Damage(NamedTuple):
     Attributes:
         start_ms: first key time, epoch milliseconds.
         stop_ms: exclusive end of the key times, epoch milliseconds.
-        first_offset: lowest source offset of its records and marks.
-        stop_offset: exclusive end of the source offsets; None: the end of the log.
+        first_offset: lowest source offset of the records in the range.
+        stop_offset: one above the highest source offset of its records and marks; None: the end of
+            the log.
         why: description of the damage.
     """
 
@@ -75,8 +77,11 @@ EVERYTHING: Final = ReadBounds()
 
 
 class Rows(NamedTuple):
-    """Records of one block of a slot's file, with their marks. ``slot_ms``: start and exclusive end
-    of the slot, epoch milliseconds.
+    """Records of one block of a slot's file.
+
+    Attributes:
+        slot_ms: start and exclusive end of the slot, epoch milliseconds.
+        frames: the records, with their marks.
     """
 
     slot_ms: tuple[int, int]
@@ -93,10 +98,10 @@ class Part(NamedTuple):
         generation: number of the shard's store.
         floor: byte position below which blocks are ignored.
         records: number of the shard's records in the file, including ``lost`` ones.
-        first_offset: lowest source offset of a record or mark.
+        first_offset: lowest source offset of its records, and of those that it marks.
         stop_offset: one above the highest source offset of a record or mark.
-        lost: damaged rows that the node has not read again from the log yet; None: no damage is
-            known.
+        lost: damaged rows that the node has not read again from the log yet; None: the node knows
+            of no damage.
     """
 
     start_ms: int
@@ -115,7 +120,7 @@ class Part(NamedTuple):
         return f"{FOLDER}/{file_name(self.start_ms)}"
 
     def blocks(self, reader: RunReader) -> list[Block]:
-        """Return the headers of the shard's valid blocks in the file.
+        """Return the headers of the shard's valid blocks in the file, which ``reader`` reads.
 
         Raises:
             BlockDamagedError, OSError: the file is damaged or missing.
@@ -130,7 +135,7 @@ class WheelState(NamedTuple):
 
     Attributes:
         stop_offset: S, a source offset: records below are in files, or listed as lost.
-        label: contracts and secrets by which the records were read, as JSON.
+        label: contracts and cluster secrets by which the records were read, as JSON.
         parts: content of the shard in each slot that has rows of it, by start time.
         generation: number of the shard's store, with which the keys of its id rows begin.
         has_ids: whether the shard has ids.
@@ -151,7 +156,8 @@ class WheelState(NamedTuple):
 
 def load_horizon(path: str) -> WheelHorizon | None:
     """Return the content of a wheel's horizon file; None: it is missing or damaged, or the wheel
-    has an older format, so a node starts over from the log. ``path``: folder of the wheel.
+    has an older format or no readable VERSION. In these cases, a node that opens the wheel starts
+    over from the log. ``path``: folder of the wheel.
 
     Raises:
         StoreError: the folder has a store of another kind or a newer format, or this user has no
@@ -178,8 +184,8 @@ def _is_ours(path: str) -> bool:
 
 
 def load_state(folder: ShardFolder) -> WheelState | None:
-    """Return the state of one shard, as its wheel's horizon file lists it; None: the file is
-    missing or damaged, or does not list the shard.
+    """Return the state of one shard, as its wheel's horizon file lists it; None: ``load_horizon``
+    returns None, or the file does not list the shard.
 
     Raises:
         StoreError: the folder has a store of another kind or a newer format, or this user has no
@@ -213,8 +219,8 @@ def _parts_of(horizon: WheelHorizon, number: int, generation: int) -> Iterator[P
 
 
 def hours_of(parts: Iterable[Part], bounds: ReadBounds) -> dict[int, tuple[Part, ...]]:
-    """Return the content of slots that overlap ``bounds``, grouped by the hour in which the slots
-    start (epoch milliseconds, ascending).
+    """Return those of ``parts`` whose slots overlap ``bounds``, by the hour in which the slots
+    start: the key is the start of the hour, epoch milliseconds, ascending.
     """
     hours: dict[int, list[Part]] = {}
     for part in parts:
@@ -226,8 +232,8 @@ def hours_of(parts: Iterable[Part], bounds: ReadBounds) -> dict[int, tuple[Part,
 def read_parts(
     folder: ShardFolder, parts: Sequence[Part], bounds: ReadBounds
 ) -> Iterator[Rows | Damage]:
-    """Yield a shard's records in the slots ``parts``: each record once, with its mark, in no order;
-    and damaged ranges.
+    """Yield a shard's records with key times in ``bounds``, each once and with its mark, in no
+    order, and the ranges that are damaged. A slot that was pruned meanwhile yields nothing.
 
     Memory is needed for a few blocks, and 70 bytes for each record of a slot.
 
@@ -271,6 +277,13 @@ def read_newest(
 ) -> tuple[Part, _Found] | None:
     """Read a shard's content in one slot by ``read``. If it seems damaged, reload the horizon file
     and read again, up to three times.
+
+    Args:
+        folder: the shard and its wheel's folder.
+        reader: reader of the wheel's files; it opens them again before each further attempt.
+        part: content of the shard in the slot, as the horizon file listed it.
+        read: function that reads such content and returns what it found, damage included.
+        is_damaged: returns whether a result of ``read`` has damage.
 
     Returns:
         The slot's content in the horizon file used last, and the last result of ``read``; None: the
@@ -318,8 +331,8 @@ def _read_part(
 
 
 def _blocks(reader: RunReader, part: Part) -> tuple[list[Block], Damage | None]:
-    """Return the headers of a shard's readable blocks in a slot's file, and the damage found; None:
-    no damage.
+    """Return the headers of a shard's readable blocks in a slot's file, and the damage found, or
+    None.
     """
     damage = None
     if part.lost is not None:

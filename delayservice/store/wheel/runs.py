@@ -1,5 +1,6 @@
 """Reader of rows (records and marks) from slot files, with caches of block headers and of blocks
-that several shards share.
+that several shards share. The generation is the number of a shard's store, by which its rows are
+found in a block.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ _PLACE_BITS: Final = 32
 
 @lru_cache(maxsize=4096)
 def file_name(start_ms: int) -> str:
-    """Return the name of the file of the slot that starts at ``start_ms``: that time in UTC, as
-    ``2026-11-21T02-00-10.000``.
+    """Return the name of the file of the slot that starts at ``start_ms``, epoch ms: that time in
+    UTC, as ``2026-11-21T02-00-10.000``.
     """
     t = time.gmtime(start_ms // 1000)
     day = f"{t.tm_year:04d}-{t.tm_mon:02d}-{t.tm_mday:02d}"
@@ -60,8 +61,8 @@ class Index:
         self.size = blocks[-1].end if blocks else self.size
 
     def of(self, generation: int, floor: int) -> list[Block]:
-        """Return the blocks from byte position ``floor`` on that hold rows of a shard.
-        ``generation``: number of the shard's store.
+        """Return the headers of the blocks from byte position ``floor`` on that hold rows of a
+        shard. ``generation``: number of the shard's store.
         """
         low = bisect_left(self._runs, generation << _PLACE_BITS)
         high = bisect_left(self._runs, (generation + 1) << _PLACE_BITS, low)
@@ -70,10 +71,11 @@ class Index:
 
 
 class RunReader:
-    """Reader of one shard's rows (records and marks) from the slot files of a wheel.
+    """Reader of rows (records and marks) from the slot files of a wheel; each call is for one
+    shard.
 
     The block headers of a slot are read once for all shards, and so is a block that several shards
-    share, while it is cached.
+    share, while they are cached.
 
     Args:
         path: the wheel's folder.
@@ -126,8 +128,8 @@ class RunReader:
         return index.of(generation, floor)
 
     def good_blocks(self, start_ms: int, generation: int, floor: int) -> list[Block]:
-        """Return the headers of the blocks of a shard before the damage for which ``blocks`` raised
-        an error, from byte position ``floor`` on.
+        """Return the headers of a shard's blocks from byte position ``floor`` up to the damage for
+        which the last call of ``blocks`` for this slot raised an error.
         """
         return self._indexes[start_ms].of(generation, floor)
 
@@ -162,12 +164,14 @@ class RunReader:
             self.kept_bytes -= self._bodies.popitem(last=False)[0].length
 
     def forget(self, start_ms: int) -> None:
-        """Remove the slot at ``start_ms`` from the cache, as its file was removed or replaced."""
+        """Remove the slot at ``start_ms`` (epoch ms) from the cache of block headers, because its
+        file was removed or replaced.
+        """
         self._indexes.pop(start_ms, None)
 
     def reopen(self, start_ms: int) -> None:
-        """Remove the slot at ``start_ms`` from the cache, and close all files, because they may
-        have been replaced.
+        """Remove the slot at ``start_ms`` (epoch ms) from the cache of block headers, and close all
+        files, because they may have been replaced. The next read opens them again.
         """
         self.forget(start_ms)
         self._files.close()

@@ -50,7 +50,7 @@ class SlotShard:
         topic: hash of the delay topic's id.
         partition: partition of the delay topic.
         number: index of the shard in the columns of ``Slot``.
-        generation: number of the shard's store, kept with its rows; a new one at each start over.
+        generation: number of the shard's store, by which its rows are found; new at a start over.
         ids: id index of the shard.
         has_ids: whether the shard has ids, according to the horizon file.
         stop_offset: S, a source offset: all records below are in memory or in files.
@@ -62,7 +62,7 @@ class SlotShard:
         pending: number of stored records, including settled ones that are not pruned yet.
         hands: returns all readers of the shard; each holds windows of rows in memory.
         is_open: whether a lane uses it.
-        idle_s: time at which the shard was closed, monotonic seconds.
+        idle_s: time at which the shard was closed, or loaded at the start, monotonic seconds.
     """
 
     topic: str
@@ -125,7 +125,7 @@ class Slot:
 
     @classmethod
     def of_row(cls, row: SlotRow, slot_ms: int) -> Slot:
-        """Return the slot that a row of the horizon file describes. ``slot_ms``: width in
+        """Return the slot that a row of the horizon file describes. ``slot_ms``: width of a slot,
         milliseconds.
         """
         return cls(
@@ -149,8 +149,8 @@ class Slot:
         return number < len(self.stops) and self.stops[number] > 0
 
     def note(self, number: int, count: int, first: int, stop: int) -> None:
-        """Add to the columns that the file has ``count`` more records of the shard ``number``, and
-        rows with source offsets in ``[first, stop)``.
+        """Update the columns, because the file has ``count`` more records of the shard ``number``,
+        and its new rows have source offsets in ``[first, stop)``.
         """
         more = number + 1 - len(self.stops)
         if more > 0:
@@ -171,7 +171,7 @@ class Slot:
         self.floors.pop(number, None)
 
     def lose(self, number: int) -> None:
-        """Note that all rows of the shard ``number`` in the file have to be read from the log."""
+        """Note that all rows of the shard ``number`` in the file are to be read from the log."""
         first, stop, count = self.firsts[number], self.stops[number], self.counts[number]
         self.lost[number] = LostRows(number, self.start_ms, first, stop, count)
 
@@ -205,7 +205,7 @@ class Slots:
         self.fill([], [])
 
     def fill(self, shards: Iterable[SlotShard], rows: Iterable[SlotRow]) -> None:
-        """Replace all slots and shards by those of a horizon file."""
+        """Replace all slots and shards by those of a horizon file; ``rows``: its slots."""
         self.by_start: dict[int, Slot] = {}
         self.shards = {shard.number: shard for shard in shards}
         self.buffer_bytes = self.unsynced_bytes = 0
@@ -274,14 +274,16 @@ class Slots:
         return stored * shard.pending // max(self._records, 1)
 
     def drop(self, shard: SlotShard, start_ms: int) -> None:
-        """Remove a shard's rows from the slot at ``start_ms``, and the file if it has no other."""
+        """Remove a shard's rows from the slot at ``start_ms`` (epoch ms), and the slot with its
+        file if no other shard has rows in it.
+        """
         slot = self.by_start[start_ms]
         self._clear(shard, slot)
         if not slot.users:
             self._remove(slot)
 
     def replace(self, shard: SlotShard, start_ms: int, rows: Sequence[Frame]) -> None:
-        """Replace the rows of a shard in the slot at ``start_ms`` by ``rows``."""
+        """Replace all rows of a shard in the slot at ``start_ms`` (epoch ms) by ``rows``."""
         slot = self.by_start[start_ms]
         self._clear(shard, slot)
         if slot.size:
@@ -336,7 +338,7 @@ class Slots:
         return [slot for slot in self.by_start.values() if slot.waiting]
 
     def flush_fullest(self, bytes_max: int) -> None:
-        """Flush the slots with the most rows in memory, until ``bytes_max`` bytes are left there.
+        """Flush slots, those with the most rows first, until rows take at most ``bytes_max`` bytes.
 
         Raises:
             StoreError: the disk is full or fails; the rows stay in memory.
@@ -370,7 +372,7 @@ class Slots:
             slot.note(shard.number, count_records(rows), *bounds_of(rows))
 
     def check_file(self, slot: Slot) -> None:
-        """Cut a slot's file to the size in the horizon file; quarantine it if it is shorter."""
+        """Cut a slot's file to the size in the horizon file; a shorter one is condemned."""
         path = self.path_of(slot.start_ms)
         size = self._files.size_of(path) if slot.size else 0
         if size > slot.size:
@@ -379,7 +381,9 @@ class Slots:
             self.condemn(slot, f"the file has {max(size, 0)} bytes of {slot.size}")
 
     def condemn(self, slot: Slot, reason: str) -> None:
-        """Quarantine a slot's damaged file; its rows have to be read again from the log."""
+        """Quarantine a slot's damaged file, and note that its rows are to be read from the log
+        again. ``reason``: text for the log.
+        """
         path = self.path_of(slot.start_ms)
         _log.error("slot_condemned", path=path, why=reason, shards=slot.users)
         if self._files.exists(path):

@@ -1,4 +1,7 @@
-"""``WheelStore``: one shard of a worker's wheel, as a ``Store``."""
+"""``WheelStore``: one shard of a worker's wheel, as a ``Store``.
+
+Reads take place in windows: rows (records and marks) of a slot, or of a part of it, in memory.
+"""
 
 from __future__ import annotations
 
@@ -24,8 +27,8 @@ if TYPE_CHECKING:
     from delayservice.store.wheel.wheel import Wheel
 
 REREAD_ROWS: Final = 50_000
-"""Approximate number of records that one rebuild after damage reads again from the log and holds in
-memory."""
+"""Approximate largest number of records that one rebuild after damage reads again from the log and
+holds in memory."""
 
 
 class WheelStore(Store):
@@ -92,7 +95,8 @@ class WheelStore(Store):
         marks: Sequence[Mark],
         stop_offset: int,
     ) -> None:
-        """Add records, ids and marks; see ``Store.append``. Flushes and syncs first if too many
+        """Add records, the ids that some of them have, and marks of earlier records;
+        ``stop_offset`` is the new S. See ``Store.append``. Before that, flush or sync if too many
         bytes are in memory or unsynced, so that a failure of the disk leaves the store as it was.
 
         Raises:
@@ -113,8 +117,12 @@ class WheelStore(Store):
 
     def read_due(self, after: Key, upto_ms: int, limit: int) -> list[Frame]:
         """Return at most ``limit`` records in key order, with keys above ``after`` and key times up
-        to ``upto_ms``, inclusive, in epoch ms. If there are fewer, the next slot may be loaded
-        early.
+        to ``upto_ms``, inclusive, in epoch ms. If there are fewer, a window of the next slot may be
+        loaded early.
+
+        Raises:
+            SlotDamagedError: the first of these records is in a damaged slot.
+            StoreError: a sync that was started has failed; the process must exit.
         """
         self._wheel.advance()
         found = self._hand.read(after, upto_ms, limit)
@@ -129,8 +137,9 @@ class WheelStore(Store):
         return self._hand.next_due_ms(after)
 
     def scanner(self, *, for_repair: bool = False) -> Scanner:
-        """Return a reader that works in small steps, with rows in memory of its own; the store may
-        change between two steps. ``for_repair``: see ``DeliveryStore.scanner``.
+        """Return a reader that works in small steps, with windows of its own; the store may change
+        between two steps. ``for_repair``: whether its ``SlotDamagedError`` states a range of about
+        ``REREAD_ROWS`` records, which may be several slots or a part of one, and not one slot.
         """
         hand = self._make_hand(self._shard, chunk=REREAD_ROWS if for_repair else OFFSET_MAX)
         self._scanning.add(hand)
@@ -142,8 +151,13 @@ class WheelStore(Store):
 
     def _load(self, chunk: int, start_ms: int, after: Key) -> Window:
         """Return a window (rows in memory) of the slot at ``start_ms`` with the rows above key
-        ``after``, up to the first damaged row. ``chunk``: largest number of records to be read
-        again at once.
+        ``after``, up to the first damaged row.
+
+        Args:
+            chunk: approximate largest number of records in the range that an error states;
+                ``OFFSET_MAX``: the error states one whole slot.
+            start_ms: start of the slot, epoch milliseconds.
+            after: key above which the window begins.
 
         Raises:
             SlotDamagedError: the window would begin with damaged rows.
@@ -169,9 +183,10 @@ class WheelStore(Store):
     # --- damage --------------------------------------------------------------------------------
 
     def _damage(self, slot: Slot, lost: LostRows, chunk: int) -> SlotDamagedError:
-        """Return the error that names the range to read again from the log: the damaged rows
-        ``lost`` of a slot, a part of them if they are more than ``chunk`` records, or those of the
-        slots right behind too if they are fewer.
+        """Return the error that states the range to read again from the log: the damaged rows
+        ``lost`` of ``slot``; or a part of them, if they are more than ``chunk`` records; or those
+        of the next slots too, if all together are at most ``chunk`` records. ``OFFSET_MAX`` as
+        ``chunk``: the one slot.
         """
         number = self._shard.number
         width = slot.stop_ms - slot.start_ms
@@ -232,7 +247,11 @@ class WheelStore(Store):
         self._slots.count(self._shard, -lost.count)
 
     def _outside(self, slot: Slot, start_ms: int, stop_ms: int) -> list[Frame]:
-        """Return the records of a slot with keys outside ``[start_ms, stop_ms)``, epoch ms."""
+        """Return the records of a slot with keys outside ``[start_ms, stop_ms)``, epoch ms.
+
+        Raises:
+            SlotDamagedError: these records are damaged.
+        """
         scanner, kept = self.scanner(), list[Frame]()
         spans = ((slot.start_ms, start_ms), (stop_ms, slot.stop_ms))
         for first_ms, last_ms in spans:
@@ -248,7 +267,7 @@ class WheelStore(Store):
 
     def latest_unmarked(self, record_id: bytes, below: int) -> Key | None:
         """Return the key of an id's latest record that is not cancelled, replaced or fired, and has
-        an offset below ``below``; None: there is no such record.
+        a source offset below ``below``; None: there is no such record.
         """
         shard = self._shard
         return shard.ids.latest_unmarked(record_id, min(below, shard.stop_offset))
@@ -262,8 +281,8 @@ class WheelStore(Store):
     # --- prune and sync ------------------------------------------------------------------------
 
     def prune(self, cursor: Cursor) -> None:
-        """Delete the shard's records in slots that end at or before the key time of K, and the rows
-        of its id index that ``cursor`` has settled.
+        """Delete the shard's records in slots whose exclusive end is at or before the key time of
+        K, and the rows of its id index that ``cursor`` has settled.
         """
         shard = self._shard
         self._wheel.advance()
@@ -273,8 +292,8 @@ class WheelStore(Store):
         shard.ids.prune(cursor)
 
     def sync(self, *, wait: bool = True) -> int:
-        """Sync the worker's wheel, or start its sync if not ``wait``, and return the shard's
-        durable horizon, a source offset.
+        """Sync the worker's wheel, and return the shard's durable horizon, a source offset. If
+        ``wait`` is False, only start a sync; later calls of the store continue it.
         """
         if wait:
             self._wheel.sync()
@@ -284,7 +303,8 @@ class WheelStore(Store):
 
     def lumps(self, start_ms: int, stop_ms: int) -> list[Lump]:
         """Return ``(start_ms, stop_ms, count)`` of each slot that overlaps ``[start_ms, stop_ms)``,
-        epoch milliseconds: the shard's records in it. No file is read.
+        epoch milliseconds; ``count`` is the number of the shard's records in the slot. No file is
+        read.
         """
         return [
             (slot.start_ms, slot.stop_ms, self._slots.records_in(self._shard, slot))
@@ -292,7 +312,7 @@ class WheelStore(Store):
         ]
 
     def stats(self) -> StoreStats:
-        """Return number of records, estimated bytes, and the durable horizon."""
+        """Return number of records, estimated bytes, and the durable horizon (a source offset)."""
         self._wheel.advance()
         shard = self._shard
         passed = self._hand.passed(shard.starts[0], shard.cursor_key) if shard.starts else 0

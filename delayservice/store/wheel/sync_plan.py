@@ -32,7 +32,7 @@ class SyncPlan:
         paths: paths of the slot files to make durable.
         has_names: whether slot files were created since the last sync.
         ids: database of ids.
-        ids_offsets: of each shard that has ids, the generation (number of its store) and S.
+        ids_offsets: generation (number of the store) and S of each shard that has ids.
         horizon: new content of the horizon file.
         shards: all shards, with their rows in ``horizon``.
     """

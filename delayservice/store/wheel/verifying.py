@@ -61,7 +61,8 @@ def verify_wheel(
     on_progress: Callable[[int, int], None],
     reader: RunReader,
 ) -> CheckVerdict:
-    """Check one shard of a wheel; with the first shard, also the names of the files in the folder.
+    """Check one shard of a wheel, and return the findings. With the first shard of the wheel, the
+    names of the files in the folder are checked too.
 
     Args:
         shard: the shard and its wheel's folder; the folder's VERSION was checked already.
@@ -133,7 +134,7 @@ def _check_names(path: str) -> Iterator[Finding]:
 
 @dataclass(slots=True)
 class _Read:
-    """Content of a shard in one slot that was read for the check.
+    """Content of a shard in one slot, as read for the check.
 
     Attributes:
         records: number of records.
@@ -154,13 +155,19 @@ class _Read:
     is_inconsistent: bool = False
 
     def suspect(self, why: str) -> None:
-        """Note ``why`` as an inconsistency, unless it is empty or damage was found before."""
+        """Note ``why`` as an inconsistency, unless it is empty or something was found before."""
         if why and not self.why:
             self.why, self.is_inconsistent = why, True
 
 
 class _Check:
-    """Check of one shard in a wheel, slot by slot; ``found`` has the findings."""
+    """Check of one shard in a wheel, slot by slot.
+
+    Attributes:
+        found: the findings.
+        records: number of records read.
+        bytes: bytes of the blocks read; of a block shared with other shards, this shard's part.
+    """
 
     def __init__(
         self,

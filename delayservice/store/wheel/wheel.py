@@ -120,11 +120,11 @@ class Wheel:
     # --- life ----------------------------------------------------------------------------------
 
     def open(self) -> None:
-        """Open all shards' content that the horizon file lists; slot files are not read.
+        """Lock the folder, load the shards that the horizon file lists, and check the sizes of slot
+        files, unless the wheel is open. If the content can't be used, start over with no records.
 
         Raises:
-            StoreError: another process has the folder open, or its store is of another kind or
-                newer.
+            StoreError: another process has the folder open, or it is of another kind or newer.
         """
         if self._is_open:
             return
@@ -165,8 +165,8 @@ class Wheel:
         return horizon
 
     def _discard(self) -> None:
-        """Remove all files, the horizon file first, because other files are ignored without it."""
-        self._horizon_files.remove(f"{self._path}/{NAME}")
+        """Remove all files, the horizon file first, and write a new one that lists nothing."""
+        self._horizon_files.remove(f"{self._path}/{NAME}")  # without it, the others are ignored
         self._files.sync_dir(self._path)
         for name in (FOLDER, IDS_FOLDER):
             self._files.remove_tree(f"{self._path}/{name}")
@@ -177,7 +177,7 @@ class Wheel:
         write_horizon(self._path, self._horizon_files, encode_horizon(empty))
 
     def _check_files(self) -> None:
-        """Remove or cut files beyond the horizon file's list; quarantine files that are short."""
+        """Remove unlisted slot files, cut longer ones to the listed size, quarantine short ones."""
         self._files.make_dir(f"{self._path}/{FOLDER}")
         slots = self.slots.by_start.values()
         known = {file_name(slot.start_ms) for slot in slots if slot.size}
@@ -196,7 +196,7 @@ class Wheel:
                 self.abandon()
 
     def abandon(self) -> None:
-        """Close all files without a sync; records that were not synced are read again later."""
+        """Close all files and unlock the folder, without a sync of what was appended."""
         with suppress(StoreError):  # it was raised before, or the tail does not matter
             self._finish_running()
         self._ids.close()
@@ -236,7 +236,7 @@ class Wheel:
         return shard
 
     def detach(self, shard: SlotShard) -> None:
-        """Close a shard; the wheel is closed with its last one, else a sync is started."""
+        """Close a shard; the wheel is closed with its last open shard, else a sync is started."""
         shard.is_open = False
         shard.idle_s = time.monotonic()
         if not any(other.is_open for other in self.shards.values()):
@@ -260,7 +260,7 @@ class Wheel:
         self.sync()
 
     def remove(self, topic: str, partition: int) -> None:
-        """Remove a shard, unless a lane has it open; opened again, it is filled from the log."""
+        """Remove a shard, unless a lane has it open. If opened again, it is filled from the log."""
         was_open = self._is_open
         self.open()
         shard = self.shards.get((topic, partition))
@@ -350,7 +350,7 @@ class Wheel:
             self._finish(plan)
 
     def _make_plan(self) -> SyncPlan:
-        """Flush the rows of all slots, and return the plan of a sync."""
+        """Remove unused shards, flush the rows of all slots, and return the plan of a sync."""
         self._remove_unused()
         slots = self.slots
         for slot in slots.waiting():
@@ -386,7 +386,7 @@ class Wheel:
                 shard.ids.durable_offset = row.stop_offset
 
     def _remove_unused(self) -> None:
-        """Remove shards that were closed for ``unused_s`` seconds, so that their files can go."""
+        """Remove shards that were closed for ``unused_s`` seconds, to free the disk."""
         least_s = time.monotonic() - self.options.unused_s
         for shard in list(self.shards.values()):
             if not shard.is_open and shard.idle_s < least_s:

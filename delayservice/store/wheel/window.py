@@ -33,8 +33,8 @@ def cost_of(rows: Sequence[Frame]) -> int:
 
 
 def collapse(rows: list[Frame]) -> list[Frame]:
-    """Return rows, which are sorted by key, with each record once and its mark in it. Marks without
-    a record are dropped.
+    """Return the records among ``rows``, each once and with its mark, in key order. ``rows`` are
+    sorted by key; marks without a record are left out.
 
     A row that is only a mark has the key of its record, so a limit never separates the two
     (``group_end``).
@@ -64,7 +64,9 @@ def _position_after(rows: Sequence[Frame], key: Key) -> int:
 
 
 def group_end(rows: Sequence[Frame], end: int) -> int:
-    """Return the lowest index from ``end`` on that does not separate rows of one key."""
+    """Return the lowest index from ``end`` on at which ``rows`` can be divided without separating
+    rows of one key; they are sorted by key.
+    """
     while 0 < end < len(rows) and rows[end][:2] == rows[end - 1][:2]:
         end += 1
     return end
@@ -77,7 +79,7 @@ class Window:
     Args:
         start_ms: the slot's start, epoch milliseconds.
         after: key above which the window begins.
-        budget: memory for the rows, in bytes; for a moment up to twice as much.
+        budget: memory for the rows, in bytes; the highest are dropped beyond twice as much.
     """
 
     __slots__ = ("_gone", "_rows", "after", "budget", "cost", "counted", "cut", "seen", "start_ms")
@@ -99,7 +101,7 @@ class Window:
         self._gone = 0
 
     def covers(self, after: Key) -> bool:
-        """Return whether the rows right behind key ``after`` are in this window."""
+        """Return whether the first rows above key ``after`` are in this window, if they exist."""
         return self.after <= after and (self.cut is None or after < self.cut)
 
     def take(self, after: Key, upto_ms: int, limit: int) -> list[Frame]:
@@ -117,14 +119,16 @@ class Window:
         return found
 
     def passed(self, key: Key) -> int:
-        """Return the number of records with keys up to ``key`` that the window has held so far."""
+        """Return the number of records with keys up to ``key`` that the window holds, or has
+        removed by ``drop_upto``; 0: ``key`` is below the start of the window.
+        """
         if key < self.after:
             return 0
         return self._gone + count_records(self._rows[: _position_after(self._rows, key)])
 
     def add(self, rows: Iterable[Frame]) -> None:
-        """Add those of ``rows`` that are in the window's key range. If its memory exceeds twice its
-        budget, the highest rows are dropped.
+        """Add those of ``rows`` that are in the window's key range. If all rows then take more than
+        twice the budget, drop the highest ones.
         """
         after, cut = self.after, self.cut
         mine = [row for row in rows if after < row[:2] and (cut is None or row[:2] <= cut)]
@@ -140,8 +144,9 @@ class Window:
                 self._cut()
 
     def load(self, runs: Iterable[list[Frame]]) -> None:
-        """Fill an empty window with the rows of blocks, one list for each block. If they exceed its
-        budget, the highest rows are dropped.
+        """Fill an empty window with those rows that are in its key range. ``runs``: rows of the
+        shard, one list for each block. If they take more than twice the budget, the highest rows
+        are dropped.
         """
         rows, cost = self._rows, 0
         for run in runs:
@@ -160,8 +165,8 @@ class Window:
         self.cost = cost_of(self._rows)
 
     def _cut(self) -> None:
-        """Drop the highest rows, so that the rest fits into the budget, and set ``cut`` to the key
-        of the last row that is left.
+        """Drop the highest rows, if they do not fit into the budget, and set ``cut`` to the key of
+        the last row that is left.
         """
         rows = self._rows
         cost = stop = 0
@@ -181,8 +186,8 @@ class Window:
             self._settle()
 
     def drop_upto(self, key: Key) -> None:
-        """Drop the rows up to ``key``, inclusive, if they are more than half: only a take-over
-        would read them again.
+        """Drop the rows up to ``key``, inclusive, if they are more than half of the window. They
+        were read already; only a take-over reads them again.
         """
         if key <= self.after:
             return

@@ -1,8 +1,9 @@
 """The bench ``failover``: nodes are killed and started again while records become due all the time.
 
 Each trial kills the owner of a slice; other nodes take its slices over; the killed node is started
-again, and its slices are handed back to it. Pauses are measured by a ``read_committed`` consumer of
-the target topic; the nodes' logs only tell which change of owner a pause belongs to.
+again, and its slices are handed back to it. A load process sends the records. A judge process reads
+the target topic with a ``read_committed`` consumer, checks each record and measures the pauses of
+delivery; the nodes' logs only tell which change of owner a pause belongs to.
 """
 
 from __future__ import annotations
@@ -38,8 +39,8 @@ _TRIAL_S_MAX: Final = 180.0
 _PAUSE_S_MAX: Final = 1.0
 """Longest random pause before a kill, in s, so that kills fall on any moment between heartbeats."""
 _SETTLED_S: Final = 1.0
-"""Time for which records are sent after the last trial, in s, so that deliveries after it are
-seen.
+"""Time for which records are still sent after the last trial, in s, so that the deliveries that
+follow it are measured.
 """
 
 
@@ -55,8 +56,8 @@ class _Kill:
 
 
 def failover(stand: Stand, figures: Figures) -> dict[int, int]:
-    """Fill ``figures`` with the pauses of delivery after kills and around hand-overs; return the
-    number of records by lateness in ms.
+    """Run the trials; fill ``figures`` with take-over times, pauses around hand-overs, rate, errors
+    and lateness. Return the number of records by lateness in ms.
     """
     warm_up(stand)
     names = stand.round()
@@ -87,8 +88,8 @@ def failover(stand: Stand, figures: Figures) -> dict[int, int]:
 
 
 def _load_and_judge(stack: ExitStack, stand: Stand, names: Names) -> tuple[Helper, Helper]:
-    """Start a process that sends records until the word ``stop``, and one that checks their
-    arrival; return both, the sender first.
+    """Start the load process, which sends records until it gets the word ``stop``, and the judge
+    process; return both, the load process first. ``stack`` kills them at its end.
     """
     options = stand.options
     shortest, longest = options.delay_ms
@@ -116,7 +117,9 @@ def _kill_again_and_again(stand: Stand, group: NodeGroup) -> list[_Kill]:
 
 
 def _kill(group: NodeGroup, slice_no: int) -> _Kill:
-    """Kill the owner of a slice, start it again, and wait until all its slices are handed back."""
+    """Kill the owner of a slice, wait for other owners of its slices, start it again, and wait
+    until all of them are handed back. Return times and slices of the kill.
+    """
     node = group.owner(slice_no)
     before = group.owned_by(node)
     at_ms = time.time() * 1_000
@@ -132,8 +135,8 @@ def _kill(group: NodeGroup, slice_no: int) -> _Kill:
 
 
 def _fill_takeovers(figures: Figures, trace: Trace, kills: Sequence[_Kill]) -> None:
-    """Fill in quantiles of the take-over time; that of a trial is the longest of the killed node's
-    slices.
+    """Fill in median, 99 % quantile and maximum of the take-over time in s, from a kill to the
+    first record from another node. That of a trial is the longest of the killed node's slices.
     """
     waited = Counter(
         max(_waited_ms(trace, kill, slice_no) for slice_no in kill.slices) for kill in kills
@@ -146,6 +149,9 @@ def _fill_takeovers(figures: Figures, trace: Trace, kills: Sequence[_Kill]) -> N
 def _waited_ms(trace: Trace, kill: _Kill, slice_no: int) -> int:
     """Return the ms from the kill until the consumer received the slice's first record from another
     node.
+
+    Raises:
+        DelayServiceError: no other node delivered a record of the slice.
     """
     first = trace.first_after(slice_no, kill.dead_ms)
     if first is None:
@@ -157,7 +163,9 @@ def _waited_ms(trace: Trace, kill: _Kill, slice_no: int) -> int:
 
 
 def _fill_hand_overs(figures: Figures, trace: Trace, changes: Sequence[HandOver]) -> None:
-    """Fill in number and quantiles of the pauses of delivery around hand-overs, in ms."""
+    """Fill in number, median, 99 % quantile and maximum of the pauses of delivery around
+    hand-overs, in ms; slices without a delivery before or after one are left out.
+    """
     pauses = [trace.pause_at(change.slice_no, change.at_ms) for change in changes]
     produced = Counter(pause.produced_ms for pause in pauses if pause is not None)
     consumed = Counter(pause.seen_ms for pause in pauses if pause is not None)

@@ -88,11 +88,11 @@ class Figures:
     def judge(
         self, verdicts: Sequence[BenchVerdict], lateness_of: Iterable[BenchVerdict]
     ) -> dict[int, int]:
-        """Fill in counts of errors and lateness from verdicts of judges; return the number of
-        records by lateness in ms.
+        """Fill in counts of errors, and lateness in ms; return the number of records by lateness in
+        ms.
 
         Args:
-            verdicts: verdicts on all loads, whose errors are summed up.
+            verdicts: verdicts of the judge processes on all loads, whose errors are summed up.
             lateness_of: verdicts on the loads whose lateness is measured.
         """
         for name in ("lost", "duplicated", "early", "altered", "strangers"):
@@ -100,8 +100,8 @@ class Figures:
         return self.take_lateness(lateness_of)
 
     def take_lateness(self, verdicts: Iterable[BenchVerdict]) -> dict[int, int]:
-        """Fill in median, 99 % quantile and maximum of the lateness over all ``verdicts``; return
-        the number of records by lateness in ms.
+        """Fill in median, 99 % quantile and maximum, in ms, of the lateness over all ``verdicts``;
+        return the number of records by lateness in ms.
         """
         late = merged(verdict.lateness_ms for verdict in verdicts)
         self.lateness_ms_p50 = quantile(late, 0.5)
@@ -110,16 +110,16 @@ class Figures:
         return late
 
     def take_memory(self, sampler: Sampler) -> None:
-        """Fill in the sampled peaks of resident memory, in MiB: of all processes together, and of
-        the largest one.
+        """Fill in the peaks of resident memory that ``sampler`` has seen, in MiB: of all processes
+        together, and of the largest one.
         """
         self.rss_mib_peak = sampler.rss_mib_peak
         self.rss_mib_peak_worker = sampler.rss_mib_peak_largest
 
     @property
     def is_good(self) -> bool:
-        """Return whether no record is lost, early, altered or unknown, and under ``exactly_once``
-        none is duplicated.
+        """Return whether no record was lost, early, altered or received without having been sent,
+        and under ``exactly_once`` none was duplicated. Counts that are None are no errors.
         """
         wrong = [self.lost, self.early, self.altered, self.strangers]
         if self.delivery == "exactly_once":

@@ -1,4 +1,8 @@
-"""Start and control of a bench's helper processes, by their parent process."""
+"""Start and control of a bench's helper processes, by their parent process.
+
+A helper process sends records (load), checks those in a target topic (judge), or copies a topic
+(passthrough). It gets command words and answers with messages, as ``wire`` defines them.
+"""
 
 from __future__ import annotations
 
@@ -21,18 +25,18 @@ from delayservice.base.errors import DelayServiceError
 
 _STOP_TIMEOUT_S: Final = 10.0
 _TIMEOUT_S: Final = 1_800.0
-"""Time limit of a whole load, in s."""
+"""Longest wait for a message of a helper, in s: enough for a whole load."""
 _Result = TypeVar("_Result", bound=msgspec.Struct)
 _decode = msgspec.json.Decoder(Message).decode
 
 
 class Helper:
-    """Helper process of a bench, started at once: it sends, checks or copies records, as its plan
-    says.
+    """Helper process of a bench, started by the constructor: it sends, checks or copies records, as
+    its plan says.
 
     Args:
         module: name of the Python module that the process runs.
-        plan: plan of the load, judge or passthrough.
+        plan: the ``LoadPlan``, ``JudgePlan`` or ``PassthroughPlan`` that it reads.
         log_path: file that its standard error is appended to.
         progress: called with the number of records processed so far, on another thread.
     """
@@ -72,25 +76,35 @@ class Helper:
         self._messages.put(None)
 
     def tell(self, word: str) -> None:
-        """Write ``word``, a command such as ``go``, to the helper's standard input."""
+        """Write ``word``, a command such as ``go``, to the helper's standard input.
+
+        Raises:
+            DelayServiceError: the helper has ended.
+        """
         self._write(word.encode())
 
     def work(self, timeout_s: float = _TIMEOUT_S) -> Message:
-        """Send the word ``go``, wait ``timeout_s`` seconds at most for the message ``done``, and
-        return it.
+        """Send a load process the word ``go``, and return its message ``done``: the number of sent
+        records as ``count``, the duration of sending in s as ``at_s``.
+
+        Raises:
+            DelayServiceError: the helper failed or ended, or sent no message for ``timeout_s``
+                seconds.
         """
         self.tell(wire.GO)
         return self.expect(wire.DONE, timeout_s)
 
     def show(self) -> float:
-        """Make the helper commit its open transaction, so that consumers see the load; return the
-        time before the commit, epoch seconds.
+        """Make a load process commit its open transaction, so that consumers see the records;
+        return the time right before the commit, epoch seconds.
         """
         self.tell(wire.SHOW)
         return self.expect(wire.COMPLETE).at_s
 
     def result(self, word: str, kind: type[_Result]) -> _Result:
-        """Wait for the message ``word``, and return its JSON body decoded as ``kind``."""
+        """Wait for the message ``word``, and return its JSON body decoded as ``kind``. Raise errors
+        as ``expect`` does.
+        """
         return msgspec.json.decode(self.expect(word).body, type=kind)
 
     def _write(self, line: bytes) -> None:
@@ -103,11 +117,11 @@ class Helper:
             raise DelayServiceError(self._ended()) from exc
 
     def expect(self, word: str, timeout_s: float = _TIMEOUT_S) -> Message:
-        """Wait ``timeout_s`` seconds at most for the message ``word`` and return it; drop messages
-        before it.
+        """Wait for the message ``word`` and return it; drop other messages before it.
 
         Raises:
-            DelayServiceError: the helper failed or ended, or did not send it in time.
+            DelayServiceError: the helper failed or ended, or sent no message for ``timeout_s``
+                seconds.
         """
         while True:
             try:

@@ -1,6 +1,9 @@
-"""Read a target topic as a consumer would, and judge every record.
+"""Judge process: read a target topic as a consumer would, and compare every record with the load
+that was sent.
 
-``python -m delay_devtools.bench.judge_process``, with a ``JudgePlan`` on standard input.
+``python -m delay_devtools.bench.judge_process``, with a ``JudgePlan`` on standard input. It sends
+its parent process the messages of ``wire``: ``ready``, ``complete`` when all records have arrived
+or none is awaited any more, a ``Trace`` if asked for, and ``done`` with the verdict.
 """
 
 from __future__ import annotations
@@ -35,8 +38,9 @@ class JudgePlan(msgspec.Struct, frozen=True):
         topic: target topic, read from its start.
         batch: records that were sent.
         last_due_ms: last due time, epoch milliseconds; before it no record counts as lost.
-        is_open: whether the number of records is unknown at first: the judge reads until the line
-            ``stop N`` gives it, and sends a ``Trace`` as well.
+        is_open: whether the number of records is unknown at first. The judge reads until the line
+            ``stop N`` gives that number, takes the time of this line as last due time, and sends a
+            ``Trace`` (arrival times by slice) as well.
         quiet_s: seconds without a record, once all have arrived, after which reading ends; to
             detect duplicates.
         stall_s: seconds without a record, after ``last_due_ms``, after which missing records count
@@ -53,7 +57,7 @@ class JudgePlan(msgspec.Struct, frozen=True):
 
 
 def judge(plan: JudgePlan) -> None:
-    """Read the plan's target topic, check every record, and send the parent process a
+    """Read the plan's target topic, check every record, and send the parent process the counts as a
     ``BenchVerdict``.
     """
     if "bootstrap.servers" in plan.client:
@@ -67,7 +71,7 @@ def judge(plan: JudgePlan) -> None:
 
 
 class _Judge:
-    """Reader of the target topic, until all records have arrived or arrivals have stopped."""
+    """Reader of the target topic, until all records have arrived or failed to arrive in time."""
 
     def __init__(self, plan: JudgePlan, consumer: Consumer) -> None:
         self._plan = plan
@@ -78,8 +82,8 @@ class _Judge:
         self._last_due_s = plan.last_due_ms / 1_000
 
     def run(self) -> None:
-        """Read until all records have arrived or arrivals have stopped; send the parent process the
-        ``BenchVerdict``, after a ``Trace`` if the plan is open.
+        """Read until all records have arrived or failed to arrive in time. Then send the parent
+        process a ``Trace`` if the plan's ``is_open`` is set, and the ``BenchVerdict``.
         """
         self._read()
         if self._tracer is not None:
@@ -130,16 +134,18 @@ class _Judge:
 
 
 def _place_of(message: Any) -> tuple[int, int]:  # noqa: ANN401 (as _is_event)
-    """Return the slice number of a record's source, and the record's timestamp in epoch
-    milliseconds.
+    """Return the slice number in a record's header ``delay-source``, and the record's timestamp in
+    epoch milliseconds.
     """
     _, slice_no, _ = dict(message.headers())[_SOURCE_HEADER].rsplit(b":", 2)
     return int(slice_no), message.timestamp()[1]
 
 
 def _is_event(message: Any) -> bool:  # noqa: ANN401 (the client's stubs make every field optional)
-    """Return whether a message is no record but an error from which the client recovers by itself;
-    raise one that is fatal or denies access.
+    """Return whether a message is no record but an error from which the client recovers by itself.
+
+    Raises:
+        KafkaException: the message is an error that is fatal or denies access to the topic.
     """
     error = message.error()
     if error is None:

@@ -1,6 +1,7 @@
-"""Send a load of records as any producer would: plain confluent-kafka, plain headers.
+"""Load process: send records as any producer would, with plain confluent-kafka and plain headers.
 
-``python -m delay_devtools.bench.load_process``, with a ``LoadPlan`` on standard input.
+``python -m delay_devtools.bench.load_process``, with a ``LoadPlan`` on standard input. Command
+words such as ``go`` come on standard input, as ``wire`` defines them.
 """
 
 from __future__ import annotations
@@ -28,12 +29,12 @@ _TRANSACTION_TIMEOUT_S: Final = 60.0
 
 
 class Due(msgspec.Struct, frozen=True):
-    """Due times of a load.
+    """Due times of a load: each is the first due time plus a random part of ``span_ms``.
 
     Attributes:
-        from_ms: first due time, epoch milliseconds; 0: count from the moment of sending.
-        span_ms: milliseconds over which the due times are spread, evenly and at random.
-        after_ms: with ``from_ms`` 0, the shortest delay in ms.
+        from_ms: first due time, epoch milliseconds; 0: the moment of sending plus ``after_ms``.
+        span_ms: length of the range of due times, in ms.
+        after_ms: shortest delay in ms; ignored unless ``from_ms`` is 0.
     """
 
     from_ms: int = 0
@@ -51,7 +52,7 @@ class LoadPlan(msgspec.Struct, frozen=True):
         client: librdkafka options of a producer, or options of ``bench.peers.clients``.
         topic: delay topic.
         target: target topic of the records.
-        batch: the records.
+        batch: description of the records.
         due: their due times.
         rate_per_s: records per second; 0: no limit.
         is_level: whether ``topic`` is a level topic, so that records have no header with a due
@@ -75,9 +76,9 @@ class LoadPlan(msgspec.Struct, frozen=True):
 
 
 def load(plan: LoadPlan) -> None:
-    """Send the planned records after the word ``go``, and report the end to the parent process.
-    Then commit a transaction at the word ``show``; for RocketMQ and NATS, report how many messages
-    were sent again.
+    """Send the planned records after the word ``go``; then send the parent process the message
+    ``done`` with their number and the duration of sending in s. Commit the transaction, if any, at
+    the word ``show``. For RocketMQ and NATS, report how many sends were repeated.
     """
     errors: list[str] = []
     if "bootstrap.servers" in plan.client:
@@ -105,8 +106,8 @@ def load(plan: LoadPlan) -> None:
 
 
 def _settle(producer: Producer, errors: list[str]) -> None:
-    """Wait until the brokers have acknowledged all records; send the parent process the word
-    ``failed`` if any failed.
+    """Wait until the brokers have acknowledged all records; send the parent process the message
+    ``failed`` if any failed. ``errors`` has the texts of failed deliveries.
     """
     left = producer.flush(_FLUSH_TIMEOUT_S)
     if left:
@@ -116,8 +117,8 @@ def _settle(producer: Producer, errors: list[str]) -> None:
 
 
 def _show(producer: Producer) -> None:
-    """Wait for the word ``show`` and commit the transaction, so that consumers see the load; report
-    the time before the commit.
+    """Wait for the word ``show`` and commit the transaction, so that consumers see the records;
+    send the parent process the time right before the commit.
     """
     wire.await_word(wire.SHOW)
     at_s = time.time()
@@ -127,7 +128,7 @@ def _show(producer: Producer) -> None:
 
 class _Loader:
     """Sender of a plan's records in chunks; it stops early when a word arrives in the queue
-    ``words``.
+    ``words`` (None: it sends all records).
     """
 
     def __init__(
@@ -143,8 +144,8 @@ class _Loader:
         self._keys = keys()
 
     def run(self) -> int:
-        """Send the planned records at their rate until a word arrives; return the number of sent
-        records.
+        """Send the planned records at their rate until all are sent or a word arrives; return the
+        number of sent records.
         """
         n, rate = self._plan.batch.n, self._plan.rate_per_s
         started_s = told_s = time.monotonic()

@@ -39,7 +39,9 @@ _TAKES_NODES: Final = frozenset({"idle", "failover"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Usual:
-    """Default options of a bench; the fields mean the same as in ``Options``."""
+    """Default options of a bench; the fields mean the same as in ``Options``. 0: the bench has no
+    use for the option.
+    """
 
     n: int = 0
     rate_per_s: int = 0
@@ -76,7 +78,9 @@ _FULL: Final = (
 
 
 def usual(bench: Bench, nodes: int | None) -> Usual:
-    """Return the default options of a bench for a number of nodes; None: its default number."""
+    """Return the default options of a bench that runs on ``nodes`` nodes; None: its default number
+    of nodes.
+    """
     found = _USUAL[bench]
     if bench == "idle" and (nodes or 1) > 1:
         return replace(found, partitions=_SLICES_OF_SEVERAL)
@@ -85,15 +89,30 @@ def usual(bench: Bench, nodes: int | None) -> Usual:
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """Options of one bench; ``bench_command`` describes those that are not listed here.
+    """Options of one bench.
 
     Attributes:
+        bench: name of the bench.
+        store: setting ``node.store``.
+        delivery: setting ``delivery.mode``.
+        n: number of records of a round.
+        size: bytes of a record's value.
+        partitions: number of partitions of each delay topic and target topic.
         nodes: number of nodes, each beside a broker; several need a ZooKeeper.
+        workers: number of worker processes of a node.
+        rate_per_s: records sent per second.
+        seconds: duration of sending; of ``idle``, of measuring.
         delay_ms: shortest and longest delay, milliseconds.
         spread_s: window over which pending records are due, in s; 0: the roll window of the
             service, ``SPREAD_S_MAX`` at most.
+        rounds: number of repetitions.
+        trials: number of kills of a node.
+        transaction_records: records in a transaction of the bench ``passthrough``.
+        judge_beside: whether the judge process reads while passthrough copies; else afterwards.
+        warm_up: whether an unmeasured run comes first.
         full: whether unneeded features are on: ids and expiries, limits that are never reached,
             level topics.
+        seed: seed of due times and contents.
         sets: settings of the service, ``section.key=value``; they override all others.
         bootstrap: brokers of a running cluster; empty for an embedded one.
     """
@@ -134,13 +153,16 @@ class Options:
 
     @property
     def idle_shards(self) -> int:
-        """Return the number of shards in the bench ``idle``, at least one for each partition."""
+        """Return the number of shards in the bench ``idle``, over all delay topics; at least one
+        for each partition.
+        """
         usual = IDLE_SHARDS_OF_SEVERAL if self.has_several else IDLE_SHARDS
         return max(usual, self.partitions)
 
     def settings(self, bootstrap: str, sets: Sequence[str] = ()) -> Settings:
-        """Return the service's settings from configuration file, environment, these options and
-        ``sets``.
+        """Return the service's settings from configuration file (``DELAYSERVICE_CONFIG``),
+        environment, these options and ``sets`` (``section.key=value``); ``bootstrap`` is the
+        brokers' address.
 
         Raises:
             SettingsError: a setting is invalid.
@@ -150,8 +172,8 @@ class Options:
         return load(Path(config) if config else None, asked, os.environ)
 
     def sets_of(self, bootstrap: str, sets: Sequence[str] = ()) -> list[str]:
-        """Return the ``section.key=value`` arguments of ``--set``: from these options, then
-        ``sets``, then the user's.
+        """Return ``section.key=value`` settings: from these options, then ``sets``, then the
+        user's; later ones override. ``bootstrap`` is the brokers' address.
         """
         return [
             f"kafka.bootstrap={bootstrap}",

@@ -1,6 +1,7 @@
-"""Copy a topic with a plain consumer and producer, as a reference for the service. Outputs have the
-bytes of the inputs, and as many headers and as large transactions as the service's outputs. It is
-one Python process, like a worker, with a simple fast loop.
+"""Passthrough process: copy a topic with a plain consumer and producer, as a reference for the
+service. Outputs have the keys and values of the inputs, and as many headers and as large
+transactions as the service's outputs. It is one Python process, like a worker, with a simple fast
+loop.
 
 ``python -m delay_devtools.bench.passthrough_process``, with a ``PassthroughPlan`` on standard
 input.
@@ -33,8 +34,8 @@ class PassthroughPlan(msgspec.Struct, frozen=True):
         target: topic that is written.
         n: number of records.
         transaction_records: number of records in each transaction.
-        transactional_id: empty for an idempotent producer without transactions.
-        headers: headers of every output, names and values.
+        transactional_id: id of the transactions; empty for an idempotent producer without any.
+        headers: headers of every output, names and values, instead of the input's.
     """
 
     consumer: dict[str, str]
@@ -52,8 +53,8 @@ class PassthroughCost(msgspec.Struct, frozen=True):
 
     Attributes:
         seconds: duration by the wall clock.
-        cpu_s: CPU time of this process, user and system, all its threads.
-        transactions: number of committed transactions.
+        cpu_s: CPU time of this process in s, user and system, all its threads.
+        transactions: number of committed transactions; 0 without transactions.
     """
 
     seconds: float
@@ -62,7 +63,9 @@ class PassthroughCost(msgspec.Struct, frozen=True):
 
 
 def pass_through(plan: PassthroughPlan) -> None:
-    """Copy all records to the target, and send the parent process a ``PassthroughCost``."""
+    """Copy all records to the target after the word ``go``, and send the parent process a
+    ``PassthroughCost``.
+    """
     errors: list[str] = []
     consumer = clients.consumer(plan.consumer, "passthrough")
     partitions = clients.partitions(consumer, plan.source)
@@ -83,7 +86,9 @@ def pass_through(plan: PassthroughPlan) -> None:
 
 
 def _pass(plan: PassthroughPlan, consumer: Consumer, producer: Producer) -> int:
-    """Copy ``plan.n`` records to the target; return the number of committed transactions."""
+    """Copy ``plan.n`` records to the target; return the number of committed transactions (0 without
+    transactions).
+    """
     headers: Headers = [(name, value.encode()) for name, value in plan.headers]
     passed = transactions = 0
     while passed < plan.n:
@@ -102,7 +107,9 @@ def _pass(plan: PassthroughPlan, consumer: Consumer, producer: Producer) -> int:
 
 
 def _produce(producer: Producer, target: str, messages: list[Any], headers: Headers) -> int:
-    """Copy those messages that are records, not errors, to ``target``; return their number."""
+    """Copy those messages that are records, not errors, to ``target``, with ``headers`` instead of
+    their own; return their number.
+    """
     produce = producer.produce
     passed = 0
     for message in messages:

@@ -1,8 +1,8 @@
-"""Records of a load, which a judge recognises by value and key.
+"""Records of a load, which the judge process recognises by value and key.
 
 A value is ``HEAD`` (24 bytes: number u64, due time in epoch milliseconds u64, tag of the load) and
-random bytes up to the size of the ``Batch``; the key follows from the number. So the judge needs
-only the ``Batch``, not the service's headers.
+random bytes up to the size of the ``Batch``; the key follows from the number. So the judge process
+needs only the ``Batch``, not the service's headers.
 """
 
 from __future__ import annotations

@@ -40,7 +40,9 @@ def show(figures: Figures, lateness_ms: Mapping[int, int], *, as_json: bool) -> 
 
 
 def buckets(lateness_ms: Mapping[int, int]) -> list[tuple[str, int]]:
-    """Return label and count of each range of lateness, from the first to the last with records."""
+    """Return label and number of records of each range of lateness, ascending, from the first to
+    the last range with records. ``lateness_ms`` has the number of records by lateness in ms.
+    """
     counts = [0] * (len(_BOUNDS_MS) + 1)
     for late, count in lateness_ms.items():
         counts[bisect_left(_BOUNDS_MS, late)] += count

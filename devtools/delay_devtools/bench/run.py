@@ -27,7 +27,7 @@ from delayservice.smoke.signals import stop_signals
 
 _Case: TypeAlias = Callable[[Stand, Figures], dict[int, int]]
 """Function that runs a bench, fills the figures, and returns the number of records by lateness in
-ms.
+ms (empty: lateness is not measured).
 """
 
 _CASES: Final[Mapping[str, _Case]] = {
@@ -45,12 +45,13 @@ _CASES: Final[Mapping[str, _Case]] = {
 
 
 def run(options: Options, *, as_json: bool, plot: Path | None = None) -> int:
-    """Run a bench; return 0 only if no record was lost, early, altered or (exactly once) doubled.
+    """Run a bench and print its results; return the exit status: 0 only if no record was lost,
+    early, altered or received without having been sent, and (exactly once) none was doubled.
 
     Args:
         options: options of the bench.
         as_json: print one JSON object.
-        plot: file for a plot of ``peers``.
+        plot: file for a plot of ``peers``; None: no plot.
 
     Raises:
         DelayServiceError: the bench can't run; the message says what to do.
@@ -92,8 +93,8 @@ def _figures(options: Options) -> Figures:
 
 @contextmanager
 def _stand(options: Options, shown: Steps) -> Iterator[Stand]:
-    """Start a cluster, or use that of ``options.bootstrap``; yield a ``Stand`` on it, which makes
-    topics and processes of the bench; remove both at the end.
+    """Start a cluster, or use that of ``options.bootstrap``; yield a ``Stand``, which makes the
+    bench's topics and processes on it. At the end, remove the started cluster, or the topics.
     """
     with ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="delay-bench-"))

@@ -61,6 +61,7 @@ def _rss_bytes(process: psutil.Process) -> int:
 
 class Sampler:
     """Sampler of CPU time and memory of processes, on a thread, inside of a ``with`` block.
+    ``samples`` has all samples so far.
 
     Args:
         processes: processes to sample.
@@ -106,8 +107,9 @@ class Sampler:
 
 
 def busy_until(samples: Sequence[UsageSample], start_s: float, stop_s: float) -> float:
-    """Return the end of work, epoch seconds: the last moment at which the processes had used
-    ``_BUSY`` of a core for ``_BUSY_WINDOW_S``.
+    """Return the end of work, epoch seconds: the last moment at which the processes had used the
+    share ``_BUSY`` of a core for ``_BUSY_WINDOW_S`` seconds; without such a moment, ``start_s``
+    plus ``_BUSY_WINDOW_S``.
 
     A service publishes its counters once a second; this gives the end to some 30 ms, late rather
     than early, and ignores work shorter than ``_BUSY_WINDOW_S``.

@@ -31,7 +31,15 @@ _NAMES: Final = {
 
 @dataclass(slots=True)
 class ServiceCounters:
-    """Sums of the service's counters over all slices, up to two seconds old."""
+    """Sums of the service's counters over all slices, up to two seconds old.
+
+    Attributes:
+        ingested: records stored.
+        settled: records settled.
+        transactions: transactions committed.
+        aborts: transactions aborted.
+        pending: records pending now.
+    """
 
     ingested: int = 0
     settled: int = 0
@@ -53,7 +61,7 @@ class ServiceCounters:
 
 
 class Serving:
-    """Service under test, started at once, which takes every slice over.
+    """Service under test (one node), started by the constructor, which takes every slice over.
 
     Args:
         sets: ``section.key=value`` settings.
@@ -72,21 +80,32 @@ class Serving:
         self.processes: list[psutil.Process] = []
 
     def await_serving(self) -> None:
-        """Wait until the service owns every slice, and set ``workers`` and ``processes``."""
+        """Wait until the service owns every slice; then set ``workers`` and ``processes`` (all,
+        with the workers) to its processes.
+
+        Raises:
+            ClusterError: it does not own every slice in time, or it ended.
+        """
         self._process.wait_serving(self._slices)
         self._url = f"http://{self._process.events('metrics_served')[-1]['url']}/metrics"
         self.workers = self._process.workers()
         self.processes = self._process.processes()
 
     def restart_killed(self) -> float:
-        """Kill the service and start it again; return the time of the start, epoch seconds."""
+        """Kill the service and start it again, without waiting for it; return the time of the
+        start, epoch seconds.
+        """
         self._process.kill()
         started_s = time.time()
         self._process = ServiceProcess(self._sets, self._log_path)
         return started_s
 
     def counters(self) -> ServiceCounters:
-        """Read the counters from the service's metrics endpoint, summed over all slices."""
+        """Return the counters at the service's metrics endpoint, summed over all slices.
+
+        Raises:
+            DelayServiceError: the service does not answer.
+        """
         try:
             with urlopen(self._url, timeout=_ASK_TIMEOUT_S) as answer:  # noqa: S310 (our own http)
                 text = answer.read().decode()
@@ -106,11 +125,12 @@ class Serving:
     def await_count(
         self, name: str, count: int, progress: Callable[[int], None] = lambda _: None
     ) -> ServiceCounters:
-        """Wait until the counter ``name`` has reached ``count``, calling ``progress`` with its
-        value; return all counters.
+        """Wait until the field ``name`` of the counters has reached ``count``, calling ``progress``
+        with its value now and then; return all counters.
 
         Raises:
-            DelayServiceError: the counter has not changed for a minute.
+            DelayServiceError: the counter has not changed for a minute, or the service does not
+                answer.
         """
         moved_s, before = time.monotonic(), -1
         while True:

@@ -55,7 +55,8 @@ class Names:
 
     Attributes:
         prefix: prefix of the topics' names.
-        level_ms: delay in ms, if the delay topic is a level topic; 0: it is a plain delay topic.
+        level_ms: delay of the level topic in ms, if the delay topic is one; 0: it is a plain delay
+            topic.
     """
 
     prefix: str
@@ -71,14 +72,15 @@ class Names:
         return f"{self.prefix}_level_"
 
     def target(self, name: str) -> str:
-        """Return the full name of the target topic with the short name ``name``; ``sets`` allows
-        it.
+        """Return the full name of the target topic with the short name ``name``; the settings of
+        ``sets`` allow it as a target.
         """
         return f"{self.prefix}_to_{name}"
 
     def sets(self, partitions: int, delay_topics: Sequence[str]) -> list[str]:
         """Return ``section.key=value`` settings of a service that serves only the topics of this
-        round.
+        round: ``delay_topics`` (names; ignored for a level topic), with ``partitions`` partitions
+        each.
         """
         levels = [f"levels.prefix={self._levels}", f"levels.delays_ms={self.level_ms}"]
         return [
@@ -115,7 +117,7 @@ class Stand:
     Args:
         options: options of the bench.
         servers: the cluster.
-        folder: folder for the state and logs of services and helpers.
+        folder: folder for the state and logs of services and helper processes.
         steps: display of progress.
     """
 
@@ -128,7 +130,8 @@ class Stand:
         self._run = uuid.uuid4().hex[:8]
         self._rounds = 0
         self._created: set[str] = set()
-        """Names of created topics, each once: the client crashes on a list with a name twice."""
+        """Names of created topics, each once: the Kafka client crashes if a list has a name twice.
+        """
         self._roots: list[str] = []
         settings = options.settings(servers.bootstrap)
         self.zookeeper = servers.zookeeper or settings.zookeeper.hosts
@@ -162,7 +165,7 @@ class Stand:
 
     def create(self, names: Names, targets: Sequence[str] = (), delay_topics: int = 1) -> list[str]:
         """Create ``delay_topics`` delay topics, the target topics with the short names ``targets``,
-        and the service's topics; return ``section.key=value`` settings of a service for them.
+        and the service's own topics; return ``section.key=value`` settings of a service for them.
 
         Raises:
             DelayServiceError: a topic can't be created.
@@ -187,15 +190,17 @@ class Stand:
         return self.options.sets_of(self._bootstrap, sets)
 
     def clean_up(self) -> None:
-        """Delete this bench's topics and ZooKeeper nodes from the user's cluster."""
+        """Delete this bench's topics and ZooKeeper nodes from the user's cluster; ignore what can't
+        be deleted.
+        """
         if self._created:
             self._delete_topics()
         if self._roots:
             self._delete_roots()
 
     def _delete_roots(self) -> None:
-        """Delete what the service's nodes have written in ZooKeeper, except under another user's
-        ACL.
+        """Delete what the service's nodes have written in ZooKeeper, as the user of ``LOGIN``;
+        ignore errors, such as those of another user's ACL.
         """
         client = KazooClient(
             self.zookeeper, timeout=_ASK_TIMEOUT_S, logger=QUIET, auth_data=[LOGIN]
@@ -216,8 +221,8 @@ class Stand:
 
     @contextmanager
     def service(self, names: Names, sets: Sequence[str]) -> Iterator[Serving]:
-        """Run a service with empty state inside of the context, which begins when it owns every
-        slice.
+        """Start a service with empty state and the settings ``sets``, yield it when it owns every
+        slice, and kill it at the end.
         """
         folder = self._folder / names.prefix
         folder.mkdir()
@@ -231,8 +236,8 @@ class Stand:
 
     @contextmanager
     def group(self, names: Names, sets: Sequence[str]) -> Iterator[NodeGroup]:
-        """Create nodes with empty state, each beside a broker, without starting them; kill them at
-        the end.
+        """Yield the options' number of nodes with empty state and the settings ``sets``, each
+        beside a broker and not started; kill them at the end.
         """
         folder, root = self._folder / names.prefix, f"/{names.prefix}"
         folder.mkdir()
@@ -241,7 +246,7 @@ class Stand:
         shared = [*sets_of_several(self.zookeeper, root), *sets, *ANY_PORTS]
         nodes = []
         for number in range(1, self.options.nodes + 1):
-            # On fewer brokers some nodes are beside none.
+            # With fewer brokers than nodes, some nodes are beside no broker.
             beside = [f"node.broker_id={brokers[number - 1]}"] if number <= len(brokers) else []
             nodes.append(LocalNode(f"n{number}", [*shared, *beside], folder))
         with ExitStack() as stack:
@@ -255,8 +260,9 @@ class Stand:
         plan: LoadPlan | JudgePlan | PassthroughPlan,
         progress: Callable[[int], None] = lambda _: None,
     ) -> Iterator[Helper]:
-        """Start the helper process ``<kind>_process`` with its plan, and wait until it is ready;
-        kill it at the end.
+        """Start the helper process of the module ``<kind>_process`` with its plan, yield it when it
+        is ready, and kill it at the end. ``progress`` is called with the number of records
+        processed so far.
         """
         helper = Helper(f"{_PACKAGE}.{kind}_process", plan, self._folder / f"{kind}.log", progress)
         try:
@@ -266,7 +272,9 @@ class Stand:
             helper.close()
 
     def client(self, role: ClientRole) -> dict[str, str]:
-        """Return the librdkafka options of a consumer, producer or admin client."""
+        """Return the librdkafka options of a client; ``role`` is ``consumer``, ``producer`` or
+        ``admin``.
+        """
         return self._clients[role]
 
     def batch(self, n: int) -> Batch:

@@ -36,8 +36,8 @@ _PERCENT: Final = 100
 
 
 def idle(stand: Stand, figures: Figures) -> dict[int, int]:
-    """Fill ``figures`` with the CPU use of nodes whose shards are empty; return an empty
-    histogram.
+    """Fill ``figures`` with CPU use, threads and memory of nodes whose shards are empty; return an
+    empty histogram of lateness.
     """
     options = stand.options
     figures.shards, figures.seconds = options.idle_shards, options.seconds
@@ -54,8 +54,8 @@ def idle(stand: Stand, figures: Figures) -> dict[int, int]:
 
 
 def _idle_together(stand: Stand, figures: Figures, names: Names, sets: Sequence[str]) -> None:
-    """Fill ``figures`` with CPU use, memory and start time of several idle nodes, each of which
-    stores every slice.
+    """Fill ``figures`` with CPU use, threads, memory and start time of several idle nodes, each of
+    which stores every slice.
     """
     with stand.group(names, sets) as group:
         _warm_up_group(stand, group)
@@ -76,8 +76,14 @@ def _watch(
     workers: Sequence[psutil.Process],
     nodes: Sequence[Sequence[psutil.Process]],
 ) -> list[float]:
-    """Fill in threads and memory of idle nodes; return the CPU use of each node in percent of a
-    core. ``nodes`` has the processes of each node.
+    """Measure idle nodes for the options' seconds: fill in threads and memory, and return the CPU
+    use of each node in percent of a core.
+
+    Args:
+        stand: options, and display of progress.
+        figures: results to fill in.
+        workers: worker processes of all nodes.
+        nodes: all processes of each node.
     """
     with stand.steps.doing("Watching idle nodes"), Sampler(workers, _SLOW_SAMPLES_S) as sampler:
         used = _cpu_percent(nodes, stand.options.seconds)
@@ -90,7 +96,9 @@ def _watch(
 
 
 def _warm_up_group(stand: Stand, group: NodeGroup) -> None:
-    """Start and stop the nodes once, as new brokers are several times slower."""
+    """Start and stop the nodes once, as new brokers are several times slower; do nothing if the
+    option ``warm_up`` is off.
+    """
     if stand.options.warm_up:
         with stand.steps.doing("Warming up"):
             group.start()
@@ -110,8 +118,8 @@ def _cpu_percent(nodes: Sequence[Sequence[psutil.Process]], seconds: float) -> l
 
 
 def restart(stand: Stand, figures: Figures) -> dict[int, int]:
-    """Kill the service while many records wait, and measure the time until it delivers again;
-    return the number of records by lateness in ms.
+    """Kill and start the service while ``n`` records wait, and fill ``figures`` with the time until
+    it delivers again; return the number of records by lateness in ms.
     """
     n = stand.options.n
     names, batch = stand.round(), stand.batch(n)
@@ -133,8 +141,8 @@ def restart(stand: Stand, figures: Figures) -> dict[int, int]:
 
 
 def _kill_and_probe(stand: Stand, figures: Figures, names: Names, serving: Serving) -> BenchVerdict:
-    """Kill the service and start it again while some records are sent; fill in the times of the
-    restart, and return the judge's verdict on these records.
+    """Kill the service and start it again while ``_PROBES`` more records are sent; fill in the
+    times of the restart, and return the judge process's verdict on these records.
     """
     batch = stand.batch(_PROBES)
     plan = load_plan(stand, names, _PROBE, batch, Due(after_ms=_PROBE_DELAY_MS))

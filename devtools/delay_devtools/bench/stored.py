@@ -1,5 +1,8 @@
 """The benches ``whole``, ``burst`` and ``level``, in rounds that are each followed by a copy of the
 same records without the service (passthrough); and the bench ``passthrough`` alone.
+
+A load process writes the records of a round in one transaction, so that consumers see all of them
+at its commit; a judge process reads the target topic and checks each record.
 """
 
 from __future__ import annotations
@@ -40,7 +43,7 @@ _COUNTED_BEFORE_S: Final = 0.3
 
 
 class _TooSlowError(DelayServiceError):
-    """Error: some records were due before all were stored."""
+    """Error: some records of a round were due before all were stored."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,27 +78,30 @@ class _Round:
 
     @property
     def records_per_transaction(self) -> float:
-        """Return the mean number of settled records in a transaction of the service."""
+        """Return the mean number of settled records in a transaction of the service during the
+        delivery.
+        """
         return self.delivered.settled / max(self.delivered.transactions, 1)
 
 
 def whole(stand: Stand, figures: Figures) -> dict[int, int]:
-    """Measure rounds in which a load is stored and then delivered, with a rate over both; return
-    the number of records by lateness in ms.
+    """Measure rounds in which a load is stored and then delivered; the rate is records per s of
+    both together. Fill ``figures``, and return the number of records by lateness in ms.
     """
     return _compare_stored(stand, figures, lambda one: one.ingest_s + one.deliver_s)
 
 
 def burst(stand: Stand, figures: Figures) -> dict[int, int]:
-    """Measure the delivery of records that are due within one second, with a rate over it alone;
-    return the number of records by lateness in ms.
+    """Measure the delivery of stored records that are due within one second; the rate is records
+    per s of delivering alone. Fill ``figures``, and return the number of records by lateness in ms.
     """
     return _compare_stored(stand, figures, lambda one: one.deliver_s)
 
 
 def level(stand: Stand, figures: Figures) -> dict[int, int]:
     """Measure the delivery of a level topic whose records become visible to consumers when all are
-    due, with a rate over fetching and delivering; return an empty histogram.
+    due; the rate is records per s of fetching and delivering. Fill ``figures``, and return an empty
+    histogram of lateness.
     """
     rounds = (_leveled_round(stand) for _ in range(stand.options.rounds))
     _compare(stand, figures, rounds, lambda one: one.deliver_s)
@@ -103,8 +109,8 @@ def level(stand: Stand, figures: Figures) -> dict[int, int]:
 
 
 def passthrough(stand: Stand, figures: Figures) -> dict[int, int]:
-    """Copy records from topic to topic without the service, and add the rate (records per
-    second), an upper limit for the service, to ``figures``. Return an empty histogram of lateness.
+    """Copy records from topic to topic without the service, and fill ``figures`` with the rate in
+    records per s, an upper limit for the service. Return an empty histogram of lateness.
     """
     n = stand.options.n
     warm_up(stand, n)
@@ -136,8 +142,8 @@ def _compare(
     stand: Stand, figures: Figures, rounds: Iterable[_Round], seconds_of: Callable[[_Round], float]
 ) -> list[_Round]:
     """Measure each of ``rounds``, then a copy of its records without the service; fill in rates,
-    ratios and costs; return the rounds. ``seconds_of`` is the time over which a round's rate is
-    taken.
+    ratios and costs; return the rounds. ``seconds_of`` gives the time in s over which a round's
+    rate is taken.
     """
     n = stand.options.n
     warm_up(stand, n)
@@ -158,7 +164,9 @@ def _compare(
 
 
 def _stored_rounds(stand: Stand) -> Iterator[_Round]:
-    """Yield rounds whose records were all stored before the first was due."""
+    """Yield rounds whose records were all stored before the first was due, as many as the options
+    say.
+    """
     options = stand.options
     lead_s = 5.0 + options.n / 40_000 + options.n * options.size / 40e6
     for _ in range(options.rounds):
@@ -209,7 +217,8 @@ def _leveled_round(stand: Stand) -> _Round:
 
 
 class _Scene:
-    """Round in progress: its service, its load (invisible to consumers at first), its judge.
+    """Round in progress: its service, load process (its records are invisible to consumers at
+    first) and judge process.
 
     Args:
         stand: topics and processes.
@@ -233,10 +242,11 @@ class _Scene:
         self._used_s = (0.0, 0.0)
 
     def load(self, due: Due, last_due_ms: int = 0) -> None:
-        """Write the load in an open transaction, so that it is invisible; start the judge.
+        """Write the records in an open transaction, so that they are invisible; start the judge
+        process.
 
         Args:
-            due: due times of the load.
+            due: due times of the records.
             last_due_ms: last due time, epoch milliseconds; 0: the present time plus the shortest
                 delay.
         """
@@ -252,7 +262,9 @@ class _Scene:
 
     @contextmanager
     def measured(self) -> Iterator[Sampler]:
-        """Sample the workers' memory inside of the context, and keep the CPU times at its start."""
+        """Yield a running sampler of the workers' memory; keep the CPU times of service and brokers
+        at the start of the context.
+        """
         with Sampler(self.serving.workers) as sampler:
             self._used_s = self._cpu_s()
             yield sampler
@@ -261,7 +273,7 @@ class _Scene:
         return cpu_s(self.serving.processes), cpu_s(self._stand.brokers)
 
     def finish(self, sampler: Sampler, start_s: float, ingest_s: float = 0.0) -> _Round:
-        """Wait until the judge has received all records; return the results.
+        """Wait until the judge process has received all records; return the results of the round.
 
         Args:
             sampler: sampler of the workers.
@@ -295,23 +307,26 @@ class _Scene:
 
 
 def _fill_rates(figures: Figures, rates: list[float]) -> None:
-    """Fill in median, minimum and maximum of the rounds' rates, in records per s."""
+    """Fill in number of rounds, and median, minimum and maximum of their rates, in records per
+    s.
+    """
     figures.rounds = len(rates)
     figures.rate_per_s = median(rates)
     figures.rate_per_s_min, figures.rate_per_s_max = min(rates), max(rates)
 
 
 def _fill_passed(figures: Figures, n: int, passed: list[PassthroughCost]) -> None:
-    """Fill in rate and CPU cost of copying ``n`` records without the service, as medians over
-    rounds.
+    """Fill in the medians over rounds of copying ``n`` records without the service: records per s,
+    and CPU time of a record in microseconds.
     """
     figures.passthrough_per_s = median(n / one.seconds for one in passed)
     figures.passthrough_cpu_us_per_message = median(one.cpu_s for one in passed) / n * US
 
 
 def _fill_costs(figures: Figures, n: int, rounds: Sequence[_Round]) -> None:
-    """Fill in the service's costs over all rounds: medians, the largest peak of memory, and the
-    number of aborted transactions.
+    """Fill in the service's costs: medians over the rounds of CPU time for each of ``n`` records
+    and of transactions, the largest peak of memory, and the number of aborted transactions of all
+    rounds.
     """
     figures.n = n
     figures.cpu_us_per_message = median(one.cpu_s for one in rounds) / n * US

@@ -1,5 +1,5 @@
-"""Counts of records that a judge received, and of their errors. No I/O, no clock: times are
-arguments.
+"""Counts of records that a judge process received, and of errors in them. No I/O, no clock: times
+are arguments.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _SEEN_MAX = 255
 
 
 class BenchVerdict(msgspec.Struct, frozen=True):
-    """Counts of a judge for the records of one ``Batch``.
+    """Counts of a judge process for the records of one ``Batch``.
 
     Attributes:
         n: number of records that were sent.
@@ -25,7 +25,8 @@ class BenchVerdict(msgspec.Struct, frozen=True):
         early: number of arrivals before their due time.
         altered: number of arrivals with another key or value than sent.
         strangers: number of arrivals that are not of this batch.
-        last_seen_s: time of the last arrival that was not a duplicate, epoch seconds.
+        last_seen_s: time of the last arrival that was not a duplicate, epoch seconds; 0: no
+            arrival.
         lateness_ms: number of arrivals by lateness (receive time minus due time, milliseconds).
     """
 
@@ -41,11 +42,11 @@ class BenchVerdict(msgspec.Struct, frozen=True):
 
 
 class BatchTally:
-    """Counter of the records of one load.
+    """Counter of the records of one load: ``seen`` arrivals so far, of ``distinct`` records.
 
     Args:
         batch: records that are sent.
-        is_open: whether the load may end before its last number; ``close`` then sets the end.
+        is_open: whether the load may end before its last record; ``close`` then sets the end.
     """
 
     def __init__(self, batch: Batch, *, is_open: bool = False) -> None:
@@ -64,11 +65,15 @@ class BatchTally:
 
     @property
     def is_complete(self) -> bool:
-        """Return whether every record of the load has arrived."""
+        """Return whether every record of the load has arrived; False until an open load is
+        closed.
+        """
         return not self._is_open and self.distinct == self._n
 
     def close(self, n: int) -> None:
-        """Set the number of records that were sent to ``n``; higher numbers count as strangers."""
+        """Set the number of records that were sent to ``n``; arrivals with the numbers ``n`` and
+        higher count as strangers.
+        """
         self._strangers += sum(self._counts[n:])
         self.distinct = n - self._counts.count(0, 0, n)
         del self._counts[n:]

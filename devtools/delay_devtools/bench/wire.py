@@ -3,6 +3,10 @@
 A helper reads from standard input its plan, in the first line, then command words; it writes each
 ``Message`` as a line to standard output. The plan contains passwords, and so is not a command-line
 argument, which other users could see.
+
+Commands: ``go`` (begin), ``show`` (commit the open transaction), ``stop`` (end early). Messages:
+``ready`` (for ``go``), ``progress``, ``done``, ``complete`` (all records have arrived, or the
+transaction is committed), ``trace`` (further results), ``failed``.
 """
 
 from __future__ import annotations
@@ -37,9 +41,9 @@ class Message(msgspec.Struct, frozen=True, omit_defaults=True):
     """Message of a helper.
 
     Attributes:
-        word: the event, one of the constants of this module.
-        count: number of records so far.
-        at_s: time of the event, epoch seconds.
+        word: kind of the message, one of the constants of this module.
+        count: number of records so far; in a load's ``trace``, of repeated sends.
+        at_s: time of the event, epoch seconds; in a load's ``done``, the duration of sending in s.
         why: text of an error.
         body: result, JSON.
     """
@@ -52,8 +56,8 @@ class Message(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def serve(kind: type[_Plan], work: Callable[[_Plan], None]) -> None:
-    """Read a plan of type ``kind`` from standard input, and call ``work`` with it; send errors of
-    Kafka to the parent process.
+    """Read a plan of type ``kind`` from standard input, and call ``work`` with it; send a
+    ``KafkaException`` of ``work`` to the parent process, as the message ``failed``.
     """
     plan = msgspec.json.decode(sys.stdin.buffer.readline(), type=kind)
     try:
@@ -63,15 +67,15 @@ def serve(kind: type[_Plan], work: Callable[[_Plan], None]) -> None:
 
 
 def await_word(word: str) -> None:
-    """Wait for the line ``word`` on standard input; exit with status 1 on another line or at the
-    end.
+    """Wait for the line ``word`` on standard input; exit with status 1 if another line comes or the
+    input ends.
     """
     if sys.stdin.buffer.readline().strip() != word.encode():
         sys.exit(1)
 
 
 def listen() -> SimpleQueue[str]:
-    """Return a queue that a thread fills with the lines of standard input."""
+    """Return a queue into which a thread puts each further line of standard input."""
     words: SimpleQueue[str] = SimpleQueue()
 
     def read() -> None:

@@ -1,5 +1,5 @@
-"""Faults that the demo causes: it kills a node in an open transaction, freezes another and restarts
-a third.
+"""Faults that the demo causes: it kills nodes, most of them in an open transaction, freezes one
+(SIGSTOP) and resumes it, and restarts one (SIGTERM).
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ from delayservice.engine.ports import Place
 from delayservice.smoke.progress import Steps
 
 FAULT: Final = "flushed:stop"
-"""Fault point and action: a worker stops in an open transaction whose outputs are at the broker."""
+"""Fault point (place in the service's code) and action: a worker stops itself with SIGSTOP in an
+open transaction whose outputs are at the broker.
+"""
 _TRANSACTION_S_MAX: Final = 5.0
 _OWNERS_ASKED: Final = 4
 """Number of attempts to stop a slice's owner in an open transaction. On a busy machine an owner's
@@ -33,7 +35,7 @@ _PAUSE_S: Final = {True: (0.5, 1.5), False: (1.5, 3.5)}
 _LOOKS: Final = 4
 _BETWEEN_LOOKS_S: Final = 0.05
 _INSIDE: Final = frozenset({0, 2, 3})
-"""Kills that happen in an open transaction: their numbers modulo 5."""
+"""Numbers, modulo 5, of the kills that happen in an open transaction; the first kill is 0."""
 
 INSIDE: Final = "in an open transaction"
 _NO_TRANSACTION: Final = "no transaction came"
@@ -41,7 +43,9 @@ _ANY_TIME: Final = "at a random moment"
 
 
 def script(kills: int, *, has_several: bool) -> list[tuple[Deed, bool]]:
-    """Return the faults in order, each with whether it is to happen in an open transaction."""
+    """Return the faults of a demo in order, each with whether it is to happen in an open
+    transaction: ``kills`` kills, and for several nodes also one freeze and one restart.
+    """
     deeds = [(Deed.KILL, number % 5 in _INSIDE) for number in range(kills)]
     if has_several:
         deeds.insert(1, (Deed.FREEZE, True))
@@ -50,7 +54,8 @@ def script(kills: int, *, has_several: bool) -> list[tuple[Deed, bool]]:
 
 
 class Director:
-    """Performer of the demo's faults on the nodes.
+    """Performer of the demo's faults on the nodes. ``acts`` has the faults that were caused,
+    ``missed`` those that failed.
 
     Args:
         group: the nodes, running.
@@ -89,11 +94,11 @@ class Director:
         return len(self._group.nodes) > 1
 
     def play(self, deeds: Sequence[tuple[Deed, bool]], steps: Steps) -> None:
-        """Cause the faults in order, each at the owner of the next slice, while the next part of
-        the records is sent.
+        """Cause the faults in ``deeds`` in order, each at the owner of the next slice, while a part
+        of the records is sent; a fault's flag says whether to wait for an open transaction.
 
         A fault that fails is added to ``missed``, and the next one is caused, so that the records
-        are judged in any case.
+        are checked in any case.
         """
         bar = steps.bar("Troubling the nodes", len(deeds))
         for number, (deed, is_inside) in enumerate(deeds):
@@ -124,8 +129,8 @@ class Director:
                 self.missed.append(Missed(f"{node.node_id} was to be stopped", str(exc)))
 
     def _stop_inside(self, slice_no: int) -> tuple[LocalNode, str]:
-        """Stop a worker of the slice's owner in an open transaction, of this slice or another;
-        return the node, and whether that succeeded as a text for the report.
+        """Make a worker of the slice's owner stop in an open transaction, of this slice or another;
+        return the node, and a text for the report that says whether a worker stopped.
         """
         for _ in range(_OWNERS_ASKED):
             node = self._group.owner(slice_no)
@@ -155,8 +160,8 @@ class Director:
             self._group.await_home()
 
     def _freeze(self, node: LocalNode, how: str) -> None:
-        """Freeze a node, wait until others have taken its slices over and deliver, and resume it;
-        wait until it has lost them.
+        """Freeze a node, wait until others have taken its slices over and deliver, resume it, and
+        wait until it has lost these slices and they are handed back. ``how`` is ``Act.how``.
         """
         before = self._group.owned_by(node)
         at_ms = _now_ms()
@@ -192,17 +197,20 @@ class Director:
         held_back: int,
         woken_ms: float | None = None,
     ) -> Act:
-        """Append an ``Act`` to ``acts`` and return it; its slices have new owners by now."""
+        """Append an ``Act`` with these fields to ``acts`` and return it; call this when its slices
+        have new owners.
+        """
         owners = self._group.owners()
         served_ms = max((owners[slice_no].from_ms for slice_no in slices), default=at_ms)
         act = Act(deed, node.node_id, slices, at_ms, how, held_back, served_ms, woken_ms)
         self.acts.append(act)
         return act
 
-    # --- what the brokers say --------------------------------------------------------------------
+    # --- uncommitted offsets ---------------------------------------------------------------------
 
     def _held_back(self) -> int:
-        """Return ``Act.held_back`` as the least of some readings: transactions of other nodes end
+        """Return the number of offsets between last stable offset and high watermark in the target
+        topics (``Act.held_back``): the least of some readings, as transactions of other nodes end
         between them, while that of a killed or frozen node stays open.
         """
         found = [self._held_back_now()]
@@ -212,7 +220,7 @@ class Director:
         return min(found)
 
     def _held_back_now(self) -> int:
-        # In this order: what is committed between the two questions must not count.
+        # In this order: records that are committed between the two queries must not count.
         high = self._ends(IsolationLevel.READ_UNCOMMITTED)
         return max(high - self._ends(IsolationLevel.READ_COMMITTED), 0)
 

@@ -33,20 +33,21 @@ class Choices:
 
     @property
     def has_several(self) -> bool:
-        """Return whether there are several nodes, so that one can take over from another."""
+        """Return whether there are several nodes, of which one can take over from another."""
         return self.nodes > 1
 
 
 def sets_of(choices: Choices, bootstrap: str, zookeeper: str) -> dict[str, list[str]]:
-    """Return ``section.key=value`` settings by node name: n1 is beside broker 1, and so on.
+    """Return the ``section.key=value`` settings of each node, by node name: n1 is beside broker 1,
+    n2 beside broker 2, and so on.
 
     They equal those of docker-compose.yml, except for the differences that a test lists; the node's
-    name and state folder are missing.
+    name and state folder are not among them.
 
     Args:
         choices: number of nodes, store and delivery mode.
-        bootstrap: brokers.
-        zookeeper: ``host:port,…`` of the ensemble, if there are several nodes.
+        bootstrap: ``host:port,…`` of the brokers.
+        zookeeper: ``host:port,…`` of the ensemble; ignored for a single node.
     """
     sets = [
         f"kafka.bootstrap={bootstrap}",

@@ -1,4 +1,6 @@
-"""Report of the demo: a histogram, the owners over time, and numbers for machines."""
+"""Report of the demo: a histogram of lateness, the owners of slices over time, and numbers for
+machines.
+"""
 
 from __future__ import annotations
 
@@ -65,19 +67,16 @@ class DemoReport:
         return self.verdict.is_good and Ending.SILENT not in self.endings()
 
     def endings(self) -> list[Ending]:
-        """Return, for each frozen node, how it learned after its resumption that it had lost its
-        slices.
-        """
+        """Return, for each frozen node in order, how it lost its slices after its resumption."""
         return [ending(self.events, act) for act in self.acts if act.deed is Deed.FREEZE]
 
     def lateness_ms(self, *, around_failovers: bool) -> list[int]:
         """Return the lateness of each arrival in ms, ascending: of records around failovers, or of
         all other records.
 
-        A record belongs to a failover (or to the restart of a single node) when it was due or on
-        its way from half a second before a node was killed or frozen until one and a half seconds
-        after all of its slices were served again: two seconds around the time in which no node
-        served, on top of that time itself.
+        A record belongs to a failover (or to a kill of a single node) if its time from due to
+        received overlaps a span: from half a second before a node was killed or frozen until one
+        and a half seconds after all of its slices were served again.
         """
         spans = [
             (act.at_ms - AROUND_FAILOVER_MS / 4, act.served_ms + AROUND_FAILOVER_MS * 3 / 4)
@@ -92,7 +91,7 @@ class DemoReport:
         )
 
     def numbers(self) -> dict[str, float]:
-        """Return counts and measurements by name. ``lateness_ms_*`` leaves out records due around a
+        """Return counts and measurements by name. ``lateness_ms_*`` leaves out records around a
         failover, which are in ``lateness_ms_around_restarts_*``.
         """
         verdict, acts = self.verdict, self.acts
@@ -134,7 +133,7 @@ class DemoReport:
 
     def summary(self, seconds: float) -> dict[str, object]:
         """Return the JSON object of the last output line: counts, measurements, and owners by slice
-        and time. ``seconds`` is the duration of the demo.
+        and time. ``seconds`` is the duration of the demo in s.
         """
         owners = [
             {
@@ -151,7 +150,7 @@ class DemoReport:
 
 def show(console: Console, report: DemoReport, seconds: float) -> None:
     """Print the histogram, the owners over time, and the tables; ``seconds`` is the duration of the
-    demo.
+    demo in s.
     """
     _show_histogram(console, report)
     if report.choices.has_several:
@@ -189,7 +188,9 @@ def _counts(ascending: Sequence[int]) -> list[int]:
 
 
 def _show_strips(console: Console, report: DemoReport) -> None:
-    """Print a line for each slice, with a colour for each node."""
+    """Print the owners of each slice over time, a line for each slice and a colour for each
+    node.
+    """
     found = report.turns()
     end_ms = max([turn.from_ms for turn in found], default=report.started_ms) + 1_000
     cell_ms = (end_ms - report.started_ms) / _STRIP_WIDTH

@@ -50,7 +50,9 @@ _KILLS: Final = {True: 3, False: 5}
 longer.
 """
 _DEED_S: Final = 8.0
-"""Shortest time that a fault takes with several nodes, in s; records are sent meanwhile."""
+"""Estimate of the shortest time that a fault takes with several nodes, in s; records are sent
+meanwhile.
+"""
 _CALM_S: Final = 5.0
 """Time without a change of owner before the faults begin, in s; longer than an owner waits before
 it hands a slice to the node that is preferred for it.
@@ -60,8 +62,9 @@ _DELIVERED: Final = 500
 
 
 def run(choices: Choices) -> int:
-    """Run the demo; return 0 only if no record was lost, doubled, early or altered, and every
-    frozen node was fenced or stepped down when it was resumed.
+    """Run the demo and print its report. Return the exit status: 0 only if no record was lost,
+    doubled, early or altered, and every frozen node logged the loss of its slices after it was
+    resumed; else 1.
     """
     console = Console()
     started_s = time.monotonic()
@@ -80,7 +83,7 @@ def run(choices: Choices) -> int:
 
 
 class _Story:
-    """Demo on a running cluster."""
+    """Demo on a running cluster, with the nodes' files in ``folder``."""
 
     def __init__(
         self, choices: Choices, cluster: EmbeddedCluster, folder: Path, steps: Steps
@@ -139,7 +142,7 @@ class _Story:
             events=events,
         )
 
-    # --- before --------------------------------------------------------------------------------
+    # --- before the faults ---------------------------------------------------------------------
 
     def _create_topics(self) -> None:
         replication = min(self._choices.nodes, _REPLICATION_MAX)
@@ -149,8 +152,8 @@ class _Story:
             future.result(30)
 
     def _warm_up(self) -> None:
-        """Send records that are not judged: a broker that has just started is slow for some
-        seconds.
+        """Send and receive records that are not checked: a broker that has just started is slow for
+        some seconds.
         """
         bar = self._steps.bar("Warming up", WARM_UP_RECORDS)
         load = plan(WARM_UP_RECORDS, (WARM_UP_TOPIC,), WARM_UP_DELAY_MS_MAX, SEED + 1)
@@ -163,11 +166,11 @@ class _Story:
         finally:
             judge.close()
 
-    # --- meanwhile -----------------------------------------------------------------------------
+    # --- during the faults ---------------------------------------------------------------------
 
     def _sending(self, deeds: int) -> Sending:
-        """Return the sender of the records: in one part for each of ``deeds`` faults, at a rate
-        with which sending takes as long as the faults.
+        """Return the sender of the records, not yet started: it sends one part for each of
+        ``deeds`` faults, at a rate with which sending takes as long as the faults.
         """
         records, per_s = self._choices.records, float(SEND_PER_S)
         if self._choices.has_several:

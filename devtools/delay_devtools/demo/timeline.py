@@ -1,5 +1,5 @@
-"""Owners of each slice over time and why they changed, derived from the nodes' logs and the faults.
-No I/O.
+"""Owners of each slice over time and why they changed, derived from the nodes' logs and the faults
+that the demo caused. No I/O.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ class Act:
         node_id: node that failed.
         slices: slices that the node owned then.
         at_ms: time of the fault.
-        how: whether the node was in an open transaction, as a text for the report.
+        how: text for the report that says whether the node was in an open transaction.
         held_back: number of offsets in the target topics between the last stable offset and the
             high watermark right after the fault: the node's uncommitted outputs, and all records
             behind them.
-        served_ms: time when each of its slices had a new ownership.
+        served_ms: time when the last of its slices had a new owner.
         woken_ms: time when the frozen node was resumed; None: it was not frozen.
     """
 
@@ -68,8 +68,8 @@ class Missed:
     """Fault that could not be caused; the demo goes on without it.
 
     Attributes:
-        what: planned fault and node.
-        why: condition that did not come true, and the ends of the logs.
+        what: text that names the node and the planned fault.
+        why: text of the error: what was not reached, and the ends of the logs.
     """
 
     what: str
@@ -78,9 +78,9 @@ class Missed:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """A row of the timeline: a node owns a slice from ``from_ms`` until ``until_ms`` (epoch
-    milliseconds; None: to the end), for the reason ``why``. With ``is_fence``, the row is the
-    moment at which the broker refused a previous owner.
+    """Row of the timeline: a node owns a slice, in the epoch ``epoch``, from ``from_ms`` until
+    ``until_ms`` (epoch milliseconds; None: to the end), for the reason ``why``. With ``is_fence``,
+    the row is the moment ``from_ms`` at which the broker refused a previous owner.
     """
 
     slice_no: int
@@ -98,28 +98,30 @@ _START: Final = "start"
 
 
 def turns(events: Sequence[SliceEvent], acts: Sequence[Act]) -> list[Turn]:
-    """Return a row for each ownership and each refused owner, sorted by slice and time."""
+    """Return a row for each ownership and for each refusal of a previous owner by the broker,
+    sorted by slice and time.
+    """
     found = [*_ownerships(ownerships(events), acts), *_fences(events, acts)]
     return sorted(found, key=lambda turn: (turn.slice_no, turn.from_ms))
 
 
 def fences(events: Sequence[SliceEvent], act: Act) -> int:
-    """Return the number of slices whose transaction the broker refused to the node of ``act`` after
-    it was resumed.
+    """Return the number of slices for which the broker refused a transaction of the frozen node of
+    ``act`` after it was resumed.
     """
     return sum(_is_fence(one, act) for one in events)
 
 
 def has_let_go(events: Sequence[SliceEvent], act: Act) -> bool:
-    """Return whether the node of ``act`` has logged, after its resumption, the loss of every slice
-    that it owned when frozen. Each of three possible log lines shows that its old ownership has
-    ended.
+    """Return whether the frozen node of ``act`` has logged, after its resumption, an event of every
+    slice that it owned when frozen: a loss, a hand-over or a new take-over, each of which shows
+    that its old ownership has ended.
     """
     return {one.slice_no for one in events if _is_of_woken(one, act)} >= set(act.slices)
 
 
 def ending(events: Sequence[SliceEvent], act: Act) -> Ending:
-    """Return how a frozen node lost its slices after its resumption.
+    """Return how the frozen node of ``act`` lost its slices after its resumption.
 
     The broker refuses an open transaction; a slice without a transaction is given up because the
     lease has ended, so that the broker never gets a request to refuse.
@@ -179,7 +181,8 @@ def _end(
     tenure: SliceOwnership, successor: SliceOwnership | None, acts: Sequence[Act]
 ) -> tuple[float, str]:
     """Return when the owner ``tenure`` stopped delivering, in epoch milliseconds, and a text with
-    the reason.
+    the reason. ``successor`` is the slice's next ownership; None: there is no other, and the time
+    is infinity unless a fault or a hand-over ended it.
     """
     last_ms = successor.from_ms if successor else float("inf")
     deeds = [
@@ -199,6 +202,12 @@ def _end(
 def strip(found: Sequence[Turn], start_ms: float, end_ms: float, width: int) -> str:
     """Return a slice's owners over time as ``width`` characters: the last character of the node's
     name where it could deliver, a dot where no node could.
+
+    Args:
+        found: rows of the slice.
+        start_ms: time at the left end, epoch milliseconds.
+        end_ms: time at the right end, epoch milliseconds.
+        width: number of characters.
     """
     cell_ms = (end_ms - start_ms) / width
     cells = ["·"] * width

@@ -2,9 +2,10 @@
 known defects, which Spark's jobs must find.
 
 ``users``, ``service``, ``outputs`` and ``history`` write what producers and a delay service would
-have written. ``scenes`` are defects in it, and sound cases that look like defects; each is played
-on a ``stage``. ``replicas`` makes copies and damages some of them; ``nodes`` publishes their
-digests, and answers queries for their records. All of that is written from the documents alone: it
-shares no code with the jobs under test, nor with their readers of records, copies and digests.
-``judge`` compares the findings with the injected defects, ``run`` puts it together.
+have written. ``scenes`` are generators that write a defect into it, or a sound case that looks like
+one; each writes by means of a ``stage``. ``replicas`` makes copies and damages some of them;
+``nodes`` publishes their digests, and answers queries for their records. All of that is written
+from the documents alone and shares no code with the jobs under test, except for helpers of Kafka
+clients and the service's store, which writes copies to disks. ``judge`` compares the findings with
+the injected defects, ``run`` puts it together.
 """

@@ -1,10 +1,12 @@
 """History of a drill: topics as some days of producers and of a delay service leave them.
 
-Time passes in steps. In each, producers write, some of them in transactions and some of those
-aborted; then the owner advances H past these records and settles the due ones, in a transaction
-with its checkpoint, sometimes after one that failed. Where slices share a partition of the
-checkpoint topic, one of them commits often at the end. The last records are beyond every
-checkpoint.
+Time passes in steps. In each, producers write, some of them in transactions, one of which is
+aborted; then the owner advances H past these records and settles the due ones: in a transaction
+with its checkpoint, after one that it aborts. Where slices share a partition of the checkpoint
+topic, one of them commits often at the end. The last records are beyond every checkpoint.
+
+A scene is a generator that writes a defect, or a sound case that looks like one, into the history.
+At each ``yield`` it waits until H and K are past the records that it has written.
 """
 
 from __future__ import annotations
@@ -30,22 +32,23 @@ TAIL_MS: Final = 120_000
 _ABORTED: Final = 2
 """Number of records in each partition that a producer writes in an aborted transaction."""
 _SAMPLE: Final = 20
-"""Largest number of outputs in the aborted transaction that the service writes in each step."""
+"""Number of settled records of each step, the first ones, whose deliveries the service writes in
+the aborted transaction as well.
+"""
 _BUSY: Final = 1_000
-"""Number of checkpoints of the first slice at the end, so that those of slices in the same
+"""Number of checkpoints of the first slice at the end, so that those of other slices in the same
 partition are far behind in the log.
 """
 
 
 class Theatre:
-    """Runner of scenes (generators that write a defect, or a sound case that looks like one), step
-    by step.
+    """Runner of scenes. ``defects`` has the injected defects of the scenes that have ended.
 
     Args:
         shared: facts shared by all scenes.
         plan: names of the scenes that begin in each step, by its number, or at the end (``TAIL``).
-        scenes: scenes by name; those that expect no finding are sound.
-        pinned: names of the scenes that are played in the first shard.
+        scenes: scenes by name; those that expect no finding are sound cases, no defects.
+        pinned: names of the scenes that are played in the first shard; others are in random ones.
     """
 
     def __init__(
@@ -69,8 +72,8 @@ class Theatre:
         return Counter(name for name, _, _ in self._played)
 
     def begin(self, step: int, start_ms: int, write: Callable[[OutputRecord], int]) -> None:
-        """Start the scenes of a step at ``start_ms`` (epoch milliseconds); ``write`` appends a
-        record and returns its offset.
+        """Start the scenes of the step ``step``, each at ``start_ms`` (epoch milliseconds), and run
+        them up to their first ``yield``. ``write`` appends a record and returns its offset.
         """
         for name in self._plan.get(step, ()):
             count = self._shared.names.partitions
@@ -81,7 +84,8 @@ class Theatre:
 
     def go_on(self, stop_ms: int, write: Callable[[OutputRecord], int]) -> None:
         """Resume the scenes whose records are below H and have keys before ``stop_ms`` (epoch
-        milliseconds); ``write`` appends a record and returns its offset.
+        milliseconds), up to their next ``yield``; ``write`` appends a record and returns its
+        offset.
         """
         played, self._played = self._played, []
         for name, stage, scene in played:
@@ -92,8 +96,8 @@ class Theatre:
                 self._played.append((name, stage, scene))
 
     def finish(self, start_ms: int, write: Callable[[OutputRecord], int]) -> None:
-        """Play the scenes at the end of the history, whose records no checkpoint covers; arguments
-        as of ``begin``.
+        """Run the scenes at the end of the history to their end, without waiting: no checkpoint
+        covers their records. Arguments as of ``begin``.
         """
         self.begin(TAIL, start_ms, write)
         for name, stage, scene in self._played[:]:
@@ -121,9 +125,9 @@ class Life:
     Attributes:
         names: names of its topics.
         topic_id: Kafka's id of the delay topic.
-        shards: models of the shards, as their owner has left them.
-        beyond: schedules with offsets from H on, by partition.
-        checkpoints: offset of the newest checkpoint of each slice.
+        shards: models of the shards, as their owner has left them; partition p is at index p.
+        beyond: schedules (records that request a delay) with offsets from H on, by partition.
+        checkpoints: offset of the newest checkpoint of each slice, by slice number.
         records: number of records that producers have committed.
         gone: offset in the first shard below which retention deletes records.
         turns: first offset under the second contract, by partition.
@@ -150,7 +154,7 @@ class HistoryWriter:
         life: state of the history, updated while writing.
         users: generator of producers' records.
         theatre: runner of the scenes.
-        plain: writer without transactions.
+        plain: writer without transactions, for producers and scenes.
         producer: writer of a producer's transactions.
         owner: writer of the service's transactions.
     """
@@ -183,12 +187,12 @@ class HistoryWriter:
         tell: Callable[[int], None],
         pause: Callable[[int], None] = lambda _: None,
     ) -> None:
-        """Write the whole history.
+        """Write the whole history, and wait until all of it is in the topics.
 
         Args:
             records: number of producers' records, without those of scenes.
-            tell: called with the number of records written so far.
-            pause: called after each step, with its number; writing waits for it.
+            tell: called with the number of these records written so far.
+            pause: called after each step, with its number from 0; writing waits for it.
         """
         start_ms = self._life.now_ms - TAIL_MS - SPAN_MS
         each, tail = divmod(records, STEPS + 1)
@@ -223,8 +227,8 @@ class HistoryWriter:
     # --- producers -----------------------------------------------------------------------------
 
     def _produce(self, requests: Sequence[Request]) -> None:
-        """Write half of ``requests`` without a transaction and half in one, and some more records
-        in an aborted one.
+        """Write half of ``requests`` without a transaction and half in one; in between write
+        ``_ABORTED`` records to each partition in a transaction that is aborted.
         """
         half = len(requests) // 2
         self._append(self._plain, requests[:half])
@@ -251,7 +255,9 @@ class HistoryWriter:
         self._life.records += len(requests)
 
     def _bystanders(self) -> None:
-        """Write records of other services to the topics of the drill, which are no defects."""
+        """Write records that other producers and services leave in the drill's topics, and that are
+        no defects.
+        """
         target, other = ((topic, 0) for topic in self._names.targets)
         foreign: Headers = [("delay-source", b"delay_topic_elsewhere:0:7"), ("delay-settles", b"7")]
         self._plain.write(target, b"k", b"of another producer", [("own", b"1")])
@@ -263,8 +269,9 @@ class HistoryWriter:
     # --- the service ---------------------------------------------------------------------------
 
     def _settle(self, stop_ms: int) -> None:
-        """Advance H past all records written so far, and settle those due before ``stop_ms`` (epoch
-        milliseconds); write outputs and checkpoints in a transaction.
+        """Advance H past the records written so far (but see ``ModelShard.awaits``), and settle
+        those due before ``stop_ms`` (epoch milliseconds). Write some of the outputs in an aborted
+        transaction, then all outputs and checkpoints in a committed one.
         """
         steps = [
             (shard, step) for shard in self._life.shards for step in self._steps(shard, stop_ms)
@@ -305,8 +312,8 @@ class HistoryWriter:
         self._log[shard.place[1]].append((again, step.at_ms))
 
     def _writes(self, writer: CountedWriter, output: OutputRecord) -> int:
-        """Append a record and return its offset; H advances past records of the delay topic
-        later.
+        """Append a record with ``writer`` and return its offset. Note a record of the delay topic,
+        so that H advances past it in the next step.
         """
         topic, partition = output.place
         offset = writer.write(output.place, output.key, output.value, output.headers, output.at_ms)
@@ -323,7 +330,7 @@ class HistoryWriter:
                 self._checkpoint(0)
 
     def _commit_in_vain(self) -> None:
-        """Write the last slice's checkpoint in the open transaction, which is then aborted."""
+        """Write the last slice's checkpoint in the open transaction, which the caller aborts."""
         number = len(self._life.shards) - 1
         before = self._life.checkpoints.get(number)
         self._checkpoint(number)
@@ -362,8 +369,8 @@ class HistoryWriter:
     # --- the end -------------------------------------------------------------------------------
 
     def _leave(self) -> None:
-        """Set ``Life.beyond`` to the schedules with offsets from H on, which copies store, and mark
-        the records that they or control records cancel.
+        """Set ``Life.beyond`` to the schedules with offsets from H on, which copies store. Mark the
+        earlier records that they, or control records from H on, replace, cancel or fire.
         """
         for shard, log in zip(self._life.shards, self._log, strict=True):
             records = [record for record, _ in log]

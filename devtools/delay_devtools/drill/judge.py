@@ -1,4 +1,8 @@
-"""Compare the findings of Spark's jobs with the injected defects."""
+"""Compare the findings of Spark's jobs with the injected defects.
+
+Each finding belongs to a world, what a job examines: ``topics`` (audit at the end), ``follow``
+(audits while the history is written), ``disks`` or ``digests`` (comparisons of copies).
+"""
 
 from __future__ import annotations
 
@@ -10,11 +14,11 @@ from typing import Final
 from delay_devtools.drill.stage import Defect
 
 SHOWN_MAX: Final = 20
-"""Largest number of missed findings that are reported, and of findings without a defect."""
+"""Largest number of missed findings that a verdict contains, and of findings without a defect."""
 
 Finding = tuple[object, ...]
-"""Finding of a job: first the world that it examined (``topics``, ``follow``, ``disks`` or
-``digests``), then the fields of the finding.
+"""Finding of a job: first its world, then the fields of ``stage.Found`` or
+``replicas.CopyFound``.
 """
 
 
@@ -24,11 +28,11 @@ class DrillVerdict:
 
     Attributes:
         records: number of producers' records.
-        injected: number of defects of each kind.
-        found: number of defects of each kind that were found with all their offsets.
+        injected: number of injected defects, by kind.
+        found: number of defects all of whose expected findings were reported, by kind.
         invented: number of findings without a defect.
-        missed: sample of expected findings that are missing.
-        inventions: sample of findings without a defect.
+        missed: first expected findings that are missing, ``SHOWN_MAX`` at most.
+        inventions: first findings without a defect, ``SHOWN_MAX`` at most.
         seconds: durations of the jobs in s, by name.
     """
 
@@ -75,7 +79,7 @@ def judge(
 
     Args:
         defects: injected defects.
-        findings: findings of the jobs; a second equal one counts as invented.
+        findings: findings of the jobs; a second equal one counts as a finding without a defect.
         records: number of producers' records.
         seconds: durations of the jobs in s, by name.
     """

@@ -1,5 +1,8 @@
 """Nodes of a drill, which publish digests of their copies and answer queries for the copies'
 records (docs/internals/digests.md).
+
+The copies of the world ``digests`` exist only in these digests and answers. A stale copy reports
+that it has stored only the first half of the offsets below H.
 """
 
 from __future__ import annotations
@@ -27,14 +30,14 @@ _ROWS: Final = 1_000
 _TICK_S: Final = 0.1
 
 Slots = dict[int, dict[int, tuple[int, int]]]
-"""Number of records and sum of their hashes, by start of the hour (epoch milliseconds) and minute
-in it.
+"""Number of records and sum of their hashes, by start of the hour (epoch milliseconds), then by
+minute in the hour (0 to 59).
 """
 
 
 def publish(life: Life, copies: Sequence[ShardCopy], writer: CountedWriter) -> None:
-    """Write the digests of all copies in the world ``digests`` to the digests topic, after some
-    outdated ones.
+    """Write the digests of those of ``copies`` that are in the world ``digests`` to the digests
+    topic, each after some outdated ones.
     """
     place = (life.names.own("digests"), 0)
     for number, copy in enumerate(one for one in copies if one.world == "digests"):
@@ -46,8 +49,9 @@ def publish(life: Life, copies: Sequence[ShardCopy], writer: CountedWriter) -> N
 def _rows(
     life: Life, copy: ShardCopy, *, is_silent: bool
 ) -> Iterator[tuple[bytes, dict[str, Any] | None]]:
-    """Yield keys and values of a copy's digest records, outdated ones first; None: a tombstone.
-    With ``is_silent``, a stale copy does not report that it is behind.
+    """Yield the digest records of a copy, each its key and the value to encode as JSON (None: a
+    tombstone), outdated ones first. With ``is_silent``, a stale copy does not report that it is
+    behind, but the time of its digest is an hour too early.
     """
     topic, partition = copy.place
     of = f"{copy.node}/{topic}/{partition}"
@@ -125,8 +129,8 @@ def _sums(copy: ShardCopy) -> Slots:
 
 @contextmanager
 def answering(bootstrap: str, life: Life, copies: Sequence[ShardCopy]) -> Iterator[None]:
-    """Answer queries for a copy's records in a range of keys, on a thread, inside of the
-    context.
+    """Answer queries in the repairs topic for records in a range of keys, from those of ``copies``
+    that are in the world ``digests``, on a thread, inside of the context.
     """
     topic = life.names.own("repairs")
     kept = {(c.node, *c.place): c for c in copies if c.world == "digests"}

@@ -1,4 +1,6 @@
-"""Records that the service writes for each step of the model; ``scenes`` alter some of them."""
+"""Records that the modelled service writes for each of its steps; scenes (``scenes``) alter some of
+them to make defects.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,7 @@ from delay_devtools.drill.wire import BY_KEY, Headers, Place, partition_of
 
 @dataclass(frozen=True, slots=True)
 class OutputRecord:
-    """Record that the model of the service or of a producer writes.
+    """Record to write, of the modelled service or of a producer.
 
     Attributes:
         place: topic and partition.

@@ -1,7 +1,9 @@
-"""Copies of each shard on three nodes, on disks and in digests, and their defects.
+"""Copies of each shard on three nodes, and their defects.
 
-Each defect lies in another hour of a copy, so that defects can't hide each other; a stale copy has
-no other defect.
+Each copy belongs to one of two worlds, from which the comparison reads it: ``disks`` (files of the
+service's store) or ``digests`` (digests that its node publishes). Each defect lies in another hour
+of a copy, so that defects can't hide each other. A stale copy lacks the newer half of the offsets
+below H (in ``digests`` it only reports so), and has no other defect.
 """
 
 from __future__ import annotations
@@ -28,14 +30,21 @@ STALE: Final = "stale_replica"
 LAST: Final = NODES[-1]
 """Name of the only node with stale copies, so that each shard keeps two copies to compare."""
 _NEAR_MINUTES: Final = 3
-"""Distance from K in minutes within which slots are not compared."""
+"""Number of minutes from the minute of K on in which records are not compared."""
 _ROUND: Final = 4_096
 NO_MARK: Final = -1
 
 
 class CopyFound(NamedTuple):
-    """Finding of the comparison of copies. ``slot_ms`` is the start of the minute or hour in epoch
-    milliseconds; None: the finding concerns the whole copy.
+    """Finding of the comparison of copies.
+
+    Attributes:
+        kind: kind of the finding, such as ``missing``.
+        node: node of the copy.
+        topic: topic of the shard.
+        partition: partition of the shard.
+        slot_ms: start of the minute or hour, epoch milliseconds; None: the whole copy is concerned.
+        offset: offset of the record; None: no single record is concerned.
     """
 
     kind: str
@@ -47,8 +56,14 @@ class CopyFound(NamedTuple):
 
 
 class Frame(NamedTuple):
-    """Record in a copy; ``mark`` is the offset of its canceller or ``NO_MARK``, ``payload`` the
-    record as a store keeps it.
+    """Record in a copy.
+
+    Attributes:
+        key_ms: time in its key, epoch milliseconds.
+        offset: offset of the record.
+        mark: offset of its canceller, or ``NO_MARK``.
+        record_id: its id; None: no id.
+        payload: the record as a store keeps it.
     """
 
     key_ms: int
@@ -77,10 +92,10 @@ class ShardCopy:
         world: ``disks`` or ``digests``, from which the comparison reads the copy.
         node: name of its node.
         place: topic and partition of the shard.
-        frames: records of the copy, by offset.
+        frames: records of the copy, by offset; of a stale one, with those that it lacks.
         h: H of the shard's cursor, exclusive end of the offsets that the comparison considers.
         from_ms: start of the first compared minute, epoch milliseconds.
-        stop: next source offset that the copy stores.
+        stop: next source offset that the copy stores, unless it is stale.
         is_stale: whether the copy lacks the newer half of the offsets below H.
         damaged: starts of unreadable minutes (in digests) or hours (on disks), epoch milliseconds.
     """
@@ -96,20 +111,26 @@ class ShardCopy:
     damaged: list[int] = field(default_factory=list)
 
     def pending(self) -> Iterator[Frame]:
-        """Yield the pending records of the copy that the comparison considers."""
+        """Yield the pending records that the comparison considers: below H, from ``from_ms`` on,
+        and not marked by a canceller below H.
+        """
         for frame in self.frames.values():
             is_marked = NO_MARK < frame.mark < self.h
             if frame.offset < self.h and frame.key_ms >= self.from_ms and not is_marked:
                 yield frame
 
     def found(self, kind: str, frame: Frame) -> CopyFound:
-        """Return the finding that the comparison must report for a record of this copy."""
+        """Return the finding of the kind ``kind`` that the comparison must report for a record of
+        this copy.
+        """
         return CopyFound(kind, self.node, *self.place, frame.slot_ms, frame.offset)
 
 
 @dataclass(slots=True)
 class Cell:
-    """One hour of a copy: its pending records, and those that are marked as cancelled."""
+    """One hour of a copy, from ``hour_ms`` (epoch milliseconds): its pending records, and those
+    that are marked by a canceller below H.
+    """
 
     copy: ShardCopy
     hour_ms: int
@@ -137,11 +158,11 @@ def _frames(shard: ModelShard, beyond: Sequence[Record]) -> Iterator[Frame]:
             yield Frame(record.key_ms, record.offset, mark, name, record.payload())
 
 
-# --- spoil ---------------------------------------------------------------------------------------
+# --- defects -------------------------------------------------------------------------------------
 
 
 class Spoiler:
-    """Injector of defects of copies.
+    """Injector of defects of copies: it alters ``frames``, ``is_stale`` and ``damaged`` of copies.
 
     Args:
         copies: all copies.
@@ -159,7 +180,7 @@ class Spoiler:
 
     def spoil(self, kinds: Sequence[str]) -> list[Defect]:
         """Inject a defect for each kind in ``kinds``, of equal kinds alternately on disks and in
-        digests; return the defects.
+        digests; return the defects with their expected findings.
 
         Raises:
             DelayServiceError: there are more defects than free hours.
@@ -219,7 +240,7 @@ class Spoiler:
         return [cell.copy.found("missing", frame)]
 
     def _lose_mark(self, cell: Cell) -> list[CopyFound]:
-        """Remove the mark of a cancelled record; return the expected findings, none if the hour of
+        """Remove the mark of a cancelled record; return the expected findings, empty if the hour of
         ``cell`` has no such record.
         """
         if not cell.marked:
@@ -227,7 +248,7 @@ class Spoiler:
         return self._added(cell, self._rng.choice(cell.marked)._replace(mark=NO_MARK))
 
     def _add_record(self, cell: Cell) -> list[CopyFound]:
-        """Add a record that was never committed; return the expected findings."""
+        """Add a record at an offset without a committed record; return the expected findings."""
         copy = cell.copy
         free = [o for o in self._holes[copy.place] if o < copy.h and o not in copy.frames]
         like = self._rng.choice(cell.pending)
@@ -240,8 +261,8 @@ class Spoiler:
         return [cell.copy.found("extra", frame)]
 
     def _alter_record(self, cell: Cell) -> list[CopyFound]:
-        """Alter the content of a record without an id, as digests hash only the id of others;
-        return the expected findings, none if there is no such record.
+        """Alter the content of a record without an id, as digests hash only the id of a record that
+        has one. Return the expected findings, empty if the hour has no such record.
         """
         plain = [frame for frame in cell.pending if frame.record_id is None]
         if not plain:
@@ -254,8 +275,9 @@ class Spoiler:
         return [cell.copy.found("different", frame)]
 
     def _damage(self, cell: Cell) -> list[CopyFound]:
-        """Damage the hour's file on a disk, or in digests report a minute as unreadable; return the
-        expected findings.
+        """Add the hour (on disks) or a minute (in digests) to the copy's ``damaged``: ``keep``
+        damages the hour's file, and digests report the minute as unreadable. Return the expected
+        findings.
         """
         copy = cell.copy
         start_ms = cell.hour_ms if copy.world == "disks" else cell.pending[0].slot_ms
@@ -270,8 +292,8 @@ class Spoiler:
         "altered_record": _alter_record,
         "flipped_byte": _damage,
     }
-    """Methods that inject defects of copies, by kind of defect; ``STALE`` is injected
-    separately.
+    """Methods that inject a defect into an hour of a copy, by kind of defect. The kind ``STALE``
+    concerns a whole copy and has no such method.
     """
 
 
@@ -290,8 +312,8 @@ def _no_room(kind: str) -> DelayServiceError:
 
 
 def keep(life: Life, copies: Iterable[ShardCopy], state: Path) -> dict[str, str]:
-    """Write the copies of the world ``disks`` below ``state`` with the service's store; return the
-    nodes' state folders by name.
+    """Write those of ``copies`` that are in the world ``disks`` below the folder ``state`` with the
+    service's store; return the nodes' state folders, by node name.
     """
     for copy in copies:
         if copy.world == "disks":
@@ -323,8 +345,8 @@ def _keep(copy: ShardCopy, folder: ShardFolder) -> None:
 
 
 def flip_byte(folder: ShardFolder, start_ms: int) -> None:
-    """Flip one bit in the file of the slot that begins at ``start_ms`` (epoch milliseconds), in a
-    shard's store.
+    """Flip one bit of the data of the slot that begins at ``start_ms`` (epoch milliseconds), in the
+    file of a shard's store.
     """
     state = load_state(folder)
     if state is None:

@@ -1,4 +1,10 @@
-"""Run a drill: a history with defects, the jobs that should find them, and the verdict."""
+"""Run a drill: write a history with defects, run the jobs that should find them, and return the
+verdict.
+
+A world is what a job examines: ``topics`` (audit at the end), ``follow`` (audits while the history
+is written), ``disks`` or ``digests`` (comparisons of copies). A scene is a generator that writes a
+defect, or a sound case that looks like one, into the history.
+"""
 
 from __future__ import annotations
 
@@ -47,15 +53,17 @@ KINDS: Final = (*DEFECTS, *COPY_KINDS)
 
 _SECRET: Final = b"of a drill, and of nothing else"
 FOLLOWED: Final = "follow"
-"""World of the findings of audits that run while the history is written."""
+"""World of the findings of audits that run while the history is written, each of the records since
+the one before.
+"""
 _STALE_MS: Final = 6 * HOUR_MS
 """Age in ms at which a record that is due and not settled counts as overdue."""
 _BEHIND_PART: Final = 20
-"""Divisor of the number of a partition's records; a copy that lacks more than the result counts as
-behind.
+"""Divisor of the mean number of records in a partition; a copy that lacks more records than the
+result counts as behind.
 """
 _FINDINGS_SPARE: Final = 10_000
-"""Largest number of findings that are read beyond the expected ones."""
+"""Number of findings of a job that are read at most, in addition to 100 for each defect."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +79,8 @@ class DrillOptions:
         keep: whether to keep topics and folders.
         checkpoint_partitions: number of partitions of the checkpoint topic, shared by slices. 0:
             one for each slice, as in older clusters.
-        cuts: number of audits while the history is written; 0: only the final audit.
+        cuts: number of audits of the world ``follow``, of which the last runs when the history is
+            written, the others before; 0: no such audit.
     """
 
     records: int = 1_000_000
@@ -118,7 +127,7 @@ def prepared(
 
     Args:
         options: options of the drill.
-        spark: session for audits while the history is written; needed if ``options.cuts`` is not 0.
+        spark: session for the audits of the world ``follow``; None: these are left out.
         is_shown: whether progress is shown.
 
     Raises:
@@ -185,7 +194,9 @@ def _make(
 
 
 def _cuts(options: DrillOptions) -> list[int]:
-    """Return the numbers of the steps after which an audit runs, except the last."""
+    """Return the numbers of the steps of the history after which an audit of the world ``follow``
+    runs, without the audit after the end.
+    """
     return [STEPS * number // options.cuts for number in range(1, options.cuts)]
 
 
@@ -212,7 +223,12 @@ def _write(
     shown: Steps,
     pause: Callable[[int], None],
 ) -> list[Defect]:
-    """Write the history with the defects of topics in ``kinds``; return these defects."""
+    """Write the history with those defects in ``kinds`` that topics can have; return these defects.
+    ``pause`` is called after each step of the history with its number.
+
+    Raises:
+        DelayServiceError: a defect was not complete at the end of the history.
+    """
     theatre = theatre_of(life, kinds, rng)
     plain, producer, owner = (
         CountedWriter(bootstrap, life.ends, transactional=transactional)
@@ -230,8 +246,8 @@ def _write(
 
 
 def theatre_of(life: Life, kinds: Sequence[str], rng: random.Random) -> Theatre:
-    """Return the runner of a history's scenes: one for each defect of topics in ``kinds``, and each
-    sound scene twice.
+    """Return the runner of a history's scenes: one scene for each kind in ``kinds`` that topics can
+    have, and each sound scene twice, in random steps.
     """
     plan: dict[int, list[str]] = {}
     for name in [*(kind for kind in kinds if kind in DEFECTS), *SOUND, *SOUND]:
@@ -246,7 +262,9 @@ def theatre_of(life: Life, kinds: Sequence[str], rng: random.Random) -> Theatre:
 
 
 def judged(drill: Drill, spark: SparkSession, say: Say) -> DrillVerdict:
-    """Run audit and comparisons, and compare their findings with the injected defects."""
+    """Run audit and comparisons, compare their findings with the injected defects, and return the
+    verdict. ``say`` shows progress.
+    """
     seconds, findings = dict(drill.seconds), []
     if FOLLOWED in seconds:
         path = str(drill.folder / FOLLOWED / "findings")
@@ -260,7 +278,9 @@ def judged(drill: Drill, spark: SparkSession, say: Say) -> DrillVerdict:
 
 
 def show(verdict: DrillVerdict, drill: Drill, *, as_json: bool) -> None:
-    """Print a table for people or one JSON object, and the place of kept files."""
+    """Print the verdict, as a table for people or as one JSON object, and the place of kept
+    files.
+    """
     if drill.options.keep:
         err.print(f"kept: {drill.folder}, topics *_drill_{drill.life.names.run}*", markup=False)
     told = verdict.to_json()
@@ -288,8 +308,8 @@ def audit_options(drill: Drill, out: str, *, is_over: bool = True, **more: objec
     Args:
         drill: drill to audit.
         out: folder for results.
-        is_over: whether the whole history is written. Before, overdue records can't be found, as
-            the time of the history is not the clock's.
+        is_over: whether the whole history is written. Before that, overdue records can't be found,
+            as the time of the history is not the clock's.
         more: options that override these.
     """
     from connectors.spark.audit import AuditOptions
@@ -318,8 +338,8 @@ def _audit(drill: Drill, spark: SparkSession, say: Say) -> str:
 
 
 def _follow(drill: Drill, spark: SparkSession, *, is_last: bool = False) -> None:
-    """Audit the records since the last such audit, with an object that knows only the stored state;
-    add its duration to ``drill.seconds``.
+    """Audit the records since the last such audit, by an object that knows only the stored state of
+    that audit; add the duration to ``drill.seconds``. ``is_last``: the whole history is written.
     """
     from connectors.spark.audit import Following
 
@@ -359,8 +379,8 @@ def _reconcile(drill: Drill, spark: SparkSession, say: Say, folders: dict[str, s
 
 
 def read_findings(spark: SparkSession, path: str, job: str, expected: int) -> list[Finding]:
-    """Return the findings that a job has written to ``path``; ``expected`` is the number of
-    defects, from which follows how many findings are read at most.
+    """Return the findings that a job has written to ``path``; ``job`` is their world. ``expected``
+    is the number of defects: 100 findings for each, and ``_FINDINGS_SPARE``, are read at most.
     """
     read = spark.read.option("recursiveFileLookup", value=True)
     rows = read.parquet(path).limit(expected * 100 + _FINDINGS_SPARE).collect()

@@ -1,8 +1,8 @@
 """Catalogue of scenes: defects of topics, and sound cases that look like defects.
 
-It is the one definition of these defects, for the drill and for tests. The name of a scene is the
-kind of its defect. At ``yield`` a scene waits until the service has handled the records that it has
-written.
+A scene is a generator that writes records of producers, waits at ``yield`` until the service has
+handled them, and then writes outputs of the service. This is the one definition of these defects,
+for the drill and for tests. The name of a scene is the kind of its defect.
 """
 
 from __future__ import annotations
@@ -24,18 +24,20 @@ SOUND: Final[Mapping[str, Scene]] = {scene.__name__: scene for scene in sound_sc
 """Sound scenes that look like defects."""
 
 FIRST: Final = frozenset({"duplicate_of_what_is_gone"})
-"""Scenes that begin at the start of the history in the first shard, whose first records are deleted
-as by retention.
+"""Names of the scenes that begin at the start of the history in the first shard, whose first
+records are deleted as by retention.
 """
 
 TURN: Final = 12
-"""Number of the step after which the second contract applies."""
+"""Number, from 0, of the step of the history after which the second contract applies."""
 
 STEPS_OF: Final[Mapping[str, range]] = {
     "letter_of_its_contract": range(1, TURN),
     "letter_of_the_former_contract": range(TURN + 1, TURN + 8),
 }
-"""Numbers of the steps in which scenes that depend on the contract may begin."""
+"""Numbers of the steps of the history in which a scene that depends on the contract may begin, by
+name of the scene.
+"""
 
 LAST: Final = frozenset({"unaccounted", "stuck"})
-"""Scenes at the end of the history, whose records have offsets from H on."""
+"""Names of the scenes at the end of the history, whose records have offsets from H on."""

@@ -2,7 +2,8 @@
 
 ``pass_offset`` applies rules 8 and 9 (H advances past a record), ``advance`` rule 10 (K advances).
 Both yield steps, for which ``history`` writes records. ``awaits`` is rule 14: H stops before a
-canceller while the requeued record that it cancels is not written yet.
+canceller while the requeued record that it cancels is not written yet. A schedule is a record that
+requests a delay, not a control record.
 """
 
 from __future__ import annotations
@@ -36,10 +37,11 @@ class Record:
     """Record of the delay topic, as the model knows it.
 
     Attributes:
-        offset: offset of the record.
+        offset: offset of the record; -1: it is not written yet.
         key_ms: key of the record: time of its next step, epoch milliseconds.
         request: the producer's record, and its meaning.
-        source: ``delay-source`` of the original record, if this one is requeued.
+        source: ``delay-source`` (``topic:partition:offset``) of the original record, if this one is
+            requeued; None: it is an original.
         attempt: number of the attempt to deliver, from 1.
         mark: offset of the record that cancels, replaces or fires it; None: there is none.
         base: of a requeued record: the first offset whose record of the same id cancels it.
@@ -75,12 +77,13 @@ class ModelStep:
     """One step of the modelled service: what it does with one record.
 
     Attributes:
-        act: kind of the step; ``copy`` requeues the record, ``letter`` dead-letters it.
+        act: kind of the step. ``letter`` dead-letters the record, ``copy`` requeues it, ``control``
+            writes the outcome of a control record; the others give the record that outcome.
         record: record that it settles; a control or broken record settles itself.
         at_ms: time of the step, epoch milliseconds.
         by: offset of the canceller; -1: there is none.
         text: outcome of a control record, or code of a dead letter.
-        again: requeued record to append, whose offset is not known yet.
+        again: requeued record to append, whose offset is not known yet; None: nothing is requeued.
     """
 
     act: Act
@@ -111,11 +114,13 @@ class ModelShard:
     _named: dict[bytes, Record] = field(default_factory=dict)
     """Last record of each id that was not cancelled, replaced or fired."""
     _due: list[tuple[int, int]] = field(default_factory=list)
-    """Heap of the keys of pending records; some of these records are settled meanwhile."""
+    """Heap of the keys of pending records, ``(key_ms, offset)``; some of these records are settled
+    meanwhile.
+    """
 
     @property
     def name(self) -> str:
-        """Return ``topic:partition``."""
+        """Return the shard's name, ``topic:partition``."""
         return f"{self.place[0]}:{self.place[1]}"
 
     # --- H -------------------------------------------------------------------------------------
@@ -128,8 +133,8 @@ class ModelShard:
         return record.source is None and earlier is not None and earlier.offset < 0
 
     def pass_offset(self, record: Record, at_ms: int) -> Iterator[ModelStep]:
-        """Advance H past ``record`` at ``at_ms`` (epoch milliseconds); yield the steps that
-        result.
+        """Advance H past ``record`` at ``at_ms`` (epoch milliseconds); yield the steps that result:
+        none for a schedule that only becomes pending.
         """
         asked = record.request
         self.h = record.offset + 1
@@ -164,8 +169,11 @@ class ModelShard:
             yield self._settle(record, max(at_ms, record.key_ms), record.offset + 1)
 
     def hit(self, record: Record) -> Record | None:
-        """Mark the last earlier record of the same id as cancelled by ``record``, and return it;
-        None: no such record is pending, or requeued and not below H.
+        """Make ``record`` the canceller (``Record.mark``) of the last earlier record of the same
+        id, and return that record; a schedule then becomes the id's last record.
+
+        None: ``record`` has no id or is requeued, or the earlier record is neither pending nor a
+        requeued record that H has yet to pass.
         """
         name = record.request.record_id
         if name is None or record.source is not None:
@@ -191,8 +199,9 @@ class ModelShard:
     # --- K -------------------------------------------------------------------------------------
 
     def advance(self, stop_ms: int, lateness_ms: int) -> Iterator[ModelStep]:
-        """Advance K to the last record whose key is before ``stop_ms`` (epoch milliseconds); yield
-        a step for each, ``lateness_ms`` after its key.
+        """Advance K to the last pending record whose key is before ``stop_ms`` (epoch
+        milliseconds); yield the step that settles each record up to there, ``lateness_ms`` after
+        its key.
         """
         while self._due and self._due[0][0] < stop_ms:
             key = heappop(self._due)
@@ -207,7 +216,8 @@ class ModelShard:
 
     def _settle(self, record: Record, at_ms: int, base: int) -> ModelStep:
         """Remove a record whose key was reached at ``at_ms`` (epoch milliseconds) from ``waiting``;
-        return the step that settles it. ``base`` is for its requeued record, if any.
+        return the step that settles it. ``base`` is ``Record.base`` of the requeued record, if it
+        is requeued.
         """
         asked = record.request
         del self.waiting[record.offset]
@@ -235,8 +245,8 @@ class ModelShard:
     # --- headers -------------------------------------------------------------------------------
 
     def told(self, record: Record) -> Headers:
-        """Return the headers that the service adds to an output, which name the record that it
-        settles.
+        """Return the headers that the service adds to an output for ``record``: due time, source,
+        settled offset, and id and attempt if there are any.
         """
         asked = record.request
         told: Headers = [
@@ -251,8 +261,8 @@ class ModelShard:
         return told
 
     def copy_headers(self, record: Record, again: Record, secret: bytes, **more: object) -> Headers:
-        """Return the headers of ``again``, the requeued record of ``record``; ``more`` are further
-        fields of ``delay-copy``.
+        """Return the headers of ``again``, the requeued record of ``record``, signed with
+        ``secret``; ``more`` are further fields of ``delay-copy``.
         """
         asked = again.request
         facts = {

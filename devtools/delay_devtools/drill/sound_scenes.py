@@ -1,4 +1,8 @@
-"""Scenes without a defect that look like a defect; ``scenes`` is their catalogue."""
+"""Scenes without a defect that look like a defect; ``scenes`` is their catalogue.
+
+A scene writes records of producers, waits at ``yield`` until the service has handled them, and then
+writes outputs of the service. The audit must report nothing about it.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +41,7 @@ def forwarded(s: Stage) -> Iterator[None]:
 
 
 def requeued(s: Stage) -> Iterator[None]:
-    """Park a record, whose target was missing, and deliver its requeued record."""
+    """Park a record, as if its target was missing, and deliver its requeued record."""
     record = s.asks(is_named=True, expires=HOUR_MS)
     yield
     copy, _ = s.parks(record)
@@ -78,14 +82,16 @@ def forged_and_refused(s: Stage) -> Iterator[None]:
 
 
 def letter_of_its_contract(s: Stage) -> Iterator[None]:
-    """Dead-letter a record for a delay that its contract forbids, and only the next one allows."""
+    """Dead-letter a record for a delay that its contract forbids and the next contract allows."""
     record = s.asks(LONG_MS, code="delay-too-long")
     yield
     s.says(s.does("letter", record, SOON_MS, text="delay-too-long"))
 
 
 def left_out(s: Stage) -> Iterator[None]:
-    """Write a dead letter without content, with a header that says that it was left out."""
+    """Write a dead letter without the record's content, with a header that says that it was left
+    out.
+    """
     record = s.asks()
     yield
     letter = s.does("letter", record, text="too-large")

@@ -2,7 +2,8 @@
 service do.
 
 A scene is a generator. It first writes as a producer; at each ``yield`` it waits until H and K have
-advanced past these records; then it writes as the service, with a mistake if it is a defect.
+advanced past these records; then it writes as the service, with a mistake if it is a defect. A
+schedule is a record that requests a delay, not a control record.
 """
 
 from __future__ import annotations
@@ -31,14 +32,16 @@ from delay_devtools.drill.wire import (
 SECOND_MS: Final = 1_000
 LATENESS_MS: Final = 50
 LATE_MS: Final = 60_000
-"""Lateness from which the audit reports a delivery, in ms."""
+"""Largest lateness of a delivery that the audit does not report, in ms."""
 GRACE_MS: Final = 5_000
-"""Time within which the audit accepts a duplicate under ``at_least_once``, in ms."""
+"""Largest time between two deliveries of a record that the audit accepts under ``at_least_once``,
+in ms.
+"""
 LONG_MS: Final = MAX_DELAY_MS + HOUR_MS
 """Delay that only the second contract allows, in ms."""
 SOON_MS: Final = SECOND_MS + LATENESS_MS
 """Time of the outcome of a control record that is written one second after the scene's start, in ms
-from that start.
+from the scene's start.
 """
 TAIL: Final = -1
 """Step number of the scenes at the end of the history, past whose records H does not advance."""
@@ -49,8 +52,8 @@ Where: TypeAlias = tuple[str, int, int]
 
 
 class Found(NamedTuple):
-    """Finding of the audit: its kind, the record's topic, partition and offset, and the place of
-    the output, if any.
+    """Finding of the audit: its kind, the record's topic, partition and offset (the output's, if it
+    belongs to no record), and the place of the output (None: it concerns no output).
     """
 
     kind: str
@@ -61,8 +64,9 @@ class Found(NamedTuple):
 
 
 class Defect(NamedTuple):
-    """Injected defect, and all findings that it must lead to in each of ``worlds`` (``topics``,
-    ``follow``, ``disks``, ``digests``: what a job examines).
+    """Injected defect, and the findings that it must lead to in each of ``worlds``: what a job
+    examines (``topics``, ``follow``, ``disks``, ``digests``). A finding is a ``Found`` or a
+    ``CopyFound``.
     """
 
     kind: str
@@ -76,12 +80,13 @@ class Scenery:
 
     Attributes:
         names: names of the topics.
-        shards: models of all shards.
+        shards: models of all shards, by partition.
         holes: offsets without a committed record, by topic and partition.
         rng: source of randomness.
         ahead_ms: time beyond K of every shard and before the end of the history, epoch
             milliseconds.
-        stale_ms: due time before which an unsettled record is overdue, epoch milliseconds.
+        stale_ms: time long before the end of the history, epoch milliseconds; a record due then and
+            not settled is overdue.
     """
 
     names: TopicNames
@@ -94,13 +99,13 @@ class Scenery:
 
 class Stage:
     """Shard and start time of one scene, with methods that write its records and expect findings.
-    The methods' times are in ms from the scene's start.
+    The methods' times are in ms from the scene's start. ``findings`` has the expected findings.
 
     Args:
         shared: facts shared by all scenes.
         partition: partition of the scene's shard.
         start_ms: start of the scene, epoch milliseconds.
-        number: number of the scene, part of its record ids.
+        number: number of the scene, part of its record id.
     """
 
     def __init__(self, shared: Scenery, partition: int, start_ms: int, number: int) -> None:
@@ -134,12 +139,11 @@ class Stage:
         every: int = 0,
         code: str = "",
     ) -> Record:
-        """Write a schedule at ``at`` that is due at ``due``, both in ms from the scene's start;
-        return it.
+        """Write a schedule with a random target, value and header; return it.
 
         Args:
-            due: due time.
-            at: time of writing.
+            due: due time, in ms from the scene's start.
+            at: time of writing, in ms from the scene's start.
             is_named: whether it has the scene's record id.
             is_keyed: whether it has a key; None: at random.
             to: partition of the target, or ``BY_KEY``.
@@ -171,8 +175,8 @@ class Stage:
         return self._written(made, 0 if code else min(due_ms, at_ms + ROLL_WINDOW_MS))
 
     def controls(self, op: str, at: int = SECOND_MS) -> Record:
-        """Write a ``cancel`` or ``fire`` of the scene's record id, ``at`` ms from the scene's
-        start; return it.
+        """Write a control record, ``op`` (``cancel`` or ``fire``), for the scene's record id,
+        ``at`` ms from the scene's start; return the control record.
         """
         headers: Headers = [("delay-id", self.record_id), ("delay-op", op.encode())]
         at_ms = self.start_ms + at
@@ -189,7 +193,7 @@ class Stage:
 
     def forges(self, record: Record, at: int = SECOND_MS) -> Record:
         """Write a requeued record of ``record`` with a false signature, ``at`` ms from the scene's
-        start; return it.
+        start; return the requeued record.
         """
         again = self._again(record, record.request, 1)
         self._copy(record, again, self.start_ms + at, _STRANGER)
@@ -213,8 +217,8 @@ class Stage:
         """Return the record that the service writes for an act, without writing it.
 
         Args:
-            act: what the service does.
-            record: record that it settles.
+            act: what the service does with ``record``.
+            record: record that is settled.
             at: time in ms from the scene's start; None: ``LATENESS_MS`` after the due time.
             by: offset of the canceller; -1: there is none.
             text: outcome of a control record, or code of a dead letter.
@@ -231,12 +235,14 @@ class Stage:
         return self.says(self.does("deliver", record))
 
     def delivers_copy(self, copy: Record) -> Where:
-        """Write the delivery of a requeued record; return its topic, partition and offset."""
+        """Write the correct delivery of a requeued record; return its topic, partition and
+        offset.
+        """
         return self.says(self.does("deliver", copy, copy.key_ms - self.start_ms + LATENESS_MS))
 
     def answers(self, control: Record, outcome: str, at: int = SECOND_MS + LATENESS_MS) -> Where:
-        """Write the outcome of a cancel or fire, ``at`` ms from the scene's start; return the
-        outcome's topic, partition and offset.
+        """Write ``outcome`` as the outcome of a cancel or fire, ``at`` ms from the scene's start;
+        return its topic, partition and offset.
         """
         return self.says(self.does("control", control, at, text=outcome))
 
@@ -247,7 +253,8 @@ class Stage:
         base: int = 0,
         secret: bytes = b"",
     ) -> tuple[Record, Where]:
-        """Write a requeued record of ``record``; return it, and its topic, partition and offset.
+        """Write a requeued record of ``record``, as if it was parked; return the requeued record,
+        and its topic, partition and offset.
 
         Args:
             record: record that the service parks.
@@ -279,8 +286,14 @@ class Stage:
     def occurs(
         self, record: Record, number: int, every: int, after: int = 0
     ) -> tuple[Record, Where]:
-        """Write the occurrence ``number`` of a schedule with the period ``every`` (ms), due
-        ``after`` ms later than it should be; return it, and its topic, partition and offset.
+        """Write an occurrence of a recurring schedule; return it, and its topic, partition and
+        offset.
+
+        Args:
+            record: the schedule.
+            number: number of the occurrence, from 1, which is the schedule itself.
+            every: period of the schedule, in ms.
+            after: time by which the occurrence is due later than it should be, in ms.
         """
         due_ms = record.request.due_ms + (number - 1) * every + after
         source = f"{self.shard.name}:{record.offset}#{number}".encode()
@@ -291,8 +304,8 @@ class Stage:
         return again, self._copy(settled, again, at_ms, self.names.secret, v=2, recur=recur)
 
     def sends_home(self, record: Record) -> tuple[Record, Where]:
-        """Write a record's envelope to the next partition; return it, and its topic, partition and
-        offset.
+        """Write a record's envelope to the next partition; return the record as that partition has
+        it, and the envelope's topic, partition and offset.
         """
         asked = record.request
         place = (self.names.delay, (self.partition + 1) % self.names.partitions)
@@ -324,19 +337,25 @@ class Stage:
         return replace(output, told=[*output.told, ("delay-shard", shard.name.encode())])
 
     def headers_of(self, copy: Record) -> Headers:
-        """Return the headers with which a requeued record was written."""
+        """Return the headers with which this scene has written a requeued record."""
         return self._signed[copy.source, copy.key_ms]
 
     def hole(self) -> int:
-        """Return an offset of the shard without a committed record, one of the last."""
+        """Return an offset of the shard without a committed record, one of the last four at
+        random.
+        """
         return self.rng.choice(self._shared.holes[self.shard.place][-4:])
 
     def finds(self, kind: str, record: Record, where: Where | None = None) -> None:
-        """Expect that the audit reports ``kind`` for a record, and for the output at ``where``."""
+        """Expect that the audit reports ``kind`` for a record, and for the output at ``where``
+        (None: it names no output).
+        """
         self.findings.append(Found(kind, *self.shard.place, record.offset, where))
 
     def finds_by_itself(self, kind: str, where: Where) -> None:
-        """Expect that the audit reports ``kind`` for an output that belongs to no record."""
+        """Expect that the audit reports ``kind`` for the output at ``where``, which belongs to no
+        record.
+        """
         self.findings.append(Found(kind, *where, where))
 
     # --- the log -------------------------------------------------------------------------------
@@ -359,7 +378,9 @@ class Stage:
         return is_behind and all(key[0] < stop_ms for key in self._keys.values())
 
     def settle(self) -> None:
-        """Advance K of each shard to the scene's records, as these are settled now."""
+        """Advance K of each shard to the largest key of the scene's records there, as these are
+        settled now.
+        """
         for number, key in self._keys.items():
             shard = self._shared.shards[number]
             shard.key = max(shard.key, key)

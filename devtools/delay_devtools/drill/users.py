@@ -1,4 +1,6 @@
-"""Random records of producers, with every kind of request in ``docs/header-contract.md``."""
+"""Random records of producers, with every kind of request in ``docs/header-contract.md``. A
+schedule is a record that requests a delay, not a control record.
+"""
 
 from __future__ import annotations
 
@@ -67,7 +69,7 @@ class TopicNames:
         return self.own("checkpoint"), slice_no % shared if shared else slice_no
 
     def own(self, what: str) -> str:
-        """Return the name of one of the service's topics: ``what`` is ``checkpoint``,
+        """Return the name of one of the service's own topics: ``what`` is ``checkpoint``,
         ``dead_letter``, ``digests`` and so on.
         """
         return f"delay_{what}_drill_{self.run}"
@@ -83,15 +85,15 @@ class Request:
         key: key as written.
         value: value as written.
         headers: headers as written.
-        op: ``schedule``, ``cancel``, ``fire``, or empty if it breaks the contract.
-        due_ms: due time, epoch milliseconds.
+        op: ``schedule``, ``cancel``, ``fire``; empty: it breaks the contract.
+        due_ms: due time of a schedule, epoch milliseconds.
         target: target topic.
         to: partition of the target, or ``BY_KEY``.
         out_key: key of the delivered record.
         own: headers that are delivered.
         record_id: id of the record; None: no id.
         expires_ms: expiry, epoch milliseconds; None: no expiry.
-        code: dead letter's error code, for a record that breaks the contract.
+        code: error code of the dead letter of a record that breaks the contract.
         is_refused_once: whether the target refuses it at the first attempt.
     """
 
@@ -291,8 +293,8 @@ class Users:
 
 
 def _ask(made: Request, when: Header, *more: Header) -> None:
-    """Set the headers of a record: the producer's own, ``when`` and ``more``, which request the
-    delay.
+    """Set the headers of a record: the producer's own, ``when`` (its due time or delay), the target
+    topic, and ``more``.
     """
     made.headers = [*made.own, when, ("delay-target-topic", made.target.encode()), *more]
 

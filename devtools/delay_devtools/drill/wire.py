@@ -38,7 +38,9 @@ _MASK_32: Final = 2**32 - 1
 _GOLDEN: Final = 0x9E37_79B9_7F4A_7C15
 
 pack: Final = msgspec.msgpack.Encoder().encode
-"""Encoder of a store's payload ``(target, partition, key, value, headers, due_ms, meta)``."""
+"""Encoder of a store's payload ``(target, partition, key, value, headers, due_ms, meta)``; ``meta``
+is ``(id, source, attempt, expires_ms)``, or None without any of them.
+"""
 
 
 def to_json(value: object) -> bytes:
@@ -47,20 +49,22 @@ def to_json(value: object) -> bytes:
 
 
 def record_hash(key_ms: int, offset: int, content: bytes) -> int:
-    """Return the 64-bit hash of a pending record. ``content`` is its payload; for the sums in
-    digests, its id if it has one.
+    """Return the 64-bit hash of a pending record with this key. ``content`` is its payload; for the
+    sums in digests, its id if it has one.
     """
     return xxhash.xxh3_64_intdigest(content, (key_ms * _GOLDEN + offset) & _MASK_64)
 
 
 def hash_text(number: int) -> str:
-    """Return a hash or sum modulo 2^64 as digests write it: 16 hex digits."""
+    """Return a hash or a sum of hashes, modulo 2^64, as digests write it: 16 hex digits."""
     return f"{number & _MASK_64:016x}"
 
 
 @lru_cache(maxsize=4_096)
 def partition_of(key: bytes, count: int) -> int:
-    """Return the partition, of ``count``, to which a Java producer sends a key."""
+    """Return the partition, of a topic with ``count`` partitions, to which a Java producer sends a
+    key.
+    """
     m, r = 0x5BD1_E995, 24
     h = 0x9747_B28C ^ len(key)
     body = len(key) // 4 * 4
@@ -84,12 +88,12 @@ def signed_copy(
     facts: dict[str, Any],
     content: tuple[bytes | None, bytes | None, Headers],
 ) -> Headers:
-    """Return the headers of a requeued record: the record's own, ``delay-copy`` and the signature.
+    """Return the headers of a requeued record: its own, ``delay-copy`` and the signature.
 
     Args:
         place: topic and partition that the requeued record is written to.
-        secret: cluster secret.
-        facts: fields of ``delay-copy``; bytes are encoded here.
+        secret: key of the signature; the cluster secret, unless it is to be false.
+        facts: fields of ``delay-copy``; values that are bytes are encoded here.
         content: key, value and own headers of the requeued record.
     """
     told = {
@@ -106,7 +110,8 @@ def signed_envelope(
     content: tuple[bytes | None, bytes | None, Headers],
 ) -> Headers:
     """Return the headers of an envelope that brings a schedule from ``shard`` (``topic:partition``)
-    to ``place``; other arguments are as in ``signed_copy``.
+    to ``place``. ``facts`` are fields of ``delay-home``, ``content`` is key, value and headers of
+    the schedule, ``secret`` signs.
     """
     source = base64.b64encode(facts["source"]).decode()
     told = {"v": 1, "op": "schedule", **facts, "source": source, "shard": shard}
@@ -131,8 +136,8 @@ def _signed(
 
 
 def _measured(part: bytes | None) -> bytes:
-    """Return a part of a signed content with its length in front, so that different lists of parts
-    differ in bytes.
+    """Return a part of a signed content with its length in front (8 bytes; -1 for None), so that
+    different lists of parts differ in bytes.
     """
     return struct.pack(">q", -1) if part is None else struct.pack(">q", len(part)) + part
 
@@ -140,7 +145,9 @@ def _measured(part: bytes | None) -> bytes:
 def contract(
     allow: Sequence[str], roll_window_ms: int, max_delay_ms: int = MAX_DELAY_MS
 ) -> dict[str, object]:
-    """Return a contract in the JSON form that checkpoints contain."""
+    """Return a contract in the JSON form that checkpoints contain: allowed targets (patterns), roll
+    window and longest delay in ms, and defaults for the rest.
+    """
     return {
         "version": 2,
         "roll_window_ms": roll_window_ms,

@@ -1,7 +1,7 @@
 """Writing of records whose offsets are known, as defects need them.
 
 No other process writes to the topics of a drill, so offsets are counted, not queried: a record
-takes one, and the end of a transaction one in each partition that it touched.
+takes one, and the end of a transaction takes one (its marker) in each partition that it wrote to.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Ends:
     """Next offsets of partitions, and offsets without a committed record.
 
     Attributes:
-        next: next offset of each partition that was written to.
+        next: next offset of each partition that was written to; others are at 0.
         holes: offsets of transaction markers and of records of aborted transactions, by topic and
             partition.
     """
@@ -45,8 +45,8 @@ class Ends:
     holes: dict[Place, list[int]] = field(default_factory=dict)
 
     def take(self, place: Place) -> int:
-        """Return the next offset of a partition, and advance it by one, for a record that is
-        written now.
+        """Return the next offset of a partition, for a record that is written now, and advance it
+        by one.
         """
         offset = self.next.get(place, 0)
         self.next[place] = offset + 1
@@ -60,7 +60,8 @@ class Ends:
 
 
 class CountedWriter:
-    """Producer that counts offsets; its records are in the log after a transaction or ``flush``.
+    """Producer that counts offsets. Its records are in the log for certain only after ``flush``, or
+    after the transaction.
 
     Args:
         bootstrap: brokers.
@@ -100,7 +101,9 @@ class CountedWriter:
         headers: Sequence[Header] = (),
         at_ms: int = 0,
     ) -> int:
-        """Append a record with the timestamp ``at_ms`` (0: now); return its offset."""
+        """Queue a record for writing, with the timestamp ``at_ms`` (epoch milliseconds; 0: now);
+        return the offset that it gets.
+        """
         topic, partition = place
         produce_patiently(
             self._producer, topic, value, key, partition, headers=list(headers), timestamp=at_ms
@@ -126,7 +129,9 @@ class CountedWriter:
 
     @contextmanager
     def transaction(self, *, commit: bool = True) -> Iterator[None]:
-        """Write the records of the context in a transaction, and commit or abort it at its end.
+        """Write the records of the context in a transaction; at its end commit it, or abort it if
+        ``commit`` is False, and wait for its markers. Note its offsets without a committed record
+        in ``Ends.holes``.
 
         Raises:
             KafkaEdgeError: the brokers refuse the transaction, or do not answer.
@@ -152,7 +157,12 @@ class CountedWriter:
         self._taken.clear()
 
     def _await_markers(self) -> None:
-        """Wait until the transaction's markers are in the log, before other writers write."""
+        """Wait until the markers of the ended transaction are in the log, so that other writers may
+        write.
+
+        Raises:
+            KafkaEdgeError: a marker is missing after ``TIMEOUT_S`` seconds.
+        """
         awaited = {place: self._ends.next[place] for place in self._taken}
         deadline_s = time.monotonic() + TIMEOUT_S
         tick = threading.Event()
@@ -170,14 +180,15 @@ class CountedWriter:
 
 
 class TopicAdmin:
-    """Creation and deletion of a drill's topics."""
+    """Admin client that creates, checks and deletes a drill's topics."""
 
     def __init__(self, bootstrap: str) -> None:
         self._admin = AdminClient({**_QUIET, "bootstrap.servers": bootstrap})
         self._made: list[str] = []
 
     def make(self, counts: Mapping[str, int], configs: Mapping[str, Mapping[str, str]]) -> None:
-        """Create topics with the given numbers of partitions and configurations, by topic name.
+        """Create topics. ``counts`` has the number of partitions, ``configs`` the configuration, by
+        topic name; a topic without an entry in ``configs`` gets the broker's defaults.
 
         Raises:
             KafkaEdgeError: a topic can't be created.
@@ -194,7 +205,7 @@ class TopicAdmin:
         self._made += counts
 
     def id_of(self, topic: str) -> str:
-        """Return the id of a topic, waiting until the broker knows a new one.
+        """Return Kafka's id of a topic, waiting until the broker knows a new topic.
 
         Raises:
             KafkaEdgeError: no broker knows the topic in time.
@@ -212,7 +223,7 @@ class TopicAdmin:
             tick.wait(_TICK_S)
 
     def check(self, ends: Ends) -> None:
-        """Check that the partitions end at the counted offsets.
+        """Check that the partitions in ``ends`` end at the counted offsets.
 
         Raises:
             KafkaEdgeError: a log has another end, so another process writes to it.
@@ -242,6 +253,10 @@ class TopicAdmin:
             ) from exc
 
     def delete(self) -> None:
-        """Delete all topics that ``make`` has created."""
+        """Delete all topics that ``make`` has created.
+
+        Raises:
+            KafkaException: the brokers refuse it.
+        """
         for future in self._admin.delete_topics(self._made, operation_timeout=TIMEOUT_S).values():
             future.result(TIMEOUT_S)

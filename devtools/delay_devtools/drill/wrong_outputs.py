@@ -1,4 +1,9 @@
-"""Scenes of wrong deliveries, expiries and dead letters, listed in ``scenes``."""
+"""Scenes that inject wrong deliveries, expiries and dead letters into the history of a drill;
+``scenes`` is their catalogue.
+
+A scene writes records of producers, waits at ``yield`` until the service has handled them, and then
+writes outputs of the service with one defect. It states the finding that the audit must report.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +33,9 @@ def dropped(s: Stage) -> Iterator[None]:
 
 
 def duplicated(s: Stage) -> Iterator[None]:
-    """Deliver a record twice, with more time between than the audit accepts after a crash."""
+    """Deliver a record twice, with more time between than the audit accepts under
+    ``at_least_once``.
+    """
     record = s.asks()
     yield
     right = s.does("deliver", record)
@@ -67,7 +74,7 @@ def altered_value(s: Stage) -> Iterator[None]:
 
 
 def altered_key(s: Stage) -> Iterator[None]:
-    """Deliver a record that has no key with a key, in the correct partition."""
+    """Deliver a record that has no key with a key, in the correct partition, which it names."""
     record = s.asks(is_keyed=False, to=0)
     yield
     wrong = replace(s.does("deliver", record), key=b"another")
@@ -124,8 +131,8 @@ def wrong_partition(s: Stage) -> Iterator[None]:
 
 
 def extra_output(s: Stage) -> Iterator[None]:
-    """Deliver a record, and also an offset without a committed record: an aborted one, or a
-    transaction's marker.
+    """Deliver a record, and also write a delivery for an offset without a committed record: that of
+    an aborted record, or of a transaction's marker.
     """
     record = s.asks()
     yield
@@ -135,11 +142,11 @@ def extra_output(s: Stage) -> Iterator[None]:
 
 
 def poisoned(s: Stage) -> Iterator[None]:
-    """Deliver a record, and write another delivery with an invalid header ``delay-settles``."""
+    """Deliver a record, and write a second delivery with an invalid header ``delay-settles``."""
     record = s.asks()
     yield
     s.delivers(record)
-    bad = s.rng.choice((b"9" * 30, "٣".encode(), b"-7"))  # the second is no digit of ours
+    bad = s.rng.choice((b"9" * 30, "٣".encode(), b"-7"))  # the second is an Arabic digit
     right = s.does("deliver", record)
     told = [*right.told[:2], ("delay-settles", bad)]
     where = s.says(replace(right, told=told))
@@ -164,7 +171,7 @@ def expired_too_early(s: Stage) -> Iterator[None]:
 
 
 def delivered_after_expiry(s: Stage) -> Iterator[None]:
-    """Deliver a record seconds after its expiry."""
+    """Deliver a record four seconds after its expiry."""
     record = s.asks(expires=MINUTE_MS + SECOND_MS)
     yield
     wrong = s.does("deliver", record, MINUTE_MS + 5 * SECOND_MS)
@@ -172,7 +179,7 @@ def delivered_after_expiry(s: Stage) -> Iterator[None]:
 
 
 def letter_of_another_code(s: Stage) -> Iterator[None]:
-    """Dead-letter a valid record, with a wrong code."""
+    """Dead-letter a valid record, with a code that does not fit it."""
     record = s.asks()
     yield
     s.finds("wrong_outcome", record, s.says(s.does("letter", record, text="time-missing")))
@@ -188,7 +195,9 @@ def letter_without_code(s: Stage) -> Iterator[None]:
 
 
 def letter_without_content(s: Stage) -> Iterator[None]:
-    """Write a dead letter without content, and without a header that says that it was left out."""
+    """Write a dead letter without the record's content, and without a header that says that it was
+    left out.
+    """
     record = s.asks()
     yield
     right = s.does("letter", record, text="target-unknown")
@@ -215,7 +224,7 @@ def delivered_and_lettered(s: Stage) -> Iterator[None]:
 
 
 def broken_delivered(s: Stage) -> Iterator[None]:
-    """Deliver a record that breaks the contract."""
+    """Deliver a record whose headers break the header contract, and which must be dead-lettered."""
     record = s.breaks()
     yield
     record.request.due_ms = s.start_ms
@@ -223,7 +232,7 @@ def broken_delivered(s: Stage) -> Iterator[None]:
 
 
 def broken_of_another_code(s: Stage) -> Iterator[None]:
-    """Dead-letter a record that breaks the contract, with a wrong code."""
+    """Dead-letter a record whose headers break the header contract, with a wrong code."""
     record = s.breaks()
     yield
     wrong = s.does("letter", record, SOON_MS, text="target-unknown")
@@ -231,7 +240,7 @@ def broken_of_another_code(s: Stage) -> Iterator[None]:
 
 
 def broken_and_altered(s: Stage) -> Iterator[None]:
-    """Dead-letter a record that breaks the contract, without one of its headers."""
+    """Dead-letter a record whose headers break the header contract, without one of its headers."""
     record = s.breaks()
     yield
     right = s.does("letter", record, SOON_MS, text=record.request.code)
@@ -239,7 +248,7 @@ def broken_and_altered(s: Stage) -> Iterator[None]:
 
 
 def letter_of_the_former_contract(s: Stage) -> Iterator[None]:
-    """Dead-letter a record for a delay that only the former contract forbids."""
+    """Dead-letter a record for a delay that only the contract before its own forbids."""
     record = s.asks(LONG_MS)
     yield
     wrong = s.does("letter", record, DAY_MS + 50, text="delay-too-long")

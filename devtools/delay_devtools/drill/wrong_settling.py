@@ -1,5 +1,9 @@
-"""Scenes of wrong cancels, fires, requeued records, occurrences and checkpoints, listed in
-``scenes``.
+"""Scenes that inject wrong cancels, fires, requeued records, occurrences and checkpoints into the
+history of a drill; ``scenes`` is their catalogue.
+
+A scene writes records of producers, waits at ``yield`` until the service has handled them, and then
+writes outputs of the service with one defect. It states the finding that the audit must report. A
+control record has an outcome of its own, beside that of the record on which it acts.
 """
 
 from __future__ import annotations
@@ -15,7 +19,9 @@ from delay_devtools.drill.wire import HOUR_MS, MINUTE_MS
 
 
 def cancel_ignored(s: Stage) -> Iterator[None]:
-    """Deliver a record at its due time, long after its cancel had the outcome ``not_pending``."""
+    """Cancel a record, write the outcome ``not_pending`` of the cancel, and deliver the record at
+    its due time.
+    """
     record, cancel = s.asks(is_named=True), s.controls("cancel")
     yield
     s.answers(cancel, "not_pending")
@@ -49,7 +55,9 @@ def cancel_without_outcome(s: Stage) -> Iterator[None]:
 
 
 def cancel_tells_of_nothing(s: Stage) -> Iterator[None]:
-    """Cancel a record, and write the outcome ``not_pending`` of the cancel."""
+    """Cancel a record and write its outcome ``cancelled``, but the outcome ``not_pending`` of the
+    cancel.
+    """
     record, cancel = s.asks(is_named=True), s.controls("cancel")
     yield
     s.says(s.does("cancelled", record, SOON_MS, cancel.offset))
@@ -57,7 +65,7 @@ def cancel_tells_of_nothing(s: Stage) -> Iterator[None]:
 
 
 def cancelled_by_another(s: Stage) -> Iterator[None]:
-    """Write a cancelled record's outcome with a wrong offset of its canceller."""
+    """Write a cancelled record's outcome with a wrong offset of the canceller."""
     record, cancel = s.asks(is_named=True), s.controls("cancel")
     yield
     s.answers(cancel, "cancelled")
@@ -74,7 +82,7 @@ def fired_as_cancelled(s: Stage) -> Iterator[None]:
 
 
 def fired_by_a_cancel(s: Stage) -> Iterator[None]:
-    """Deliver a record at once because of a cancel, as if it were fired."""
+    """Deliver a record at once because of a cancel, as if the cancel were a fire."""
     record, cancel = s.asks(is_named=True), s.controls("cancel")
     yield
     s.answers(cancel, "not_pending")
@@ -104,7 +112,7 @@ def both_versions_delivered(s: Stage) -> Iterator[None]:
 
 
 def replaced_by_a_cancel(s: Stage) -> Iterator[None]:
-    """Write the outcome ``replaced`` of a cancelled record."""
+    """Cancel a record, and write its outcome as ``replaced``."""
     record, cancel = s.asks(is_named=True), s.controls("cancel")
     yield
     s.answers(cancel, "cancelled")
@@ -116,8 +124,8 @@ def replaced_by_a_cancel(s: Stage) -> Iterator[None]:
 
 
 def _requeued(s: Stage, kind: str, changes: Mapping[str, object]) -> Iterator[None]:
-    """Write a requeued record that differs from its record in ``changes``, and deliver it as it
-    says.
+    """Write a requeued record that differs from its record in ``changes`` (fields of ``Request``),
+    and deliver the requeued record. The audit must report ``kind``.
     """
     record = s.asks(is_named=True, is_keyed=True, expires=HOUR_MS)
     yield
@@ -128,33 +136,33 @@ def _requeued(s: Stage, kind: str, changes: Mapping[str, object]) -> Iterator[No
 
 
 def requeued_without_id(s: Stage) -> Iterator[None]:
-    """Write a requeued record without its record's id."""
+    """Write a requeued record without the id of the original record."""
     return _requeued(s, "altered", {"record_id": None})
 
 
 def requeued_without_expiry(s: Stage) -> Iterator[None]:
-    """Write a requeued record without its record's expiry."""
+    """Write a requeued record without the expiry of the original record."""
     return _requeued(s, "altered", {"expires_ms": None})
 
 
 def requeued_for_another_time(s: Stage) -> Iterator[None]:
-    """Write a requeued record with another due time than its record's."""
+    """Write a requeued record with another due time than the original record."""
     return _requeued(s, "altered", {"due_ms": s.start_ms + MINUTE_MS + 1})
 
 
 def requeued_with_another_value(s: Stage) -> Iterator[None]:
-    """Write a requeued record with another value than its record's."""
+    """Write a requeued record with another value than the original record."""
     return _requeued(s, "altered", {"value": b"another"})
 
 
 def requeued_for_another_partition(s: Stage) -> Iterator[None]:
-    """Write a requeued record with a target partition that its record does not name."""
+    """Write a requeued record with a target partition that the original record does not name."""
     return _requeued(s, "wrong_target", {"to": 0})
 
 
 def requeued_before_its_record(s: Stage) -> Iterator[None]:
-    """Write a requeued record whose ``base``, the first offset that can cancel it, is before its
-    record.
+    """Write a requeued record whose ``base``, the first offset that can cancel it, is before the
+    original record.
     """
     record = s.asks()
     yield
@@ -165,7 +173,7 @@ def requeued_before_its_record(s: Stage) -> Iterator[None]:
 
 
 def requeued_twice(s: Stage) -> Iterator[None]:
-    """Requeue one record twice."""
+    """Requeue one record twice, and deliver both requeued records."""
     record = s.asks()
     yield
     copies = [s.parks(record) for _ in range(2)]
@@ -176,7 +184,7 @@ def requeued_twice(s: Stage) -> Iterator[None]:
 
 
 def copy_dropped(s: Stage) -> Iterator[None]:
-    """Leave out the delivery of a requeued record."""
+    """Requeue a record, and leave out the delivery of the requeued record."""
     record = s.asks()
     yield
     copy, _ = s.parks(record)
@@ -185,7 +193,7 @@ def copy_dropped(s: Stage) -> Iterator[None]:
 
 
 def recurrence_forked(s: Stage) -> Iterator[None]:
-    """Write the second occurrence of a schedule twice."""
+    """Write the second occurrence of a recurring schedule twice, and deliver both."""
     record = s.asks(every=MINUTE_MS)
     yield
     s.says(s.numbered(s.does("deliver", record)))
@@ -197,7 +205,7 @@ def recurrence_forked(s: Stage) -> Iterator[None]:
 
 
 def recurrence_shifted(s: Stage) -> Iterator[None]:
-    """Write an occurrence whose due time does not match the schedule's period."""
+    """Write an occurrence of a recurring schedule whose due time does not match the period."""
     record = s.asks(every=MINUTE_MS)
     yield
     s.says(s.numbered(s.does("deliver", record)))
@@ -207,11 +215,11 @@ def recurrence_shifted(s: Stage) -> Iterator[None]:
     s.delivers(one)
 
 
-# --- what is believed, what is gone --------------------------------------------------------------
+# --- forged, sent home, deleted ------------------------------------------------------------------
 
 
 def forged_and_believed(s: Stage) -> Iterator[None]:
-    """Deliver a forged requeued record of a record that is delivered as well."""
+    """Deliver a record, and also a requeued record of it with a false signature."""
     record = s.asks()
     copy = s.forges(record)
     yield
@@ -221,8 +229,8 @@ def forged_and_believed(s: Stage) -> Iterator[None]:
 
 
 def sent_home_from_home(s: Stage) -> Iterator[None]:
-    """Write a record's envelope to another partition, although the record is in the home of its
-    id.
+    """Write the envelope of a record to another partition, although the record was written to the
+    home of its id.
     """
     record = s.asks(is_named=True)
     yield
@@ -233,7 +241,7 @@ def sent_home_from_home(s: Stage) -> Iterator[None]:
 
 
 def duplicate_of_what_is_gone(s: Stage) -> Iterator[None]:
-    """Deliver a record twice, which retention deletes afterwards."""
+    """Deliver a record twice; retention deletes the record from the delay topic afterwards."""
     record = s.asks(3 * HOUR_MS)
     yield
     right = s.does("deliver", record)
@@ -246,14 +254,14 @@ def duplicate_of_what_is_gone(s: Stage) -> Iterator[None]:
 
 
 def unaccounted(s: Stage) -> Iterator[None]:
-    """Deliver a record that the last checkpoint does not cover."""
+    """Deliver a record whose offset and key are beyond those that the last checkpoint covers."""
     record = s.asks(s.ahead_ms - s.start_ms)
     yield
     s.finds("not_checkpointed", record, s.delivers(record))
 
 
 def stuck(s: Stage) -> Iterator[None]:
-    """Leave a record that was due long ago without an outcome."""
+    """Leave a record that was due hours ago without an outcome."""
     record = s.asks(s.stale_ms - s.start_ms, s.stale_ms - s.start_ms - MINUTE_MS)
     yield
     s.finds("overdue", record)

@@ -1,5 +1,5 @@
-"""Clients of RocketMQ and NATS, with those methods of Kafka clients that load and judge processes
-call.
+"""Clients of RocketMQ and NATS, with those methods of Kafka clients that the bench's load process
+(which sends) and judge process (which receives) call.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ from delay_devtools.bench.peers.rocketmq_client import RocketConsumer, RocketPro
 
 
 def producer(client: Mapping[str, str], topic: str) -> NatsProducer | RocketProducer:
-    """Connect a producer; ``client`` has the key ``port`` for NATS, or ``command`` and ``servers``
-    for RocketMQ.
+    """Return a producer of messages for ``topic``. ``client`` has the key ``port`` for NATS; for
+    RocketMQ ``command`` (of the Java program, words in JSON) and ``servers`` (``host:port`` of the
+    name server).
     """
     if "port" in client:
         return NatsProducer(int(client["port"]))
@@ -21,7 +22,7 @@ def producer(client: Mapping[str, str], topic: str) -> NatsProducer | RocketProd
 
 
 def consumer(client: Mapping[str, str], topic: str) -> NatsConsumer | RocketConsumer:
-    """Connect a consumer that reads ``topic`` from its start; ``client`` has the same keys as for
+    """Return a consumer that reads ``topic`` from its start; ``client`` has the same keys as for
     ``producer``.
     """
     if "port" in client:

@@ -2,8 +2,8 @@
 
 Protocol: https://docs.nats.io/reference/reference-protocols/nats-protocol; schedules: ADR-51. A
 request that is not acknowledged is sent again with the same ``Nats-Msg-Id``, which JetStream stores
-once. The consumer counts its position itself, as the Kafka consumer of the judge does, so that only
-a message that was stored twice arrives twice.
+once. The consumer counts its position itself, as the bench's Kafka consumer does, so that only a
+message that was stored twice arrives twice.
 """
 
 from __future__ import annotations
@@ -32,13 +32,15 @@ _ANSWERS: Final = 1
 """Id of the subscription to replies; subscriptions to due messages have higher ids."""
 _HEADS: Final = b"NATS/1.0\r\n"
 _WORDS_OF_REPLY: Final = {b"MSG": 5, b"HMSG": 6}
-"""Number of words in the first line of a message with a reply subject, by the line's first word."""
+"""Number of words in the first line of a message that names a reply subject, by the line's first
+word.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class NatsMessage:
     """Message from the NATS server. ``subscription`` is the id of the subscription that it matches,
-    ``reply`` the subject for a reply (empty: none is wanted).
+    ``reply`` the subject for a reply (empty: no reply is wanted).
     """
 
     subject: str
@@ -65,8 +67,8 @@ def frame(subject: str, body: bytes, reply: str, headers: Mapping[str, str]) -> 
 
 
 def read_message(line: bytes, file: BinaryIO) -> NatsMessage | None:
-    """Return the message that ``line`` begins, reading headers and body from ``file``; None: the
-    line begins no message.
+    """Return the message whose first protocol line is ``line``, reading headers and body from
+    ``file``; None: the line begins no message.
     """
     words = line.split()
     if not words or words[0] not in _WORDS_OF_REPLY:
@@ -81,7 +83,7 @@ def read_message(line: bytes, file: BinaryIO) -> NatsMessage | None:
 
 
 class _Link:
-    """Connection to a NATS server that reconnects by itself.
+    """Connection to a NATS server, made on a thread of its own and again whenever it breaks.
 
     Args:
         port: port of the server on this machine.
@@ -102,7 +104,9 @@ class _Link:
         threading.Thread(target=self._run, name="nats", daemon=True).start()
 
     def send(self, data: bytes) -> None:
-        """Send bytes; without a connection, drop them, as requests are repeated."""
+        """Send bytes; drop them if there is no connection, as the callers repeat unanswered
+        requests.
+        """
         with self._lock, suppress(OSError):
             if self._socket is not None:
                 self._socket.sendall(data)
@@ -130,7 +134,9 @@ class _Link:
 
 
 class NatsProducer:
-    """Sender of delayed messages, with the methods of a Kafka producer that a load uses."""
+    """Sender of delayed messages, with those methods of a Kafka producer that the load process
+    calls.
+    """
 
     def __init__(self, port: int) -> None:
         self._waiting: dict[str, tuple[float, bytes]] = {}
@@ -157,7 +163,9 @@ class NatsProducer:
         self._link.send(data)
 
     def list_topics(self, topic: str, timeout: float) -> None:
-        """Create the stream ``topic``, waiting ``timeout`` seconds at most for the server."""
+        """Create the stream ``topic``, waiting ``timeout`` seconds at most for the server's answer.
+        The load process calls this method before it sends.
+        """
         config = {
             "name": topic,
             "subjects": [f"{topic}.at.*", f"{topic}.out"],
@@ -169,7 +177,9 @@ class NatsProducer:
         self.resent = 0
 
     def produce(self, topic: str, value: bytes, key: bytes, headers: Headers) -> None:
-        """Send a message that is due at its header ``delay-at`` (epoch milliseconds)."""
+        """Send a message that is due at the time in ``headers`` named ``delay-at`` (epoch
+        milliseconds); other headers are ignored.
+        """
         due_s = int(dict(headers)["delay-at"] or 0) / 1_000
         names = {
             "Nats-Schedule": f"@at {datetime.fromtimestamp(due_s, UTC).isoformat()}",
@@ -192,8 +202,8 @@ class NatsProducer:
                 self._link.send(data)
 
     def flush(self, timeout: float) -> int:
-        """Wait ``timeout`` seconds at most until all requests are acknowledged; return the number
-        that are not.
+        """Wait ``timeout`` seconds at most until all requests are acknowledged, repeating them as
+        ``poll`` does; return the number that are not acknowledged.
         """
 
         def unanswered() -> int:
@@ -204,14 +214,14 @@ class NatsProducer:
 
 
 class NatsConsumer(QueueConsumer):
-    """Consumer of the due messages of a stream, from its start."""
+    """Consumer of the due messages of the stream ``stream``, from its start."""
 
     def __init__(self, port: int, stream: str) -> None:
         super().__init__()
         self._stream = stream
         self._next = 1
-        """Stream sequence number after the last received message, from which a new consumer
-        starts.
+        """Stream sequence number after the last received message; a consumer created anew starts
+        there.
         """
         self._number = 0
         self._is_on = False
@@ -229,8 +239,8 @@ class NatsConsumer(QueueConsumer):
             self.queue.put(Received(message.headers["Key"].encode(), message.body))
 
     def _ensure(self) -> None:
-        """Create the consumer on the server if it does not exist, such as after a restart of the
-        server.
+        """Request the creation of the consumer on the server unless it exists (it does not after a
+        restart of the server); once in ``_RESEND_S`` seconds at most.
         """
         if self._is_on or time.monotonic() - self._asked_s < _RESEND_S:
             return

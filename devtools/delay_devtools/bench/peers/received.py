@@ -13,7 +13,7 @@ _LOOK_S: Final = 0.05
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """Delivered message, with those methods of a Kafka message that the judge calls.
+    """Delivered message, with those methods of a Kafka message that the judge process calls.
 
     Attributes:
         key_bytes: key of the record.
@@ -36,7 +36,7 @@ class Received:
 
 
 class QueueConsumer:
-    """Consumer whose client puts received messages into ``queue``, from another thread."""
+    """Base of the consumers: another thread of the client puts received messages into ``queue``."""
 
     def __init__(self) -> None:
         self.queue: SimpleQueue[Received] = SimpleQueue()
@@ -49,7 +49,7 @@ class QueueConsumer:
             return None
 
     def consume(self, limit: int, _timeout: float) -> list[Received]:
-        """Return up to ``limit`` available messages, without waiting."""
+        """Return up to ``limit`` messages that have been received, without waiting."""
         return [self.queue.get() for _ in range(min(limit, self.queue.qsize()))]
 
     def close(self) -> None:
@@ -57,7 +57,9 @@ class QueueConsumer:
 
 
 def await_answers(missing: Callable[[], int], timeout_s: float) -> int:
-    """Wait ``timeout_s`` seconds at most until ``missing`` returns 0; return its last value."""
+    """Wait ``timeout_s`` seconds at most until ``missing``, the number of unanswered requests,
+    returns 0; return its last value.
+    """
     deadline_s = time.monotonic() + timeout_s
     while (left := missing()) and time.monotonic() < deadline_s:
         time.sleep(_LOOK_S)

@@ -25,17 +25,25 @@ _SIZE_INCHES: Final = (9, 4)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """Result of one round of one system. Counts of errors are as in ``BenchVerdict``.
+    """Result of one round (one load) of one system.
 
     Attributes:
         system: name and version of the system.
         setup: running servers and settings other than defaults.
-        round: ``undisturbed`` or ``killed``.
+        round: ``undisturbed`` or ``killed`` (the servers were killed while messages were sent).
         n: messages that were sent and acknowledged.
+        lost: messages that never arrived.
+        duplicated: messages that arrived more than once.
         early: messages that arrived before their due time.
         early_ms_max: largest time before the due time, in ms.
+        altered: messages that arrived with another key or value.
+        strangers: messages that arrived and were not sent.
         resent: number of repeated attempts to send; None: the client does not count them.
         restart_s: time from the kill until the servers listened again; None: no kill.
+        lateness_ms_p50: median of the lateness in ms; this and the next two: None if no message
+            arrived.
+        lateness_ms_p99: 99 % quantile of the lateness in ms.
+        lateness_ms_max: largest lateness in ms.
         lateness_ms: number of messages by lateness in ms.
     """
 
@@ -58,7 +66,9 @@ class Result:
 
     @property
     def is_good(self) -> bool:
-        """Return whether each message arrived once, not early, and unchanged."""
+        """Return whether each message arrived once, not early, and unchanged, and no others
+        arrived.
+        """
         return not any(getattr(self, name) for name in WRONG)
 
 
@@ -71,7 +81,9 @@ def result(
     resent: int | None = None,
     restart_s: float | None = None,
 ) -> Result:
-    """Return the result of one round of one system; arguments as the fields of ``Result``."""
+    """Return the result of one round of one system, with counts and lateness from ``verdict``; the
+    other arguments are the fields of ``Result``.
+    """
     late = verdict.lateness_ms
     return Result(
         system=system,
@@ -112,15 +124,15 @@ def _cell(name: str, value: object) -> str:
 
 
 def show(results: Sequence[Result]) -> None:
-    """Print the table and the setups to standard output."""
+    """Print to standard output the table of results, and the setup of each system."""
     out.print(table(results))
     for system, setup in {found.system: found.setup for found in results}.items():
         out.print(f"{system}: {setup}", highlight=False)
 
 
 def share_by_lateness(late: Mapping[int, int]) -> tuple[list[int], list[float]]:
-    """Return the lateness values in ms, ascending, and the percentage of messages up to each;
-    ``late`` has the number of messages by ms.
+    """Return the lateness values of ``late`` (number of messages by lateness in ms), ascending, and
+    for each the percentage of messages that were no later.
     """
     times = sorted(late)
     total = sum(late.values())
@@ -128,7 +140,8 @@ def share_by_lateness(late: Mapping[int, int]) -> tuple[list[int], list[float]]:
 
 
 def plot(results: Sequence[Result], path: Path) -> None:
-    """Write a picture of the lateness in each round to ``path``, whose suffix selects the format.
+    """Write a picture with a panel for each round to ``path``: share of delivered messages over
+    lateness, a line for each system. The suffix of ``path`` selects the format.
 
     Raises:
         DelayServiceError: the file can't be written.

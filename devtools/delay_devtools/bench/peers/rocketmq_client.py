@@ -15,8 +15,8 @@ from delayservice.base.errors import DelayServiceError
 
 
 class _Program:
-    """Java program that reads and writes lines of words. The constructor starts it, and waits until
-    it is ready.
+    """Java program that reads lines of words from standard input, and writes such lines. The
+    constructor starts it, and waits until it is ready.
 
     Raises:
         DelayServiceError: the program ended before it was ready.
@@ -49,7 +49,9 @@ class _Program:
 
 
 class RocketProducer(_Program):
-    """Sender of delayed messages, with the methods of a Kafka producer that a load uses."""
+    """Sender of delayed messages, with those methods of a Kafka producer that the load process
+    calls.
+    """
 
     def __init__(self, command: Sequence[str]) -> None:
         self._sent = self._acked = self.resent = 0
@@ -57,7 +59,9 @@ class RocketProducer(_Program):
         super().__init__(command)
 
     def take(self, words: list[bytes]) -> None:
-        """Count an acknowledgement, or a failed attempt to send that the program repeats."""
+        """Count what a line of the program reports: an acknowledgement, or a failed attempt to
+        send, which the program repeats.
+        """
         if words[0] == b"acked":
             self._acked += 1
         else:
@@ -68,7 +72,9 @@ class RocketProducer(_Program):
         """Do nothing: the program has created the topic at its start."""
 
     def produce(self, _topic: str, value: bytes, key: bytes, headers: Headers) -> None:
-        """Send a message that is due at its header ``delay-at`` (epoch milliseconds)."""
+        """Send a message that is due at the time in ``headers`` named ``delay-at`` (epoch
+        milliseconds); other headers are ignored.
+        """
         self._sent += 1
         due_ms = int(dict(headers)["delay-at"] or 0)
         self.say(b"%d %s %s\n" % (due_ms, key, value.hex().encode()))
@@ -84,7 +90,7 @@ class RocketProducer(_Program):
 
 
 class RocketConsumer(QueueConsumer, _Program):
-    """Consumer of a RocketMQ topic from its start."""
+    """Consumer of a RocketMQ topic from its start, which runs the Java program ``command``."""
 
     def __init__(self, command: Sequence[str]) -> None:
         QueueConsumer.__init__(self)

@@ -1,5 +1,5 @@
-"""Run the bench ``peers``: measure each system in turn, in a round without faults and in one with a
-kill of its servers.
+"""Run the bench ``peers``: measure this service, RocketMQ and NATS in turn, each in a round (one
+load) without faults and in one with a kill of its servers.
 """
 
 from __future__ import annotations
@@ -47,7 +47,9 @@ _START_S: Final = 5.0
 
 
 def run(options: Options, shown: Steps) -> list[Result]:
-    """Measure all systems; return a result for each system and round."""
+    """Measure this service, RocketMQ and NATS in turn, showing progress on ``shown``; return a
+    result for each system and round.
+    """
     results: list[Result] = []
     with tempfile.TemporaryDirectory(prefix="delay-bench-") as name:
         folder = Path(name)
@@ -64,7 +66,7 @@ def run(options: Options, shown: Steps) -> list[Result]:
 
 
 def check_plot(plot: Path | None) -> None:
-    """Check before the run that a plot can be made.
+    """Check before the run that a plot can be made; ``plot`` is None if no plot is wanted.
 
     Raises:
         SettingsError: matplotlib is not installed.
@@ -74,8 +76,8 @@ def check_plot(plot: Path | None) -> None:
 
 
 def show(options: Options, results: Sequence[Result], plot: Path | None, *, as_json: bool) -> int:
-    """Print the results and write the plot, if any; return 0 if this service had no errors, else
-    1.
+    """Print the results, as one JSON object or as a table, and write the plot to ``plot`` unless it
+    is None. Return the exit status: 0 if this service had no errors, else 1.
     """
     if plot is not None:
         report.plot(results, plot)
@@ -99,8 +101,8 @@ def show(options: Options, results: Sequence[Result], plot: Path | None, *, as_j
 
 @contextmanager
 def _service(stand: Stand, names: Names, cluster: EmbeddedCluster) -> Iterator[Peer]:
-    """Run a node of this service beside the Kafka broker inside of the context, and yield it as a
-    system.
+    """Run a node of this service beside the Kafka broker of ``cluster`` inside of the context, and
+    yield the two as one of the compared systems.
     """
     options = stand.options
     with stand.service(names, stand.create(names, _ROUNDS)) as serving:
@@ -121,8 +123,8 @@ def _service(stand: Stand, names: Names, cluster: EmbeddedCluster) -> Iterator[P
 
 
 def _measured(stand: Stand, names: Names, peer: Peer) -> Iterator[Result]:
-    """Yield the results of a system's two rounds, after a warm-up: a server that has just started
-    is slow.
+    """Yield the results of a system's two rounds, which follow an unmeasured one: a server that has
+    just started is slow.
     """
     options = stand.options
     if options.warm_up:
@@ -134,8 +136,9 @@ def _measured(stand: Stand, names: Names, peer: Peer) -> Iterator[Result]:
 def _round(
     stand: Stand, names: Names, peer: Peer, round_: str, n: int, delay_ms: tuple[int, int]
 ) -> Result:
-    """Send a load, and return the result of its deliveries; in the round ``killed``, restart the
-    servers in the middle of the sending.
+    """Send ``n`` messages with random delays between the two of ``delay_ms``, and return the result
+    of their deliveries. In the round named ``killed``, restart the servers in the middle of the
+    sending.
     """
     rate = stand.options.rate_per_s
     shortest, longest = delay_ms

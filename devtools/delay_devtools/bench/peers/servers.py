@@ -41,8 +41,10 @@ class Peer:
     Attributes:
         name: system and version.
         setup: running servers and settings other than defaults.
-        client: options of its clients; empty: those of Kafka.
-        restart: function that kills all of its servers that keep messages, and starts them again.
+        client: options for ``clients.producer`` and ``clients.consumer``; empty: the system is used
+            with Kafka clients.
+        restart: function that kills all servers of the system that keep messages, and starts them
+            again.
     """
 
     name: str
@@ -71,10 +73,11 @@ def _version_of(pattern: str, *path: str) -> str:
 @contextmanager
 def rocketmq(folder: Path) -> Iterator[Peer]:
     """Run a name server and a broker of RocketMQ inside of the context, with their files in
-    ``folder``.
+    ``folder``, and yield them as one system.
 
     Raises:
-        ClusterError: there is no Java with a compiler, or a jar can't be fetched.
+        ClusterError: there is no Java with a compiler, a jar can't be fetched, or a server does not
+            start.
     """
     java = str(find_java().executable)
     lock = parse_lock(_HERE.joinpath("rocketmq.lock").read_text("utf-8"))
@@ -110,10 +113,11 @@ def rocketmq(folder: Path) -> Iterator[Peer]:
 
 @contextmanager
 def nats(folder: Path) -> Iterator[Peer]:
-    """Run a NATS server with JetStream inside of the context, with its files in ``folder``.
+    """Run a NATS server with JetStream inside of the context, with its files in ``folder``, and
+    yield it.
 
     Raises:
-        ClusterError: the server can't be built.
+        ClusterError: the server can't be built or does not start.
     """
     (port,) = free_ports(1)
     words = [str(_nats_server()), "-js", "-sd", str(folder / "nats"), "-a", LOOPBACK, "-p"]
@@ -127,7 +131,11 @@ def nats(folder: Path) -> Iterator[Peer]:
 
 
 def _compile_client(java: str, class_path: str, folder: Path) -> None:
-    """Compile ``Peer.java`` into a folder."""
+    """Compile ``Peer.java`` into a folder.
+
+    Raises:
+        ClusterError: ``java`` has no compiler, or the program does not compile.
+    """
     compiler = [java, "-m", "jdk.compiler/com.sun.tools.javac.Main", "-nowarn"]
     with resources.as_file(_HERE.joinpath("Peer.java")) as program:
         command = [*compiler, "-d", str(folder), "-cp", class_path, str(program)]
@@ -140,8 +148,11 @@ def _compile_client(java: str, class_path: str, folder: Path) -> None:
 
 
 def _nats_server() -> Path:
-    """Return the path of the NATS server program, which is built once for each version from sources
-    that ``go.sum`` pins.
+    """Return the path of the NATS server program; build it first, from sources that ``go.sum``
+    pins, if this version has not been built.
+
+    Raises:
+        ClusterError: there is no Go, or the build fails.
     """
     path = cache_folder().parent / f"nats-server-{nats_version()}"
     if path.exists():
@@ -171,8 +182,8 @@ _Launch = Callable[[str, Sequence[str], Mapping[str, object]], Callable[[], None
 
 @contextmanager
 def _children(folder: Path) -> Iterator[_Launch]:
-    """Yield a function that starts a server and returns the function to restart it; kill all
-    servers at the end.
+    """Yield a function that starts a server, with its settings file and log in ``folder``, and
+    returns the function that kills and starts it again; kill all servers at the end.
     """
     with ExitStack() as stack:
         reaper = Reaper(None)
