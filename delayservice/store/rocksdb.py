@@ -236,10 +236,19 @@ class RocksStore(Store):
         return Scanner(self.read_due)
 
     def rebuild(self, start_ms: int, stop_ms: int, frames: Sequence[Frame]) -> None:
-        """Replace the records with keys in ``[start_ms, stop_ms)``, epoch ms, by ``frames``."""
+        """Replace the records with keys in ``[start_ms, stop_ms)``, epoch ms, by ``frames``. Pruned
+        times are left out.
+        """
+        start_ms = max(start_ms, self._pruned_ms)
+        inside = [frame for frame in frames if start_ms <= frame[0] < stop_ms]
+        if start_ms >= stop_ms:
+            return
+        start, stop = self._pack_key(start_ms, 0), self._pack_key(stop_ms, 0)
+        with self._rocks.guard("read"):
+            self._add(len(inside) - self._count_between(start, stop))
         batch = WriteBatch(raw_mode=True)
-        batch.delete_range(self._pack_key(start_ms, 0), self._pack_key(stop_ms, 0))
-        self._put_frames(batch, [frame for frame in frames if start_ms <= frame[0] < stop_ms])
+        batch.delete_range(start, stop)
+        self._put_frames(batch, inside)
         self._write(batch, self._stop_offset)
 
     # --- ids -----------------------------------------------------------------------------------

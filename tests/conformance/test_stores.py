@@ -343,8 +343,10 @@ def test_rebuild_replaces_a_range_and_nothing_else(store: Store) -> None:
     store.rebuild(1_001_000, 1_003_000, inside[: len(inside) // 2])
     lost = set(inside[len(inside) // 2 :])
     assert read_all(store) == sorted(f for f in given if f not in lost)
+    assert store.stats().pending == len(given) - len(lost)
     store.rebuild(1_001_000, 1_003_000, given)
     assert read_all(store) == sorted(given)
+    assert store.stats().pending == len(given)
 
 
 def test_what_is_missing_is_put_into_a_range_that_held_nothing(store: Store) -> None:

@@ -282,6 +282,31 @@ def test_what_is_lost_of_a_giant_slot_is_read_again_in_parts(
     wheel.close()
 
 
+def test_a_rebuild_doubles_nothing_that_a_damaged_slot_has_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither what was read again before, nor what was appended since the damage was found."""
+    monkeypatch.setattr("delayservice.store.wheel.store.REREAD_ROWS", 100)
+    wheel = Wheel(tmp_path, OPTIONS)
+    store = opened(wheel, 0)
+    rows = rows_of(0, 1_100, slots=1)
+    lost, later = [f for f in rows if f[1] < 1_000], [f for f in rows if f[1] >= 1_000]
+    store.append(lost, [], [], 1_000)
+    store.sync()
+    slot_files(tmp_path)[0].write_bytes(b"")
+    with pytest.raises(SlotDamagedError) as first:
+        store.read_due(START_KEY, FAR_MS, 300)
+    damage = first.value
+    part = [f for f in lost if damage.start_ms <= f[0] < damage.stop_ms]
+    assert 0 < len(part) < len(lost)
+    store.rebuild(damage.start_ms, damage.stop_ms, part)
+    store.append(later, [], [], 1_100)
+    store.rebuild(START_MS, START_MS + SLOT_MS, rows)
+    assert store.stats().pending == 1_100
+    assert everything(store) == sorted(rows)
+    wheel.close()
+
+
 def test_sparse_shards_of_a_slot_are_read_together(tmp_path: Path) -> None:
     """A record of each of 1,000 shards: two blocks, and not one for each."""
     wheel = Wheel(tmp_path, OPTIONS)

@@ -208,28 +208,30 @@ class WheelStore(Store):
 
     def rebuild(self, start_ms: int, stop_ms: int, frames: Sequence[Frame]) -> None:
         """Replace the records with keys in ``[start_ms, stop_ms)``, epoch ms, by ``frames``. In a
-        damaged slot, records that were appended after the damage was found are kept.
+        damaged slot, records that were appended or read again after the damage was found are kept.
         """
         shard = self._shard
-        lost_ms: list[tuple[int, int]] = []
+        kept: list[tuple[int, int, int]] = []  # start_ms, stop_ms, first offset
         for slot in self._slots_within(start_ms, stop_ms):
             lost = slot.lost.get(shard.number)
             if lost is None:
                 try:
                     outside = self._outside(slot, start_ms, stop_ms)
                 except SlotDamagedError:  # all of it is read again when it is due
-                    lost_ms.append((slot.start_ms, slot.stop_ms))
+                    kept.append((slot.start_ms, slot.stop_ms, 0))
                 else:
                     self._slots.replace(shard, slot.start_ms, outside)
             elif start_ms <= lost.from_ms < stop_ms:
                 self._found_again(slot, lost, stop_ms)
+                kept.append((slot.start_ms, lost.from_ms, 0))
+                kept.append((lost.from_ms, slot.stop_ms, lost.stop_offset))
             else:
-                lost_ms.append((slot.start_ms, slot.stop_ms))
+                kept.append((slot.start_ms, slot.stop_ms, 0))
         inside = [
             frame
             for frame in frames
             if start_ms <= frame[0] < stop_ms
-            and not any(start <= frame[0] < stop for start, stop in lost_ms)
+            and not any(a <= frame[0] < b and frame[1] >= first for a, b, first in kept)
         ]
         self._slots.take(shard, inside)
         self._slots.count(shard, len(inside))
