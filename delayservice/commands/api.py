@@ -132,8 +132,7 @@ def connect(settings: Settings, address: str | None, token_file: Path | None) ->
     where = address or settings.admin.listen
     if not where:
         raise DelayServiceError("admin.listen is empty: this node serves no API; name one by --api")
-    # A node that listens on every address is reached by loopback.
-    where = where.replace("0.0.0.0:", "127.0.0.1:").replace("[::]:", "[::1]:")
+    where = reachable(where)
     try:
         url = URL(f"http://{where}")
     except InvalidURL as exc:
@@ -142,6 +141,15 @@ def connect(settings: Settings, address: str | None, token_file: Path | None) ->
     headers = {"Authorization": f"Bearer {token}"} if token else {}
     client = Client(base_url=url, headers=headers, timeout=_TIMEOUT_S)
     return Api(client, where, no_token)
+
+
+def reachable(listen: str) -> str:
+    """Return the address, ``host:port``, at which this machine reaches a server that listens on
+    ``listen``: loopback, if that is every address.
+    """
+    host, colon, port = listen.rpartition(":")
+    host = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}.get(host, host)  # noqa: S104 (no bind)
+    return f"{host}{colon}{port}"
 
 
 def _token(settings: Settings, token_file: Path | None, host: str) -> tuple[str | None, str]:

@@ -9,6 +9,7 @@ import pydantic
 from rich.table import Table
 
 from delayservice.base.errors import DelayServiceError
+from delayservice.commands.api import reachable
 from delayservice.commands.console import instant, out
 from delayservice.contract.codes import printable
 from delayservice.metrics.status import NodeState, Pause, SliceState, TargetState
@@ -23,11 +24,9 @@ def fetch(address: str) -> NodeState:
         DelayServiceError: the address is invalid, there is no answer, or it is not from a node of
             this version.
     """
-    host, _, port = address.rpartition(":")
+    host, _, port = reachable(address).rpartition(":")
     if not host or not port.isdecimal():
         raise DelayServiceError(f"{address!r} is no address: write host:port")
-    # A node that listens on every address is reached by loopback.
-    host = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}.get(host, host)  # noqa: S104 (no bind)
     connection = http.client.HTTPConnection(host.strip("[]"), int(port), timeout=TIMEOUT_S)
     try:
         connection.request("GET", "/status")

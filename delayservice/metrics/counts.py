@@ -219,6 +219,9 @@ class SliceMetrics(msgspec.Struct):
 
     slice: int
     counters: Counters = msgspec.field(default_factory=Counters)
+    keeping: int = 0
+    """Distinguishes the times that the worker has kept the slice: ``counters`` start at zero each
+    time."""
     state: str = "replica"
     """``owner``, ``replica``, or the value of ``cause`` if this node may not own the slice."""
     cause: str = ""

@@ -155,11 +155,11 @@ class MetricsHub:
         """Add to the total what the slices counted between the snapshots ``old`` (None: the start
         of the worker) and ``new``.
         """
-        before = {m.slice: m.counters for m in old.slices} if old is not None else {}
+        before = {_kept(m): m.counters for m in old.slices} if old is not None else {}
         same = old.packed.keys() if old is not None else ()
         for packed in new.packed.keys() - same:
             metrics = new.packed[packed]
-            earlier = before.get(metrics.slice)
+            earlier = before.get(_kept(metrics))
             counted = metrics.counters
             self._total.add(counted if earlier is None else counted.since(earlier))
 
@@ -186,10 +186,12 @@ class MetricsHub:
             self._keep(metrics)
 
     def _keep_dropped(self, old: Snapshot, new: Snapshot) -> None:
-        """Keep the counters of slices that are in snapshot ``old`` and missing in ``new``."""
-        reported = {metrics.slice for metrics in new.slices}
+        """Keep the counters of slices in snapshot ``old`` that the worker has dropped since; it may
+        keep them again in snapshot ``new``.
+        """
+        reported = {_kept(metrics) for metrics in new.slices}
         for metrics in old.slices:
-            if metrics.slice not in reported:
+            if _kept(metrics) not in reported:
                 self._keep(metrics)
 
     def _keep(self, metrics: SliceMetrics) -> None:
@@ -322,6 +324,10 @@ class MetricsHub:
 
 def _life(snapshot: Snapshot) -> tuple[int, int]:
     return snapshot.pid, snapshot.started_ns
+
+
+def _kept(metrics: SliceMetrics) -> tuple[int, int]:
+    return metrics.slice, metrics.keeping
 
 
 def _first(found: Iterable[T | None]) -> T | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
@@ -52,6 +53,7 @@ class MetricsObserver:
     def __init__(self) -> None:
         self.sampled: dict[int, Sampled] = {}
         self.worker = WorkerMetrics()
+        self._keeping = itertools.count(1)
 
     def of(self, slice_no: int) -> SliceMetrics:
         """Return the metrics of slice ``slice_no``; if it is new, they are created, with zeros and
@@ -61,7 +63,13 @@ class MetricsObserver:
         if found is None:
             unknown = electability(WorkerFacts(), CopyFacts())
             cause = unknown.cause.value
-            metrics = SliceMetrics(slice_no, state=cause, cause=cause, reason=unknown.reason)
+            metrics = SliceMetrics(
+                slice_no,
+                keeping=next(self._keeping),
+                state=cause,
+                cause=cause,
+                reason=unknown.reason,
+            )
             found = self.sampled.setdefault(slice_no, Sampled(metrics, encode_slice(metrics)))
         return found.metrics
 

@@ -37,8 +37,8 @@ class Planned:
 
 def plan(records: int, targets: tuple[str, ...], delay_ms_max: int, seed: int) -> Iterator[Planned]:
     """Yield ``records`` records with text, binary and null values, with and without keys, for
-    random ``targets``, delayed by 0 to ``delay_ms_max`` milliseconds (99 if that is more). Equal
-    seeds give equal records.
+    random ``targets``, delayed by 0 to ``delay_ms_max`` milliseconds. Equal seeds give equal
+    records.
     """
     rng = random.Random(seed)  # noqa: S311  # a load that replays from its seed
     for number in range(records):
@@ -53,5 +53,6 @@ def plan(records: int, targets: tuple[str, ...], delay_ms_max: int, seed: int) -
                 ("empty", b""),
                 ("null", None),
             ]
-        delay_ms = rng.choice((0, rng.randrange(100), rng.randrange(delay_ms_max + 1)))
+        soon_ms = rng.randrange(min(100, delay_ms_max + 1))
+        delay_ms = rng.choice((0, soon_ms, rng.randrange(delay_ms_max + 1)))
         yield Planned(uid, key, value, tuple(own), delay_ms, rng.choice(targets))

@@ -36,7 +36,7 @@ class Load:
         bootstrap: bootstrap servers of Kafka; they need not be up yet.
         records: number of records to send.
         per_s: records to send per second.
-        delay_ms_max: longest delay, milliseconds (99 if that is more); the shortest is 0.
+        delay_ms_max: longest delay, milliseconds; the shortest is 0.
         delay_topic: the topic to write to, which the service creates.
         target: the topic in which records arrive; created if it is missing.
         wait_s: longest wait for the brokers and the delay topic, seconds.

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from delayservice.base.errors import DelayServiceError
 from delayservice.commands import api, console, pending
-from delayservice.commands.api import add_row, connect, tell_nothing
+from delayservice.commands.api import add_row, connect, reachable, tell_nothing
 from delayservice.config.settings import Settings, load
 
 MADE = "the token that the node has made"
@@ -51,6 +51,20 @@ def test_the_token_that_a_node_made_is_sent_to_this_machine_only(
 ) -> None:
     (tmp_path / "admin_token").write_text(MADE + "\n")
     assert sent(settings_in(tmp_path), address) == (MADE if is_sent else None)
+
+
+@pytest.mark.parametrize(
+    ("listen", "address"),
+    [
+        ("0.0.0.0:9465", "127.0.0.1:9465"),
+        ("[::]:9465", "[::1]:9465"),
+        ("10.0.0.0:9465", "10.0.0.0:9465"),
+        ("[2001:db8::]:9465", "[2001:db8::]:9465"),
+        ("node-2", "node-2"),
+    ],
+)
+def test_a_node_on_every_address_is_reached_by_loopback(listen: str, address: str) -> None:
+    assert reachable(listen) == address
 
 
 def test_a_token_that_is_named_or_configured_is_sent_anywhere(tmp_path: Path) -> None:

@@ -36,6 +36,7 @@ from delayservice.metrics.families import export
 from delayservice.metrics.hub import MetricsHub
 from delayservice.metrics.snapshot import Snapshot, decode_snapshot, encode_slice, encode_snapshot
 from delayservice.metrics.status import Pause
+from delayservice.process.observer import MetricsObserver
 
 DOCS = Path(__file__).parents[2] / "docs" / "metrics.md"
 
@@ -209,6 +210,23 @@ def test_a_slice_that_moves_keeps_its_counts() -> None:
     found = samples(collecting)
     assert found["delay_settled_total[('outcome', 'delivered'), ('slice', '1')]"] == 5
     assert found["delay_lateness_seconds_count[('slice', '1')]"] == 5
+
+
+def test_a_slice_that_is_dropped_and_kept_again_between_two_reports_keeps_its_counts() -> None:
+    collecting, observer = hub(), MetricsObserver()
+
+    def report(records: int) -> float:
+        observer.ingested(0, records)
+        collecting.update(0, packed(1, [observer.of(0)]))
+        return samples(collecting)["delay_ingested_total[('slice', '0')]"]
+
+    assert report(100) == 100
+    assert report(10) == 110
+    del observer.sampled[0]
+    assert report(1) == 111
+    del observer.sampled[0]
+    assert report(150) == 261, "also if it has counted more since"
+    assert collecting.totals().counters.ingested == 261
 
 
 def test_the_cursor_of_a_silent_worker_grows_old_and_the_node_unhealthy() -> None:
