@@ -164,7 +164,7 @@ def _fetch_all(jars: Sequence[Jar], folder: Path) -> None:
         tempfile.TemporaryDirectory(dir=folder, prefix=".fetch-") as scratch,
         ThreadPoolExecutor(_DOWNLOADS_AT_ONCE) as pool,
     ):
-        task = progress.add_task("Kafka and ZooKeeper jars", total=sum(jar.bytes for jar in jars))
+        task = progress.add_task("Java packages", total=sum(jar.bytes for jar in jars))
         fetches = [pool.submit(_fetch, jar, Path(scratch), folder) for jar in jars]
         try:
             for jar, fetch in zip(jars, fetches, strict=True):

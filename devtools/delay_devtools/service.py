@@ -102,7 +102,7 @@ class ServiceProcess:
         """
         try:
             self._wait(
-                lambda: any(p.status() == psutil.STATUS_STOPPED for p in self.processes()),
+                lambda: any(_is(p, _is_stopped) for p in self.processes()),
                 "no process stopped",
                 timeout_s,
             )
@@ -137,7 +137,7 @@ class ServiceProcess:
 
     def workers(self) -> list[psutil.Process]:
         """Return the service's worker processes."""
-        return [p for p in self.processes()[1:] if "spawn_main" in " ".join(p.cmdline())]
+        return [p for p in self.processes()[1:] if _is(p, _is_worker)]
 
     def freeze(self) -> None:
         """Send SIGSTOP to every process of the tree."""
@@ -161,7 +161,7 @@ class ServiceProcess:
         # A zombie counts as dead: a worker without a parent may be reaped seconds later.
         deadline_s = time.monotonic() + STOP_TIMEOUT_S
         tick = threading.Event()
-        while any(_is_alive(process) for process in tree) and time.monotonic() < deadline_s:
+        while any(_is(process, _is_alive) for process in tree) and time.monotonic() < deadline_s:
             tick.wait(0.005)
 
     def stop(self, timeout_s: float = STOP_TIMEOUT_S) -> int:
@@ -175,8 +175,21 @@ class ServiceProcess:
         return self._process.wait(timeout_s)
 
 
-def _is_alive(process: psutil.Process) -> bool:
+def _is(process: psutil.Process, holds: Callable[[psutil.Process], bool]) -> bool:
+    """Return whether a condition holds for a process; False if the process is gone."""
     try:
-        return bool(process.status() != psutil.STATUS_ZOMBIE)
+        return holds(process)
     except psutil.NoSuchProcess:
         return False
+
+
+def _is_alive(process: psutil.Process) -> bool:
+    return bool(process.status() != psutil.STATUS_ZOMBIE)
+
+
+def _is_stopped(process: psutil.Process) -> bool:
+    return bool(process.status() == psutil.STATUS_STOPPED)
+
+
+def _is_worker(process: psutil.Process) -> bool:
+    return "spawn_main" in " ".join(process.cmdline())

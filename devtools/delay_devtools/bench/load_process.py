@@ -97,21 +97,24 @@ def load(plan: LoadPlan) -> None:
     started_s = time.time()
     words = wire.listen() if plan.is_open else None
     sent = _Loader(plan, producer, words).run()
-    _settle(producer, errors)
+    _settle(producer, errors, peer)
     wire.tell(wire.DONE, sent, at_s=time.time() - started_s)
     if plan.transactional_id:
         _show(producer)
     if peer is not None:
-        wire.tell(wire.TRACE, peer.resent, why=peer.last_error)
+        wire.tell(wire.TRACE, peer.resent)
 
 
-def _settle(producer: Producer, errors: list[str]) -> None:
+def _settle(producer: Producer, errors: list[str], peer: peers.PeerProducer | None) -> None:
     """Wait until the brokers have acknowledged all records; send the parent process the message
     ``failed`` if any failed. ``errors`` has the texts of failed deliveries.
     """
     left = producer.flush(_FLUSH_TIMEOUT_S)
     if left:
-        errors.append(f"{left} records were not acknowledged within {_FLUSH_TIMEOUT_S:.0f} s")
+        reason = f": {peer.last_error}" if peer is not None and peer.last_error else ""
+        errors.append(
+            f"{left} records were not acknowledged within {_FLUSH_TIMEOUT_S:.0f} s{reason}"
+        )
     if errors:
         wire.tell(wire.FAILED, why=f"{len(errors)} records were not sent: {errors[0]}")
 

@@ -31,6 +31,7 @@ from delay_devtools.shown import show_lateness, show_numbers
 from delayservice.smoke.judge import SmokeVerdict, quantile
 
 _BUCKETS_MS: Final = (5, 10, 20, 30, 50, 80, 120, 150, 250, 500, 1_000, 2_500, 5_000, 60_000)
+_BUCKETS: Final = ("early", *(f"≤ {ms} ms" for ms in _BUCKETS_MS), f"> {_BUCKETS_MS[-1]} ms")
 _STRIP_WIDTH: Final = 72
 _COLOURS: Final = ("cyan", "magenta", "yellow", "green", "blue", "red")
 _UIDS_SHOWN: Final = 5
@@ -168,8 +169,8 @@ def _show_histogram(console: Console, report: DemoReport) -> None:
     steady = _counts(report.lateness_ms(around_failovers=False))
     around = _counts(report.lateness_ms(around_failovers=True))
     bars = [
-        (f"≤ {bound} ms", [(at_work, "green"), (late, "yellow")])
-        for bound, at_work, late in zip(_BUCKETS_MS, steady, around, strict=True)
+        (label, [(at_work, "green"), (late, "yellow")])
+        for label, at_work, late in zip(_BUCKETS, steady, around, strict=True)
         if at_work or late
     ]
     show_lateness(console, bars)
@@ -178,9 +179,9 @@ def _show_histogram(console: Console, report: DemoReport) -> None:
 
 
 def _counts(ascending: Sequence[int]) -> list[int]:
-    counts = [0] * len(_BUCKETS_MS)
-    for late in ascending:
-        counts[min(bisect_left(_BUCKETS_MS, late), len(counts) - 1)] += 1
+    counts = [0] * len(_BUCKETS)
+    for late_ms in ascending:
+        counts[0 if late_ms < 0 else bisect_left(_BUCKETS_MS, late_ms) + 1] += 1
     return counts
 
 

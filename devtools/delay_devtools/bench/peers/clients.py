@@ -6,12 +6,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from typing import TypeAlias
 
 from delay_devtools.bench.peers.nats_client import NatsConsumer, NatsProducer
 from delay_devtools.bench.peers.rocketmq_client import RocketConsumer, RocketProducer
 
+PeerProducer: TypeAlias = NatsProducer | RocketProducer
 
-def producer(client: Mapping[str, str], topic: str) -> NatsProducer | RocketProducer:
+
+def producer(client: Mapping[str, str], topic: str) -> PeerProducer:
     """Return a producer of messages for ``topic``. ``client`` has the key ``port`` for NATS; for
     RocketMQ ``command`` (of the Java program, words in JSON) and ``servers`` (``host:port`` of the
     name server).
