@@ -27,7 +27,7 @@ from connectors.kafka.scan import READ_HINT, consumer_config, scan_partition
 from delayservice.base.clock import NodeClock
 from delayservice.base.errors import KafkaEdgeError
 from delayservice.engine.checkpoint import ForeignRecordError, Standing, standing_of
-from delayservice.engine.claims import Claimed, ClaimLog
+from delayservice.engine.claims import Claimed, ClaimLog, slice_no_of
 from delayservice.engine.ports import NO_TIME, Place, ReadBack
 
 _FIRST_LOOK: Final = 1_000
@@ -326,9 +326,9 @@ class KafkaCheckpoints:
         *,
         is_new: bool = True,
     ) -> None:
-        if key is None or not key.isdigit():
+        slice_no = slice_no_of(key)
+        if slice_no is None:
             return
-        slice_no = int(key)
         before = self._tailed.get(slice_no)
         if not is_new and before is not None and before.offset >= offset:
             return

@@ -301,7 +301,7 @@ def decode_checkpoint(data: bytes) -> Checkpoint:
         )
     except ContractError as exc:
         raise KafkaEdgeError(f"the checkpoint can't be followed: {exc}") from exc
-    except (msgspec.DecodeError, KeyError, TypeError, IndexError) as exc:
+    except (msgspec.DecodeError, LookupError, TypeError, ValueError, AttributeError) as exc:
         raise KafkaEdgeError(
             f"a record of the checkpoint topic is no checkpoint ({exc!r}); something else writes "
             "to that topic: find it, and restrict the topic to the delay service"

@@ -30,6 +30,7 @@ WRITER: Final = "writer"
 of a tombstone names another writer, the one to forget."""
 CLAIM: Final = "claim"
 RELEASE: Final = "release"
+_DIGITS_MAX: Final = 10
 
 
 class Word(NamedTuple):
@@ -76,19 +77,27 @@ def encode_word(
     return msgspec.json.encode(said if turn is None else said | {"turn": turn})
 
 
+def slice_no_of(key: bytes | None) -> int | None:
+    """Return the slice number in the key of a checkpoint; None: it is no such key."""
+    if key is None or not key.isdigit() or len(key) > _DIGITS_MAX:
+        return None
+    return int(key)
+
+
 def decode_key(key: bytes | None) -> tuple[int, str]:
     """Return slice number and writer from the key of a claim, release or tombstone.
 
     Raises:
         KafkaEdgeError: the service did not write this key.
     """
-    slice_no, _, writer = (key or b"").partition(b":")
-    if not slice_no.isdigit() or not writer:
+    number, _, writer = (key or b"").partition(b":")
+    slice_no = slice_no_of(number)
+    if slice_no is None or not writer:
         raise KafkaEdgeError(
             f"a record of the claims topic has the key {key!r}, which is not one of the service's; "
             "find what writes to that topic, and restrict the topic to the delay service"
         )
-    return int(slice_no), writer.decode(errors="replace")
+    return slice_no, writer.decode(errors="replace")
 
 
 def names_to_fence(claimed: Claimed, tenure: Tenure | None, me: str) -> frozenset[str]:
@@ -157,21 +166,29 @@ class ClaimLog:
         return found if turn > above else None
 
 
+class _Said(msgspec.Struct):
+    v: int
+    word: str
+    turn: int | None = None
+
+
+_decode_said = msgspec.json.Decoder(_Said).decode
+
+
 def _read_word(value: bytes) -> tuple[bool, int | None]:
     """Return whether the value is a release, and the claim's number among its writer's claims;
     None: it has no number.
     """
     try:
-        raw = msgspec.json.decode(value)
-        version, word, turn = raw["v"], raw["word"], raw.get("turn")
-    except (msgspec.DecodeError, KeyError, TypeError) as exc:
+        said = _decode_said(value)
+    except (msgspec.DecodeError, UnicodeDecodeError) as exc:
         raise KafkaEdgeError(
             f"a record of the claims topic can't be read ({exc!r}); find what writes to that "
             "topic, and restrict the topic to the delay service"
         ) from exc
-    if version != VERSION or word not in {CLAIM, RELEASE}:
+    if said.v != VERSION or said.word not in {CLAIM, RELEASE}:
         raise KafkaEdgeError(
-            f"the claims topic holds version {version}, this build reads version {VERSION}; run "
+            f"the claims topic holds version {said.v}, this build reads version {VERSION}; run "
             "the newer build on every node"
         )
-    return word == RELEASE, turn
+    return said.word == RELEASE, said.turn

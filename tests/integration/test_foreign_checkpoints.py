@@ -98,6 +98,26 @@ def test_a_take_over_goes_on_from_the_newest_real_checkpoint(bench: Bench, kind:
     assert len(values) == len(set(values)) == 21
 
 
+def test_keys_and_values_that_nothing_decodes_stop_neither_reading_nor_a_take_over(
+    bench: Bench,
+) -> None:
+    target = bench.target("undecodable")
+    service = bench.serve()
+    deliver(bench, target, [b"before"])
+    write(bench, b"{}", key=b"9" * 5_000)
+    write(bench, b'{"v":"\xff"}')
+    await_true(lambda: is_reported(service, "no checkpoint"), "it is reported")
+    for key in (b"9" * 5_000 + b":w", b"0:\xff"):
+        bench.producer.produce(bench.claims, b'{"v":1,"word":"\xff"}', key)
+    assert bench.producer.flush(30) == 0
+    await_true(lambda: len(service.events("claim_not_readable")) > 1, "both are reported")
+    service.kill()
+    service = bench.serve()
+    deliver(bench, target, [b"afterwards"])
+    assert service.stop() == 0
+    assert [one.value for one in bench.read_all(target)] == [b"before", b"afterwards"]
+
+
 def is_emptied(bench: Bench, end: TopicPartition) -> bool:
     """Delete all records; False while the broker has not heard of the new policy."""
     try:

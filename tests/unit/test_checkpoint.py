@@ -84,7 +84,10 @@ def test_a_checkpoint_that_lacks_something_is_none(lacks: str) -> None:
         decode_checkpoint(json.dumps(raw).encode())
 
 
-@pytest.mark.parametrize("data", [b"", b"{", b"[]", b"7", b'"v"'])
+FOREIGN = b'{"v":2,"slice":1,"node":"n","epoch":1,"secret":"s","shards":[]}'
+
+
+@pytest.mark.parametrize("data", [b"", b"{", b"[]", b"7", b'"v"', b'"\xff"', FOREIGN])
 def test_what_somebody_else_wrote_is_named(data: bytes) -> None:
     with pytest.raises(KafkaEdgeError, match="something else writes"):
         decode_checkpoint(data)

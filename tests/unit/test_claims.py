@@ -245,7 +245,7 @@ def test_slices_have_claims_of_their_own() -> None:
     assert topic.log.claimed(4) is None
 
 
-@pytest.mark.parametrize("key", [None, b"", b"3", b"3:", b":w", b"x:w", b"-1:w"])
+@pytest.mark.parametrize("key", [None, b"", b"3", b"3:", b":w", b"x:w", b"-1:w", b"9" * 5_000 + b":w"])
 def test_a_foreign_key_is_named_and_changes_nothing(key: bytes | None) -> None:
     topic = Topic()
     topic.say("other")
@@ -262,6 +262,9 @@ def test_a_foreign_key_is_named_and_changes_nothing(key: bytes | None) -> None:
         (b"not json", "can't be read"),
         (b"[]", "can't be read"),
         (b'{"v":1}', "can't be read"),
+        (b'{"v":1,"word":"\xff"}', "can't be read"),
+        (b'{"v":1,"word":[]}', "can't be read"),
+        (b'{"v":1,"word":"claim","turn":"2"}', "can't be read"),
         (b'{"v":2,"word":"claim"}', "newer build"),
         (b'{"v":1,"word":"borrow"}', "newer build"),
     ],

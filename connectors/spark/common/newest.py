@@ -15,6 +15,7 @@ from typing import Any, Final
 from connectors.kafka.scan import scan_partition
 from delayservice.base.errors import KafkaEdgeError
 from delayservice.engine.checkpoint import Checkpoint, decode_checkpoint
+from delayservice.engine.claims import slice_no_of
 
 _FIRST_LOOK: Final = 512
 """Number of offsets at the end of a partition that are read first."""
@@ -78,10 +79,9 @@ class CheckpointLog:
         """Return the slice whose checkpoint has this key; None: it is not the key of a checkpoint
         in this partition.
         """
-        if key is None or not key.isdigit():
-            return None
-        slice_no = int(key)
-        return slice_no if slice_no % self.partitions == self.partition else None
+        slice_no = slice_no_of(key)
+        is_here = slice_no is not None and slice_no % self.partitions == self.partition
+        return slice_no if is_here else None
 
 
 def newest_checkpoints(
