@@ -99,7 +99,7 @@ def decode(data: bytes, kind: type[_Note]) -> _Note | None:
     """Return the note in a JSON text; None: not a note of this kind."""
     try:
         return msgspec.json.decode(data, type=kind)
-    except msgspec.MsgspecError:
+    except (msgspec.MsgspecError, UnicodeDecodeError):
         return None
 
 

@@ -91,7 +91,7 @@ class Outcomes:
                 # The outcome of a control that was sent home names the place where it was written.
                 control = wanted.get(here) or wanted.get(named.get(sent_by) or b"")
                 if control is not None:
-                    found[control] = (named.get(DELAY_OUTCOME) or b"").decode()
+                    found[control] = (named.get(DELAY_OUTCOME) or b"").decode(errors="replace")
         return found
 
     def _headers(self) -> Iterator[list[Header]]:

@@ -31,7 +31,10 @@ def test_a_note_is_read_as_it_was_written(note: msgspec.Struct) -> None:
     assert decode(encode(note), type(note)) == note
 
 
-@pytest.mark.parametrize("data", [b"", b"{", b"[]", b"\xff", b'{"node_id": 5}', b'{"worker": 1}'])
+@pytest.mark.parametrize(
+    "data",
+    [b"", b"{", b"[]", b"\xff", b'{"node_id": "\xff"}', b'{"node_id": 5}', b'{"worker": 1}'],
+)
 def test_what_is_no_note_is_none(data: bytes) -> None:
     assert decode(data, OwnerNote) is None
 
