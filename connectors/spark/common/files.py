@@ -10,6 +10,8 @@ from pathlib import Path
 
 from pyarrow import fs
 
+from delayservice.base.errors import DelayServiceError
+
 
 def write_text(path: str, text: str) -> None:
     """Write ``text`` to a file, replacing an existing one. Where the file system allows it, readers
@@ -23,12 +25,20 @@ def write_text(path: str, text: str) -> None:
 
 
 def read_text(path: str) -> str | None:
-    """Return the content of a file, or None if there is no such file."""
+    """Return the content of a file, or None if there is no such file.
+
+    Raises:
+        DelayServiceError: the file is damaged: it is not UTF-8.
+    """
     system, place = _located(path)
     if not is_there(path):
         return None
     with system.open_input_stream(place) as stream:
-        return bytes(stream.read()).decode()
+        data = bytes(stream.read())
+    try:
+        return data.decode()
+    except UnicodeDecodeError as exc:
+        raise DelayServiceError(f"{path} is damaged: it is not UTF-8 ({exc.reason})") from exc
 
 
 def is_there(path: str) -> bool:
