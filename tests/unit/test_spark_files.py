@@ -13,7 +13,7 @@ from delayservice.base.errors import DelayServiceError
 def test_a_text_is_read_as_it_was_written_and_replaced(tmp_path: Path) -> None:
     path = f"{tmp_path}/made/of/text"
     assert read_text(path) is None
-    for text in ("first", "zweite – другая"):
+    for text in ("first", "zweite \u2013 \u0434"):
         write_text(path, text)
         assert read_text(path) == text
 
