@@ -1,7 +1,10 @@
-"""Builds the outputs of a record that H passes or K reaches, and of the records it hits. Pure.
+"""Builds the outputs that settle a record, and those that settle its victims. Pure.
 
-``H`` and ``K`` are those of ``cursor``. A record *hits* a pending one of its id if it cancels,
-replaces or fires it. A requeued record is *in flight* from its append until it is read back.
+``cursor`` defines K and H, ``docs/internals/design.md`` the numbered rules. A *victim* is a pending
+record that a user's record of its id cancels, replaces or fires. A requeued record is *in flight*
+from its append until it is read back; its *base* is the first offset at which a record of its id
+cancels it. A ``HOMEBOUND`` record has an id whose home is another partition. A record *waits* if
+neither H nor K can pass it now.
 """
 
 from __future__ import annotations
@@ -34,18 +37,17 @@ from delayservice.engine.to_home import ToHome, WaitingForHome
 from delayservice.engine.undelivered import doubt
 
 _OUTCOMES: Final = {SCHEDULE: outcome.REPLACED, CANCEL: outcome.CANCELLED, FIRE: outcome.FIRED}
-"""Outcome of a pending record that a later record of its id settles, by the kind of the latter."""
+"""Outcome of a pending record that a later record of its id settles, by that record's kind."""
 
 PendingAt: TypeAlias = Callable[[Key], Payload]
-"""Function that reads the pending record at a key from the store. It is used for fired records,
-which were not read yet, because they may be due years ahead."""
+"""Function that reads the pending record at a key from the store, because another one fires it."""
 
 MayRead: TypeAlias = Callable[[], bool]
 """Function that returns whether there is time to read one more fired record."""
 
 
 def at_will() -> bool:
-    """Return True: a ``MayRead`` by which fired records are read without a limit of time."""
+    """Return True: a ``MayRead`` that never limits the number of fired records to read."""
     return True
 
 
@@ -53,12 +55,12 @@ class Walk:
     """State of an owner's pass over a shard's records: which pending records each one settles.
 
     Attributes:
-        victims: keys of pending records by the offset of the user record that settles them.
-        x_of_copies: first user record of its id in ``[base, offset)``, by a requeued record's
-            offset.
-        in_flight: requeued records whose append is committed, and that were not read back yet.
+        victims: keys of victims, by the offset of the user record that settles them.
+        x_of_copies: by the offset of a requeued record: offset of the first user record of its id
+            in ``[base, offset)``, or ``NO_MARK``.
+        in_flight: requeued records in flight whose append is committed.
         in_flight_staged: requeued records that the open transaction appends.
-        doubts: gaps in which unread records may have settled records of this store.
+        doubts: gaps (unread offsets) whose records may have settled records of this store.
         reads: number of pending records that were read from the store since ``begin``.
     """
 
@@ -82,31 +84,29 @@ class Walk:
 
     @property
     def waits(self) -> bool:
-        """Return whether a record that this node has requeued was not read back yet."""
+        """Return whether any requeued record is in flight, or part of the open transaction."""
         return bool(self.in_flight or self.in_flight_staged)
 
     def forget(self) -> None:
-        """Clear all marks and requeued records not read back, as the node's role has changed."""
+        """Forget all victims and records in flight, because the node's role has changed."""
         self.victims.clear()
         self.x_of_copies.clear()
         self.in_flight.clear()
         self.in_flight_staged.clear()
 
     def mark(self, marks: Iterable[tuple[int, Key]]) -> None:
-        """Note offsets of user records, each with the key of a pending record that it settles."""
+        """Add ``marks``: offsets of user records, each with the key of a victim of that record."""
         for offset, key in marks:
             self.victims.setdefault(offset, {})[key] = None
 
     def came_back(self, record_id: bytes, base: int) -> None:
-        """Note that a requeued record with this id and ``base`` (first offset that may cancel it)
-        was read from the log, perhaps before its commit is acknowledged.
-        """
+        """Note that the requeued record with this id and base was read back from the log."""
         self.in_flight.discard(record_id, base)
         self.in_flight_staged.discard(record_id, base)
 
     def commit(self, passed: Iterable[Entry]) -> None:
-        """Note that the open transaction was committed: its requeued records are to be read back,
-        and the marks of the ``passed`` records are dropped.
+        """Note that the open transaction was committed: the records that it requeued are in
+        flight, and the victims of the ``passed`` records are forgotten.
         """
         self.in_flight.update(self.in_flight_staged)
         self.in_flight_staged.clear()
@@ -119,9 +119,9 @@ class Walk:
         self.in_flight_staged.clear()
 
     def take(self, entry: Entry, k: Key, now_ms: int, outputs: list[Output]) -> bool:
-        """Add the outputs of ``entry``, which H (the cursor's offset) passes, to ``outputs``;
-        return False and add nothing if H has to wait there. ``k``: the cursor's key; ``now_ms``:
-        epoch ms.
+        """Add the outputs of ``entry``, the next record that H passes, and of its victims to
+        ``outputs``, and return True; add nothing and return False if the record waits. ``k``: K of
+        the cursor; ``now_ms``: now, epoch ms.
         """
         offset, kind, key_ms, record_id, payload, extra = entry
         if kind == INVALID:
@@ -151,8 +151,8 @@ class Walk:
     def _act_at_home(
         self, entry: Entry, record_id: bytes, k: Key, now_ms: int
     ) -> list[Output] | None:
-        """Return the outputs of the pending records that a user record cancels, replaces or fires.
-        A cancel or fire adds its own outcome at the end. None: H has to wait at this record.
+        """Return the outputs that settle the victims of a user record that is in its home
+        partition, and at the end the own outcome of a cancel or fire. None: the record waits.
         """
         offset, kind, _, _, payload, source = entry
         victims = self._pending_victims(offset, k)
@@ -169,9 +169,9 @@ class Walk:
     def _send_home(
         self, entry: Entry, record_id: bytes, k: Key, now_ms: int
     ) -> list[Output] | None:
-        """Return the outputs of pending records of this partition that a ``HOMEBOUND`` record
-        settles, and those that send it home with records that wait. A cancel or fire that settled a
-        record here is not sent. None: H has to wait at this record.
+        """Return the outputs that settle the victims of a ``HOMEBOUND`` record, and those that send
+        it home with victims that wait for their home. It is not sent if it is a cancel or fire that
+        settled a victim here, or if the delay topic refuses it. None: the record waits.
         """
         offset, _, _, _, original, (kind, _, _) = entry
         here: list[Key] = []
@@ -185,7 +185,7 @@ class Walk:
         carried, took, replaced = _taken_along(kind, waiting)
         is_done = bool(here) and kind != SCHEDULE
         refusal = None if is_done else self._to_home.refusal(entry, record_id, carried)
-        if is_done or refusal is not None:  # what waits goes on without it
+        if is_done or refusal is not None:  # waiting victims are sent without it
             own = (
                 self._settler.undelivered.control(_OUTCOMES[kind], offset, record_id)
                 if refusal is None
@@ -202,7 +202,7 @@ class Walk:
         sent: list[Output] = []
         if not _took_all(parts, sent):
             return None
-        # The last to be asked, for what it fires may be in flight from then on.
+        # Called last, because the records that it fires may be in flight from then on.
         told = self._settle_victims(entry, record_id, None, here, now_ms)
         if told is None:
             return None
@@ -211,9 +211,9 @@ class Walk:
     def settle(
         self, offset: int, key_ms: int, payload: Payload, now_ms: int, base: int
     ) -> list[Output] | None:
-        """Return the outputs that settle a record whose key time has passed, or the dead letter of
-        one that an unread record may have settled; None: it has to wait. ``base``: first offset at
-        which a record of the same id cancels it if it is requeued.
+        """Return the outputs that settle the record at ``offset``, whose key time has passed. If an
+        unread record may have settled it, it is dead-lettered. None: it waits. ``base``: base of
+        the record if it is requeued now.
         """
         if self._is_doubtful(offset, payload):
             return self._undecided(offset, payload, None)
@@ -229,7 +229,7 @@ class Walk:
     def _with_following(
         self, output: Output, offset: int, payload: Payload, now_ms: int, base: int
     ) -> list[Output]:
-        """Return the output, and that of a schedule's next occurrence; note what is requeued."""
+        """Return ``output``, and that of a schedule's next occurrence; note those in flight."""
         meta = payload[6]
         if meta is None:
             return [output]
@@ -241,7 +241,7 @@ class Walk:
         return outputs
 
     def _flying(self, outputs: list[Output], record_id: bytes | None, base: int) -> list[Output]:
-        """Note that requeued ``outputs`` are not read back yet (rule 14); return ``outputs``."""
+        """Note that requeued ones among ``outputs`` are in flight (rule 14); return ``outputs``."""
         if record_id is not None and any(one[0] in outcome.COPIES for one in outputs):
             self.in_flight_staged.add(record_id, base)
         return outputs
@@ -252,13 +252,11 @@ class Walk:
         return _one(self._settler.undelivered.undecided(offset, payload, by))
 
     def _awaits_copy(self, record_id: bytes, offset: int) -> bool:
-        """Return whether a requeued record of this id was not read back yet, whose offset must be
-        known before the record at ``offset`` can be settled.
-        """
+        """Return whether the record at ``offset`` may cancel a record of its id in flight."""
         return self.in_flight.has(record_id, offset) or self.in_flight_staged.has(record_id, offset)
 
     def _pending_victims(self, offset: int, k: Key) -> list[Key]:
-        """Return keys of pending records that the user record at ``offset`` settles (rule 8)."""
+        """Return the keys of the pending victims of the record at ``offset`` (rule 8)."""
         victims = self.victims.get(offset, ())
         return [victim for victim in victims if victim[1] >= offset or victim > k]
 
@@ -270,8 +268,8 @@ class Walk:
         victims: Sequence[Key],
         now_ms: int,
     ) -> list[Output] | None:
-        """Return the outputs of the records ``victims`` that a user record settles; None: one has
-        to wait. ``source``: ``delay-source`` of the user record if it came in an envelope.
+        """Return the outputs that settle ``victims`` of a user record; None: one of them waits.
+        ``source``: ``delay-source`` of the user record if it came in an envelope, else None.
         """
         offset, kind, _, _, _, extra = entry
         kind = extra[0] if kind == HOMEBOUND else kind
@@ -289,7 +287,7 @@ class Walk:
     def _fire_victims(
         self, offset: int, victims: Sequence[Key], now_ms: int
     ) -> list[Output] | None:
-        """Return the outputs of ``victims``, which a record fires; None: one has to wait."""
+        """Return the outputs that fire ``victims`` of the record at ``offset``; None: one waits."""
         fired: list[tuple[Output, int, Payload]] = []
         for victim in victims:
             found = self._content(victim)
@@ -334,7 +332,7 @@ class Walk:
 
 
 class _Flights:
-    """Bases (first offsets that may cancel) of requeued records that were not read back, by id."""
+    """Requeued records in flight: the base of each, by id."""
 
     def __init__(self) -> None:
         self._bases: dict[bytes, set[int]] = {}
@@ -343,7 +341,7 @@ class _Flights:
         return bool(self._bases)
 
     def has(self, record_id: bytes, offset: int) -> bool:
-        """Return whether a requeued record of this id has its base at or below ``offset``."""
+        """Return whether a record of this id is in flight with a base up to ``offset``."""
         return any(base <= offset for base in self._bases.get(record_id, ()))
 
     def add(self, record_id: bytes, base: int) -> None:
@@ -369,8 +367,8 @@ def _unread(_: Key) -> Payload:
 
 
 def _taken_along(kind: int, waiting: Sequence[WaitingForHome]) -> tuple[Group, int, list[int]]:
-    """Return the waiting records to send home before a record of ``kind``, the offset at which they
-    waited, and the offsets that it replaces: a schedule replaces the schedule just before it.
+    """Return the users' records in ``waiting`` to send home before a record of ``kind``; the offset
+    of the record of ``waiting`` that this settles, or ``SETTLES_NOTHING``; and replaced offsets.
     """
     carried: Group = ()
     took, replaced = SETTLES_NOTHING, []
@@ -388,12 +386,12 @@ def _one(output: Output | None) -> list[Output] | None:
 
 
 def _took(told: Sequence[Output | None], outputs: list[Output]) -> bool:
-    """Add the outputs ``told`` to ``outputs``, or nothing if one is None; return whether added."""
+    """Extend ``outputs`` by all of ``told`` and return True; if one is None, return False only."""
     return _took_all([_one(one) for one in told], outputs)
 
 
 def _took_all(parts: Sequence[list[Output] | None], outputs: list[Output]) -> bool:
-    """Add all ``parts`` to ``outputs``, or nothing if one is None; return whether added."""
+    """Extend ``outputs`` by all ``parts`` and return True; if one is None, return False only."""
     found = [part for part in parts if part is not None]
     if len(found) < len(parts):
         return False

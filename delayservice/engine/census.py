@@ -1,15 +1,16 @@
 """Counts of a shard's pending records, by target and by due time.
 
-Updated as records are stored, and rebuilt by each scan of the disk. Counts are by the minute of the
-key, those of parked records by its second. A minute is dropped as a whole when K (the key of the
-shard's cursor) has passed it. Three facts don't follow from the key alone:
+They are updated as records are stored, and made anew by each scan of the disk. Counts are by the
+minute of the key, those of parked records by its second. A minute is dropped as a whole when K (the
+key of the shard's cursor) has passed it. Three facts don't follow from the key alone:
 
 - The key of a record that is due beyond the roll window is its roll time. It counts by the hour or
   the day in which it is due.
 - A cancel names key and id of the record that it cancels, not the target. One record of the target
   with the most records with an id in that minute is subtracted: the sum is always right, and the
   counts of targets are right again when K has passed that minute.
-- Settled records of the minute of K are still counted; ``by_target`` scales them to what is left.
+- Settled records of the minute of K are still counted; ``by_target`` reduces the counts of that
+  minute in proportion.
 """
 
 from __future__ import annotations
@@ -60,8 +61,8 @@ class TopicCounts(msgspec.Struct):
 
     Attributes:
         pending: number of all pending records.
-        within: numbers of records that are past due or due within each time of
-            ``query.HORIZONS_MS``; empty for level topics, where they are not known.
+        within: numbers of records that are past due or due within 5 s, 10 s … 24 h (one for each
+            time in ``inspection.query.HORIZONS_MS``); empty for level topics: not known.
         targets: numbers by target; some targets may be combined under ``OTHERS``.
     """
 
@@ -146,8 +147,8 @@ class Census:
         self._targets[group[0]] += 1
 
     def _count(self, counts: dict[Any, int], group: Any, count: int = 1) -> str:  # noqa: ANN401  # near or far
-        """Add ``count`` to a group; return the target under which it is counted: ``OTHERS`` if
-        there are too many groups.
+        """Add ``count`` to ``group`` in ``counts``; return the target under which it is counted:
+        its own, or ``OTHERS`` if there are ``ENTRIES_MAX`` counts.
         """
         if group not in counts:
             if self._entries >= ENTRIES_MAX:
@@ -205,8 +206,8 @@ class Census:
 
     def lumps(self, start_ms: int, stop_ms: int) -> list[Lump]:
         """Return ``(start_ms, stop_ms, count)`` of records with keys in ``[start_ms, stop_ms)``,
-        epoch ms, whole minutes: of parked records by second, of those due beyond the roll window by
-        the hour or day of their due time, of all others by minute.
+        epoch ms, whole minutes: of parked records by second; of those due beyond the roll window by
+        the hour or day of their due time, which may end after ``stop_ms``; of others by minute.
         """
         found = [
             (second * SECOND_MS, (second + 1) * SECOND_MS, sum(counts.values()))
@@ -247,7 +248,7 @@ class Census:
 
     def cancelled(self, start_ms: int, stop_ms: int) -> list[Lump]:
         """Return ``(start_ms, stop_ms, -count)`` of cancelled records for each second of
-        ``[start_ms, stop_ms)``, epoch ms, to correct counts of stored records.
+        ``[start_ms, stop_ms)``, epoch ms, by which counts of stored records are too high.
         """
         return [
             (second * SECOND_MS, (second + 1) * SECOND_MS, -count)

@@ -52,7 +52,7 @@ class LastRead(NamedTuple):
     """Offset of a record, and epoch of the partition leader that appended it; -1: not known.
 
     Leaders of a partition have ascending epochs, so a record that was read before a truncation
-    differs from one that was written in its place. An epoch without an offset is the highest epoch
+    differs from one that was written in its place. With the offset -1, the epoch is the highest one
     of the records up to H.
     """
 
@@ -100,7 +100,7 @@ class Checkpoint:
 
 
 def fingerprint(secret: bytes) -> str:
-    """Return 16 hexadecimal digits that identify a secret, from which it can't be derived."""
+    """Return 16 hexadecimal digits that identify a secret, but don't reveal it."""
     return hashlib.blake2b(secret, digest_size=8, person=b"delay-secret").hexdigest()
 
 
@@ -160,7 +160,7 @@ class _ShardFacts(msgspec.Struct):
 
 
 class _Facts(msgspec.Struct):
-    """Fields that every version of a checkpoint has."""
+    """Fields that are checked when a checkpoint is read; version 1 may lack the last two."""
 
     v: int
     slice: int
@@ -202,7 +202,7 @@ UNKNOWN_STANDING: Final = Standing(0, 0, is_numbered=False)
 
 def standing_of(slice_no: int, data: bytes) -> Standing:
     """Return the place of a checkpoint in the order of those of its slice. For a newer version it
-    is ``UNKNOWN_STANDING``: that version is refused only where it has to be followed.
+    is ``UNKNOWN_STANDING``: only ``decode_checkpoint`` refuses a newer version.
 
     Args:
         slice_no: the slice in the record's key.

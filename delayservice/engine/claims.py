@@ -7,8 +7,8 @@ topic, which has one partition, so that the claims of a slice have one order::
     key    b"<slice>:<writer>"
     value  {"v": 1, "slice": 3, "writer": "…", "node": "n1", "word": "claim" | "release", "turn": 5}
 
-``turn`` counts the claims of a writer, to distinguish its newest claim from a released one. A null
-value (a tombstone) means that the writer was fenced and may be forgotten.
+``turn`` rises with each claim of a writer, to distinguish its newest claim from a released one. A
+null value (a tombstone) means that the writer was fenced and may be forgotten.
 
 A new owner must fence every writer that may still commit for the slice: those whose last record
 below its own claim is a claim at or above *the claim under which the newest checkpoint was
@@ -34,8 +34,8 @@ _DIGITS_MAX: Final = 10
 
 
 class Word(NamedTuple):
-    """Last claim of a writer for a slice, or its last release (``is_release``), at ``offset`` of
-    the claims topic.
+    """Newest record of a writer about a slice, at ``offset`` of the claims topic. ``is_release``:
+    True: it is a release; False: it is a claim.
     """
 
     offset: int
@@ -47,7 +47,7 @@ class Claimed(NamedTuple):
 
     Attributes:
         offset: offset of the claim in the claims topic; checkpoints under this claim name it.
-        before: by writer, the last claim or release of each other writer below this claim.
+        before: newest claim or release below this claim of each other writer, by writer.
     """
 
     offset: int
@@ -70,8 +70,8 @@ def encode_word(
     slice_no: int, writer: str, node_id: str, word: str, turn: int | None = None
 ) -> bytes:
     """Return the value of a claim or release of a slice. ``word``: ``CLAIM`` or ``RELEASE``;
-    ``turn``: number of the claim among those of this writer, higher than of all earlier ones; None:
-    not numbered.
+    ``turn``: number of the claim, or of the released one, higher than that of each earlier claim of
+    this writer; None: not numbered.
     """
     said = {"v": VERSION, "slice": slice_no, "writer": writer, "node": node_id, "word": word}
     return msgspec.json.encode(said if turn is None else said | {"turn": turn})
@@ -119,17 +119,19 @@ def names_to_fence(claimed: Claimed, tenure: Tenure | None, me: str) -> frozense
 
 
 class ClaimLog:
-    """Last claim or release of each writer for each slice, as the claims topic is read in order."""
+    """Newest claim or release of each writer for each slice, in the part of the claims topic that
+    was read.
+    """
 
     def __init__(self) -> None:
         self._words: dict[int, dict[str, Word]] = {}
         self._claimed: dict[int, tuple[int, Claimed]] = {}
-        """Newest claim of this process's writer by slice, each with its number among its claims."""
+        """Newest claim of this process's writer, with its number (``turn``), by slice."""
         self._me = ""
 
     def enter(self, writer: str) -> None:
-        """Make ``writer`` the writer of this process; claims of its earlier writer no longer
-        count.
+        """Make ``writer`` the writer of this process, whose claims ``claimed`` returns from now
+        on.
         """
         self._me = writer
         self._claimed.clear()
@@ -158,9 +160,8 @@ class ClaimLog:
         words[writer] = Word(offset, is_release)
 
     def claimed(self, slice_no: int, above: int = -1) -> Claimed | None:
-        """Return the newest claim of this process's writer for a slice if its number among the
-        writer's claims is above ``above``, else None. The offset stands for the number of a claim
-        without one.
+        """Return the newest claim of this process's writer for a slice if its number (``turn``) is
+        above ``above``, else None. A claim without a number has its offset as number.
         """
         turn, found = self._claimed.get(slice_no, (-1, None))
         return found if turn > above else None
@@ -176,8 +177,8 @@ _decode_said = msgspec.json.Decoder(_Said).decode
 
 
 def _read_word(value: bytes) -> tuple[bool, int | None]:
-    """Return whether the value is a release, and the claim's number among its writer's claims;
-    None: it has no number.
+    """Return whether the value is a release, and the number of the claim (``turn``); None: it has
+    no number. Raise ``KafkaEdgeError`` if the value can't be read, or is of a newer version.
     """
     try:
         said = _decode_said(value)

@@ -23,8 +23,8 @@ class DiskLevel(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Watermarks:
-    """Used part of the disk, percent, at which each level begins, ascending. A level ends when the
-    use is ``resume_below`` percentage points below its begin.
+    """Used parts of the disk, percent, at which the levels start, ascending. A level ends when the
+    used part is ``resume_below`` percentage points below its start.
     """
 
     warn: float

@@ -1,11 +1,11 @@
 """Limits of deliveries: rates of target topics, and caps of records per second of due time.
 
-A record over a limit is requeued for a later instant, its *turn*. So no record waits in memory, and
-no other record is held up. Pure; ``now_ms`` is an input.
+A record over a limit is requeued for a later instant (``turn_ms`` if a rate gives it). So no record
+waits in memory, and no other record is held up. Pure; ``now_ms`` is an input.
 
-All of this is decided when a record is settled, never when it is read: the key of a record must be
-a pure function of the log (design rule 2), which a rate is not. The decision is a fact of the log
-afterwards: the key of the requeued record.
+All of this is decided when a record is settled, never when it is read: the key of a record must
+follow from the log alone (design rule 2), and not from a rate. Afterwards the log holds the
+decision, as the key of the requeued record.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ AHEAD_MS: Final = 50
 """Longest time, ms, from now to the instant given by a rate for which a record is not requeued but
 delivered at once, because requeuing takes as long."""
 BURST_MS: Final = 1_000
-"""Time of which missed deliveries may be made up at once after an outage, ms."""
+"""Length of the time whose missed deliveries may be made up at once after an outage, ms."""
 _KEPT_S: Final = 3_600
 """Time for which counts of records in a second of due time are kept after that second, seconds."""
 _BEHIND_S: Final = 60
@@ -103,7 +103,8 @@ class Flow:
     """Use of one slice's rates and caps so far. Not thread-safe.
 
     Attributes:
-        over_cap: number of committed records beyond the largest number in their second.
+        over_cap: number of records beyond the cap of their second, in all transactions that were
+            committed since the start.
     """
 
     def __init__(self, rules: FlowRules) -> None:
@@ -179,9 +180,9 @@ class Flow:
         return turn_ms
 
     def may_go(self, target: str, now_ms: int) -> bool:
-        """Return whether a record whose instant by the rate has come may be delivered to ``target``
-        at ``now_ms``, epoch ms, and count it then; False: deliveries missed in an outage would be
-        made up too fast.
+        """Return whether a record whose ``turn_ms`` has come may be delivered to ``target`` at
+        ``now_ms``, epoch ms; if so, count the delivery. False: deliveries that were missed in an
+        outage would be made up too fast.
         """
         earliest_ms = self._earliest_ms(target, now_ms)
         if earliest_ms > now_ms:
@@ -193,8 +194,8 @@ class Flow:
         return max(self._went_ms.get(target, 0.0), float(now_ms - BURST_MS))
 
     def observe(self, target: str, turn_ms: int) -> None:
-        """Note ``turn_ms``, epoch ms, the delivery time of a requeued record that was read from the
-        log, so that the rate of ``target`` gives later records later times.
+        """Note the ``turn_ms``, epoch ms, of a requeued record that was read from the log, so that
+        the rate of ``target`` gives other records later instants.
         """
         interval_ms = self._interval_ms(target)
         if interval_ms:
@@ -204,8 +205,8 @@ class Flow:
     # --- caps ----------------------------------------------------------------------------------
 
     def second_ms(self, shard: str, due_ms: int, now_ms: int) -> int | None:
-        """Take a place in the second of a due time, or in the next second with room. A record that
-        is over a minute late is not moved, because a search through a day's seconds takes minutes.
+        """Take a place in the second of a due time, or in the next second with room. A record over
+        a minute late is not moved: the search through the seconds of a day would take minutes.
 
         Args:
             shard: the delay topic.
@@ -239,8 +240,8 @@ class Flow:
     # --- commit --------------------------------------------------------------------------------
 
     def commit(self, now_ms: int) -> None:
-        """Keep the delivery times and places given since the last commit or abort. ``now_ms``: now,
-        epoch ms; what no longer matters then is dropped from time to time.
+        """Keep the instants and places given since the last commit or abort. At times, drop those
+        that no longer limit deliveries at ``now_ms``, epoch ms.
         """
         for numbers in self._all:
             numbers.commit()
@@ -251,14 +252,14 @@ class Flow:
             self._forget(now_ms)
 
     def abort(self) -> None:
-        """Drop the delivery times and places given since the last commit or abort."""
+        """Drop the instants and places given since the last commit or abort."""
         for numbers in self._all:
             numbers.abort()
         self._over_cap = 0
 
     def _forget(self, now_ms: int) -> None:
-        """Drop seconds and delivery times that have passed at ``now_ms``, epoch ms, and no longer
-        limit deliveries.
+        """Drop the seconds and instants before ``now_ms``, epoch ms, that no longer limit
+        deliveries.
         """
         since_s = now_ms // _SECOND_MS - _KEPT_S
         for seconds in (self._taken, self._with_room):

@@ -6,8 +6,8 @@ from collections import deque
 from typing import Final
 
 AHEAD_MS: Final = 5_000
-"""Time, ms, that the log needs at its recent growth to reach the start of a new contract, which
-lies above the end of the log by as many offsets.
+"""Time, ms, in which the log reaches the first offset of a new contract at its recent growth: a new
+contract starts so far above the end of the log.
 
 Every replica must read the checkpoint with the contract before it reads records under it. That
 takes a commit and a fetch: about 10 ms, and a second or two on a busy cluster."""

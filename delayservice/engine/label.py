@@ -32,7 +32,7 @@ class Label:
             secrets signed it.
         gaps: ranges of offsets that retention had deleted before they were read.
         last: the last record that was read, by which a truncation of the log is detected.
-        read_to: offset up to which the log was read; no record lies between ``last`` and it.
+        read_to: offset up to which the log was read; no record lies between it and ``last``.
     """
 
     contracts: Contracts
@@ -43,8 +43,8 @@ class Label:
     read_to: int = 0
 
     def doubt(self, stop: int, contracts: Contracts, secrets: AbstractSet[str]) -> str:
-        """Return why the store's records at offsets below ``stop`` would be read differently by
-        ``contracts`` and ``secrets`` (fingerprints), as text; empty: they would not.
+        """Return as text why ``contracts`` and ``secrets`` (fingerprints) would read the log below
+        offset ``stop`` differently from what the store holds; empty: they would not.
         """
         if not self.contracts.agree_below(stop, contracts):
             return "stored by other parameters"

@@ -25,7 +25,9 @@ class Lag:
         self._reached_s = -math.inf
 
     def never_served(self, now_s: float) -> None:
-        """Note that the slice has no checkpoint, so no lag; ``now_s``: monotonic clock, seconds."""
+        """Note that the slice has no checkpoint, so that its copy has no lag; ``now_s``: monotonic
+        clock, seconds.
+        """
         self.heard({}, now_s)
 
     def heard(self, offsets: Mapping[str, int], now_s: float) -> None:

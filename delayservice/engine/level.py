@@ -1,4 +1,5 @@
-"""One partition of a level topic: rows in, outputs out, in the order of the log.
+"""Settles one partition of a level topic: rows in, outputs out, in the order of the log. A *row* is
+a record as the consumer returned it.
 
 All of its records wait equally long from the moment at which the broker appended them. So the log
 is in due order, Kafka is the store, and the cursor is H alone: the next records are fetched ahead,
@@ -6,11 +7,11 @@ and the first is settled when it is due. Later ones wait for it, even if the bro
 back between the two and they are due earlier.
 
 K only follows: it is the highest key that H has passed, so that rule 1 applies, and the topic can
-become a normal delay topic. Rules 3 to 8 and 10 to 14 don't apply: no record has an id or is
-pending below H, and no record is requeued here. By rule 7, H waits for the end of the log at
-take-over because a cancel or a requeued record may lie between. Here the outcome of a record
-depends on no other record, so a new owner begins at H at once. Open transactions of users need no
-care: a read-committed log ends before them.
+become a normal delay topic. Rules 3 to 8 and 10 to 14 of ``docs/internals/design.md`` don't apply:
+no record has an id or is pending below H, and records are requeued to another delay topic only. By
+rule 7, H waits for the end of the log at take-over because a cancel or a requeued record may lie
+between. Here the outcome of a record depends on no other record, so a new owner begins at H at
+once. Open transactions of users need no care: a read-committed log ends before them.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from delayservice.engine.settle import Settler
 from delayservice.engine.verdicts import Verdicts
 
 _INPUT = frozenset((*RULES, *(alias.header for alias in ALIASES), *COPY_NAMES))
-"""Names of headers that the service reads or drops on level topics; all others are delivered."""
+"""Names of headers that are for the service on level topics; all others are delivered."""
 _TARGETS_MAX = 1_024
 _NO_COPIES = "the service writes no copies to level topics"
 
@@ -123,8 +124,8 @@ class LevelRecords:
 
     def _settle_any(self, row: Row, now_ms: int, plain_text: bytes | None) -> Output | None:
         """Return the output of a record that ``settle`` does not settle itself; None: it can't be
-        settled now. ``plain_text``: value of its target header, under which its target is cached;
-        ``b""``: the record is invalid or has other input headers.
+        settled now. ``plain_text``: value of its target header, None without one, under which its
+        target is cached. ``b""``: cache nothing, as it is invalid or has other input headers.
         """
         offset, kind, key_ms, _, payload, extra = self._reader.read(*row)
         if kind == INVALID:
@@ -157,7 +158,7 @@ class LevelShard:
     """
 
     is_walked = True
-    """Always True: a level topic has no separate pass over offsets that may be unfinished."""
+    """Always True: unlike ``Shard``, there is no queue of records that H still has to pass."""
     is_filling = False
     """Always False: a commit frees no room, because fetched rows wait for their due times."""
 
@@ -191,8 +192,8 @@ class LevelShard:
         self._records = records
 
     def go_back(self, offset: int) -> None:
-        """Drop all fetched rows and settle again from source offset ``offset``, because the log was
-        truncated there.
+        """Drop all fetched rows and settle from source offset ``offset`` on, because the log was
+        truncated there and holds other records now.
         """
         self._begin(Cursor(self.committed.key, offset))
 
@@ -215,7 +216,7 @@ class LevelShard:
 
     @property
     def pending(self) -> int:
-        """Return the number of pending offsets, those of transaction markers included."""
+        """Return the number of offsets from H to the known end, transaction markers included."""
         return self.stored - self.committed.offset
 
     def ingest(self, rows: Sequence[Row], stop: int) -> None:

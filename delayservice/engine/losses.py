@@ -1,9 +1,9 @@
 """Offsets that retention deleted before they were read, and the records that they put in doubt.
 Pure.
 
-A *gap* is a fact about one store: offsets that it never read. A cancel, a replacement or a fire
-among them may have settled any record with an id that lies below, if some owner has passed it. A
-*lost range* is a fact about the shard, kept in its checkpoint: offsets that no owner has processed,
+A *gap* belongs to one store: offsets that it never read. If an owner has processed a cancel, a
+replacement or a fire among them, it may have settled any record with an id at a lower offset. A
+*lost range* belongs to the shard, and is in its checkpoint: offsets that no owner has processed,
 because H skipped them. Records in a gap that are also in a lost range had no effect.
 """
 
@@ -18,9 +18,9 @@ the oldest lost ranges are dropped."""
 
 
 class Gap(NamedTuple):
-    """Offsets ``[first, stop)`` that were deleted unread. If ``below`` equals ``stop``, the store
-    lacks them; else only the search for cancellers of requeued records at offsets ``[stop, below)``
-    lacks them.
+    """Offsets ``[first, stop)`` that retention deleted before they were read. If ``below`` equals
+    ``stop``, the store lacks their records. Else only a search of the log for cancellers lacks
+    them, of the requeued records at offsets ``[stop, below)``.
     """
 
     first: int
@@ -29,8 +29,8 @@ class Gap(NamedTuple):
 
     @property
     def is_of_store(self) -> bool:
-        """Return whether the store lacks the records of the gap; False: only the search for
-        cancellers of requeued records lacks them.
+        """Return whether the store lacks the records of the gap; False: only a search of the log
+        for cancellers lacks them.
         """
         return self.below == self.stop
 
@@ -45,7 +45,8 @@ class Gap(NamedTuple):
 
 class Lost(NamedTuple):
     """Offsets ``[first, stop)`` that a new owner skipped, because retention had deleted them before
-    they were settled. Its store had read those below ``unread``; no owner has read the rest.
+    they were settled. The owner's store had read those below ``unread``; no owner has read the
+    others.
     """
 
     first: int
@@ -66,8 +67,8 @@ def with_gap(gaps: Sequence[Gap], gap: Gap) -> tuple[Gap, ...]:
 
 
 def stored_without_gap(gaps: Iterable[Gap], start: int, stored: int) -> int:
-    """Return the end of the offsets from ``start`` on that a store has read without a gap.
-    ``stored``: the next offset that it will read.
+    """Return the offset up to which, exclusive, a store has read all offsets from ``start`` on.
+    ``gaps``: its gaps; ``stored``: the next offset that it will read.
     """
     lacking = [max(gap.first, start) for gap in gaps if gap.stop > start and gap.is_of_store]
     return min([stored, *lacking])
@@ -80,7 +81,7 @@ def skipped(ranges: tuple[Lost, ...], h: int, stored: int, log_start: int) -> tu
 
     Args:
         ranges: the lost ranges in the checkpoint.
-        h: the source offset of the checkpoint's cursor, at which the owner goes on.
+        h: H of the checkpoint's cursor, from which the owner goes on.
         stored: the offset up to which the owner's store has read all offsets from ``h`` on.
         log_start: the first offset that the log holds.
     """
@@ -91,8 +92,8 @@ def skipped(ranges: tuple[Lost, ...], h: int, stored: int, log_start: int) -> tu
 
 
 def doubtful(gaps: Iterable[Gap], ranges: Sequence[Lost]) -> tuple[Gap, ...]:
-    """Return the gaps in which an unread record may have settled records of the store: those that
-    the lost ranges ``ranges`` do not cover. For an owner that has passed all gaps.
+    """Return the gaps whose records an owner may have processed, so that they may have settled
+    records of the store: those that the lost ranges ``ranges`` do not cover.
     """
     return tuple(gap for gap in gaps if not _was_skipped(gap, ranges))
 

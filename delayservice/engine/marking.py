@@ -2,7 +2,8 @@
 
 Source: design rules 3 and 13. A record with a key above the committed K is kept. A user record with
 an id **marks** the latest unmarked earlier record of that id with its own offset. No record is
-deleted here.
+deleted here. The *base* of a requeued record is the first offset at which a record of its id
+cancels it.
 """
 
 from __future__ import annotations
@@ -22,12 +23,12 @@ record of the id before the offset that nothing has cancelled, replaced or fired
 
 Scans: TypeAlias = Mapping[int, int]
 """By the offset of a requeued record with an id: the offset of the first user record of that id in
-``[base, offset)``, which settles the requeued one, or ``NO_MARK``."""
+``[base, offset)``, which cancels, replaces or fires the requeued one, or ``NO_MARK``."""
 
 
 class CopyScan(NamedTuple):
-    """Search of the log for the first user record of an id at offsets ``[base, copy_offset)``,
-    which settles the requeued record at ``copy_offset`` with key ``key_ms`` (rule 13).
+    """Search to be made in the log, for the first user record of an id at offsets ``[base,
+    copy_offset)``: it settles the requeued record at ``copy_offset`` with key time ``key_ms``.
     """
 
     key_ms: int
@@ -69,8 +70,8 @@ def additions(
         committed_key: K of the newest checkpoint; records with this key or a lower one are late and
             are not stored.
         latest_unmarked: the id index as of everything stored before ``entries``.
-        scans: for every requeued record with an id among ``entries``, the offset of the record that
-            settles it.
+        scans: the offset of the record that settles it, or ``NO_MARK``, of every requeued record
+            with an id among ``entries``.
     """
     k_ms, k_offset = committed_key
     # Compared part by part: a tuple for each record would take a fifth of this (bench whole).
@@ -100,8 +101,8 @@ class _Names:
         self._overlay: dict[bytes, Key | None] = {}
 
     def user(self, record_id: bytes, key_ms: int, offset: int, *, pending: bool) -> None:
-        """Mark the latest unmarked record of the id with ``offset``; if ``pending``, the user
-        record at ``offset`` becomes the latest one.
+        """Mark the latest unmarked record of the id with ``offset``. Then the user record at
+        ``offset`` is the latest unmarked one if ``pending``; else there is no such record.
         """
         victim = (
             self._overlay[record_id]
@@ -115,9 +116,9 @@ class _Names:
         self._overlay[record_id] = (key_ms, offset) if pending else None
 
     def copy(self, record_id: bytes, key_ms: int, offset: int, x: int, *, pending: bool) -> None:
-        """Add the id of a requeued record. It is marked by ``x``, the offset of the record that
-        settles it, or becomes the latest unmarked record if ``x`` is ``NO_MARK``. It marks no other
-        record.
+        """Add the id of a requeued record, if ``pending``. The record is marked by ``x``, the
+        offset of the record that settles it, or becomes the latest unmarked one if ``x`` is
+        ``NO_MARK``. It marks no other record.
         """
         if not pending:
             return
@@ -129,8 +130,8 @@ class _Names:
 
 
 class RecentNames:
-    """Offsets of recent user records with ids. They save most searches of the log for the canceller
-    of a requeued record.
+    """Offsets of recent user records by their ids, which save most searches of the log for the
+    canceller of a requeued record.
 
     Bounded: above twice ``limit`` records, the oldest are dropped down to ``limit``, and the range
     ``[start, stop)`` of known offsets shrinks. A gap in the reading starts a new range.

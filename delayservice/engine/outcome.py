@@ -19,13 +19,14 @@ FIRED: Final = 8
 RECURRED: Final = 9
 """Outcome of an output that appends a schedule's next occurrence; it settles no record."""
 PACED: Final = 10
-"""Outcome of a record over a rate or cap, which was requeued for a later instant."""
+"""Outcome of a record requeued for a later instant, because it is over a rate or cap, or its
+target can't take it in the open transaction."""
 FORWARDED: Final = 11
 """Outcome of a record that was sent to the home partition of its id; ``due_ms`` of its output is
 the record's append time."""
 
 COPIES: Final = frozenset({ROLLED, PARKED, RECURRED, PACED})
-"""Outcomes whose outputs are requeued records in a delay topic, which the service reads again."""
+"""Outcomes whose outputs go to a delay topic, as requeued records that the service reads again."""
 
 OUTCOME_NAMES: Final = (
     "delivered",
@@ -70,9 +71,10 @@ class Tally:
     Attributes:
         records: number of outputs.
         counts: number of outputs of each outcome, by the outcome's number.
-        delivered: due times of delivered records, epoch ms, by delay topic and target.
-        apart: by kind (``PAST_DUE``, ``RESUMED``, ``SENT_HOME``), the instants from which lateness
-            counts, epoch ms: when records were written, or until when they were put off.
+        delivered: due times of delivered records, epoch ms, by delay topic and target topic;
+            without the records in ``apart``.
+        apart: by kind (``PAST_DUE``, ``RESUMED``, ``SENT_HOME``), the instant from which the
+            lateness of each record counts, epoch ms: when it was written, or the end of its wait.
         codes: ``delay-error`` of each dead letter.
     """
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 _COMMITS_OF_TIME = 1.5
-"""Interval between commits as a multiple of a commit's duration."""
+"""Interval between the starts of two commits, as a multiple of the mean duration of a commit."""
 _SMOOTHING = 0.2
 
 
@@ -12,7 +12,8 @@ class Pacer:
 
     A transaction costs a few milliseconds of waiting and broker work, however many records it
     holds. So under load each should hold more; when idle, the first due record should not wait. The
-    interval follows the measured duration of commits, within bounds.
+    interval follows the measured duration of commits, between ``interval_ms_min`` and
+    ``interval_ms_max``, milliseconds.
     """
 
     def __init__(self, interval_ms_min: float, interval_ms_max: float) -> None:

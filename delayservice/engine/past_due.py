@@ -25,8 +25,9 @@ class PastDue(dict[int, int]):
         self._keys_ms: dict[int, int] = {}
 
     def note(self, rows: Sequence[Row], entries: Sequence[Entry]) -> None:
-        """Note the append times of the rows that were due before they were written. ``entries``:
-        the decoded record of each row, in order.
+        """Note the append times of those ``rows`` (consumed records) that were due before they were
+        written, as long as fewer than ``NOTED_MAX`` are noted. ``entries``: the rows decoded, in
+        the same order.
         """
         found = [
             (entry[0], row[1], entry[2])

@@ -1,6 +1,6 @@
 """Pauses by operators, of deliveries to a target or of a delay topic, as JSON.
 
-A row of the pauses topic has the key ``target:NAME`` or ``topic:NAME``; a null value ends the
+A record of the pauses topic has the key ``target:NAME`` or ``topic:NAME``; a null value ends the
 pause.
 """
 
@@ -44,7 +44,7 @@ def encode_key(paused: Paused) -> bytes:
 
 
 def decode_key(key: bytes | None) -> Paused | None:
-    """Return what a row of the pauses topic pauses, by its key; None: this version does not know
+    """Return what a record of the pauses topic pauses, by its key; None: this version does not know
     the kind.
     """
     kind, _, name = (key or b"").decode("utf-8", "replace").partition(":")
@@ -56,8 +56,8 @@ _decode = msgspec.json.Decoder(Pause).decode
 
 
 def decode_pause(value: bytes) -> Pause:
-    """Return the pause in the value of a row of the pauses topic. A value that can't be read counts
-    as a pause that began at 0.
+    """Return the pause in the value of a record of the pauses topic. A value that can't be read
+    counts as a pause that began at 0.
     """
     try:
         return _decode(value)
@@ -66,7 +66,11 @@ def decode_pause(value: bytes) -> Pause:
 
 
 class Pauses:
-    """All pauses at one moment. Immutable."""
+    """All pauses at one moment. Immutable.
+
+    Attributes:
+        all: each pause, by its scope.
+    """
 
     def __init__(self, pauses: Mapping[Paused, Pause] = MappingProxyType({})) -> None:
         self.all = MappingProxyType(dict(pauses))

@@ -30,7 +30,9 @@ exclusive. A negative number corrects other counts of that stretch."""
 
 @dataclass(slots=True)
 class Additions:
-    """Records, ids and marks that a store must append, in offset order, for source records read."""
+    """Records, ids and marks that a store must append after source records were read, each list in
+    the order of the source offsets.
+    """
 
     frames: list[Frame] = field(default_factory=list)
     named: list[Named] = field(default_factory=list)

@@ -36,8 +36,9 @@ class Run(NamedTuple):
 
 
 class Trouble(NamedTuple):
-    """Partition of a delay topic that can't be read, and why. ``has_moved``: its log no longer
-    holds the offset to be read next. ``is_truncated``: that is because the log has lost its end.
+    """Partition of a delay topic that can't be read. ``why``: the reason, for people;
+    ``has_moved``: whether its log no longer holds the offset to be read next; ``is_truncated``:
+    whether that is because the log has lost its end.
     """
 
     place: Place
@@ -83,22 +84,22 @@ class Source(Protocol):
     """Consumer of a worker's partitions of delay topics; it returns committed records only."""
 
     def seek(self, place: Place, offset: int, last_read: LastRead = NOTHING_READ) -> None:
-        """Start or continue to read a partition at source offset ``offset``. ``last_read``: the
-        last record read before, if known; if the log holds another record in its place, a
-        ``Trouble`` is reported.
+        """Read a partition from source offset ``offset`` on, instead of where it is read now.
+        ``last_read``: the last record below that was read, if known. If the log holds another
+        record in its place, ``take_troubles`` returns a ``Trouble``.
         """
 
     def drop(self, place: Place) -> None:
         """Stop reading a partition."""
 
     def poll(self, timeout_s: float, limit: int, gather_s: float = 0.0) -> list[Run]:
-        """Return fetched records, about ``limit`` at most; wait up to ``timeout_s`` for the first,
-        and then up to ``gather_s`` for more. Each ``Run`` starts where the previous one of its
-        partition stopped.
+        """Return fetched records, about ``limit`` at most; wait up to ``timeout_s`` seconds for the
+        first, and then up to ``gather_s`` seconds for more. Each ``Run`` starts where the previous
+        one of its partition stopped.
         """
 
     def wake(self) -> None:
-        """End the present or next wait of ``poll`` early. Thread-safe."""
+        """End the present wait of ``poll``, or else the next one, early. Thread-safe."""
 
     def take_troubles(self) -> Sequence[Trouble]:
         """Return a ``Trouble`` for each partition that could not be read since the last call."""
@@ -118,15 +119,18 @@ class Source(Protocol):
         """Return the id of the topic that has this name now; None when the topic is missing."""
 
     def scan(self, place: Place, start: int, stop: int) -> Iterator[Run]:
-        """Yield the records at offsets ``[start, stop)`` of a partition; where ``poll`` goes on
-        does not change.
+        """Yield the records at offsets ``[start, stop)`` of a partition, without effect on the
+        position of ``poll``.
+
+        Raises:
+            KafkaEdgeError: the log no longer holds these offsets, or Kafka does not answer.
         """
 
 
 class Control(NamedTuple):
     """Record about a slice that is committed with the outputs: its checkpoint if ``writer`` is
-    empty, else a claim or release by that writer. ``value`` None: a tombstone, by which the writer
-    is forgotten.
+    empty, else a claim or release by that writer. ``value`` None: a tombstone, which deletes the
+    writer's claim or release.
     """
 
     slice_no: int
@@ -150,7 +154,7 @@ class Sink(Protocol):
 
     def send(self, place: Place, outputs: Sequence[Output]) -> None:
         """Write outputs of the shard ``place``. They become visible with the next commit; under the
-        guarantee ``at_least_once``, outputs to target topics are visible at once.
+        guarantee ``at_least_once``, those with outcome ``DELIVERED`` are visible at once.
 
         Raises:
             RefusedError: one of the outputs can never be written.
@@ -164,12 +168,13 @@ class Sink(Protocol):
         Raises:
             RefusedError: the broker refused some outputs; the transaction was aborted.
             TransactionAbortedError: it was aborted for another reason; no output is visible.
-            OwnershipLostError: the writer is fenced, or the outcome of the commit is unknown.
+            OwnershipLostError: the writer is fenced, or the result of the commit is unknown.
+            KafkaEdgeError: the commit failed in another way; the writer can't be used any more.
         """
 
     def abort(self) -> None:
         """Abort all outputs sent since the last commit. Don't call it after a commit with an
-        unknown outcome.
+        unknown result.
 
         Raises:
             OwnershipLostError: the writer is fenced, or the abort itself failed.
@@ -191,18 +196,19 @@ class WritableTargets(Protocol):
         """Return the targets that can be written to, as far as is known."""
 
     def obstacle(self, target: Target) -> tuple[str, str] | None:
-        """Return why a target can't be written to now, as code and detail. None: it can be written
-        to, and is in ``fit`` unless its topic takes only small batches or needs keys. Code
-        ``TARGET_ASKED``: the cluster is being asked, and the shard waits. Code ``TARGET_LATER``:
-        the record is put off.
+        """Return why a target can't be written to now, as code and detail; None: it can be. If it
+        still is not in ``fit``, ``refusal`` has to be called for each record, because the topic
+        takes only small batches, or needs keys. Code ``TARGET_ASKED``: the cluster is being asked,
+        and the shard has to wait. Code ``TARGET_LATER``: it is asked about too many topics already,
+        and the record has to be requeued.
         """
 
     def refusal(
         self, topic: str, key: bytes | None, value: bytes | None, headers: Headers
     ) -> tuple[str, str] | None:
         """Return why a writable topic refuses this record, as code and detail. None: it accepts the
-        record, which then counts as part of the open transaction. Code ``TARGET_LATER``: a later
-        transaction may hold the record.
+        record, whose bytes then count as part of the open transaction. Code ``TARGET_LATER``: the
+        topic can take it in a later transaction.
         """
 
 
@@ -223,7 +229,9 @@ class Checkpoints(Protocol):
     """Newest checkpoints of all slices, as they were read back from the checkpoint topic."""
 
     def take_news(self) -> Collection[int]:
-        """Return the slices of which newer checkpoints were read back since the last call."""
+        """Return the slices of which a newer checkpoint, or a record that is no valid one, was read
+        back since the last call.
+        """
 
     def read_back(self, slice_no: int) -> ReadBack | None:
         """Return the newest checkpoint of a slice, the same object until a newer one is read back;
@@ -231,14 +239,12 @@ class Checkpoints(Protocol):
         """
 
     def is_unserved(self, slice_no: int) -> bool:
-        """Return whether the whole checkpoint topic was read and holds no checkpoint of the
-        slice.
-        """
+        """Return whether the whole checkpoint topic was read, and holds no record of the slice."""
 
     def take_cuts(self, slice_no: int) -> Sequence[ReadBack]:
-        """Return the checkpoints read back since the last call at which the stores of all nodes are
-        to be compared. They are the same on every node, and not newer than the result of
-        ``read_back``.
+        """Return the checkpoints read back since the last call at which the copies of the slice are
+        to be compared, oldest first. They are the same on every node, and not newer than the result
+        of ``read_back``.
         """
 
 
@@ -253,26 +259,25 @@ class Succession(Protocol):
         """Make the transactional id ``writer`` the writer of this process. Does not block."""
 
     def confirm(self, slices: Collection[int]) -> frozenset[int]:
-        """Return those of the slices that ZooKeeper still assigns to this node as owner."""
+        """Return those of the slices of which ZooKeeper confirms that this node is the owner."""
 
     def await_claims(self, slices: Mapping[int, int]) -> Mapping[int, Claimed]:
         """Wait until the claims of the slices by this process's writer are read back, and return
-        them.
+        them by slice. That is possible once all earlier transactions in the claims topic have
+        ended. A writer that leaves one of them open is fenced after a second or two.
 
         Args:
-            slices: by slice, the number (``turn``) above which its claim must be. All transactions
-                before a claim in the claims topic have ended by then: a writer that leaves one open
-                there is fenced after a while.
+            slices: by slice, a number (``turn``); the number of its claim must be higher.
         """
 
     def newest(self, slice_no: int) -> bytes | None:
-        """Return the newest committed checkpoint of a slice, as bytes; None: there is no checkpoint
-        yet.
+        """Return the newest known checkpoint of a slice, as bytes; None: the slice was never
+        served.
         """
 
     def legacy_writer(self, slice_no: int) -> str | None:
-        """Return the transactional id that nodes of version 1 used for a slice; None: there were no
-        such nodes.
+        """Return the transactional id that nodes of version 1 use for a slice; None: no checkpoint
+        of version 1 was read.
         """
 
     def fence(self, writers: Collection[str]) -> None:
@@ -281,8 +286,8 @@ class Succession(Protocol):
         """
 
     def read_to_end(self, slices: Collection[int]) -> Mapping[int, bytes | None]:
-        """Read the checkpoint topic to its present end; return the newest committed checkpoint of
-        each of ``slices``, as bytes, or None.
+        """Wait until the checkpoints of ``slices`` are read to the present end of their log; return
+        the newest checkpoint of each, as bytes; None: the slice was never served.
         """
 
     def bounds(self, places: Collection[Place]) -> Mapping[Place, Bounds]:
@@ -311,7 +316,9 @@ class RepairLog(Protocol):
     """Writer of this node's answers to the repair topic."""
 
     def answer(self, plan: str, value: bytes) -> None:
-        """Write an answer to a command of the repair plan ``plan``, in the background."""
+        """Write the JSON ``value``, an answer to a command of the repair plan with the id ``plan``,
+        in the background.
+        """
 
 
 class Clock(Protocol):
@@ -330,7 +337,9 @@ class Gate(Protocol):
     """
 
     def roles(self) -> Mapping[int, Role]:
-        """Return this node's role for each slice, the same object until a role changes."""
+        """Return this node's role for each slice; it is a replica of slices that are missing. The
+        same object is returned until a role or an epoch changes.
+        """
 
     def epoch(self, slice_no: int) -> int:
         """Return the lowest epoch that this node may use for its present ownership of a slice."""
@@ -339,8 +348,8 @@ class Gate(Protocol):
         """Return the newest version of the contract that every live node knows."""
 
     def settling(self, slice_no: int, *, is_settling: bool) -> None:
-        """Report whether this node settles records of a slice now: True from its take-over, False
-        after its last transaction.
+        """Report whether this node settles records of a slice now: True from the end of its
+        take-over on, False after its last transaction.
         """
 
     def gave_up(self, slice_no: int, why: str) -> None:
@@ -354,9 +363,12 @@ class Gate(Protocol):
         """
 
     def heard_broker(self, broker_ms: int, read_back: ReadBack | None, sent_s: float) -> None:
-        """Check the clock against a broker's timestamp ``broker_ms``, epoch ms: of a consumed
-        record if ``read_back`` is None, else of this checkpoint of this node, as it was read back.
-        Its commit began at ``sent_s``, monotonic seconds.
+        """Check this node's clock against a broker's timestamp. ``frozen`` returns the result.
+
+        Args:
+            broker_ms: the timestamp, epoch milliseconds.
+            read_back: checkpoint of this node that carries it; None: a consumed record does.
+            sent_s: when the commit of that checkpoint began, monotonic seconds.
         """
 
 
@@ -367,13 +379,13 @@ class Observer(Protocol):
         """Count ``records`` more source records of a slice that were stored."""
 
     def settled(self, slice_no: int, tally: Tally, now_ms: int) -> None:
-        """Add the sums ``tally`` over committed outputs of a slice; ``now_ms``: when the commit was
-        acknowledged, epoch ms.
+        """Add the sums ``tally`` over committed outputs of a slice. ``now_ms``: time after their
+        commit, epoch ms, from which their lateness is computed.
         """
 
     def transaction(self, slices: Collection[int], seconds: float, *, committed: bool) -> None:
-        """Count a transaction with checkpoints of these slices. ``seconds``: its duration;
-        ``committed``: False: it was aborted.
+        """Count a transaction with checkpoints of these slices. ``seconds``: duration of its
+        commit; ``committed``: False: it was aborted, or its result is unknown.
         """
 
     def turned(self, seconds: float) -> None:

@@ -1,4 +1,7 @@
-"""Builds the outputs that append pending records to their delay topic again. Pure."""
+"""Builds the outputs that append pending records to a delay topic again. Pure.
+
+The *base* of a requeued record is the first offset at which a record of its id cancels it.
+"""
 
 from __future__ import annotations
 
@@ -26,8 +29,8 @@ class Requeuer:
     """Builder of the outputs that requeue the records of one shard.
 
     Attributes:
-        topic: the delay topic to which records are appended, in the partition of the same number;
-            None: there is none, and records wait or are dead-lettered instead.
+        topic: the delay topic to which records are appended, in the partition of the same number:
+            at first their own; None: no topic, and records wait or are dead-lettered instead.
     """
 
     def __init__(
@@ -37,7 +40,7 @@ class Requeuer:
         routes: Routes,
         targets: WritableTargets,
     ) -> None:
-        """Requeue the records of ``shard``, a delay topic and partition, in that delay topic."""
+        """Prepare to requeue the records of ``shard``, a delay topic and partition."""
         self.topic: str | None = shard[0]
         self._from, self._partition = shard
         self._shard_name = f"{shard[0]}:{shard[1]}"
@@ -46,8 +49,8 @@ class Requeuer:
         self._targets = targets
 
     def takes(self) -> bool:
-        """Return whether records can be requeued now; True if there is no topic to requeue
-        them in.
+        """Return whether the topic to requeue in can be written to now; True if there is no such
+        topic.
         """
         if self.topic is None:
             return True
@@ -64,14 +67,15 @@ class Requeuer:
         base: int,
         settles: int | None = None,
     ) -> Output:
-        """Return the output that appends a record to the delay topic again.
+        """Return the output that requeues a record: appends it to ``topic``, or to its own delay
+        topic if ``topic`` is None.
 
         Args:
             kind: the outcome, one of ``outcome.COPIES``.
             offset: source offset of the record.
             payload: the record as it is requeued.
             at_ms: when the requeued record is to be settled (its key), epoch milliseconds.
-            base: first offset at which a record of the same id cancels the requeued one.
+            base: base of the requeued record.
             settles: source offset that the output settles; None: ``offset``.
         """
         topic = self.topic or self._from
@@ -89,25 +93,24 @@ class Requeuer:
         return (kind, topic, self._partition, key, value, headers, payload[5], offset)
 
     def roll(self, offset: int, payload: Payload, now_ms: int, base: int) -> Output:
-        """Return the output that rolls a record (requeues it at ``now_ms``, epoch ms, because it is
-        due beyond the roll window). ``base``: first offset at which a record of the same id cancels
-        the requeued one.
+        """Return the output that rolls a record at ``now_ms``, epoch ms: it is requeued until its
+        due time, or until it must be rolled again. ``base``: base of the requeued record.
         """
         at_ms = self.at_ms(offset, payload, now_ms)
         return self.requeue(outcome.ROLLED, offset, payload, at_ms, base)
 
     def pace(self, offset: int, payload: Payload, at_ms: int, now_ms: int, base: int) -> Output:
         """Return the output that requeues a record over a rate or cap until ``at_ms``, epoch ms, or
-        until it must be rolled, if that is earlier. ``base``: first offset at which a record of the
-        same id cancels the requeued one.
+        until it must be rolled, if that is earlier. ``now_ms``: now, epoch ms; ``base``: base of
+        the requeued record.
         """
         bounded_ms = min(at_ms, self.at_ms(offset, (*payload[:5], at_ms, None), now_ms))
         return self.requeue(outcome.PACED, offset, payload, bounded_ms, base)
 
     def park(self, offset: int, payload: Payload, now_ms: int, base: int, attempt: int) -> Output:
         """Return the output that parks a record until its next attempt, or until it must be rolled,
-        if that is earlier. ``attempt``: number of the delivery attempt that failed, from 1;
-        ``base``: first offset at which a record of the same id cancels the parked one.
+        if that is earlier. ``now_ms``: now, epoch ms; ``base``: base of the parked record;
+        ``attempt``: number of the delivery attempt that failed, from 1.
         """
         at_ms = now_ms + self._routes.park_delays_ms[attempt - 1]
         at_ms = min(at_ms, self.at_ms(offset, (*payload[:5], at_ms, None), now_ms))
@@ -115,8 +118,9 @@ class Requeuer:
         return self.requeue(outcome.PARKED, offset, again, at_ms, base)
 
     def give_turn(self, offset: int, payload: Payload, now_ms: int, base: int) -> Output | None:
-        """Return the output that requeues a record for a moment, because its target can't take it
-        in the present transaction; None: there is no topic to requeue it in.
+        """Return the output that requeues a record, at first for 200 ms, because its target can't
+        take it in the open transaction; None: there is no topic to requeue it in. ``now_ms``: now,
+        epoch ms; ``base``: base of the requeued record.
         """
         if self.topic is None:
             return None
@@ -129,8 +133,8 @@ class Requeuer:
 
     def hold(self, offset: int, payload: Payload, now_ms: int, base: int) -> Output | None:
         """Return the output that parks a record whose target is paused; None: there is no topic to
-        requeue it in. It counts as an attempt only for a fired record, which would seem to be a
-        rolled one otherwise.
+        requeue it in. The pause counts as a delivery attempt only of a fired record, which could
+        not be distinguished from a rolled one otherwise. ``now_ms`` and ``base``: as in ``park``.
         """
         if self.topic is None:
             return None
@@ -142,8 +146,8 @@ class Requeuer:
     def later_ms(self, offset: int, payload: Payload, now_ms: int, at_first_ms: int) -> int:
         """Return the time, epoch ms, until which a record is requeued that can't be settled at
         ``now_ms``, epoch ms. The wait is ``at_first_ms``, or up to ten times that if the record is
-        long past due, and half of it may be added to spread records. It ends earlier if the record
-        must be rolled.
+        long past due, and up to half as much is added to spread records. It ends earlier if the
+        record must be rolled.
         """
         wait_ms = min(
             max(at_first_ms, (now_ms - payload[5]) // _HELD_PARTS), _HELD_TIMES_MAX * at_first_ms
@@ -152,8 +156,8 @@ class Requeuer:
         return min(at_ms, self.at_ms(offset, (*payload[:5], at_ms, None), now_ms))
 
     def at_ms(self, offset: int, payload: Payload, now_ms: int) -> int:
-        """Return when a record that is requeued at ``now_ms``, epoch ms, is to be settled (its
-        key), epoch ms: at its due time, or earlier when it must be rolled.
+        """Return the key time, epoch ms, of a record that is requeued at ``now_ms``, epoch ms: its
+        due time, or the time at which it must be rolled if that is earlier.
         """
         routes = self._routes
         window_ms = routes.roll_window_ms - spread_ms(offset, routes.roll_spread_ms)
@@ -161,8 +165,8 @@ class Requeuer:
 
 
 def was_tried(payload: Payload) -> bool:
-    """Return whether a record is at its second or a later delivery attempt. Such a record that is
-    not due yet was fired.
+    """Return whether a record is at its second or a later delivery attempt. If it is not due yet,
+    it was fired.
     """
     meta = payload[6]
     return meta is not None and meta[2] > 1

@@ -16,22 +16,29 @@ class Routes:
     """
 
     dead_letter: str
+    """Name of the dead-letter topic."""
     outcomes: str
+    """Name of the outcomes topic."""
     secret: bytes
+    """Secret that signs requeued records and envelopes."""
     roll_window_ms: int
+    """Roll window, the longest wait before a record is rolled, ms."""
     roll_spread_ms: int
     """Largest time by which a record is rolled before the end of its roll window, ms; it spreads
     bursts."""
     park_delays_ms: tuple[int, ...]
+    """Wait after each failed delivery attempt, ms; after one more failure, a record is
+    dead-lettered."""
     cron_time: CronTime
+    """Function of a cron expression, a time zone and a time, that returns the next occurrence."""
     held_ms: int = 60_000
     """First wait of a record whose target is paused, ms; up to half of it is added to spread
     records."""
     accepted: tuple[bytes, ...] = ()
-    """Secrets besides ``secret`` that verify requeued records, while the secret is replaced."""
+    """Further secrets that verify requeued records and envelopes, while the secret is replaced."""
     allowlist: Callable[[str], Allowlist] = Allowlist
-    """Function that returns the targets that settings allow to a delay topic; default: no
-    targets."""
+    """Function that returns the targets that settings allow to the records of a delay topic;
+    default: no targets."""
     parks_missing: bool = True
     """True: records are parked while their target does not exist; False: they are dead-lettered."""
 

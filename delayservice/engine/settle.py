@@ -1,6 +1,7 @@
 """Builds the output that settles one record, with its one outcome. Pure.
 
-The shard decides *when* a record is settled, this module decides *how*.
+The shard decides *when* a record is settled, this module decides *how*. A record *has to wait* if
+no output of it can be written now; the shard tries again later.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ class _Any:
 
 
 class _AnyTarget:
-    """Knowledge about targets in which all can be written to and none refuses a record."""
+    """Facts about targets if none are known: all can be written to, and none refuses a record."""
 
     fit = _Any()
 
@@ -70,7 +71,12 @@ class _AnyTarget:
 
 
 class Settler:
-    """Builder of the outputs that settle one shard's records."""
+    """Builder of the outputs that settle one shard's records.
+
+    Attributes:
+        requeuer: builder of those that requeue a record.
+        undelivered: builder of dead letters and records of the outcomes topic.
+    """
 
     def __init__(
         self,
@@ -81,8 +87,9 @@ class Settler:
         flow: Flow | None = None,
         targets: WritableTargets | None = None,
     ) -> None:
-        """Settle records of ``partition`` of the delay topic ``topic``. ``flow``: rates and caps of
-        the slice; None: no limits. ``targets``: facts about targets; None: all can be written to.
+        """Prepare to settle records of ``partition`` of the delay topic ``topic``. ``verdicts``:
+        the broker's refusals of its records; ``flow``: rates and caps of the slice, None: no
+        limits; ``targets``: facts about targets, None: all can be written to.
         """
         self.topic = topic
         self.partition = partition
@@ -103,8 +110,8 @@ class Settler:
 
     @property
     def has_limits(self) -> bool:
-        """Return whether rates or caps (largest numbers per second) are set, by which a due record
-        may be put off.
+        """Return whether rates or caps (largest numbers per second) are set, which may put a due
+        record off.
         """
         return self._flow is not None
 
@@ -127,20 +134,22 @@ class Settler:
         """Return the output that settles the pending record at source offset ``offset``, whose key
         time ``key_ms`` has passed.
 
-        A record that is not due yet at ``now_ms`` is rolled, unless the broker refused that before,
-        or settings deny its target. ``base`` is the first offset at which a record of the same id
-        cancels the record if it is requeued now (rule 12). None: the record has to wait, because
+        A record that is not due yet at ``now_ms``, epoch ms, is rolled, unless the broker refused
+        that before, or settings deny its target. ``base`` is the first offset at which a record of
+        the same id cancels the record if it is requeued now (rule 12 of the design). None: the
+        record has to wait, because
 
         - it is not due, and no roll is due either, after the clock stepped back;
-        - its target is being looked up, or is paused and there is no topic to requeue it in;
-        - it has to be requeued, and the delay topic can't be written to.
+        - the topic of its output is being looked up;
+        - it has to be requeued, and there is no topic for that, or it can't be written to;
+        - the broker refused it, and its dead letter can't be written.
         """
         output = self._settled(offset, key_ms, payload, now_ms, base)
         return output if output is None or self._can_follow(output, payload) else None
 
     def _can_follow(self, output: Output, payload: Payload) -> bool:
-        """Return whether the output can be committed: False if it is a requeued record, or is
-        followed by a schedule's next occurrence, and the delay topic can't be written to.
+        """Return False if the delay topic can't be written to, and the output is a requeued record
+        or is followed by a schedule's next occurrence; else True: it can be committed.
         """
         meta = payload[6]
         is_followed = output[0] in _SENT and meta is not None and recurs(meta)
@@ -176,7 +185,7 @@ class Settler:
         return output
 
     def _settle_now(self, offset: int, payload: Payload, now_ms: int, base: int) -> Output | None:
-        """Return the delivery of a record; another output if its target is denied or can't be
+        """Return the output that delivers a record; another one if its target is denied or can't be
         written to, or if it is expired or a new cron schedule; None: it has to wait.
         """
         target, partition, key, value, headers, due_ms, meta = payload
@@ -218,8 +227,8 @@ class Settler:
         return self.requeuer.requeue(outcome.PARKED, offset, again, at_ms, base)
 
     def _lacks_letter(self, offset: int, payload: Payload, now_ms: int) -> bool:
-        """Return whether the schedule has to end with a dead letter, because its next occurrence
-        can't be computed, and the dead-letter topic can't be written to now.
+        """Return True if a schedule's next occurrence can't be computed, so that it has to end with
+        a dead letter, and the dead-letter topic can't be written to now; else False.
         """
         if self.undelivered.takes(self.routes.dead_letter):
             return False
@@ -232,7 +241,8 @@ class Settler:
 
     def fire(self, offset: int, payload: Payload, now_ms: int, by: int) -> Output | None:
         """Return the output that settles a pending record before it is due, because the record at
-        source offset ``by`` fires it; None: it has to wait, as in ``settle``.
+        source offset ``by`` fires it: its delivery, or another output if that is not possible now.
+        None: it has to wait, as in ``settle``.
         """
         refusal = self.verdicts.refusal(offset)
         if refusal is not None:
@@ -249,10 +259,10 @@ class Settler:
     def following(
         self, output: Output, offset: int, payload: Payload, now_ms: int, base: int
     ) -> Output | None:
-        """Return the output with a schedule's next occurrence, to accompany the ``output`` that
-        delivers the pending one; None: no occurrence follows. If the next occurrence can't be
-        computed, return the dead letter of the rest of the schedule. ``base``: first offset at
-        which a record of the same id cancels the next occurrence.
+        """Return the output that appends a schedule's next occurrence, to accompany ``output``,
+        which delivers the pending one; None: no occurrence follows, or ``output`` does not deliver.
+        If the next occurrence can't be computed, return the dead letter of the rest of the
+        schedule. ``base``: first offset at which a record of the same id cancels the occurrence.
         """
         if output[0] not in _SENT:
             return None
@@ -269,8 +279,8 @@ class Settler:
     def _arm(
         self, offset: int, payload: Payload, recurrence: Recurrence, now_ms: int, base: int
     ) -> Output | None:
-        """Return the output that requeues a new cron schedule until its first occurrence, or its
-        dead letter if there is none; None: it has to wait.
+        """Return the output that requeues a new cron schedule until its first occurrence, or the
+        schedule's dead letter if it has no occurrence; None: it has to wait.
         """
         try:
             first = self._first(offset, payload, recurrence)
@@ -307,8 +317,8 @@ class Settler:
     def _settle_blocked(
         self, reason: tuple[str, str], offset: int, payload: Payload, now_ms: int, base: int
     ) -> Output | None:
-        """Return the output of a record whose target can't take it, for ``reason`` (code, detail):
-        it is requeued, or dead-lettered after the last attempt. None: it has to wait.
+        """Return the output that requeues a record whose target can't take it, for ``reason``
+        (code, detail), or its dead letter after the last attempt. None: it has to wait.
         """
         code = reason[0]
         if code == TARGET_ASKED:

@@ -3,8 +3,8 @@
 The cursor is two-dimensional, ``(K, H)`` (see ``cursor``). The owner advances both in a
 deterministic order, so it may stop either at any point:
 
-``advance_offset``  moves H with K fixed: settles late records, controls and invalid records in
-                    offset order. Cancels and reschedules take effect here, and only here.
+``advance_offset``  moves H with K fixed: settles controls, invalid records and late records (K has
+                    passed their keys) in offset order. Control records take effect only here.
 ``advance_key``     moves K with H fixed: settles pending records in key order, up to now.
 
 Both only *stage*: records are settled by ``commit``, after the transaction with the outputs and the
@@ -35,7 +35,7 @@ from delayservice.engine.pending import NO_MARK, Additions, Frame
 from delayservice.engine.settle import Settler
 
 _HOLD_BACK_MS: Final = 250
-"""Longest time that K waits until H has passed cancels and fires that were written before, ms."""
+"""Longest time that K waits until H has passed the records that were written before, ms."""
 
 _NO_CONTENT: Final[Original] = (None, None, [])
 
@@ -44,7 +44,7 @@ class Shard:
     """State of one shard on one node. Not thread-safe.
 
     Attributes:
-        walk: builder of the outputs of records that H passes.
+        walk: builder of the outputs of records that H passes, and of their victims.
         owned: whether this node settles.
         stored: S, the next source offset to be stored.
         read: the next source offset to be queued for ``advance_offset``; ``staged.offset <= read``.
@@ -96,8 +96,8 @@ class Shard:
     def take_over(
         self, cursor: Cursor, marked: Iterable[tuple[int, Key]], end: int, log_start: int = 0
     ) -> None:
-        """Become the owner from ``cursor`` on (rule 7). Offsets that the log has lost are skipped,
-        except those of lost records that marked a stored one.
+        """Become the owner from ``cursor`` on (rule 7). H skips the offsets below ``log_start``;
+        pending records that a lost record below it has marked are dead-lettered.
 
         Args:
             cursor: the latest checkpoint, read after the old owner was fenced.
@@ -126,8 +126,8 @@ class Shard:
 
     @property
     def wanted(self) -> int:
-        """Return the source offset to read next. Stored records that are not settled are read again
-        after a take-over, and if the queue for ``advance_offset`` had no room for them.
+        """Return the source offset to read next: S, or a lower one if stored records have to be
+        read again, after a take-over or as the queue for ``advance_offset`` had no room for them.
         """
         if not self.owned:
             return self.stored
@@ -140,16 +140,16 @@ class Shard:
     @property
     def caught_up(self) -> bool:
         """Return whether ``advance_offset`` may settle records (rules 7, 14): the log up to its end
-        at take-over is stored and was read, so that requeued records with keys below K, which the
-        store lacks, are known.
+        at take-over is stored, and was read by this owner, so that it knows requeued records with
+        keys below K, which the store lacks.
         """
         return self.stored >= self.end and self.seen >= self.end
 
     @property
     def awaited_end(self) -> int:
-        """Return the offset up to which the log has to be read before records can be settled: the
-        end of the log at take-over, or the end of stored records that are read again; 0: no such
-        wait.
+        """Return the offset up to which the log has to be read before H can go on: the end of the
+        log at take-over, or S while stored records are read again; 0: there is nothing to wait
+        for.
         """
         if not self.owned:
             return 0
@@ -159,17 +159,17 @@ class Shard:
 
     @property
     def has_room(self) -> bool:
-        """Return whether the queue for ``advance_offset`` has room. Records that don't fit are read
-        again later.
+        """Return whether the queue for ``advance_offset`` has room for more records. Those that
+        don't fit are read again later.
         """
         held = len(self._queue) + len(self._passed)
         return held < self._queue_max and self._queue_bytes < self._queue_bytes_max
 
     @property
     def is_full(self) -> bool:
-        """Return whether reading must stop until ``advance_offset`` has emptied its queue. Reading
-        goes on while H waits for the end of the log at take-over, or for a record that this node
-        requeued.
+        """Return whether reading must stop, because the queue for ``advance_offset`` has no room.
+        False while H waits for the end of the log at take-over, or for a record that this node
+        requeued to be read back.
         """
         return self.owned and self.caught_up and not self.has_room and not self.walk.waits
 
@@ -256,11 +256,11 @@ class Shard:
     ) -> list[Output]:
         """Stage queued records in offset order: move H, the cursor's offset, with its key K fixed
         (rules 8 and 9). Return the outputs, about ``limit`` at most. ``now_ms``: now, epoch ms.
-        ``pending_at`` reads fired records: one, and more while ``may_read`` allows it.
+        ``pending_at`` reads fired records; after the first, only while ``may_read`` returns True.
 
         H stops at a late record that is not due (the clock stepped back), at a canceller of a
-        requeued record that was not read back yet (rule 14), and at a record whose output goes to a
-        topic of the service that can't be written to now.
+        requeued record that was not read back yet (rule 14), and at a record whose output can't be
+        written now. Unless ``caught_up``, it only passes offsets that the log has lost.
         """
         outputs: list[Output] = []
         is_caught_up = self.caught_up
@@ -298,8 +298,8 @@ class Shard:
         return outputs
 
     def _read_again(self, offset: int) -> None:
-        """Set ``read`` back to ``offset``, at which H waits, and empty the queue, so that plain
-        records which were dropped before an abort are read again.
+        """Set ``read`` back to ``offset``, at which H waits, and empty the queue, so that the
+        pending records without ids that were dropped before an abort are read again.
         """
         self._queue.clear()
         self._queue_bytes = content_bytes(self._passed)
@@ -308,17 +308,16 @@ class Shard:
 
     @property
     def may_advance_key(self) -> bool:
-        """Return whether ``advance_key`` may settle records. After an abort it waits until H has
-        passed all offsets again that it had passed before, because some records were dropped. It
-        also waits until H has skipped the lost part of the log, of which stored records would be
-        late otherwise.
+        """Return whether ``advance_key`` may settle records: all below H are stored; H has passed
+        all offsets again that it had passed before an abort, which dropped some records; and it has
+        passed the lost part of the log, of which stored records would be late otherwise.
         """
         return self.stored >= self.staged.offset >= max(self._rewalk, self._log_start)
 
     def key_limit_ms(self, now_ms: int, unwalked_ms: int | None) -> int:
-        """Return the key time up to which ``advance_key`` may settle, epoch ms: now, or the append
-        time ``unwalked_ms`` of the first record that H has not passed, so that a cancel which was
-        written in time takes effect. K waits for H at most 250 ms.
+        """Return the key time up to which ``advance_key`` may settle, epoch ms: now, or earlier the
+        append time ``unwalked_ms`` of the first record that H has not passed (None: H has passed
+        all), so that a cancel which was written in time takes effect. K waits at most 250 ms.
         """
         if unwalked_ms is None or now_ms - unwalked_ms >= _HOLD_BACK_MS:
             return now_ms
@@ -367,8 +366,8 @@ class Shard:
 
     @property
     def is_filling(self) -> bool:
-        """Return whether over half of the queue for ``advance_offset`` is used, and a commit would
-        free some of it.
+        """Return whether more than half of the queue for ``advance_offset`` is used, and a commit
+        would free some of it.
         """
         return bool(self._passed) and (
             2 * (len(self._queue) + len(self._passed)) > self._queue_max
@@ -390,8 +389,8 @@ class Shard:
     def abort(self) -> None:
         """Undo the staging after a transaction that was certainly aborted.
 
-        Records that H has passed return to the queue, except those that ``advance_offset`` dropped.
-        K waits until H has passed their offsets again.
+        Records that H has passed return to the queue, except the pending ones without ids, which
+        ``advance_offset`` dropped. K waits until H has passed their offsets again.
         """
         self.walk.abort()
         self._rewalk = max(self._rewalk, self.staged.offset)

@@ -1,4 +1,9 @@
-"""Sends records with ids to the home partition of the id (``contract.home``). Pure."""
+"""Sends records with ids to the home partition of the id (``contract.home``). Pure.
+
+A ``HOMEBOUND`` record has an id whose home is another partition. While that can't be written to,
+the record *waits*: it is requeued where it lies, and carries the records of its id that waited
+before it.
+"""
 
 from __future__ import annotations
 
@@ -51,14 +56,15 @@ class ToHome:
     def leave(
         self, entry: Entry, record_id: bytes, carried: Group, took: int, now_ms: int
     ) -> list[Output] | None:
-        """Return the outputs that settle a ``HOMEBOUND`` record where it lies: it is sent home, or
-        requeued while its home can't be written to. None: neither is possible now.
+        """Return the outputs that settle a ``HOMEBOUND`` record where it lies: those that send it
+        and ``carried`` home, or one that requeues them together while the home can't be written to.
+        None: neither is possible now.
 
         Args:
             entry: the ``HOMEBOUND`` record.
             record_id: its id.
             carried: earlier records of the id that waited for their home and are sent along.
-            took: offset of the waiting record that holds ``carried`` and is settled by this, or
+            took: offset of the waiting record that contains ``carried`` and is settled by this, or
                 ``SETTLES_NOTHING``.
             now_ms: now, epoch milliseconds.
         """
@@ -73,9 +79,9 @@ class ToHome:
         return self._send(target, group, settles, waiting, offset, now_ms, offset + 1)
 
     def go_on(self, one: WaitingForHome, now_ms: int, base: int) -> list[Output] | None:
-        """Return the outputs that send a waiting record home, or requeue it while its home can't be
-        written to; None: neither is possible at ``now_ms``, epoch ms. ``base``: first offset at
-        which a record of the same id cancels the requeued one.
+        """Return the outputs that send the waiting record ``one`` and those that it carries home,
+        or requeue it while its home can't be written to; None: neither is possible at ``now_ms``,
+        epoch ms. ``base``: first offset at which a record of the same id cancels the requeued one.
         """
         group = waiting_group(one.payload)
         refusal = self._settler.verdicts.refusal(one.offset)
@@ -121,8 +127,8 @@ class ToHome:
         return (outcome.FORWARDED, self._topic, home, *row)
 
     def refusal(self, entry: Entry, record_id: bytes, carried: Group) -> tuple[str, str] | None:
-        """Return why the delay topic refuses the ``HOMEBOUND`` record together with the waiting
-        records ``carried``, as code and detail; None: it accepts them.
+        """Return, as code and detail, why the delay topic refuses the ``HOMEBOUND`` record or the
+        record that would wait with it and ``carried`` inside; None: it accepts them.
         """
         offset, _, _, _, original, (kind, written_ms, home) = entry
         found = self._settler.verdicts.refusal(offset)
@@ -141,8 +147,8 @@ class ToHome:
         return None if found is None or found[0] == TARGET_LATER else found  # its size is right
 
     def refused(self, one: WaitingForHome, code: str, detail: str) -> list[Output] | None:
-        """Return the dead letters of a waiting record and of the records that it carries; None: the
-        dead-letter topic can't be written to now.
+        """Return the dead letters, for the reason ``code`` and ``detail``, of a waiting record and
+        of the records that it carries; None: the dead-letter topic can't be written to now.
         """
         undelivered = self._settler.undelivered
         *before, last = waiting_group(one.payload)

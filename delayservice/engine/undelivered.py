@@ -1,5 +1,5 @@
-"""Outputs that settle a record without delivery: dead letters, and records of the outcomes topic.
-Methods return None while their topic can't be written to: the settled record has to wait.
+"""Builds outputs that settle a record without delivery: dead letters, and records of the outcomes
+topic. Methods return None while their topic can't be written to: then the record has to wait.
 """
 
 from __future__ import annotations
@@ -66,8 +66,8 @@ class UndeliveredOutputs:
         due_ms: int = 0,
         source: bytes | None = None,
     ) -> Output | None:
-        """Return the dead letter of a record; None: it can't be written now. If the dead-letter
-        topic has refused it before, it lacks the record's key, value and headers.
+        """Return the dead letter of a record; None: it can't be written now. It lacks the record's
+        key, value and headers if the dead-letter topic refuses it, or has refused it, with these.
 
         Args:
             offset: source offset of the record, which this output settles.
@@ -100,12 +100,12 @@ class UndeliveredOutputs:
         source: bytes,
         due_ms: int = 0,
     ) -> Output:
-        """Return a dead letter that settles no record, to accompany the output which settles
-        ``offset``.
+        """Return a dead letter that settles no record, to accompany the output that settles the
+        record at ``offset``.
 
         Args:
             offset: source offset that the other output settles.
-            original: key, value and headers to be dead-lettered.
+            original: key, value and headers to write to the dead-letter topic.
             reason: code and detail.
             source: ``delay-source`` of the dead letter.
             due_ms: due time, epoch milliseconds; 0: none.
@@ -136,7 +136,7 @@ class UndeliveredOutputs:
     ) -> Output | None:
         """Return the outcomes-topic record that says that the record at ``victim_offset`` was
         cancelled or replaced (``kind``) by the one at offset ``by``; None: it can't be written now.
-        ``by_source``: ``delay-source`` of the latter if it came in an envelope.
+        ``by_source``: ``delay-source`` of the one at ``by`` if it came in an envelope, else None.
         """
         told = self.outcome(kind, victim_offset, record_id, None, 0, by)
         if told is not None and by_source is not None:
@@ -148,7 +148,7 @@ class UndeliveredOutputs:
     ) -> Output | None:
         """Return the outcomes-topic record of a cancel or fire at ``offset`` itself; None: it can't
         be written now. ``kind``: its outcome. ``source``: its ``delay-source`` if it came in an
-        envelope.
+        envelope, else None.
         """
         source = source or self._provenance.source(offset, None)
         return self.outcome(kind, offset, record_id, source, 0, None)
@@ -156,8 +156,9 @@ class UndeliveredOutputs:
     def dead_letter_of(
         self, offset: int, payload: Payload, code: str, detail: str
     ) -> Output | None:
-        """Return the dead letter of the pending record at source offset ``offset``, with input
-        headers for a replay; None: it can't be written now.
+        """Return the dead letter of the pending record at source offset ``offset``, with the input
+        headers by which it can be written again; None: it can't be written now. ``code``,
+        ``detail``: the reason.
         """
         source = self._provenance.source(offset, payload[6])
         return self.dead_letter(offset, asked_again(payload), code, detail, payload[5], source)
@@ -172,8 +173,8 @@ class UndeliveredOutputs:
         by: int | None,
     ) -> Output | None:
         """Return the outcomes-topic record with outcome ``kind`` for the record at ``offset``;
-        None: it can't be written now. ``by``: offset of the record that settled it. An argument
-        that is 0 or None adds no header.
+        None: it can't be written now. ``source``: ``delay-source``; ``due_ms``: due time, epoch ms,
+        or 0; ``by``: offset of the record that settled it. None and 0 add no header.
         """
         topic = self._routes.outcomes
         if not self.takes(topic):
@@ -205,7 +206,8 @@ class UndeliveredOutputs:
         is_stripped: bool = False,
     ) -> Output:
         """Return the dead letter of the record at source offset ``offset``. ``reason``: code and
-        detail; ``is_stripped``: True: without the record's key, value and headers.
+        detail; ``due_ms``, ``source``: as in ``dead_letter``; ``is_stripped``: whether it lacks the
+        record's key, value and headers.
         """
         key, value, headers = original
         code, detail = reason

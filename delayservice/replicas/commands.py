@@ -1,12 +1,13 @@
 """Records of the repair topic, as JSON: commands to nodes, and what the nodes report.
 
 ``scan``          read the copy of a shard from the disk, and publish its digest after that
-``detail``        write the keys, marks and hashes of a range, to be compared record by record
-``rebuild``       replace a range by what is read again from the delay topic
+``detail``        write the keys, marks and hashes of a range's records, in ``Detail`` messages
+``rebuild``       replace the records of a range by those read again from the delay topic
 ``rebuild_copy``  rebuild the whole store of a shard from the delay topic; replicas only
 
-The program that runs a repair plan writes its commands one after another, and waits for their
-reports.
+A *range* contains the pending records of one shard whose key times are in ``[start_ms, stop_ms)``.
+The program that runs a repair plan writes its commands one after another, and waits for a
+``Report`` on each.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ Verb = Literal["scan", "detail", "rebuild", "rebuild_copy"]
 DetailRow = tuple[int, int, int, str]
 """``(key_ms, offset, mark, hash)`` of a pending record: its key time in epoch ms, its source
 offset, the source offset of its canceller or -1, and the hash of its payload in 16 hexadecimal
-digits."""
+digits, seeded with key time and offset."""
 
 
 class Command(msgspec.Struct, frozen=True, tag_field="kind", tag="command", kw_only=True):
@@ -31,14 +32,16 @@ class Command(msgspec.Struct, frozen=True, tag_field="kind", tag="command", kw_o
 
     Attributes:
         plan: id of the plan; the key of all records about it.
-        step: number of the step in the plan, which reports repeat.
-        command: the kind of the command.
+        step: number of the step in the plan; ``Report`` and ``Detail`` repeat it.
+        command: the verb, such as ``scan``.
         node: name of the node that has to carry it out.
         topic: the delay topic.
         partition: partition of the delay topic.
-        start_ms: first key time of the range, epoch milliseconds.
+        start_ms: first key time of the range, epoch milliseconds; not used by ``scan`` and
+            ``rebuild_copy``, like the next three.
         stop_ms: exclusive end of the range, epoch milliseconds.
-        first_offset: lowest source offset of a record in the range.
+        first_offset: lowest known source offset of a record in the range; ``rebuild`` reads the
+            log from there, or from a lower offset that its copy has in the range.
         stop_offset: exclusive end of the range's source offsets, for people only: a node reads to
             the end of the log, because cancellers may lie anywhere. 0: unknown.
         expires_ms: time after which a node must not begin the command, epoch milliseconds.
@@ -65,7 +68,7 @@ class Command(msgspec.Struct, frozen=True, tag_field="kind", tag="command", kw_o
 
 
 class Report(msgspec.Struct, frozen=True, tag_field="kind", tag="report", kw_only=True):
-    """Last record of a node about a command: whether it was carried out.
+    """Last message of a node about a command: whether the command was carried out.
 
     Attributes:
         plan: id of the plan, as in the command.
@@ -73,7 +76,8 @@ class Report(msgspec.Struct, frozen=True, tag_field="kind", tag="report", kw_onl
         node: the node that reports.
         status: ``done`` or ``failed``.
         detail: why the command failed, for people; empty: it did not fail.
-        frames: number of pending records that were read or rebuilt.
+        frames: number of pending records that ``detail`` listed or ``rebuild`` stored; 0 for other
+            commands, or if the command failed.
         at_ms: time of the report by the node's clock, epoch milliseconds.
         v: version of the JSON format.
     """
@@ -98,7 +102,7 @@ class Detail(msgspec.Struct, frozen=True, tag_field="kind", tag="detail", kw_onl
         topic: the delay topic.
         partition: partition of the delay topic.
         rows: the records; all ``Detail`` records of a step together are in key order.
-        last: whether this is the last ``Detail`` of the step.
+        last: whether this is the last ``Detail`` of the step; it has no rows.
         v: version of the JSON format.
     """
 
@@ -124,7 +128,7 @@ def encode_message(message: Message) -> bytes:
 
 
 def decode_message(data: bytes) -> Message | None:
-    """Return the message in the JSON bytes ``data``; None: it has another form or version."""
+    """Return the message in the JSON bytes ``data``; None: they have another form or version."""
     try:
         message = _decode(data)
     except (msgspec.DecodeError, ValueError):

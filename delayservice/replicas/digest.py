@@ -1,9 +1,10 @@
 """Digest of a shard's copy: count and hash of the pending records in each minute.
 
 A copy is what one node has stored of a shard. Copies are compared by digests, one row per hour, and
-not record by record. A digest covers records with offsets below H and keys above K, except those
-cancelled or replaced by an offset below H. It is updated with each stored record: changes by
-offsets from H on wait until H passes them. ``engine.cursor`` defines H and K.
+not record by record. ``engine.cursor`` defines H and K. A digest covers records with offsets below
+H, except those whose mark (offset of the canceller) is below H; it leaves out the minute of K, the
+next one, and all before. It is updated with each stored record: changes by offsets from H on wait
+until H passes them.
 
 The hash of a minute is the sum of its records' hashes modulo 2^64, so their order does not matter
 and a record can be subtracted. A canceller knows the key and id of its record but not its payload,
@@ -32,8 +33,8 @@ no owner."""
 
 _NEAR_SLOTS: Final = 2
 NEAR_MS: Final = _NEAR_SLOTS * SLOT_MS
-"""Time from the start of the minute of K, in milliseconds: minutes in it are left out of the
-digest."""
+"""Length of the time that begins with the minute of K and is left out of the digest, in
+milliseconds."""
 _MASK: Final = 2**64 - 1
 _GOLDEN: Final = 0x9E37_79B9_7F4A_7C15
 
@@ -72,7 +73,9 @@ class HourRow(NamedTuple):
 
 
 class SlotSums:
-    """Count and hash of the pending records of each minute, as one integer: see ``_ONE``."""
+    """Sums over the pending records of each minute: their number and their hash, in one integer
+    (``_ONE``).
+    """
 
     def __init__(self) -> None:
         self._hours: dict[int, list[int]] = {}
@@ -85,7 +88,7 @@ class SlotSums:
         return set(self._hours)
 
     def add(self, changes: Iterable[_Change]) -> None:
-        """Add the amounts of changes to their minutes; they are negative for removed records."""
+        """Add the amounts of ``changes`` to their minutes, negative ones for removed records."""
         hours, slots = self._hours, SLOTS
         last, amounts = -1, [0]
         for _, key_ms, _, amount in changes:
@@ -98,7 +101,7 @@ class SlotSums:
             amounts[slot - hour * slots] += amount
 
     def forget_below(self, key_ms: int) -> None:
-        """Drop all minutes that begin before ``key_ms``, epoch milliseconds, a full minute."""
+        """Drop all minutes before ``key_ms``, epoch milliseconds, the start of a minute."""
         last, gone = divmod(key_ms // SLOT_MS, SLOTS)
         for hour in [hour for hour in self._hours if hour < last]:
             del self._hours[hour]
@@ -113,8 +116,8 @@ class SlotSums:
         self.changed.update(self._hours)
 
     def take_changed(self) -> list[HourRow]:
-        """Return the digests of the hours that changed since the last call; one without slots
-        stands for an hour that has become empty.
+        """Return the digests of the hours that changed since the last call. The digest of an hour
+        without pending records has no slots.
         """
         rows = [self._row(hour) for hour in sorted(self.changed)]
         self.changed.clear()
@@ -128,8 +131,8 @@ class SlotSums:
         return HourRow(hour * HOUR_MS, slots)
 
     def totals(self) -> tuple[int, int, int]:
-        """Return the number of hours that have pending records, and the number and hash of all
-        records together.
+        """Return ``(hours, records, hash)``: the number of hours that have pending records, and the
+        number and hash of all records together.
         """
         held = [sum(amounts) for amounts in self._hours.values() if any(amounts)]
         return len(held), *_parts(sum(held))
@@ -146,11 +149,11 @@ class ShardDigest:
 
     Attributes:
         sums: count and hash of the records pending below source offset ``counted``; None before the
-            first scan has ended.
+            first scan has ended, if the store was not empty at first.
         counted: the source offset below which records and marks count in ``sums``.
         stored: the next source offset that the store will hold.
         from_ms: start of the first minute that is counted, epoch milliseconds. Records of earlier
-            minutes are settled, or about to be.
+            minutes are settled, or will be soon.
     """
 
     def __init__(self, stored: int) -> None:
@@ -230,7 +233,7 @@ class ShardDigest:
                     sums.forget_below(near_ms)
 
     def _count(self, stop: int) -> None:
-        """Add to the sums all waiting changes by source offsets below ``stop``."""
+        """Add the waiting changes by source offsets below ``stop`` to the sums."""
         later = self._later
         end = bisect_left(later, (stop,))
         near, upto = self.from_ms, self._made_upto
@@ -243,12 +246,12 @@ class ShardDigest:
         self.counted = max(self.counted, stop)
 
     def is_exact_at(self, offset: int) -> bool:
-        """Return whether ``sums`` count exactly the records pending below source offset ``offset``,
-        so that they may be compared at a checkpoint with that H.
+        """Return whether ``sums`` count exactly the records pending at H = ``offset``, once
+        ``follow`` was called with that H, so that they may be compared at its checkpoint.
         """
         return self.sums is not None and self.counted <= offset <= self.stored
 
-    # --- made anew of what the disk holds --------------------------------------------------------
+    # --- scan of the disk ------------------------------------------------------------------------
 
     def begin(self) -> None:
         """Start a second digest, to which ``scanned`` adds the records on the disk."""
@@ -272,8 +275,8 @@ class ShardDigest:
         self._made_upto = upto
 
     def finish(self) -> bool:
-        """Replace ``sums`` by those that the scan counted on the disk; return whether they
-        differed.
+        """Replace ``sums`` by the second digest, as all records on the disk were added; return
+        whether ``sums`` existed and differed from it.
         """
         before, made = self.sums, self._making
         if made is None:

@@ -66,14 +66,14 @@ class CutFacts(NamedTuple):
         from_ms: start of the first minute in the hour rows, epoch milliseconds.
         totals: number of hours that have records, and number and hash of the records of all hour
             rows together.
-        pending: approximate number of pending records, including those due before ``from_ms``; the
-            minute that is being settled counts as a whole.
+        pending: approximate number of pending records, including those with key times before
+            ``from_ms``, which the hour rows leave out.
         scanned_ms: start of the last complete scan, epoch milliseconds; 0: there was no scan yet.
         behind: whether the copy can't be compared at the cut, usually because it has not stored all
             records below H.
         role: ``owner`` or ``replica``: role of the node in the slice.
         store: kind of the copy's store, such as ``wheel``.
-        damaged: ranges that the last scan could not read.
+        damaged: ranges of the copy that the last scan could not read.
         at_ms: time of the row by the node's clock, epoch milliseconds.
     """
 
