@@ -21,6 +21,7 @@ from tests.conftest import MakeTopic
 from tests.integration.bench import await_true
 from tests.spark.conftest import QUICK_JAVA
 from tests.spark.copies_world import NEAR, World, without
+from tests.stopwatch import Stopwatch
 
 
 @contextmanager
@@ -53,6 +54,10 @@ def failures(folder: Path) -> int:
     return (folder / "stderr").read_text().count("not compared, tried again")
 
 
+def last_words(folder: Path) -> str:
+    return (folder / "stderr").read_text().splitlines()[-1]
+
+
 def test_a_comparison_that_fails_is_tried_again_and_sigterm_ends_it(
     cluster: EmbeddedCluster, make_topic: MakeTopic, tmp_path: Path
 ) -> None:
@@ -71,8 +76,11 @@ def test_a_comparison_that_fails_is_tried_again_and_sigterm_ends_it(
         world.publish("n2", 0, without(3)(world.shape(0)[0]))
         with world.answering({("n2", 0): without(3)(world.shape(0)[0])}):
             await_true(lambda: lines(tmp_path)[-1]["findings"], "a finding", 120)
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(120) == 3
+        await_true(lambda: "comparing records" in last_words(tmp_path), "nodes are asked", 120)
+        process.send_signal(signal.SIGTERM)  # although no node answers any more
+        with Stopwatch() as watch:
+            assert process.wait(120) == 3
+        assert watch.fair_s() < 30, "it does not wait for the answers"
     told = lines(tmp_path)[-1]
     pending = sum(len(world.pending(partition)) for partition in range(2))
     assert (told["findings"], told["repairs"]["made"]) == ({"missing": 1}, 0)

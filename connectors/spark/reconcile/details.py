@@ -20,6 +20,7 @@ from connectors.kafka.repairs import RepairDesk
 from connectors.spark.common.topics import Span, native_options, read_topic
 from connectors.spark.reconcile.compare import COPY
 from connectors.spark.reconcile.digest_rows import from_hex
+from delayservice.base.errors import DelayServiceError
 from delayservice.replicas.commands import Command
 
 UNREADABLE: Final = (
@@ -59,6 +60,7 @@ class Details:
         topic: name of the repair topic.
         timeout_s: longest wait, in seconds, from one report to the next.
         ranges_max: largest number of ranges to ask about; 0: nodes are not asked.
+        stop: ends the waiting for reports when it is set.
     """
 
     spark: SparkSession
@@ -66,6 +68,7 @@ class Details:
     topic: str
     timeout_s: float
     ranges_max: int
+    stop: threading.Event = field(default_factory=threading.Event)
     _admin: KafkaAdmin = field(init=False)
 
     def __post_init__(self) -> None:
@@ -84,6 +87,7 @@ class Details:
 
         Raises:
             KafkaEdgeError: the repair topic can't be read or written.
+            DelayServiceError: ``stop`` was set.
         """
         asked = [Range(*row) for row in ranges.limit(self.ranges_max).collect()]
         told, untold = self.ask(asked)
@@ -124,7 +128,7 @@ class Details:
             ]
         )
         reports: dict[int, str] = {}
-        tick, deadline_s = threading.Event(), time.monotonic() + self.timeout_s
+        deadline_s = time.monotonic() + self.timeout_s
         while len(reports) < len(ranges) and time.monotonic() < deadline_s:
             stop = self._end()
             told = self._answers(plan, start, stop).where("kind = 'report'")
@@ -135,8 +139,8 @@ class Details:
             if found:
                 deadline_s = time.monotonic() + self.timeout_s
             reports, start = reports | found, stop
-            if len(reports) < len(ranges):
-                tick.wait(_LOOK_EVERY_S)
+            if len(reports) < len(ranges) and self.stop.wait(_LOOK_EVERY_S):
+                raise DelayServiceError("stopped while nodes were asked for their records")
         return reports
 
     def _answers(self, plan: str, start: int, stop: int) -> DataFrame:

@@ -112,12 +112,14 @@ def follow(
     say: Say = lambda _: None,
 ) -> Followed:
     """Compare at intervals until ``stop`` is set, and return the results; ``heard`` is called after
-    each comparison, also with the reason of a failure. After a failure, the next interval tries
-    again.
+    each comparison, also with the reason of a failure, but not after one that ``stop`` has ended.
+    After a failure, the next interval tries again.
     """
     following = _Following(spark, options, stop, say)
     for _ in each_interval(options.interval_s, stop, say):
-        heard(following.once(), following.so_far.repairs)
+        found = following.once()
+        if found is not None:
+            heard(found, following.so_far.repairs)
     return following.so_far
 
 
@@ -130,14 +132,15 @@ class _Following:
         self._spark = spark
         self._options = options
         self._say = say
+        self._stop = stop
         compared = options.reconcile
         self._client = native_options(compared.client)
         self._desk = RepairDesk(self._client, compared.repairs, stop)
         self.so_far = Followed(repairs=Repairs(options.repairs_max))
 
-    def once(self) -> ReconcileResult | str:
+    def once(self) -> ReconcileResult | str | None:
         """Compare, make the repairs that are allowed, and publish; return the result, or why that
-        failed.
+        failed; None: it was stopped.
         """
         self.so_far.intervals += 1
         try:
@@ -149,13 +152,15 @@ class _Following:
                 repairs.left = {}
             conclude(self._spark, self._options.reconcile, result, repairs.to_json())
         except (DelayServiceError, *FAILURES) as exc:
+            if self._stop.is_set():
+                return None
             self.so_far.failed += 1
             return str(exc) if isinstance(exc, DelayServiceError) else reason(exc)
         self.so_far.last = result
         return result
 
     def _compare(self) -> ReconcileResult:
-        return compare_copies(self._spark, self._options.reconcile, self._say)
+        return compare_copies(self._spark, self._options.reconcile, self._say, self._stop)
 
     def _repair(self, result: ReconcileResult) -> ReconcileResult:
         """Make the repairs that are allowed after a second comparison; return the comparison that

@@ -9,6 +9,7 @@ does all of that; the driver gets counts, bounded samples and the steps of the r
 from __future__ import annotations
 
 import json
+import threading
 import time
 import uuid
 from collections.abc import Mapping
@@ -74,11 +75,13 @@ def reconcile(
     return result
 
 
-def compare_copies(spark: SparkSession, options: ReconcileOptions, say: Say) -> ReconcileResult:
+def compare_copies(
+    spark: SparkSession, options: ReconcileOptions, say: Say, stop: threading.Event | None = None
+) -> ReconcileResult:
     """Compare the copies and write findings, page and repair plan; ``conclude`` writes the
-    summary.
+    summary. ``stop``: ends the waiting for nodes, with ``DelayServiceError``, when it is set.
     """
-    return _Reconciling(spark, options, say).run()
+    return _Reconciling(spark, options, say, stop or threading.Event()).run()
 
 
 def conclude(
@@ -103,10 +106,13 @@ def conclude(
 class _Reconciling:
     """One comparison of copies; the data between its steps is stored in ``<out>/work``."""
 
-    def __init__(self, spark: SparkSession, options: ReconcileOptions, say: Say) -> None:
+    def __init__(
+        self, spark: SparkSession, options: ReconcileOptions, say: Say, stop: threading.Event
+    ) -> None:
         self._spark = spark
         self._options = options
         self._say = say
+        self._stop = stop
         self._began_s = self._read_s = time.monotonic()
         self._counts = Counts()
 
@@ -172,6 +178,7 @@ class _Reconciling:
             options.repairs,
             options.answer_timeout_s,
             RANGES_MAX if options.details else 0,
+            self._stop,
         )
         return Live(
             self._spark,
