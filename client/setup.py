@@ -1,7 +1,7 @@
 """Build the client's wheel: the package, and copies of the service's modules that it imports.
 
-The header contract has one source, the service, from which the client imports it in this
-repository. The wheel carries exactly the modules that these imports reach, as the subpackage
+The modules of the header contract belong to the service, and in this repository the client imports
+them from there. The wheel carries exactly the modules that these imports reach, as the subpackage
 ``kafka_delay_client._service`` with renamed imports. So the client does not need the service, and
 if both are installed, each keeps the version of the contract that it was built with.
 """
@@ -37,7 +37,7 @@ class BuildWithContract(build_py):  # type: ignore[misc]  # setuptools ships no 
 
 def add_carried(package: Path) -> None:
     """Copy the service's modules that a built package imports into its folder ``package``, and
-    rename the imports of all its modules.
+    rename the imports of these modules in the package and in the copies.
 
     Raises:
         ValueError: two modules have the same last name, or an import can't be renamed.
@@ -55,8 +55,8 @@ def add_carried(package: Path) -> None:
 
 
 def carried_modules(texts: Iterable[str]) -> dict[str, str]:
-    """Return the service's modules that the source texts ``texts`` import, directly or through each
-    other, as source texts by module name.
+    """Return the source texts, by module name, of the service's modules that the source texts
+    ``texts`` import, directly or through each other.
     """
     found: dict[str, str] = {}
     wanted = {name for text in texts for name in service_modules(text)}
@@ -73,7 +73,7 @@ def service_modules(text: str) -> set[str]:
 
 
 def renamed(text: str) -> str:
-    """Return a source text whose imports of the service's modules are renamed to their copies.
+    """Return a source text with the imports of the service's modules renamed to their copies.
 
     Raises:
         ValueError: an import can't be renamed.
@@ -91,7 +91,9 @@ def renamed(text: str) -> str:
 
 
 def _imports(text: str) -> Iterator[tuple[ast.ImportFrom, set[str]]]:
-    """Yield each import statement of the service's modules, and the names of these modules."""
+    """Yield each import statement of service modules in a source text, and the names of these
+    modules. Raise ``ValueError`` for an ``import`` without ``from``.
+    """
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Import) and any(_is_service(one.name) for one in node.names):
             raise ValueError(f"line {node.lineno}: write `from … import …`, which can be renamed")

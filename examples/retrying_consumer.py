@@ -14,11 +14,19 @@ from kafka_delay_client import RETRY_DELAYS_MS, Deduplicator, DelayProducer, Ret
 
 
 class OutOfStockError(Exception):
-    """The ordered article is not in stock."""
+    """An ordered article that is not in stock."""
 
 
 def ship(order: Message, stock: Path) -> None:
-    """Ship an order; any exception makes the consumer retry it later."""
+    """Ship an order, by printing it. Any exception makes the consumer retry the order later.
+
+    Args:
+        order: record whose value is the name of an article.
+        stock: file with the names of the articles in stock, separated by white space.
+
+    Raises:
+        OutOfStockError: the article is not in the file.
+    """
     article = (order.value() or b"").decode()
     if article not in stock.read_text("utf-8").split():
         raise OutOfStockError(article)

@@ -1,7 +1,8 @@
-"""Example of a trace (OpenTelemetry) over a delay: a record is scheduled within a trace, to which
-the handling of the delivered record links.
+"""Example of tracing (OpenTelemetry) over a delay: a record is scheduled within one trace; its
+delivered record is handled in another one, which links to the first.
 
-The service delivers ``traceparent``, ``tracestate`` and ``baggage`` as all headers of a producer.
+The service delivers the headers ``traceparent``, ``tracestate`` and ``baggage``, as it does all
+headers of a producer.
 """
 
 import sys
@@ -15,7 +16,7 @@ tracer = trace.get_tracer("orders")
 
 
 def schedule(producer: DelayProducer) -> None:
-    """Send a delayed record with the headers of the current trace."""
+    """Start a trace, and send a delayed record with the headers of that trace."""
     with tracer.start_as_current_span("schedule", kind=trace.SpanKind.PRODUCER):
         headers: dict[str, str] = {}
         propagate.inject(headers)
@@ -23,7 +24,7 @@ def schedule(producer: DelayProducer) -> None:
 
 
 def handle(message: Message) -> None:
-    """Handle a delivered record in a new trace, which links to that of ``schedule``.
+    """Handle a delivered record in a new trace, which links to the span of ``schedule``.
 
     That span can't be the parent, because it ended before the delay began.
     """

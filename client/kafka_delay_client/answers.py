@@ -20,9 +20,8 @@ _ANSWER_S: Final = 15.0
 
 
 class OutcomeReader:
-    """Client that cancels or fires records by a producer, and reads outcomes by new consumers.
-
-    Thread-safe.
+    """Client that cancels or fires records through a producer, and waits for their outcomes. Each
+    call opens and closes a consumer of the outcomes topic. Thread-safe.
 
     Args:
         consumer: the configuration of a consumer. The reader replaces ``group.id``,
@@ -41,27 +40,27 @@ class OutcomeReader:
         self._stopping = threading.Event()
 
     def cancel(self, producer: DelayProducer, id: Text, timeout_s: float = 5.0) -> str | None:  # noqa: A002  # the contract's word
-        """Cancel the pending record of an id, and wait up to ``timeout_s`` for the outcome.
+        """Cancel the pending record of an id, and wait up to ``timeout_s`` for the outcome. All
+        records of ``producer`` are flushed, for which the call waits up to 15 s more.
 
         Returns:
             ``cancelled``; ``not_pending``: no record of the id was pending; None: no outcome was
             read in time, and the cancel still takes effect when the service reads it.
 
         Raises:
-            KafkaEdgeError: the cancel may not be written, the outcomes topic can't be read, or
-                ``DelayProducer.cancel`` raises.
+            KafkaEdgeError: the cancel may not have been written, the outcomes topic can't be read,
+                or as by ``DelayProducer.cancel``.
+            InvalidRequestError, BufferError, KafkaException: as by ``DelayProducer.cancel``.
         """
         return self._hear(producer, lambda told: producer.cancel(id, on_delivery=told), timeout_s)
 
     def fire(self, producer: DelayProducer, id: Text, timeout_s: float = 5.0) -> str | None:  # noqa: A002  # as above
-        """Deliver the pending record of an id now, and wait up to ``timeout_s`` for the outcome.
+        """Deliver the pending record of an id now, and wait up to ``timeout_s`` for the outcome,
+        as ``cancel`` does, with its errors.
 
         Returns:
             ``fired``; ``not_pending``: no record of the id was pending; None: no outcome was read
             in time, and the fire still takes effect when the service reads it.
-
-        Raises:
-            KafkaEdgeError: as by ``cancel``.
         """
         return self._hear(producer, lambda told: producer.fire(id, on_delivery=told), timeout_s)
 

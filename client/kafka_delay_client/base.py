@@ -1,4 +1,7 @@
-"""Base class of the client's producers, which wrap a confluent-kafka producer."""
+"""Base class of the client's producers, which wrap a confluent-kafka producer.
+
+A record is *in flight* until the broker has acknowledged it or it has failed.
+"""
 
 from __future__ import annotations
 
@@ -19,13 +22,12 @@ DEFAULTS: Final[Mapping[str, Any]] = {
     "partitioner": "murmur2_random",  # that of Java producers; librdkafka's default differs
     "enable.idempotence": True,  # else a retry of the client may write a record twice
 }
-"""Options of a new producer that the caller's configuration may override."""
+"""Options of a new confluent-kafka producer, which the caller's options override."""
 
 
 class ProducerClient:
-    """Wrapper of a confluent-kafka producer, which batches, compresses and reports deliveries.
-
-    As thread-safe as the producer is.
+    """Wrapper of a confluent-kafka producer, which batches records, compresses them, and reports
+    whether they were written. As thread-safe as that producer is.
 
     Args:
         producer: a producer of confluent-kafka, or options for one that override ``DEFAULTS``.
@@ -41,18 +43,20 @@ class ProducerClient:
         self._close_timeout_s = close_timeout_s
 
     def poll(self, timeout_s: float = 0.0) -> int:
-        """Call the callbacks of records that were acknowledged or failed. To be called regularly.
+        """Call the ``on_delivery`` callbacks of records that were acknowledged or failed since the
+        last call. Call this method regularly.
 
         Args:
-            timeout_s: longest wait for the first of them, seconds.
+            timeout_s: longest wait for the first of these records, seconds.
 
         Returns:
-            The number of callbacks.
+            The number of called callbacks.
         """
         return self.producer.poll(timeout_s)
 
     def flush(self, timeout_s: float = -1.0) -> int:
-        """Wait until every record is acknowledged or has failed.
+        """Wait until every record is acknowledged or has failed, and call the ``on_delivery``
+        callbacks.
 
         Args:
             timeout_s: longest wait, seconds; -1: no limit.
@@ -63,7 +67,7 @@ class ProducerClient:
         return self.producer.flush(timeout_s)
 
     def __len__(self) -> int:
-        """Return the number of unacknowledged records plus that of callbacks still to be called."""
+        """Return the number of records in flight plus that of callbacks still to be called."""
         return len(self.producer)
 
     def __bool__(self) -> bool:
@@ -83,8 +87,8 @@ class ProducerClient:
         """Wait up to ``close_timeout_s`` until every record is acknowledged or has failed.
 
         Raises:
-            KafkaEdgeError: some records were not acknowledged. If an error ends the block, that
-                error gets a note instead.
+            KafkaEdgeError: some records are still in flight. If an error ends the block, that error
+                gets a note instead. A record that failed is reported to its ``on_delivery`` only.
         """
         left = self.flush(self._close_timeout_s)
         if not left:

@@ -13,14 +13,14 @@ from kafka_delay_client.received import source_of
 
 
 class SeenStore(Protocol):
-    """Interface of a store for the identities (``source_of``) of processed records. Users may write
-    persistent stores, such as a table of a database.
+    """Interface of a store for the identities (``source_of``) of processed records. Users may
+    implement a persistent store, such as a table of a database.
 
-    Exceptions of a store reach the caller of ``Deduplicator``.
+    ``Deduplicator`` passes exceptions of a store on to its caller.
     """
 
     def has(self, source: str) -> bool:
-        """Return whether the identity ``source`` was added and is still stored."""
+        """Return whether the identity ``source`` was added, and was not dropped since."""
 
     def add(self, source: str) -> None:
         """Store the identity ``source``; adding it again changes nothing."""
@@ -52,7 +52,9 @@ class LruSeen:
             return True
 
     def add(self, source: str) -> None:
-        """Store the identity ``source``; drop the least recently used one beyond ``capacity``."""
+        """Store the identity ``source``; if there are more than ``capacity``, drop the least
+        recently used one.
+        """
         with self._lock:
             self._sources[source] = None
             self._sources.move_to_end(source)
@@ -63,8 +65,8 @@ class LruSeen:
 class Deduplicator:
     """Register of the records that a consumer has processed, by identity (``source_of``).
 
-    Ask ``is_done`` before a record is processed, and call ``done`` afterwards. After a crash
-    between the two, the record is processed again, unless the store takes part in the same
+    Call ``is_done`` before a record is processed, and ``done`` afterwards. After a crash between
+    the two, the record is processed again, unless the store takes part in the same
     transaction as the processing (``docs/client.md``).
 
     Args:

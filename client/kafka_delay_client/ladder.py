@@ -35,10 +35,10 @@ class HandedOver(NamedTuple):
     """Topic to which a failed record was sent.
 
     Attributes:
-        attempt: the number of its failures, this one included.
+        attempt: number of the record's failures, this one included.
         topic: the retry topic or the dead-letter topic.
-        delay_ms: delay before the retry topic gets it, ms (a level may be longer); None: ``topic``
-            is the dead-letter topic.
+        delay_ms: delay before the record is delivered to the retry topic, ms (a level may be
+            longer); None: ``topic`` is the dead-letter topic.
     """
 
     attempt: int
@@ -90,9 +90,9 @@ class RetryLadder:
         self._refused: KafkaError | None = None
 
     def attempts(self, message: Message) -> int:
-        """Return how often a record has failed before; 0 if it is not from the retry topic.
+        """Return how often a record has failed before; 0 if it was not read from the retry topic.
 
-        A dead letter that is written back to its original topic thus gets the first delay again.
+        So a dead letter that is written back to its original topic gets the first delay again.
         """
         if message.topic() != self.retry_topic:
             return 0
@@ -102,12 +102,12 @@ class RetryLadder:
     def failed(self, message: Message, error: BaseException) -> HandedOver:
         """Send a failed record to the retry topic, or after all delays to the dead-letter topic.
 
-        It keeps its key, its value, and the headers of its producer. ``retry-attempt``,
-        ``retry-source``, ``retry-original-topic`` and ``retry-error`` are added.
+        The record keeps its key, its value, and the headers of its producer. The headers
+        ``retry-attempt``, ``retry-source``, ``retry-original-topic`` and ``retry-error`` are added.
 
         Args:
             message: the record that failed.
-            error: the reason.
+            error: the error by which it failed.
 
         Returns:
             The topic, the delay and the number of failures. The record is at the broker only after
@@ -139,12 +139,13 @@ class RetryLadder:
         return HandedOver(attempt, self.retry_topic, step_ms)
 
     def confirm(self, timeout_s: float = 30.0) -> None:
-        """Wait until the broker has all records that ``failed`` sent. Then commit offsets.
+        """Wait up to ``timeout_s`` until the broker has all records that ``failed`` sent. After
+        that, the caller may commit offsets.
 
         Raises:
-            KafkaEdgeError: a record was not acknowledged: commit no offsets. If it was refused,
-                every later call raises too, so that no later offset is committed by mistake: end
-                the consumer, and begin again at the committed offsets.
+            KafkaEdgeError: a record was not acknowledged; the caller must commit no offsets. If the
+                broker refused it, every later call raises too, so that no later offset is committed
+                by mistake. End the consumer then, and begin again at the committed offsets.
         """
         left = self._producer.flush(timeout_s)
         if self._refused is None and left:

@@ -72,13 +72,14 @@ class LevelProducer(ProducerClient):
             delay: shortest delay, rounded up to the next level. Beyond the last level, the record
                 waits only as long as that level.
             key: key of the record and of its output, the delivered record.
-            partition: partition of the target topic; None: the key of the output chooses.
+            partition: partition of the target topic; None: chosen by the key of the output.
             target_key: another key for the output, or ``NO_KEY`` for none; None: ``key``.
             headers: headers to deliver with the record.
-            on_delivery: called with the result of the write, as by ``Producer.produce``.
+            on_delivery: callback for the result of the write to the level topic, as in
+                ``Producer.produce``.
 
         Returns:
-            The delay of the level, milliseconds.
+            The delay of the chosen level, milliseconds.
 
         Raises:
             InvalidRequestError: the service can't fulfil the request; nothing was written.

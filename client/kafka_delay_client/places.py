@@ -1,4 +1,6 @@
-"""Partitions of an id in a delay topic: its home, and those from before partitions were added."""
+"""Partitions of an id in a delay topic: its home, and those where it lay before partitions were
+added.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ from delayservice.base.errors import InvalidRequestError, KafkaEdgeError
 from delayservice.contract.partitioner import partition_for
 
 REFRESH_S: Final = 60.0
-"""Time for which a known partition count is used before the cluster is asked again, seconds."""
+"""Time for which a partition count is used before the cluster is asked again, in seconds."""
 
 _ANSWER_S: Final = 15.0
 
@@ -25,7 +27,7 @@ class Places:
     """Finder of the partitions of ids in one delay topic, from its partition count. Thread-safe.
 
     Args:
-        producer: client that asks the cluster for the partition count.
+        producer: producer by which the cluster is asked for the partition count.
         topic: the delay topic.
         partitions_before: former partition counts of the topic.
         refresh_s: time for which a count is used before the cluster is asked again, seconds.
@@ -63,8 +65,8 @@ class Places:
         return partition_for(record_id, self._current_count())
 
     def former(self, record_id: bytes) -> list[int]:
-        """Return the partitions, without that of ``now``, to which records of this id were written
-        under former partition counts.
+        """Return the existing partitions, ascending, to which records of this id were written
+        under former partition counts; the home is left out.
 
         Raises:
             KafkaEdgeError: as by ``now``.

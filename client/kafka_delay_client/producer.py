@@ -24,7 +24,7 @@ from kafka_delay_client.base import ANY_PARTITION, DeliveryCallback, ProducerCli
 from kafka_delay_client.places import Places
 
 ID_BYTES_MAX: Final = 512
-"""Largest size of an id by the default of the service's setting, in bytes."""
+"""Largest size of an id, in bytes; default of the service's setting ``delivery.id_bytes_max``."""
 
 
 class DelayProducer(ProducerClient):
@@ -39,7 +39,8 @@ class DelayProducer(ProducerClient):
         delay_topic: the delay topic to write to.
         partitions_before: partition counts that the delay topic had before, if records written then
             may still be pending. Changes that this producer observes are added automatically.
-        id_bytes_max: the service's setting ``delivery.id_bytes_max``.
+        id_bytes_max: largest size of an id, bytes: the service's setting
+            ``delivery.id_bytes_max``.
         close_timeout_s: longest wait for acknowledgements at the end of a ``with`` block, seconds.
 
     Raises:
@@ -80,16 +81,18 @@ class DelayProducer(ProducerClient):
             value: value, delivered byte for byte.
             key: key of the record and of its output, the delivered record.
             id: name by which the record can be cancelled, fired or rescheduled.
-            partition: partition of the target topic; None: the key of the output chooses.
+            partition: partition of the target topic; None: chosen by the key of the output.
             target_key: another key for the output, or ``NO_KEY`` for none; None: ``key``.
             headers: headers to deliver with the record.
-            on_delivery: called with the result of the write, as by ``Producer.produce``.
+            on_delivery: callback for the result of the write to the delay topic, as in
+                ``Producer.produce``.
             **when: exactly one of ``delay`` and ``at``, or ``every`` or ``cron``; all are explained
                 at ``request.when_headers``.
 
         Raises:
             InvalidRequestError: the service can't fulfil the request; nothing was written.
-            KafkaEdgeError: the partition count is not known, and the cluster does not answer.
+            KafkaEdgeError: ``id`` is given, the partition count is not known, and the cluster does
+                not answer.
             BufferError, KafkaException: as by ``Producer.produce``.
         """
         if topic == self.delay_topic:
@@ -116,7 +119,8 @@ class DelayProducer(ProducerClient):
     ) -> None:
         """Cancel the pending record of an id, in every partition where it may be pending.
 
-        The outcome is written to the outcomes topic. ``on_delivery`` is called for each partition.
+        The service writes the outcome to the outcomes topic. ``on_delivery`` is called for the
+        write to each partition, as in ``Producer.produce``.
 
         Raises:
             InvalidRequestError, KafkaEdgeError, BufferError, KafkaException: as by ``send``.
@@ -149,7 +153,7 @@ class DelayProducer(ProducerClient):
 
         Arguments and errors are those of ``send``. A pending record that was written under a former
         partition count is cancelled after the new one was written: if the client ends between these
-        writes, both records are delivered.
+        writes, both records are delivered. ``on_delivery`` is called for each write.
         """
         self.send(
             topic,
@@ -172,8 +176,9 @@ class DelayProducer(ProducerClient):
         *,
         is_replaced: bool = False,
     ) -> None:
-        """Write a cancel or a fire to each partition where the record of ``id`` may be pending; if
-        ``is_replaced``, not to its home, where a new record replaces it.
+        """Write a control record to each partition where the record of ``id`` may be pending. If
+        ``is_replaced``, leave out its home, where a new record replaces it. ``operation``:
+        ``cancel`` or ``fire``.
         """
         record_id = id_bytes(id, self._id_bytes_max)
         present = [] if is_replaced else [self._places.now(record_id)]

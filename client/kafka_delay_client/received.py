@@ -1,4 +1,4 @@
-"""Facts that a consumer reads from a record: its identity, and its producer's headers."""
+"""Functions by which a consumer reads a record's identity and its producer's headers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from delayservice.contract import names
 from delayservice.contract.aliases import STRIPPED
 
 RETRY_SOURCE: Final = "retry-source"
-"""Name of the header in which ``RetryLadder`` keeps ``source_of`` a record at its first failure."""
+"""Name of the header in which ``RetryLadder`` keeps the identity (``source_of``) of a record."""
 
 Received: TypeAlias = list[tuple[str, bytes | None]]
 
@@ -21,7 +21,7 @@ def all_headers(message: Message) -> Received:
 
 
 def last_header(headers: Received, name: str) -> bytes | None:
-    """Return the value of the last header of a name; None when it is null or missing."""
+    """Return the value of the last header named ``name``; None: it is null, or there is none."""
     return next((value for known, value in reversed(headers) if known == name), None)
 
 
@@ -33,8 +33,8 @@ def own_headers(message: Message) -> Received:
 def source_of(message: Message) -> str:
     """Return the identity of a record, which stays the same over deliveries and retries.
 
-    It is the header ``delay-source`` of the first delivery, which ``RetryLadder`` keeps, or for a
-    record that the service did not deliver ``topic:partition:offset``.
+    The identity is the header ``delay-source`` of the first delivery, which ``RetryLadder`` keeps.
+    For a record that the service did not deliver, it is ``topic:partition:offset``.
     """
     headers = all_headers(message)
     source = last_header(headers, RETRY_SOURCE) or last_header(headers, names.DELAY_SOURCE)

@@ -48,7 +48,9 @@ _NOTHING_REPLACED: Final = (
 
 
 class WaitingRoom:
-    """Limit of requests that wait for an outcome, so that threads are left for other requests."""
+    """Limit of the number of requests that wait for an outcome, so that threads are left for other
+    requests.
+    """
 
     def __init__(self) -> None:
         self._room = threading.Semaphore(WAITING_MAX)
@@ -78,7 +80,7 @@ class Aim:
     """Partitions to which a control record is written.
 
     Attributes:
-        places: topics and partitions to write to.
+        places: delay topics and partitions to write to.
         targets: target topics of the pending records of the id; empty: none was found.
         elsewhere: slices that were not searched, because this node keeps no copy of them.
     """
@@ -89,7 +91,9 @@ class Aim:
 
 
 def changing_routes(context: ApiContext, waiting: WaitingRoom) -> APIRouter:
-    """Return the routes ``cancel``, ``fire`` and ``reschedule`` under ``/v1/records``."""
+    """Return the routes ``cancel``, ``fire`` and ``reschedule`` under ``/v1/records``. ``waiting``:
+    limit of the requests that wait at the same time.
+    """
     routes = APIRouter(prefix="/v1/records", tags=["records"], responses=described(404, 409))
 
     @routes.post("/cancel")
@@ -127,11 +131,14 @@ def _control(context: ApiContext, asked: ById, operation: str) -> Done:
 
 
 def aim_of(context: ApiContext, asked: ById, record_id: bytes) -> Aim:
-    """Return where to write a control record: the partitions where ``record_id`` is pending, else
-    its home. A topic or partition that the request names has precedence.
+    """Return where to write a control record: the partitions where ``record_id`` is pending; if
+    there are none, its home. If the request names a topic or partition, only these are searched,
+    and replace the default topic (the first delay topic) and the home. If it names both, the
+    control record is written there without a search.
 
     Raises:
         Refusal: the topic takes no ids or lacks the partition, or the workers do not answer.
+        KafkaEdgeError: the cluster does not answer.
     """
     if asked.topic is not None and asked.partition is not None:
         return Aim([_checked(context, asked.topic, asked.partition)])
@@ -179,7 +186,9 @@ def _checked(context: ApiContext, topic: str, partition: int) -> tuple[str, int]
 
 
 def said(outcome: str, aim: Aim) -> str:
-    """Return the sentence that explains to a user the outcome of a control record."""
+    """Return the sentence that explains ``outcome``, that of a control record, to a user. ``aim``:
+    the partitions to which the control record was written.
+    """
     if outcome == "not_pending" and aim.elsewhere:
         numbers = ", ".join(map(str, aim.elsewhere))
         return (
@@ -223,7 +232,7 @@ def _only_row(context: ApiContext, asked: Reschedule, record_id: bytes) -> Pendi
     """Return the only pending record of an id, which the reschedule replaces.
 
     Raises:
-        Refusal: no record or more than one is pending under the id.
+        Refusal: no record of the id is pending on this node, or more than one is.
     """
     rows = _found(context, asked, record_id)
     if not rows:
@@ -241,11 +250,12 @@ def _only_row(context: ApiContext, asked: Reschedule, record_id: bytes) -> Pendi
 
 
 def refuse_what_would_fail(context: ApiContext, row: Pending, asked: Reschedule) -> None:
-    """Check that ``row``, a pending record, can be replaced by a copy with the requested due time.
+    """Check that ``row``, a pending record, can be replaced by one with the requested due time.
 
     Raises:
-        Refusal: the record recurs, is not at its home, or may be delivered first; or the copy would
-            be dead-lettered or expire.
+        Refusal: the record recurs, waits for its home partition, or may be delivered first; this
+            node's copy of the slice is catching up; or the new record would be dead-lettered or
+            expire.
     """
     if row.recurs:
         raise Refusal(
@@ -292,7 +302,7 @@ def refuse_what_would_fail(context: ApiContext, row: Pending, asked: Reschedule)
 
 
 def _again(row: Pending, asked: Reschedule) -> list[Header]:
-    """Return the headers of a copy of ``row`` that is due at the requested time."""
+    """Return the headers of the record that replaces ``row`` and is due at the requested time."""
     time = (
         (names.DELAY_AT, b"%d" % asked.at_ms)
         if asked.at_ms is not None

@@ -16,8 +16,8 @@ from delayservice.metrics.status import NodeState
 
 
 def health_routes(context: ApiContext) -> APIRouter:
-    """Return ``/healthz`` and ``/readyz`` for probes, which show no secrets. They run on the event
-    loop, so that they answer even if all threads are busy.
+    """Return the routes ``/healthz`` and ``/readyz`` for probes, which need no token. They run on
+    the event loop, so that they answer even if all threads are busy.
     """
     routes = APIRouter(tags=["health"])
 

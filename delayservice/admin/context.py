@@ -22,7 +22,7 @@ from delayservice.metrics.hub import MetricsHub
 
 _TOPICS_FRESH_S: Final = 5.0
 SURVEY_BYTES_MAX: Final = 32 << 20
-"""Approximate number of bytes that one request reads from the dead-letter topic at most."""
+"""Approximate limit of the bytes that one request reads from the dead-letter topic."""
 _GOOD_STATES: Final = frozenset({"owner", "replica"})
 _SURVEY_WAIT_S: Final = 5.0
 
@@ -66,8 +66,8 @@ class ApiContext:
 
     @property
     def delay_topics(self) -> dict[str, int]:
-        """Return the partition count of each existing delay topic by name, level topics last. It is
-        at most 5 s old.
+        """Return the partition count of each existing delay topic by name, level topics last. The
+        counts are at most 5 s old.
 
         Raises:
             KafkaEdgeError: the cluster does not answer.
@@ -81,12 +81,18 @@ class ApiContext:
         return topics
 
     def slices_elsewhere(self) -> list[int]:
-        """Return the numbers of the slices of which this node keeps no copy."""
+        """Return the numbers of the slices of which this node keeps no copy.
+
+        Raises:
+            DelayServiceError: the workers do not answer.
+        """
         here = {facts.metrics.slice for facts in self.hub.facts().slices}
         return [held.slice for held in self.inquiry.members().slices if held.slice not in here]
 
     def is_catching_up(self, slice_no: int) -> bool:
-        """Return whether this node's copy of a slice lags and may contain settled records."""
+        """Return whether this node's copy of a slice lags, so that it may contain settled records;
+        False if the node keeps no copy.
+        """
         return any(
             one.metrics.slice == slice_no and one.metrics.state not in _GOOD_STATES
             for one in self.hub.facts().slices
@@ -117,12 +123,12 @@ class ApiContext:
         )
 
     def dead_letters(self, last: int, code: str | None = None) -> Survey:
-        """Return the newest dead letters. Only one request reads them at a time, as each reads
-        megabytes.
+        """Return the newest dead letters, and which of them were replayed. Only one request reads
+        them at a time, as each reads megabytes.
 
         Args:
             last: largest number of offsets to read from the end of each partition.
-            code: error code of the dead letters to return; None: all.
+            code: error code of the dead letters to return; None: any code.
 
         Raises:
             Refusal: another request has been reading them for 5 s.

@@ -41,7 +41,9 @@ _Basic = Annotated[HTTPBasicCredentials | None, Depends(_basic)]
 
 
 class NeedsToken(Refusal):
-    """Refusal with status 401: the admin token is missing or wrong. ``scheme``: how to send it."""
+    """Refusal with status 401: the admin token is missing or wrong. ``scheme``: HTTP authentication
+    scheme by which to send it, ``Basic`` or ``Bearer``.
+    """
 
     def __init__(self, detail: str, scheme: str) -> None:
         super().__init__(401, detail)
@@ -84,7 +86,7 @@ def takes_json(request: Request) -> None:
     """Check that a request has no body, or a body whose content type is JSON.
 
     Raises:
-        Refusal: 415, the content type is missing or not JSON.
+        Refusal: status 415, the body's content type is missing or not JSON.
     """
     given = request.headers.get("content-type", "")
     has_body = request.headers.get("content-length", "0") != "0"
@@ -94,10 +96,10 @@ def takes_json(request: Request) -> None:
 
 
 def knows_query(request: Request) -> None:
-    """Check that the route knows all names in the query: FastAPI would ignore a misspelt filter.
+    """Check that the route knows all names in the query: FastAPI would ignore a misspelt one.
 
     Raises:
-        Refusal: 422, a name is unknown; the message lists the known ones.
+        Refusal: status 422, a name is unknown; the message lists the known ones.
     """
     operation = request.app.openapi()["paths"][request.scope["route"].path][request.method.lower()]
     known = {one["name"] for one in operation.get("parameters", ()) if one["in"] == "query"}
@@ -109,7 +111,8 @@ def knows_query(request: Request) -> None:
 
 
 class RequestGate:
-    """ASGI middleware that refuses unknown hosts and large bodies, and sets security headers.
+    """ASGI middleware that refuses requests with an unknown host name or with a body over 1 MiB or
+    of unknown length, and adds security headers to all answers.
 
     The check of host names stops DNS rebinding: a page of another site whose host name was made to
     point to this server.
@@ -124,8 +127,8 @@ class RequestGate:
         self._hosts = hosts | _OWN_HOSTS
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request to the application, or answer it with an error. Either answer gets the
-        security headers.
+        """Pass a request to the application, or answer it with an error, and add the security
+        headers to the answer.
         """
         if scope["type"] != "http":
             await self._app(scope, receive, send)

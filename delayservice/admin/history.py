@@ -32,7 +32,7 @@ class Sample(BaseModel):
 
 
 class History:
-    """Samples of the last 15 minutes, about one per second.
+    """Samples of the last 15 minutes, about one per second, taken by a thread.
 
     Args:
         totals: returns the node's counters and its number of pending records.
@@ -62,12 +62,12 @@ class History:
             self.sample(time.monotonic(), time.time_ns() // 1_000_000)
 
     def sample(self, now_s: float, now_ms: int) -> None:
-        """Store a sample of the counts since the previous call; the first call only reads the
-        counters.
+        """Store a sample of the counts since the previous call; the first call stores no sample,
+        it only reads the counters.
 
         Args:
-            now_s: monotonic clock, in s.
-            now_ms: wall clock, epoch milliseconds.
+            now_s: time of the monotonic clock, in s.
+            now_ms: time of the wall clock, epoch milliseconds.
         """
         total, pending = self._totals()
         if self._last is not None:

@@ -70,8 +70,8 @@ class HttpServer:
         self._server.should_exit = True
 
     def close(self) -> None:
-        """Stop accepting requests, and wait some seconds for the accepted ones. May be called
-        without ``serve``.
+        """Stop accepting requests, and wait up to 4 s for the accepted ones. May be called without
+        ``serve``.
         """
         self.stop()
         if self._thread is not None:
@@ -97,8 +97,8 @@ class HttpServer:
 
 
 class _Server(uvicorn.Server):
-    """uvicorn server that checks whether to end every half second; ten checks a second, as uvicorn
-    makes them, took a tenth of an idle node's CPU time.
+    """uvicorn server that checks every half second whether to end. uvicorn's own ten checks a
+    second took a tenth of an idle node's CPU time.
     """
 
     async def main_loop(self) -> None:

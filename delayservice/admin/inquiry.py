@@ -1,6 +1,6 @@
 """Queries to all workers of the node, whose answers are merged.
 
-Queries that web pages repeat are sent once a second at most.
+Queries that open web pages repeat are sent at most once a second, and the answers are kept.
 """
 
 from __future__ import annotations
@@ -36,7 +36,9 @@ T = TypeVar("T")
 
 
 class _Kept(Generic[T]):
-    """Cache that keeps the result of ``ask``, or its error, for one second, for all threads."""
+    """Cache of the result of ``ask``, or of the ``DelayServiceError`` that it raised, for one
+    second. Thread-safe.
+    """
 
     def __init__(self, ask: Callable[[], T]) -> None:
         self._ask = ask
@@ -57,7 +59,8 @@ class _Kept(Generic[T]):
 
 
 class Workers:
-    """Queries to the workers of this node. Any thread may call its methods.
+    """Queries to the workers of this node. Any thread may call the methods. Each raises
+    ``NotAnsweredError`` if a worker does not answer, and ``DelayServiceError`` if no worker runs.
 
     Args:
         askers: returns a client for each current worker.
@@ -69,7 +72,9 @@ class Workers:
         self._members = _Kept(self._ask_members)
 
     def search(self, asked: Search) -> Page:
-        """Return one page of the matching pending records of all workers, by due time."""
+        """Return one page of the matching pending records of all workers, in the order of
+        ``Pending.position``.
+        """
         return merged(self._all(asked, Page), asked.limit)
 
     def find(self, record_id: bytes) -> list[Pending]:
@@ -78,20 +83,28 @@ class Workers:
         return [row for rows in answers for row in rows]
 
     def locate(self, asked: Locate) -> Fate | None:
-        """Return the state of a record of a delay topic; None: this node keeps no copy of it."""
+        """Return the state of a record of a delay topic; None: this node keeps no copy of its
+        shard.
+        """
         answers: list[Fate | None] = self._all(asked, Fate | None)  # type: ignore[arg-type]
         return next((fate for fate in answers if fate is not None), None)
 
     def horizon(self) -> BacklogCounts:
-        """Return counts of pending records by ranges of due times, at most a second old."""
+        """Return the counts of the node's pending records by ranges of due times. They are at most
+        a second old.
+        """
         return self._horizon.get()
 
     def members(self) -> Members:
-        """Return the nodes, owners and copies of the cluster, at most a second old."""
+        """Return the nodes of the cluster, and owners and copies of the slices. They are at most a
+        second old.
+        """
         return self._members.get()
 
     def held(self) -> list[list[bytes]]:
-        """Return, for each worker, the keys of the pauses that it has read."""
+        """Return, for each worker, the record keys (``engine.pauses.encode_key``) of the active
+        pauses that it has read.
+        """
         return self._all(HeldTopics(), list[bytes])
 
     def _ask_horizon(self) -> BacklogCounts:
@@ -101,8 +114,8 @@ class Workers:
         return horizon
 
     def _ask_members(self) -> Members:
-        """Return nodes, owners and copies from all workers: without ZooKeeper, each knows only its
-        own slices.
+        """Return nodes, owners and copies, joined from the answers of all workers: without
+        ZooKeeper, each worker knows only its own slices.
         """
         return joined(self._all(Standings(), Members))
 

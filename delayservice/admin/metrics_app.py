@@ -32,7 +32,9 @@ class _Collector(Collector):
 
 
 def make_metrics_app(hub: MetricsHub) -> ASGIApp:
-    """Return the ASGI application of ``/metrics`` and ``/status``, which accepts any host name."""
+    """Return the ASGI application of ``/metrics`` and ``/status``. It accepts any host name.
+    ``hub``: source of the metrics and the state.
+    """
     registry = CollectorRegistry()
     registry.register(_Collector(hub))
 

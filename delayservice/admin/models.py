@@ -44,7 +44,7 @@ class Content(BaseModel):
 
     @classmethod
     def of(cls, content: bytes | None) -> Content | None:
-        """Return bytes as UTF-8 text if they are that, else in base64; None for None."""
+        """Return bytes as text if they are valid UTF-8, else in base64; None for None."""
         if content is None:
             return None
         try:

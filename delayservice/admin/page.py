@@ -1,7 +1,7 @@
 """Web page of a node: the data of the API, rendered as HTML on the server.
 
-It is complete without JavaScript. Its script loads the same HTML once a second and replaces the
-changed parts, so that only the server renders.
+The page is complete without JavaScript. Its script loads the same HTML once a second and replaces
+the changed parts, so that only the server renders.
 """
 
 from __future__ import annotations
@@ -112,7 +112,9 @@ class Pages:
         return self.draw("error", status, title=HTTPStatus(status).phrase, detail=detail)
 
     def _common(self) -> dict[str, object]:
-        """Return the variables that every template uses: node, current time, cluster, problems."""
+        """Return the variables that every template uses: ``node_id``, ``now_ms`` (epoch ms),
+        ``cluster`` and ``findings`` (problems and warnings).
+        """
         context = self._context
         now_ms = context.wall_ms()
         cluster = _part(lambda: cluster_of(context))
@@ -131,8 +133,8 @@ class Pages:
         }
 
     def overview(self, unit: str, minutes: int) -> HTMLResponse:
-        """Return the page with the health, the records due in each ``unit`` (second, minute or
-        hour) from now, and the throughput of the last ``minutes``.
+        """Return the page with the health, the numbers of records due in each ``unit`` (``second``,
+        ``minute`` or ``hour``) from now on, and the throughput of the last ``minutes``.
         """
         context = self._context
         timeline = _part(lambda: timeline_of(context, unit, BUCKETS[unit]))
@@ -158,7 +160,10 @@ class Pages:
         return self.draw("record", record=found, pending=found.pending)
 
     def pending(self, asked: TypedSearch) -> Response:
-        """Return the results of a search for pending records, or a redirect to the only one."""
+        """Return the page with the results of a search for pending records. A search by id that
+        finds one record, or by ``topic:partition:offset`` instead of an id, redirects to the page
+        of that record.
+        """
         asked.read(self._context.wall_ms())
         if asked.errors:
             return self.draw("pending", 422, **self._searched(asked, None))
@@ -214,7 +219,7 @@ class Pages:
 
     def dead_letters(self, code: str, last: int) -> HTMLResponse:
         """Return the page of the newest dead letters with this error code; empty: with any code.
-        ``last``: number of offsets to read from the end of each partition.
+        ``last``: largest number of offsets to read from the end of each partition.
         """
         found = self._context.dead_letters(last, code or None)
         rows = [(one, one.place in found.replayed) for one in found.letters[:_LETTERS]]
@@ -247,13 +252,13 @@ def _flat(path: tuple[str, ...], value: object) -> list[tuple[str, str]]:
 
 @dataclass(slots=True)
 class TypedSearch:
-    """Fields of the search form as typed, and their parsed values.
+    """Fields of the search form as typed, and their values, which ``read`` parses.
 
     Attributes:
         after: cursor of the previous page of results; empty: the first page.
-        from_ms: first due time, epoch milliseconds.
-        to_ms: exclusive end of the due times, epoch milliseconds.
-        position: parsed ``after``.
+        from_ms: parsed ``due_from``, the first due time, epoch milliseconds.
+        to_ms: parsed ``due_to``, the exclusive end of the due times, epoch milliseconds.
+        position: parsed ``after``; None: the first page.
         errors: messages about invalid fields, by field name.
     """
 
@@ -270,8 +275,8 @@ class TypedSearch:
     errors: dict[str, str] = field(default_factory=dict)
 
     def read(self, now_ms: int) -> None:
-        """Parse the fields, times relative to ``now_ms`` (epoch milliseconds); store messages about
-        invalid fields in ``errors``.
+        """Parse the fields; store their values and, in ``errors``, messages about invalid fields.
+        ``now_ms``: current time, epoch milliseconds, for relative times.
         """
         self.from_ms = self._moment("from", self.due_from, now_ms, 0)
         self.to_ms = self._moment("to", self.due_to, now_ms, DUE_STOP_MS)
@@ -299,8 +304,9 @@ class TypedSearch:
             self.errors["id"] = exc.detail
 
     def query(self, after: str = "") -> str:
-        """Return the search as a URL query. With ``after``, the cursor of the previous page of
-        results, relative times become absolute, so that all pages show the same range.
+        """Return the search, without its id, as a URL query. With ``after``, the cursor of the
+        previous page of results, relative times become absolute, so that all pages show the same
+        range.
         """
         fixed = {"from": self.due_from, "to": self.due_to}
         if after:

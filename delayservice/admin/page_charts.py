@@ -24,7 +24,9 @@ _STEPS: Final = (10, 12, 16, 20, 24, 30, 40, 50, 60, 80, 100)
 
 @dataclass(frozen=True, slots=True)
 class ChartBar:
-    """Bar for the records due in one interval; position and height in SVG units."""
+    """Bar for the ``count`` records due in ``[start_ms, stop_ms)``, epoch ms. ``x``, ``y`` and
+    ``height`` are in SVG units; ``y`` counts down from the upper edge.
+    """
 
     start_ms: int
     stop_ms: int
@@ -78,7 +80,7 @@ def bars_of(timeline: Timeline) -> Bars:
 
 
 def round_up(number: float) -> int:
-    """Return the smallest round number from ``number`` up, for the upper end of an axis."""
+    """Return the smallest round number that is not below ``number``, for the end of an axis."""
     if number <= 1:
         return 1
     if number <= 10:  # noqa: PLR2004  # below that, halves of even numbers are whole
@@ -89,8 +91,8 @@ def round_up(number: float) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """Samples that a chart shows as one, at ``at_ms`` (epoch milliseconds): records per second, and
-    lateness in ms.
+    """Samples that a chart shows as one, at ``at_ms`` (epoch ms): ``ingested`` and ``delivered``
+    records per second, and the lateness in ms; None: no record was delivered.
     """
 
     at_ms: int
@@ -135,7 +137,7 @@ class Past:
 
 
 def past_of(samples: Sequence[Sample], minutes: int, now_ms: int) -> Past:
-    """Return the line charts of the ``minutes`` before ``now_ms``, epoch milliseconds."""
+    """Return the line charts of the last ``minutes`` before ``now_ms``, epoch milliseconds."""
     start_ms = now_ms - minutes * _MINUTE_MS
     seen = [sample for sample in samples if sample.at_ms >= start_ms]
     step_ms = max(minutes * _MINUTE_MS // _POINTS_MAX, 1_000)
@@ -174,8 +176,8 @@ def past_of(samples: Sequence[Sample], minutes: int, now_ms: int) -> Past:
 
 
 def _together(samples: Sequence[Sample], step_ms: int) -> list[Point]:
-    """Merge samples into one point for each ``step_ms``. Steps begin at multiples of ``step_ms`` of
-    the clock, so that old points don't change when the chart moves on.
+    """Merge samples into one point for each ``step_ms`` milliseconds. Steps begin at multiples of
+    ``step_ms`` of the clock, so that old points don't change when the chart moves on.
     """
     steps = groupby(samples, key=lambda sample: sample.at_ms // step_ms)
     points = (_point(step * step_ms, list(found)) for step, found in steps)
@@ -183,7 +185,9 @@ def _together(samples: Sequence[Sample], step_ms: int) -> list[Point]:
 
 
 def _point(at_ms: int, samples: Sequence[Sample]) -> Point | None:
-    """Merge samples: mean rates, median of medians, largest 99th percentile; None: no samples."""
+    """Merge samples into a point at ``at_ms``, epoch ms: mean rates, median of medians, largest
+    99th percentile; None: there are no samples.
+    """
     seconds = sum(sample.seconds for sample in samples)
     if not seconds:
         return None
@@ -199,8 +203,9 @@ def _point(at_ms: int, samples: Sequence[Sample]) -> Point | None:
 
 
 def _lines(found: Iterable[tuple[float, float | None]], step: float) -> list[str]:
-    """Return points ``(x, y)`` as SVG polylines, interrupted where y is None or points are missing.
-    A single point becomes a short line. ``step``: distance of points as a share of the width.
+    """Return points ``(x, y)`` in SVG units as SVG polylines, interrupted where y is None or points
+    are missing. A single point becomes a short line. ``step``: distance of points as a share of the
+    width.
     """
     lines: list[list[tuple[float, float]]] = [[]]
     last_x = -math.inf

@@ -10,10 +10,10 @@ from delayservice.admin import cluster_models
 from delayservice.metrics.status import NodeState, Pause, TargetState
 
 BEHIND_MS: Final = 2_000
-"""Time after the due time of an undelivered record from which a warning is shown, in ms."""
+"""Lateness of the oldest undelivered record from which on a warning is shown, in ms."""
 
 _PARKED_SHOWN: Final = 3
-"""Largest number of targets with parked records that get a warning each; the rest share one."""
+"""Largest number of targets with parked records that get a warning each; all others share one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ def findings_of(
     pauses: Sequence[Pause],
     now_ms: int,
 ) -> list[HealthFinding]:
-    """Return all problems and warnings, the worst first.
+    """Return all problems and warnings, problems first.
 
     Args:
         status: state of this node.
@@ -65,7 +65,9 @@ def _of_node(status: NodeState) -> Iterator[HealthFinding]:
 
 
 def _of_parked(parked: Sequence[TargetState]) -> Iterator[HealthFinding]:
-    """Yield a warning for each of the first targets with parked records, one for the rest."""
+    """Yield a warning for each of the first ``_PARKED_SHOWN`` targets with parked records, and one
+    for all others.
+    """
     for one in parked[:_PARKED_SHOWN]:
         yield HealthFinding(
             "warning",

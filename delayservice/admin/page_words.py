@@ -1,8 +1,8 @@
 """Text of the web page: figures, times, and values from records.
 
-Anybody may have written the records. Jinja escapes their markup; this module replaces by code
-points the characters that would change how the surrounding text looks (control, direction and
-invisible characters).
+Records may come from untrusted producers. Jinja escapes their markup. This module shows control,
+direction and invisible characters, which would change how the surrounding text looks, as code
+points (``U+200B``).
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def rate(per_second: float) -> str:
 
 
 def lateness(ms: int | None) -> str:
-    """Return a duration of ``ms`` milliseconds with its unit; a dash for None."""
+    """Return a duration of ``ms`` milliseconds as text with its unit; a dash for None."""
     if ms is None:
         return NO_FIGURE
     if ms < 1_000:  # noqa: PLR2004  # a second
@@ -56,7 +56,7 @@ def lateness(ms: int | None) -> str:
 
 
 def span(ms: int) -> str:
-    """Return ``ms`` milliseconds, without the sign, in their two largest units: ``2 h 5 min``."""
+    """Return ``ms`` milliseconds, without the sign, as text in one or two units: ``2 h 5 min``."""
     left_s = abs(ms) // 1_000 * 1_000
     parts = []
     for size, unit in _STEPS:
@@ -80,7 +80,9 @@ def size(octets: int | None) -> str:
 
 
 def utc(ms: int) -> str:
-    """Return epoch ms as ``2026-11-21 18:37:42.123``; before 1970, after 9999 as a number."""
+    """Return epoch ms as UTC text (``2026-11-21 18:37:42.123``); before 1970 or after 9999 as a
+    number of ms.
+    """
     if not 0 <= ms < _YEAR_10000_MS:
         return f"{ms:,} ms"
     moment = datetime.fromtimestamp(ms / 1_000, UTC)
@@ -92,7 +94,8 @@ def moment(ms: int, form: str = "full") -> Markup:
 
     Args:
         ms: epoch milliseconds.
-        form: ``full``: date and time; ``clock``: time of day; ``minute``: without seconds.
+        form: ``full``: date and time; ``clock``: time of day; ``minute``: time of day without
+            seconds.
     """
     text = utc(ms)
     whole = f"{text} UTC = {ms} ms"
@@ -103,8 +106,8 @@ def moment(ms: int, form: str = "full") -> Markup:
 
 
 def relative(ms: int, now_ms: int) -> Markup:
-    """Return the time from ``now_ms`` to ``ms``, epoch milliseconds, as HTML: ``in 5 min`` or
-    ``5 min ago``. The page's script keeps it current.
+    """Return the time from ``now_ms`` to ``ms``, both epoch milliseconds, as HTML: ``in 5 min`` or
+    ``5 min ago``. The page's script keeps the text current.
     """
     words = f"in {span(ms - now_ms)}" if ms >= now_ms else f"{span(now_ms - ms)} ago"
     return Markup('<time data-ms="{}" data-form="relative" title="{} UTC">{}</time>').format(
@@ -113,11 +116,12 @@ def relative(ms: int, now_ms: int) -> Markup:
 
 
 def visible(text: str, chars_max: int = _CELL_CHARS_MAX, keep: str = "") -> Markup:
-    """Return text of unknown origin as safe HTML, cut if it is long.
+    """Return text of unknown origin as safe HTML. Control, direction and invisible characters are
+    shown as code points, and a long text is cut.
 
     Args:
         text: text to show.
-        chars_max: largest number of characters.
+        chars_max: largest number of characters to show; a note says how many more there are.
         keep: control characters that stay as they are.
     """
     cut = _STACK.sub(r"\1", text[:chars_max])
@@ -136,7 +140,9 @@ def _code_point(char: str) -> Markup:
 
 
 def content(found: Content | None, chars_max: int = _CELL_CHARS_MAX, keep: str = "") -> Markup:
-    """Return content as HTML: text, base64 with a label, ``empty``, or ``null`` for None."""
+    """Return content as HTML: its text, its base64 with a label, ``empty``, or ``null`` for None.
+    ``chars_max`` and ``keep`` are those of ``visible``.
+    """
     if found is None:
         return Markup('<span class="none">null</span>')
     if found.data == "":
@@ -148,8 +154,8 @@ def content(found: Content | None, chars_max: int = _CELL_CHARS_MAX, keep: str =
 
 
 def is_plain(text: str) -> bool:
-    """Return whether text has no control or invisible characters, which a shell could run when the
-    text is pasted.
+    """Return whether text has no control or invisible characters, so that it is safe to paste into
+    a shell.
     """
     return not any(unicodedata.category(char) in _UNSEEN for char in text)
 
@@ -159,7 +165,7 @@ def read_moment(text: str, now_ms: int) -> int | None:
     ``now_ms``: current time, epoch milliseconds.
 
     Returns:
-        Epoch milliseconds; None: the text is empty.
+        Epoch milliseconds, 0 to ``DUE_STOP_MS``; None: the text is empty.
 
     Raises:
         ValueError: the text is invalid; the message says how to write it.
@@ -184,7 +190,9 @@ def read_moment(text: str, now_ms: int) -> int | None:
 
 
 def _zoned(text: str) -> str:
-    """Add missing seconds, and a missing zone as UTC, to an RFC 3339 text."""
+    """Return an RFC 3339 text with missing seconds added, and UTC for a missing zone; any other
+    text unchanged.
+    """
     short = re.fullmatch(
         r"(\d{4}-\d\d-\d\d)[T ](\d\d:\d\d)(:\d\d(?:\.\d+)?)?(Z|[+-]\d\d:\d\d)?", text
     )
@@ -195,7 +203,9 @@ def _zoned(text: str) -> str:
 
 
 def install(environment: Environment) -> None:
-    """Add the functions of this module to the filters of the templates' Jinja environment."""
+    """Add functions of this module to the templates' Jinja environment: filters, and the test
+    ``plain``. Add the variable ``value_chars_max``.
+    """
     environment.filters.update(
         count=count,
         rate=rate,

@@ -35,7 +35,9 @@ _LOOK_S: Final = 0.02
 
 
 def pause_routes(context: ApiContext, waiting: WaitingRoom) -> APIRouter:
-    """Return the routes that pause and resume targets and delay topics, on every node."""
+    """Return the routes that pause and resume targets and delay topics. A pause applies to all
+    nodes. ``waiting``: limit of the requests that wait at the same time.
+    """
     routes = APIRouter(prefix="/v1/pauses", tags=["pauses"], responses=described(404))
 
     @routes.put("/{kind}/{name}")
@@ -61,11 +63,12 @@ def pause_routes(context: ApiContext, waiting: WaitingRoom) -> APIRouter:
 
 
 def _write_pause(context: ApiContext, paused: Paused, value: bytes | None) -> None:
-    """Write a pause, or delete it if ``value`` is None; wait until this node's workers have read
-    the change.
+    """Write the pause ``value`` of ``paused`` to the pauses topic, or delete it if ``value`` is
+    None, and wait until this node's workers have read the change.
 
     Raises:
         Refusal: the workers have not read it within 10 s, do not answer, or the node stops.
+        KafkaEdgeError: the pause may not have been written.
     """
     key = encode_key(paused)
     context.desk.write(context.settings.topics.pauses, 0, key, value, [])

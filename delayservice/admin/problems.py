@@ -49,8 +49,8 @@ class Refusal(Exception):  # noqa: N818  # it is an answer
 
 
 def described(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """Return the OpenAPI description of the error responses of a route: ``statuses``, and those
-    that every route may give.
+    """Return the OpenAPI description of a route's error responses, by HTTP status: ``statuses``,
+    and those that every route may give.
     """
     return {
         status: {
@@ -65,7 +65,14 @@ def described(*statuses: int) -> dict[int | str, dict[str, Any]]:
 def answer(
     status: int, detail: str, errors: list[str] | None = None, headers: dict[str, str] | None = None
 ) -> JSONResponse:
-    """Return an HTTP response with problem details (RFC 9457)."""
+    """Return an HTTP response with problem details (RFC 9457).
+
+    Args:
+        status: HTTP status.
+        detail: what happened, to what, and what to do about it.
+        errors: what is wrong with the request, part by part.
+        headers: headers of the response.
+    """
     problem = Problem(
         title=HTTPStatus(status).phrase, status=status, detail=detail, errors=errors or []
     )
@@ -73,7 +80,9 @@ def answer(
 
 
 def install(app: FastAPI) -> None:
-    """Add error handlers to ``app``. They use the event loop, as all threads may be busy."""
+    """Add handlers to ``app`` that answer errors with problem details. They run on the event loop,
+    because all threads may be busy.
+    """
 
     @app.exception_handler(Refusal)
     async def refused(_: Request, exc: Refusal) -> JSONResponse:
@@ -109,7 +118,9 @@ def install(app: FastAPI) -> None:
 
 
 def _methods_of(request: Request) -> set[str]:
-    """Return all methods of the request's path; Starlette reports only its first route's."""
+    """Return all HTTP methods of the request's path; Starlette reports only those of its first
+    route.
+    """
     found: set[str] = set()
     for path, operations in request.app.openapi()["paths"].items():
         if compile_path(path)[0].match(request.url.path):

@@ -35,7 +35,7 @@ from delayservice.metrics.status import Pause
 
 UNITS_MS: Final = {"second": SECOND_MS, "minute": MINUTE_MS, "hour": HOUR_MS}
 SCAN_MAX: Final = 20_000
-"""Largest number of records that each shard reads for one page of results, in some 10 ms."""
+"""Largest number of records that each shard reads for one page of results; it takes about 10 ms."""
 
 _TOPIC: Final = r"^[A-Za-z0-9._-]{1,249}$"
 _MOMENT: Final = (
@@ -47,7 +47,8 @@ _Cursor: TypeAlias = tuple[
     Annotated[int, Meta(ge=0, le=2**31 - 1)],
     Annotated[int, Meta(ge=-1, le=OFFSET_MAX)],
 ]
-"""Type of a decoded cursor: ``Position`` at which a page of results ended."""
+"""Type of a decoded cursor: ``(key_ms, topic, partition, offset)``, the ``Position`` at which a
+page of results ended."""
 _Unit = Annotated[str, Query(pattern="^(second|minute|hour)$", description="Width of a bucket.")]
 
 
@@ -135,7 +136,7 @@ def may_be_beyond_window(context: ApiContext, from_ms: int) -> bool:
 
 
 def pending_page(context: ApiContext, asked: Search) -> models.PendingPage:
-    """Return one page of results of a search for pending records, for the API and the web page."""
+    """Return one page of the pending records that a search finds, as an object of the API."""
     page = context.inquiry.search(asked)
     return models.PendingPage(
         records=[models.PendingRecord.of(row) for row in page.rows],
@@ -146,7 +147,9 @@ def pending_page(context: ApiContext, asked: Search) -> models.PendingPage:
 
 
 def backlog_of(context: ApiContext) -> models.Backlog:
-    """Return the numbers of pending records: overdue, due within certain times, and later."""
+    """Return the numbers of pending records of this node's copies: all, overdue, due within certain
+    times from now, and due later.
+    """
     now_ms = context.wall_ms()
     horizon = context.inquiry.horizon()
     lumps = horizon.lumps
@@ -167,8 +170,8 @@ def backlog_of(context: ApiContext) -> models.Backlog:
 
 
 def timeline_of(context: ApiContext, unit: str, buckets: int) -> models.Timeline:
-    """Return the number of records due in each of ``buckets`` intervals, each one ``unit`` long
-    (second, minute or hour); the first contains the current time.
+    """Return the number of pending records due in each of ``buckets`` intervals, each one ``unit``
+    long (``second``, ``minute`` or ``hour``); the first contains the current time.
     """
     now_ms, unit_ms = context.wall_ms(), UNITS_MS[unit]
     first_ms = now_ms // unit_ms * unit_ms
@@ -193,7 +196,7 @@ def timeline_of(context: ApiContext, unit: str, buckets: int) -> models.Timeline
 
 
 def _epoch_ms(moment: str) -> int:
-    """Return a time in epoch milliseconds, given as their number or in RFC 3339.
+    """Return a time, given as epoch milliseconds or in RFC 3339, as epoch milliseconds, 0 or more.
 
     Raises:
         Refusal: the text is not a valid time.
@@ -209,7 +212,8 @@ def _cursor(position: Position) -> str:
 
 
 def position_of(cursor: str) -> Position:
-    """Return the position that a cursor encodes: where the previous page of results ended.
+    """Return the position that a cursor encodes: the one at which the previous page of results
+    ended.
 
     Raises:
         Refusal: the text is not the cursor of a page.

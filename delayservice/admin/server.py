@@ -28,8 +28,8 @@ _log = structlog.get_logger(__name__)
 
 
 def admin_token(settings: Settings) -> str:
-    """Return the configured admin token, else one that the node makes once and keeps in a file
-    which only its user can read.
+    """Return the configured admin token. If there is none, return the one in a file of the node's
+    state folder, which only the node's user can read; the first call makes it.
 
     Raises:
         SettingsError: the file can't be read or written, or contains no token.
@@ -53,8 +53,8 @@ def admin_token(settings: Settings) -> str:
 
 
 def _make_token(path: Path) -> None:
-    """Write a new token to ``path`` by renaming a finished file: a partial or empty token would be
-    a security hole.
+    """Write a new token to a file, and rename the finished file to ``path``: a partial or empty
+    token would be a security hole.
     """
     unfinished = path.with_suffix(".new")
     unfinished.unlink(missing_ok=True)
@@ -102,8 +102,11 @@ class AdminServer:
         self._server = HttpServer(app, "admin", settings.admin.listen)
 
     def serve(self) -> str | None:
-        """Start to answer requests and to take samples. Return ``host:port``; None:
-        ``admin.listen`` is empty, and there is no server.
+        """Start to answer requests and to take samples. Return ``host:port`` of the open socket;
+        None: ``admin.listen`` is empty, and there is no server.
+
+        Raises:
+            DelayServiceError: the address is in use, or is not an address of this machine.
         """
         listening = self._server.serve()
         if listening is not None:
@@ -117,8 +120,8 @@ class AdminServer:
         self._server.stop()
 
     def close(self) -> None:
-        """Stop accepting requests, and wait some seconds for the accepted ones. May be called
-        without ``serve``.
+        """Stop accepting requests, and wait up to 4 s for the accepted ones. May be called without
+        ``serve``.
         """
         self.stop()
         self._server.close()

@@ -1,6 +1,7 @@
 """Table of the headers of other delay systems, so that their producers work unchanged.
 
-Semantics are those of the systems' own sources:
+A *rule* adds one header to a *draft*, the input headers of a record (module ``draft``). Semantics
+are those of the systems' own sources:
 
 RocketMQ (``MessageConst``, ``HookUtils``, ``TimerMessageStore``): its properties as headers. In
     RocketMQ a message is sent to its target topic (``REAL_TOPIC`` is set by the broker only), so
@@ -83,8 +84,8 @@ def _due_by_level(name: str, value: bytes | None, timestamp_ms: int) -> int:
 
 
 def _rocketmq_time(parse: TimeParser) -> Rule:
-    """Return the rule of a RocketMQ time header whose due time ``parse`` returns. A record with
-    such a header has the header ``UNIQ_KEY`` as its id, if no other header gives one.
+    """Return the rule of a RocketMQ time header, from which ``parse`` computes the due time. The
+    rule also makes the value of ``UNIQ_KEY`` the record's id, if no other header gives an id.
     """
 
     def rule(draft: Draft, name: str, value: bytes | None) -> None:
@@ -105,8 +106,8 @@ def _rocketmq_uniq_key(draft: Draft, _name: str, value: bytes | None) -> None:
 
 
 def _etf1(rule: Rule) -> Rule:
-    """Return a rule that applies ``rule``, and makes the record's key its id and a null value a
-    cancel.
+    """Return a rule that applies ``rule``, makes the record's key its id, and makes a record with
+    a null value a cancel.
     """
 
     def keyed(draft: Draft, name: str, value: bytes | None) -> None:

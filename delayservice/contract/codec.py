@@ -2,7 +2,7 @@
 
 A payload is a msgpack array (by msgspec: encode 0.25 µs, decode 0.3 µs)::
 
-    [target, partition, key, value, headers, due_ms, meta]
+    [target, partition, key, value, headers, due_ms, meta]        (``Payload``; meta: ``Meta``)
 
     target     str         target topic
     partition  int         target partition, or -1: partition by key as a Java producer does
@@ -18,7 +18,9 @@ A payload is a msgpack array (by msgspec: encode 0.25 µs, decode 0.3 µs)::
       attempt     int         1 for the first
       expires_ms  int | nil   epoch milliseconds
       recurrence  bin         ``recurrence.Recurrence``, only where there is one
-      turn_ms     int         delivery time by a rate limit, epoch milliseconds; only if limited
+      turn_ms     int         *turn*: time from which on a paced record may be delivered, epoch
+                              milliseconds; only if a rate limit, or a target that could not take
+                              the record, has postponed it
 
 Each store adds length, checksum, offset and key in its own layout.
 """
@@ -46,23 +48,23 @@ _ALL_FIELDS: Final = 6
 
 
 def turn_of(meta: Meta | None) -> int | None:
-    """Return the time at which a rate limit lets the record be delivered, epoch milliseconds; None:
-    no rate limit has moved the record.
+    """Return a record's turn (time from which on it may be delivered), epoch milliseconds, from its
+    payload's meta; None: it has none.
     """
     return meta[5] if meta is not None and len(meta) == _ALL_FIELDS else None
 
 
 def with_turn(meta: Meta | None, turn_ms: int) -> Meta:
-    """Return a payload's meta with ``turn_ms``, the time at which a rate limit lets the record be
-    delivered, epoch milliseconds.
+    """Return a copy of a payload's meta with ``turn_ms``, the record's turn (time from which on it
+    may be delivered), epoch milliseconds.
     """
     record_id, source, attempt, expires_ms = meta[:4] if meta is not None else _PLAIN
     return (record_id, source, attempt, expires_ms, packed_recurrence(meta), turn_ms)
 
 
 def next_attempt(meta: Meta | None) -> Meta:
-    """Return a payload's meta with the number of its delivery attempt raised by 1, and without a
-    delivery time by a rate limit.
+    """Return a copy of a payload's meta with the number of the delivery attempt raised by 1, and
+    without the turn.
     """
     record_id, source, attempt, expires_ms = meta[:4] if meta is not None else _PLAIN
     recurrence = packed_recurrence(meta)
@@ -113,8 +115,9 @@ class Head(msgspec.Struct, array_like=True, gc=False):
 
 
 decode_head = msgspec.msgpack.Decoder(Head).decode
-"""Return the payload in ``data`` as a ``Head``, with key, value and headers undecoded, in two
-thirds of the time of ``decode_payload``. Raises ``msgspec.DecodeError`` for other bytes."""
+"""Return the payload in the bytes ``data`` as a ``Head``, with key, value and headers undecoded. It
+takes two thirds of the time of ``decode_payload``. Raises ``msgspec.DecodeError`` if the bytes are
+no payload."""
 
 
 def decode_payload(data: bytes) -> Payload:

@@ -1,8 +1,9 @@
 """Reasons for which a record is dead-lettered: a stable code, and one line of explanation each.
 
 Codes are part of the contract with users (``delay-error``): they are added, never renamed.
-Explanations that end in *(target)* belong to codes found at delivery; the other codes are found
-when the record is read.
+Explanations that end in *(target)* belong to codes found at delivery only. Of the other codes,
+``control-lost`` is found when a stored record is settled, ``target-denied``, ``cron-invalid`` and
+``zone-invalid`` then or when the record is read, and the rest when it is read.
 """
 
 from __future__ import annotations
@@ -24,13 +25,14 @@ TARGET_UNAUTHORIZED = "target-unauthorized"
 TARGET_REFUSED = "target-refused"
 TARGET_DOWN = "target-down"
 TARGET_PAUSED = "target-paused"
-"""Code of a record whose target is paused, so that it is put off. Never in a dead letter."""
-TARGET_ASKED = "target-asked"
-"""Code of a record whose target is being looked up in the cluster, for which the shard waits. Never
-in a dead letter."""
-TARGET_LATER = "target-later"
-"""Code of a record that its target can't take now, so that it is put off. Never in a dead
+"""Code of a record whose delivery is postponed because its target is paused. Never in a dead
 letter."""
+TARGET_ASKED = "target-asked"
+"""Code of a record whose target is being looked up in the cluster; the shard waits for the result.
+Never in a dead letter."""
+TARGET_LATER = "target-later"
+"""Code of a record whose delivery is postponed because its target can't take it now. Never in a
+dead letter."""
 TOO_LARGE = "too-large"
 OP_INVALID = "op-invalid"
 CRON_INVALID = "cron-invalid"
@@ -72,15 +74,18 @@ DETAIL_CHARS_MAX: Final = 512
 
 
 def printable(detail: str) -> str:
-    """Return a text cut to ``DETAIL_CHARS_MAX``, with non-printable characters replaced."""
+    """Return a text cut to ``DETAIL_CHARS_MAX``, with U+FFFD for each non-printable character."""
     short = detail[:DETAIL_CHARS_MAX]
     return "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in short)
 
 
 class RecordRefusedError(DelayServiceError):
-    """Record that breaks the contract, with a code and a detail.
+    """Record that breaks the contract. Raised while a record is read or settled; ``RecordReader``
+    catches it and returns an ``INVALID`` entry.
 
-    Raised while a record is read or settled; ``RecordReader`` returns an ``INVALID`` entry instead.
+    Args:
+        code: one of ``EXPLANATIONS``.
+        detail: what is wrong with the record, for people.
     """
 
     def __init__(self, code: str, detail: str) -> None:

@@ -1,8 +1,9 @@
 """The parameters that a record's key or validity depends on, and from which offset they apply.
 
 A key must be a pure function of the log (design rule 2), so these parameters are not read from a
-configuration file but from the checkpoint: a list of ``(from_offset, Contract)``, which the owner
-extends above the end of the log and every node adopts. Changing a setting never changes a key.
+configuration file but from the checkpoint: a list of ``(from_offset, Contract)``. When settings
+change, the owner adds a contract that applies from the end of the log, or a higher offset, on, and
+every node adopts the list. So a changed setting never changes a key.
 """
 
 from __future__ import annotations
@@ -148,7 +149,7 @@ class Contract:
             raise ContractError(f"default_target {topic!r} is no legal topic name, or is reserved")
 
     def reserves(self, topic: str) -> bool:
-        """Return whether this contract forbids a topic as a target, whatever ``allow`` holds."""
+        """Return whether this contract forbids ``topic`` as a target, even if ``allow`` matches."""
         if is_reserved(topic) or topic in self.reserved:
             return True
         if self.version < PATTERNS_VERSION:
@@ -165,7 +166,8 @@ class Contract:
         """Return the contract in a JSON object that ``Contract.to_json`` wrote.
 
         Raises:
-            ContractError: an unknown version, an unknown or a missing parameter, a wrong type.
+            ContractError: ``data`` is no JSON object, its version is unknown, or a parameter is
+                unknown, missing, of a wrong type or out of bounds.
         """
         if not isinstance(data, Mapping):
             raise ContractError(f"a contract is a JSON object, not {type(data).__name__}")
@@ -225,8 +227,8 @@ class Contracts:
         return tuple(zip(self._starts, self._contracts, strict=True))
 
     def at(self, offset: int) -> Contract:
-        """Return the contract that applies at a source offset; before the first pair, the first
-        contract.
+        """Return the contract that applies at a source offset. The first contract also applies
+        below its own ``from_offset``.
         """
         if len(self._starts) == 1:
             return self._contracts[0]
@@ -242,8 +244,8 @@ class Contracts:
         return tuple(self._contracts[max(bisect_right(self._starts, offset) - 1, 0) :])
 
     def span(self, offset: int) -> tuple[int, int | None]:
-        """Return the source offsets ``[first, stop)`` at which the contract of ``offset`` applies;
-        stop None: there is no later contract.
+        """Return ``(first, stop)``: the contract that applies at source offset ``offset`` applies
+        from ``first`` on and below ``stop``; None: there is no later contract.
         """
         after = max(bisect_right(self._starts, offset), 1)
         first = 0 if after == 1 else self._starts[after - 1]
@@ -252,15 +254,16 @@ class Contracts:
     def extended(self, end: int, contract: Contract, ahead: int = 0) -> Contracts:
         """Return the contracts that start below ``end``, followed by the new one.
 
-        Contracts that start at ``end`` or above are dropped: the log holds no record read by them,
-        so no key changes. The first of them stays if it equals the new one and starts at or below
-        the new one's start.
+        The new one is not added if the last of them equals it. Contracts that start at ``end`` or
+        above are dropped: the log holds no record read by them, so no key changes. The first of
+        them stays in place of the new one if both are equal and it does not start later.
 
         Args:
             end: end offset of the log, read after the earlier owners were fenced.
-            contract: the new contract.
-            ahead: number of offsets from ``end`` on to which the contract that applies at ``end``
-                still applies.
+            contract: the new contract. It gets the number of home partitions of these contracts,
+                if they have one; if it is of a version without homes, these contracts are returned
+                unchanged.
+            ahead: number of offsets from ``end`` on for which the old contract still applies.
         """
         wanted = self._with_homes(contract)
         if wanted is None:
@@ -278,9 +281,9 @@ class Contracts:
         return Contracts((*kept, (start, contract)))
 
     def _with_homes(self, contract: Contract) -> Contract | None:
-        """Return ``contract`` with these contracts' number of home partitions, which never changes;
-        unchanged if they have none yet. None: they have one, but ``contract`` is of a version
-        without homes.
+        """Return ``contract`` with the number of home partitions of these contracts, which never
+        changes; ``contract`` unchanged if they have no such number yet. None: they have one, but
+        ``contract`` is of a version without homes.
         """
         count = self.id_partitions
         if count and contract.version < HOMES_VERSION:
@@ -320,7 +323,9 @@ class Contracts:
         return all(self.at(start) == other.at(start) for start in compared)
 
     def to_json(self) -> list[dict[str, object]]:
-        """Return all ``from`` offsets and contracts as a list of JSON types for the checkpoint."""
+        """Return the contracts as JSON types for the checkpoint: a list of objects with the keys
+        ``from``, a source offset, and ``contract``.
+        """
         return [{"from": start, "contract": c.to_json()} for start, c in self.entries()]
 
     @classmethod
@@ -328,7 +333,8 @@ class Contracts:
         """Return the contracts in a JSON list that ``Contracts.to_json`` wrote.
 
         Raises:
-            ContractError: the data is no such list, or one of its contracts can't be followed.
+            ContractError: the data is no such list, or one of its contracts is invalid or of an
+                unknown version.
         """
         if not isinstance(data, list):
             raise ContractError(f"contracts are a JSON list, not {type(data).__name__}")

@@ -2,7 +2,8 @@
 
 A replay is exact because a *marker* follows it in the same transaction and in the same partition of
 the dead-letter topic: a record without key and value whose header ``delay-replayed`` lists the
-replayed offsets. Retention deletes a marker after the dead letters that it lists.
+replayed offsets. Retention deletes a marker after the dead letters that it lists. A *row* is a
+record of the dead-letter topic as a consumer received it (``entry.Row``).
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ REASONS: Final = {
     RECURRING: "a recurring schedule has no single due time to be replaced",
     LIMIT: "replayed as often as allowed",
 }
-"""Explanation of each reason for which a dead letter is not replayed."""
+"""Explanation of each reason for which a dead letter is not replayed, by reason."""
 
 _ADDED: Final = frozenset(
     {
@@ -162,8 +163,8 @@ class Heading(_Facts):
 
 
 class Rewritten(NamedTuple):
-    """Record that replays a dead letter, to be written to ``partition`` of the delay topic
-    ``topic``.
+    """Record that replays a dead letter; ``topic`` and ``partition`` of a delay topic are where it
+    is to be written.
     """
 
     topic: str
@@ -175,7 +176,9 @@ class Rewritten(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Filter:
-    """Selection of dead letters; a field without a value does not restrict it."""
+    """Selection of dead letters by ``delay-error`` codes, append time and source. An empty or None
+    field does not restrict it; ``partition`` and ``offset`` count only with ``topic``.
+    """
 
     codes: frozenset[str] = frozenset()
     since_ms: int | None = None
@@ -185,8 +188,8 @@ class Filter:
     topic: str | None = None
     partition: int | None = None
     offset: int | None = None
-    """Source offset of the dead-lettered record; ``topic`` and ``partition`` are of its source too.
-    """
+    """Offset at which the user wrote the dead-lettered record, in ``partition`` of the delay topic
+    ``topic``."""
 
     def matches(self, letter: DeadLetter) -> bool:
         """Return whether a dead letter is selected."""
@@ -210,8 +213,8 @@ class Filter:
 
 
 def read_letter(partition: int, row: Row) -> DeadLetter | None:
-    """Return the dead letter in a row of the dead-letter topic; None: the row only marks a replay,
-    or was not written by the service.
+    """Return the dead letter in a row; None: the row is a marker, or was not written by the
+    service. ``partition``: the row's partition of the dead-letter topic.
     """
     offset, time_ms, key, value, headers = row
     said = dict(headers or ())  # the last of a name counts, and it is the service's
@@ -249,8 +252,8 @@ def read_source(text: bytes | None) -> DeadLetterSource | None:
 
 
 def replayed_offsets(row: Row) -> list[int]:
-    """Return the offsets of replayed dead letters that are listed in a marker, a row which marks a
-    replay; an empty list for any other row of the dead-letter topic.
+    """Return the offsets of replayed dead letters that a marker lists; an empty list if the row is
+    no marker.
 
     A dead letter is never a marker, even if its record has a header ``delay-replayed``.
     """
@@ -271,7 +274,7 @@ def refusal(
     *,
     retimed: bool,
 ) -> str | None:
-    """Return why a dead letter can't be replayed, one of ``REASONS``; None: it can.
+    """Return why a dead letter can't be replayed, a key of ``REASONS``; None: it can.
 
     Args:
         letter: the dead letter. Whether it was replayed before is checked by the caller, so
@@ -304,7 +307,8 @@ def rewritten(
     *,
     is_level: bool = False,
 ) -> Rewritten:
-    """Return the record of a dead letter, to be written again to the partition of its source.
+    """Return the record of a dead letter, to be written again to the partition of its source. The
+    headers ``delay-replayed-from`` and ``delay-replays`` are added.
 
     Args:
         letter: a dead letter for which ``refusal`` returned None.
@@ -312,7 +316,7 @@ def rewritten(
         time: ``delay-at`` or ``delay-after`` with which the record gets a new due time; None: it
             keeps its own.
         is_level: whether its delay topic is a level topic; then ``delay-at`` and ``delay-after``
-            are removed.
+            are removed, and ``time`` is ignored.
     """
     first = _said(letter.headers, names.DELAY_REPLAYED_FROM) or str(source).encode()
     headers = [header for header in letter.headers if header[0] not in _REPLAY_PROVENANCE]
@@ -328,15 +332,16 @@ def rewritten(
 
 
 def marker(offsets: Iterable[int]) -> Headers:
-    """Return the headers of a marker, the row that marks dead letters as replayed. ``offsets``:
-    offsets of those dead letters in the partition to which the marker is written.
+    """Return the headers of a marker. ``offsets``: offsets of the replayed dead letters, in the
+    partition to which the marker is written.
     """
     return [(names.DELAY_REPLAYED, b",".join(b"%d" % offset for offset in offsets))]
 
 
 def _retimed(headers: Headers, time: Header) -> Headers:
-    """Return the headers with all time headers replaced by ``time``. Where another system's time
-    header implied which id the record has, it still has that id.
+    """Return the headers with ``time``, ``delay-at`` or ``delay-after``, in place of all time
+    headers. A time header of another system also decides which id the record has, so it is replaced
+    by a header of that system that keeps the id and does not contradict ``time``.
     """
     kept: Headers = []
     for name, value in headers:

@@ -1,8 +1,9 @@
 """Input headers of a record, collected before they are checked, and the rules of our own headers.
 
-A rule only adds its header to the draft. ``user_record`` checks once all headers are collected,
-because the operation decides which of them matter. Duplicates and headers of other delay systems
-are therefore one case: headers of one meaning must agree.
+A *draft* holds the collected headers. A *rule* is a function that adds one header to a draft.
+``user_record`` checks once all headers are collected, because the operation decides which of them
+matter. Duplicates and headers of other delay systems are therefore one case: headers of one meaning
+must agree.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ times are epoch milliseconds."""
 
 
 class Draft:
-    """Unchecked input headers of one record: a list for each meaning, in the order of the
-    record.
+    """Unchecked input headers of one record: a list for each meaning, in the order of the record,
+    with an entry for each header of that meaning.
     """
 
     __slots__ = (
@@ -51,8 +52,8 @@ class Draft:
     )
 
     def __init__(self, key: bytes | None, value: bytes | None, readings: Readings) -> None:
-        """Start without headers. ``key`` and ``value`` are those of the record; ``readings``: the
-        parsers of its time headers.
+        """Start without headers. ``key`` and ``value`` are those of the record; ``readings`` are
+        the parsers of its time headers.
         """
         self.key = key
         self.value = value
@@ -72,18 +73,20 @@ class Draft:
         self.key_is_id = False
         """True: the record key is the id, and the output's key comes from a header or is null."""
         self.rocketmq = False
-        """True: ``spare_id`` is the record's id unless another header gives one."""
+        """True: a RocketMQ header was given, so that ``spare_id`` is the record's id unless another
+        header gives one."""
         self.spare_id: bytes | None = None
+        """Value of RocketMQ's header ``UNIQ_KEY``; None: not given."""
 
     def due_at_ms(self, name: str, value: bytes | None, _timestamp_ms: int) -> int:
-        """Return the due time, epoch ms, in the header ``name`` whose value is an instant. A
-        ``TimeParser``.
+        """Return the due time, epoch ms, in ``value``, the instant that the header ``name`` gives.
+        A ``TimeParser``.
         """
         return self.readings.instant_ms(name, value)
 
     def due_after_ms(self, name: str, value: bytes | None, timestamp_ms: int) -> int:
-        """Return the due time, epoch ms: ``timestamp_ms``, the append time, plus the delay in the
-        header ``name``. A ``TimeParser``.
+        """Return the due time, epoch ms: ``timestamp_ms``, the append time, plus ``value``, the
+        delay that the header ``name`` gives. A ``TimeParser``.
         """
         return timestamp_ms + self.readings.duration_ms(name, value)
 
@@ -99,12 +102,14 @@ class Draft:
 
 
 Rule: TypeAlias = Callable[[Draft, str, bytes | None], None]
-"""Function that adds one header to a draft. Raises ``RecordRefusedError`` for a value that is
-invalid for every operation."""
+"""Function of ``(draft, header name, value)`` that adds the header to the draft. Raises
+``RecordRefusedError`` for a value that is invalid for every operation."""
 
 
 def into(group: str) -> Rule:
-    """Return the function that appends a header and its value to the list ``group`` of a draft."""
+    """Return the rule that appends a header and its value to the list attribute ``group`` of a
+    draft.
+    """
 
     def rule(draft: Draft, name: str, value: bytes | None) -> None:
         headers: Headers = getattr(draft, group)
@@ -124,8 +129,8 @@ def _after(draft: Draft, name: str, value: bytes | None) -> None:
 target_topic = into("targets")
 target_partition = into("partitions")
 target_key = into("keys")
-"""Function that adds a header with the output key to a draft; an empty value is an empty key, a
-null value no key."""
+"""Rule of a header whose value is the output key: an empty value is an empty key, a null value no
+key."""
 
 
 def _op(draft: Draft, _name: str, value: bytes | None) -> None:
@@ -138,7 +143,7 @@ def _op(draft: Draft, _name: str, value: bytes | None) -> None:
 
 
 def drop(_draft: Draft, _name: str, _value: bytes | None) -> None:
-    """Ignore a header that has no effect and is not delivered; a ``Rule``."""
+    """Ignore a header that has no effect and is not delivered. A ``Rule``."""
 
 
 RULES: dict[str, Rule] = {
@@ -157,4 +162,5 @@ RULES: dict[str, Rule] = {
     names.DELAY_TIMES: into("counts"),
     **dict.fromkeys(names.OUTPUT, drop),
 }
-"""Function that adds each of the service's own headers to a draft, by the name of the header."""
+"""Rules of the service's own headers, by the name of the header. Headers that only the service
+writes (``names.OUTPUT``) are ignored."""

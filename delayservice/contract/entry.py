@@ -32,8 +32,9 @@ Original: TypeAlias = tuple[bytes | None, bytes | None, Headers]
 """``(key, value, headers)`` of a source record as it was written."""
 
 Refusal: TypeAlias = tuple[str, str] | tuple[str, str, int, bytes]
-"""``(code, detail)`` of an ``INVALID`` entry; the code is one of ``codes.EXPLANATIONS``. If the
-record came in an envelope: ``(code, detail, 0, delay-source)``."""
+"""``(code, detail)`` of an ``INVALID`` entry: one of ``codes.EXPLANATIONS``, and what is wrong, for
+people. If the record came in an envelope: ``(code, detail, 0, delay-source)``, the last arguments
+of ``UndeliveredOutputs.dead_letter``; 0 means that the record has no due time."""
 
 Foreign: TypeAlias = tuple[int, int, int]
 """``(kind, written_ms, home)`` of a ``HOMEBOUND`` entry: ``SCHEDULE``, ``CANCEL`` or ``FIRE``, the
@@ -42,20 +43,21 @@ append time in epoch milliseconds, and the home partition of its id."""
 Entry: TypeAlias = tuple[int, int, int, bytes | None, Any, Any]
 """Decoded source record: ``(offset, kind, key_ms, id, payload, extra)``.
 
-=========  =====================  ==========  =============  ==================
-kind       key_ms                 id          payload        extra
-=========  =====================  ==========  =============  ==================
-SCHEDULE   min(due, roll time)    or None     ``Payload``    None
-COPY       at_ms                  or None     ``Payload``    base: int, rule 12
-CANCEL     0                      bytes       ``Original``   source or None
-FIRE       0                      bytes       ``Original``   source or None
-HOMEBOUND  0                      bytes       ``Original``   ``Foreign``
-INVALID    0                      None        ``Original``   ``Refusal``
-*_LOST     0                      None        ``Original``   None
-=========  =====================  ==========  =============  ==================
+============  ===================  =============  ============  ==============
+kind          key_ms               id             payload       extra
+============  ===================  =============  ============  ==============
+SCHEDULE      min(due, roll time)  bytes or None  ``Payload``   None
+COPY          time in its header   bytes or None  ``Payload``   base
+CANCEL        0                    bytes          ``Original``  source or None
+FIRE          0                    bytes          ``Original``  source or None
+HOMEBOUND     0                    bytes          ``Original``  ``Foreign``
+INVALID       0                    None           ``Original``  ``Refusal``
+CONTROL_LOST  0                    None           ``Original``  None
+============  ===================  =============  ============  ==============
 
-A ``source`` is the ``delay-source`` of a record that came in an envelope. ``base`` is the first
-offset at which a record of the same id cancels a requeued one.
+``key_ms`` is in epoch ms. ``id`` is the ``delay-id``. ``source`` is the ``delay-source`` of a
+record that came in an envelope, else None. ``base`` is the first offset at which a record of the
+same id cancels a requeued one (design rule 12).
 
 The last two columns depend on the kind, which no type checker narrows in an unpacked tuple, and a
 class per kind would take longer than reading a plain record in ``record``: hence ``Any``, here and
@@ -66,7 +68,7 @@ A ``key_ms`` below the payload's ``due_ms`` is a roll time; one above it is the 
 the due time."""
 
 UNREADABLE: Headers = [("", None)]
-"""Marker object, compared by identity, for headers that the client library can't decode.
+"""Object, compared by identity, that stands for headers that the client library can't decode.
 
 Kafka's header names are UTF-8 by protocol, yet a broker accepts any bytes. The first
 ``Message.headers()`` of confluent-kafka 2.16.1 then raises ``SystemError`` (its cause is the

@@ -1,9 +1,10 @@
-"""The home of an id: the partition where all of its records are decided, and their way there.
+"""Envelopes, in which the service sends records to the home of their id, and records that wait for
+their home.
 
 Clients partition differently, so a cancel may lie in another partition than the record that it
-cancels. An id has a **home**: murmur2 of the id, modulo a number of partitions that the contract
-fixes. A record with an id that lies elsewhere is settled where it lies by an *envelope* that is
-appended to its home: key, value and headers as they were, and two more headers::
+cancels. An id has a **home**: partition murmur2(id) modulo a number that the contract fixes. For a
+record that lies in another partition, the service appends an *envelope* to the home: key, value and
+headers of the record, and two more headers. The envelope settles the record where it lies::
 
     delay-home      JSON: v, op, source, written, settles, shard
     delay-home-mac  HMAC-SHA256 (hex) over where it was written, delay-home, key, value and headers
@@ -77,8 +78,8 @@ class Arrived(NamedTuple):
 
 
 class _Carried(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Record that waits for its home partition inside a later waiting record of the same id. Bytes
-    are base64 in the JSON.
+    """Record that waits for its home partition inside a later waiting record of the same id.
+    ``op`` is its operation, ``written`` its append time in epoch ms. Bytes are base64 in the JSON.
     """
 
     op: str
@@ -91,7 +92,16 @@ class _Carried(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 class _HomeFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """Fields of the header ``delay-home`` of an envelope, or of a record that waits for its home.
-    In the latter, ``settles`` is the offset of an earlier waiting record that it contains.
+
+    Attributes:
+        v: format version.
+        op: ``schedule``, ``cancel`` or ``fire``.
+        source: ``delay-source``, the place where the user wrote the record.
+        written: its append time there, epoch milliseconds.
+        settles: in an envelope, the offset in ``shard`` that it settles; in a waiting record, the
+            offset of an earlier waiting record that it contains; or ``SETTLES_NOTHING``.
+        shard: ``topic:partition`` from which an envelope was sent; empty in a waiting record.
+        carried: earlier records that wait inside a waiting record.
     """
 
     v: int
@@ -147,7 +157,9 @@ def write_envelope(
 def read_envelope(
     topic: str, partition: int, secrets: Sequence[bytes], original: Original
 ) -> Sent | None:
-    """Return the record in an envelope; None: none of ``secrets`` signed it, or it is damaged."""
+    """Return the record in an envelope, ``original``, that lies in ``partition`` of the delay topic
+    ``topic``; None: none of ``secrets`` signed it for this partition, or it can't be read.
+    """
     arrived = _arrived(_SIGNER.verified(f"{topic}:{partition}", secrets, original))
     return None if arrived is None else arrived.sent
 
@@ -177,7 +189,7 @@ def waiting_payload(
         home: the delay topic and the home partition.
         record_id: the id of all records of ``group``.
         group: the records that wait, at least one, in the order in which users wrote them.
-        since_ms: when the last of them began to wait, epoch milliseconds.
+        since_ms: due time of the payload: when the last of them began to wait, epoch milliseconds.
         attempt: number of the next attempt to send them home: 1 plus the number of waits.
         took: offset of an earlier waiting record that is settled by being part of ``group``, or
             ``SETTLES_NOTHING``.
@@ -203,8 +215,9 @@ def waiting_group(payload: Payload) -> Group:
 
 
 def taken_along(payload: Payload) -> int:
-    """Return the offset of the earlier waiting record that this waiting record settles by
-    containing it, or ``SETTLES_NOTHING``. Raises ``StoreError`` as ``waiting_group`` does.
+    """Return the offset of the earlier waiting record that the waiting record with ``payload``
+    settles by containing it, or ``SETTLES_NOTHING``. Raises ``StoreError`` as ``waiting_group``
+    does.
     """
     return _waiting(payload)[1]
 

@@ -37,8 +37,8 @@ PRESETS: Final[Mapping[str, tuple[int, ...]]] = {
 
 
 def level_of(delay_ms: int, levels_ms: Sequence[int]) -> int:
-    """Return the number, from 1, of the first level with a delay of at least ``delay_ms``; the last
-    level for longer delays, as in RocketMQ.
+    """Return the number, from 1, of the first level with a delay of at least ``delay_ms``. If all
+    levels are shorter, return the last one, as RocketMQ does.
 
     Args:
         delay_ms: milliseconds, 0 or more.

@@ -40,7 +40,8 @@ DELAY_ERROR_DETAIL = "delay-error-detail"
 DELAY_REPLAYED_FROM = "delay-replayed-from"
 DELAY_REPLAYS = "delay-replays"
 DELAY_REPLAYED = "delay-replayed"
-"""Header of a record that marks dead letters as replayed: their offsets (``dead_letters``)."""
+"""Header with the offsets of replayed dead letters, in the record of the dead-letter topic that
+marks them as replayed (``dead_letters``)."""
 
 DELAY_COPY = "delay-copy"
 DELAY_COPY_MAC = "delay-copy-mac"
@@ -91,12 +92,14 @@ signed it."""
 
 HOME_NAMES = frozenset({DELAY_HOME, DELAY_HOME_MAC})
 """Headers of envelopes, in which the service sends a record to the home partition of its id
-(``contract.home``). A record with one of them needs a right signature."""
+(``contract.home``). From contract version 5 on, a record with one of them is dead-lettered unless
+the service signed it."""
 
 
 def misspelt(name: str) -> str | None:
     """Return the input header that ``name`` misspells by case or ``_``, as ``Delay_After`` does;
-    None: the name is spelled right, or resembles no input header. Header names are matched exactly.
+    None: the name is spelled right, or resembles no input header. The service reads a header only
+    if its name is spelled right.
     """
     meant = name.lower().replace("_", "-")
     return meant if meant != name and meant in INPUT else None

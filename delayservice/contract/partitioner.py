@@ -1,4 +1,4 @@
-"""Partition that a Java producer chooses for a key; the service chooses the home of an id by it.
+"""Partition that a Java producer chooses for a key. The service chooses the home of an id likewise.
 
 Source: ``murmur2`` and ``toPositive`` of ``org.apache.kafka.common.utils.Utils``. Deliveries use
 librdkafka's ``murmur2`` partitioner, which chooses the same.

@@ -1,4 +1,7 @@
-"""Headers that the service adds to delivered records, and the content of dead letters."""
+"""Headers that the service adds to delivered records, and the content of dead letters.
+
+An *output* is a record that the service writes to settle a source record.
+"""
 
 from __future__ import annotations
 
@@ -26,12 +29,12 @@ from delayservice.contract.names import (
 from delayservice.contract.recurrence import recurrence_of
 
 _LARGE_BYTES: Final = 500_000
-"""Size in bytes of a value, or of all headers together, above which the exact size of the record is
-checked."""
+"""Size in bytes of a value, or of all header values together, above which the exact size of the
+record is checked."""
 
 
 class Provenance:
-    """Builder of the headers by which an output of one shard tells its source."""
+    """Builder of the headers of one shard's outputs that name the source record."""
 
     __slots__ = ("_prefix", "_shard")
 
@@ -53,14 +56,15 @@ class Provenance:
         return self._prefix + b"%d" % offset
 
     def is_copy(self, offset: int, meta: Meta | None) -> bool:
-        """Return whether the record at source offset ``offset`` was requeued, so that the user
-        wrote it at another offset.
+        """Return whether the record at source offset ``offset`` was requeued or came in an
+        envelope, so that the user wrote it at another place, which its ``meta`` names.
         """
         return self.source(offset, meta).split(b"#", 1)[0] != self._prefix + b"%d" % offset
 
     def elsewhere(self, meta: Meta | None) -> bytes | None:
-        """Return ``delay-source``, without the number of an occurrence, of a record that was sent
-        to this shard from another one; None: the user wrote it to this shard.
+        """Return ``delay-source``, without the number of an occurrence, of a record of this shard
+        that the user wrote to another shard; None: the user wrote it to this shard. ``meta``: meta
+        of the record's payload.
         """
         source = None if meta is None else meta[1]
         if source is None or source.startswith(self._prefix):
@@ -68,15 +72,15 @@ class Provenance:
         return source.partition(b"#")[0]
 
     def origin(self, offset: int) -> tuple[Header, Header]:
-        """Return ``delay-source`` and ``delay-settles`` for the output of a record that a user
-        wrote to this shard at source offset ``offset``.
+        """Return the headers ``delay-source`` and ``delay-settles`` for the output of a record that
+        a user wrote to this shard at source offset ``offset``.
         """
         settles = b"%d" % offset
         return (DELAY_SOURCE, self._prefix + settles), (DELAY_SETTLES, settles)
 
     def settles(self, offset: int, source: bytes) -> Headers:
-        """Return ``delay-settles``, and ``delay-shard`` if ``source`` lies in another shard, as it
-        does for a record of a level topic that was parked in this shard.
+        """Return the header ``delay-settles`` with ``offset``. If the user wrote the record to
+        another shard, such as a level topic's, add ``delay-shard``, which names this shard.
 
         Args:
             offset: source offset of the record that the output settles.
@@ -88,7 +92,8 @@ class Provenance:
         )
 
     def headers(self, offset: int, due_ms: int, meta: Meta | None) -> Headers:
-        """Return the headers that a delivery adds to the record's own headers.
+        """Return the headers that a delivery adds to the record's own headers: due time, source and
+        settled offset; also id and attempt, if the record has an id or was tried before.
 
         Args:
             offset: source offset of the record that is delivered.
@@ -128,7 +133,7 @@ def dead_letter_headers(
     The last header of a name counts, so a header of the record does not hide an added one.
 
     Args:
-        original: headers of the record as it was written.
+        original: headers of the record as it was written; None: it has none.
         code: one of ``codes.EXPLANATIONS``.
         detail: why, as text for people; ``codes.printable`` is applied to it.
         source: ``delay-source`` of the record as the user wrote it.
@@ -145,8 +150,9 @@ def dead_letter_headers(
 
 
 def asked_again(payload: Payload) -> Original:
-    """Return key, value and headers of a pending record, with input headers that ask for the same
-    due time, target, id, expiry and recurrence, so that its dead letter can be replayed.
+    """Return key, value and headers of a pending record for its dead letter. Input headers for the
+    same due time, target, id, expiry and recurrence are added, so that the dead letter can be
+    replayed.
     """
     target, partition, key, value, headers, due_ms, meta = payload
     asked: list[Header] = [
@@ -167,8 +173,9 @@ def asked_again(payload: Payload) -> Original:
 
 
 def without_content(original: Original) -> tuple[Original, str]:
-    """Return an empty key, value and headers, for a dead letter that would be too large with those
-    of the record, and a text that says so, to put before the dead letter's detail.
+    """Return ``(None, None, [])``, as key, value and headers of a dead letter that would be too
+    large with those of ``original``, and a text to put before the dead letter's detail, which says
+    that they were left out.
     """
     _, value, headers = original
     held = sum(len(part or b"") for _, part in headers) + len(value or b"")
@@ -180,8 +187,8 @@ def without_content(original: Original) -> tuple[Original, str]:
 
 
 def is_large(value: bytes | None, headers: Headers) -> bool:
-    """Return whether the value, or all headers together, have over 500,000 bytes, so that a topic
-    may refuse the record as too large.
+    """Return whether the value, or all header values together, have over 500,000 bytes, so that a
+    topic may refuse the record as too large.
     """
     if value is not None and len(value) > _LARGE_BYTES:
         return True

@@ -68,7 +68,7 @@ class RecordReader:
         self._secrets = tuple(secrets)
         self._provenance = Provenance(topic, partition)
         self.has_refused = False
-        """True after a requeued record or envelope was read that none of ``secrets`` signed."""
+        """True after a requeued record or an envelope was read that none of ``secrets`` signed."""
         self.adopt(contracts)
 
     def adopt(self, contracts: Contracts) -> None:
@@ -98,8 +98,8 @@ class RecordReader:
 
     # One piece, because a call for each record would make it a third slower (``bench whole``).
     def read_batch(self, rows: Iterable[Row]) -> list[Entry]:  # noqa: C901, PLR0912  # see above
-        """Return the entry (decoded record) of each row, in order. Plain records, with a time in
-        digits, a target and perhaps an id as input headers, are decoded in this loop.
+        """Return the entry (decoded record) of each row, in order. Plain records, whose input
+        headers are a time in digits, a target and perhaps an id, are decoded in this loop.
         """
         entries: list[Entry] = []
         add = entries.append
@@ -204,11 +204,11 @@ class RecordReader:
         return partition_for(identity, count) if count else self._partition
 
     def _come_home(self, original: Original) -> Sent | None:
-        """Return the record in an envelope; None: the contract has no envelopes, so this is a
-        user's record that has a header ``delay-home`` by chance.
+        """Return the record in the envelope ``original``; None: the contract has no envelopes, so
+        ``original`` is a user's record that has a header ``delay-home`` by chance.
 
         Raises:
-            RecordRefusedError: the contract has envelopes, and this one is not signed.
+            RecordRefusedError: the contract has envelopes, and no secret signed this one.
         """
         sent = read_envelope(self._topic, self._partition, self._secrets, original)
         if sent is None and self._contract.version >= HOMES_VERSION:
@@ -227,7 +227,7 @@ class RecordReader:
         self._first, stop = self._contracts.span(offset)
         self._stop = OFFSET_MAX if stop is None else stop
         user_records = self._user_records = UserRecords(self._topic, contract, self._provenance)
-        # Nothing on a level topic is plain: the topic says when.
+        # No record of a level topic is plain: the topic decides the delay.
         self._plain: Mapping[bytes | None, str] = (
             {} if contract.level_ms else user_records.targets.allowed
         )

@@ -1,5 +1,7 @@
 """Recurring schedules: one record, many occurrences, one of them pending at any time.
 
+A *payload* is the content of a pending record, and *meta* is the last item of it (``codec``).
+
 The transaction that delivers an occurrence appends a signed requeued record for the next one.
 Occurrences whose time has passed before they could be computed are skipped: after an outage a
 schedule continues with the next occurrence.
@@ -23,8 +25,8 @@ from delayservice.contract.names import Header
 from delayservice.contract.times import DUE_STOP_MS
 
 CronTime: TypeAlias = Callable[[str, str, int], int | None]
-"""Function of ``(cron, zone, after_ms)`` that returns the first matching instant after
-``after_ms``, epoch milliseconds; None: there is none.
+"""Function of ``(cron expression, IANA time zone, after_ms)`` that returns the first matching
+instant after ``after_ms``; both are epoch milliseconds; None: there is no such instant.
 
 Raises ``RecordRefusedError`` if the expression or the zone is invalid.
 """
@@ -61,7 +63,9 @@ class Recurrence(msgspec.Struct, array_like=True, frozen=True):
         return None if self.left is None else self.left - 1
 
     def headers(self) -> list[Header]:
-        """Return the input headers of this recurrence, for a dead letter that can be replayed."""
+        """Return the input headers of this recurrence, without start and window, for a dead letter
+        that can be replayed.
+        """
         said: list[Header] = []
         if self.every_ms:
             said.append((names.DELAY_EVERY, b"%d" % self.every_ms))
@@ -92,7 +96,8 @@ def recurrence_of(meta: Meta | None) -> Recurrence | None:
 
 
 def first_ms(recurrence: Recurrence, written_ms: int, cron_time: CronTime) -> int | None:
-    """Return the first occurrence of a cron schedule, epoch milliseconds; None: it never occurs.
+    """Return the time of a cron schedule's first occurrence, moved by ``shift_ms``, in epoch
+    milliseconds; None: it never occurs.
 
     Args:
         recurrence: the schedule.
@@ -111,7 +116,7 @@ def following(payload: Payload, source: bytes, now_ms: int, cron_time: CronTime)
 
     Args:
         payload: the occurrence that was delivered.
-        source: its ``delay-source``.
+        source: its ``delay-source``, with or without an occurrence's number.
         now_ms: now, epoch milliseconds; occurrences up to now are skipped.
         cron_time: function that computes the instants of a cron expression.
 
@@ -132,7 +137,7 @@ def following(payload: Payload, source: bytes, now_ms: int, cron_time: CronTime)
 
 
 def left_after(payload: Payload) -> Payload:
-    """Return the payload of a schedule without its pending occurrence, due 1 ms after it, for a
+    """Return a schedule's payload with one occurrence less, due 1 ms after the pending one, for a
     dead letter with the rest of the schedule. A record that does not recur is returned unchanged.
     """
     meta, recurrence = payload[6], recurrence_of(payload[6])
@@ -161,7 +166,7 @@ def at_occurrence(
 
     Args:
         payload: payload of any occurrence of the schedule.
-        recurrence: number of this occurrence, and those that are left.
+        recurrence: the schedule, with the number of this occurrence and of those that are left.
         source: ``delay-source`` of the schedule, with or without an occurrence's number.
         due_ms: due time of the occurrence, epoch milliseconds; None: there is none.
 
@@ -177,6 +182,6 @@ def at_occurrence(
 
 def numbered(source: bytes, number: int) -> bytes:
     """Return ``delay-source`` of one occurrence: ``topic:partition:offset#number``. ``source``:
-    that of the schedule, with or without a number.
+    ``delay-source`` of the schedule, with or without an occurrence's number.
     """
     return source.split(b"#", 1)[0] + b"#%d" % number

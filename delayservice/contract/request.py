@@ -30,11 +30,12 @@ Text: TypeAlias = bytes | str
 """Bytes, or a string that will be encoded as UTF-8."""
 
 Delay: TypeAlias = timedelta | int | str
-"""``timedelta``, milliseconds, ``30s``, ``1h30m``, or ISO 8601, weeks to seconds (``PT30S``)."""
+"""Length of time: a ``timedelta``, a number of milliseconds, or a text: digits (milliseconds),
+units (``30s``, ``1h30m``), or ISO 8601 with weeks to seconds (``PT30S``)."""
 
 Instant: TypeAlias = datetime | int | str
-"""``datetime`` with a time zone, epoch milliseconds (numbers that look like seconds are refused),
-or RFC 3339 with ``Z`` or an offset."""
+"""Point in time: a ``datetime`` with a time zone, a number of epoch milliseconds (one that looks
+like seconds is refused), or a text: such a number, or RFC 3339 with ``Z`` or an offset."""
 
 Header: TypeAlias = tuple[str, bytes | str | None]
 OwnHeaders: TypeAlias = Iterable[Header] | Mapping[str, bytes | str | None]
@@ -58,9 +59,7 @@ _PARTITION_MAX: Final = 2**31 - 1
 
 
 class When(TypedDict, total=False):
-    """Keyword arguments of ``when_headers`` and of ``DelayProducer.send``, explained in the
-    former.
-    """
+    """Keyword arguments of ``when_headers``, which explains them, and of ``DelayProducer.send``."""
 
     delay: Delay | None
     at: Instant | None
@@ -83,19 +82,20 @@ def when_headers(
     timezone: str | None = None,
     times: int | None = None,
 ) -> list[Header]:
-    """Return the headers of the due time, expiry, window and recurrence.
+    """Return the input headers for the due time, expiry, window and recurrence.
 
     Args:
         delay: delay from the moment the broker appends the record; a fraction of a millisecond is
             rounded up.
-        at: the due time, rounded up likewise. Give either ``delay`` or ``at``; a recurring
-            schedule needs neither.
+        at: the due time; a fraction of a millisecond is rounded up. Give either ``delay`` or
+            ``at``; a recurring schedule needs neither.
         expires_at: instant after which the record is expired instead of delivered.
         window: time after the due time over which deliveries may be spread.
         every: period of a recurring schedule, 1 s or more.
         cron: cron expression of five fields, or of six with seconds first. Only its characters
             are checked here; the service dead-letters an invalid expression.
-        timezone: IANA time zone of ``cron`` (``Europe/Berlin``), checked likewise; None: UTC.
+        timezone: IANA time zone of ``cron`` (``Europe/Berlin``), of which only the characters are
+            checked here; None: UTC.
         times: largest number of occurrences; None: unlimited.
 
     Raises:
@@ -158,7 +158,9 @@ def _cron_headers(cron: str | None, timezone: str | None) -> list[Header]:
 
 
 def _as_service(rule: Callable[[Given], Read], value: Given) -> Read:
-    """Return ``rule(value)``; turn its ``RecordRefusedError`` into ``InvalidRequestError``."""
+    """Return ``rule(value)``; raise ``InvalidRequestError`` if ``rule`` raises
+    ``RecordRefusedError``.
+    """
     try:
         return rule(value)
     except RecordRefusedError as exc:
@@ -171,10 +173,12 @@ def target_headers(topic: str, partition: int | None, key: TargetKey) -> list[He
     Args:
         topic: the target topic.
         partition: its partition; None: chosen by the output's key, as a Java producer does.
-        key: the output's key; None: the record's own.
+        key: the key of the output, the delivered record; ``NO_KEY``: the output has no key; None:
+            it has the record's own key.
 
     Raises:
-        InvalidRequestError: the topic is illegal or reserved, or the partition is no number.
+        InvalidRequestError: the topic is illegal or reserved, or the partition is no partition
+            number.
     """
     headers: list[Header] = [(names.DELAY_TARGET_TOPIC, _target(topic))]
     if partition is not None:
@@ -198,7 +202,7 @@ def _target(topic: str) -> str:
 
 
 def plain_headers(headers: OwnHeaders) -> list[Header]:
-    """Return a caller's headers as a list.
+    """Return the headers that a caller wants delivered, as a list.
 
     Raises:
         InvalidRequestError: one of them is an input header of the service, or would be removed
@@ -215,10 +219,10 @@ def plain_headers(headers: OwnHeaders) -> list[Header]:
 
 
 def id_bytes(record_id: Text, bytes_max: int) -> bytes:
-    """Return an id as UTF-8 bytes.
+    """Return an id as bytes: a string in UTF-8, bytes unchanged.
 
     Raises:
-        InvalidRequestError: it is empty, or longer than ``bytes_max``.
+        InvalidRequestError: it is empty, or longer than ``bytes_max`` bytes.
     """
     encoded = record_id.encode() if isinstance(record_id, str) else record_id
     if not 0 < len(encoded) <= bytes_max:
@@ -227,10 +231,11 @@ def id_bytes(record_id: Text, bytes_max: int) -> bytes:
 
 
 def delay_ms(argument: str, delay: Delay) -> int:
-    """Return a delay in milliseconds, rounded up so that no delivery is early.
+    """Return a delay in milliseconds, rounded up so that no delivery is early. ``argument``: name
+    of the argument that gave it, for the error.
 
     Raises:
-        InvalidRequestError: it is negative, or can't be read; the message names ``argument``.
+        InvalidRequestError: it is negative, ``DUE_STOP_MS`` or more, or can't be read.
     """
     if isinstance(delay, timedelta):
         return _bounded_ms(argument, -(-delay // _MILLISECOND))
@@ -240,11 +245,12 @@ def delay_ms(argument: str, delay: Delay) -> int:
 
 
 def instant_ms(argument: str, instant: Instant) -> int:
-    """Return a point in time as epoch milliseconds, rounded up.
+    """Return a point in time as epoch milliseconds, rounded up. ``argument``: name of the argument
+    that gave it, for the error.
 
     Raises:
-        InvalidRequestError: it has no time zone, is before 1970, or can't be read; the message
-            names ``argument``.
+        InvalidRequestError: it has no time zone, is before 1970, ``DUE_STOP_MS`` or more, looks
+            like seconds, or can't be read.
     """
     if isinstance(instant, datetime):
         if instant.utcoffset() is None:

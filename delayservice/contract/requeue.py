@@ -1,4 +1,5 @@
-"""Requeued records, in the code copies: pending records that the service appends again (rule 12).
+"""Requeued records, called copies in the code: pending records that the service appends to a delay
+topic again (design rule 12).
 
 A requeued record keeps the key, value and headers of the pending record byte for byte, and adds two
 headers::
@@ -7,7 +8,7 @@ headers::
                     expires; with v 2 also recur, shard or turn
     delay-copy-mac  HMAC-SHA256 (hex) over where it was written, delay-copy, key, value and headers
 
-The module ``signing`` says why it is signed.
+The module ``signing`` says why requeued records are signed.
 """
 
 from __future__ import annotations
@@ -24,24 +25,25 @@ from delayservice.contract.signing import Signer
 from delayservice.contract.times import DUE_STOP_MS
 
 COPY_VERSION: Final = 2
-"""Newest format version of requeued records: that of recurring schedules, of records of level
-topics, and of records with a turn (delivery time by a rate limit). All others are written as
-version 1, which every version of the service reads."""
+"""Newest format version of requeued records. It is used for recurring schedules, records of level
+topics, and records with a turn (``codec``). All others are written as version 1, which every
+version of the service reads."""
 
 CONTINUES: Final = -1
-"""Value of ``settles`` of the requeued record that holds a schedule's next occurrence: it settles
-no record."""
+"""Value of ``settles`` of a requeued record that holds a schedule's next occurrence and settles no
+record."""
 
 Copy: TypeAlias = tuple[int, int, Payload]
 """``(base, at_ms, payload)`` of a requeued record with a right signature: the first offset at which
-a later record of its id cancels it, its key in epoch ms, and the pending record's content."""
+a record of the same id cancels it, its key time in epoch ms, and the pending record's content."""
 
 _SIGNER: Final = Signer(b"delay-copy 1", DELAY_COPY, DELAY_COPY_MAC)
 
 
 class _Fields(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Fields of the header ``delay-copy`` of a requeued record. Ids and sources are base64 in the
-    JSON.
+    """Fields of the header ``delay-copy`` of a requeued record: ``v`` is the format version, the
+    others are arguments of ``write_copy`` or items of its payload (``codec``). ``at``, ``due``,
+    ``expires`` and ``turn`` are epoch ms. Bytes are base64 in the JSON.
     """
 
     v: int
@@ -85,11 +87,11 @@ def write_copy(
         settles: source offset of the record that the requeued one settles, or ``CONTINUES``.
         source: ``delay-source`` of the record as the user wrote it; it replaces the one in
             ``payload``.
-        base: first offset at which a record of the same id cancels the requeued one (rule 13).
-        at_ms: when the requeued record is to be settled (its key), epoch milliseconds, 1 or more.
+        base: first offset at which a record of the same id cancels the requeued one.
+        at_ms: key time of the requeued record, when it is to be settled, epoch ms, 1 or more.
         payload: the pending record, with the delivery attempt and due time of the requeued one.
-        shard: ``topic:partition`` of the offset ``settles``, if that is another partition than the
-            one to append to: a record of a level topic is parked in another delay topic. Else None.
+        shard: ``topic:partition`` of the offset ``settles``, if it is not the partition to append
+            to: a record of a level topic is parked in another delay topic; else None.
 
     Returns:
         Key, value and headers of the requeued record.
@@ -119,9 +121,9 @@ def write_copy(
 def read_copy(
     topic: str, partition: int, secrets: Sequence[bytes], original: Original
 ) -> Copy | None:
-    """Return the content of a requeued record. None: none of ``secrets`` signed it, or it can't be
-    read. The meta of the returned payload always names the place where the user wrote the record.
-    Never raises.
+    """Return the content of a requeued record, ``original``, that lies in ``partition`` of
+    ``topic``; None: none of ``secrets`` signed it for this partition, or it can't be read. The meta
+    of the returned payload always names the place where the user wrote the record. Never raises.
     """
     if _SIGNER.verified(f"{topic}:{partition}", secrets, original) is None:
         return None
@@ -145,7 +147,7 @@ def read_claim(original: Original) -> Claim | None:
     """Return the content of a requeued record without a check of its signature; None: it can't be
     read.
 
-    For readers of the topic that don't have the cluster secret. Never raises.
+    It serves readers of the topic that don't have the cluster secret. Never raises.
     """
     found = _SIGNER.claimed(original)
     if found is None:

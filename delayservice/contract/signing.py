@@ -21,7 +21,7 @@ _NULL_LENGTH = _LENGTH.pack(-1)
 
 
 class Signer:
-    """Adds two headers to a record, a text of the service and its signature, and reads them back.
+    """Writer and reader of two headers of a record: a text of the service and its signature.
 
     Args:
         domain: the kind of record, part of the signed bytes, so that kinds can't be exchanged.
@@ -37,7 +37,7 @@ class Signer:
         """Return the record with the text and its signature as the last two headers.
 
         Args:
-            place: ``topic:partition`` to which it is appended.
+            place: ``topic:partition`` to which the record is to be appended.
             secret: the cluster secret.
             text: the service's own fields about the record.
             record: key, value and headers.
@@ -49,8 +49,9 @@ class Signer:
     def verified(
         self, place: str, secrets: Sequence[bytes], signed: Original
     ) -> tuple[bytes, Original] | None:
-        """Return the text, and the record without the headers of text and signature; None: none of
-        ``secrets`` signed it for ``place``, its ``topic:partition``.
+        """Return ``(text, record)`` of a signed record: the text, and the record without the
+        headers of text and signature; None: none of ``secrets`` signed it for ``place``, its
+        ``topic:partition``.
         """
         found = self.claimed(signed)
         if found is None:
@@ -84,7 +85,7 @@ def _flat(headers: Headers) -> list[bytes | None]:
 
 
 def _with_length(part: bytes | None) -> bytes:
-    """Return ``part`` with its length before it, -1 for null, so that two different records never
-    have the same signed bytes.
+    """Return ``part`` behind its length in 8 bytes (-1 for null), so that two different records
+    never have the same signed bytes.
     """
     return _NULL_LENGTH if part is None else _LENGTH.pack(len(part)) + part

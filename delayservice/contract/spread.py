@@ -1,6 +1,6 @@
 """Even spreading over a span of time, by a pure function of the offset, to avoid peaks of load.
 
-Every node must compute the same key for a record (design rule 2), so this function never changes.
+Every node must compute the same key for a record (design rule 2), so the function never changes.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ _MASK: Final = (1 << _BITS) - 1
 
 
 def spread_ms(offset: int, span_ms: int) -> int:
-    """Return a time in ``[0, span_ms]``, milliseconds, that depends on the source offset only and
-    is evenly spread over offsets.
+    """Return a length of time from 0 to ``span_ms``, both included, in milliseconds. It depends on
+    the source offset only, and is evenly spread over offsets.
     """
     return ((offset * _FACTOR & _MASK) * (span_ms + 1)) >> _BITS

@@ -3,9 +3,10 @@
 A delay record is written to its target with the service's rights, so an open target header would
 let any producer write anywhere (the confused deputy).
 
-Rules that never change are checked when a record is read, because they decide its key. Whether its
-target is allowed is checked at settling, by the settings of the node that settles it. Under a
-contract with an allowlist, it was checked by that list when the record was read.
+Rules that never change are checked when a record is read: a target has a legal name, which is not
+reserved for Kafka or the service, and is not the delay topic itself. All other rules are checked at
+settling, by the settings of the node that settles the record; but under a contract with an
+allowlist (``Contract.has_allowlist``), that list decided when the record was read.
 """
 
 from __future__ import annotations
@@ -25,8 +26,7 @@ class Allowlist:
     """Allowed target topics of one delay topic.
 
     Attributes:
-        good: cache of up to 1,024 topics that were found allowed. Topics that it lacks may be
-            allowed.
+        good: cache of up to 1,024 allowed topics. Other topics may be allowed as well.
 
     Args:
         delay_topic: the delay topic, which is never a target itself.
@@ -82,8 +82,8 @@ class TargetReader:
     def __init__(self, contract: Contract, delay_topic: str) -> None:
         """Prepare to read target headers by ``contract``; ``delay_topic`` is never a target."""
         self.allowed: dict[bytes | None, str] = {}
-        """Cache of up to 1,024 allowed topics by header value. Values that it lacks may be allowed
-        too."""
+        """Cache of up to 1,024 allowed topics, by the value of the header. Other values may be
+        allowed as well."""
         self._allowlist = Allowlist.of_contract(contract, delay_topic)
 
     def check(self, name: str, value: bytes | None) -> str:
@@ -91,7 +91,7 @@ class TargetReader:
 
         Raises:
             RecordRefusedError: ``target-invalid`` for an illegal topic name, ``target-denied`` for
-                a reserved topic or one that matches no pattern.
+                a reserved topic or one that the contract does not allow.
         """
         topic = _legal_topic(name, value)
         denial = self._allowlist.denial(topic)

@@ -25,8 +25,8 @@ from delayservice.contract.codes import (
 )
 
 DUE_STOP_MS = 2**53
-"""Exclusive bound of due times, epoch ms, exact in JSON and in doubles. Parsers return it for any
-larger value."""
+"""Exclusive bound of due times, epoch ms, exact in JSON and in doubles. Parsers return it in place
+of any larger value."""
 
 SURELY_MS: Final = 100_000_000_000
 """Smallest number that is surely meant as epoch milliseconds, not as epoch seconds."""
@@ -72,8 +72,8 @@ _TIMES_MAX: Final = 2**31
 
 
 def parse_count(name: str, value: bytes | None) -> int:
-    """Return the number in a header's value, decimal digits, ``DUE_STOP_MS`` at most. ``name``: the
-    header, for the error.
+    """Return the number in a header's value, decimal digits; ``DUE_STOP_MS`` for a larger one.
+    ``name``: name of the header, for the error.
 
     Raises:
         RecordRefusedError: ``time-invalid``, the value is not ASCII digits.
@@ -113,10 +113,11 @@ def parse_instant_ms(name: str, value: bytes | None) -> int:
 
 
 def parse_checked_instant_ms(name: str, value: bytes | None) -> int:
-    """Return what ``parse_instant_ms`` returns for the same arguments, epoch ms.
+    """Return the instant in a header's value, epoch ms, as ``parse_instant_ms`` does.
 
     Raises:
-        RecordRefusedError: as there; also if the value is a number that looks like epoch seconds.
+        RecordRefusedError: as by ``parse_instant_ms``, and if the value is a number that looks like
+            epoch seconds.
     """
     instant_ms = parse_instant_ms(name, value)
     is_number = value is not None and value.isdigit()
@@ -125,7 +126,7 @@ def parse_checked_instant_ms(name: str, value: bytes | None) -> int:
 
 def check_is_ms(name: str, instant_ms: int) -> int:
     """Return ``instant_ms``, epoch ms, unchanged; raise ``RecordRefusedError`` if it looks like
-    epoch seconds. ``name``: the header, for the error.
+    epoch seconds. ``name``: name of the header, for the error.
     """
     if instant_ms in _SECONDS_LIKE:
         raise RecordRefusedError(
@@ -151,7 +152,7 @@ def parse_delay_ms(name: str, value: bytes | None, expected: str = _ISO_EXPECTED
         Milliseconds, 0 to ``DUE_STOP_MS``.
 
     Raises:
-        RecordRefusedError: ``time-invalid``.
+        RecordRefusedError: ``time-invalid``, any other text.
     """
     if value is not None and value.isdigit():
         return _bounded(value)
@@ -168,14 +169,15 @@ def parse_delay_ms(name: str, value: bytes | None, expected: str = _ISO_EXPECTED
 
 
 def parse_duration_ms(name: str, value: bytes | None) -> int:
-    """Return a delay as ``parse_delay_ms`` does; units (``1h30m``) are read too, a year has 365
-    days.
+    """Return the delay in a header's value, which ``parse_delay_ms`` reads, or numbers with units
+    from ``ms`` to ``y`` (``1h30m``); a year has 365 days. ``name``: name of the header, for the
+    error.
 
     Returns:
         Milliseconds, 0 to ``DUE_STOP_MS``.
 
     Raises:
-        RecordRefusedError: ``time-invalid``.
+        RecordRefusedError: ``time-invalid``, any other text.
     """
     if not _PARTS.fullmatch(value or b""):
         return parse_delay_ms(name, value, _UNITS_EXPECTED)
@@ -184,8 +186,8 @@ def parse_duration_ms(name: str, value: bytes | None) -> int:
 
 
 def parse_cron(value: bytes | None) -> str:
-    """Return the cron expression in a header's value. Raise ``RecordRefusedError`` if it has
-    characters that no cron expression has, or over 256.
+    """Return the cron expression in a header's value. Raise ``RecordRefusedError`` if it is empty,
+    has characters that no cron expression has, or has over 256 characters.
     """
     if value is None or not _CRON.fullmatch(value):
         why = "is no cron expression of 256 characters at most"
@@ -196,8 +198,8 @@ def parse_cron(value: bytes | None) -> str:
 
 
 def parse_zone(value: bytes | None) -> str:
-    """Return the name of a time zone in a header's value. Raise ``RecordRefusedError`` if it has
-    characters that no such name has, or over 64.
+    """Return the name of a time zone in a header's value. Raise ``RecordRefusedError`` if it is
+    empty, has characters that no such name has, or has over 64 characters.
     """
     if value is None or not _ZONE.fullmatch(value):
         raise RecordRefusedError(
@@ -233,8 +235,8 @@ _Parser: TypeAlias = Callable[[str, bytes | None], int]
 
 @dataclass(frozen=True, slots=True)
 class Readings:
-    """Parsers of the time headers of one version of the contract. Each takes name and value of a
-    header, and returns milliseconds.
+    """Parsers of the time headers under a version of the contract. Each takes name and value of a
+    header; ``instant_ms`` returns epoch milliseconds, ``duration_ms`` a length in milliseconds.
     """
 
     instant_ms: _Parser
@@ -260,8 +262,8 @@ def _part_ms(whole: bytes, digits: bytes, unit: bytes) -> int:
 
 
 def _bounded(digits: bytes) -> int:
-    """Return the number in ASCII digits, ``DUE_STOP_MS`` at most; the time is linear in the
-    digits.
+    """Return the number in ASCII digits; ``DUE_STOP_MS`` for a larger one. Unlike ``int``, it reads
+    texts of any length, in linear time.
     """
     if len(digits) > _DIGITS_MAX:
         digits = digits.lstrip(b"0") or b"0"
@@ -269,7 +271,7 @@ def _bounded(digits: bytes) -> int:
 
 
 def _fraction_ms(digits: bytes | None) -> int:
-    """Return the digits after a second's decimal point as milliseconds, rounded up."""
+    """Return the digits after a second's decimal point as milliseconds, rounded up; 0 for None."""
     if not digits:
         return 0
     return int(digits[:3].ljust(3, b"0")) + (1 if digits[3:].strip(b"0") else 0)

@@ -15,7 +15,9 @@ def is_legal_topic(topic: str) -> bool:
 
 
 def is_pattern(name: str) -> bool:
-    """Return whether a name is a shell-style pattern, which no legal topic name is."""
+    """Return whether a name is a shell-style pattern: it has ``*``, ``?`` or ``[``, which no legal
+    topic name has.
+    """
     return any(sign in name for sign in "*?[")
 
 

@@ -71,10 +71,10 @@ class Origin(NamedTuple):
     """Place and times of a user's record.
 
     Attributes:
-        offset: its source offset.
-        appended_ms: its log-append time, epoch milliseconds.
-        written_ms: start of its delay, epoch milliseconds: its log-append time, or that of the
-            user's record if it came in an envelope (``contract.home``).
+        offset: source offset of the record, or of its envelope (``contract.home``).
+        appended_ms: log-append time at this offset, epoch milliseconds.
+        written_ms: log-append time where the user wrote it, epoch milliseconds; its delay counts
+            from then.
         source: ``delay-source`` of a record that came in an envelope; else None.
     """
 
@@ -90,7 +90,7 @@ class UserRecords:
     Attributes:
         targets: the reader of target headers.
         readings: the parsers of time headers.
-        delay_ms_min: shortest accepted delay, ms; negative if past due times are accepted.
+        delay_ms_min: shortest accepted delay, ms: 0, or negative if past due times are accepted.
     """
 
     def __init__(self, topic: str, contract: Contract, provenance: Provenance) -> None:
@@ -103,7 +103,7 @@ class UserRecords:
         self.delay_ms_min = _ANY_PAST_MS if contract.past_due == PAST_DUE_DELIVER else 0
 
     def read(self, origin: Origin, original: Original) -> Entry:
-        """Return the entry (decoded record) of a user's record, also of one in an envelope."""
+        """Return the entry (decoded record) of a user's record, also of one from an envelope."""
         if len(original[2]) == _ID_AND_OP:
             control = self._plain_control(origin, original)
             if control is not None:
@@ -163,8 +163,8 @@ class UserRecords:
     def _recurring(
         self, origin: Origin, draft: Draft, identity: bytes | None, headers: Headers
     ) -> Entry:
-        """Return the entry (decoded record) of a recurring schedule. By period it is due at its
-        first occurrence; by cron at once, for the owner computes the first occurrence.
+        """Return the entry (decoded record) of a recurring schedule. One with a period is due at
+        its first occurrence, one with cron at once, so that the owner computes the first.
         """
         if self._contract.version < _RECURRING_SINCE:
             raise RecordRefusedError(CRON_INVALID, "recurring schedules were not served yet")
@@ -202,7 +202,7 @@ class UserRecords:
         return (target, _partition(draft), _output_key(draft), draft.value, own, due_ms, meta)
 
     def _level_record(self, origin: Origin, draft: Draft, headers: Headers) -> Entry:
-        """Return the entry (decoded record) of a level topic's record, due after its delay."""
+        """Return the entry (decoded record) of a level topic's record, due after ``level_ms``."""
         if draft.ops or draft.ids or draft.key_is_id or draft.recurs:
             raise RecordRefusedError(
                 OP_INVALID, f"{self._topic} is a level topic: no ids, operations or recurrence here"
@@ -219,7 +219,7 @@ class UserRecords:
         return (origin.offset, SCHEDULE, due_ms, None, payload, None)
 
     def key_ms(self, offset: int, appended_ms: int, due_ms: int) -> int:
-        """Return a record's key, epoch ms: its due time, or its roll time if that is earlier."""
+        """Return a record's key time, epoch ms: its due or roll time, whichever is earlier."""
         contract = self._contract
         window_ms = contract.roll_window_ms - spread_ms(offset, contract.roll_spread_ms)
         return min(due_ms, appended_ms + window_ms)
@@ -240,7 +240,7 @@ class UserRecords:
         return (origin.offset, kind, 0, identity, original, origin.source)
 
     def _identity(self, draft: Draft) -> bytes | None:
-        """Return the record's id, given by any header or by its key; None: it has no id."""
+        """Return the record's id, which a header or the record's key gives; None: it has no id."""
         if draft.ids:
             name, identity = _agreed(draft.ids, OP_INVALID)
             if not identity:
@@ -287,7 +287,7 @@ class UserRecords:
         return due_ms
 
     def _jitter_ms(self, draft: Draft, offset: int) -> int:
-        """Return the additional delay, 0 to ``delay-window-ms`` ms, computed from the offset."""
+        """Return the delay to add within ``delay-window-ms``, ms, computed from the offset."""
         windows = {parse_count(name, text) for name, text in draft.windows}
         if len(windows) > 1:
             raise RecordRefusedError(TIME_AMBIGUOUS, f"two {names.DELAY_WINDOW_MS} disagree")
@@ -323,14 +323,14 @@ class UserRecords:
 
 
 def _misspelt(headers: Headers) -> str:
-    """Return a text that names misspelt headers, which were not read; empty: there are none."""
+    """Return a text about misspelt headers, to append to a refusal; empty: there are none."""
     found = [(name, meant) for name, _ in headers if (meant := names.misspelt(name))]
     return "".join(f"; {name[:64]} is not read, {meant} would be" for name, meant in found[:4])
 
 
 def _operation(draft: Draft, identity: bytes | None, *, bare: bool) -> str:
-    """Return the operation in the headers, or the one that the record's value implies. ``bare``:
-    whether the record has no input headers at all.
+    """Return the operation in the headers, or else the one that key, value and id imply:
+    ``schedule``, ``cancel`` or ``fire``. ``bare``: the record has no input headers at all.
     """
     if draft.ops:
         if len(set(draft.ops)) > 1:
@@ -361,7 +361,7 @@ def _partition(draft: Draft) -> int:
 
 
 def _expires_ms(draft: Draft) -> int | None:
-    """Return ``delay-expires-at``, epoch milliseconds; None: it is not given."""
+    """Return the instant in ``delay-expires-at``, epoch milliseconds; None: it is not given."""
     if not draft.expiries:
         return None
     instants = {draft.readings.instant_ms(name, text) for name, text in draft.expiries}
@@ -371,7 +371,7 @@ def _expires_ms(draft: Draft) -> int | None:
 
 
 def _recurrence(draft: Draft, start_ms: int, shift_ms: int) -> Recurrence:
-    """Return the recurrence in the headers. ``start_ms``: its start, epoch ms, 0: not given;
+    """Return the recurrence in the headers. ``start_ms``: its start, epoch ms; 0: not given.
     ``shift_ms``: time by which each occurrence is moved later, ms.
     """
     left = None
@@ -392,7 +392,7 @@ def _recurrence(draft: Draft, start_ms: int, shift_ms: int) -> Recurrence:
 
 
 def _agreed(headers: Headers, code: str) -> Header:
-    """Return the first header; raise ``RecordRefusedError`` with ``code`` if any value differs."""
+    """Return the first header; raise ``RecordRefusedError`` with ``code`` if the values differ."""
     first = headers[0]
     for name, text in headers[1:]:
         if text != first[1]:
