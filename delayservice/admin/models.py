@@ -134,6 +134,10 @@ class PendingPage(BaseModel):
         "short, or empty, and have more behind it: what it looked at did not match."
     )
     scanned: int = Field(description="Records that were looked at.")
+    damaged: int = Field(
+        description="Stretches of due times that this node can't read now: their records are "
+        "missing here. Each is read again from Kafka when it is due."
+    )
     slices_elsewhere: list[int] = Field(
         description="Slices of which this node keeps no copy: ask another node for those."
     )

@@ -186,6 +186,7 @@ class Pages:
             records=records,
             next=None,
             scanned=len(rows),
+            damaged=0,
             slices_elsewhere=self._context.slices_elsewhere(),
         )
         return self.draw("pending", **self._searched(asked, PagePart(page)))

@@ -142,6 +142,7 @@ def pending_page(context: ApiContext, asked: Search) -> models.PendingPage:
         records=[models.PendingRecord.of(row) for row in page.rows],
         next=None if page.upto is None else _cursor(page.upto),
         scanned=page.scanned,
+        damaged=page.damaged,
         slices_elsewhere=context.slices_elsewhere(),
     )
 

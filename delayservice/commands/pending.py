@@ -89,18 +89,25 @@ def _records(api: Api, query: Mapping[str, object], limit: int) -> Iterator[dict
     records may be missing.
     """
     cursor: str | None = None
-    found = scanned = 0
+    found = scanned = damaged = 0
     with err.status("looking") as status:
         while found < limit:
             wanted = min(limit - found, _PAGE)
             page = api.get("/v1/pending", **query, cursor=cursor, limit=wanted)
             scanned += page["scanned"]
+            damaged += page["damaged"]
             found += len(page["records"])
             status.update(f"looked at {scanned:,} records, {found:,} match")
             yield from page["records"]
             cursor = page["next"]
             if cursor is None:
                 break
+    if damaged:
+        err.print(
+            f"{damaged:,} stretches of due times can't be read now, and their records are missing "
+            "here: ask another node, or have them rebuilt (delayservice spark reconcile)",
+            style="yellow",
+        )
     if page["slices_elsewhere"]:
         numbers = ", ".join(map(str, page["slices_elsewhere"]))
         err.print(f"this node keeps no copy of slices {numbers}: ask another", style="yellow")

@@ -81,7 +81,7 @@ class World:
         self, stack: ExitStack, kind: str, shards: list[list[Record]], *, far_ids: bool = True
     ) -> None:
         self.far_ids = far_ids
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        folder = self.folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         self.lanes: list[Lane] = []
         self.due: dict[Position, tuple[int, str, bytes | None]] = {}
         self.rows: dict[tuple[str, int], list[Row]] = {}
@@ -180,6 +180,17 @@ def test_pages_together_are_all_that_is_pending_in_the_range(
             assert after is None or page.upto > after  # it comes to an end
             after = page.upto
         assert found == wanted
+
+
+def test_a_search_counts_what_it_can_not_read() -> None:
+    with ExitStack() as stack:
+        world = World(stack, "wheel", [[(60_000, 0, None), (500_000, 0, None)]])
+        (lane,) = world.lanes
+        lane.store.sync()
+        first, _ = sorted(world.folder.glob("**/slots/*"))
+        first.write_bytes(b"")
+        page = world.search(Search(from_ms=NOW_MS, to_ms=NOW_MS + HOUR_MS, limit=9, scan_max=99))
+        assert ([row.position for row in page.rows], page.damaged) == (sorted(world.due)[1:], 1)
 
 
 @every_store

@@ -231,6 +231,13 @@ def test_a_failure_is_told_to_all_who_wait_and_found_out_once_a_second() -> None
 # --- changes -------------------------------------------------------------------------------------
 
 
+def test_a_page_says_how_much_of_the_copy_it_could_not_read() -> None:
+    found = Page(rows=[ROW], upto=None, scanned=5, damaged=2)
+    inquiry = SimpleNamespace(search=lambda _: found, members=Hung().members)
+    page = pending_page(context_of(inquiry), Search(from_ms=0, to_ms=1, limit=9, scan_max=9))
+    assert (len(page.records), page.scanned, page.damaged) == (1, 5, 2)
+
+
 def test_only_so_many_changes_wait_and_the_others_are_told_to_come_again() -> None:
     waiting = WaitingRoom()
     with _nested(waiting.place, WAITING_MAX):
