@@ -1,4 +1,6 @@
-"""The newest results of the Spark audit and of the comparison of copies, for a node's metrics."""
+"""Reads the newest results of audits and of comparisons of copies from the audit topic, for a
+node's metrics.
+"""
 
 from __future__ import annotations
 
@@ -27,8 +29,8 @@ class AuditSummary(msgspec.Struct):
         at_ms: time of the audit, epoch milliseconds.
         records: number of source records that were audited.
         findings: number of findings by kind; empty: the audit found no error.
-        ranges: ``[topic, partition, start, stop]`` of each range audited because of a suspicion;
-            empty: everything was audited.
+        ranges: ``[topic, partition, start, stop]`` of each range of source offsets to which the
+            user limited the audit; ``stop`` is exclusive. Empty: everything was audited.
     """
 
     at_ms: int
@@ -38,14 +40,18 @@ class AuditSummary(msgspec.Struct):
 
 
 class AuditSummaries:
-    """Newest summary of an audit of all records, and of each later audit of ranges."""
+    """Newest summary of an audit of all records, and of the audits of ranges after it: the newest
+    summary for each set of ranges.
+    """
 
     def __init__(self) -> None:
         self._whole: AuditSummary | None = None
         self._ranges: dict[tuple[tuple[str, int, int, int], ...], AuditSummary] = {}
 
     def add(self, summary: AuditSummary) -> None:
-        """Add the summary of a later audit; that of an audit of all records replaces all others."""
+        """Keep the summary of a later audit. One of ranges replaces the kept one of the same
+        ranges; one of all records replaces all.
+        """
         if summary.ranges:
             self._ranges[summary.ranges] = summary
         else:
@@ -53,8 +59,8 @@ class AuditSummaries:
             self._ranges.clear()
 
     def together(self) -> AuditSummary:
-        """Return all kept summaries as one: time of the newest, sum of findings by kind, and number
-        of records of the audit that covered whole topics.
+        """Return all kept summaries as one, without ranges: time of the newest, sum of findings by
+        kind, and number of records of the audit of all records; 0: no such audit is kept.
         """
         parts = [one for one in (self._whole, *self._ranges.values()) if one is not None]
         found: Counter[str] = Counter()
@@ -74,7 +80,13 @@ class _Repairs(msgspec.Struct, frozen=True):
 
 
 class _Compared(msgspec.Struct, tag_field="kind", tag="reconcile"):
-    """Summary of a comparison of copies, as a record of the audit topic contains it."""
+    """Summary of a comparison of copies, as a record of the audit topic contains it.
+
+    Attributes:
+        records: number of pending records that were compared.
+        pending: number of all pending records.
+        repairs: number of repairs so far, and whether their limit is reached.
+    """
 
     at_ms: int
     findings: dict[str, int]
@@ -90,8 +102,10 @@ class AuditWatcher:
     """Handler of the audit topic's records that keeps the newest results; a
     ``control_topics.ControlTopic``.
 
-    Args:
+    Attributes:
         topic: the audit topic.
+        newest: result of the newest audits (``AuditSummaries.together``); None: none was read.
+        copies: result of the newest comparison of copies; None: none was read.
     """
 
     def __init__(self, topic: str) -> None:
@@ -101,8 +115,8 @@ class AuditWatcher:
         self._summaries = AuditSummaries()
 
     def begin(self, consumer: Consumer) -> tuple[int, int]:
-        """Return the offset ``_LOOK_BACK`` before the end of the topic, or the first one, and the
-        end.
+        """Return the offset to begin at, ``_LOOK_BACK`` records before the end of the topic or its
+        first one, and the end.
         """
         low, high = watermarks(consumer, (self.topic, 0))
         return max(low, high - _LOOK_BACK), high

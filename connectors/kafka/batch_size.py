@@ -1,4 +1,4 @@
-"""Computes a record's size in a record batch, version 2, to which ``max.message.bytes`` applies.
+"""Computes the size of a record batch (version 2), which ``max.message.bytes`` limits.
 
 Source: KIP-98 and ``org.apache.kafka.common.record.DefaultRecord``. Lengths are zigzag varints.
 """
@@ -23,8 +23,8 @@ def batch_bytes(key: bytes | None, value: bytes | None, headers: Headers) -> int
 
 
 def _field(content: bytes | None) -> int:
-    """Return the size in bytes of a key, value or header part (null is 0 bytes long) with its
-    length.
+    """Return the size in bytes of a key, header name or value with the varint of its length; None:
+    only the varint.
     """
     return 1 if content is None else _varint(len(content)) + len(content)
 

@@ -24,14 +24,14 @@ _log = structlog.get_logger(__name__)
 
 
 class BrokerClock:
-    """A client that lets a broker timestamp a record, to compare clocks; for one thread.
+    """A client that writes a record to get a broker's timestamp, to compare clocks; for one thread.
 
     Args:
         client: options of a producer.
         claims_topic: topic that the record is written to.
         name: name of the worker.
-        heard: called with the broker's time, epoch milliseconds, and the times at which the record
-            was sent and acknowledged, monotonic seconds.
+        heard: called with the broker's timestamp, epoch milliseconds, and the times at which the
+            record was sent and acknowledged, monotonic seconds.
         make: makes the producer.
     """
 
@@ -52,8 +52,8 @@ class BrokerClock:
         self._sent_s = 0.0
 
     def ask(self) -> None:
-        """Write one record, and pass the broker's timestamp of it to ``heard`` if it comes within 2
-        s.
+        """Write one record and wait up to 2 s for its acknowledgement; then call ``heard``, unless
+        that failed or the producer set the timestamp.
         """
         try:
             if self._producer is None:

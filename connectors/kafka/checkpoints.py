@@ -1,4 +1,4 @@
-"""Tails the checkpoint topic and the claims topic of a worker: one consumer, one thread.
+"""Tails the checkpoint topic and the claims topic for a worker, with one consumer in one thread.
 
 The checkpoints of a slice are in partition ``slice modulo partitions``, keyed by the slice; the
 number of partitions never changes. The claims topic has one partition. Both are read committed: of
@@ -40,8 +40,8 @@ _log = structlog.get_logger(__name__)
 
 
 class KafkaCheckpoints:
-    """Checkpoints and claims of all slices, tailed by one thread once it is started. Any thread may
-    call.
+    """Reader of the checkpoints and claims of all slices, which tails the two topics in a thread of
+    its own after ``start``. Any thread may call its methods.
 
     Args:
         topic: the checkpoint topic.
@@ -87,19 +87,17 @@ class KafkaCheckpoints:
         """Standing (epoch and commit number) and description of a checkpoint that lies in another
         partition than its slice's, by slice."""
         self._foreign: dict[int, tuple[int, str]] = {}
-        """Offset and description of a newest record that can't be the service's, by slice."""
+        """Offset and description of the newest record that was refused as checkpoint, by slice."""
         self._standings: dict[int, Standing] = {}
         """Epoch and commit number of the newest checkpoint, by slice."""
         self.policy_problem = ""
-        """Reason why checkpoints may have been deleted; empty: they were kept. Any thread may set
-        it."""
+        """Why checkpoints may have been deleted; empty: they were kept. Any thread may set it."""
         self._claims = ClaimLog()
         self._clients = clients
         self._consumer: Consumer | None = None
         self._changed = clients.changed()
         self.has_legacy = False
-        """Whether a checkpoint of version 1 was read, which has one transactional id for each
-        slice."""
+        """Whether a checkpoint of version 1 was read (one transactional id for each slice)."""
         self.has_failed = False
         """Whether tailing has failed for good: pruning stores and comparing copies have stopped."""
         self._is_closed = threading.Event()
@@ -123,7 +121,7 @@ class KafkaCheckpoints:
         self._wanted.add(slice_no)
 
     def take_news(self) -> Collection[int]:
-        """Return the slices with a newer checkpoint, or a refused one, since the last call."""
+        """Return the slices with a newer, refused or misplaced checkpoint since the last call."""
         if not self._news:
             return ()
         with self._changed:
@@ -146,17 +144,18 @@ class KafkaCheckpoints:
         return self._is_searched and slice_no not in self._tailed and not self.alarm(slice_no)
 
     def take_cuts(self, slice_no: int) -> Sequence[ReadBack]:
-        """Return the slice's checkpoints since the last call at which copies are compared."""
+        """Return the slice's new cuts since the last call: checkpoints to compare copies at."""
         return self._cuts.take(slice_no)
 
     def enter(self, writer: str) -> None:
-        """Set this worker's writer, whose claims are noted when they are read back."""
+        """Set this worker's writer (transactional id), for whose claims ``await_claims`` waits."""
         with self._changed:
             self._claims.enter(writer)
 
     def await_claims(self, slices: Mapping[int, int], timeout_s: float) -> dict[int, Claimed]:
-        """Wait for this worker's claims of slices, each above the offset in ``slices``; return the
-        claims that were read back in time, by slice.
+        """Wait up to ``timeout_s`` seconds for claims of slices by this worker's writer; return
+        those that were read back, by slice. ``slices``: number (``turn``) that the claim's must
+        exceed, by slice.
         """
 
         def found() -> dict[int, Claimed]:
@@ -168,18 +167,20 @@ class KafkaCheckpoints:
             return found()
 
     def await_position(self, place: Place, offset: int, timeout_s: float) -> bool:
-        """Return whether a partition was read up to ``offset``, exclusive, in time; wait for it."""
+        """Wait up to ``timeout_s`` seconds until a partition of the checkpoint or claims topic is
+        read up to ``offset`` (exclusive); return whether it was.
+        """
         with self._changed:
             return self._changed.wait_for(
                 lambda: self._positions.get(place, -1) >= offset, timeout_s
             )
 
     def newest(self, slice_no: int, timeout_s: float) -> bytes | None:
-        """Return the newest checkpoint of a slice, searched for in the whole topic if necessary;
-        None: the slice was never served.
+        """Return the newest checkpoint of a slice, searched for in the whole topic if necessary, up
+        to ``timeout_s`` seconds; None: the slice was never served.
 
         Raises:
-            KafkaEdgeError: the search was not over in time, or the checkpoint was deleted.
+            KafkaEdgeError: the search took longer, or it is unknown which checkpoint is the newest.
         """
         self.follow(slice_no)
         with self._changed:
@@ -214,8 +215,9 @@ class KafkaCheckpoints:
         return not any(row[0] == offset for run in runs for row in run.rows)
 
     def alarm(self, slice_no: int) -> str:
-        """Return what is wrong with a slice's records in the checkpoint topic, as a text for users;
-        empty: nothing. The alarm ends when a newer checkpoint of the slice is read back.
+        """Return what is wrong with a slice's records in the checkpoint topic, for users; empty:
+        nothing. A refused record counts until a newer checkpoint is read back, a misplaced one
+        until it is deleted.
         """
         found = self._misplaced.get(slice_no) or self._foreign.get(slice_no)
         return "" if found is None else found[1]
@@ -274,7 +276,7 @@ class KafkaCheckpoints:
         return len(self._reached) == self._partitions
 
     def _search_earlier(self) -> None:
-        """Read once the records before those read first, for slices without a checkpoint."""
+        """Read the records before those of the first look, for slices without a checkpoint."""
         for number, (low, began) in self._starts.items():
             if low >= began:
                 continue
@@ -356,11 +358,11 @@ class KafkaCheckpoints:
         self._news.add(slice_no)
 
     def _believed(self, slice_no: int, value: bytes | None) -> tuple[Standing, bytes]:
-        """Return standing (epoch, commit number) and value of a record, if it is accepted as the
-        newest checkpoint of a slice.
+        """Return standing (epoch, commit number) and value of a record that is accepted as a
+        slice's newest checkpoint.
 
         Raises:
-            ForeignRecordError: the record can't be the slice's newest checkpoint.
+            ForeignRecordError: it is refused: no checkpoint, or older than the newest known one.
         """
         if value is None:
             raise ForeignRecordError("a tombstone, which the service never writes there")
@@ -373,8 +375,8 @@ class KafkaCheckpoints:
         return standing, value
 
     def _note_foreign(self, slice_no: int, place: Place, offset: int, what: str) -> None:
-        """Note and log a record that is not accepted as a checkpoint. The known checkpoint stays;
-        the owner commits another one, because compaction would keep only the foreign record.
+        """Note and log a refused record. The known checkpoint stays valid; the owner commits
+        another one, because compaction would keep only the refused record.
         """
         at = f"{place[0]}:{place[1]}:{offset}"
         why = (

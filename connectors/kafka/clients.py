@@ -18,15 +18,17 @@ UNREACHABLE: Final = frozenset(
 """Connection errors that do not end by waiting: a wrong password, certificate or host name."""
 
 NO_GROUP: Final = KafkaError.GROUP_AUTHORIZATION_FAILED
-"""Error without consequence: the client asks for the coordinator of a group that is never joined,
-and reports if that is forbidden. Records are read all the same."""
+"""Error code to ignore: the client asks for the coordinator of a group that is never joined, and
+reports if that is forbidden. Records are read all the same."""
 
 LOGGER: Final = logging.getLogger("librdkafka")
 """Logger of all clients; without it librdkafka writes to standard error."""
 
 
 class KafkaAdmin(AdminClient):
-    """An admin client that keeps the last connection error, which failed requests omit."""
+    """An admin client that keeps the last of the errors in ``UNREACHABLE``, which the errors of
+    failed requests omit.
+    """
 
     def __init__(self, options: Mapping[str, str], logger: logging.Logger = LOGGER) -> None:
         self._trouble = ""
@@ -38,7 +40,7 @@ class KafkaAdmin(AdminClient):
             self._trouble = error.str()
 
     def explain(self, exc: KafkaException) -> str:
-        """Return the error of a request, and the last connection error if there was one."""
+        """Return the text of a request's error, and of the kept connection error if any."""
         self.poll(0)
         return f"{exc}; {self._trouble}" if self._trouble else str(exc)
 
@@ -58,11 +60,11 @@ NO_RECORDS: Final = frozenset({KafkaError._PARTITION_EOF, NO_GROUP})  # noqa: SL
 
 
 def values_of(messages: Iterable[Any]) -> Iterator[bytes]:
-    """Yield the values of a consumer's records (None as empty), and skip events such as the end of
-    a log.
+    """Yield the values of the records among a consumer's messages, None as empty; skip the events
+    in ``NO_RECORDS``, such as the end of a log.
 
     Raises:
-        KafkaException: a message is an error.
+        KafkaException: a message is another error.
     """
     for message in messages:
         error = message.error()
@@ -113,14 +115,12 @@ def produce_patiently(producer: Producer, *args: object, **options: object) -> N
 
 
 def flush(producer: Producer, timeout_s: float) -> int:
-    """Wait until every record is acknowledged or the time is over; return the number of records
-    left.
-
-    After a fatal error the client raises it while delivery reports are still to come; Python takes
-    the first report for an error of the client and raises ``SystemError``.
+    """Wait until every record is acknowledged or has failed, up to ``timeout_s`` seconds; return
+    the number of records that are left.
 
     Raises:
-        KafkaException: the producer is fenced, or unusable for another reason.
+        KafkaException: the producer is fenced, or unusable for another reason. Python may wrap it
+            in a ``SystemError``, from which this function unwraps it.
     """
     try:
         return producer.flush(timeout_s)

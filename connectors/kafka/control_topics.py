@@ -32,19 +32,19 @@ class ControlTopic(Protocol):
         """Return the name of the control topic."""
 
     def begin(self, consumer: Consumer) -> tuple[int, int]:
-        """Forget all records read before; return the offset to begin at and the current end of the
-        log.
+        """Prepare for reading the topic anew; return the offset to begin at and the current end of
+        the log.
 
         Raises:
             KafkaException: the cluster does not answer.
         """
 
     def take(self, key: bytes | None, value: bytes | None) -> None:
-        """Apply the key and value of the next record of the topic."""
+        """Process the next record of the topic: its key and value."""
 
     def at_end(self) -> None:
-        """Note that all records up to the end of the log were passed to ``take``; may be called
-        again.
+        """Note that all records up to the end of the log were passed to ``take``. The reader may
+        call this several times.
         """
 
     def failed(self, why: str) -> None:
@@ -52,7 +52,7 @@ class ControlTopic(Protocol):
 
 
 class ControlReader:
-    """A background thread that reads control topics until the process ends.
+    """Reader of control topics, in a background thread that runs until the process ends.
 
     Args:
         topics: handlers of the topics to read.
@@ -82,8 +82,8 @@ class ControlReader:
                 self._hear(consumer, message)
 
     def _begin_due(self, consumer: Consumer) -> None:
-        """Begin to read all topics that are due, in one assignment: otherwise a fetch under way for
-        one topic would delay the next topic by its whole duration.
+        """Begin to read all topics whose time in ``_due_s`` has come, in one assignment: otherwise
+        a fetch under way for one topic would delay the next topic by its whole duration.
         """
         now_s = time.monotonic()
         due = [name for name, due_s in self._due_s.items() if now_s >= due_s]

@@ -32,13 +32,13 @@ _NO_REPORT: Final = KafkaError(KafkaError._MSG_TIMED_OUT)  # noqa: SLF001 (its p
 
 
 class ControlDesk:
-    """Writer of control records. Any thread may use it.
+    """Client that writes control records and makes readers of their outcomes, for any thread.
 
     Args:
         producer: options of a producer.
         consumer: options of a consumer.
         admin: client to ask for partitions and the ends of logs.
-        outcomes: the outcomes topic.
+        outcomes: name of the outcomes topic.
     """
 
     def __init__(
@@ -71,7 +71,8 @@ class ControlDesk:
         self._stopping.set()
 
     def partitions(self, topic: str) -> int:
-        """Return the number of partitions of a topic; 0: the topic does not exist.
+        """Return the number of partitions of a topic; 0: the topic can't be described, for
+        example because it does not exist.
 
         Raises:
             KafkaEdgeError: the cluster does not answer.
@@ -90,11 +91,12 @@ class ControlDesk:
         value: bytes | None,
         headers: Sequence[Header],
     ) -> RecordPlace:
-        """Write one record, wait for the broker's confirmation, and return the record's place.
+        """Write one record, wait up to 20 s for the broker's confirmation, and return the record's
+        topic, partition and offset.
 
         Raises:
-            KafkaEdgeError: the broker refuses it, or does not answer: then it is not known whether
-                it was written.
+            KafkaEdgeError: the broker refuses the record; or it does not answer, so it is unknown
+                whether the record was written.
         """
         reports: list[tuple[KafkaError | None, Message]] = []
         producer = self._ready_producer()

@@ -47,8 +47,8 @@ class CopyLog:
         self._repairs = repairs
 
     def write(self, row: tuple[bytes, bytes | None], on_lost: Callable[[], None]) -> None:
-        """Write a record of the digest topic, key and value, in the background; ``on_lost``: called
-        if that fails.
+        """Queue a record for the digest topic, to be written in the background. ``row``: its key
+        and value; ``on_lost``: called if it could not be written.
         """
 
         def report(error: KafkaError | None, _message: object) -> None:
@@ -60,8 +60,8 @@ class CopyLog:
         self._produce(self._digests, key, value, report)
 
     def answer(self, plan: str, value: bytes) -> None:
-        """Write an answer to a command of the repair plan ``plan`` to the repair topic, in the
-        background. A lost answer is requested again.
+        """Queue an answer to a command for the repair topic, to be written in the background. A
+        failure is only logged. ``plan``: id of the repair plan; ``value``: encoded answer.
         """
 
         def report(error: KafkaError | None, _message: object) -> None:
@@ -78,17 +78,17 @@ class CopyLog:
             report(KafkaError(KafkaError._QUEUE_FULL), None)  # noqa: SLF001 (its public name)
 
     def serve(self) -> None:
-        """Handle delivery reports of digests and answers."""
+        """Process the delivery reports that have arrived, without waiting."""
         self._producer.poll(0)
 
     def flush(self, timeout_s: float) -> None:
-        """Wait until every record is written, or the time is over."""
+        """Wait until every queued record is written, up to ``timeout_s`` seconds."""
         self._producer.flush(timeout_s)
 
 
 class RepairWatcher:
-    """Reader of the commands for one node in the repair topic; a ``control_topics.ControlTopic``.
-    At the start, it passes on the commands of the last hour that the node has not answered.
+    """Handler of the repair topic's commands for one node; a ``control_topics.ControlTopic``. At
+    the start, it passes on the commands of the last hour that the node has not answered.
 
     Args:
         topic: the repair topic.
@@ -101,10 +101,14 @@ class RepairWatcher:
         self._node_id = node_id
         self._give = give
         self._waiting: dict[tuple[str, int], Command] | None = {}
-        """Unanswered commands from before the start; None: the end of the log was reached."""
+        """Commands without an answer so far, by plan and step; None: ``at_end`` was called."""
 
     def begin(self, consumer: Consumer) -> tuple[int, int]:
-        """Return the first offset written in the last ``REMEMBERED_MS``, and the end of the log."""
+        """Return the first offset written in the last ``REMEMBERED_MS``, and the end of the log.
+
+        Raises:
+            KafkaException: the cluster does not answer.
+        """
         self._waiting = {}
         since = TopicPartition(self.topic, 0, int(time.time() * 1000) - REMEMBERED_MS)
         (found,) = consumer.offsets_for_times([since], timeout=ASK_TIMEOUT_S)
@@ -114,8 +118,8 @@ class RepairWatcher:
         return (found.offset if found.offset >= 0 else high), high
 
     def take(self, key: bytes | None, value: bytes | None) -> None:  # noqa: ARG002  # as the protocol
-        """Pass on a command for this node. Before the end of the log is first reached, only keep
-        it, and drop it when this node's answer to it is read.
+        """Pass on a command for this node. Until ``at_end``, keep it instead, and drop it when this
+        node's answer to it is read.
         """
         said = decode_message(value or b"")
         if isinstance(said, Command) and said.node == self._node_id:
@@ -127,7 +131,7 @@ class RepairWatcher:
             self._waiting.pop((said.plan, said.step), None)
 
     def at_end(self) -> None:
-        """Pass on the commands from before the start that have no answer."""
+        """Pass on the kept commands, which have no answer."""
         waiting, self._waiting = self._waiting, None
         for command in (waiting or {}).values():
             self._give(command)

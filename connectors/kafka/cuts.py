@@ -15,7 +15,7 @@ _SHIFT_MS: Final = 7_919
 
 
 class Cuts:
-    """Checkpoints at which the copies of a slice are to be compared, until they are taken.
+    """Checkpoints at which the copies of each slice are to be compared, kept until they are taken.
 
     Args:
         interval_ms: length of the intervals in each of which one checkpoint of a slice is a cut;
@@ -27,8 +27,8 @@ class Cuts:
         self._untaken: dict[int, deque[ReadBack]] = {}
 
     def note(self, slice_no: int, before: ReadBack, read_back: ReadBack) -> None:
-        """Keep ``read_back`` as a cut if it is the slice's first checkpoint in its interval. The
-        first checkpoint that is read of a slice is never a cut: the one before it is unknown.
+        """Keep the checkpoint ``read_back`` as a cut if ``before``, the slice's checkpoint before
+        it, is of an earlier interval by the brokers' timestamps.
         """
         every_ms, shift_ms = self._interval_ms, slice_no * _SHIFT_MS
         if not every_ms:
@@ -37,7 +37,7 @@ class Cuts:
             self._untaken.setdefault(slice_no, deque(maxlen=_CUTS_MAX)).append(read_back)
 
     def take(self, slice_no: int) -> Sequence[ReadBack]:
-        """Return the cuts of a slice (checkpoints for comparisons) since the last call."""
+        """Return the cuts of a slice since the last call, oldest first, and drop them."""
         cuts = self._untaken.get(slice_no)
         if not cuts:
             return ()

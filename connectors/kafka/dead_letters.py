@@ -1,4 +1,9 @@
-"""Reads the dead-letter topic, and replays dead letters in transactions."""
+"""Reads the dead-letter topic, and replays dead letters in transactions.
+
+To *replay* a dead letter is to write its record to its delay topic again. In the same transaction a
+*marker* is written to the letter's partition of the dead-letter topic, a record with the offsets of
+the replayed letters.
+"""
 
 from __future__ import annotations
 
@@ -42,6 +47,7 @@ TRANSACTION_TIMEOUT_MS: Final = 45_000
 Place: TypeAlias = tuple[int, int]
 """Partition and offset in the dead-letter topic."""
 Replay: TypeAlias = tuple[DeadLetter, Rewritten]
+"""A dead letter, and the record to write for it."""
 Advance: TypeAlias = Callable[[int], None]
 """Function that is called with the number of offsets just read."""
 
@@ -73,7 +79,7 @@ class Survey:
         letters: the letters, newest first.
         replayed: partition and offset of replayed letters, as far as their markers were read.
         held: number of offsets that the dead-letter topic holds.
-        looked_at: number of offsets that were read, from the end of each partition.
+        looked_at: number of offsets that were read, beginning at the end of each partition.
     """
 
     letters: list[Heading]
@@ -83,10 +89,10 @@ class Survey:
 
 
 class DeadLetterTopic:
-    """The dead-letter topic up to its end at the time of construction, read committed.
+    """Reader of the dead-letter topic up to its end at the time of construction, read committed.
 
-    Open transactions below that end are waited for: a replay that was just committed must be seen,
-    even behind an open transaction of the service.
+    Unless ``last`` is given, reading waits for open transactions below that end: a replay that was
+    just committed must be seen, even behind an open transaction of the service.
     """
 
     def __init__(
@@ -126,8 +132,8 @@ class DeadLetterTopic:
         return sum(end - start for start, end in self._bounds)
 
     def replayed(self, advance: Advance) -> frozenset[Place]:
-        """Return partition and offset of each dead letter that was replayed before, as replay
-        markers say. ``advance``: called with the number of offsets just read.
+        """Return partition and offset of each dead letter that was replayed, as markers say.
+        ``advance``: called with the number of offsets just read.
 
         Raises:
             KafkaEdgeError: the topic can't be read.
@@ -139,11 +145,13 @@ class DeadLetterTopic:
         )
 
     def survey(self, code: str | None, bytes_max: int) -> Survey:
-        """Return the newest letters and replay markers, read backwards from the end of the topic.
+        """Return the newest letters, and which of them were replayed. Ranges of offsets are read
+        backwards from the end of each partition.
 
         Args:
             code: code of the letters to return; None: all.
-            bytes_max: approximate number of bytes to read; the part that goes beyond is dropped.
+            bytes_max: number of bytes of records after which reading stops. The range of offsets
+                in which they are exceeded is left out of the result.
 
         Raises:
             KafkaEdgeError: the topic can't be read.
@@ -171,8 +179,8 @@ class DeadLetterTopic:
         return Survey(letters, frozenset(replayed), self.held, looked_at)
 
     def _looks(self) -> Iterator[tuple[int, tuple[int, int]]]:
-        """Yield ``(partition, (start, stop))``: ranges of offsets from all partitions in turn,
-        newest first.
+        """Yield ``(partition, (start, stop))``: ranges of offsets, of all partitions in turn, from
+        their ends to their starts. Each round has larger ranges.
         """
         stops = [end for _, end in self._bounds]
         size = FIRST_LOOK
@@ -210,13 +218,20 @@ class DeadLetterTopic:
 
 
 class Replayer:
-    """A context that replays dead letters to their source, exactly once thanks to markers.
+    """A context that replays dead letters in transactions, which also write the markers.
 
-    A cluster has one replay at a time: a second one fences the first, as the owners of a slice do.
+    A cluster has one replay at a time: a second one with the same transactional id fences the
+    first.
     """
 
     def __init__(self, topic: str, transactional_id: str, client: Mapping[str, str]) -> None:
-        """Make a transactional producer for replays from the dead-letter topic ``topic``."""
+        """Make a transactional producer for replays.
+
+        Args:
+            topic: the dead-letter topic.
+            transactional_id: transactional id of every replay in the cluster.
+            client: options of a producer.
+        """
         self._topic = topic
         self._id = transactional_id
         self._producer = producer_client(
@@ -251,15 +266,15 @@ class Replayer:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Abort an open transaction: consumers of the delay topics would wait for its end."""
+        """Abort the transaction if one is open: consumers of the delay topics would wait for it."""
         if self._open:
             with suppress(KafkaException):  # the broker ends it when its time is over
                 self._producer.abort_transaction(ABORT_TIMEOUT_S)
 
     def replay(self, replays: Sequence[Replay]) -> dict[Place, str]:
-        """Write replays, each with a marker, in one transaction; return the broker's reasons for
-        the records that it refused, by the dead letter's partition and offset. Refused records are
-        left out of the transaction.
+        """Write replays and their markers in one transaction. Return the broker's reason for each
+        record that it refused, by the dead letter's partition and offset; refused records are left
+        out of the transaction.
 
         Raises:
             KafkaEdgeError: no record was written, or it is unknown whether they were; the text says

@@ -1,4 +1,6 @@
-"""Collects what delivery reports of a worker's writer mean for its open transaction."""
+"""Collects the failures in the delivery reports of a worker's writer, and what they mean for its
+open transaction.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ from delayservice.engine.ports import Place
 
 @dataclass(slots=True)
 class Stall:
-    """Measure of the time for which a flush has made no progress.
+    """Time for which a flush has made no progress: no further record was acknowledged.
 
     Attributes:
         left: smallest number of unacknowledged records so far.
@@ -28,8 +30,8 @@ class Stall:
     since_s: float
 
     def seconds(self, left: int, now_s: float, throttled_until_s: float) -> float:
-        """Note that ``left`` records are unacknowledged; return the seconds without progress,
-        without the time until ``throttled_until_s``. Times are monotonic seconds.
+        """Note that ``left`` records are unacknowledged now; return the seconds without progress.
+        Time until ``throttled_until_s`` does not count. Times are monotonic seconds.
         """
         if left < self.left:
             self.left, self.since_s = left, now_s
@@ -37,19 +39,20 @@ class Stall:
 
 
 class DeliveryReports:
-    """Failures of the records of the open transaction, by what they mean for it.
+    """Collector of the failed records of the open transaction.
 
     Args:
-        targets: forgets or gives up the topics that fail.
-        limits: learns which topics refuse large batches.
+        targets: target topics; a topic that fails is forgotten or given up there.
+        limits: batch sizes; a topic that refuses a large batch is noted there.
         monotonic_s: the clock, in seconds.
 
     Attributes:
         failed: errors of records, without those that were purged by an abort.
-        refusals: code and detail of each record that is refused for good, by its shard and offset.
+        refusals: code and detail of each record that is refused for good, by its shard and source
+            offset.
         suspects: topics that refused a record which the broker did not name: their records are sent
             one by one until a commit succeeds.
-        purged: partitions with records that were dropped before they were acknowledged.
+        purged: topics and partitions with records that were dropped before they were acknowledged.
         throttled_until_s: time until which a quota delays answers, monotonic seconds.
     """
 
@@ -85,8 +88,8 @@ class DeliveryReports:
         self.throttled_until_s = max(self.throttled_until_s, until_s)
 
     def broke_off(self, error: KafkaError) -> bool:
-        """Return whether ``error`` says that the client takes no more records because one of this
-        transaction has failed already, and note that; ``commit`` finds out which record.
+        """Return whether ``error`` says that the client takes no more records, because a record of
+        the open transaction has failed already; if so, note it as a failure.
         """
         if error.code() != KafkaError._STATE:  # noqa: SLF001  # librdkafka's spelling
             return False
@@ -94,9 +97,9 @@ class DeliveryReports:
         return True
 
     def takes_more(self, producer: Producer, topic: str) -> bool:
-        """Return whether the open transaction is intact. When the coordinator refuses it, the only
-        sign is that the client takes no other record. This adds a record to ``topic``, so the
-        caller has to abort the transaction afterwards in either case.
+        """Return whether the client takes another record; false: a record or the coordinator has
+        failed the open transaction. As the check adds a record to ``topic``, the caller has to
+        abort the transaction in either case.
 
         Raises:
             OwnershipLostError: the client refuses the record for another reason.
@@ -112,8 +115,8 @@ class DeliveryReports:
         return True
 
     def note_failure(self, error: KafkaError | None, message: Message) -> None:
-        """Note the delivery report of a failed record. It names the topic and partition, but has no
-        opaque or headers to tell which record it was.
+        """Note the delivery report of a failed record. The report names topic and partition, but
+        not the record.
         """
         topic, partition = message.topic(), message.partition()
         if error is None or topic is None:
@@ -133,7 +136,7 @@ class DeliveryReports:
         self, place: Place, offset: int, topic: str, error: KafkaError | None, _message: object
     ) -> None:
         """Note the delivery report of a record sent to ``topic`` for the source offset ``offset``
-        of the shard ``place``; ``error`` None: it was delivered.
+        of the shard ``place``; ``error`` None: the record was acknowledged.
         """
         if error is None or error.code() in PURGED:
             return
@@ -146,9 +149,9 @@ class DeliveryReports:
             self.suspects.add(topic)
 
     def refuse(self, place: Place, offset: int, topic: str, reason: tuple[str, str]) -> None:
-        """Note that a topic refuses the record of a source offset for good; ``reason``: code and
-        detail. If the topic also refuses what replaces the record, it is given up for a while:
-        otherwise the same would be sent and aborted endlessly.
+        """Note that ``topic`` refuses the record for a source offset for good; ``reason``: code and
+        detail. If this is the second time since the last commit, the topic is given up for a while:
+        otherwise records would be sent and aborted endlessly.
         """
         self.refusals[place, offset] = reason
         if (place, offset, topic) in self._refused:

@@ -42,8 +42,8 @@ UNKNOWN_TARGETS: Final = frozenset(
 """Errors that end when the target topic is created; until then records for it are parked."""
 
 LOST_TARGETS: Final = UNKNOWN_TARGETS | {KafkaError.TOPIC_AUTHORIZATION_FAILED}
-"""Errors of a topic that does not exist or may not be described. A target that was good before is
-looked up again, and records for it are parked (tried again after a pause)."""
+"""Errors of a topic that does not exist or may not be described. The topic is looked up again, and
+records for it are parked."""
 
 ABORTABLE: Final = (
     REFUSALS.keys()
@@ -73,11 +73,11 @@ def error_of(exc: KafkaException) -> KafkaError:
 
 
 def answer_of(future: Future[Answer], timeout_s: float) -> Answer:
-    """Return the result of an admin request, waiting up to ``timeout_s`` seconds.
+    """Wait up to ``timeout_s`` seconds for the answer to an admin request, and return it.
 
     Raises:
-        KafkaException: the cluster refused it, or did not answer in ``timeout_s``. It replaces
-            the future's ``TimeoutError``; the request may still be under way.
+        KafkaException: the cluster refused the request; or it did not answer in time, and the
+            request may still be under way.
     """
     try:
         return future.result(timeout_s)

@@ -59,10 +59,9 @@ def log_bounds(
     partition: int,
     isolation: IsolationLevel = IsolationLevel.READ_UNCOMMITTED,
 ) -> Bounds:
-    """Return the first offset of a log and its high watermark, open transactions included; with
-    ``READ_COMMITTED`` the last stable offset instead, which excludes them. If the leader has
-    changed, the new one is asked once, without waiting for an election, as the worker's loop calls
-    this.
+    """Return the first offset of a log and its high watermark, or with ``READ_COMMITTED`` its last
+    stable offset, at which the first open transaction begins. If the leader has changed, the new
+    one is asked once. An election is not waited for, as the worker's loop calls this.
 
     Raises:
         KafkaEdgeError: the cluster does not answer.
@@ -74,8 +73,8 @@ def log_bounds(
 
 
 def many_bounds(admin: AdminClient, places: Collection[Place]) -> dict[Place, Bounds]:
-    """Return first offset and high watermark of many logs, asked all at once. Partitions whose
-    leader does not answer are left out.
+    """Return first offset and high watermark of each partition, in two requests for all.
+    Partitions whose leader does not answer are left out.
     """
     first, ends = (_found(_asked(admin, places, spec)) for spec in (EARLIEST, LATEST))
     return {p: Bounds(first[p].offset, *end) for p, end in ends.items() if p in first}
@@ -94,11 +93,11 @@ def offsets_of(
     spec: OffsetSpec,
     isolation: IsolationLevel = IsolationLevel.READ_UNCOMMITTED,
 ) -> dict[Place, int]:
-    """Return the offset that ``spec`` selects in each partition, asked all at once; waits while
-    leaders are elected.
+    """Return the offset that ``spec`` selects in each partition, in one request for all. While
+    leaders are elected, the request is repeated for up to ``ASK_TIMEOUT_S``.
 
     Raises:
-        KafkaEdgeError: the cluster does not answer within ``ASK_TIMEOUT_S``.
+        KafkaEdgeError: a partition's leader does not answer in that time.
     """
     retrying = Retrying(
         retry=retry_if_result(lambda answers: bool(_stale(answers))),
@@ -112,11 +111,11 @@ def offsets_of(
 
 
 def offsets_since(admin: AdminClient, places: Collection[Place], time_ms: int) -> dict[Place, int]:
-    """Return the first offset of each partition whose timestamp is ``time_ms`` (epoch milliseconds)
-    or later; a partition without such a record is left out.
+    """Return for each partition the offset of the first record whose timestamp is ``time_ms``
+    (epoch milliseconds) or later; a partition without such a record is left out.
 
     Raises:
-        KafkaEdgeError: the cluster does not answer within ``ASK_TIMEOUT_S``.
+        KafkaEdgeError: a partition's leader does not answer within ``ASK_TIMEOUT_S``.
     """
     found = offsets_of(admin, places, OffsetSpec.for_timestamp(time_ms))
     return {place: offset for place, offset in found.items() if offset >= 0}
@@ -124,7 +123,7 @@ def offsets_since(admin: AdminClient, places: Collection[Place], time_ms: int) -
 
 def newest_time_ms(admin: AdminClient, places: Collection[Place]) -> int:
     """Return the latest timestamp of any record in these partitions, epoch milliseconds; -1: there
-    are no records. Where brokers stamp records, it is a lower bound of their clocks.
+    are no records. Where brokers set the timestamps, the clock of one has reached this time.
 
     Raises:
         KafkaEdgeError: the cluster does not answer.
@@ -168,8 +167,8 @@ def _asked(
 def _asked_twice(
     admin: AdminClient, places: Collection[Place], spec: OffsetSpec, isolation: IsolationLevel
 ) -> _Answers:
-    """Ask each partition's leader; where its answer shows that the leader has changed, ask the new
-    one.
+    """Ask each partition's leader; if it leads the partition no more, ask the new one once. Return
+    the answer or error by partition.
     """
     answers = _asked(admin, places, spec, isolation)
     again = _stale(answers)
@@ -177,11 +176,12 @@ def _asked_twice(
 
 
 def offset_of(future: Any, timeout_s: float) -> Any:  # noqa: ANN401  # the client leaves it untyped
-    """Return the answer of ``list_offsets`` for one partition.
+    """Wait up to ``timeout_s`` seconds for the answer of ``list_offsets`` for one partition, and
+    return it: an object with ``offset`` and ``leader_epoch``.
 
     Raises:
-        KafkaException: the cluster refused it, or did not answer in time. Also for the invalid
-            offset by which the client reports that the connection to a leader broke.
+        KafkaException: the cluster refused the request or did not answer in time, or the connection
+            to the leader broke, which the client reports as an invalid offset.
     """
     answer = answer_of(future, timeout_s)
     if answer.offset == OFFSET_INVALID:
@@ -211,9 +211,7 @@ def _stale(answers: _Answers) -> list[Place]:
 
 
 def _known(answers: _Answers) -> dict[Place, _Found]:
-    """Return all offsets, by partition; raise ``KafkaEdgeError`` for the first one without an
-    answer.
-    """
+    """Return all offsets, by partition; raise ``KafkaEdgeError`` if a partition has none."""
     found = _found(answers)
     for (topic, partition), answer in answers.items():
         if isinstance(answer, KafkaException):
@@ -234,8 +232,7 @@ def _found(answers: _Answers) -> dict[Place, _Found]:
 
 
 def watermarks(consumer: Consumer, place: Place) -> tuple[int, int]:
-    """Return the first offset and the end (exclusive) of a partition's log, as ``consumer`` sees
-    them.
+    """Return the first offset and the high watermark of a partition's log, asked with ``consumer``.
 
     Raises:
         KafkaException: the cluster does not answer.

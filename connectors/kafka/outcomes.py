@@ -63,14 +63,14 @@ class Outcomes:
     def of(
         self, controls: Collection[RecordPlace], timeout_s: float, *, replaces: bool
     ) -> dict[RecordPlace, str]:
-        """Return the outcomes of control records that are known in time: names, by the control
-        record's place.
+        """Read until the outcome of every control record is known, ``timeout_s`` is over, or
+        ``stopping`` is set; return the names of the known outcomes, by the control record's place.
 
         Args:
             controls: places of the control records.
             timeout_s: longest wait for all of them together, in seconds.
-            replaces: whether the control records are schedules; their outcome is that of the record
-                that they replace.
+            replaces: True: the control records replace a pending record, and the outcome is that of
+                the replaced record.
 
         Raises:
             KafkaEdgeError: the topic can't be read.
@@ -106,8 +106,9 @@ class Outcomes:
 
 
 def together(written: Sequence[RecordPlace], told: Mapping[RecordPlace, str]) -> str | None:
-    """Return one outcome for the control records that were written for one ``delay-id``:
-    ``not_pending`` only if all have that outcome; None: unknown.
+    """Return one outcome for the control records ``written`` for one ``delay-id``. ``told``: known
+    outcomes, by place. The result is an outcome other than ``not_pending`` if any is known, or
+    ``not_pending`` if all records have that; None: not known yet.
     """
     done = next((one for one in told.values() if one != _NOT_PENDING), None)
     if done is not None or len(told) < len(written):

@@ -1,4 +1,4 @@
-"""Reads the pauses topic, by which every node knows what is paused."""
+"""Reads the pauses topic, which says which delay topics and target topics are paused."""
 
 from __future__ import annotations
 
@@ -21,15 +21,18 @@ _log = structlog.get_logger(__name__)
 
 
 class PauseWatcher:
-    """Reader of the pauses topic that keeps the pauses in force; a ``control_topics.ControlTopic``.
+    """Handler of the pauses topic that keeps the active pauses; a ``control_topics.ControlTopic``.
 
     Until the topic was read once, all delay topics count as paused, so that records paused before a
-    restart stay held. After ``_WAIT_AT_START_S`` without success nothing counts as paused, and
-    ``problem`` gives the reason.
+    restart stay held. If the topic can't be read for ``_WAIT_AT_START_S``, nothing counts as
+    paused, and ``problem`` gives the reason.
 
     Args:
         topic: the pauses topic.
         on_change: called by the reading thread when the pauses have changed.
+
+    Attributes:
+        newest: pauses in force; None: the topic was not read yet.
     """
 
     def __init__(self, topic: str, on_change: Callable[[], None] = lambda: None) -> None:
@@ -44,7 +47,7 @@ class PauseWatcher:
         """Time of the first failure to read the topic, monotonic seconds; 0: it can be read."""
 
     def holds(self, topic: str) -> bool:
-        """Return whether settling records of a delay topic is paused."""
+        """Return whether a delay topic is paused, so that none of its records is settled."""
         newest = self.newest
         return newest is None or newest.holds(topic)
 
@@ -59,14 +62,18 @@ class PauseWatcher:
         return [] if newest is None else [encode_key(paused) for paused in newest.all]
 
     def begin(self, consumer: Consumer) -> tuple[int, int]:
-        """Forget the pauses read so far; return first offset and end of the pauses topic."""
+        """Prepare to read all pauses anew; return first offset and end of the pauses topic. The
+        pauses in force stay until ``at_end``.
+        """
         bounds = watermarks(consumer, (self.topic, 0))
         self._found = {}
         self._is_whole = False
         return bounds
 
     def take(self, key: bytes | None, value: bytes | None) -> None:
-        """Note the pause that a record sets, or removes if it has no value."""
+        """Note the pause that a record sets, or removes if it has no value. It takes effect with
+        ``at_end``, or at once if that was called before.
+        """
         paused = decode_key(key)
         if paused is not None and value is None:
             self._found.pop(paused, None)
@@ -88,9 +95,8 @@ class PauseWatcher:
         self._on_change()
 
     def failed(self, why: str) -> None:
-        """Report that the pauses topic can't be read, once that has lasted ``_COMPLAIN_S``. If it
-        was never read, deliveries begin without pauses after ``_WAIT_AT_START_S``: waiting on would
-        stop everything.
+        """Set ``problem`` and log it, once the topic could not be read for ``_COMPLAIN_S``. If it
+        was never read, let deliveries begin without pauses after ``_WAIT_AT_START_S``.
         """
         now_s = time.monotonic()
         self._failing_s = self._failing_s or now_s

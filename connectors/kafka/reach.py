@@ -40,14 +40,14 @@ _log = structlog.get_logger(__name__)
 
 
 class KafkaReach:
-    """Check of the brokers that lead partitions: once a second, or at each call while an answer is
-    missing.
+    """Checker of the brokers that lead partitions. A call of ``check`` asks them if a second has
+    passed, or if an answer is missing.
 
     Attributes:
-        trouble: reason why no broker can be reached; empty: one can be reached.
+        trouble: reason why no broker can be reached; empty: a broker can be reached.
         silent: ids of leading brokers that did not answer twice in a row.
-        broker: reason why nodes that reach all brokers should own the slices; empty: this node has
-            reached all for 3 s.
+        broker: reason why other nodes, which reach all brokers, should own the slices; empty: no
+            broker was silent in the last 3 s.
 
     Args:
         admin: an admin client for this purpose only.
@@ -87,8 +87,8 @@ class KafkaReach:
         return self._monotonic_s() - min(since_s) if since_s else 0.0
 
     def check(self) -> None:
-        """Ask each broker that leads a partition, if a second has passed since all answered; blocks
-        for seconds when there is no answer.
+        """Ask each broker that leads a partition, unless all have answered within the last second;
+        update the attributes. Block up to 2.5 s if there is no answer.
         """
         now_s = self._monotonic_s()
         if now_s - self._asked_s < _EVERY_S:
@@ -103,15 +103,15 @@ class KafkaReach:
             self._asked_s = now_s
 
     def _must_look(self, now_s: float, answers: int) -> bool:
-        """Return whether to read the leaders of partitions again. ``answers``: number of brokers
-        that answered. A broker that has stopped leads nothing after a while, and is no longer asked
-        then.
+        """Return whether to read the leaders of partitions again: they are old, or brokers are
+        silent. A silent broker may have stopped; it then leads nothing and is no longer asked.
+        ``answers``: number of brokers that answered.
         """
         is_old = now_s - self._looked_s >= _LEADERS_S
         return is_old or not answers or any(n >= _LOST_AFTER for n, _ in self._misses.values())
 
     def _look(self) -> str:
-        """Read which broker leads which partition; return the error, or an empty text."""
+        """Read which broker leads which partition; return the error, empty if that succeeded."""
         try:
             found = self._admin.list_topics(timeout=_LOOK_S)
         except KafkaException as exc:
@@ -129,8 +129,8 @@ class KafkaReach:
         return ""
 
     def _ask(self) -> tuple[int, str]:
-        """Ask every leading broker; return the number of answers, and the last error without an
-        answer.
+        """Ask every leading broker; return the number of answers, and the client's error for the
+        last broker that did not answer; empty: all answered.
         """
         sent_s, answers, why = self._monotonic_s(), 0, ""
         asked = [(n, self._end_of(place)) for n, place in self._led.items()]

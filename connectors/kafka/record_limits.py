@@ -1,5 +1,5 @@
-"""Keeps the largest batch size of each topic that refused a batch, as it refuses larger ones as a
-whole.
+"""Keeps the largest batch size of each topic that refused a batch as too large. A topic refuses all
+records of such a batch together.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class RecordLimits:
         self._refused.add(topic)
 
     def learn(self) -> None:
-        """Look up the limits of the topics that refused a batch since the last call."""
+        """Ask the cluster for the limits of the topics that refused a batch since the last call."""
         for topic in self._refused:
             self._learn(topic)
         self._refused.clear()
@@ -65,9 +65,9 @@ class RecordLimits:
             self._limits[topic] = limit
 
     def outgrown(self, outputs: Sequence[Output]) -> dict[int, str]:
-        """Return the topics of outputs that are larger than their topic allows, by source offset:
-        all at once, since the client stops at the first refused record. Limits are looked up again
-        first, as they may have been raised.
+        """Return the topic of each output that is larger than its topic allows, by source offset.
+        Limits that seem exceeded are looked up again first, as they may have been raised. If the
+        client compresses, sizes are unknown and the result is empty.
         """
         if not self._limits or self._compresses:
             return {}
@@ -81,7 +81,7 @@ class RecordLimits:
 
     def must_flush(self, output: Output) -> bool:
         """Return whether an output, together with the records sent to its topic since the last
-        flush, exceeds the topic's ``max.message.bytes``.
+        flush, would exceed the topic's known limit; false if no limit is known.
         """
         topic = output[1]
         return self._batched.get(topic, 0) + _bytes_of(output) > self._limits.get(topic, _NO_LIMIT)

@@ -41,8 +41,8 @@ class RepairDesk:
         self._stop = stop or threading.Event()
 
     def ask(self, commands: Sequence[Command], timeout_s: float) -> Iterator[Report]:
-        """Write ``commands`` and yield the nodes' reports as they come, until each command has one
-        or ``timeout_s`` is over.
+        """Write ``commands`` and yield the nodes' reports on them as they come, until each command
+        has one, ``timeout_s`` seconds are over, or ``stop`` is set.
 
         Raises:
             KafkaEdgeError: the repair topic can't be written or read.

@@ -25,11 +25,15 @@ _NAMES: Final = {READ: "Read", WRITE: "Write"}
 class Access:
     """Facts about a topic and this client's rights on it.
 
-    ``partitions`` is 0 when the topic does not exist, or may not be described: then ``operations``
-    is empty. ``operations`` is None when the cluster does not tell. ``in_sync`` is the number of
-    copies in sync of each partition, 0 without a leader; ``copies`` is the number of replicas
-    assigned; ``leaders`` are the ids of the brokers that lead the partitions, -1 without a leader.
-    ``topic_id`` differs between a recreated topic and the old one; empty: it can't be described.
+    Attributes:
+        partitions: number of partitions; 0: the topic does not exist or may not be described.
+        operations: allowed operations; empty: the topic may not be described; None: the topic does
+            not exist, or the cluster does not report rights.
+        in_sync: number of in-sync replicas of each partition; 0: it has no leader.
+        copies: number of assigned replicas of the partition that has the fewest.
+        topic_id: Kafka's id of the topic, which is new if the topic is recreated; empty: the topic
+            can't be described.
+        leaders: id of the broker that leads each partition; -1: it has no leader.
     """
 
     partitions: int
@@ -40,7 +44,7 @@ class Access:
     leaders: tuple[int, ...] = ()
 
     def lacks(self, *needed: AclOperation) -> list[str]:
-        """Return the names of the needed rights that are missing."""
+        """Return the names of the needed rights that are missing; empty if rights are unknown."""
         if self.operations is None:
             return []
         return [_NAMES[one] for one in needed if one not in self.operations]
@@ -57,7 +61,8 @@ def ask_access(
     *,
     may_lack: bool = False,
 ) -> dict[str, Access]:
-    """Return the facts about these topics and this client's rights on them, by name.
+    """Return the facts about these topics and this client's rights on them, by name. Topics that do
+    not exist are included.
 
     Args:
         admin: client to ask with.
@@ -113,7 +118,9 @@ def _without_answer(name: str, error: KafkaError) -> Access:
 def complaints(
     access: Mapping[str, Access], needed: Mapping[str, Iterable[AclOperation]]
 ) -> list[str]:
-    """Return ``give the service Read and Write on TOPIC`` for each topic that lacks rights."""
+    """Return a text like ``give the service Read and Write on TOPIC`` for each topic with missing
+    rights. ``access``: facts of every topic in ``needed``; ``needed``: operations, by topic.
+    """
     told = []
     for name, operations in needed.items():
         lacking = access[name].lacks(*operations)

@@ -1,4 +1,4 @@
-"""Configures consumers that track their own position, and scans ranges of a log with one."""
+"""Configures consumers without a group, and scans ranges of a log with such a consumer."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ MOVED: Final = frozenset({KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_O
 READ_HINT: Final = "give the service Read on this topic"
 
 _headers_of: Final = methodcaller("headers")
-"""Call of ``message.headers()`` from C. For a name that is not UTF-8 the client returns a result
-*and* sets an exception. A call from C notices it; a plain call does not once it is optimised, and
-the exception appears somewhere later."""
+"""Function that calls ``message.headers()`` from C. For a header name that is not UTF-8 the client
+returns a result *and* sets an exception. A call from C raises the exception; a plain call, once
+Python has optimised it, does not, and the exception appears somewhere later."""
 
 
 def consumer_config(client: Mapping[str, str], name: str) -> dict[str, Any]:
-    """Return the options of a consumer in no group, which tracks its own position and commits no
-    offset.
+    """Return the options of a read-committed consumer that joins no group and commits no offsets.
+    ``client``: librdkafka options from the settings; ``name``: part of the group id.
     """
     return {
         "fetch.wait.max.ms": 500,
@@ -60,7 +60,9 @@ def consumer_config(client: Mapping[str, str], name: str) -> dict[str, Any]:
 
 
 def row_of(message: Any) -> Row:  # noqa: ANN401  # the client's stubs make every field optional
-    """Return a message as a ``Row``, the form that the record reader takes."""
+    """Return a message as a ``Row``, the form that the record reader takes. Its headers are
+    ``UNREADABLE`` if the name of a header is not UTF-8.
+    """
     try:
         headers = _headers_of(message)
     except (SystemError, UnicodeDecodeError):
@@ -70,8 +72,8 @@ def row_of(message: Any) -> Row:  # noqa: ANN401  # the client's stubs make ever
 
 
 def take(consumer: Consumer, timeout_s: float, limit: int, gather_s: float = 0.0) -> list[Any]:
-    """Return at most ``limit`` messages: those available after waiting ``timeout_s`` seconds for
-    the first and ``gather_s`` seconds for more. ``consume`` alone would wait for the last.
+    """Wait up to ``timeout_s`` seconds for a message, and then up to ``gather_s`` seconds for more;
+    return at most ``limit`` messages. ``consume`` alone would wait until it has ``limit``.
     """
     return and_more(consumer, consumer.poll(timeout_s), limit, gather_s)
 
@@ -82,14 +84,15 @@ def and_more(
     limit: int,
     gather_s: float,
 ) -> list[Any]:
-    """Return ``first`` and the messages that come within ``gather_s`` s, ``limit`` at most in all;
-    nothing if ``first`` is None.
+    """Return ``first`` and the messages that come within ``gather_s`` seconds, at most ``limit``
+    together; an empty list if ``first`` is None.
     """
     return [] if first is None else [first, *consumer.consume(limit - 1, gather_s)]
 
 
 def topic_ids(admin: AdminClient, topics: Sequence[str]) -> dict[str, str]:
-    """Return the ids of those of ``topics`` that exist, by name; a recreated topic has a new id.
+    """Return Kafka's ids of those of ``topics`` that exist and may be described, by name. A
+    recreated topic has a new id.
 
     Raises:
         KafkaEdgeError: the cluster does not answer.
@@ -114,11 +117,12 @@ def scan_partition(
     stop: int,
     clients: Clients = KAFKA,
 ) -> Iterator[Run]:
-    """Yield the records with offsets in ``[start, stop)`` in batches (``Run``), read with a
-    consumer made for that.
+    """Yield the records with offsets in ``[start, stop)`` in batches (``Run``), read with a new
+    consumer. ``config``: result of ``consumer_config``; ``stop`` must not be above the log's end.
 
     Raises:
-        KafkaEdgeError: nothing came for a minute, or the log no longer holds the range.
+        KafkaEdgeError: nothing came for a minute, for example because a transaction stays open; or
+            the log no longer holds the range; or the right to read is missing.
     """
     # At the end of a log the broker keeps a fetch waiting before it says so: here, not for long.
     own = {**config, "fetch.wait.max.ms": SCAN_WAIT_MS}

@@ -3,15 +3,14 @@
 ``exactly_once``: outputs and checkpoints are written in one transaction. ``at_least_once``: target
 outputs are written by an idempotent producer without transactions, and flushed; then requeued
 records, outcomes, dead letters and checkpoints in a transaction. So only target records can be
-doubled.
+delivered twice.
 
 A commit ends in one of three ways:
 
 - committed
-- aborted for certain: ``TransactionAbortedError``, or ``RefusedError`` when the broker named
-  records
-- fenced or unknown: ``OwnershipLostError``. The writer is discarded without an abort, for a delayed
-  EndTxn could hit a later transaction (KAFKA-17754), and never used again.
+- aborted for certain: ``TransactionAbortedError``, or ``RefusedError`` with the refused records
+- fenced or unknown: ``OwnershipLostError``. The writer is discarded without an abort, since a
+  delayed EndTxn could hit a later transaction (KAFKA-17754), and never used again.
 """
 
 from __future__ import annotations
@@ -47,26 +46,26 @@ from delayservice.engine.ports import Control, Place
 
 COMMIT_TIMEOUT_S: Final = 30.0
 ABORT_TIMEOUT_S: Final = 2.0
-"""Longest wait for an abort, in s; then the writer is given up, and the next claimant aborts its
+"""Longest wait for an abort, in s; then the writer is given up, and the next owner aborts its
 transaction in half a second. An abort takes long when a partition of the previous transaction takes
-no marker, which blocks every new transaction."""
+no abort marker, which blocks every new transaction."""
 FLUSH_STEP_S: Final = 0.1
 UNACKNOWLEDGED_S: Final = 3.0
-"""Time without an acknowledgement after which a transaction is aborted, in s: the records left
-would hold up this worker. A busy broker that goes on acknowledging is waited for."""
+"""Time without an acknowledgement after which a transaction is aborted, in s, as it holds up the
+worker. While a busy broker goes on acknowledging, the worker waits."""
 SLOW_COMMIT_S: Final = 10.0
-"""Duration above which a commit may have been retried, in s: the producer is given up."""
+"""Duration of a commit above which the client may have retried it, in s: the writer is given up."""
 
 _log = structlog.get_logger(__name__)
 
 
 class KafkaSink:
-    """Writer of one worker's outputs. ``open`` and ``commit`` may run on another thread than the
-    rest, but never at the same time.
+    """Sink of one worker's outputs. ``open`` and ``commit`` may run on another thread than the
+    other methods, but never at the same time.
 
     Args:
         options: settings of the sink and of its producers.
-        targets: knows which topics can be written to.
+        targets: target topics; those that fail are forgotten or given up there.
         clients: makes the producers.
     """
 
@@ -81,7 +80,7 @@ class KafkaSink:
         self._reports = DeliveryReports(targets, self._limits, clients.monotonic_s)
         self._producer: Producer | None = None
         self._direct: Producer | None = None
-        """Producer of target records without transactions; None: exactly once."""
+        """Producer of target records for ``at_least_once``; None: ``exactly_once``."""
         self._headers: list[tuple[str, bytes]] = []
         """Headers of the service's own records, which name the writer of the transaction."""
         self._open = False
@@ -140,7 +139,11 @@ class KafkaSink:
         return self._producer
 
     def send(self, place: Place, outputs: Sequence[Output]) -> None:
-        """Queue outputs of the shard ``place`` for the open transaction, or for a new one."""
+        """Queue outputs of the shard ``place`` for the open transaction; begin one if needed.
+
+        Raises:
+            OwnershipLostError: the writer is fenced, given up or not open.
+        """
         self._begin()
         self._sent_to.update([output[1] for output in outputs])
         if self._direct is None:
@@ -186,7 +189,7 @@ class KafkaSink:
         producer.poll(0)
 
     def _takes_on(self, place: Place, offset: int, topic: str, exc: KafkaException) -> bool:
-        """Note why the client does not take a record; return whether it takes other records."""
+        """Note why the client refused a record; return whether the client takes other records."""
         error = error_of(exc)
         if self._reports.broke_off(error):
             return False
@@ -196,8 +199,8 @@ class KafkaSink:
         return True
 
     def _produce_with_care(self, producer: Producer, place: Place, output: Output) -> bool:
-        """Send to a topic that refuses large batches, or that just refused a record: batches stay
-        below the limit, and records of a suspect topic are sent one by one. Return whether the
+        """Queue an output for a topic that refuses large batches, after a flush if the batch would
+        be too large; if the topic has just refused a record, flush it alone. Return whether the
         client takes more.
         """
         _, topic, partition, key, value, headers, _, offset = output
@@ -227,8 +230,10 @@ class KafkaSink:
         in ``controls``. Return the time at which the brokers had all records, monotonic seconds.
 
         Raises:
-            TransactionAbortedError: nothing was committed; ``RefusedError`` names refused records.
-            OwnershipLostError: the writer is fenced, or the result is unknown.
+            RefusedError: brokers or client refused records for good; the transaction was aborted.
+            TransactionAbortedError: the transaction was aborted for another reason.
+            OwnershipLostError: the writer is fenced or given up, or the result is unknown.
+            KafkaEdgeError: the service may not write to a topic; the transaction was not committed.
         """
         self._begin()
         producer = self._fenced_producer
@@ -267,10 +272,8 @@ class KafkaSink:
         produce_patiently(producer, topic, control.value, key, partition, headers=self._headers)
 
     def _flush(self, producer: Producer) -> None:
-        """Wait until every record is at the broker; abort and raise if one fails or takes too long.
-
-        It waits in steps: after a failed record of a transaction the client sends no others, and
-        waiting for those would take the whole time-out.
+        """Wait until the brokers have every record; abort and raise if one fails or takes too long.
+        Wait in steps: after a failed record the client sends no others of the transaction.
         """
         started_s = self._monotonic_s()
         stall = Stall(len(producer), started_s)
@@ -285,8 +288,8 @@ class KafkaSink:
             self._fail("records were refused by the broker")
 
     def _fail_if_target_is_gone(self) -> None:
-        """Abort if a topic of the transaction was deleted or has no leader: the client would retry
-        it until its time-out.
+        """Abort and raise if a topic of the transaction can't acknowledge records, such as a
+        deleted one: the client would retry until its time-out.
         """
         try:
             gone = self._targets.unserved({(topic, -1) for topic in self._sent_to})
@@ -297,7 +300,7 @@ class KafkaSink:
             self._fail("; ".join(detail for _, detail in gone.values()))
 
     def _flush_step(self, producer: Producer) -> int:
-        """Flush for 0.1 s; return the number of records left. Raises if the producer is fenced."""
+        """Flush for 0.1 s, or raise ``OwnershipLostError``; return the number of records left."""
         try:
             return flush(producer, FLUSH_STEP_S)
         except KafkaException as exc:
@@ -316,7 +319,7 @@ class KafkaSink:
             self._fail(str(error))
 
     def _fail(self, why: str) -> None:
-        """Abort and raise ``RefusedError`` with refused records, or ``TransactionAbortedError``."""
+        """Abort; raise ``RefusedError`` with refused records, or ``TransactionAbortedError``."""
         self._flush_step(self._fenced_producer)  # reports that are on their way
         self._give_up_unless_abortable()
         refusals, sent_to = dict(self._reports.refusals), set(self._sent_to)
@@ -335,12 +338,12 @@ class KafkaSink:
         )
 
     def _put_aside(self, waiting: set[Target], sent_to: set[str]) -> frozenset[int]:
-        """Stop sending to targets that have not acknowledged in time; return the slices whose
-        checkpoints were not acknowledged. If nothing was acknowledged, the cluster is slow, and no
-        target is put aside.
+        """Give up those of ``waiting``, the targets that have not acknowledged, and the writer;
+        return the slices whose checkpoints were not acknowledged. If nothing was acknowledged, the
+        cluster is slow: give up nothing. ``sent_to``: topics of the transaction's outputs.
 
         A partition that takes no record takes no abort marker either, which blocks every new
-        transaction of its writer: the writer is given up.
+        transaction of the writer.
         """
         options = self._options
         places = {options.checkpoint_partition(number) for number in self._slices}
@@ -354,11 +357,8 @@ class KafkaSink:
         return frozenset(n for n in self._slices if options.checkpoint_partition(n) in slow)
 
     def _give_up_unless_abortable(self) -> None:
-        """Raise unless all errors are of records and targets. After any other error, the client
-        would abort, take a higher epoch by itself, and undo a fence.
-
-        Raises:
-            OwnershipLostError: a delivery report or the transaction has such an error.
+        """Raise ``OwnershipLostError`` if a record's error is in ``FENCED``, or the transaction's
+        not in ``ABORTABLE``: an abort could then take a higher epoch, which would undo a fence.
         """
         for error in self._reports.failed:
             if error.code() in FENCED:
@@ -375,10 +375,10 @@ class KafkaSink:
             raise OwnershipLostError("a transaction that had failed was committed after all")
 
     def abort(self) -> None:
-        """Abort the open transaction and drop its records.
+        """Abort the open transaction, if any, and drop its records.
 
         Raises:
-            OwnershipLostError: the result is unknown.
+            OwnershipLostError: the writer is fenced or given up, or the result is unknown.
         """
         if not self._open:
             return
@@ -390,8 +390,8 @@ class KafkaSink:
         self._forget()
 
     def _forbidden(self, error: KafkaError) -> KafkaEdgeError:
-        """Return the error for a topic that could not be added to the transaction; the client does
-        not say which. No record is visible, but the broker may have no transaction to abort.
+        """Return the error for a topic that the service may not write to. The client does not say
+        which topic, so all are looked up again. The broker may have no transaction to abort.
         """
         for topic in self._sent_to:
             self._targets.forget(topic)  # asked again, found forbidden, and parked

@@ -1,5 +1,5 @@
-"""Settings of a worker's sink (writer of outputs), options of its producers, and how a writer
-begins and ends.
+"""Settings of a worker's sink, which writes its outputs to Kafka; options of its producers; and how
+a writer begins and ends.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ UNKNOWN_AFTER_MS: Final = 1_500
 
 @dataclass(frozen=True, slots=True)
 class SinkOptions:
-    """Settings of a worker's sink, which writes its outputs to Kafka."""
+    """Settings of a worker's sink."""
 
     name_prefix: str
     """Prefix of the transactional ids: the service's prefix, the node and the worker."""
@@ -38,7 +38,7 @@ class SinkOptions:
     """librdkafka options from the settings, bootstrap servers included."""
 
     def transactional(self, writer: str) -> dict[str, str | int | float | bool]:
-        """Return the options of the transactional producer ``writer``."""
+        """Return the options of a transactional producer with the transactional id ``writer``."""
         return {
             "linger.ms": 5,
             **self._common(),
@@ -47,7 +47,7 @@ class SinkOptions:
         }
 
     def idempotent(self) -> dict[str, str | int | float | bool]:
-        """Return the options of the producer that writes target records at least once."""
+        """Return the options of the producer without transactions for ``at_least_once``."""
         return {"linger.ms": 1, **self._common(), "enable.idempotence": True}
 
     def _common(self) -> dict[str, str | int | float | bool]:
@@ -90,7 +90,9 @@ def initialise(producer: Producer, writer: str, options: SinkOptions) -> None:
 
 
 def lost(what: str, exc: KafkaException) -> OwnershipLostError:
-    """Return the error for a writer that can't go on after the call ``what`` has failed."""
+    """Return the error for a writer that can't go on. ``what``: the client's call that failed with
+    ``exc``.
+    """
     error = error_of(exc)
     return OwnershipLostError(
         f"fenced at {what}: another node has taken over a slice ({error})"

@@ -44,13 +44,13 @@ core on both sides. So a fetch waits for some records, and a record waits 50 ms 
 
 Measured: docs/internals/measurements.md."""
 BEHIND: Final[dict[str, Any]] = {"fetch.wait.max.ms": 50}
-"""Options of the consumer for partitions that catch up: the end of a log is reported only after
-this wait."""
+"""Options of the consumer for partitions that catch up. The wait is short, since the client reports
+the end of a log only after it."""
 BEHIND_RECORDS: Final = 2_000
 """Largest number of records that one ``poll`` returns from partitions that catch up."""
 WAKE_S: Final = 0.1
 """Longest time until ``wake`` ends a wait for records, in s. Each check takes some 60 µs of a core,
-so 0.02 would be a third of an idle worker's cost; a caller that expects ``wake`` waits less."""
+so 0.02 would be a third of an idle worker's cost."""
 BEHIND_WAIT_S: Final = 0.01
 """Longest wait for records of other partitions while some partitions catch up, in s."""
 
@@ -64,12 +64,12 @@ _log = structlog.get_logger(__name__)
 
 
 class KafkaSource:
-    """Reader of a worker's partitions of the delay topics. Single-threaded, as the loop that owns
-    it.
+    """Reader of a worker's partitions of the delay topics. Only the worker's loop may call it,
+    except for ``wake``.
 
-    It has two consumers: one for partitions that catch up, where each partition begins, and one for
-    partitions that have reached the end of their log. So records that are read again, after a
-    restart or for a rebuild, do not delay new ones.
+    It has two consumers. Each partition *catches up* in the first one, until the end of its log is
+    reached; then it moves to the second. So records that are read again, after a restart or for a
+    rebuild, do not delay new ones.
 
     Args:
         client: librdkafka options from the settings, bootstrap servers included.
@@ -103,8 +103,9 @@ class KafkaSource:
         self._is_woken = False
 
     def seek(self, place: Place, offset: int, last_read: LastRead = NOTHING_READ) -> None:
-        """Read a partition from ``offset`` on. ``last_read``: offset and leader epoch of the last
-        record read before, with which the client finds out whether the log was truncated.
+        """Read a partition from ``offset`` on, instead of where it is read now. ``last_read``:
+        offset and leader epoch of the last record read below ``offset``, with which the client
+        finds out whether the log was truncated.
         """
         if place in self._positions:
             self._unassign(place)
@@ -156,7 +157,7 @@ class KafkaSource:
 
     def poll(self, timeout_s: float, limit: int, gather_s: float = 0.0) -> list[Run]:
         """Return fetched records in batches (``Run``), about ``limit`` records at most. Wait up to
-        ``timeout_s`` seconds for the first record, and ``gather_s`` seconds for more.
+        ``timeout_s`` seconds for the first record, and then up to ``gather_s`` seconds for more.
         """
         messages: list[Any] = []
         if self._catching_up:
@@ -171,8 +172,8 @@ class KafkaSource:
         self._is_woken = True
 
     def _await_first(self, timeout_s: float) -> Any:  # noqa: ANN401  # as in ``row_of``
-        """Return the first message of the partitions that have caught up, or None after
-        ``timeout_s`` or ``wake``. It waits in steps, since the client's own wait can't be
+        """Wait for a message of the partitions that have caught up, and return it; None after
+        ``timeout_s`` seconds or ``wake``. Wait in steps, since the client's own wait can't be
         interrupted.
         """
         first, left_s = None, timeout_s
@@ -224,9 +225,9 @@ class KafkaSource:
         lasts: Mapping[Place, Any],
         messages: Sequence[Any],
     ) -> Iterator[Run]:
-        """Yield a run (batch of records of one partition), split by leader epoch. Asking each
-        message for its epoch costs too much; epochs ascend, so if first and last are equal, all
-        are.
+        """Yield a run, split by leader epoch, and note its last record as read. Asking each message
+        for its epoch costs too much; epochs ascend, so if the first and the last one are equal, all
+        are. ``firsts``, ``lasts``: first and last message of each partition in ``messages``.
         """
         if not run.rows:
             yield run
@@ -271,24 +272,33 @@ class KafkaSource:
             self._troubles.append(Trouble(place, why, has_moved=False))
 
     def _is_of_before(self, place: Place, offset: int | None) -> bool:
-        """Return whether an error at ``offset`` belongs to an earlier assignment of the partition:
-        the client keeps errors when it drops what it has fetched. ``offset`` is None where the
-        client does not know it.
+        """Return whether an error at ``offset`` belongs to an earlier assignment of the partition,
+        as the client keeps errors when it drops fetched records; true also if the partition is no
+        longer read. ``offset`` is None where the client does not know it.
         """
         begun = self._begun.get(place)
         return begun is None or (offset is not None and offset < begun)
 
     def take_troubles(self) -> Sequence[Trouble]:
-        """Return the partitions that could not be read since the last call, with reasons."""
+        """Return a ``Trouble`` for each failure to read a partition since the last call."""
         taken, self._troubles = self._troubles, []
         return taken
 
     def bounds(self, place: Place) -> Bounds:
-        """Return the first offset of a log and its high watermark, open transactions included."""
+        """Return the first offset of a partition's log and its high watermark.
+
+        Raises:
+            KafkaEdgeError: the cluster does not answer.
+        """
         return log_bounds(self._admin, *place)
 
     def topic_id(self, topic: str) -> str | None:
-        """Return the id of the topic that has this name now; None: there is no such topic."""
+        """Return the id of the topic that has this name now; None: there is no such topic, or it
+        may not be described.
+
+        Raises:
+            KafkaEdgeError: the cluster does not answer.
+        """
         return topic_ids(self._admin, [topic]).get(topic)
 
     def scan(self, place: Place, start: int, stop: int) -> Iterator[Run]:
@@ -296,7 +306,8 @@ class KafkaSource:
         consumer, so that the position of ``poll`` stays.
 
         Raises:
-            KafkaEdgeError: nothing came for a minute, or the log no longer holds the range.
+            KafkaEdgeError: nothing came for a minute, the log no longer holds the range, or the
+                right to read is missing.
         """
         return scan_partition(self._config, *place, start, stop, self._clients)
 
@@ -312,8 +323,8 @@ def _epoch_of(message: Any) -> int:  # noqa: ANN401  # as in ``row_of``
 
 
 def _split(run: Run, messages: Sequence[Any]) -> Iterator[Run]:
-    """Yield one run for each leader epoch of a run (batch of records) in which the leader has
-    changed.
+    """Yield the parts of a run, one for each leader epoch; ``messages``: the run's messages, among
+    those of other partitions.
     """
     epochs = [
         _epoch_of(message)

@@ -1,6 +1,6 @@
-"""Kafka's part of a take-over: reads claims back, fences older writers, reads checkpoints.
+"""Does Kafka's part of a take-over: reads claims back, fences earlier writers, reads checkpoints.
 
-Runs on helper threads; every wait is bounded.
+It runs on helper threads; every wait is bounded.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from delayservice.engine.claims import WRITER, Claimed
 from delayservice.engine.ports import Bounds, Place
 
 FENCES_AT_ONCE: Final = 8
-"""Number of clients that fence side by side; each takes threads, so it is bounded."""
+"""Number of clients that fence in parallel, as each has threads."""
 FENCE_TIMEOUT_S: Final = 20.0
 OWN_FENCE_TIMEOUT_S: Final = 1.0
 CONNECT_TIMEOUT_S: Final = 5.0
 PATIENCE_S: Final = 1.0
-"""Wait for another writer's open transaction before that writer is fenced, in s."""
+"""Longest wait for another writer's open transaction before that writer is fenced, in s."""
 ANSWER_S: Final = 20.0
 """Longest wait of a take-over for each of its reads, in s."""
 _FENCED_MAX: Final = 100_000
@@ -53,7 +53,7 @@ class KafkaSuccession:
         legacy_prefix: prefix of the transactional ids of version 1, ``PREFIX-SLICE``.
         confirm: returns which of the given slices this node is certain to own.
         clients: makes producers and consumers.
-        fencing: threads that fence side by side; None: ``FENCES_AT_ONCE`` of its own.
+        fencing: threads that fence in parallel; None: ``FENCES_AT_ONCE`` threads of its own.
     """
 
     def __init__(
@@ -87,15 +87,15 @@ class KafkaSuccession:
         self._lock = threading.Lock()
 
     def enter(self, writer: str) -> None:
-        """Set this worker's writer; its writer before counts as given up, and is to be fenced."""
+        """Set this worker's writer (transactional id). Its former writer counts as given up."""
         if self._me:
             self._given_up.add(self._me)
         self._me = writer
         self._checkpoints.enter(writer)
 
     def legacy_writer(self, slice_no: int) -> str | None:
-        """Return the transactional id that version 1 uses for a slice; None: there is no
-        checkpoint of version 1.
+        """Return the transactional id that version 1 uses for a slice; None: no checkpoint of
+        version 1 was read, of any slice.
         """
         return f"{self._legacy_prefix}-{slice_no}" if self._checkpoints.has_legacy else None
 
@@ -104,16 +104,24 @@ class KafkaSuccession:
         return self._confirm(slices)
 
     def newest(self, slice_no: int) -> bytes | None:
-        """Return the newest checkpoint of a slice; None: the slice was never served."""
+        """Return the newest checkpoint of a slice; None: the slice was never served.
+
+        Raises:
+            KafkaEdgeError: no answer in ``ANSWER_S``, or it is unknown which one is the newest.
+        """
         return self._checkpoints.newest(slice_no, ANSWER_S)
 
     def bounds(self, places: Collection[Place]) -> Mapping[Place, Bounds]:
-        """Return first offset and end of these logs, without logs whose leader does not answer."""
+        """Return first offset and high watermark of each partition whose leader answers."""
         return many_bounds(self._admin, places)
 
     def await_claims(self, slices: Mapping[int, int]) -> Mapping[int, Claimed]:
-        """Wait until this worker's claims of slices, each above the offset in ``slices``, are read
-        back; return them by slice.
+        """Wait until claims of slices by this worker's writer are read back; return them by slice.
+        Writers whose open transactions block that are fenced. ``slices``: number (``turn``) that
+        the claim's must exceed, by slice.
+
+        Raises:
+            KafkaEdgeError: a claim did not come in ``ANSWER_S``, or the writer was given up.
         """
         deadline_s = self._clients.monotonic_s() + ANSWER_S
         place, me, stood_at = (self._claims_topic, 0), self._me, -1
@@ -131,8 +139,11 @@ class KafkaSuccession:
             stood_at = self._fence_blocker(place, stood_at)
 
     def fence(self, writers: Collection[str]) -> None:
-        """Fence those of ``writers`` that this process has not fenced, ``FENCES_AT_ONCE`` in
-        parallel.
+        """Fence these writers (transactional ids), ``FENCES_AT_ONCE`` in parallel, except those
+        that this process has fenced before.
+
+        Raises:
+            KafkaEdgeError: a writer could not be fenced, or is now this worker's own.
         """
         wanted = [writer for writer in sorted(writers) if writer not in self._fenced]
         if not wanted:
@@ -174,8 +185,12 @@ class KafkaSuccession:
         _log.info("writer_fenced", writer=writer, took_ms=took_ms)
 
     def read_to_end(self, slices: Collection[int]) -> Mapping[int, bytes | None]:
-        """Return the newest checkpoint of each slice, after reading its partition of the checkpoint
-        topic to the end; None: the slice was never served.
+        """Wait until the checkpoint topic's partitions of these slices are read to their ends;
+        return the newest checkpoint of each slice, None: it was never served. Writers whose open
+        transactions block that are fenced.
+
+        Raises:
+            KafkaEdgeError: that took longer than ``ANSWER_S``, or the newest one is unknown.
         """
         deadline_s = self._clients.monotonic_s() + ANSWER_S
         numbers = {self._checkpoints.partition(slice_no) for slice_no in slices}
@@ -195,12 +210,12 @@ class KafkaSuccession:
 
     def _fence_blocker(self, place: Place, stood_at: int, goal: int | None = None) -> int:
         """Fence the writer whose open transaction blocks reading a partition, if the last stable
-        offset has not moved since the call before: the first record of that transaction is there. A
+        offset, where that transaction's first record is, has not moved since the previous call. A
         transaction of this worker's own writer ends by itself.
 
         Args:
             place: the partition.
-            stood_at: last stable offset that the call before returned; -1: there was no such call.
+            stood_at: result of the previous call; -1: there was none.
             goal: offset up to which to read, exclusive; None: the high watermark.
 
         Returns:

@@ -18,8 +18,8 @@ from connectors.kafka.topic_terms import CONFIGS
 from delayservice.engine.outcome import Target
 
 KNOWN_MAX: Final = 10_000
-"""Largest number of target topics that are remembered, and that are requested at a time. Beyond it
-a tenth is dropped: first those that can't be written to, then those with the oldest answer."""
+"""Largest number of target topics whose metadata are kept, and of topics that wait for a look-up.
+Beyond it a tenth is dropped: first those that can't be written to, then the oldest metadata."""
 _TOLD_PER_S: Final = 1.0
 _TOLD_AT_ONCE: Final = 20
 """Log lines about bad targets allowed at once; each second allows ``_TOLD_PER_S`` more."""
@@ -28,7 +28,7 @@ _log = structlog.get_logger(__name__)
 
 
 class TargetLog:
-    """Logger of target problems that logs each one once until it is over.
+    """Logger of target problems, which logs each problem once until it is over.
 
     Args:
         now_s: current time, monotonic seconds.
@@ -47,8 +47,8 @@ class TargetLog:
         self._blocked.discard(target)
 
     def blocked(self, target: Target, why: str, now_s: float) -> None:
-        """Log once why a target can't be written to; above the allowed rate of lines, only count
-        it.
+        """Log why a target can't be written to, unless that was logged since ``fits``; if too many
+        lines were logged lately, only count it. ``now_s``: current time, monotonic seconds.
         """
         if target in self._blocked:
             return
@@ -70,7 +70,7 @@ class TargetLog:
         self._unread.discard(topic)
 
     def not_read(self, topic: str, why: str) -> None:
-        """Log, once until they are read, that the settings of a topic can't be read."""
+        """Log that the settings of a topic can't be read, unless that was logged since ``read``."""
         if topic not in self._unread:
             if len(self._unread) >= KNOWN_MAX:
                 self._unread.clear()

@@ -18,8 +18,9 @@ def is_good(access: Access) -> bool:
 
 
 def in_sync_missing(access: Access, config: Mapping[str, str]) -> int:
-    """Return ``min.insync.replicas`` of a topic if a partition has fewer copies in sync; 0: all
-    have enough, or one has no leader, for whose election the client waits.
+    """Return the topic's ``min.insync.replicas`` if a partition has fewer in-sync replicas; 0: all
+    have enough, or a partition has no leader, for whose election the client waits. ``config``: the
+    topic's settings.
     """
     in_sync = min(access.in_sync, default=access.copies)
     if in_sync == 0 or in_sync >= access.copies:
@@ -31,10 +32,14 @@ def in_sync_missing(access: Access, config: Mapping[str, str]) -> int:
 def obstacle_of(
     access: Access | None, topic: str, partition: int, in_sync_needed: int
 ) -> tuple[str, str] | None:
-    """Return why a target can't be written to, as code and detail; None when it can.
+    """Return why a target can't be written to, as code and detail; None: it can.
 
-    ``in_sync_needed``: number of copies in sync that each partition needs, if the topic is known to
-    lack some; else 0.
+    Args:
+        access: facts about the topic; None: not known yet.
+        topic: name of the topic.
+        partition: partition to write to; -1: any, so all of them must be good.
+        in_sync_needed: number of in-sync replicas that each partition needs, if a partition is
+            known to have fewer; else 0.
     """
     if access is None:
         return TARGET_UNKNOWN, f"topic {topic} is not known yet"
@@ -55,8 +60,8 @@ def obstacle_of(
 def unreached(
     access: Access | None, topic: str, partition: int, silent: Collection[int]
 ) -> tuple[str, str] | None:
-    """Return, as code and detail, which partitions of a target are led by brokers that do not
-    answer this node (``silent``); None: there are no such partitions.
+    """Return, as code and detail, which partitions of a target are led by brokers in ``silent``,
+    which do not answer this node; None: there are no such partitions. ``partition``: -1 for any.
     """
     if access is None or not silent:
         return None

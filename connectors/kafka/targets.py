@@ -1,5 +1,5 @@
-"""Judges target topics from cached metadata, so that a bad target is found when a record is settled
-and not by a failing transaction.
+"""Judges from cached metadata whether targets can be written to, so that a bad target is found when
+a record is settled, and not by a failing transaction.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from delayservice.contract.entry import Headers
 from delayservice.engine.outcome import Target
 
 _RECHECK_S: Final = 0.25
-"""Largest age of metadata by which a target counts as bad, in s: the topic may have been created
-since the record was parked."""
+"""Largest age of metadata by which a target counts as bad, in s. Older ones are read again, as the
+topic may have been created since."""
 _ANSWER_S: Final = 0.5
-"""Time for which a shard waits for new metadata of a topic, in s; then the known ones decide."""
+"""Time for which a shard waits for new metadata of a topic, in s; then the old ones decide."""
 _AWAITED_PER_S: Final = 20
 """Number of topics per second for whose metadata shards wait. Records for other topics are put off,
 so that a flood of new targets delays nothing else."""
 _WAITED_S: Final = 5.0
-"""Time for which a failed write to a topic of the service is reported, in s."""
+"""Time for which ``problems`` reports a failed write to a topic of the service, in s."""
 _TERMS_S: Final = 5.0
 """Largest age of the settings of a topic that does not take every batch, in s."""
 _GIVEN_UP_S: Final = 1.0
@@ -62,8 +62,14 @@ class _Down(NamedTuple):
 
 
 class TargetTopics:
-    """Target topics as a worker knows them. ``obstacle`` and ``expect`` are called by its loop and
-    never wait; ``serve`` asks the cluster, on a thread of its own. Any thread may call the rest.
+    """Target topics as a worker knows them. The worker's loop calls ``obstacle`` and ``expect``,
+    which never wait; ``serve`` asks the cluster, on a thread of its own. Any thread may call the
+    other methods.
+
+    A target is *given up* for a while when it did not acknowledge records in time.
+
+    Attributes:
+        fit: targets that were found good and need no call of ``obstacle``, until ``changed``.
 
     Args:
         admin: client to ask with.
@@ -72,8 +78,8 @@ class TargetTopics:
         compresses: whether the client compresses records.
         own: topics of the service that it writes to. They count as good until the cluster
             answers, as they were good when the service started.
-        silent: returns the ids of brokers that do not answer this node; the partitions that they
-            lead get no records.
+        silent: returns the ids of brokers that do not answer this node. Partitions that they lead
+            can't be written to.
         is_delay_topic: returns whether a topic is a delay topic, to which requeued records go.
     """
 
@@ -116,7 +122,9 @@ class TargetTopics:
         self._wake = threading.Event()
 
     def obstacle(self, target: Target) -> tuple[str, str] | None:
-        """Return why a target can't be written to, as code and sentence; None: it can."""
+        """Return why a target can't be written to now, as code and sentence; None: it can. With
+        the code ``TARGET_ASKED`` or ``TARGET_LATER`` its topic is being looked up.
+        """
         topic = target[0]
         paused = self._why_paused(topic)
         if paused is not None:
@@ -158,8 +166,8 @@ class TargetTopics:
         ]
 
     def _is_answered(self, topic: str, now_s: float) -> bool:
-        """Return whether the metadata by which a target is bad are new enough, or newer ones were
-        waited for long enough; if not, request newer ones.
+        """Return whether the metadata by which a target is bad may be used: they are new enough, or
+        a shard has waited ``_ANSWER_S`` for newer ones. If not, request newer ones.
         """
         asked_s = self._asked_s.get(topic, _NEVER_S)
         is_new = now_s - asked_s < _RECHECK_S or asked_s > self._wanted_s.get(topic, now_s)
@@ -187,7 +195,9 @@ class TargetTopics:
     def refusal(
         self, topic: str, key: bytes | None, value: bytes | None, headers: Headers
     ) -> tuple[str, str] | None:
-        """Return why a topic does not take this record, as code and sentence; None: it does."""
+        """Return why a topic does not take this record now, as code and sentence; None: it does,
+        and the record counts as part of the open transaction.
+        """
         found = self._terms.refusal(topic, key, value, headers)
         # A letter that is refused with its content is tried without.
         if found is not None and found[0] != TARGET_LATER and value is None and topic in self._own:
@@ -225,7 +235,7 @@ class TargetTopics:
         )
 
     def _is_given_up(self, target: Target) -> bool:
-        """Return whether a target is given up now; partition -1 stands for any partition."""
+        """Return whether a target is given up now; for partition -1, whether any partition is."""
         if not self._down:
             return False
         now_s, (topic, partition) = self._monotonic_s(), target
@@ -237,13 +247,13 @@ class TargetTopics:
         )
 
     def changed(self) -> None:
-        """Have every target judged anew, because pauses or metadata have changed."""
+        """Clear ``fit``, so that targets are judged anew, as pauses or metadata have changed."""
         with self._lock:
             self._changes += 1
             self.fit.clear()
 
     def forget(self, topic: str) -> None:
-        """Forget a topic's metadata, so that they are read again: the broker contradicts them."""
+        """Forget a topic's metadata, so that they are read again, as a broker contradicts them."""
         with self._lock:
             self._known.pop(topic, None)
             self._asked_s.pop(topic, None)
@@ -251,8 +261,8 @@ class TargetTopics:
         self.changed()
 
     def give_up(self, targets: Collection[Target]) -> None:
-        """Send nothing to partitions that did not acknowledge in time: for 1 s, and twice as long
-        at each repetition soon after, up to 60 s.
+        """Count targets that did not acknowledge in time as bad for 1 s. If that happens again
+        within a minute after the pause, the next one is twice as long, up to 60 s.
         """
         if not targets:
             return
@@ -269,9 +279,8 @@ class TargetTopics:
 
     def unserved(self, targets: Collection[Target]) -> dict[Target, tuple[str, str]]:
         """Return why targets can't acknowledge records, as code and detail, by target; good ones
-        are left out. The cluster is asked four times a second at most. A target without a leader or
-        with too few copies in sync counts as down until it is served again: a transaction with it
-        could not end.
+        are left out. The cluster is asked at most four times a second about each topic. A topic
+        without a leader counts as bad from now on, until it has one.
 
         Raises:
             KafkaEdgeError: the cluster does not answer.
@@ -287,7 +296,7 @@ class TargetTopics:
         return {target: obstacle for target, obstacle in found.items() if obstacle is not None}
 
     def _note_leaderless(self, topics: Collection[str]) -> None:
-        """Count topics without a leader as down, after the client has waited for an election."""
+        """Count those of ``topics`` with a partition without a leader as bad until it has one."""
         with self._lock:
             without = {t for t in topics if t in self._known and 0 in self._known[t].in_sync}
             is_news = not without <= self._in_sync_needed.keys()
@@ -296,7 +305,7 @@ class TargetTopics:
             self.changed()
 
     def record_bytes_max(self, topic: str) -> int | None:
-        """Return the topic's ``max.message.bytes``; None: the setting can't be read."""
+        """Return a topic's ``max.message.bytes``, asked from the cluster; None: can't be read."""
         found = topic_settings(self._admin, [topic], self._log, ASK_TIMEOUT_S)
         value = found.get(topic, {}).get("max.message.bytes")
         return None if value is None else int(value)
@@ -309,7 +318,7 @@ class TargetTopics:
             self.look_up()
 
     def look_up(self) -> None:
-        """Ask the cluster once for the requested topics."""
+        """Ask the cluster once for requested topics, at most ``_ASKED_MAX``."""
         with self._lock:
             sought = list(self._sought)[:_ASKED_MAX]
         if not sought:
@@ -329,8 +338,8 @@ class TargetTopics:
 
     def _ask(self, topics: Collection[str], timeout_s: float) -> Collection[str]:
         """Ask the cluster for metadata, without holding the lock; return the topics that it
-        answered for. Copies in sync are counted before a topic counts as known: a transaction with
-        records for a topic that lacks some could not end.
+        answered for. In-sync replicas are checked before a topic counts as known: a transaction
+        with records for a topic that has too few could not end.
         """
         if not topics:
             return ()
@@ -361,14 +370,18 @@ class TargetTopics:
         return found.keys()
 
     def _wants_config(self, topic: str, access: Access) -> bool:
-        """Return whether a topic's settings have to be read."""
+        """Return whether a topic's settings have to be read: they are unknown, restrict records, or
+        are needed as replicas are out of sync.
+        """
         if not access.partitions or access.lacks(WRITE):
             return False
         is_usual = topic in self._terms and self._terms.are_usual(topic)
         return not is_usual or min(access.in_sync, default=0) < access.copies
 
     def _forget_some(self) -> bool:
-        """Drop topics beyond ``KNOWN_MAX``; return whether any of them could be written to."""
+        """If more than ``KNOWN_MAX`` topics are known, forget some of them; return whether one of
+        these could be written to.
+        """
         if len(self._known) <= KNOWN_MAX:
             return False
         order = sorted(

@@ -21,13 +21,13 @@ def delay_topic_problems(config: Mapping[str, str]) -> Iterable[str]:
 
 
 LETTER_CONFIG: Final = {"cleanup.policy": "delete", "max.message.bytes": str(2 * 1024 * 1024)}
-"""Configuration of the topics for outcomes and for dead letters, which are larger than their
+"""Configuration of the topics for outcomes and dead letters. Dead letters are larger than their
 records."""
 
 
 def outlet_problems(name: str, config: Mapping[str, str] | None) -> Iterable[str]:
-    """Yield the reasons why a topic for dead letters or outcomes may lose some of them. ``config``
-    None: it can't be read.
+    """Yield the reasons why a topic for dead letters or outcomes may lose or refuse some of them.
+    ``config`` None: it can't be read, and nothing is yielded.
     """
     if config is None:
         return  # what is refused there is found out by the refusal
@@ -91,7 +91,8 @@ COPIES_WANTED: Final = 3
 def too_small(
     copies: Mapping[str, int], made: Collection[str], partitions: int, brokers: int
 ) -> Iterable[str]:
-    """Yield the changes to make before records come, one sentence each.
+    """Yield warnings about topics with fewer copies or partitions than the brokers could keep, with
+    the change to make, one sentence each.
 
     Args:
         copies: smallest number of copies of any partition, by topic of the service.

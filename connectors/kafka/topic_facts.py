@@ -26,8 +26,8 @@ class ServedTopic:
         partitions: number of partitions.
         brokers: leader and replicas of each partition.
         problems: reasons why the topic can't be served, one sentence each; empty: it can.
-        risks: reasons why records may be lost, one sentence each. A topic that is served already is
-            served on, with an alarm; a topic that is not served yet is not started.
+        risks: reasons why records may be lost, one sentence each. A node goes on serving a topic
+            with risks, and raises an alarm; it does not begin to serve one.
     """
 
     name: str
@@ -60,7 +60,7 @@ class Look:
     """The result of one check of the cluster's topics.
 
     Attributes:
-        topics: every delay topic, with its problems and risks.
+        topics: every delay topic, including missing ones that the settings name.
         own_problems: problems of the checkpoint and claims topics, one sentence each.
         outlet_problems: reasons why dead letters and outcomes can't be written, one sentence each.
     """
@@ -71,7 +71,7 @@ class Look:
 
 
 def copies_of(brokers: Brokers) -> int:
-    """Return the number of replicas of the partition that has the fewest."""
+    """Return the number of replicas of the partition that has the fewest; 0: no partitions."""
     return min((len(replicas) for _, replicas in brokers), default=0)
 
 

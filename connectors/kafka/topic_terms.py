@@ -1,5 +1,5 @@
-"""Checks records against the settings of their topics before they are sent: a refusal by a broker
-would abort the transaction of all other records too.
+"""Checks records against the settings of their topics before they are sent, since a refusal by a
+broker would abort the transaction with all other records too.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ class Terms(NamedTuple):
 
     @property
     def is_usual(self) -> bool:
-        """Return whether the topic takes every batch of records that are not large themselves."""
+        """Return whether the topic takes batches of ``BATCH_BYTES``, and records without a key."""
         return self.batch_bytes_max >= BATCH_BYTES and not self.needs_key
 
 
 class TopicTerms:
     """Limits of topics, and the bytes in the open transaction for topics that take small batches.
 
-    librdkafka never splits a batch that is larger than its topic allows. So a transaction carries
+    librdkafka never splits a batch that is larger than its topic allows. So a transaction contains
     at most one batch for such a topic, over all its partitions; its other records go into later
-    ones.
+    transactions.
 
     Args:
         compresses: whether the client compresses; then record sizes are unknown before sending.
@@ -75,7 +75,7 @@ class TopicTerms:
         return topic in self._terms
 
     def are_usual(self, topic: str) -> bool:
-        """Return whether a topic takes every batch of records that are not large themselves; true
+        """Return whether a topic takes batches of ``BATCH_BYTES``, and records without a key; true
         also while its limits are unknown.
         """
         terms = self._terms.get(topic)
@@ -84,8 +84,9 @@ class TopicTerms:
     def refusal(
         self, topic: str, key: bytes | None, value: bytes | None, headers: Headers
     ) -> tuple[str, str] | None:
-        """Return why a topic does not take this record now, as code and detail; None: it does. Then
-        the record's bytes count as part of the open transaction.
+        """Return why a topic does not take this record now, as code and detail; None: it does, or
+        its limits are unknown. If the topic takes only small batches, a record that it takes counts
+        as part of the open transaction.
         """
         terms = self._terms.get(topic)
         if terms is None:

@@ -1,8 +1,8 @@
 """Finds and creates topics, and judges whether they can be served.
 
-A delay topic that breaks a rule is not served, with an explanation; other topics are. A rule that
-only prevents loss of records does not stop a topic that is already served: stopping it would not
-prevent the loss, and stored records would be late.
+A delay topic with a *problem* is not served. A delay topic with a *risk*, by which records may be
+lost, goes on being served if it is served already: stopping would not prevent the loss, and stored
+records would be late.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class TopicKeeper:
         settings: settings of the node.
         waits_ms: returns the longest time in ms for which each delay topic's log must keep records
             under the contracts in force (``longest_waits_ms``); topics without one are left out.
-        monotonic_s: the clock.
+        monotonic_s: the clock, in seconds.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class TopicKeeper:
         self._settings = settings
         self._monotonic_s = monotonic_s
         self._made_s: dict[str, float] = {}
-        """Time at which a deleted topic was made again, monotonic seconds, by topic."""
+        """Time at which a deleted topic was created again, monotonic seconds, by topic."""
         self._levels = settings.levels.by_topic
         self._brokers = 0
 
@@ -82,7 +82,8 @@ class TopicKeeper:
         """Create the service's topics and the delay topics that the settings name, if allowed.
 
         Raises:
-            KafkaEdgeError: a topic is missing and can't, or must not, be created.
+            KafkaEdgeError: a topic is missing and can't, or must not, be created; a right is
+                missing; or the checkpoint or claims topic may lose records.
         """
         topics = self._settings.topics
         existing = self._list()
@@ -159,7 +160,7 @@ class TopicKeeper:
         return {**CHECKPOINT_CONFIG, **({"min.insync.replicas": "2"} if has_three else {})}
 
     def _make_again(self, name: str) -> Iterable[str]:
-        """Create a deleted topic for dead letters or outcomes again; yield the problem."""
+        """Recreate a deleted topic for dead letters or outcomes, if allowed; yield the problem."""
         waits = f"{name} does not exist: what would be written there waits, with its shard"
         if not self._settings.topics.create:
             yield f"{waits}; create it, or set topics.create"
@@ -175,7 +176,7 @@ class TopicKeeper:
     def _own_problems(
         self, existing: Mapping[str, Brokers], configs: _Configs, layout: Layout | None
     ) -> list[tuple[str, bool]]:
-        """Return the problems of the checkpoint and claims topics, each with whether it forbids a
+        """Return the problems of the checkpoint and claims topics, each with True if it forbids a
         node to start. ``layout``: partitions at the worker's start; None: not known yet.
         """
         topics = self._settings.topics
@@ -236,9 +237,7 @@ class TopicKeeper:
         return {**DELAY_CONFIG, "retention.ms": str(retention_ms)}
 
     def _retention_ms_needed(self, name: str) -> int:
-        """Return a delay topic's shortest retention, in ms: a record's wait and the outage
-        allowance.
-        """
+        """Return a delay topic's minimum retention by the settings, in ms: wait plus allowance."""
         waits_ms = self._levels.get(name, self._settings.roll_window_ms)
         return waits_ms + self._settings.outage.allowance_ms
 
@@ -386,7 +385,7 @@ _UNREADABLE: Final = (
 )
 
 _MADE_S: Final = 600.0
-"""Time for which it is reported that a topic was made again, in s."""
+"""Time for which ``look`` reports that a topic was created again, in s."""
 _MADE_AGAIN: Final = (
     "had been deleted, and was made again: what it held is lost; see that nothing deletes it"
 )

@@ -363,7 +363,7 @@ def test_a_scan_in_small_steps_misses_nothing_that_comes_meanwhile(make: Maker) 
     with patch("delayservice.store.digesting.SCAN_ROWS", 40):
         store = DigestingStore(make())
         store.open()
-        offset = 2_000
+        offset = 1_000
         first = [10**6 + rng.randrange(7_200_000) for _ in range(offset)]
         store.append([(key, n, NO_MARK, payload) for n, key in enumerate(first)], [], [], offset)
         for _ in range(3):
@@ -374,7 +374,7 @@ def test_a_scan_in_small_steps_misses_nothing_that_comes_meanwhile(make: Maker) 
                 keys = [10**6 + rng.randrange(7_200_000) for _ in range(30)]
                 rows = [(key, offset + n, NO_MARK, payload) for n, key in enumerate(keys)]
                 offset += len(rows)
-                store.append(rows if offset < 6_000 else [], [], [], offset)
+                store.append(rows if offset < 3_000 else [], [], [], offset)
                 store.digest.follow(Cursor((1, 0), offset - rng.randrange(60)))
                 if rng.random() < 0.2:
                     store.sync()
@@ -384,7 +384,7 @@ def test_a_scan_in_small_steps_misses_nothing_that_comes_meanwhile(make: Maker) 
             assert store.digest.finish() is False
         sums = store.digest.sums
         assert sums is not None
-        assert sums.totals()[1] > 2_000
+        assert sums.totals()[1] > 1_000
         store.close()
 
 

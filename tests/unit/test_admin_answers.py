@@ -32,13 +32,13 @@ from delayservice.admin.history import History
 from delayservice.admin.inquiry import Workers
 from delayservice.admin.models import ById, Reschedule
 from delayservice.admin.problems import Refusal
-from delayservice.admin.reading import position_of, timeline_of
+from delayservice.admin.reading import pending_page, position_of, timeline_of
 from delayservice.admin.server import admin_token
 from delayservice.base.errors import DelayServiceError, SettingsError
 from delayservice.config.settings import Settings, load
 from delayservice.contract.partitioner import partition_for
 from delayservice.engine.pending import Lump
-from delayservice.inspection.query import BacklogCounts, Pending
+from delayservice.inspection.query import BacklogCounts, Page, Pending, Search
 from delayservice.metrics.counts import SliceMetrics
 from delayservice.metrics.facts import why_not_electable
 from delayservice.metrics.hub import MetricsHub

@@ -23,8 +23,8 @@ from connectors.spark.common.topics import ROW_SCHEMA, Place, Span
 from delayservice.base.errors import DelayServiceError
 
 ARCHIVE: Final = f"{ROW_SCHEMA}, value_hash long"
-"""Columns of an archive: those of Kafka's records, and the hash of the value (Spark's
-``xxhash64``), which is kept even where the value is not."""
+"""Columns of an archive, as a Spark schema: those of Kafka's records, and ``value_hash``, Spark's
+``xxhash64`` of the value, which is kept even where the value is not; null: there is no value."""
 
 VERSION: Final = 1
 
@@ -35,7 +35,8 @@ class BatchFacts(msgspec.Struct, frozen=True):
     Attributes:
         ends: topic, partition, and exclusive offset up to which the archive reaches after the
             batch.
-        cut: cut and evidence, taken after the ends were known, as JSON from ``snapshot.encode``.
+        cut: cut and evidence, taken after the batch was written, as JSON from
+            ``snapshot.encode``.
     """
 
     ends: list[tuple[str, int, int]]
@@ -65,12 +66,17 @@ class Archive:
         write_text(f"{self._path}/batches/{number:08d}.json", text)
 
     def facts_before(self, number: int) -> BatchFacts | None:
-        """Return the facts of the batch before ``number``; None: there is no earlier one."""
+        """Return the facts of the last complete batch before ``number``; None: there is no earlier
+        batch.
+
+        Raises:
+            DelayServiceError: the file of facts can't be read.
+        """
         numbers = [one for one in self.numbers() if one < number]
         return self._facts(numbers[-1]) if numbers else None
 
     def numbers(self) -> list[int]:
-        """Return the numbers of all complete batches, in ascending order."""
+        """Return the numbers of all complete batches (those with a file of facts), ascending."""
         return [int(name.partition(".")[0]) for name in names_in(f"{self._path}/batches")]
 
     def _facts(self, number: int) -> BatchFacts:
@@ -86,8 +92,9 @@ class Archive:
     def cut(self) -> tuple[Cut, Evidence]:
         """Return the newest cut at which the archive can be judged, and its evidence.
 
-        Its later cursors are those of the newest batch. Its earlier cursors were read before the
-        ends of all logs, and the archive must reach these ends.
+        That is the cut of the newest batch after which the archive reached the ends of all logs at
+        that cut. In the result, the ends are those that the archive reaches now, and the later
+        cursors are those of the newest batch.
 
         Raises:
             DelayServiceError: the archive does not reach the ends of any cut yet, or a file can't
@@ -112,8 +119,13 @@ class Archive:
 def _joined(
     chosen: tuple[Cut, Evidence], cuts: list[tuple[Cut, Evidence]], ends: Mapping[Place, int]
 ) -> tuple[Cut, Evidence]:
-    """Return ``chosen`` with the ends that the archive reaches, and with the cursors of the newest
-    cut as later cursors.
+    """Return the cut and evidence ``chosen`` with all offsets of the archive, and with the newest
+    cut's contracts and later cursors. Shards that are not in the newest cut are left out.
+
+    Args:
+        chosen: cut whose ends the archive reaches, and its evidence.
+        cuts: cut and evidence of every batch, oldest first.
+        ends: exclusive offset up to which the archive reaches, by topic and partition.
     """
     cut, evidence = chosen
     newest, (_, first) = cuts[-1][0], cuts[0]
@@ -142,12 +154,13 @@ def _joined(
 
 
 def audit_archive(spark: SparkSession, options: AuditOptions, path: str) -> AuditResult:
-    """Audit the records of the archive in the folder ``path``, without a cluster, and return the
-    result.
+    """Audit the records of the archive in the folder ``path``, write the results to ``options.out``
+    and return them. The cluster is used only to publish them, if ``options.topic`` is given.
 
     Raises:
         DelayServiceError: the archive can't be read, or does not reach the ends of a cut yet; or a
-            range of the options is of a shard that was not served.
+            range of the options is of a shard that is not in the cut.
+        KafkaEdgeError: the results can't be published.
     """
     began_s = time.monotonic()
     archive = Archive(path)
@@ -162,7 +175,9 @@ class ArchivedLogs:
     records_kept: DataFrame
 
     def records(self, places: Iterable[Place]) -> DataFrame:
-        """Return the archived records of the topics that ``places`` are of."""
+        """Return the archived records of the topics in ``places``, from all their partitions, with
+        the columns of ``ARCHIVE``.
+        """
         topics = {topic for topic, _ in places}
         return self.records_kept.where(sf.col("topic").isin(*topics, ""))
 

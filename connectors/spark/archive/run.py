@@ -1,8 +1,8 @@
 """Writes new records of a delay service's topics into an archive, by Structured Streaming.
 
-Each batch is a folder of Parquet and a file of facts: the offset up to which it reads each log, and
-a cut taken after that. Spark's own checkpoint records which batches are done; a repeated batch
-replaces its folder and file.
+A batch consists of a folder of Parquet with its records, and a file of facts: the offset up to which
+the batch reads each log, and a cut that is taken after that. Spark's own checkpoint records which
+batches are done; a repeated batch replaces its folder and file.
 """
 
 from __future__ import annotations
@@ -36,9 +36,10 @@ class ArchiveOptions:
     """Options of an archive.
 
     Attributes:
-        audit: the cluster, and the topics to read, as for an audit; its ``out`` is the folder of
-            the archive.
-        interval_ms: time from batch to batch, in ms; 0: read the records that are there, and end.
+        audit: the cluster, and the topics to read, as for an audit; ``out`` is the folder of the
+            archive.
+        interval_ms: time from the start of a batch to that of the next, in ms; 0: archive the
+            records that exist now, and end.
         values: whether to keep all values; otherwise hashes replace them, except in requeued
             records and envelopes.
     """
@@ -56,7 +57,7 @@ def start_archive(spark: SparkSession, options: ArchiveOptions) -> StreamingQuer
         Spark's running query, which the caller awaits or stops.
 
     Raises:
-        KafkaEdgeError: the cluster can't be read.
+        KafkaEdgeError: the cluster can't be read, or a topic named in the options does not exist.
     """
     audit = options.audit
     cut = cut_of(audit)
@@ -74,8 +75,8 @@ def start_archive(spark: SparkSession, options: ArchiveOptions) -> StreamingQuer
 
 
 def _kept(options: ArchiveOptions) -> list[Column]:
-    """Return the columns of ``ARCHIVE``; the values of requeued records and envelopes are always
-    kept.
+    """Return expressions that make the columns of ``ARCHIVE`` from records of Kafka. Without
+    ``options.values``, ``value`` is null, except in requeued records and envelopes.
     """
     is_kept = sf.exists("headers", lambda one: one["key"].isin(*COPY_NAMES, *HOME_NAMES))
     value = sf.col("value") if options.values else sf.when(is_kept, sf.col("value"))
@@ -104,8 +105,8 @@ class _Batches:
         self._archive.commit(number, BatchFacts(ends, snapshot.encode(cut, evidence)))
 
     def _past(self, number: int, topic_ids: Mapping[str, str]) -> EarlierCut:
-        """Return the facts that the batch before ``number`` kept, without topics that were created
-        again since; ``topic_ids``: present ids by topic.
+        """Return the facts that the batch before ``number`` kept, without topics that were deleted
+        or created again since. ``topic_ids``: Kafka's present id of each topic.
         """
         before = self._archive.facts_before(number)
         if before is None:
@@ -120,8 +121,11 @@ class _Batches:
         )
 
     def _ends(self, number: int) -> list[tuple[str, int, int]]:
-        """Return topic, partition and exclusive end of a batch for each log; Spark has written them
-        before the batch begins.
+        """Return topic, partition and exclusive end offset of a batch for each log, from the file
+        that Spark writes before the batch begins.
+
+        Raises:
+            DelayServiceError: the file can't be read.
         """
         path = self._options.audit.path(f"state/offsets/{number}")
         lines = (read_text(path) or "").splitlines()

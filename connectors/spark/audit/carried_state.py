@@ -1,5 +1,5 @@
-"""State of an audit within one step: due records, look-ups, and the rows stored for the next
-step.
+"""State of an audit within one step: reads rows that earlier steps have stored, and stores rows for
+the next step. A *bucket* is a range of due times; rows of pending records are stored by bucket.
 """
 
 from __future__ import annotations
@@ -37,13 +37,15 @@ _FINEST: Final = "0-"
 
 
 class CarriedState:
-    """Stored rows from earlier steps of an audit, of which one step reads some and adds others.
+    """Rows stored by earlier steps of an audit, of which this step reads some and adds others.
 
     Args:
-        number: number of this step's cut.
-        taken_ms: time at which that cut was taken, epoch ms.
-        work: folder for the results of look-ups.
+        state: folders in which the audit keeps its rows from cut to cut.
         runs: stored Parquet folders that the previous step left.
+        number: number of this step's cut.
+        taken_ms: time at which this step's cut was taken, epoch ms.
+        rules: rules of this step.
+        work: folder for the results of look-ups.
     """
 
     def __init__(
@@ -68,8 +70,8 @@ class CarriedState:
         self._found = state.live([], ())
 
     def _split(self, runs: list[StoredRun]) -> list[StoredRun]:
-        """Return the stored folders, with records from wide buckets (ranges of due times) that have
-        begun written again in narrower buckets.
+        """Write the pending records of wide buckets again, in narrower ones, if the bucket's due
+        times have begun; return all stored folders after that.
         """
         due = {run.bucket for run in runs if run.bucket and run.start_ms <= self._due_ms}
         wide = {bucket for bucket in due if not bucket.startswith(_FINEST)}
@@ -79,8 +81,8 @@ class CarriedState:
         return [run for run in runs if run.bucket not in wide] + self._waiting(rows, "-split")
 
     def _waiting(self, rows: DataFrame, part: str = "") -> list[StoredRun]:
-        """Write records without a settlement to Parquet folders by bucket (range of due times), and
-        return the folders.
+        """Write records without a settlement to Parquet folders by bucket, and return the folders.
+        ``part``: suffix of the folders' names.
         """
         rows = self._in_buckets(rows)
         has_id = sf.col("id_hash") != NO_ID
@@ -95,9 +97,9 @@ class CarriedState:
         return self._state.write(rows, self._number, kind, self._taken_ms, part)
 
     def beside(self, new: DataFrame) -> DataFrame:
-        """Return the stored rows to judge together with ``new`` ledger rows: those that the last
-        cut could not judge, records that may be settled by now, and pending records whose id is in
-        a new row.
+        """Return the stored rows to judge together with ``new`` ledger rows: rows that the last
+        step handed on to be judged again, records that may be settled by now, and pending records
+        whose id is in a new row.
         """
         opened = self._state.read(run for run in self._runs if run.kind == OPEN)
         due = self._state.live(self._runs, self._due)
@@ -108,8 +110,8 @@ class CarriedState:
         return opened.unionByName(found)
 
     def look_up(self, keys: DataFrame) -> DataFrame:
-        """Return the stored rows of earlier records, pending or judged; ``keys``: shard and offset
-        of each record.
+        """Return the stored ledger rows of records, pending or judged, that ``beside`` has not
+        returned; ``keys``: shard and offset of each record. Unknown records are left out.
         """
         pending = self._state.live(self._runs, self._later).join(keys, KEY, "left_semi")
         early = kept(pending, f"{self._work}/early")
@@ -129,9 +131,9 @@ class CarriedState:
 
         Args:
             matched: pairs of records and outputs, from ``match``.
-            decided: verdicts on the records that were judged in Python.
-            waiting: pending source records that ``plain_blocks`` has found.
-            sound: correct deliveries that ``plain_blocks`` has found.
+            decided: verdicts that count, on the records that were judged in Python.
+            waiting: ledger rows of pending records that ``plain_blocks`` has found.
+            sound: ledger rows of correct deliveries that ``plain_blocks`` has found.
         """
         carried = self._packed(decided, CARRIED).join(self._found, _ROW, "left_anti")
         is_later = (sf.col("role") == SOURCE) & (sf.col("key_ms") > self._due_ms)
@@ -151,8 +153,12 @@ class CarriedState:
         return tuple(self._state.merged(is_kept + new, self._number))
 
     def _judged(self, settled: DataFrame, held: list[StoredRun]) -> list[StoredRun]:
-        """Write judged records, as rows for the grace time of ``at_least_once`` and then as
-        bitmaps; return the new folders. ``held`` loses the folders that are replaced.
+        """Write judged records, and return the new folders. Records with details are kept as rows;
+        others as rows for the grace time of ``at_least_once``, and then as bitmaps of offsets.
+
+        Args:
+            settled: ``REMEMBERED`` rows of the judged records.
+            held: stored folders; those that are written again as bitmaps are removed from it.
         """
         settled = settled.withColumn("due_ms", sf.lit(self._number).cast("long"))
         is_plain = sf.col("more").isNull()

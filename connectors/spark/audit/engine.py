@@ -52,7 +52,8 @@ class StepResult:
     Attributes:
         found: findings, with the columns of ``verdicts.FINDING``.
         unjudged: records that could not be judged, with the columns of ``verdicts.FINDING``.
-        counts: number of records by what became of them.
+        counts: number of records by what became of them; ``docs/internals/audit-method.md``
+            explains each name.
         runs: Parquet folders of stored rows that the next step reads.
     """
 
@@ -67,7 +68,11 @@ class Engine:
     """Engine that judges the records between two cuts, which is one step of an audit.
 
     Attributes:
+        logs: the records to read.
         work: folder for data that one part of the step hands to the next.
+        rules: cursors, contracts and limits to judge by.
+        ledger: names and contracts by which ledger rows are made.
+        counts: number of records by what became of them, added up by ``run``.
     """
 
     spark: SparkSession
@@ -81,7 +86,7 @@ class Engine:
 
     def run(self, held: CarriedState | None = None) -> StepResult:
         """Judge all records of this step, and return the result. ``held``: rows stored by earlier
-        steps; None: it is the only step, and stores nothing for a next one.
+        steps, to which this step adds; None: the audit has this one step, and stores no rows.
         """
         rows = self._read()
         if held is not None:
@@ -141,8 +146,12 @@ class Engine:
     def _odd(
         self, matched: DataFrame, sifted: DataFrame, held: CarriedState | None
     ) -> tuple[DataFrame, DataFrame]:
-        """Return the rows that Python must judge, with earlier records that outputs name; and the
-        rows of ``sifted`` that are left.
+        """Return the ledger rows that Python must judge, and the rows of ``sifted`` without them.
+
+        Args:
+            matched: the result of ``match``.
+            sifted: ledger rows of the blocks in which all records are correct.
+            held: rows stored by earlier steps, in which records that outputs name are looked up.
         """
         odd = unpaired(matched.where(sf.col("status").isin(ODD, UNMATCHED)))
         keys = matched.where(sf.col("status") == UNMATCHED).select(*KEY).distinct()
@@ -158,7 +167,13 @@ class Engine:
         return odd, sifted.join(sf.broadcast(keys), KEY, "left_anti")
 
     def _decided(self, even: DataFrame, matched: DataFrame, judged: DataFrame) -> DataFrame:
-        """Return the verdicts that count, without those that ongoing retention has made wrong."""
+        """Return the verdicts that count, corrected for retention that went on meanwhile.
+
+        Args:
+            even: blocks in which all records are correct, from ``blocks_of``.
+            matched: the result of ``match``.
+            judged: the result of ``judge_records``.
+        """
         has_ids = not judged.where(sf.col("verdict") == LINE).isEmpty()
         offsets = sum(span.end - span.start for span in self.evidence.spans.values())
         known = passed(matched, offsets, even) if has_ids else PassedTimes()

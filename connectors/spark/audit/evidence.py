@@ -1,4 +1,4 @@
-"""Facts of the cluster on which verdicts depend: retention policies, and since when logs have all
+"""Facts of the cluster on which verdicts depend: policies of topics, and since when logs have all
 their records.
 """
 
@@ -17,7 +17,7 @@ from connectors.spark.ledger.rows import name_hash
 from delayservice.contract import names
 
 CLOCKS_DIFFER_MS: Final = 600_000
-"""Largest time by which the timestamp of an output may precede that of its source record, in ms."""
+"""Largest allowed time by which an output's timestamp precedes that of its source record, in ms."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,7 @@ class EarlierCut:
     """Facts that an audit keeps from its previous cut.
 
     Attributes:
-        ends: offset up to which each log was read, exclusive.
+        ends: offset up to which each log (partition) was read, exclusive.
         starts: first offset of each shard from which all records are known.
         judged: first offset of each shard from which records are judged.
         seen_ms: timestamp of each partition's first record, epoch ms.
@@ -68,8 +68,8 @@ class Evidence:
 
 
 def all_of(cut: Cut) -> Evidence:
-    """Return evidence that says, without a check, that retention has deleted nothing from any log
-    and that no target is compacted: for histories that are known to be whole.
+    """Return evidence, without a check, that retention has deleted nothing from any log and that no
+    target is compacted; for histories that are known to be whole.
     """
     starts = {shard.place: shard.span.start for shard in cut.shards}
     policies = {topic: Policy(is_compacted=False, is_by_broker=False) for topic, _ in cut.others}
@@ -77,11 +77,11 @@ def all_of(cut: Cut) -> Evidence:
 
 
 def gather(client: Mapping[str, str], cut: Cut, past: EarlierCut = NO_PAST) -> Evidence:
-    """Ask the cluster for the evidence about its logs at a cut, and return it; ``past``: facts kept
-    from the previous cut.
+    """Ask the cluster for the evidence about its logs at a cut, and return it. Offsets below the
+    ends in ``past``, the facts of the previous cut, are not read again.
 
     Raises:
-        KafkaEdgeError: the cluster does not answer.
+        KafkaEdgeError: the cluster does not answer, or a topic's configuration can't be read.
     """
     spans = {
         place: Span(min(max(span.start, past.ends.get(place, 0)), span.end), span.end)
@@ -95,7 +95,7 @@ def gather(client: Mapping[str, str], cut: Cut, past: EarlierCut = NO_PAST) -> E
     complete_ms |= dict.fromkeys(others, NEVER_MS)
     complete_ms |= first_times(client, others, names.DELAY_SETTLES)
     policies = topic_policies(client, {topic for topic, _ in cut.others})
-    # What retention took before it was read is not known.
+    # Records that retention deleted before they were read are not known.
     starts = {
         s.place: s.span.start if s.place in gone else past.starts.get(s.place, s.span.start)
         for s in cut.shards
@@ -111,8 +111,8 @@ def _judged(
     complete_ms: Mapping[Place, int],
     policies: Mapping[str, Policy],
 ) -> dict[Place, int]:
-    """Return the first offset of each shard from which on no output of a record can have been
-    deleted by retention.
+    """Return for each shard the first offset from which on records are judged: retention can't have
+    deleted their outputs. A shard in ``past`` keeps its offset.
     """
     since_ms = max(
         (
@@ -123,7 +123,7 @@ def _judged(
         default=0,
     )
     new = [shard for shard in cut.shards if shard.place not in past.judged]
-    # From the next millisecond on: of this one, retention may have taken some records.
+    # From the next millisecond on: retention may have deleted some records of this one.
     found = offsets_at(client, [s.place for s in new], since_ms + 1) if since_ms and new else {}
     first = {
         s.place: max(s.span.start, found.get(s.place, s.span.end)) if since_ms else s.span.start
@@ -134,8 +134,8 @@ def _judged(
 
 @dataclass(frozen=True, slots=True)
 class Strictness:
-    """Limits of lateness, earliness, grace, overdue time and lag by which outputs are judged;
-    ``audit.AuditOptions`` describes each.
+    """Limits of lateness, earliness, grace, overdue time and lag by which outputs are judged, in ms;
+    None: no limit. ``options.AuditOptions`` describes each.
     """
 
     late_ms: int | None = None
@@ -148,8 +148,8 @@ class Strictness:
 def rules_of(
     cut: Cut, evidence: Evidence, strictness: Strictness, past: EarlierCut = NO_PAST
 ) -> Rules:
-    """Return the cursors, contracts and limits by which records are judged at a cut; ``past``:
-    facts of the previous cut.
+    """Return the rules by which records are judged at a cut: cursors, contracts and limits;
+    ``past``: facts of the previous cut.
     """
     read = {topic for topic, _ in cut.others}
     own = {cut.dead_letter, cut.outcomes}
@@ -210,8 +210,8 @@ def _hashes(topics: Iterable[str]) -> frozenset[int]:
 def _by_topic(
     cut: Cut, topics: Collection[str], at_ms: Mapping[Place, int], default: int
 ) -> dict[int, tuple[int, ...]]:
-    """Return ``at_ms`` as a list for each topic (by hash), one time (epoch ms) for each partition;
-    ``default`` where the time is unknown.
+    """Return the times ``at_ms`` (epoch ms) by hash of the topic, one for each partition, in order;
+    ``default`` where the time is unknown. The delay topics are added to ``topics``.
     """
     return {
         name_hash(topic): tuple(

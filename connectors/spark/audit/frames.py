@@ -67,8 +67,8 @@ def passed(matched: DataFrame, offsets: int, even: DataFrame | None = None) -> P
     Args:
         matched: the result of ``match``.
         offsets: number of offsets that were read; more offsets make larger blocks.
-        even: more blocks, with the time of the first delivery in each, from ``sieve.blocks_of``;
-            None: no more.
+        even: blocks in which all records are correct, from ``plain_blocks.blocks_of``, with the
+            time of the first delivery in each; None: there are none.
     """
     bits = max(BLOCK_BITS, (offsets // _PASSED_MAX).bit_length())
     sound = matched.where(sf.col("status") == SOUND)
@@ -82,8 +82,12 @@ def passed(matched: DataFrame, offsets: int, even: DataFrame | None = None) -> P
 
 
 def decide(judged: DataFrame, known: PassedTimes, rules: Rules) -> DataFrame:
-    """Return the verdicts that count: those without a condition, and those whose condition holds by
-    the other records of the same id.
+    """Return the verdicts that count, with the columns of ``JUDGED``: those without a condition,
+    those whose condition holds by the other records of the same id, and those of ``IdJudge``.
+
+    Args:
+        judged: the result of ``judge_records``.
+        known: times by which H had passed offsets.
     """
     is_certain = ~sf.col("verdict").isin(LINE, COUNT) & (sf.col("when") == CERTAIN)
     return judged.where(is_certain).unionByName(decide_by_ids(judged, known, rules))

@@ -1,4 +1,4 @@
-"""Ledger rows of one record, as objects. No side effects."""
+"""Groups of ledger rows: a source record with its outputs, as objects. No side effects."""
 
 from __future__ import annotations
 
@@ -49,15 +49,17 @@ _remembered: Final = msgspec.msgpack.Decoder(Remembered).decode
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Source record, and the outputs that state to settle it, continue it or bring it to its
-    home.
+    """Source record, and the outputs which state that they settle it, continue it or bring it to
+    its home.
 
     Attributes:
+        shard, offset: hash of the shard's name, and source offset of the record.
         source: the record; None: it is unknown, or an earlier cut has judged it.
-        settled: settlement of the record, if an earlier cut has judged it.
-        details: stored details of the record, if an earlier cut has judged it and kept any.
+        settled: settlement of the record, if an earlier cut has judged it; else None.
+        details: stored details of the record, if an earlier cut has judged it and kept any; else
+            None.
         named: id of the record and its ``Line``, if an earlier cut has judged it and it may still
-            cancel others.
+            cancel others; else None.
         settling: outputs that settle the record.
         successors: next occurrences of its schedule, in the order in which they were written.
         arrivals: envelopes that bring the record to its home without settling it there.
@@ -65,6 +67,7 @@ class Group:
             topics.
         undecided: requeued records and envelopes that name the record, and that the service may
             still refuse as forged.
+        rows: all ledger rows from which the group was made.
     """
 
     shard: int
@@ -81,14 +84,14 @@ class Group:
     rows: Sequence[LedgerRow] = field(default=(), repr=False)
 
     def carried(self, when: int = CERTAIN) -> Iterator[RecordVerdict]:
-        """Yield ``CARRIED`` verdicts that hand all ledger rows of the record to the next cut;
-        ``when``: condition under which these verdicts count.
+        """Yield ``CARRIED`` verdicts, which hand all ledger rows of the group to the next cut;
+        ``when``: condition under which these verdicts count, such as ``IF_MARKED``.
         """
         return (self.kept(CARRIED, row, when) for row in self.rows)
 
     def carried_undecided(self) -> Iterator[RecordVerdict]:
-        """Yield ``CARRIED`` verdicts, for the next cut, for the rows of outputs that the service
-        may still refuse as forged.
+        """Yield ``CARRIED`` verdicts, which hand the rows of the ``undecided`` outputs to the next
+        cut.
         """
         places = {place_of(one) for one in self.undecided}
         for row in self.rows:
@@ -97,7 +100,7 @@ class Group:
 
     def kept(self, verdict: int, row: LedgerRow, when: int) -> RecordVerdict:
         """Return a verdict that hands a ledger row to a later cut; ``verdict``: ``CARRIED`` or
-        ``SETTLED``.
+        ``SETTLED``; ``when``: condition under which it counts.
         """
         kept = RecordVerdict("", self.shard, self.offset, when=when, verdict=verdict, row=row)
         if self.source is None:
@@ -106,7 +109,7 @@ class Group:
 
 
 def group_of(rows: Sequence[LedgerRow]) -> Group:
-    """Return the group of ledger rows that have the same shard and offset."""
+    """Return ledger rows that all have the same shard and offset as a group."""
     shard, offset = rows[0][:2]
     by_role = {row.role: row for row in rows if row.role in SOURCES}
     source = _source(by_role[SOURCE]) if SOURCE in by_role else None
@@ -126,7 +129,7 @@ def grouped(
     shard: int, offset: int, source: SourceRow | None, outputs: Iterable[OutputRow]
 ) -> Group:
     """Return the group of a record and its outputs, without outputs that the service refused as
-    forged.
+    forged. ``shard``: hash of its name; ``source``: None: the record is unknown.
     """
     said = sorted(outputs, key=lambda one: (one.at_ms, one.place))
     forged = {place_of(one) for one in said if one.role == DISCLAIMED}
@@ -144,8 +147,8 @@ def grouped(
 
 
 def without_undecided(group: Group, is_undecided: Callable[[OutputRow], bool]) -> Group:
-    """Return the group with the outputs for which ``is_undecided`` holds moved to ``undecided``;
-    outputs with a verified signature stay.
+    """Return the group, with those outputs moved to ``undecided`` whose signature was not verified
+    and for which ``is_undecided`` returns true.
     """
     said = (*group.settling, *group.successors, *group.arrivals)
     undecided = [one for one in said if not one.facts.is_verified and is_undecided(one)]
@@ -171,9 +174,13 @@ def base_of(source: SourceRow) -> int:
 
 
 def named_row(shard: int, line: Line, record_id: bytes) -> RecordVerdict:
-    """Return the verdict that keeps a judged record as a ``NAMED`` row, as it may cancel others at
-    a later cut. ``shard``: number of its shard in the audit's rules; ``line``: what the records of
-    its id need to know of it.
+    """Return the ``CARRIED`` verdict that keeps a judged record as a ``NAMED`` row, as it may
+    cancel others at a later cut.
+
+    Args:
+        shard: hash of its shard's name.
+        line: the record among those of its id.
+        record_id: its id.
     """
     row = LedgerRow(
         shard,
@@ -190,8 +197,14 @@ def named_row(shard: int, line: Line, record_id: bytes) -> RecordVerdict:
 def settled_row(
     group: Group, settled: Settled, details: Remembered | None = None, when: int = CERTAIN
 ) -> RecordVerdict:
-    """Return the verdict that keeps a judged record as a ``REMEMBERED`` row, for outputs that later
-    cuts find; ``when``: condition under which it counts.
+    """Return the ``SETTLED`` verdict that keeps a judged record as a ``REMEMBERED`` row, to compare
+    outputs with that later cuts find.
+
+    Args:
+        group: the record and its outputs.
+        settled: its settlement.
+        details: further details to keep; None: no details.
+        when: condition under which the verdict counts.
     """
     row = LedgerRow(
         group.shard,
@@ -208,8 +221,8 @@ def settled_row(
 
 
 def _as_refused(source: SourceRow, outputs: Sequence[OutputRow]) -> SourceRow:
-    """Return the record, as invalid if its signature was not verified and the service dead-lettered
-    it as forged.
+    """Return the record; as an invalid record if its signature was not verified and one of
+    ``outputs`` dead-letters it as forged.
     """
     if source.facts.is_verified:
         return source

@@ -1,7 +1,8 @@
 """Compares copies with the log, record by record: takes data frames, returns findings.
 
-It is a library for notebooks as well as for ``reconcile``, and works on the session of its data
-frames, Spark Connect included. ``docs/reconcile.md`` describes the findings.
+Notebooks may use this module too. It works on the session of the given data frames, Spark Connect
+included. ``docs/reconcile.md`` describes the findings. A record that is *pending by the log* is
+pending according to the records of its delay topic.
 """
 
 from __future__ import annotations
@@ -20,8 +21,10 @@ FINDING: Final = (
     "kind string, node string, topic string, partition int, slot_start_ms bigint, "
     "slot_stop_ms bigint, offset bigint, key_ms bigint, detail string"
 )
+"""Columns of a finding. Times are epoch ms; ``detail`` is a text for users; columns that do not
+apply are null."""
 OF_RECORDS: Final = ("missing", "extra", "different")
-"""Kinds of findings about single records, which ``compare`` makes."""
+"""Kinds of findings about records: a copy lacks one, has one too many, or has other content."""
 
 HELD: Final = (
     "node string, topic string, partition int, key_ms bigint, offset bigint, payload_hash bigint"
@@ -30,8 +33,8 @@ HELD: Final = (
 LOGGED: Final = "topic string, partition int, key_ms bigint, offset bigint, payload_hash bigint"
 """Columns of a record that is pending by the log."""
 COPIES: Final = "node string, topic string, partition int, log_start bigint"
-"""Columns of a copy to compare. Its records below ``log_start``, the first offset of the shard's
-log, can't be judged."""
+"""Columns of a copy to compare. ``log_start``: first offset of the shard's log; records of the copy
+with lower offsets can't be judged, and are ignored."""
 
 SHARD: Final = ["topic", "partition"]
 COPY: Final = ["node", *SHARD]
@@ -47,12 +50,12 @@ _DETAIL: Final = {
 
 
 def compare(held: DataFrame, logged: DataFrame, copies: DataFrame) -> DataFrame:
-    """Return a finding for each record that is only in a copy, only in the log, or not the same in
-    both.
+    """Return a finding for each pending record of the log that a copy lacks (``missing``) or has
+    with another content (``different``), and for each that only a copy has (``extra``).
 
     Args:
-        held: records of all copies, columns ``HELD``, pending at one cursor: offsets below H with
-            keys above K, without records that an offset below H cancels.
+        held: records of all copies, columns ``HELD``, pending at the shard's cursor: offsets below
+            H with keys above K, without records that an offset below H cancels.
         logged: records that are pending by the log at the same cursor, columns ``LOGGED``.
         copies: copies to compare, columns ``COPIES``, each once. With a column ``slot_start_ms``,
             only those slots are compared.
@@ -86,8 +89,8 @@ def with_slot(records: DataFrame) -> DataFrame:
 
 
 def as_findings(slots: DataFrame) -> DataFrame:
-    """Return rows that have ``kind``, ``detail`` and the columns of ``PLACE`` with all columns of
-    ``FINDING``, null where unknown.
+    """Return findings with all columns of ``FINDING``, from rows with ``kind``, ``detail`` and the
+    columns of ``PLACE``. ``offset`` and ``key_ms`` are null if the rows lack them.
     """
     unknown = sf.lit(None).cast("bigint")
     told = {"slot_stop_ms": sf.col("slot_start_ms") + SLOT_MS, "offset": unknown, "key_ms": unknown}
@@ -96,7 +99,7 @@ def as_findings(slots: DataFrame) -> DataFrame:
 
 
 def names_of(ddl: str) -> list[str]:
-    """Return the names of the columns of a DDL."""
+    """Return the names of the columns of a DDL text, which are separated by ``", "``."""
     return [column.split()[0] for column in ddl.split(", ")]
 
 

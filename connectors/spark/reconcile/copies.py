@@ -1,7 +1,7 @@
 """Reads the nodes' copies, from their digests (``Live``) or from their disks (``OnDisk``).
 
-Both give what is compared and at which cursor, the sums of slots as ``digest_rows.SUMS``, and the
-single records of wrong slots.
+Both classes have the same methods and results: what is compared and at which cursor (``compared``),
+number of records and sum of their hashes in each slot (``sums``), and single records (``records``).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _FOUND: Final = (
     "payload_hash bigint, damage string, slot_start_ms bigint, slot_stop_ms bigint, "
     "first_offset bigint, stop_offset bigint"
 )
-"""Columns of a record on a disk that are stored for the comparison."""
+"""Columns, of those in ``stored.DDL``, that are kept of a record on a disk; and ``node``."""
 
 _HOURS_PER_TASK: Final = 24
 """Number of hours of due times that one task reads: a task costs some milliseconds, and most hours
@@ -42,7 +42,9 @@ are small."""
 
 
 def served(cut: Cut) -> dict[Place, ShardCut]:
-    """Return the shards of a cut of which nodes keep copies: all but those of level topics."""
+    """Return the shards of a cut of which nodes keep copies, all but those of level topics; by
+    topic and partition.
+    """
     return {
         (shard.topic, shard.partition): shard
         for shard in cut.shards
@@ -51,9 +53,9 @@ def served(cut: Cut) -> dict[Place, ShardCut]:
 
 
 def pending_rows(spark: SparkSession, rows: DataFrame, compared: Iterable[Comparison]) -> DataFrame:
-    """Return the ``rows`` that are pending at the cursor of their shard's comparison, with the
-    column ``is_compared``: whether their slot is compared. A null or negative ``mark`` means no
-    canceller.
+    """Return the ``rows`` (records of copies) that are pending at the cursor of their shard's
+    comparison, with the column ``is_compared``: whether their slot is compared. A null or negative
+    ``mark`` means no canceller.
     """
     cursors = [(*one.place, one.cursor.offset, *one.cursor.key, one.from_ms) for one in compared]
     bounds = spark.createDataFrame(
@@ -89,8 +91,8 @@ class Live:
         min_partitions: smallest number of tasks that read the digest topic.
         compared: comparison of each shard, with its nodes.
         slots: number of slots in the digest rows that were read, counted for each copy.
-        hashed: column with the hash of a record that digests sum up in a slot: ``frame_hash``,
-            which covers the id instead of the payload where there is an id.
+        hashed: column with the hash of a record that digests add up: ``frame_hash``, which covers
+            the id instead of the payload where there is an id.
     """
 
     spark: SparkSession
@@ -106,8 +108,8 @@ class Live:
     hashed: str = field(init=False, default="frame_hash")
 
     def __post_init__(self) -> None:
-        """Read the digest topic once, choose what to compare, and leave out copies whose hour rows
-        do not add up to their sum at the checkpoint.
+        """Read the digest topic once, choose what to compare, and leave out copies whose rows for
+        hours do not add up to the sum in their cut row.
         """
         self._spans = {p: span for p, span in self.cut.spans.items() if p[0] == self.topic}
         self._rows = self._read(self._spans).persist()
@@ -149,8 +151,8 @@ class Live:
         return self.spark.createDataFrame(found, UNREADABLE)
 
     def sums(self, *, every: bool) -> DataFrame:
-        """Return count and hash of each copy's slots, columns ``digest_rows.SUMS``; unless
-        ``every``, only those of hours that differ between copies.
+        """Return count and hash of each compared copy's slots, columns ``digest_rows.SUMS``: of all
+        hours, or unless ``every`` only of hours that differ between copies.
         """
         hours = self._hours
         if not every:
@@ -160,8 +162,8 @@ class Live:
         return digest_rows.slot_sums(hours).join(copies, COPY)
 
     def look_again(self) -> None:
-        """Read what was added to the digest topic, and let copies that have reported since no
-        longer count as behind.
+        """Read what was added to the digest topic since the start. Remove those copies from
+        ``Comparison.behind`` that were there for lack of a newer report and have sent one since.
         """
         stale = {(n, *one.place): cut for one in self.compared for n, cut in one.stale.items()}
         if not stale:
@@ -187,8 +189,8 @@ class Live:
             ranges: copies and keys, columns as ``details.Range``, in a total order.
 
         Returns:
-            Records with the columns of ``compare.HELD``; and ranges without an answer, with the
-            columns of ``UNREADABLE``.
+            Records that are pending at their shard's cursor, with the columns of ``compare.HELD``;
+            and ranges without an answer, with the columns of ``UNREADABLE``.
         """
         told, unanswered = self.details.of(ranges)
         return pending_rows(self.spark, told, self.compared), unanswered
@@ -205,7 +207,7 @@ class OnDisk:
         work: folder to which the records are written, so that disks are read once.
         compared: comparison of each shard, with its nodes.
         slots: 0, as there are no digest rows.
-        hashed: column with the hash of a record that is summed up in a slot: ``payload_hash``.
+        hashed: column with the hash of a record that ``sums`` adds up: ``payload_hash``.
     """
 
     spark: SparkSession
@@ -219,7 +221,7 @@ class OnDisk:
     hashed: str = field(init=False, default="payload_hash")
 
     def __post_init__(self) -> None:
-        """Find out how far each copy is stored, choose what to compare, and read all copies."""
+        """Read up to which offset each copy is stored, choose what to compare, read all copies."""
         self._shards = served(self.cut)
         reach = {node: self._reach(path) for node, path in sorted(self.folders.items())}
         self.compared = [self._compare(place, reach) for place in sorted(self._shards)]
@@ -232,7 +234,7 @@ class OnDisk:
 
     def _reach(self, path: str) -> dict[Place, int | None]:
         """Return S (next offset to be stored) of every copy in a node's folder, by topic and
-        partition; None for a copy that can't be trusted.
+        partition; None: the state of the copy can't be read.
         """
         by_name = {shard_name(shard.topic_id): shard.topic for shard in self._shards.values()}
         return {
@@ -288,8 +290,9 @@ class OnDisk:
         )
 
     def records(self, ranges: DataFrame) -> tuple[DataFrame, DataFrame]:
-        """Return the compared records of all copies, columns ``compare.HELD``, and no unanswered
-        ranges; ``ranges`` has no effect.
+        """Return the records of all compared copies that are pending at their shard's cursor,
+        columns ``compare.HELD``; and an empty data frame, as no range is unanswered. ``ranges`` has
+        no effect.
         """
         del ranges
         return self._compared(), self.spark.createDataFrame([], UNREADABLE)

@@ -27,8 +27,8 @@ UNREADABLE: Final = (
     "node string, topic string, partition int, slot_start_ms bigint, slot_stop_ms bigint, "
     "first_offset bigint, stop_offset bigint, why string"
 )
-"""Columns of a range of a copy that is damaged, or that a node did not answer. Offsets are null if
-unknown."""
+"""Columns of a range of key times of a copy that could not be read or that its node did not send.
+Times are epoch ms; stops are exclusive; offsets are null if unknown; ``why``: reason for users."""
 
 RANGES_MAX: Final = 10_000
 """Largest number of ranges to ask nodes about in one comparison; a plan has as many steps."""
@@ -57,8 +57,9 @@ class Details:
     """Client that asks nodes for records of their copies, and reads the answers.
 
     Attributes:
+        client: options of librdkafka.
         topic: name of the repair topic.
-        timeout_s: longest wait, in seconds, from one report to the next.
+        timeout_s: longest wait, in seconds, from one node's report to the next.
         ranges_max: largest number of ranges to ask about; 0: nodes are not asked.
         stop: ends the waiting for reports when it is set.
     """
@@ -100,8 +101,8 @@ class Details:
         return told, self.spark.createDataFrame(rows, UNREADABLE).union(left)
 
     def ask(self, ranges: Sequence[Range]) -> tuple[DataFrame, list[tuple[Range, str]]]:
-        """Ask nodes for the records in ranges of their copies; return the records, and each range
-        that was not answered with the reason.
+        """Ask nodes for the records in ranges of their copies. Return the records, columns
+        ``compare.HELD`` and ``mark``; and each range that was not answered, with the reason.
         """
         plan, start = uuid.uuid4().hex, self._end()
         untold: list[tuple[Range, str]] = []

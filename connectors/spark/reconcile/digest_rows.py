@@ -1,4 +1,7 @@
-"""Reads rows of the digest topic as data frames, and sums them up by slot, hour and copy."""
+"""Reads rows of the digest topic as data frames, and sums them up by slot, hour and copy.
+
+The rows are *cut rows* and *hour rows*, which the module ``digests`` describes.
+"""
 
 from __future__ import annotations
 
@@ -22,8 +25,8 @@ from delayservice.store.wheel.reading import Damage
 SUMS: Final = (
     "node string, topic string, partition int, slot_start_ms bigint, count bigint, hash bigint"
 )
-"""Columns with the number and the summed hash of the records that one copy has pending in one slot;
-the hash is a signed number of 64 bits."""
+"""Columns of one slot of one copy: start in epoch ms, number of pending records, and sum of their
+hashes modulo 2^64 as a signed number."""
 
 _CUT: Final = (
     "topic_id string, life string, cut bigint, cut_ms bigint, k array<bigint>, h bigint, "
@@ -47,9 +50,9 @@ def parse_keys(records: DataFrame) -> DataFrame:
     """Return the records of the digest topic with the fields of their keys as columns.
 
     Returns:
-        ``kind`` (``c``: sum of a copy at a checkpoint, ``h``: an hour), ``node``, ``topic``,
-        ``partition``, ``hour_ms`` (epoch ms), ``row`` (offset in the digest topic), and ``value``
-        as text.
+        ``kind`` (``c``: cut row, ``h``: hour row), ``node``, ``topic``, ``partition``, ``hour_ms``
+        (start of the hour, epoch ms; null in cut rows), ``row`` (offset in the digest topic), and
+        ``value`` as text (null in a tombstone).
     """
     parts = sf.split(sf.col("key").cast("string"), "/")
     return records.select(
@@ -64,8 +67,8 @@ def parse_keys(records: DataFrame) -> DataFrame:
 
 
 def newest_cuts(rows: DataFrame) -> list[CutRow | Retired]:
-    """Return the ``CUTS_KEPT`` newest cut rows (sums of a copy at one checkpoint) of each copy, or
-    ``Retired`` where a row says that the copy was given up; ``rows``: result of ``parse_keys``.
+    """Return the ``CUTS_KEPT`` newest cut rows of each copy, unordered. A tombstone, by which a
+    node gives the copy up, counts as one and is a ``Retired``. ``rows``: result of ``parse_keys``.
     """
     order = Window.partitionBy(*COPY).orderBy(sf.desc("row"))
     newest = (
@@ -91,8 +94,7 @@ def _cut_row(row: Mapping[str, object]) -> CutRow | Retired:
 
 
 def hours_at(spark: SparkSession, rows: DataFrame, compared: Iterable[Comparison]) -> DataFrame:
-    """Return the rows for hours of every copy that is compared, as they were at the checkpoint of
-    the comparison.
+    """Return the newest hour row, below the compared cut row, of each hour of every compared copy.
 
     Args:
         spark: the session.
@@ -100,9 +102,10 @@ def hours_at(spark: SparkSession, rows: DataFrame, compared: Iterable[Comparison
         compared: comparison of each shard.
 
     Returns:
-        ``node, topic, partition, hour_ms, from_ms``; the ``value`` of the hour's row; and
-        ``cut_life`` and ``at_cut``, the name of the copy and the newest checkpoint that the value
-        may have.
+        ``node, topic, partition, hour_ms``; ``from_ms``, start of the first compared slot, epoch
+        ms; the ``value`` of the hour row; and from the cut row ``cut_life``, the name of the copy,
+        and ``at_cut``, the offset of the checkpoint. A value with another name, or of a later
+        checkpoint, must not be used.
     """
     cuts = [
         (*row.copy, row.life, row.row, row.cut, one.from_ms) for one in compared for row in one.rows
@@ -122,7 +125,14 @@ def hours_at(spark: SparkSession, rows: DataFrame, compared: Iterable[Comparison
 
 
 class _Hour(msgspec.Struct):
-    """Value of a row for one hour of a copy, from JSON."""
+    """Value of an hour row, from JSON.
+
+    Attributes:
+        life: name that the copy got when it was built.
+        cut: offset of the checkpoint at which the row was written.
+        slot_ms: length of a slot, in ms.
+        slots: JSON of index, count and hash of each slot that has records.
+    """
 
     life: str
     cut: int
@@ -131,7 +141,8 @@ class _Hour(msgspec.Struct):
 
 
 _Slots: TypeAlias = list[tuple[int, int, int]]
-"""``(index, count, hash)`` of each slot of an hour that has records."""
+"""``(index, count, hash)`` of each slot of an hour that has records: number of the slot in the hour
+from 0, number of records, and unsigned sum of their hashes."""
 
 _decode_hour = msgspec.json.Decoder(_Hour).decode
 
@@ -142,9 +153,10 @@ def hour_sums(hours: DataFrame) -> DataFrame:
     """Return count and hash of each hour of a copy; ``hours``: result of ``hours_at``.
 
     Returns:
-        ``node, topic, partition, hour_ms``; ``slots``, ``records`` and signed ``hash`` of the whole
-        hour, to check against the cut row; ``print``, a hash of the compared slots that is equal
-        for equal slots, or null if there are none.
+        ``node, topic, partition, hour_ms``; of the whole hour, to check against the cut row,
+        ``slots`` (number with records), ``records`` (number) and ``hash`` (signed sum); and
+        ``print``, a hash of the compared slots that is equal for equal slots, or null if there are
+        none.
     """
     return hours.mapInArrow(_sum_hours, _HOUR_SUMS)
 
@@ -181,9 +193,9 @@ def _sum_slots(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 def _hours_in(batch: pa.RecordBatch) -> Iterator[tuple[Copy, int, int, _Hour, _Slots]]:
-    """Yield copy, start of the hour, start of the comparison (both epoch ms), decoded value and
-    slots of each row in a batch. Rows of a copy that was built again, or of a later checkpoint, are
-    skipped.
+    """Yield copy, start of the hour, start of the first compared slot (both epoch ms), value and
+    slots of each hour row in a batch. Rows of another ``life`` of the copy, of a later
+    checkpoint, or that can't be read are skipped.
     """
     columns = (*COPY, "hour_ms", "from_ms", "value", "cut_life", "at_cut")
     for node, topic, partition, hour_ms, from_ms, value, life, cut in zip(
@@ -206,8 +218,9 @@ def _compared(slots: _Slots, slot_ms: int, first_ms: int) -> _Slots:
 
 
 def _print(said: _Hour, compared: _Slots, filled: int) -> int | None:
-    """Return a hash of the compared slots of an hour; None: there are none. If these are all
-    ``filled`` slots, the node's own text is hashed, as nodes write equal texts for equal slots.
+    """Return a hash of the slots ``compared`` of the hour ``said``; None: there are none. If these
+    are all its slots, ``filled`` in number, the node's own text is hashed, as nodes write equal
+    texts for equal slots.
     """
     text = bytes(said.slots)
     if len(compared) < filled:
@@ -216,8 +229,8 @@ def _print(said: _Hour, compared: _Slots, filled: int) -> int | None:
 
 
 def totals(hours: DataFrame) -> dict[Copy, tuple[int, int, int]]:
-    """Return the numbers of slots and records and the signed hash of each copy; ``hours``: result
-    of ``hour_sums``.
+    """Return by copy the number of slots with records, the number of records, and the signed sum of
+    their hashes; ``hours``: result of ``hour_sums``.
     """
     summed = hours.groupBy(*COPY).agg(
         sf.sum("slots").alias("slots"),
@@ -233,8 +246,8 @@ def totals(hours: DataFrame) -> dict[Copy, tuple[int, int, int]]:
 def differing_hours(
     spark: SparkSession, hours: DataFrame, compared: Iterable[Comparison]
 ) -> DataFrame:
-    """Return ``topic, partition, hour_ms`` of the hours that are not equal in all compared copies;
-    ``hours``: result of ``hour_sums``.
+    """Return ``topic, partition, hour_ms`` of the hours whose compared slots are not equal in all
+    compared copies; ``hours``: result of ``hour_sums``.
     """
     nodes = sf.broadcast(
         spark.createDataFrame(
@@ -265,8 +278,8 @@ def from_hex(digits: Column) -> Column:
 
 
 def sum64(numbers: Column) -> Column:
-    """Return a column with the sum of signed numbers modulo 2^64. It adds the halves of the numbers
-    apart, as Spark's sum must not overflow.
+    """Return the aggregate that sums signed numbers of 64 bits modulo 2^64, as a signed number. The
+    halves of the numbers are added apart, as Spark's sum must not overflow.
     """
     low = sf.sum(numbers.bitwiseAND(sf.lit(_LOW)))
     high = sf.sum(sf.shiftrightunsigned(numbers, 32)) + sf.shiftright(low, 32)

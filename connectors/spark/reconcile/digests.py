@@ -1,7 +1,8 @@
 """Chooses the checkpoints at which copies can be compared by their digests.
 
-A node sums up each copy in a *cut row* at a checkpoint, and in rows for each hour of due times. The
-driver chooses from a few cut rows of each copy (``choose``); the many hour rows stay in Spark.
+At some checkpoints, a node writes the sum of each of its copies into the digest topic, as a *cut
+row*, and before it an *hour row* for each hour of due times whose records have changed. The driver
+chooses from a few cut rows of each copy (``choose``); the many hour rows stay in Spark.
 ``docs/internals/digests.md`` has the format.
 """
 
@@ -19,7 +20,7 @@ from delayservice.store.wheel.reading import Damage
 
 NO_CURSOR: Final = Cursor()
 CUTS_KEPT: Final = 32
-"""Number of cut rows (sums of a copy at one checkpoint) that are read of each copy."""
+"""Largest number of cut rows that are read of each copy, the newest."""
 GONE_MS: Final = 86_400_000
 """Time by which a node's newest cut row must be older than the newest of all nodes for the node to
 count as gone, in ms."""
@@ -30,7 +31,8 @@ class CutRow:
     """Row of the digest topic in which a node sums up its copy of a shard at one checkpoint.
 
     Attributes:
-        row: offset of this row in the digest topic, where it orders rows.
+        row: offset of this row in the digest topic, by which rows are ordered.
+        topic_id: Kafka's id of the delay topic.
         life: name that the copy got when it was built; a copy that is built again gets a new name.
         cut: offset of the checkpoint in the checkpoint topic.
         cut_ms: time at which the broker appended the checkpoint, epoch ms.
@@ -39,11 +41,14 @@ class CutRow:
         from_ms: start of the first slot in the digest, epoch ms.
         count, hash: number of records in the digest, and the sum of their hashes as a signed number
             of 64 bits.
-        scanned_ms: time at which the last complete scan of the copy's disk began, epoch ms.
-        behind: whether the copy was not yet stored up to H of the checkpoint.
-        role: ``owner`` if the node delivers the slice.
+        scanned_ms: time at which the last complete scan of the copy's disk began, epoch ms; 0:
+            there was no scan.
+        behind: whether the copy can't be compared at the checkpoint, mostly as it was not stored up
+            to H.
+        role: ``owner`` or ``replica``: role of the node in the slice.
+        store: kind of the copy's store, such as ``wheel``.
         damaged: ranges of the copy that the node could not read.
-        pending: number of pending records in the copy; None: a row of an older version.
+        pending: approximate number of pending records in the copy; None: a row of an older version.
     """
 
     node: str
@@ -89,12 +94,12 @@ class Expected:
     """Copies that should exist.
 
     Attributes:
-        nodes: nodes that should each have a copy of every shard, or with ``replicas`` all nodes
-            there are. Copies of other nodes are ignored; empty: all nodes that report.
+        nodes: names of nodes; copies of other nodes are ignored. Unless ``replicas`` is set, each
+            of them should have a copy of every shard. Empty: all nodes that report.
         replicas: smallest number of copies of each shard; 0: one copy on each of ``nodes``.
-        behind_ms: age in ms, relative to the newest cut row of all copies, or to now while the
-            slice is delivered, from which a copy's newest cut row makes it behind. Cut rows with
-            ``behind`` do not count.
+        behind_ms: largest age in ms of a copy's newest cut row; an older copy counts as behind. The
+            age is relative to the shard's newest cut row, for which rows with ``behind`` do not
+            count; and also to now, if the cursor has moved since.
     """
 
     nodes: tuple[str, ...] = ()
@@ -103,9 +108,7 @@ class Expected:
 
 
 class Served(NamedTuple):
-    """Shard as it is delivered now: id of its topic, and its cursor before the digests were
-    read.
-    """
+    """State of a shard: id of its topic, and its cursor just before the digests were read."""
 
     topic_id: str
     cursor: Cursor
@@ -172,7 +175,7 @@ class Comparison:
         }
 
     def leave_out(self, node: str, why: str) -> None:
-        """Remove a node's copy from the comparison, and record it as behind with the reason
+        """Remove a node's copy from the comparison, and note it in ``behind`` with the reason
         ``why``.
         """
         self.nodes.remove(node)
@@ -186,12 +189,11 @@ def choose(
     expected: Expected,
     now_ms: int,
 ) -> list[Comparison]:
-    """Return the comparison of each shard, at the checkpoint for which the largest number of copies
-    have cut rows; among equal ones, at the newest.
+    """Return what to compare of each shard: the copies at the checkpoint for which the largest
+    number of copies have cut rows; if several have as many, at the newest.
 
     Args:
-        rows: the newest cut rows (sums of a copy at one checkpoint) of each copy, and rows that
-            say that a copy was given up (``Retired``).
+        rows: the newest cut rows of each copy, and tombstones, by which a copy was given up.
         shards: shards to compare, by topic and partition.
         expected: copies that should exist.
         now_ms: present time by the brokers' clocks, epoch ms: that of the newest checkpoint.
@@ -214,8 +216,9 @@ def choose(
 
 
 def _this_life(told: Sequence[CutRow | Retired], topic_id: str) -> list[CutRow]:
-    """Return the cut rows of a copy since the copy was last built, newest first, one for each
-    checkpoint; ``told``: all cut rows of the copy, newest first.
+    """Return the cut rows of a copy since it was last built, newest first, one for each checkpoint;
+    empty if it was given up. ``told``: all cut rows of the copy, newest first; ``topic_id``: id of
+    the topic, whose former namesakes are ignored.
     """
     newest = told[0]
     if isinstance(newest, Retired):
@@ -247,8 +250,8 @@ def _compare(place: Place, lives: Mapping[str, Sequence[CutRow]], expected: Expe
 
 
 def _choose_cut(found: Comparison, usable: Mapping[str, Mapping[int, CutRow]]) -> None:
-    """Set the checkpoint at which most copies can be compared, and mark the other copies as behind;
-    ``usable``: cut rows by node and checkpoint.
+    """Set checkpoint, cursor and nodes of a comparison: the checkpoint at which most copies can be
+    compared. Note the other copies as behind. ``usable``: cut rows by node and checkpoint.
     """
     shared = Counter(cut for cuts in usable.values() for cut in cuts)
     if not shared:
@@ -268,8 +271,8 @@ def _choose_cut(found: Comparison, usable: Mapping[str, Mapping[int, CutRow]]) -
 def _leave_out_stale(
     found: Comparison, lives: Mapping[str, Sequence[CutRow]], cursor: Cursor, since_ms: int
 ) -> None:
-    """Leave out copies whose newest checkpoint was written before ``since_ms`` (epoch ms), unless
-    the cursor of the slice has not moved since.
+    """Leave out copies whose newest cut row is of a checkpoint before ``since_ms`` (epoch ms) and
+    of another cursor than ``cursor``, the shard's present one. ``lives``: cut rows by node.
     """
     for node in list(found.nodes):
         newest = lives[node][0]
@@ -280,8 +283,8 @@ def _leave_out_stale(
 
 
 def _gone(lives: Mapping[str, Sequence[CutRow]], since_ms: int) -> dict[str, str]:
-    """Return the nodes whose newest checkpoint was written before ``since_ms`` (epoch ms), with the
-    reason for users.
+    """Return the nodes whose newest cut row is of a checkpoint before ``since_ms`` (epoch ms), each
+    with a text for users. ``lives``: cut rows by node, newest first.
     """
     why = (
         "it has reported nothing for a day or longer: start it; if it was taken away for good, "
@@ -291,10 +294,13 @@ def _gone(lives: Mapping[str, Sequence[CutRow]], since_ms: int) -> dict[str, str
 
 
 def _behind(told: Sequence[CutRow], since_ms: int, newest_ms: int) -> str | None:
-    """Return why a copy can't be compared: it was stored up to none of its checkpoints since
-    ``since_ms`` (epoch ms); None: it can be.
+    """Return why a copy can't be compared: it has no cut row without ``behind`` of a checkpoint at
+    or after ``since_ms``; None: it has one.
 
-    If a copy was late at its newest checkpoint, an earlier one is used.
+    Args:
+        told: cut rows of the copy, newest first.
+        since_ms: time of the earliest checkpoint, epoch ms.
+        newest_ms: time of the newest checkpoint of any copy of the shard, epoch ms.
     """
     reached = next((row for row in told if not row.behind), None)
     if reached is not None and reached.cut_ms >= since_ms:
@@ -305,8 +311,8 @@ def _behind(told: Sequence[CutRow], since_ms: int, newest_ms: int) -> str | None
 
 
 def silent(nodes: Collection[str], expected: Expected) -> dict[str, str]:
-    """Return the nodes without an expected copy of a shard, with the reason; ``nodes``: nodes that
-    report a copy. ``""`` stands for a node of unknown name.
+    """Return the nodes without an expected copy of a shard, each with the reason; ``""`` stands for
+    a node of unknown name. ``nodes``: nodes that have a copy.
     """
     if expected.replicas:
         missing = expected.replicas - len(nodes)

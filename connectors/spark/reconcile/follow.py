@@ -1,7 +1,8 @@
 """Compares copies at intervals until the process is stopped, and repairs within limits.
 
-Before a repair, the copy and a right copy of another node are read from their disks, and everything
-is compared again: so a passing difference is not repaired, and the other copy is known to be right.
+Before a repair, the nodes read the copy and its *witness*, a right copy on another node, from their
+disks, and everything is compared again. So a passing difference is not repaired, and the witness is
+known to be right.
 """
 
 from __future__ import annotations
@@ -45,9 +46,9 @@ class FollowOptions:
         reconcile: options of each comparison.
         interval_s: time from the start of one comparison to that of the next, in seconds; if a
             comparison takes longer, the next begins at once.
-        repairs_max: number of repairs after which no more are made; 0: no repairs.
-        timeout_s: longest wait for the reports of nodes on repair steps or reading their disks, in
-            seconds.
+        repairs_max: largest number of repairs in the life of the process; 0: no repairs.
+        timeout_s: longest wait for the reports of nodes about repair steps, or about reading their
+            disks, in seconds.
     """
 
     reconcile: ReconcileOptions
@@ -61,10 +62,10 @@ class Repairs:
     """Numbers of repairs since the process was started.
 
     Attributes:
-        allowed: largest number of repairs.
+        allowed: largest number of repairs; 0: no repairs are made.
         made: number of repairs that were begun, successful or not.
         failed: number of repair steps that failed, or for which no report came.
-        left: number of steps of the newest plan that are left to users, by reason.
+        left: number of steps of the newest plan that were not carried out, by reason.
     """
 
     allowed: int = 0
@@ -100,8 +101,8 @@ class Followed:
 
 
 Heard = Callable[[ReconcileResult | str, Repairs], None]
-"""Function that gets the result of each comparison, or the reason why it failed, and the numbers of
-repairs."""
+"""Function that is called after each comparison with its result, or the reason why it failed; and
+with the numbers of repairs so far."""
 
 
 def follow(
@@ -139,8 +140,8 @@ class _Following:
         self.so_far = Followed(repairs=Repairs(options.repairs_max))
 
     def once(self) -> ReconcileResult | str | None:
-        """Compare, make the repairs that are allowed, and publish; return the result, or why that
-        failed; None: it was stopped.
+        """Compare, make the allowed repairs, write and publish the summary; return the result, or
+        the reason why that failed; None: it was stopped.
         """
         self.so_far.intervals += 1
         try:
@@ -163,8 +164,8 @@ class _Following:
         return compare_copies(self._spark, self._options.reconcile, self._say, self._stop)
 
     def _repair(self, result: ReconcileResult) -> ReconcileResult:
-        """Make the repairs that are allowed after a second comparison; return the comparison that
-        they are based on.
+        """Choose the allowed repairs; if there are any, have the copies read from disk, compare
+        again, and make those that are allowed then. Return the newest comparison.
         """
         chosen = self._choose(result)
         if chosen.repairs:
@@ -203,8 +204,8 @@ class _Following:
         return choose(result.plan.steps, known, repairs.allowed - repairs.made)
 
     def _confirm(self, wanted: Collection[Repair]) -> set[Copy]:
-        """Have nodes read the copies to repair, and their witnesses (right copies of other nodes),
-        from disk; return the copies that were read.
+        """Have nodes read the copies to repair, and their witnesses, from disk; wait up to
+        ``timeout_s`` of the options; return the copies that were read.
         """
         told = (copy for one in wanted for copy in (*one.witnesses, *(s.copy for s in one.steps)))
         copies = list(dict.fromkeys(told))

@@ -1,8 +1,14 @@
 """Decides from comparisons which repairs may be made automatically.
 
-A repair rebuilds what one node has of one slice. Automatically, only the copy of a replica is
-rebuilt, never the owner's; one copy of a slice at a time, while another copy of each of its shards
-is right and its node answers; soon after the comparison; and only a limited number of times.
+A repair rebuilds one node's copies of the shards of one slice. It is made automatically only
+
+- if the node is a replica of the slice, not the owner
+- for one node of a slice at a time
+- if each shard has a *witness*: a copy on another node without findings, whose node answers
+- soon after the comparison
+- a limited number of times.
+
+All other repairs are left to users.
 """
 
 from __future__ import annotations
@@ -24,8 +30,8 @@ IS_STALE: Final = "the comparison took too long"
 
 
 class CopyStanding(NamedTuple):
-    """State of one copy: whether its node is the owner of the slice, and whether the copy has no
-    findings.
+    """State of one copy: whether its node is, or may be, the owner of the slice; and whether the
+    copy has no findings.
     """
 
     is_owner: bool
@@ -33,10 +39,11 @@ class CopyStanding(NamedTuple):
 
 
 class Repair(NamedTuple):
-    """Repair steps for what one node has of one slice.
+    """Repair of one node's copies of one slice.
 
     Attributes:
-        witnesses: for each shard of the steps, a copy of another node that has no findings.
+        steps: steps of the plan for these copies.
+        witnesses: for each shard of the steps, a copy on another node that has no findings.
     """
 
     node: str
@@ -55,7 +62,7 @@ class Chosen(NamedTuple):
 def standings(
     compared: Collection[Comparison], wrong: Collection[Copy]
 ) -> dict[Copy, CopyStanding]:
-    """Return the state of every compared copy; ``wrong``: copies with findings."""
+    """Return the state of every copy in ``compared``; ``wrong``: copies with findings."""
     owners = {(node, one.partition) for one in compared for node in one.owners}
     return {
         (node, *one.place): CopyStanding(
@@ -69,8 +76,9 @@ def standings(
 def choose(
     steps: Sequence[RepairStep], known: Mapping[Copy, CopyStanding], repairs_left: int
 ) -> Chosen:
-    """Return the repairs that may be made, at most ``repairs_left``, and by reason the number of
-    steps left to users. ``known``: state of the compared copies.
+    """Return the repairs that may be made now, at most ``repairs_left``, and by reason the number
+    of steps that are left to users. ``steps``: steps of the plan; ``known``: state of each compared
+    copy.
     """
     groups: dict[tuple[str, int], list[RepairStep]] = {}
     for step in steps:
@@ -102,8 +110,8 @@ def is_fresh(age_s: float) -> bool:
 def confirmed(
     known: Mapping[Copy, CopyStanding], answered: Collection[Copy]
 ) -> dict[Copy, CopyStanding]:
-    """Return ``known`` with ``is_equal`` set to false for copies that are not in ``answered``, the
-    copies that their nodes have just read again.
+    """Return ``known`` with ``is_equal`` set to False for all copies but those in ``answered``,
+    which their nodes have just read again.
     """
     return {
         copy: one._replace(is_equal=one.is_equal and copy in answered)
@@ -112,8 +120,8 @@ def confirmed(
 
 
 def _is_owner(node: str, slice_no: int, known: Mapping[Copy, CopyStanding]) -> bool:
-    """Return whether a node is the owner of a slice; also true if none of its copies of the slice
-    was compared.
+    """Return whether a node is, or may be, the owner of a slice; also true if none of its copies of
+    the slice was compared.
     """
     mine = [one for copy, one in known.items() if (copy[0], copy[2]) == (node, slice_no)]
     return not mine or any(one.is_owner for one in mine)

@@ -44,7 +44,8 @@ _REPAIR: Final = (
 class Heat:
     """Number of findings by copy (row) and range of due times (column), for a heat map.
 
-    ``start_ms`` is the start of the first column, epoch ms, ``width_ms`` the width of each column.
+    ``copies`` has node, topic and partition of each row. ``start_ms`` is the start of the first
+    column, epoch ms, ``width_ms`` the width of each column.
     """
 
     copies: tuple[tuple[str, str, int], ...]
@@ -56,8 +57,8 @@ class Heat:
 
 
 def heat(found: DataFrame) -> Heat | None:
-    """Return the number of findings by copy and range of due times; None: no finding is about a
-    slot of a copy.
+    """Return the number of findings by copy and range of due times; None: no finding names a node
+    and a slot. ``found``: columns ``compare.FINDING``.
     """
     placed = found.where("slot_start_ms > 0 and node is not null")
     first, last = placed.agg(sf.min("slot_start_ms"), sf.max("slot_start_ms")).collect()[0]

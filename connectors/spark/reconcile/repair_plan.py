@@ -28,7 +28,7 @@ VERSION: Final = 2
 STEPS_AT_ONCE: Final = 32
 """Number of commands that are sent before their reports are awaited."""
 STEPS_MAX: Final = 10_000
-"""Largest number of steps of a plan: more would take days, in which the copies change."""
+"""Largest number of steps of a plan. More would take days, in which the copies change."""
 RANGES_MAX: Final = 48
 """Largest number of ranges of one copy in a plan; a copy with more ranges is rebuilt as a whole."""
 AGE_MAX_MS: Final = DAY_MS
@@ -36,7 +36,7 @@ AGE_MAX_MS: Final = DAY_MS
 
 
 class PlanError(DelayServiceError):
-    """Error: a plan can't be read, or must not be carried out."""
+    """A plan that can't be read, or must not be carried out."""
 
 
 class RepairStep(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,8 +49,10 @@ class RepairStep(msgspec.Struct, frozen=True, kw_only=True):
             has another id.
         start_ms: first key (time of delivery) of the range, epoch ms.
         stop_ms: end of the keys, exclusive, epoch ms.
-        first_offset: source offset of the first record of the range.
-        stop_offset: end of the source offsets, exclusive; 0: unknown, so the whole log is read.
+        first_offset: lowest known source offset of a record in the range. The node reads its log
+            from there, or from a lower offset that its copy has in the range.
+        stop_offset: end of the source offsets, exclusive, for users only, as a node reads to the
+            end of the log; 0: unknown.
         why: findings that the step repairs, in a few words.
     """
 
@@ -79,6 +81,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         cluster: id of the Kafka cluster that the plan was made for.
         made_ms: time at which the copies were compared, epoch milliseconds.
         steps: steps in the order in which they are sent; empty: there is nothing to repair.
+        v: version of the format.
     """
 
     id: str
@@ -99,13 +102,13 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 def first_steps(
     steps: Sequence[RepairStep], keep: Collection[Copy]
 ) -> tuple[tuple[RepairStep, ...], list[str]]:
-    """Return the steps for a plan, and notes for users.
+    """Return the steps for a plan, and a list of notes for users.
 
     Only the first ``STEPS_MAX`` of ``steps`` are used; a note says so if there are more. More than
     ``RANGES_MAX`` steps for one copy become one step that rebuilds the whole copy.
 
     Args:
-        steps: all steps, or the first ``STEPS_MAX`` and one more.
+        steps: all steps, those of one copy together; or the first ``STEPS_MAX`` and one more.
         keep: copies that must not be rebuilt as a whole.
     """
     more = f"the plan has the first {STEPS_MAX} steps only: carry it out, then compare again"
@@ -131,10 +134,10 @@ def _whole_copy(ranges: Sequence[RepairStep]) -> RepairStep:
 
 
 def decode_plan(data: bytes | str) -> Plan:
-    """Return the plan from the content of ``plan.json``, and check its steps.
+    """Return the plan from the content of ``plan.json``, after checking its steps.
 
     Raises:
-        PlanError: it is no plan, is of another version, or a step has an impossible range.
+        PlanError: the content is no plan or of another version, or a step has an impossible range.
     """
     try:
         plan = msgspec.json.decode(data, type=Plan)
@@ -162,8 +165,8 @@ class CommandClient(Protocol):
 
 
 OnProgress = Callable[[int, int, Report | None], None]
-"""Function that gets the number of finished steps, the number of all steps, and the newest report
-or None."""
+"""Function that is called with the number of steps that have a report, the number of all steps, and
+the newest report; None: there is no report yet."""
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
@@ -171,7 +174,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         done: number of steps that were carried out.
-        frames: number of records that nodes have read again.
+        frames: number of pending records that nodes have stored again.
         failed: reason why a step failed, by the number of the step.
         silent: numbers of the steps for which no report came in time.
     """
@@ -197,15 +200,15 @@ def carry_out(
     timeout_s: float = 600.0,
     replica_only: bool = False,
 ) -> Outcome:
-    """Send the steps of a plan to the nodes, and wait for their reports.
+    """Send the steps of a plan to the nodes, wait for their reports, and return the result.
 
     Args:
         plan: a plan from ``decode_plan``.
         desk: client that sends commands to the nodes of the cluster.
         cluster: id of the cluster that ``desk`` is connected to.
         on_progress: called at the beginning, and for each report.
-        timeout_s: longest wait, in seconds, for the reports on ``STEPS_AT_ONCE`` steps; nodes begin
-            no step after that.
+        timeout_s: longest wait, in seconds, for the reports about ``STEPS_AT_ONCE`` steps; nodes
+            begin no step after that.
         now_ms: present time, epoch ms, by which the age of the plan is judged.
         replica_only: whether nodes must refuse a step for a copy whose slice they own.
 

@@ -22,11 +22,11 @@ class Counts:
             compared.
         slots_passed: wrong slots that K passed while the comparison was running; findings there are
             left out.
-        log_offsets: offsets of the delay topics that were read.
+        log_offsets: source offsets of the delay topics that were read to compare with the log.
         pending: pending records: the sum over all shards, each counted in the copy that has most.
         records: pending records that were compared with another copy or with the log.
-        unjudged: records in compared slots of copies that lie below the start of the log: it can't
-            judge them, so they are no findings.
+        unjudged: records of copies with offsets below the start of the log, in the slots compared
+            record by record. The log can't judge them, so they are no findings.
     """
 
     slot_rows: int = 0
@@ -38,7 +38,7 @@ class Counts:
     unjudged: int = 0
 
     def notes(self) -> list[str]:
-        """Return notes for users about records that could not be judged."""
+        """Return notes for users about records that could not be judged; empty: there are none."""
         said = "records in slots that differ lie below the start of their delay topic"
         why = "retention has deleted them there, so the log can't judge them; they are left as are"
         return [f"{self.unjudged} {said}: {why}"] if self.unjudged else []

@@ -3,7 +3,7 @@
 The columns are those of ``stored.DDL``. The store's folder is not locked or written to. If the node
 is running, the export shows its store at one moment.
 
-It needs the memory of one batch of rows, and what RocksDB keeps of a database of this size.
+An export needs memory for one batch of rows, and for what RocksDB keeps of the database in memory.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ _BATCH_BYTES: Final = 32 << 20
 
 @dataclass(frozen=True, slots=True)
 class Exported:
-    """Written Parquet file: ``rows`` pending records. All records of the shard with offsets below
-    ``stop_offset`` (S) had been stored.
+    """Result of an export: path of the Parquet file and its number of rows (pending records). All
+    records of the shard with offsets below ``stop_offset`` (S) had been stored by then.
     """
 
     path: Path
@@ -50,8 +50,8 @@ def export_rocks(
     Args:
         shard: store of a worker, and the shard in it.
         target: path of the Parquet file, which is replaced if it exists.
-        bounds: range of keys to export.
-        topic: name of the delay topic; None: unknown.
+        bounds: range of key times to export.
+        topic: name of the delay topic for the column ``topic``; None: unknown.
         content: whether to include keys, values and headers of records.
 
     Raises:
@@ -76,8 +76,8 @@ def export_rocks(
 
 
 def batches(store: RocksView, bounds: ReadBounds) -> Iterator[list[Frame]]:
-    """Yield the stored records of a shard in the order of their keys, in lists of up to 65,536
-    records or 32 MiB.
+    """Yield the stored records of a shard with key times in ``bounds``, in the order of their keys,
+    in lists of up to 65,536 records or some 32 MiB.
     """
     batch: list[Frame] = []
     size = 0

@@ -195,8 +195,8 @@ class _Reconciling:
         return kept(rows, self._options.path(f"work/{name}"))
 
     def _of_shards(self, columns: str, facts: Mapping[Place, tuple[object, ...]]) -> DataFrame:
-        """Return a data frame with a row for each shard; ``columns``: DDL of the further columns,
-        filled with ``facts``.
+        """Return a data frame with ``topic``, ``partition`` and further columns. ``columns``: DDL
+        of the further ones; ``facts``: their values by shard.
         """
         rows = [(*place, *fact) for place, fact in facts.items()]
         return self._spark.createDataFrame(rows, f"topic string, partition int, {columns}")
@@ -224,8 +224,8 @@ class _Reconciling:
     def _parts(
         self, shards: Mapping[Place, ShardCut], replicas: Replicas, suspected: DataFrame
     ) -> dict[Place, LogPart]:
-        """Return the part of each shard's log that may hold pending records of the slots in
-        ``suspected``.
+        """Return by shard the part of its log that may have pending records of the slots in
+        ``suspected``, or of all slots for a deep comparison.
         """
         compared = {one.place: one for one in replicas.compared}
         bounds = self._bounds(replicas, suspected)
@@ -243,8 +243,8 @@ class _Reconciling:
         }
 
     def _starts(self, first: Mapping[Place, tuple[ShardCut, int]]) -> dict[Place, int]:
-        """Return the offset at which reading of each log must begin; ``first``: the shard, and the
-        lowest key (epoch ms) that is needed from it.
+        """Return by shard the offset at which reading of its log must begin; ``first``: the shard,
+        and the lowest key time (epoch ms) that is needed.
         """
         by_time: dict[int, list[Place]] = {}
         for place, (shard, key_ms) in first.items():
@@ -257,8 +257,8 @@ class _Reconciling:
         return {p: max(span.start, found.get(p, span.end)) for p, span in spans.items()}
 
     def _bounds(self, replicas: Replicas, suspected: DataFrame) -> dict[Place, tuple[int, int]]:
-        """Return for each shard the lowest key to read from its log, and the exclusive end of the
-        keys, epoch ms.
+        """Return by shard the lowest key time whose records are needed from its log, and the
+        exclusive end of the key times, epoch ms. Shards without suspected slots are left out.
         """
         if self._options.deep:
             return {o.place: (o.from_ms, DUE_STOP_MS + 1) for o in replicas.compared if o.nodes}
@@ -268,8 +268,9 @@ class _Reconciling:
         return {(topic, number): (first, stop) for topic, number, first, stop in found.collect()}
 
     def _findings(self, replicas: Replicas, wrong: DataFrame, logged: DataFrame) -> DataFrame:
-        """Return all findings except those in slots that K has passed while the comparison was
-        running. ``wrong``: slots of copies that differ from the log.
+        """Return all findings, columns ``FINDING``, except those in slots that K has passed while
+        the comparison was running. ``wrong``: slots of copies that differ from the log; ``logged``:
+        result of ``_logged``.
         """
         asked = self._asked(replicas, wrong, logged)
         if asked.isEmpty():
@@ -293,9 +294,9 @@ class _Reconciling:
         return found.select(*others.columns).union(others)
 
     def _asked(self, replicas: Replicas, wrong: DataFrame, logged: DataFrame) -> DataFrame:
-        """Return the slots of copies whose records are compared with the log one by one: slots that
-        differ, and in a deep comparison by digests also slots with ids, as digests cover only the
-        ids of their records.
+        """Return the slots of copies whose records are compared with the log one by one: the slots
+        in ``wrong`` (``is_wrong``), and in a deep comparison by digests also slots with ids, as
+        digests cover only the ids of their records.
         """
         asked = wrong.select(*PLACE, sf.expr("true").alias("is_wrong"))
         if not self._options.deep or replicas.hashed == "payload_hash":
@@ -320,7 +321,7 @@ class _Reconciling:
     def _plan(
         self, cut: Cut, replicas: Replicas, found: DataFrame, logged: DataFrame
     ) -> tuple[Plan, list[str]]:
-        """Return the repair plan, and notes for users about what it lacks."""
+        """Return the repair plan for the findings ``found``, and notes for users on its limits."""
         shards = served(cut)
         facts = {
             one.place: (shards[one.place].topic_id, one.cursor.offset, shards[one.place].span.start)

@@ -1,7 +1,8 @@
 """Compares slots (minutes of due times) of copies with each other and with the log, as data frames.
 
 Names of columns: a *shard* is ``topic, partition``, a *copy* ``node`` and a shard, a *slot* a shard
-and ``slot_start_ms``; a slot is ``SLOT_MS`` long.
+and ``slot_start_ms`` (epoch ms); a slot is ``SLOT_MS`` long. *By the log* means: according to the
+records of the delay topic.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ def suspects(sums: DataFrame, copies: DataFrame, *, every: bool) -> DataFrame:
         every: whether to return slots that are equal in all copies too.
 
     Returns:
-        Columns of a slot, and ``sums``: node, count and hash of each copy with records in it.
+        Columns of a slot, and ``sums``: array of node, count and hash of each copy that has records
+        in the slot.
     """
     said = sf.struct("count", "hash")
     slots = (
@@ -54,8 +56,8 @@ def suspects(sums: DataFrame, copies: DataFrame, *, every: bool) -> DataFrame:
 def wrong_slots(
     suspected: DataFrame, logged: DataFrame, copies: DataFrame, unreadable: DataFrame, hashed: str
 ) -> DataFrame:
-    """Return the slots of copies that differ from the log, except those that the node could not
-    read.
+    """Return the slots of copies that differ from the log in count or hash of the records, except
+    slots that the node could not read.
 
     Args:
         suspected: result of ``suspects``.
@@ -89,7 +91,7 @@ def by_node(copies: DataFrame) -> DataFrame:
 
 
 def outside(slots: DataFrame, ranges: DataFrame) -> DataFrame:
-    """Return the slots that no range of the same copy overlaps; ``ranges``: columns
+    """Return the slots of copies that no range of the same copy overlaps; ``ranges``: columns
     ``details.UNREADABLE``.
     """
     bounds = ranges.select(
@@ -104,15 +106,15 @@ def outside(slots: DataFrame, ranges: DataFrame) -> DataFrame:
 def slot_findings(
     wrong: DataFrame, explained: DataFrame, unjudged: DataFrame, unanswered: DataFrame
 ) -> DataFrame:
-    """Return a finding for each wrong slot of a copy in which no single record was found to be
-    wrong, unless the log can't judge it.
+    """Return a finding for each slot of a copy that is wrong although no finding about a single
+    record explains it, unless the log can't judge the slot.
 
     Args:
         wrong: result of ``wrong_slots``.
         explained: findings about single records; their slots are left out.
         unjudged: records of copies below the start of the log: a slot with any must differ from the
             log, and is left out.
-        unanswered: ranges whose records are unknown, and why; columns ``details.UNREADABLE``.
+        unanswered: ranges whose records the nodes did not send; columns ``details.UNREADABLE``.
     """
     unknown = outside(wrong, unanswered).select(*PLACE, sf.expr("true").alias("is_known"))
     kind = (
@@ -142,8 +144,8 @@ def damage_findings(unreadable: DataFrame) -> DataFrame:
 
 
 def ranges_of(slots: DataFrame) -> DataFrame:
-    """Return ranges of due times of copies whose records nodes are to send: one from the first to
-    the last of the given slots in each hour. Ranges with wrong slots come first.
+    """Return the ranges of due times whose records nodes must send: for each hour of a copy, from
+    the first to the last of the given slots. Ranges with wrong slots come first.
 
     Args:
         slots: slots of copies (``PLACE``), and ``is_wrong``.
@@ -204,8 +206,8 @@ def plan_steps(
 
 
 def _by_hours(ranges: DataFrame) -> DataFrame:
-    """Return ranges cut at full hours, at most ``STEPS_MAX`` + 1 pieces of each, as a plan has no
-    more steps.
+    """Return the ranges cut at full hours, about ``STEPS_MAX`` pieces of each at most, as a plan
+    has no more steps.
     """
     start, stop = sf.col("slot_start_ms"), sf.col("slot_stop_ms")
     last = sf.least(stop - 1, start + STEPS_MAX * HOUR_MS)
@@ -223,8 +225,8 @@ def _hour(time_ms: Column) -> Column:
 
 
 def _islands(slots: DataFrame, gap_ms: int, summed: list[Column]) -> DataFrame:
-    """Merge slots of a copy within an hour that are at most ``gap_ms`` apart; return one row for
-    each merged range, with the aggregates ``summed``.
+    """Merge slots of a copy within an hour that are at most ``gap_ms`` ms apart. Return a row for
+    each merged range: copy, ``start_ms``, ``stop_ms`` and the aggregates ``summed``.
     """
     hour = _hour(sf.col("slot_start_ms")).alias("hour_ms")
     before = Window.partitionBy(*COPY, hour).orderBy("slot_start_ms", "slot_stop_ms")

@@ -13,8 +13,8 @@ columns. Options, whose names may be in upper or lower case:
 ``path``             a node's state folder, a folder of stores in it, or the store of one worker
 ``from_ms, to_ms``   ``from_ms <= key_ms < to_ms``; files, then blocks, of other keys are not read.
                      The Python data source API of Spark 4.0 hands no filters down, so name them
-``topics``           JSON, names of topics by their ids: fills ``topic`` and ``source``, and other
-                     shards are left out
+``topics``           JSON, names of topics by their ids: fills ``topic`` and ``source``; shards of
+                     other topics are left out
 ``partitions``       JSON, a list of partitions: others are left out
 ``mode``             ``permissive``: damage is a row with ``damage``; ``failfast``: an error
 ``content``          ``false``: without keys, values and headers
@@ -124,7 +124,9 @@ class StoreOptions:
         return options
 
     def name_of(self, folder: ShardFolder) -> ShardName | None:
-        """Return the names of a shard for use in rows; None: the options exclude the shard."""
+        """Return the names of a shard for use in rows; None: the options exclude the shard. A store
+        whose shards can't be listed, with partition -1, is never excluded.
+        """
         if folder.partition < 0:
             return ShardName(folder.shard, folder.partition)
         if self.partitions is not None and folder.partition not in self.partitions:
@@ -142,7 +144,7 @@ def _json(text: str | None, kind: type[_T]) -> _T | None:
 
 def read_store(spark: SparkSession, path: str, asked: StoreOptions | None = None) -> DataFrame:
     """Return the records in a node's stores, or in one worker's store, with the columns of
-    ``stored.DDL``; ``path``: folder.
+    ``stored.DDL``. ``path``: folder of them; ``asked``: options, None: the defaults.
     """
     spark.dataSource.register(StoreSource)
     options = (asked or StoreOptions()).to_options()
@@ -151,7 +153,7 @@ def read_store(spark: SparkSession, path: str, asked: StoreOptions | None = None
 
 def reach_of(root: Path) -> Iterator[tuple[ShardFolder, int | None]]:
     """Yield every shard in the stores of a folder with its S: all records with offsets below S are
-    stored. S is None if the store can't be trusted.
+    stored. S is None if the state of the store is missing, damaged or of an older format.
 
     Raises:
         StoreError: the folder holds no store, or may not be read.
@@ -199,8 +201,8 @@ class StoreSource(DataSource):
 
 @dataclass
 class Hours(InputPartition):
-    """Input partition with hours of one shard in a wheel: for each hour its slot files, read up to
-    the length that was durable when planned.
+    """Input partition with hours of one shard in a wheel: for each hour the durable parts of its
+    slot files at the time of planning.
     """
 
     folder: ShardFolder
@@ -217,7 +219,9 @@ class Databases(InputPartition):
 
 @dataclass
 class Untrusted(InputPartition):
-    """Input partition for a shard whose store can't be trusted; it gives one row of damage."""
+    """Input partition for a shard whose state is missing, damaged or of an older format. Reading it
+    yields one row of damage.
+    """
 
     name: ShardName
 
@@ -231,8 +235,8 @@ class StoreReader(DataSourceReader):
 
     def partitions(self) -> list[InputPartition]:
         """Return the input partitions: one for every ``hours_per_task`` hours of a shard in a
-        wheel, and one for some shards of a database. This reads the state of each store, but no
-        records.
+        wheel, and one for every ``_SHARDS_PER_TASK`` shards of a RocksDB database. Only the state
+        of each store is read, no records.
 
         Raises:
             StoreError: the folder holds no store, or may not be read.
@@ -256,8 +260,7 @@ class StoreReader(DataSourceReader):
         return [Hours(folder, name, hours[at : at + step]) for at in range(0, len(hours), step)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of an input partition, one block at a time, with damage as rows of its
-        own.
+        """Yield the rows of an input partition in batches. Damage is a row of its own.
 
         Raises:
             StoreError: something is damaged and the mode is ``failfast``, or a file may not be

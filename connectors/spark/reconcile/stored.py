@@ -32,11 +32,17 @@ DDL: Final = """
     payload_hash bigint, frame_hash bigint,
     damage string, first_offset bigint, stop_offset bigint
 """
-"""Columns of a store's records. ``shard``: folder name, a hash of the topic's id. ``topic``: its
-name, if known. ``slot_start_ms``, ``slot_stop_ms``: range of due times of the file. ``mark``:
-source offset of the record's canceller. ``payload_hash``: hash of key, offset and payload;
-``frame_hash``: the hash in digests, with the id instead of the payload where there is one; both are
-signed numbers of 64 bits."""
+"""Columns of a store's records.
+
+- ``shard``: folder name, a hash of the topic's id; ``topic``: name of the topic, null if unknown.
+- ``slot_start_ms``, ``slot_stop_ms``: range of due times of the record's file, or its minute.
+- ``mark``: source offset of the record's canceller, null if it has none.
+- ``key``, ``value``, ``headers``: of the record to deliver; null if content was not asked for.
+- ``attempt``: number of the next attempt to deliver, from 1; ``source``: place at which the record
+  was first written, ``topic:partition:offset``.
+- ``payload_hash``: hash of key, offset and payload; ``frame_hash``: the hash in digests, with the
+  id instead of the payload where there is an id. Both are signed numbers of 64 bits.
+"""
 
 SCHEMA: Final = arrow_schema(DDL)
 
@@ -72,8 +78,8 @@ class ShardName:
         return batch_of([self._row(slot_ms, frame, content=content) for frame in frames], SCHEMA)
 
     def damage_batch(self, damage: Damage) -> pa.RecordBatch:
-        """Return an Arrow batch of one row that tells which keys and offsets could not be read, and
-        why.
+        """Return an Arrow batch of one row of damage: the keys and offsets that could not be read,
+        and why.
         """
         slot_ms = (damage.start_ms, damage.stop_ms)
         offsets = (damage.first_offset, damage.stop_offset)

@@ -1,4 +1,8 @@
-"""Facts of a report, for ``report.json`` and the page."""
+"""Facts of a report, for ``report.json`` and the page.
+
+*Lateness* is the time from a record's due time to its delivery, or from its writing if it was due
+by then.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +19,8 @@ LATENESS_BOUNDS_MS: Final = (
     *(1_000, 2_000, 5_000, 10_000, 30_000),
     *(MINUTE_MS, 5 * MINUTE_MS, 15 * MINUTE_MS, HOUR_MS, 6 * HOUR_MS, DAY_MS),
 )
-"""Upper bounds of the classes of lateness, in ms, inclusive; the first class is early deliveries. A
-further class without a bound follows the last."""
+"""Upper bounds of the classes of lateness, in ms, inclusive; the first class is early deliveries.
+After the class of the last bound comes one for later deliveries."""
 
 DELAY_BOUNDS: Final = (
     ("none", 0),
@@ -34,8 +38,8 @@ DELAY_LONGER: Final = "> 30 d"
 DELAY_RECURRING: Final = "recurring"
 DELAY_UNKNOWN: Final = "unknown"
 DELAYS: Final = (*(name for name, _ in DELAY_BOUNDS), DELAY_LONGER, DELAY_RECURRING, DELAY_UNKNOWN)
-"""Names of the classes of delays (times from a record's writing to its due time); "unknown": the
-source record has expired."""
+"""Names of the classes of delays (times from a record's writing to its due time), or "recurring".
+"unknown": the source record is no longer in its log."""
 
 HOURS_MAX: Final = 31 * 24
 """Largest number of hours in the report's table of lateness by hour."""
@@ -45,18 +49,16 @@ HOURS_MAX: Final = 31 * 24
 class Lateness:
     """Lateness of the deliveries of one group (a target, an hour or a class of delays).
 
-    It is counted from the due time, or from the writing of a record that was due by then.
-
     Attributes:
-        name: the target, the hour's start in epoch milliseconds, or the class of delays.
+        name: the target, the hour's start in epoch milliseconds, the class of delays, or ``all``.
         records: number of deliveries.
         bytes: sum of the bytes of the deliveries' keys and values.
         early: number of deliveries before the due time, without fired records.
         fired: number of fired records, which have no lateness.
         p50_ms, p90_ms, p99_ms: quantiles of lateness, in ms; None when all records were fired.
         max_ms: largest lateness, in ms; None when all records were fired.
-        histogram: number of deliveries in each class of ``LATENESS_BOUNDS_MS``, and at the end of
-            those later than its last bound.
+        histogram: number of deliveries in each class of ``LATENESS_BOUNDS_MS``, and at the end the
+            number of those later than its last bound.
     """
 
     name: str | int
@@ -96,7 +98,7 @@ class LoadStep:
 
 @dataclass(frozen=True, slots=True)
 class PendingTotals:
-    """Totals of all pending records.
+    """Totals of all pending records. A parked or paced record counts as due at its next attempt.
 
     Attributes:
         records: number of records.
@@ -116,7 +118,7 @@ class PendingTotals:
 
 @dataclass(frozen=True, slots=True)
 class Count:
-    """Name (a target, outcome or dead letter's code), and the number of records that have it."""
+    """Name of a target or outcome, or code of a dead letter; and its number of records."""
 
     name: str
     records: int
@@ -132,15 +134,16 @@ class ReportFacts:
         whole: lateness of all deliveries together.
         targets: lateness for each of the targets with the most deliveries; ``targets_total`` is the
             number of all targets.
-        hours: lateness for each of the last ``HOURS_MAX`` hours in which records were due,
-            ascending.
+        hours: lateness for each of the last ``HOURS_MAX`` hours in which delivered records were
+            due, ascending.
         delays: lateness for each class of delays with any deliveries, in the order of ``DELAYS``.
         waiting: totals of pending records.
         horizon_ms: length of the forecast, in ms.
         forecast: pending records by time steps of ``step_ms``, ascending; steps without records are
             left out.
         pending_targets: number of pending records of the targets that have the most.
-        outcomes: number of records that were not delivered, by the value of ``delay-outcome``.
+        outcomes: number of records in the outcomes topic by the value of ``delay-outcome``, also
+            ``fired`` and ``not_pending``.
         letters: number of dead letters by error code.
         seconds: duration of the counting, in seconds.
         cut: offsets and cursors up to which records are counted.

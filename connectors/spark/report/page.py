@@ -34,7 +34,7 @@ _P99: Final = 5
 
 
 def page(report: ReportFacts) -> str:
-    """Return the report as the text of one HTML file: lateness, load to come, outcomes, cursors."""
+    """Return the report as the text of an HTML file: lateness, forecast, outcomes, cursors."""
     as_of = moment(report.cut.taken_ms)
     early = f"{number(report.whole.early)} records were delivered before their due time"
     warnings = [f"{early}. An audit names each of them."] if report.whole.early else []

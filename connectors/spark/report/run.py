@@ -1,7 +1,7 @@
 """Reports the lateness of deliveries, the pending records, and all other outcomes.
 
-Spark counts everything. The driver gets a bounded amount: a row for each target, hour and class of
-delays up to a limit, and a few hundred points of the forecast. All groups are in Parquet.
+Spark counts everything. The driver gets a limited number of rows: targets, hours, classes of delays
+(times from writing to due time), and steps of the forecast. All groups are in Parquet.
 """
 
 from __future__ import annotations
@@ -48,8 +48,7 @@ from delayservice.contract.entry import Entry
 
 QUANTILES: Final = (0.5, 0.9, 0.99)
 _ACCURACY: Final = 1_000
-"""Accuracy argument of ``percentile_approx``: the rank of a quantile is wrong by at most one part
-in this number."""
+"""Accuracy of ``percentile_approx``: the rank of a quantile is wrong by 1 in 1,000 at most."""
 
 FORECAST_STEPS_MAX: Final = 1_440
 _STEPS_MS: Final = (MINUTE_MS, 5 * MINUTE_MS, 15 * MINUTE_MS, HOUR_MS, 6 * HOUR_MS, DAY_MS)
@@ -129,7 +128,7 @@ def report(spark: SparkSession, options: ReportOptions, say: Say) -> ReportFacts
 
 
 class _Work:
-    """Counter of the records of one report, up to the offsets and cursors of one cut."""
+    """Counter of the records of one report, up to the offsets and cursors of the cut ``cut``."""
 
     def __init__(self, spark: SparkSession, options: ReportOptions, cut: Cut) -> None:
         self._spark = spark
@@ -186,8 +185,9 @@ class _Work:
         }
 
     def _delivered(self) -> DataFrame:
-        """Return a row for each delivery of this service: target, hour in which it was due, class
-        of delays, bytes, lateness in ms, and whether it was fired.
+        """Return a row for each delivery of this service: target, start of the hour in which it was
+        due (epoch ms), class of delays, bytes of key and value, whether it was fired, and lateness
+        in ms, null if it was fired.
         """
         beside = {self._audit.dead_letter, self._audit.outcomes, *self._cut.delay_topics}
         targets = {topic for topic, _ in self._cut.spans if topic not in beside}
@@ -226,8 +226,9 @@ class _Work:
         )
 
     def load(self) -> tuple[PendingTotals, tuple[LoadStep, ...], tuple[Count, ...]]:
-        """Write the data set ``forecast``; return the totals of pending records, the steps of the
-        forecast, and the targets with the most pending records.
+        """Write the data set ``forecast``, pending records by second and target; return the totals
+        of pending records, the steps of the forecast, and the targets with the most pending
+        records.
         """
         options, now_ms = self._options, self._cut.taken_ms
         parts = {
@@ -267,8 +268,8 @@ class _Work:
         )
 
     def _forecast(self, seconds: DataFrame, end_ms: int) -> tuple[LoadStep, ...]:
-        """Return the records that are due from now to ``end_ms`` (epoch ms, exclusive), by time
-        step; overdue records are in the first step.
+        """Return the pending records that are due before ``end_ms`` (epoch ms) by time step,
+        ascending; overdue records are in the first step. ``seconds``: the data set ``forecast``.
         """
         now_ms, step_ms = self._cut.taken_ms, self.step_ms
         sums = seconds.where(sf.col("second_ms") < end_ms).groupBy("second_ms").agg(*_sums())
@@ -279,8 +280,8 @@ class _Work:
         return tuple(LoadStep(r["start_ms"], r["records"], r["bytes"], r["peak"]) for r in rows)
 
     def named(self, topic: str, header: str) -> tuple[Count, ...]:
-        """Return how many of a topic's records have each value of a header, the most frequent
-        first.
+        """Return the number of a topic's records in the reported period by value of a header, the
+        50 most frequent values first.
         """
         said = self._outputs([topic]).select(_text(header).alias("name")).where("name IS NOT NULL")
         rows = said.groupBy("name").count().orderBy(sf.desc("count")).limit(_NAMES_MAX).collect()
@@ -300,8 +301,8 @@ def _bytes(column: str) -> Column:
 
 
 def _delay() -> Column:
-    """Return a column with the class of delays: the time from a record's writing to its due time,
-    "recurring" or "unknown".
+    """Return a column with the class of delays, as in ``DELAYS``, from ``due_ms``, ``written_ms``
+    and ``recurring``.
     """
     delay_ms = sf.col("due_ms") - sf.col("written_ms")
     found = sf.when(sf.col("recurring"), DELAY_RECURRING).when(delay_ms.isNull(), DELAY_UNKNOWN)

@@ -1,6 +1,7 @@
 """Checks records with the service's own reader before they are written to a delay topic.
 
-It takes Arrow batches on the executors, and returns them with an error code, if any, for each row.
+Executors check Arrow batches of rows, each of which asks for one record, and add an error code and
+a reason to rejected rows.
 """
 
 from __future__ import annotations
@@ -61,11 +62,11 @@ class RowRules:
 
 
 def check(rules: RowRules) -> Check:
-    """Return a function for ``DataFrame.mapInArrow`` that checks rows: from the columns
-    ``mapping.DRAFT_COLUMNS`` to ``JUDGED``.
+    """Return a function for ``DataFrame.mapInArrow`` that checks rows with the columns
+    ``mapping.DRAFT_COLUMNS``, and returns them with the columns ``JUDGED``.
 
-    It appends ``code`` and ``reason``, which are null for valid rows, and sets ``row`` to null
-    there, as only rejected rows are shown as text.
+    The function appends ``code`` and ``reason``, which are null for valid rows. It sets ``row`` of
+    valid rows to null, as only rejected rows are shown as text.
     """
 
     def judged(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -93,8 +94,8 @@ class ScheduleCheck:
         self._allowlist = None if has_allowlists else rules.allowlist
 
     def refusal(self, row: Row) -> Refusal | None:
-        """Return error code and reason if the service would not deliver a record; None: it
-        would.
+        """Return error code and reason if the service would not deliver a record; None: it would.
+        ``row``: the record as the service would read it; headers None: its value was not parsed.
         """
         if row[4] is None:
             return VALUE_INVALID, "the value is no JSON object of the schema"

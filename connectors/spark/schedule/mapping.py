@@ -32,8 +32,8 @@ MAPPABLE: Final = frozenset(
         names.DELAY_TIMEZONE,
     }
 )
-"""Headers of the service that may be mapped under ``headers``; for the other ones, ``Fields`` has a
-field."""
+"""Headers of the service that may be mapped in ``Fields.headers``; each of its other headers has a
+field of its own in ``Fields``."""
 
 DRAFT_COLUMNS: Final = ("file", "id", "value", "headers", "row")
 
@@ -68,7 +68,7 @@ class Fields:
             JSON, other columns text or bytes.
         key: key of the delivered record; None: no key.
         id: id of the delayed record; None: ``job`` followed by a hash of the row, or for rows from
-            a topic by the record's place.
+            a topic by the record's partition and offset.
         headers: name and value of each further header.
         job: prefix of every id that is generated.
     """
@@ -84,7 +84,7 @@ class Fields:
 
 
 def drafts(rows: DataFrame, fields: Fields) -> DataFrame:
-    """Return for each row the delayed record that it asks for, unchecked.
+    """Return a row for each row of ``rows``, with the delayed record that it asks for, unchecked.
 
     Returns:
         Columns ``DRAFT_COLUMNS``: ``file`` string, the file of the row, or empty; ``id`` and
@@ -119,8 +119,8 @@ def drafts(rows: DataFrame, fields: Fields) -> DataFrame:
 
 
 def _headers(rows: DataFrame, fields: Fields, record_id: Column) -> list[Column]:
-    """Return expressions for the headers of the delayed record: time, target, id and key first,
-    then those of ``fields.headers``.
+    """Return columns with name and value of each header of the delayed record: time, target, id
+    and key first, then those of ``fields.headers``.
     """
     found = [_header(*_time(rows, fields))]
     if fields.target is not None:
@@ -159,8 +159,15 @@ def _chosen(
     of_column: Callable[[DataFrame, str, str], Column] | None = None,
     of_text: Callable[[str], str] = str,
 ) -> Column:
-    """Return the column named ``text`` as bytes for a header, or ``text`` itself if there is no
-    such column; ``what``: the field, for errors.
+    """Return the column named ``text`` as bytes for a header; or ``text`` itself, without a prefix
+    ``=``, if it has that or there is no such column.
+
+    Args:
+        rows: rows with the columns.
+        what: name of the field, for errors.
+        text: name of a column, or a fixed text.
+        of_column: makes the bytes from a column; None: ``_bytes``.
+        of_text: checks and converts a fixed text.
     """
     if not text.startswith(FIXED) and text in rows.columns:
         return (of_column or _bytes)(rows, what, text)

@@ -1,14 +1,16 @@
 """Schedules delayed records from a DataFrame: all are checked before one is written, each once.
 
-    map     rows to records                                   ``mapping``
-    check   with the service's own reader; compare ids        ``check``
-    reject  bad rows, to Parquet; by default the job ends then
-    fence   earlier processes of the job, which may still run ``sink``
-    sieve   out records that the delay topic has already
+Its steps, and the modules that do them:
+
+    map     rows to records                                    ``mapping``
+    check   records with the service's own reader              ``check``
+    reject  bad rows, and rows with equal ids, to Parquet; by default the job ends then
+    fence   earlier processes of the job, which may still run  ``sink``
+    skip    records that the delay topic already has
     write   the remaining records                              ``sink``
 
-After an interruption, the same job is started again: it recognises the records that are already
-written by id and content.
+After an interruption, start the same job again: it recognises by id and content the records that
+are already written.
 """
 
 from __future__ import annotations
@@ -42,8 +44,8 @@ from delayservice.contract.contracts import Contract
 from delayservice.contract.targets import Allowlist
 
 ID_DUPLICATE: Final = "id-duplicate"
-"""Code of a row whose id another row has too. No dead letter has it, as the row is never
-written."""
+"""Error code of a row whose id another row has too. Such rows are not written, so no dead letter
+has this code."""
 
 VERSION: Final = 1
 
@@ -79,7 +81,7 @@ class ScheduleOptions:
         fields: mapping from the columns of a row to the parts of a delayed record.
         rejected_path: folder of Parquet files for rejected rows; each process replaces it.
         allowlist: allowlist of the nodes' settings, for contracts that have none; None: unknown.
-        skip_rejected: whether to write the valid rows if other rows are rejected.
+        skip_rejected: whether to write the valid rows even if other rows are rejected.
         dry_run: whether to check only, and write no delayed record.
         min_partitions: smallest number of tasks that read the delay topic.
         sample_rows: number of records in the result's sample.
@@ -106,7 +108,7 @@ class Scheduled:
         rows: number of input rows.
         rejected: number of rejected rows by error code.
         there: number of valid rows whose id and content the delay topic already has.
-        fresh: number of valid rows that the delay topic does not have yet.
+        fresh: number of valid rows whose id and content the delay topic does not have yet.
         replacing: number of ``fresh`` rows whose id the delay topic has with another content; that
             record is replaced if it is pending.
         written: number of records that were written to the delay topic.
@@ -167,8 +169,8 @@ def schedule(
         say: called with the current activity.
 
     Returns:
-        Numbers of rows by what became of them. Nothing was written if rows were rejected and
-        ``skip_rejected`` is not set.
+        Numbers of rows: rejected, there already, written. Nothing is written if rows are rejected
+        and ``skip_rejected`` is not set, or in a dry run.
 
     Raises:
         InvalidRequestError: the mapping does not fit the input, the delay topic takes no ids or is
@@ -230,8 +232,8 @@ def served_contracts(
     """Return the contracts for records that are written now to the delay topic ``topic``, from the
     newest checkpoints.
 
-    There is one contract, or several while the nodes change it; none before the topic is first
-    served.
+    There is one contract, or several while the nodes change it. The result is empty if the topic
+    was never served.
 
     Raises:
         KafkaEdgeError: the cluster does not answer, or a checkpoint can't be read.
@@ -269,8 +271,8 @@ def rules_for(contracts: Sequence[Contract], options: ScheduleOptions) -> RowRul
 
 
 def _judged(rows: DataFrame, fields: Fields, rules: RowRules) -> DataFrame:
-    """Return every row with an error code: that of the check, or ``ID_DUPLICATE`` if another row
-    has its id; null for valid rows.
+    """Return every row with an error code and a reason, columns ``check.JUDGED``: those of the
+    check, or ``ID_DUPLICATE`` if another row has its id; null for valid rows.
     """
     asked = drafts(rows, fields)
     checked = asked.mapInArrow(check(rules), JUDGED)
@@ -317,15 +319,16 @@ def _held(spark: SparkSession, options: ScheduleOptions) -> DataFrame:
 
 
 def _digest() -> Column:
-    """Return a column with the hash of a record's content, which includes its time and target. 64
-    bits suffice, as only contents of the same id are compared.
+    """Return a column with the hash of a record's id, value and headers, which include time and
+    target. 64 bits suffice, as only contents of the same id are compared.
     """
     return sf.xxhash64("id", "value", "headers")
 
 
 def _missing(good: DataFrame, held: DataFrame) -> DataFrame:
-    """Return the valid records that the delay topic does not have; ``is_replacing``: whether it has
-    their id with another content.
+    """Return those of the valid records ``good`` that are not in ``held``, the records of the delay
+    topic, by id and content; with ``is_replacing``: whether ``held`` has their id with another
+    content.
     """
     contents = held.groupBy("id").agg(sf.collect_set("digest").alias("digests"))
     is_there = sf.array_contains("digests", _digest())

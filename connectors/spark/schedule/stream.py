@@ -1,10 +1,13 @@
 """Schedules delayed records from a Kafka topic continuously, in batches, each record once.
 
-    decide  which records are rejected: they are in Parquet before any other is written
-    write   the others                                          ``sink``
+The steps of a batch:
 
-The next process repeats an incomplete batch unchanged: Spark has stored its offsets, Parquet has
-the rejected records, and the sink's stored progress tells what was written.
+    decide  which records are rejected, and write these to Parquet
+    write   the others to the delay topic                       ``sink``
+
+If a process ends in the middle of a batch, the next one repeats the batch unchanged: Spark has
+stored its offsets, Parquet has the rejected records, and the sink's stored progress says which
+records were written.
 """
 
 from __future__ import annotations
@@ -61,7 +64,7 @@ class StreamOptions:
         source: options of librdkafka for the cluster with the topic to read.
         from_topic: name of the topic to read.
         checkpoint: folder for the state of the stream and for Spark's checkpoint.
-        schema: columns in the JSON values, as Spark DDL, or ``INFER``; None: values are not parsed.
+        schema: fields of the JSON values, as Spark DDL, or ``INFER``; None: values are not parsed.
         every_ms: time from batch to batch, in ms; None: read the records that are there, and end.
         records_max: largest number of records in a batch.
     """
@@ -166,14 +169,14 @@ class Stream:
         self._say = say
         self._is_lost = is_lost
         self._spent: str | None = None
-        """Folder with the decisions of the last batch, if it rejected nothing; the next batch
-        deletes it."""
+        """Folder of the last batch's rejected records, if there were none; the next batch deletes
+        it. None: there is nothing to delete."""
         self._lock = threading.Lock()
         self._is_stopped = False
 
     def start(self, asked: DataFrame, stream: StreamOptions) -> None:
-        """Start Spark's query; ``asked``: stream of the unchecked records from
-        ``mapping.drafts``.
+        """Start Spark's query. ``asked``: stream of unchecked records from ``mapping.drafts``;
+        ``stream``: options with the trigger and the folder for Spark's checkpoint.
         """
         self._query = (
             asked.writeStream.queryName("delay schedule")
@@ -257,7 +260,15 @@ class Stream:
 
 
 class _State(msgspec.Struct):
-    """Facts about a stream that are stored at its start and the same in all processes."""
+    """Facts about a stream that are stored at its start and the same in all processes.
+
+    Attributes:
+        name: name of the stream's sink: the job's name and a random text.
+        topic: name of the delay topic.
+        from_topic: name of the topic to read.
+        parts: number of parts in which the sink writes.
+        schema: fields of the JSON values, as Spark DDL; None: values are not parsed.
+    """
 
     name: str
     topic: str
