@@ -51,7 +51,7 @@ format: $(STAMP)  ## put the code in its format and repair what ruff can
 # little more than half as long, each with servers of its own. All parts run even when one fails.
 test: check  ## check, then what shows within minutes whether a change is sound; ARGS reach pytest
 	@status=0; \
-	$(BIN)/pytest -n auto --dist worksteal -m "not cluster and not fault and not long" $(ARGS) || status=1; \
+	$(BIN)/pytest -n auto --dist worksteal -m "not cluster and not fault and not long and not night" $(ARGS) || status=1; \
 	$(BIN)/pytest -n 2 --dist loadfile --durations=10 -m quick $(ARGS) || status=1; \
 	exit $$status
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, Final
 
 import structlog
@@ -49,7 +50,6 @@ class BrokerClock:
         self._heard = heard
         self._make = make
         self._producer: Producer | None = None
-        self._sent_s = 0.0
 
     def ask(self) -> None:
         """Write one record and wait up to 2 s for its acknowledgement; then call ``heard``, unless
@@ -60,9 +60,10 @@ class BrokerClock:
                 self._producer = self._make(self._options)
                 # Connect first: otherwise the first answer is too slow to compare clocks by.
                 self._producer.list_topics(self._topic, _ANSWER_S)
-            self._sent_s = time.monotonic()
+            # Each answer with the time of its own record: a late one comes during the next flush.
+            answered = partial(self._answered, time.monotonic())
             self._producer.produce(
-                self._topic, key=self._key, value=None, partition=0, on_delivery=self._answered
+                self._topic, key=self._key, value=None, partition=0, on_delivery=answered
             )
             self._producer.flush(_ANSWER_S)
         except (KafkaException, BufferError) as exc:
@@ -72,11 +73,11 @@ class BrokerClock:
         """Drop the producer; the next ``ask`` makes another."""
         self._producer = None
 
-    def _answered(self, error: KafkaError | None, message: Message) -> None:
+    def _answered(self, sent_s: float, error: KafkaError | None, message: Message) -> None:
         answered_s = time.monotonic()
         if error is not None:
             _log.debug("broker_not_asked_for_the_time", why=error.str())
             return
         kind, broker_ms = message.timestamp()
         if kind == TIMESTAMP_LOG_APPEND_TIME:
-            self._heard(broker_ms, self._sent_s, answered_s)
+            self._heard(broker_ms, sent_s, answered_s)

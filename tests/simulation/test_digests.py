@@ -16,7 +16,7 @@ from tests.simulation.plan import draw_plan
 from tests.simulation.schedule import run_schedule, silenced
 from tests.simulation.sim_digests import DigestBook, short_slots
 
-BLOCK = 100
+BLOCK = 25
 
 
 def _run(seeds: range) -> tuple[str | None, int, int]:
@@ -34,7 +34,7 @@ def _run(seeds: range) -> tuple[str | None, int, int]:
     return None, compared, slots
 
 
-@pytest.mark.parametrize("block", blocks(4))
+@pytest.mark.parametrize("block", blocks(16))
 def test_copies_agree_at_every_cut(block: int) -> None:
     broken, compared, slots = _run(range(block * BLOCK, (block + 1) * BLOCK))
     assert broken is None

@@ -35,7 +35,9 @@ from tests.simulation.schedule import replay_command, run_schedule, silenced
 from tests.wheels import LoneStore
 
 BLOCK = 200
-BLOCKS = 500 if os.environ.get("SIMULATION_MODE") == "long" else 8
+IS_LONG = os.environ.get("SIMULATION_MODE") == "long"
+BLOCKS = 500 if IS_LONG else 8
+BLOCKS_OF_HOMES = 200 if IS_LONG else 4
 QUICK_BLOCKS = 2
 """Blocks that `make test` runs; `make long` runs the others."""
 
@@ -87,11 +89,11 @@ def test_a_log_that_can_not_be_written_to_keeps_back_no_other_slice_whatever_els
     )
 
 
-@pytest.mark.parametrize("block", blocks(2))
+@pytest.mark.parametrize("block", blocks(8))
 def test_promises_hold_where_logs_lose_their_end_topics_are_made_anew_and_targets_get_more(
     block: int,
 ) -> None:
-    _assert_kept(_seeds(SEEDS_OF_LOSS.start, block))
+    _assert_kept(_seeds(SEEDS_OF_LOSS.start, block, BLOCK // 4))
 
 
 @pytest.mark.parametrize("block", blocks(4))
@@ -102,18 +104,18 @@ def test_promises_hold_where_logs_of_level_topics_lose_their_end(block: int) -> 
     )
 
 
-@pytest.mark.parametrize("block", blocks(2))
+@pytest.mark.parametrize("block", blocks(8))
 def test_what_is_stored_is_delivered_where_retention_deletes_what_nobody_has_walked(
     block: int,
 ) -> None:
-    outcomes = _assert_kept(_seeds(SEEDS_OF_OUTAGE.start, block))
+    outcomes = _assert_kept(_seeds(SEEDS_OF_OUTAGE.start, block, BLOCK // 4))
     assert outcomes["lost"] > 0
     assert outcomes["undecided"] > 0
 
 
-@pytest.mark.parametrize("block", range(50 if os.environ.get("SIMULATION_MODE") == "long" else 1))
+@pytest.mark.parametrize("block", blocks(BLOCKS_OF_HOMES))
 def test_promises_hold_where_ids_find_home(block: int) -> None:
-    outcomes = _assert_kept(_seeds(SEEDS_OF_HOMES.start, block))
+    outcomes = _assert_kept(_seeds(SEEDS_OF_HOMES.start, block, BLOCK // 4))
     assert outcomes.keys() >= {"forwarded", "waits", "carried", "replaced", "cancelled", "fired"}
 
 

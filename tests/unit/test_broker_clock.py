@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -28,16 +29,18 @@ class Producer:
     def __init__(self, kind: int) -> None:
         self._kind = kind
         self.records: list[tuple[bytes, bytes | None]] = []
-        self._report: Callable[[], None] = lambda: None
+        self.is_slow = False
+        self._reports: list[Callable[[], None]] = []
 
     def list_topics(self, *_: object) -> None: ...
 
     def produce(self, _topic: str, *, key: bytes, value: bytes | None, **more: Any) -> None:
         self.records.append((key, value))
-        self._report = lambda: more["on_delivery"](None, Stamped(self._kind))
+        self._reports.append(lambda: more["on_delivery"](None, Stamped(self._kind)))
 
     def flush(self, _timeout_s: float) -> None:
-        self._report()
+        while self._reports and not self.is_slow:
+            self._reports.pop(0)()
 
 
 @pytest.mark.parametrize(
@@ -52,6 +55,19 @@ def test_only_a_time_that_the_broker_put_there_is_heard(kind: int, times: int) -
     for broker_ms, sent_s, acknowledged_s in heard:
         assert broker_ms == 1_900_000_000_000
         assert sent_s <= acknowledged_s
+
+
+def test_an_answer_that_comes_with_the_next_one_has_the_time_of_its_own_record() -> None:
+    heard: list[tuple[int, float, float]] = []
+    producer: Any = Producer(TIMESTAMP_LOG_APPEND_TIME)
+    clock = BrokerClock({}, "claims", "n1-0", lambda *told: heard.append(told), lambda _: producer)
+    producer.is_slow = True
+    clock.ask()
+    between_s = time.monotonic()
+    producer.is_slow = False
+    clock.ask()
+    (_, first_s, _), (_, second_s, _) = heard
+    assert first_s <= between_s <= second_s
 
 
 def test_whoever_reads_claims_takes_the_record_for_the_end_of_a_writer_that_never_was() -> None:

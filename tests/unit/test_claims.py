@@ -245,7 +245,9 @@ def test_slices_have_claims_of_their_own() -> None:
     assert topic.log.claimed(4) is None
 
 
-@pytest.mark.parametrize("key", [None, b"", b"3", b"3:", b":w", b"x:w", b"-1:w", b"9" * 5_000 + b":w"])
+@pytest.mark.parametrize(
+    "key", [None, b"", b"3", b"3:", b":w", b"x:w", b"-1:w", b"9" * 5_000 + b":w"]
+)
 def test_a_foreign_key_is_named_and_changes_nothing(key: bytes | None) -> None:
     topic = Topic()
     topic.say("other")

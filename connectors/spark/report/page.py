@@ -178,9 +178,8 @@ def continuous(forecast: Sequence[LoadStep], step_ms: int) -> list[LoadStep]:
 
 
 def _others(report: ReportFacts) -> PageSection:
-    not_delivered = "Outcomes of records that were not delivered"
     charts = [
-        _counts(not_delivered, "outcome", report.outcomes),
+        _counts("Outcomes in the outcomes topic", "outcome", report.outcomes),
         _counts("Dead letters", "code", report.letters, BAD),
     ]
     return PageSection("Outcomes and dead letters", charts=charts)
