@@ -163,3 +163,7 @@ and those of other delay systems."""
 
 STRIPPED: Final = KNOWN - {ROCKETMQ_UNIQ_KEY}
 """Names of headers that are removed from a user's record before delivery."""
+
+RESERVED: Final = STRIPPED | names.HOME_NAMES
+"""Names of headers that a producer may not set as headers of its own: they would be removed, or the
+record be taken for a forgery."""

@@ -12,7 +12,7 @@ from typing import Final, Literal, TypeAlias, TypedDict, TypeVar
 
 from delayservice.base.errors import InvalidRequestError
 from delayservice.contract import names
-from delayservice.contract.aliases import STRIPPED
+from delayservice.contract.aliases import RESERVED
 from delayservice.contract.codes import RecordRefusedError
 from delayservice.contract.times import (
     DUE_STOP_MS,
@@ -206,11 +206,11 @@ def plain_headers(headers: OwnHeaders) -> list[Header]:
 
     Raises:
         InvalidRequestError: one of them is an input header of the service, or would be removed
-            before delivery.
+            before delivery, or is one by which the service knows its own records.
     """
     own = list(headers.items() if isinstance(headers, Mapping) else headers)
     for name, _ in own:
-        if name in STRIPPED:
+        if name in RESERVED:
             raise InvalidRequestError(
                 f"header {name} is the service's: use the argument of that meaning, and "
                 "own_headers(message) to send a record on"

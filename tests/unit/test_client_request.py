@@ -150,7 +150,9 @@ def test_the_outputs_key_is_kept_replaced_or_left_out() -> None:
     assert target_headers("orders", None, NO_KEY)[1:] == [("delay-target-key", None)]
 
 
-@pytest.mark.parametrize("name", ["delay-at", "delay-source", "delay-copy", "DELAY", "delay-id"])
+@pytest.mark.parametrize(
+    "name", ["delay-at", "delay-source", "delay-copy", "delay-home", "DELAY", "delay-id"]
+)
 def test_own_headers_that_the_service_would_read_or_drop_are_refused(name: str) -> None:
     with pytest.raises(InvalidRequestError, match=name):
         plain_headers([(name, b"1")])

@@ -15,7 +15,7 @@ from pyspark.sql import functions as sf
 from delayservice.base.errors import InvalidRequestError
 from delayservice.config.units import parse_duration_ms
 from delayservice.contract import names
-from delayservice.contract.aliases import STRIPPED
+from delayservice.contract.aliases import RESERVED
 from delayservice.contract.request import instant_ms
 
 FIXED: Final = "="
@@ -130,7 +130,7 @@ def _headers(rows: DataFrame, fields: Fields, record_id: Column) -> list[Column]
     key = no_key if fields.key is None else _bytes(rows, "key", fields.key)
     found.append(_header(names.DELAY_TARGET_KEY, key))
     for name, text in fields.headers:
-        if name in STRIPPED and name not in MAPPABLE:
+        if name in RESERVED and name not in MAPPABLE:
             raise InvalidRequestError(
                 f"header {name} is the service's and can't be mapped: use the option of that "
                 f"meaning, or one of {', '.join(sorted(MAPPABLE))}"
