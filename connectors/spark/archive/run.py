@@ -1,8 +1,8 @@
 """Writes new records of a delay service's topics into an archive, by Structured Streaming.
 
-A batch consists of a folder of Parquet with its records, and a file of facts: the offset up to which
-the batch reads each log, and a cut that is taken after that. Spark's own checkpoint records which
-batches are done; a repeated batch replaces its folder and file.
+A batch is stored as a folder of Parquet with its records, and a file of facts: the offset up to
+which the batch reads each log, and a cut that is taken after that. Spark's own checkpoint records
+which batches are done; a repeated batch replaces its folder and file.
 """
 
 from __future__ import annotations

@@ -134,8 +134,8 @@ def _judged(
 
 @dataclass(frozen=True, slots=True)
 class Strictness:
-    """Limits of lateness, earliness, grace, overdue time and lag by which outputs are judged, in ms;
-    None: no limit. ``options.AuditOptions`` describes each.
+    """Limits of lateness, earliness, grace, overdue time and lag by which outputs are judged, in
+    ms; None: no limit. ``options.AuditOptions`` describes each.
     """
 
     late_ms: int | None = None

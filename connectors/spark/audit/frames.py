@@ -82,12 +82,13 @@ def passed(matched: DataFrame, offsets: int, even: DataFrame | None = None) -> P
 
 
 def decide(judged: DataFrame, known: PassedTimes, rules: Rules) -> DataFrame:
-    """Return the verdicts that count, with the columns of ``JUDGED``: those without a condition,
-    those whose condition holds by the other records of the same id, and those of ``IdJudge``.
+    """Return the verdicts that count, with the columns of ``row_judges.JUDGED``: those without a
+    condition, those whose condition holds, and those by comparison with other records of the id.
 
     Args:
         judged: the result of ``judge_records``.
         known: times by which H had passed offsets.
+        rules: rules to judge by.
     """
     is_certain = ~sf.col("verdict").isin(LINE, COUNT) & (sf.col("when") == CERTAIN)
     return judged.where(is_certain).unionByName(decide_by_ids(judged, known, rules))

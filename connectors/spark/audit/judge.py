@@ -1,5 +1,5 @@
-"""Judges one source record: whether it has exactly one settlement (output that settles it). No
-input or output.
+"""Judges one source record: whether it has exactly one settlement (output that settles it). Pure
+functions, without side effects except counts.
 
 Source: rule 1 of ``docs/internals/design.md``, and "Proof from the topics" in
 ``docs/guarantees.md``; ``docs/audit.md`` explains the kinds of findings. ``settlement`` decides
@@ -72,8 +72,8 @@ _NOWHERE: Final = Settled(LOST_ROLE, 0, -1, -1, -1)
 
 
 def judge(group: Group, rules: Rules, counts: Counter[str]) -> Iterator[RecordVerdict]:
-    """Yield the verdicts on one record: findings, and the rows to keep for the next cut; add the
-    numbers of records by result to ``counts``.
+    """Yield the verdicts on one record: findings, and the rows to keep for the next cut. Add the
+    record and its outputs to ``counts``, numbers by what became of them.
     """
     own = rules.shards[group.shard]
     counts["mirrored"] += group.mirrored
@@ -103,7 +103,7 @@ def _judge(
 ) -> Iterator[RecordVerdict]:
     counts["sources"] += 1
     yield from _forks(origin_of(source, rules), group)
-    if source.facts.kind != HOMEBOUND:  # what it recurs by is judged at its home
+    if source.facts.kind != HOMEBOUND:  # its recurrence is judged at its home
         for output in group.successors:
             yield from _continued(source, output, rules)
     waits = any(one.role == COPIED for one in settling)
@@ -130,7 +130,7 @@ def _judge(
 
 def _details(group: Group, source: SourceRow) -> Remembered | None:
     """Return the details to keep of a record that recurs or goes to its home, as it may get further
-    outputs; None: other records.
+    outputs; None: the record does neither.
     """
     facts = source.facts
     if facts.kind != HOMEBOUND and not (facts.recur and facts.kind == SCHEDULE):
@@ -144,7 +144,7 @@ def _without_elder(
     settling: Sequence[OutputRow], shard: ShardRules, counts: Counter[str]
 ) -> list[OutputRow]:
     """Return the outputs without those written before ``shard.born_ms``, which belong to expired
-    records and are only counted.
+    records. Those are added to ``counts``.
     """
     found = [output for output in settling if output.at_ms >= shard.born_ms]
     counts["source_expired"] += len(settling) - len(found)
@@ -152,8 +152,8 @@ def _without_elder(
 
 
 def _of_expired(group: Group, rules: Rules, counts: Counter[str]) -> Iterator[RecordVerdict]:
-    """Yield findings about outputs of a record that retention has deleted: those that settle it
-    twice.
+    """Yield findings about outputs that settle a record a second time; retention has deleted the
+    record itself. Add its outputs to ``counts``.
     """
     counts["source_expired"] += len(group.settling)
     name = f"{rules.shards[group.shard].name}:{group.offset}"
@@ -171,8 +171,8 @@ def _of_expired(group: Group, rules: Rules, counts: Counter[str]) -> Iterator[Re
 
 
 def _settle_twice(first: OutputRow, second: OutputRow) -> bool:
-    """Return whether two outputs that name the same source offset contradict each other, whatever
-    the record was. Deliveries in two target topics do not, as a consumer may have copied one.
+    """Return whether two outputs that name the same source offset settle the same record twice,
+    whatever the record was. Two deliveries do so only if topic, due time and content are the same.
     """
     if first.role == second.role == DELIVERED:
         return first.topic == second.topic and first[1:4:2] == second[1:4:2]
@@ -182,8 +182,8 @@ def _settle_twice(first: OutputRow, second: OutputRow) -> bool:
 def _without_source(
     group: Group, settling: Sequence[OutputRow], rules: Rules, counts: Counter[str]
 ) -> Iterator[RecordVerdict]:
-    """Yield findings about outputs of a record that does not exist. If its offset is beyond the end
-    of the log that was read, requeued records are carried to the next cut instead.
+    """Yield findings about outputs that name an offset without a record. If the offset is beyond
+    the end of the log that was read, outputs that may be ahead of it are carried to the next cut.
     """
     own = rules.shards[group.shard]
     said = [*settling, *group.successors, *group.arrivals]
@@ -201,8 +201,8 @@ def _without_source(
 
 
 def _is_beside(group: Group, output: OutputRow) -> bool:
-    """Return whether an output is a requeued record or envelope, and may so have been read although
-    its source record was not yet.
+    """Return whether an output is a requeued record or envelope that may have been read before its
+    source record was: it is in another shard, or after the source offset in the same shard.
     """
     is_copy = output.role in (COPIED, CONTINUED, FORWARDED, ARRIVED)
     return is_copy and not (output.facts.base != NONE and output.place <= group.offset)
@@ -219,8 +219,8 @@ def _late(
     rules: Rules,
     counts: Counter[str],
 ) -> Iterator[RecordVerdict]:
-    """Yield findings about the new outputs (``settling``) of a record that an earlier cut has
-    judged.
+    """Yield findings about the new outputs of a record that an earlier cut has judged, and the row
+    to keep if its details change. ``settling``: the new outputs that settle it.
     """
     details = group.details
     origin = f"{rules.shards[group.shard].name}:{group.offset}"
@@ -262,8 +262,8 @@ def _late_arrivals(
 
 
 def _forks(origin: str, group: Group, since: int = 0) -> Iterator[RecordVerdict]:
-    """Yield findings about occurrences that were written twice; ``since``: highest occurrence
-    number known at an earlier cut.
+    """Yield findings about occurrences that were written twice. ``origin``: ``delay-source`` of the
+    record that recurs; ``since``: highest number of an occurrence seen at an earlier cut; 0: none.
     """
     seen: set[str] = set()
     for output in group.successors:
@@ -313,8 +313,8 @@ def _arrived(
 def _without_output(
     group: Group, source: SourceRow, rules: Rules, counts: Counter[str]
 ) -> Iterator[RecordVerdict]:
-    """Yield the verdicts on a record without a settlement: pending, overdue, lost, or not to be
-    judged.
+    """Yield the verdicts on a record without a settlement: it is pending, overdue or lost, or it
+    can't be judged.
     """
     shard = rules.shards[source.shard]
     by_key = shard.earlier.has_settled((source.key_ms, source.offset), -1)
@@ -326,7 +326,7 @@ def _without_output(
             yield from group.carried()
             return
         yield from group.carried(IF_UNMARKED)
-    # A canceller settles a record at any time, and only the key says not before when.
+    # With an id, a canceller may settle the record at any time; else it is settled after its key.
     key_ms = max(source.key_ms, source.written_ms)
     since_ms = source.written_ms if is_named else key_ms
     reason, when = rules.unseen(source, since_ms), CERTAIN if by_key else IF_MARKED
@@ -356,8 +356,8 @@ def _without_output(
 
 
 def _overdue(source: SourceRow, rules: Rules, *, is_named: bool) -> Iterator[RecordVerdict]:
-    """Yield a finding if a pending record is overdue, at the first cut that shows it; ``is_named``:
-    it has an id, so it may have been cancelled.
+    """Yield a finding if a pending record is overdue and no earlier cut has reported that;
+    ``is_named``: the record has an id, so it may have been cancelled.
     """
     since_ms = max(source.key_ms, source.written_ms)
     is_old = source.offset < rules.shards[source.shard].new_from
@@ -374,8 +374,8 @@ def _is_checkpointed(source: SourceRow, rules: Rules) -> bool:
 
 
 def _is_ahead(source: SourceRow, output: OutputRow, rules: Rules) -> bool:
-    """Return whether an output may not be in a checkpoint yet under ``at_least_once``, so that a
-    later cut must judge it.
+    """Return whether a later cut must judge the record, as its output is so young that under
+    ``at_least_once`` the checkpoint may not count it yet.
     """
     is_young = output.at_ms > rules.unsettled_since_ms
     return is_young and source.facts.record_id is None and not _is_checkpointed(source, rules)
@@ -384,8 +384,8 @@ def _is_ahead(source: SourceRow, output: OutputRow, rules: Rules) -> bool:
 def _unless_checkpointed(
     source: SourceRow, output: OutputRow, rules: Rules
 ) -> Iterator[RecordVerdict]:
-    """Yield a finding if a record has this output but the later cursor does not count it as
-    settled.
+    """Yield a finding if a record has this output but the later cursor does not count the record
+    as settled; not for outputs so young that ``at_least_once`` explains that.
     """
     if _is_checkpointed(source, rules) or output.at_ms > rules.unsettled_since_ms:
         return

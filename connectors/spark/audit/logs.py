@@ -32,8 +32,9 @@ class Logs(Protocol):
         """
 
     def still_true(self, decided: DataFrame, rules: Rules) -> DataFrame:
-        """Return the verdicts corrected for retention that went on while the logs were read: a lost
-        record becomes unjudged, and a finding about a deleted record is dropped.
+        """Return the verdicts ``decided`` corrected for retention that went on while the logs were
+        read: a lost record becomes unjudged if its output may have been deleted, and a finding
+        about an output without a record is dropped if the record was deleted.
         """
 
 
@@ -55,8 +56,11 @@ class KafkaLogs:
         return read_topic(self.spark, self.client, chosen, tasks)
 
     def still_true(self, decided: DataFrame, rules: Rules) -> DataFrame:
-        """Return the verdicts corrected for retention that went on meanwhile: asks the cluster for
-        the present starts of the logs; see ``Logs.still_true``.
+        """Ask the cluster for the present starts of the logs, and return the verdicts corrected for
+        retention that went on meanwhile, as ``Logs.still_true`` describes.
+
+        Raises:
+            KafkaEdgeError: the cluster does not answer.
         """
         spans = self.evidence.spans
         starts = offsets_of(admin_client(native_options(self.client)), spans.keys(), EARLIEST)
@@ -76,8 +80,8 @@ class KafkaLogs:
     def _unless_unseen(
         self, decided: DataFrame, gone: Mapping[Place, Span], rules: Rules
     ) -> DataFrame:
-        """Return the verdicts with lost records as unjudged where retention may just have deleted
-        the output; ``gone``: logs whose start has moved.
+        """Return the verdicts, with lost records as unjudged where retention may just have deleted
+        the output. ``gone``: present offsets of the logs whose start has moved.
         """
         settled_ms = first_times(self.client, gone, names.DELAY_SETTLES)
         since_ms: dict[int, int] = {}

@@ -1,4 +1,4 @@
-"""Joins source records with the outputs that settle them, and judges the usual pairs.
+"""Joins source records with the outputs that settle them, into pairs, and judges the usual pairs.
 
 Functions take and return data frames, on the session of the input, and need no Kafka.
 """
@@ -43,7 +43,7 @@ def match(rows: DataFrame, rules: Rules) -> DataFrame:
     missing, its columns are null. Rows of role ``NAMED`` or shard ``NO_SHARD`` are left out.
 
     Args:
-        rows: ledger rows: all those of each record, and of each id.
+        rows: ledger rows; for each record in them, all its rows and all those of its id.
         rules: cursors and limits to judge by.
 
     Returns:
@@ -58,7 +58,7 @@ def match(rows: DataFrame, rules: Rules) -> DataFrame:
     )
     counted = outputs.withColumn("outputs", sf.count("*").over(Window.partitionBy(*_KEY)))
     joined = with_cursors(sources.join(counted, list(_KEY), "full"), rules)
-    # Records without an id are by themselves: they would all be one group.
+    # A record without an id is a group of its own: all of them would be one huge group.
     group = sf.when(sf.col("s_id_hash") != NO_ID, sf.col("s_id_hash")).otherwise(
         sf.xxhash64("offset")
     )
@@ -109,8 +109,8 @@ def _is_delivered_well(rules: Rules) -> Column:
 
 
 def _is_outcome() -> Column:
-    """Return a column: whether a cancelled, replaced or not-pending outcome fits the kind and
-    offset of its record.
+    """Return a column: whether the output is an outcome, cancelled, replaced or not pending, that
+    fits the kind and offset of its record.
     """
     told = sf.col("o_kind")
     is_cancelled = told.isin(_CANCELLED, _REPLACED) & (sf.col("o_by") > sf.col("offset"))
@@ -122,8 +122,9 @@ def _is_outcome() -> Column:
 
 
 def _with_ids_judged(pairs: DataFrame) -> DataFrame:
-    """Return the pairs of records and outputs. If one pair of an id is neither ``SOUND`` nor
-    ``PENDING``, or does not fit the next record of the id, all pairs of the id get ``ODD``.
+    """Return the pairs of records and outputs with the ``status`` that counts. If one pair of an id
+    is neither ``SOUND`` nor ``PENDING``, or does not fit the other records of the id, or if there
+    is a ``NAMED`` row of the id, all ``SOUND`` and ``PENDING`` pairs of the id become ``ODD``.
     """
     of_id = Window.partitionBy("shard", "group")
     in_order = of_id.orderBy("offset")
@@ -143,8 +144,8 @@ def _with_ids_judged(pairs: DataFrame) -> DataFrame:
 
 def _is_as_demanded() -> Column:
     """Return a column: whether the output of each source record fits the records of the same id
-    written before and after that record. A delivery that was written before the next record of the
-    id always fits.
+    that were written just before and after that record. A pending record fits if no record of the
+    id follows it; a delivery, if it was written before the next record of the id.
     """
     following, before = sf.col("next"), sf.col("last")
     is_alone = following.isNull()
@@ -166,8 +167,8 @@ def _is_as_demanded() -> Column:
 
 
 def unpaired(matched: DataFrame) -> DataFrame:
-    """Return pairs as ledger rows again: source records and outputs. A record appears once for each
-    of its pairs.
+    """Return pairs as ledger rows again: the source record and the output of each pair. A record
+    with several outputs is returned once for each of them.
     """
     rows = [_row(prefix) for prefix in _SIDES]
     return (
@@ -189,13 +190,15 @@ def _row(prefix: str) -> Column:
 
 
 def remembered(sound: DataFrame) -> DataFrame:
-    """Return ``REMEMBERED`` rows, which a later cut reads, for the records in ``SOUND`` pairs."""
+    """Return ``REMEMBERED`` ledger rows, which a later cut reads, for the records of pairs;
+    ``sound``: the ``SOUND`` pairs.
+    """
     return remembered_outputs(sound.select(_row("o_").alias("row")).select("row.*"))
 
 
 def remembered_outputs(outputs: DataFrame) -> DataFrame:
-    """Return ``REMEMBERED`` rows, which a later cut reads, for the records that the given outputs
-    settle.
+    """Return ``REMEMBERED`` ledger rows, which a later cut reads, for the records that are settled
+    by ``outputs``, ledger rows.
     """
     kept = (*_KEY, "at_ms", "topic", "partition", "place")
     return outputs.select(*row_with(*kept, role=sf.lit(REMEMBERED), kind=sf.col("role")))

@@ -15,15 +15,15 @@ from connectors.spark.ledger.kinds import SETTLEMENTS, settlement_name
 
 
 def settlement_of(output: OutputRow) -> Settled:
-    """Return the facts that an audit keeps of an output that settled a record: its role, time and
+    """Return the facts that an audit keeps of an output that settles a record: its role, time and
     place.
     """
     return Settled(output.role, output.at_ms, *place_of(output))
 
 
 def is_mirror_of(settled: Settled, output: OutputRow) -> bool:
-    """Return whether an output may be a copy of a delivery that a consumer wrote to another topic:
-    both are deliveries, in different topics, and it is not the older one.
+    """Return whether ``output`` may be a copy of the delivery ``settled`` that a consumer wrote to
+    another topic: both are deliveries, in different topics, and ``output`` is not clearly older.
     """
     are_deliveries = settled.role == output.role == DELIVERED
     is_after = output.at_ms >= settled.at_ms - ORDER_MS
@@ -31,8 +31,8 @@ def is_mirror_of(settled: Settled, output: OutputRow) -> bool:
 
 
 def ranked(source: SourceRow, settling: Sequence[OutputRow], rules: Rules) -> list[OutputRow]:
-    """Return the outputs that settle one record, sorted so that the one that counts is first:
-    fewest errors, then in the target topic, then oldest.
+    """Return the outputs that settle one record, the one that counts first: sorted by number of
+    errors, then those in the target topic first, then by time.
     """
     if len(settling) == 1:
         return list(settling)
@@ -53,15 +53,15 @@ def is_forwarded(source: SourceRow, first: OutputRow, output: OutputRow) -> bool
 
 def is_redelivered(first: OutputRow, output: OutputRow, rules: Rules) -> bool:
     """Return whether a node's crash under ``at_least_once`` explains that both outputs settle the
-    same record, in either order of time.
+    same record: the older one is a delivery, and the other follows within the grace time.
     """
     older, newer = sorted((first, output), key=lambda one: one.at_ms)
     return is_again(settlement_of(older), newer, rules)
 
 
 def is_again(settled: Settled, output: OutputRow, rules: Rules) -> bool:
-    """Return whether ``output`` repeats the delivery ``settled`` within the grace time, which
-    ``at_least_once`` allows after a crash.
+    """Return whether ``settled`` is a delivery, and ``output`` follows it within the grace time,
+    which ``at_least_once`` allows after a crash.
     """
     is_soon = output.at_ms - settled.at_ms <= rules.grace_ms != 0
     return settled.role == DELIVERED and is_soon
@@ -71,7 +71,7 @@ def surplus_finding(
     source: SourceRow, first: OutputRow, output: OutputRow, rules: Rules
 ) -> RecordVerdict:
     """Return a ``duplicated`` finding about ``output``, which settles a record that ``first`` has
-    settled.
+    settled; its detail names the other errors of ``output`` too.
     """
     others = {found.kind for found in problems(source, output, rules, Counter())}
     also = f"; it is also {', '.join(sorted(others))}" if others else ""
@@ -80,8 +80,8 @@ def surplus_finding(
 
 
 def twice_text(settled: Settled, output: OutputRow, rules: Rules) -> str:
-    """Return the sentence of a finding about an output that settles a record again: how and where
-    ``settled`` did it first.
+    """Return the detail of a finding about an output that settles a record again: how and where
+    ``settled`` settled it first.
     """
     if settled.role == LOST_ROLE:
         return f"nothing settled the record when its time had come, and it was {_verb(output)} here"

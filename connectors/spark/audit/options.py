@@ -15,7 +15,9 @@ from delayservice.contract.targets import Allowlist
 
 @dataclass(frozen=True, slots=True)
 class OffsetRange:
-    """Source offsets ``[start, stop)`` of one shard (partition of a delay topic)."""
+    """Source offsets of one shard (partition of a delay topic), from ``start`` on, below
+    ``stop``.
+    """
 
     topic: str
     partition: int
@@ -34,7 +36,8 @@ class AuditOptions:
 
     Attributes:
         client: options of librdkafka, at least ``bootstrap.servers``.
-        out: folder or URL for the results, as Spark names it; its content is replaced.
+        out: folder or URL for the results, as Spark names it. ``audit`` replaces results that are
+            there; ``Following`` adds to them.
         checkpoint: the service's checkpoint topic.
         dead_letter: the service's dead-letter topic.
         outcomes: the service's outcome topic.
@@ -48,15 +51,16 @@ class AuditOptions:
         secrets: cluster secrets, to detect forged requeued records; empty: requeued records count
             as genuine, except those that the service refused.
         late_ms: largest lateness of a delivery that is not reported, in ms; None: no limit.
-        early_ms: largest time before due of a delivery that is not reported, in ms.
+        early_ms: largest time before the due time by which a delivery is not reported, in ms; at
+            least 500 where the broker sets the target's timestamps.
         grace_ms: for ``at_least_once``, in ms: outputs younger than this may be missing in the
             checkpoint, and a delivery may be repeated within this time after a crash.
-        overdue_ms: longest time after due for which a pending record is not reported, in ms; None:
-            no limit.
+        overdue_ms: longest time after the due time for which a pending record is not reported, in
+            ms; None: no limit.
         lag_ms: allowed time, in ms, until H passes a new record while records are delivered on
             time: a cancel written longer than this before a record is due wins.
         delay_topics: delay topics that should be in the checkpoints, if they exist.
-        ranges: source offsets to report on; empty: all offsets.
+        ranges: source offsets for which a single audit reports findings; empty: all offsets.
         topic: topic to which findings and a summary are written; None: no topic.
     """
 
@@ -81,7 +85,8 @@ class AuditOptions:
 
     def choose(self, contracts: Collection[Contracts], topics: Collection[str]) -> set[str]:
         """Return the topics to read besides the delay topics, chosen from all ``topics`` of the
-        cluster; ``contracts``: those of all shards.
+        cluster: the dead-letter topic, the outcome topic, and target topics as the options say.
+        ``contracts``: the contracts of all shards.
 
         Raises:
             KafkaEdgeError: the dead-letter topic, the outcome topic or a named target does not
@@ -101,7 +106,9 @@ class AuditOptions:
         return needed if self.targets else needed | (self._allowed(contracts, topics) - never)
 
     def _allowed(self, contracts: Collection[Contracts], topics: Collection[str]) -> set[str]:
-        """Return the topics that at least one contract, or ``allow``, permits as a target."""
+        """Return those of ``topics`` that at least one contract, or ``allow``, permits as a
+        target.
+        """
         rules = {contract for held in contracts for _, contract in held.entries()}
         lists = [Allowlist.of_contract(one, "") for one in rules if one.has_allowlist]
         if len(lists) < len(rules):

@@ -1,9 +1,9 @@
 """Finds, without a join, the records without ids that were delivered correctly.
 
-Within a block of neighbouring offsets, the hashes of what records ask for are compared with those
-of deliveries. If the two sets are equal, all records of the block were delivered correctly, as a
-hash covers offset, due time, content and target. Records of other blocks are matched with their
-outputs one by one.
+Within a block of neighbouring offsets, hashes of the settled records are compared with hashes of
+the deliveries. If the two sets are equal, the block is *even*: all its settled records were
+delivered correctly, as a hash covers offset, due time, content and target. Records of other blocks
+are matched with their outputs one by one.
 
 Functions take and return data frames, on the session of the input, and need no Kafka.
 """
@@ -34,8 +34,8 @@ after them: K (``_ms`` in epoch ms, ``_at`` as offset) and H (``_h``, offset).""
 
 
 def is_plain() -> Column:
-    """Return a column: whether a ledger row is a source record or delivery without id, named
-    partition or further facts (``more``).
+    """Return a column: whether a ledger row can be judged in a block. It is a schedule or a
+    delivery, without id and further facts (``more``), and the record names no target partition.
     """
     is_source = (
         (sf.col("role") == SOURCE) & (sf.col("kind") == SCHEDULE) & (sf.col("partition") < 0)
@@ -50,12 +50,13 @@ def is_plain() -> Column:
 
 def blocks_of(plain: DataFrame, rules: Rules) -> DataFrame:
     """Return one row for each block of neighbouring offsets; ``plain``: ledger rows of records and
-    deliveries without ids.
+    deliveries for which ``is_plain`` is true.
 
     Returns:
-        ``shard``, ``block``; ``is_even``: whether all records of the block are pending or correctly
-        delivered; ``sound`` and ``pending``: number of delivered and of pending records; ``at_ms``:
-        time of the block's first delivery, epoch ms.
+        ``shard``, ``block``; ``is_even``: whether each record of the block is either pending or
+        correctly delivered, and it has no other deliveries; ``sound`` and ``pending``: number of
+        settled and of pending records; ``at_ms``: time of the block's first delivery, epoch ms;
+        null: it has none.
     """
     is_source = sf.col("role") == SOURCE
     is_due = is_source & has_settled("last")
@@ -81,19 +82,23 @@ def blocks_of(plain: DataFrame, rules: Rules) -> DataFrame:
 
 
 def counted(blocks: DataFrame) -> tuple[int, int]:
-    """Return the total numbers of correctly delivered and of pending records in the blocks."""
+    """Return the numbers of settled and of pending records in all ``blocks`` together, which are
+    the result of ``blocks_of``.
+    """
     row = blocks.agg(sf.sum("sound"), sf.sum("pending")).collect()[0]
     return row[0] or 0, row[1] or 0
 
 
 def in_blocks(rows: DataFrame, blocks: DataFrame) -> DataFrame:
-    """Return the ledger rows whose shard and block of offsets is in ``blocks``."""
+    """Return the ledger rows ``rows`` whose shard and block of offsets are in ``blocks``."""
     chosen = sf.broadcast(blocks.select(*BLOCK))
     return with_block(rows).join(chosen, BLOCK, "left_semi").drop("block")
 
 
 def waiting(plain: DataFrame, rules: Rules) -> DataFrame:
-    """Return the source records that are pending at the cursor read after the ends of the logs."""
+    """Return the source records in ``plain``, ledger rows, that are pending at the cursor which was
+    read after the ends of the logs.
+    """
     is_waiting = (sf.col("role") == SOURCE) & ~has_settled("last")
     return with_cursors(plain, rules).where(is_waiting).select(*COLUMNS)
 
@@ -134,16 +139,16 @@ def has_settled(cursor: str, source: str = "") -> Column:
 
 
 def is_pending(rules: Rules, source: str = "") -> Column:
-    """Return a column: whether a record without an id is neither settled at the earlier cursor nor
-    overdue; ``source``: prefix of the record's columns.
+    """Return a column: whether a record without an id is neither settled at the cursor ``first``
+    nor overdue; ``source``: prefix of the record's columns.
     """
     since_ms = sf.greatest(f"{source}key_ms", f"{source}at_ms")
     return ~has_settled("first", source) & (since_ms >= rules.overdue_since_ms)
 
 
 def is_in_its_partition(rules: Rules, named: Column, output: str = "") -> Column:
-    """Return a column: whether a delivery is in the partition that its record names, or that the
-    key selects.
+    """Return a column: whether a delivery is in the partition that its record names; if it names
+    none, in the one that the key selects by the present number of partitions.
 
     Args:
         rules: gives the number of partitions of each topic.

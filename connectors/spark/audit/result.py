@@ -22,13 +22,14 @@ class AuditResult:
 
     Attributes:
         findings: number of findings by kind; kinds without findings are left out.
-        unjudged: number of records in the judged ranges that could not be judged, by reason.
+        unjudged: number of records or offsets that could not be judged, by reason.
         judged: offset ranges that the verdict is for.
-        counts: number of records by what became of them; ``docs/audit.md`` explains each.
+        counts: number of records by what became of them; ``docs/internals/audit-method.md``
+            explains each name.
         records: number of source records that were audited.
         outputs: number of outputs that were read and settle a record.
         seconds: duration of the audit and of taking the cut, in seconds.
-        rows_per_s: number of source records per second.
+        rows_per_s: number of source records audited per second.
         findings_path: path of the Parquet dataset of findings.
         unjudged_path: path of the Parquet dataset of records that could not be judged.
         summary_path: path of the JSON summary.
@@ -56,7 +57,7 @@ class AuditResult:
 
     @property
     def is_clean(self) -> bool:
-        """Return whether there are no findings, and every record in the ranges was judged."""
+        """Whether there are neither findings nor unjudged records."""
         return not self.findings and not self.unjudged
 
     @property
@@ -87,8 +88,8 @@ class AuditResult:
 
 
 def exit_status(findings: int, unjudged: int) -> int:
-    """Return the exit status of an audit: 3 if there are findings, 4 if only unjudged records, else
-    0.
+    """Return the exit status of an audit: 3 if there are findings, 4 if there are only unjudged
+    records, else 0. The arguments are the numbers of both, or of their kinds.
     """
     if findings:
         return EXIT_FINDINGS

@@ -1,5 +1,5 @@
-"""Judges ledger rows on the executors: each record by itself, then the verdicts that depend on
-other records of its id.
+"""Judges ledger rows on the executors: each record by itself, then the verdicts with a condition,
+which depend on other records of its id.
 """
 
 from __future__ import annotations
@@ -54,20 +54,20 @@ JUDGED: Final = (
     "target_offset long, due_ms long, at_ms long, detail string, when byte, claim long, "
     "record_id binary, base long, since_ms long, number long, verdict byte, aim long, packed binary"
 )
-"""Columns of rows with verdicts. ``verdict`` is a value of ``verdicts``, ``LINE`` or ``COUNT``
-(``number`` records of ``kind``); ``packed`` is an encoded ``Line``, or the ledger row that the next
-cut reads."""
+"""Columns of rows with verdicts. ``verdict`` is a value of ``verdicts`` such as ``FOUND``, or
+``LINE`` or ``COUNT`` (``number`` records of ``kind``); ``packed`` is an encoded ``Line``, or the
+ledger row that the next cut reads. Other columns are as in ``verdicts.RecordVerdict``."""
 
 LINE: Final = 4
 COUNT: Final = 5
-"""Values of ``verdict`` besides those of ``verdicts``. ``LINE``: a record with an id, as
-``ledger.ids.Line``; ``COUNT``: a number of records."""
+"""Values of ``verdict`` besides those of ``verdicts``. ``LINE``: the row holds a record with an id,
+as ``ledger.ids.Line``; ``COUNT``: the row holds a number of records."""
 
 _SCHEMA: Final = arrow_schema(JUDGED)
 _ROWS_MAX: Final = 10_000
 """Largest number of rows that are held as Python objects before they become an Arrow batch."""
 _BLOCK_BITS: Final = 13
-"""Size of the block of neighbouring offsets that one task judges: 2 to this power."""
+"""Size of a block of neighbouring offsets, which one task judges together: 2 to this power."""
 
 _Row: TypeAlias = dict[str, Any]
 _pack: Final = msgspec.msgpack.Encoder().encode
@@ -91,8 +91,14 @@ def judge_records(rows: DataFrame, rules: Rules, *, keeps: bool) -> DataFrame:
 
 
 def decide_by_ids(judged: DataFrame, passed: PassedTimes, rules: Rules) -> DataFrame:
-    """Return the conditional verdicts whose condition holds by the other records of the same id,
-    and the findings about records with ids. ``passed``: times by which H had passed offsets.
+    """Return the verdicts that depend on other records of the same id, with the columns of
+    ``JUDGED``: verdicts whose condition holds, findings about wrong outcomes, and rows for the next
+    cut of records that may still cancel others.
+
+    Args:
+        judged: the result of ``judge_records``.
+        passed: times by which H had passed offsets.
+        rules: rules to judge by.
     """
     return (
         judged.where((sf.col("verdict") == LINE) | (sf.col("when") != CERTAIN))
@@ -103,8 +109,8 @@ def decide_by_ids(judged: DataFrame, passed: PassedTimes, rules: Rules) -> DataF
 
 
 def ledger_rows(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Yield batches of ledger rows, from batches whose only column, ``packed``, has each row as
-    MessagePack.
+    """Yield batches of ledger rows, decoded from batches whose only column, ``packed``, has each
+    row as MessagePack.
     """
     for batch in batches:
         yield batch_of(map(_unpack, batch.column(0).to_pylist()))
@@ -123,8 +129,8 @@ class RowJudge:
         self._counts: Counter[str] = Counter()
 
     def judge(self, batches: Iterable[pa.RecordBatch]) -> Iterable[pa.RecordBatch]:
-        """Yield verdicts as batches of ``JUDGED``, and at the end the counts. ``batches``: ledger
-        rows sorted by shard, offset and role.
+        """Yield verdicts as batches with the columns of ``JUDGED``, and at the end rows with the
+        counts. ``batches``: ledger rows sorted by shard, offset and role.
         """
         lists = ([column.to_pylist() for column in batch.columns] for batch in batches)
         rows = (row for columns in lists for row in map(LedgerRow, *columns))
@@ -141,8 +147,8 @@ class RowJudge:
         )
 
     def _of_no_shard(self, rows: Sequence[LedgerRow]) -> Iterator[_Row]:
-        """Count outputs that settle nothing, and yield findings about outputs whose headers can't
-        be read or name a partition that does not exist.
+        """Add outputs that settle nothing to the counts, and yield findings about outputs whose
+        headers can't be read or name a partition that does not exist. ``rows``: of ``NO_SHARD``.
         """
         for row in rows:
             what = row.offset
@@ -197,7 +203,7 @@ def _line_of(
     group: Group, found: Sequence[RecordVerdict], rules: Rules
 ) -> tuple[bytes, Line] | None:
     """Return the id of a record, and the record as a ``Line`` among those of its id; None: it has
-    no id.
+    no id, or it is invalid or unknown. ``found``: the verdicts on it.
     """
     if group.named is not None:
         record_id, line = group.named
@@ -209,8 +215,8 @@ def _line_of(
 
 
 def _line(source: SourceRow, group: Group, found: Sequence[RecordVerdict], rules: Rules) -> Line:
-    """Return the record as a ``Line`` among those of its id, with its settlement if ``found`` has
-    no certain finding about it.
+    """Return the record as a ``Line`` among those of its id, with its settlement if there is one,
+    and ``found``, the verdicts on the record, has no unconditional finding.
     """
     facts = source.facts
     line = Line(
@@ -302,8 +308,8 @@ class IdJudge:
         self._passed = passed
 
     def judge(self, batches: Iterable[pa.RecordBatch]) -> Iterable[pa.RecordBatch]:
-        """Yield the verdicts that count, as batches of ``JUDGED``. ``batches``: rows of ``JUDGED``
-        sorted by shard, id and offset.
+        """Yield the verdicts that count, as batches with the columns of ``JUDGED``. ``batches``:
+        rows with the same columns, conditional or ``LINE``, sorted by shard, id and offset.
         """
         rows = (row for batch in batches for row in batch.to_pylist())
         with without_collector():
@@ -341,9 +347,15 @@ class IdJudge:
     def _is_true(
         self, row: _Row, own: ShardRules, history: IdHistory, unseen: Container[int]
     ) -> bool:
-        """Return whether the condition of a verdict on the record's canceller holds. If the
-        canceller may be an unread record, offsets in ``unseen`` (not to be judged) count as
-        cancelled.
+        """Return whether the condition of a verdict holds, such as ``IF_MARKED``, by the canceller
+        of the record.
+
+        Args:
+            row: the verdict, with the columns of ``JUDGED``.
+            own: rules of the record's shard.
+            history: records of its id.
+            unseen: offsets of records that can't be judged; they count as cancelled if their
+                canceller may be an unread record.
         """
         canceller = history.canceller(row["base"])
         is_known = history.is_certain(row["base"])
@@ -360,7 +372,9 @@ class IdJudge:
 
 
 def _may_matter(line: Line, own: ShardRules) -> bool:
-    """Return whether a judged record may cancel later ones, or has not arrived at its home yet."""
+    """Return whether the next cut needs a judged record: H of the earlier cursor has not passed it,
+    so it may still cancel others, or it waits for its home and has not arrived there.
+    """
     if not line.settlement:
         return False
     waits = line.kind == HOMEBOUND and line.settlement == "requeued" and not line.is_home

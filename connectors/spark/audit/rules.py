@@ -41,8 +41,8 @@ class ShardRules:
         start: first source offset from which all records are known.
         end: source offset up to which its log is read, exclusive.
         contracts: contracts by which its records are read.
-        is_open: whether an open transaction hides the end of its log, which may hold requeued
-            records.
+        is_open: whether an open transaction hides the end of its log, where requeued records may
+            be.
         is_level: whether it is of a level topic, whose records may be requeued into other shards.
         judged_from: first source offset whose record is judged.
         new_from: first source offset that no earlier cut has read.
@@ -80,7 +80,8 @@ class Rules:
         open_places: topic and partition of the logs whose end an open transaction hides.
         compacted: target topics that keep only the last record of a key.
         by_broker: topics in which the broker sets the timestamps.
-        seen_ms: by topic, the timestamp of the first record of each partition, epoch ms.
+        seen_ms: by topic, the timestamp of the first record of each partition, epoch ms;
+            ``NEVER_MS``: the partition is empty.
         late_ms: largest lateness of a delivery without a finding, in ms; None: no limit.
         early_ms: tolerance for early delivery, in ms.
         overdue_since_ms: pending records that were due before this time, epoch ms, are overdue.
@@ -122,8 +123,8 @@ class Rules:
         return found
 
     def may_be_refused(self, output: OutputRow) -> bool:
-        """Return whether the service may still refuse a requeued record or envelope as forged, as H
-        has not passed it.
+        """Return whether the service may still refuse ``output``, a requeued record or envelope, as
+        forged: H of the earlier cursor of the shard that it is in has not passed it.
         """
         name = f"{self.topics.get(output.topic, '')}:{output.partition}"
         own = self.shards.get(name_hash(name))
@@ -134,8 +135,8 @@ class Rules:
         return self.topics.get(source.topic, source.facts.target)
 
     def clocks_ms(self, topic: int) -> int:
-        """Return how far a topic's timestamps may be behind the clocks of nodes, in ms; ``topic``:
-        hash of its name.
+        """Return the allowed lag of a topic's timestamps behind the clocks of nodes, in ms; 0 if
+        the broker does not set them. ``topic``: hash of its name.
         """
         return CLOCKS_MS if topic in self.by_broker else 0
 
@@ -212,7 +213,7 @@ class Rules:
         numbers = list(partitions)
         if any((topic, number) in self.open_places for number in numbers):
             return OPEN
-        # Of one millisecond, retention may have taken some records and left others.
+        # Retention may have deleted some records of a millisecond and left others.
         if complete_ms is None or all(
             complete_ms[number] < since_ms for number in numbers if number < len(complete_ms)
         ):
@@ -220,8 +221,14 @@ class Rules:
         return DELETED
 
     def may_hold(self, topic: int, partition: int, key_hash: int, at_ms: int) -> bool:
-        """Return whether a producer may have chosen ``partition`` for a key, by the number of
-        partitions that the topic has now or had at ``at_ms`` (epoch ms).
+        """Return whether a producer may have chosen ``partition`` of a topic for a key, by a number
+        of partitions that the topic has had from ``at_ms`` (epoch ms) until now.
+
+        Args:
+            topic: hash of its name.
+            partition: the partition in question.
+            key_hash: hash of the key; negative: there is no key, so any partition may be chosen.
+            at_ms: time at which the producer wrote.
         """
         count = self.partitions[topic]
         if key_hash < 0 or key_hash % count == partition:

@@ -43,8 +43,8 @@ from delayservice.base.errors import DelayServiceError
 NO_CHECKPOINT: Final = "no_checkpoint"
 NO_EVIDENCE: Final = "no_evidence"
 SOURCE_DELETED: Final = "source_deleted"
-"""Further reasons not to judge offsets. ``NO_CHECKPOINT``: no checkpoint covers them;
-``NO_EVIDENCE``: retention has deleted outputs that any of them may have; ``SOURCE_DELETED``:
+"""Reasons not to judge offsets, besides those in ``rules``. ``NO_CHECKPOINT``: no checkpoint covers
+them; ``NO_EVIDENCE``: retention may have deleted outputs of all of them; ``SOURCE_DELETED``:
 retention has deleted the records before they were read."""
 
 
@@ -53,7 +53,8 @@ def audit(spark: SparkSession, options: AuditOptions) -> AuditResult:
     them.
 
     Raises:
-        KafkaEdgeError: the cluster can't be read, or a topic named in the options does not exist.
+        KafkaEdgeError: the cluster can't be read, a topic named in the options does not exist, or
+            the results can't be published.
         DelayServiceError: a range of the options is of a shard that no checkpoint names.
     """
     began_s = time.monotonic()
@@ -63,11 +64,11 @@ def audit(spark: SparkSession, options: AuditOptions) -> AuditResult:
 def audit_at(
     spark: SparkSession, options: AuditOptions, cut: Cut, began_s: float | None = None
 ) -> AuditResult:
-    """Audit at a cut that was taken before, write the results and return them; ``began_s``: start
-    of the work, monotonic seconds, None: now.
+    """Audit at a cut that was taken before, write the results to ``options.out``, and return them;
+    ``began_s``: start of the work, in monotonic seconds; None: now.
 
     Raises:
-        KafkaEdgeError: the cluster can't be read.
+        KafkaEdgeError: the cluster can't be read, or the results can't be published.
         DelayServiceError: a range of the options is of a shard that no checkpoint names.
     """
     began_s = time.monotonic() if began_s is None else began_s
@@ -84,11 +85,12 @@ def audited(
     logs: Logs,
     began_s: float,
 ) -> AuditResult:
-    """Audit these logs at a cut, write the results and return them; ``began_s``: start of the work,
-    monotonic seconds.
+    """Audit ``logs`` at a cut, write the results to ``options.out``, publish them if
+    ``options.topic`` is given, and return them; ``began_s``: start of the work, monotonic seconds.
 
     Raises:
         DelayServiceError: a range of the options is of a shard that no checkpoint names.
+        KafkaEdgeError: the results can't be published.
     """
     _check_ranges(cut, options)
     rules = rules_of(cut, evidence, options.strictness)
@@ -254,7 +256,7 @@ def _check_ranges(cut: Cut, options: AuditOptions) -> None:
 
 
 def _in_ranges(found: DataFrame, options: AuditOptions) -> DataFrame:
-    """Return the rows of findings in the offset ranges of the options."""
+    """Return the findings ``found`` whose offsets are in the ranges of the options."""
     if not options.ranges:
         return found
     is_asked: Column = sf.lit(False)  # noqa: FBT003  # a literal of Spark's
@@ -303,8 +305,8 @@ def _result(
 def _judged_ranges(
     cut: Cut, evidence: Evidence, past: EarlierCut, options: AuditOptions
 ) -> Iterator[OffsetRange]:
-    """Yield the offset ranges that the verdict is for: those of which no output was deleted, that
-    no earlier cut has read, and that the options ask for.
+    """Yield the offset range of each shard that the verdict is for: offsets whose outputs were not
+    deleted, that no earlier cut has read, and that the options ask for. It may be empty.
     """
     asked = {one.place: one for one in options.ranges}
     for shard in cut.shards:
@@ -319,8 +321,8 @@ def _judged_ranges(
 def _unread(
     cut: Cut, evidence: Evidence, past: EarlierCut, judged: tuple[OffsetRange, ...], dropped: int
 ) -> dict[str, int]:
-    """Return how many offsets can't be judged, by reason; ``dropped``: number of pending records of
-    topics that were created again.
+    """Return the number of offsets that can't be judged, by reason, such as ``NO_CHECKPOINT``;
+    ``judged``: ranges that can; ``dropped``: pending records of topics that were created again.
     """
     unserved = sum(cut.unserved.values())
     found = {NO_CHECKPOINT: unserved} if unserved or not cut.shards else {}

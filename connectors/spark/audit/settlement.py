@@ -58,7 +58,7 @@ from delayservice.contract.codes import (
 from delayservice.contract.entry import CANCEL, FIRE, HOMEBOUND, INVALID, SCHEDULE
 
 HEADERS_UNREADABLE: Final = "headers_unreadable"
-"""Reason not to judge a record: Java decodes its header names otherwise than the service does."""
+"""Reason not to judge a record: Java reads its header names differently from the service."""
 
 EXPIRY_MS: Final = 1_000
 """Largest time after ``delay-expires-at`` at which a delivery is allowed, in ms: the duration of a
@@ -77,7 +77,9 @@ _DEEDS: Final = {CANCEL: "cancelled", FIRE: "fired"}
 def problems(
     source: SourceRow, output: OutputRow, rules: Rules, counts: Counter[str]
 ) -> Iterator[RecordVerdict]:
-    """Yield findings about an output that settles a record, regardless of its other outputs."""
+    """Yield findings about an output that settles a record, regardless of its other outputs. Add
+    to ``counts`` if it can't be judged.
+    """
     facts, told = source.facts, output.facts
     settlement = SETTLEMENTS.get(settlement_name(output.role, told.outcome))
     if facts.code == HEADER_INVALID and output.role == DELIVERED:
@@ -104,7 +106,7 @@ def problems(
 
 
 def _told(source: SourceRow, output: OutputRow, rules: Rules) -> Iterator[RecordVerdict]:
-    """Yield findings about an outcome that fits the record's kind, but not the record."""
+    """Yield findings about an outcome that fits the record's kind, but not the record itself."""
     facts, outcome = source.facts, output.facts.outcome
     if facts.kind == HOMEBOUND and outcome != _DEEDS.get(facts.acts):
         detail = f"{KIND_NAMES[facts.acts]} was {SETTLEMENTS[outcome].verb}"
@@ -144,7 +146,7 @@ def _changed(source: SourceRow, output: OutputRow, rules: Rules) -> Iterator[Rec
 
 
 def _sourced(source: SourceRow, output: OutputRow, rules: Rules) -> Iterator[RecordVerdict]:
-    """Yield a finding if a dead letter or a control record's outcome names a wrong source."""
+    """Yield a finding if the ``delay-source`` of a dead letter or an outcome is wrong."""
     told, wanted = output.facts.origin, origin_of(source, rules)
     told = own_place(source, rules) if told == HERE else told
     if told and source.facts.is_armed and told != wanted:
@@ -193,8 +195,8 @@ def _mistimed(source: SourceRow, output: OutputRow, rules: Rules) -> Iterator[Re
 
 
 def _may_be_fired(source: SourceRow, rules: Rules) -> bool:
-    """Return whether a requeued record may have been made of a fired one: it does not state that,
-    but its ``base`` then follows the fire, not the user's record.
+    """Return whether a requeued record may have been made of a fired one. It does not state that,
+    but then its ``base`` is the offset after the fire, not after the user's record.
     """
     facts = source.facts
     if facts.attempt == 1 or facts.record_id is None:
@@ -212,11 +214,11 @@ def _letter(source: SourceRow, output: OutputRow, rules: Rules) -> Iterator[Reco
         detail = f"{KIND_NAMES[facts.kind]}{instead} was dead-lettered as {told.code}"
         yield finding_of(WRONG_OUTCOME, source, output, rules, detail)
         return
-    if facts.code == HEADER_INVALID:  # its headers can't be read, neither there nor here
+    if facts.code == HEADER_INVALID:  # neither the service nor this job can read its headers
         return
     if told.is_bare and told.says_bare:
         return
-    if facts.kind == HOMEBOUND and facts.acts != SCHEDULE:  # it would have gone without content
+    if facts.kind == HOMEBOUND and facts.acts != SCHEDULE:  # a control record goes without content
         return
     is_as_written = facts.kind in (INVALID, *FOREIGN)
     held = told.whole_hash if is_as_written else output.content
@@ -299,8 +301,8 @@ def _based(source: SourceRow, output: OutputRow, rules: Rules) -> Iterator[Recor
 
 
 def _claimed(source: SourceRow, output: OutputRow, rules: Rules) -> RecordVerdict:
-    """Return the finding that an output names a wrong canceller; other records of the id decide
-    whether it counts.
+    """Return the finding that an output names a wrong canceller. For a record with an id it is
+    conditional: whether it counts depends on the other records of the id.
     """
     by = output.facts.by
     detail = f"it names offset {by} as what settled it, and that is not its canceller"
@@ -309,7 +311,9 @@ def _claimed(source: SourceRow, output: OutputRow, rules: Rules) -> RecordVerdic
 
 
 def gone_home(source: SourceRow, output: OutputRow, rules: Rules) -> Iterator[RecordVerdict]:
-    """Yield findings if an output sends a record to a wrong home, or changes it on the way."""
+    """Yield findings if an output (an envelope, or a requeued record that waits for its home) sends
+    a record to a wrong home, or changes it on the way.
+    """
     facts, told = source.facts, output.facts
     asked = [
         ("content", source.content, output.content),
@@ -338,8 +342,8 @@ def gone_home(source: SourceRow, output: OutputRow, rules: Rules) -> Iterator[Re
 def unseen(
     source: SourceRow, reason: str, rules: Rules, counts: Counter[str], when: int
 ) -> Iterator[RecordVerdict]:
-    """Yield a record as unjudged for ``reason``, or only count it if that is an open
-    transaction.
+    """Yield the record as unjudged for ``reason``; nothing below the first offset that is judged.
+    If the reason is an open transaction, only add it to ``counts``. ``when``: condition.
     """
     if reason == OPEN:
         counts[OPEN] += when == CERTAIN
@@ -356,7 +360,9 @@ def finding_of(
     detail: str,
     when: int = CERTAIN,
 ) -> RecordVerdict:
-    """Return a finding about a record; ``when``: condition under which it counts."""
+    """Return a finding about a record. ``output``: the output that it is about, if any; ``detail``:
+    one sentence for users; ``when``: condition under which it counts, such as ``IF_MARKED``.
+    """
     return RecordVerdict(
         kind,
         source.shard,
@@ -373,12 +379,12 @@ def finding_of(
 
 
 def own_place(source: SourceRow, rules: Rules) -> str:
-    """Return the place of a source record as ``topic:partition:offset``."""
+    """Return the place of a source record, where it is now, as ``topic:partition:offset``."""
     return place_at(source, source.offset, rules)
 
 
 def place_at(source: SourceRow, offset: int, rules: Rules) -> str:
-    """Return ``offset`` of the shard of ``source`` as ``topic:partition:offset``."""
+    """Return the place at ``offset`` in the shard of ``source`` as ``topic:partition:offset``."""
     return f"{rules.shards[source.shard].name}:{offset}"
 
 
@@ -388,6 +394,6 @@ def origin_of(source: SourceRow, rules: Rules) -> str:
 
 
 def elsewhere(origin: str, place: str) -> str:
-    """Return a ``delay-source`` without its occurrence number; empty if that is ``place``."""
+    """Return a ``delay-source`` without its occurrence number; empty if the rest is ``place``."""
     written = origin.partition("#")[0]
     return "" if written == place else written

@@ -19,7 +19,9 @@ VERSION: Final = 1
 
 
 class _Log(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One partition of any topic, with the fields that ``Cut`` and ``Evidence`` have for it."""
+    """One partition of any topic at a cut, with its values in ``Cut`` and ``Evidence``. ``span``,
+    ``read``: first offset and exclusive end of the log, and of the records that are read of it.
+    """
 
     topic: str
     partition: int
@@ -61,7 +63,7 @@ class _Snapshot(msgspec.Struct, frozen=True):
 
 
 def encode(cut: Cut, evidence: Evidence) -> str:
-    """Return a cut and its evidence as JSON text."""
+    """Return a cut and its evidence as JSON text, which ``decode`` reads."""
     logs = tuple(
         _Log(
             *place,

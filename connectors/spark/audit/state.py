@@ -1,7 +1,7 @@
 """State of an audit between two cuts: numbered folders with manifests.
 
-A folder holds the rows that one cut added, as *runs*: Parquet folders of rows of one kind. A
-*bucket* is a range of due times, from a minute to 30 days wide.
+A folder holds the rows that one cut added, as *stored folders* (``StoredRun``): Parquet folders of
+rows of one kind. A *bucket* is a range of due times, from a minute to 30 days wide.
 
 ==========  =======================================================================================
 kind        rows
@@ -12,7 +12,7 @@ gone        records that were settled before the time of their bucket, by the sa
 open        rows to judge again at the next cut; each cut replaces them
 recent      judged records (``REMEMBERED``) that may be delivered again after a crash
 special     judged records, with details to compare later outputs with
-judged      all other judged records: a bitmap of offsets by settlement (``JUDGED``)
+judged      all other judged records: bitmaps of offsets, by settlement (``_JUDGED_ROWS``)
 ==========  =======================================================================================
 
 A cut exists as soon as its manifest does: a killed process begins again from the last manifest, and
@@ -64,10 +64,10 @@ VERSION: Final = 2
 KEY: Final = ["shard", "offset"]
 WIDTHS_MS: Final = (MINUTE_MS, 10 * MINUTE_MS, 120 * MINUTE_MS, DAY_MS, 30 * DAY_MS)
 """Widths of buckets (ranges of due times), in ms: a record is in a bucket of the largest width that
-its delay reaches."""
+is at most the time until it is due."""
 RUNS_MAX: Final = 8
-"""Number of stored Parquet folders of one kind, bucket and similar size that are merged into
-one."""
+"""Number of stored Parquet folders of one kind, bucket and similar size from which on they are
+merged into one."""
 _TIER_BITS: Final = 4
 _BUCKET_IN_PATH: Final = r"/bucket=([0-9]+-[0-9]+)/"
 
@@ -79,8 +79,8 @@ class StoredRun(msgspec.Struct, frozen=True):
         number: number of the cut that stored it.
         rows: number of rows.
         kind: kind of its rows, such as ``pending`` or ``judged``.
-        bucket: range of due times of its rows as ``<width>-<number>``, see ``bucket_of``; empty:
-            rows of all times.
+        bucket: range of due times of its rows, in the form that ``bucket_of`` returns; empty: rows
+            of all times.
         taken_ms: time of the newest cut that has rows in it, epoch ms.
         part: suffix that distinguishes folders of the same cut, kind and bucket.
     """
@@ -100,7 +100,7 @@ class StoredRun(msgspec.Struct, frozen=True):
 
     @property
     def start_ms(self) -> int:
-        """Start of the bucket (range of due times), epoch ms."""
+        """Start of the bucket (range of due times), epoch ms; only for a folder with a bucket."""
         width, _, number = self.bucket.partition("-")
         return WIDTHS_MS[int(width)] * int(number)
 
@@ -172,8 +172,8 @@ class AuditManifest(msgspec.Struct, frozen=True):
         ]
 
     def past(self, topic_ids: Mapping[str, str]) -> EarlierCut:
-        """Return the facts for the next cut, without topics that were created again; ``topic_ids``:
-        present ids by topic.
+        """Return the facts for the next cut, without topics that were deleted or created again
+        since; ``topic_ids``: Kafka's present id of each topic that is read.
         """
         logs = [log for log in self.logs if topic_ids.get(log.topic) == log.topic_id]
         return EarlierCut(
@@ -217,8 +217,8 @@ class State:
         return found
 
     def commit(self, manifest: AuditManifest, before: AuditManifest) -> None:
-        """Write the manifest of a cut, which completes it; delete files that neither it nor
-        ``before``, the previous manifest, refers to.
+        """Write the manifest of a cut, which completes the cut; then delete all files to which
+        neither this manifest nor ``before``, the previous one, refers.
         """
         text = msgspec.json.encode(manifest).decode()
         write_text(f"{self._path}/manifest-{manifest.number:08d}.json", text)
@@ -259,8 +259,8 @@ class State:
             rows: columns of the kind, and ``bucket`` if the kind has buckets.
             number: number of the cut that stores them.
             kind: kind of the rows, such as ``pending``.
-            taken_ms: as in ``StoredRun``.
-            part: as in ``StoredRun``.
+            taken_ms: time of the newest cut that has rows in them, epoch ms.
+            part: suffix that distinguishes folders of the same cut, kind and bucket.
         """
         run = StoredRun(number, kind, "", 0, taken_ms, part)
         path = f"{self._path}/{run.folder}"
@@ -276,13 +276,13 @@ class State:
     def live(
         self, runs: Sequence[StoredRun], buckets: Iterable[str], kinds: Sequence[str] = WAITING
     ) -> DataFrame:
-        """Return the records of some buckets that are still pending (stored as waiting, and not as
-        gone), with the column ``bucket``.
+        """Return the records of some buckets that are still pending, with the column ``bucket``:
+        those in folders of ``kinds``, without those in folders of kind ``gone``.
 
         Args:
-            runs: stored folders of all kinds.
+            runs: stored folders, of all kinds.
             buckets: names of buckets, as ``bucket_of`` gives them.
-            kinds: kinds of stored rows to look for pending records in.
+            kinds: kinds of records without a settlement: ``PENDING``, ``IDENTIFIED`` or both.
         """
         chosen = set(buckets)
         held = [run for run in runs if run.bucket in chosen]
@@ -297,8 +297,8 @@ class State:
         return self.read(runs).withColumn("bucket", bucket)
 
     def folded(self, judged: DataFrame) -> DataFrame:
-        """Return ``REMEMBERED`` rows as bitmaps of offsets, with the columns of
-        ``_JUDGED_ROWS``.
+        """Return ``judged``, ``REMEMBERED`` rows, as bitmaps of offsets, with the columns of
+        ``_JUDGED_ROWS``: time and place of the settlement are dropped.
         """
         after = sf.col("offset") + 1  # Spark's own count of bits begins with 1
         return judged.groupBy(
@@ -324,11 +324,15 @@ class State:
     def without(
         self, runs: Sequence[StoredRun], shards: Sequence[int], number: int
     ) -> tuple[list[StoredRun], int]:
-        """Return the stored folders without the rows of some shards, and the number of pending
-        records that were dropped so.
+        """Write all stored folders again without the rows of some shards; return the new folders,
+        and the number of pending records that were dropped.
 
-        All folders are rewritten: topics are created again so rarely that rows need not hold the id
-        of their topic.
+        Topics are created again so rarely that rows need not hold the id of their topic.
+
+        Args:
+            runs: all stored folders.
+            shards: hashes of the names of the shards to drop.
+            number: number of the cut that stores the new folders.
         """
         is_theirs = sf.col("shard").isin(list(shards))
         buckets = {run.bucket for run in runs}
@@ -351,7 +355,7 @@ class State:
 
     def merged(self, runs: Sequence[StoredRun], number: int) -> list[StoredRun]:
         """Merge stored folders of the same kind, bucket and similar size if there are at least
-        ``RUNS_MAX``; return all folders that there are then.
+        ``RUNS_MAX`` of them, except kinds ``open`` and ``recent``; return all folders after that.
         """
         tiers: dict[tuple[str, str, int], list[StoredRun]] = {}
         for run in runs:
@@ -373,7 +377,8 @@ class State:
 
 
 def bucket_of(key_ms: Column, now_ms: int) -> Column:
-    """Return a column with the bucket of a key as ``<index in WIDTHS_MS>-<number of the bucket>``;
+    """Return a column with the bucket of a key as ``<index in WIDTHS_MS>-<number of the bucket>``:
+    the number is ``key_ms`` divided by the width, and the width depends on ``key_ms - now_ms``.
     ``key_ms``, epoch ms, is at least ``now_ms``.
     """
     names = [

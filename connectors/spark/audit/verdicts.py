@@ -43,8 +43,9 @@ FOUND: Final = 0
 UNJUDGED: Final = 1
 CARRIED: Final = 2
 SETTLED: Final = 3
-"""Verdicts on a record. ``FOUND``: it is wrong; ``UNJUDGED``: it can't be judged; ``CARRIED``: its
-row is judged again at the next cut; ``SETTLED``: it was judged, and is remembered."""
+"""Verdicts on a record. ``FOUND``: it is wrong (a finding); ``UNJUDGED``: it can't be judged;
+``CARRIED``: its ledger row is judged again at the next cut; ``SETTLED``: it was judged, and a row
+of it is kept for later cuts."""
 
 CERTAIN: Final = 0
 IF_MARKED: Final = 1
@@ -54,7 +55,7 @@ IF_UNMARKED: Final = 4
 """Conditions under which a verdict counts, by the cursors read before (earlier) and after (later)
 the ends of the logs. ``CERTAIN``: always; ``IF_MARKED``: if the earlier H has passed the record's
 canceller; ``IF_UNMARKED``: if it has not; ``UNLESS_MARKED``: if the later H has not; ``IF_OTHER``:
-if the output names another canceller."""
+if the canceller that the output names is not the record's canceller."""
 
 LOST_ROLE: Final = -1
 UNJUDGED_ROLE: Final = -2
@@ -66,7 +67,7 @@ FINDING: Final = (
     "target string, target_partition int, target_offset long, due_ms long, at_ms long, "
     "detail string"
 )
-"""Columns of a finding, as a Spark schema; ``docs/audit.md`` describes each."""
+"""Columns of a finding, as a Spark schema; ``docs/internals/audit-method.md`` describes each."""
 
 
 _NAMES_IT: Final = (
@@ -82,8 +83,8 @@ _ID_DIGITS: Final = 32
 
 
 def with_ids(found: DataFrame) -> DataFrame:
-    """Return findings with the column ``id``, a hash of each finding's kind and places, which is
-    the same in every audit.
+    """Return findings with the new column ``id``, a hash in hex of each finding's kind and places:
+    the same error has the same id in every audit.
     """
     text = sf.to_json(sf.struct(*_NAMES_IT))
     return found.select(sf.substring(sf.sha2(text, 256), 1, _ID_DIGITS).alias("id"), "*")
@@ -100,14 +101,14 @@ class RecordVerdict(NamedTuple):
         due_ms: due time of the record, epoch ms; 0: unknown.
         detail: one sentence for users.
         when: condition under which the verdict counts, such as ``IF_MARKED``.
-        claim: source offset of the canceller that the output names; -1: none.
+        claim: source offset of the canceller that the output names; -1: it names no canceller.
         record_id: id of the record; None: it has none.
         base: first source offset at which the record's canceller may be.
         since_ms: for a lost record: the verdict counts only if retention has deleted nothing
             written at or after this time, epoch ms.
         aim: for a lost record: hash of the name of its target topic.
         verdict: ``FOUND``, ``UNJUDGED``, ``CARRIED`` or ``SETTLED``.
-        row: for a carried or settled record: the ledger row to keep.
+        row: for a carried or settled record: the ledger row to keep; else None.
     """
 
     kind: str

@@ -27,28 +27,28 @@ _COMMA: Final = re.compile(r",\s*(?![^<]*>)")
 
 
 def arrow_schema(ddl: str) -> pa.Schema:
-    """Return the Arrow schema for columns given as Spark DDL, limited to the types in
-    ``_TYPES``.
+    """Return the Arrow schema for columns given as Spark DDL, such as ``a int, b binary``; only the
+    types in ``_TYPES`` are known.
     """
     columns = (column.split(maxsplit=1) for column in _COMMA.split(ddl.strip()))
     return pa.schema([(name, _TYPES[kind]) for name, kind in columns])
 
 
 def batch_of(rows: Iterable[Sequence[Any]], schema: pa.Schema) -> pa.RecordBatch:
-    """Return rows as an Arrow record batch with this schema."""
+    """Return rows, each with one value for each column of ``schema``, as an Arrow record batch."""
     columns: list[Sequence[Any]] = list(zip(*rows, strict=True)) or [()] * len(schema)
     arrays = [pa.array(column, kind.type) for column, kind in zip(columns, schema, strict=True)]
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
 def header_lists(column: pa.ListArray) -> tuple[pa.StructArray, list[Headers]]:
-    """Return all headers of a column as one flat array, and the headers of each row as a list,
-    empty where the row is null.
+    """Return all headers of a column as one flat array (fields ``key`` and ``value``), and a list
+    with the headers of each row, as pairs of name and value; empty where the row is null.
 
     It reads whole columns at a time, as a dictionary for each header would take most of the time.
     """
     bounds = column.offsets.to_pylist()
     first = bounds[0]
-    flat = column.values.slice(first, bounds[-1] - first)  # of a slice of a batch, its own only
+    flat = column.values.slice(first, bounds[-1] - first)  # a slice of a batch has all values
     pairs = list(zip(flat.field("key").to_pylist(), flat.field("value").to_pylist(), strict=True))
     return flat, [pairs[start - first : stop - first] for start, stop in pairwise(bounds)]

@@ -46,8 +46,8 @@ the service's own transactions take."""
 TICK_S: Final = 0.1
 """Pause before the cluster is asked again about open transactions, in s."""
 headers_of: Final = methodcaller("headers")
-"""Call of ``message.headers()`` from C, which is needed for the reason given in
-``connectors.kafka.scan``."""
+"""Function that returns the headers of a message. It calls ``message.headers()`` from C, for the
+reason given in ``connectors.kafka.scan``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class ShardCut:
         topic_id: Kafka's id of the topic, which differs after the topic is deleted and created
             again.
         earlier, later: cursor of the shard, read before and after the ends of the logs.
-        contracts: settings by which its records are read, by the source offset from which they
+        contracts: contracts by which its records are read, by the source offset from which they
             hold.
         span: first offset and exclusive end of its log.
     """
@@ -167,13 +167,14 @@ def take_cut(
         client: options of librdkafka.
         checkpoint: name of the checkpoint topic.
         choose: function that chooses the topics to read besides the delay topics.
-        expected: delay topics that should be in the checkpoints, if they exist.
+        expected: delay topics that should be in the checkpoints: if no checkpoint names one that
+            exists, the cut reports this in ``notes`` and ``unserved``.
         open_wait_s: longest wait, in s, for open transactions in other topics than the checkpoint
             topic; after that, their logs are read up to the transaction.
 
     Raises:
-        KafkaEdgeError: the cluster does not answer, a checkpoint can't be read, or a transaction in
-            the checkpoint topic stays open.
+        KafkaEdgeError: the cluster does not answer, the checkpoint topic does not exist, a
+            checkpoint can't be read, or a transaction in the checkpoint topic stays open.
     """
     cluster = _CutClient(client)
     partitions = partition_counts(cluster.admin)
@@ -188,7 +189,7 @@ def take_cut(
     contracts = [shard.contracts for shard in served.values()]
     chosen = set(choose(contracts, partitions.keys())) & partitions.keys()
     taken_ms = time.time_ns() // 1_000_000
-    # The delay topics last: what an output names is in them by then.
+    # The delay topics last: they then hold every record that an output names.
     others, hidden = cluster.spans(_places(chosen - topics, partitions), open_wait_s)
     spans, also_hidden = cluster.spans(_places(topics, partitions), open_wait_s)
     later = _served(cluster.checkpoints(checkpoint, partitions))
@@ -210,7 +211,7 @@ def _places(topics: Collection[str], partitions: Mapping[str, int]) -> list[Plac
 
 def settled_spans(client: Mapping[str, str], topics: Collection[str]) -> dict[Place, Span]:
     """Return first offset and end of all logs of ``topics``, once no transaction below the ends is
-    open.
+    open; topics that do not exist are left out.
 
     Raises:
         KafkaEdgeError: the cluster does not answer, or a transaction stays open.
@@ -228,7 +229,14 @@ def _with_shards(
     ids: Mapping[str, str],
 ) -> Cut:
     """Return the cut with every shard that can be judged, and a note for each partition of a delay
-    topic that can't. ``earlier``, ``later``: checkpoints before and after ``spans`` were read.
+    topic that can't.
+
+    Args:
+        cut: the cut without shards.
+        earlier: checkpoint of each shard, read before ``spans``.
+        later: checkpoint of each shard, read after ``spans``.
+        spans: first offset and end of each partition of the delay topics.
+        ids: Kafka's id of each topic.
     """
     shards: list[ShardCut] = []
     notes = list(cut.notes)
@@ -276,8 +284,11 @@ class _CutClient:
         self.admin: KafkaAdmin = admin_client(self._client)
 
     def checkpoints(self, topic: str, partitions: Mapping[str, int]) -> dict[int, Checkpoint]:
-        """Return the newest committed checkpoint of every slice that has one; ``topic``: the
-        checkpoint topic.
+        """Return the newest committed checkpoint of every slice that has one, by number of the
+        slice. ``topic``: the checkpoint topic; ``partitions``: number of partitions by topic.
+
+        Raises:
+            KafkaEdgeError: a checkpoint can't be read, or a transaction stays open.
         """
         config = consumer_config(self._client, "spark-cut")
         count = partitions[topic]
@@ -290,7 +301,10 @@ class _CutClient:
 
     def settled_spans(self, places: Collection[Place]) -> dict[Place, Span]:
         """Return first offset and high watermark of logs, once no transaction below the watermarks
-        is open; raise ``KafkaEdgeError`` if one stays open.
+        is open.
+
+        Raises:
+            KafkaEdgeError: a transaction stays open for ``SETTLE_TIMEOUT_S``.
         """
         spans, hidden = self.spans(places, SETTLE_TIMEOUT_S)
         if hidden:
@@ -305,8 +319,9 @@ class _CutClient:
     def spans(
         self, places: Collection[Place], wait_s: float
     ) -> tuple[dict[Place, Span], set[Place]]:
-        """Return first offset and high watermark of logs, after waiting up to ``wait_s`` seconds
-        for open transactions below; and the logs in which one stays open, which end at it.
+        """Wait up to ``wait_s`` seconds for transactions that are open below the high watermarks of
+        logs. Return first offset and end of each log, and the logs where a transaction stays open:
+        these end at that transaction, the others at the high watermark.
         """
         ends = offsets_of(self.admin, places, LATEST)
         waiting = set(ends)

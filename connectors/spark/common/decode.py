@@ -59,8 +59,8 @@ _signed_long: Final = struct.Struct("<q").pack
 
 
 class HashedValue(bytes):
-    """Hash (8 bytes) in place of a record's value, where only the hash was kept
-    (``ledger.rows``).
+    """Hash of a record's value (8 bytes, as ``ledger.rows.value_hash``), in place of the value
+    where only the hash was kept.
     """
 
 
@@ -74,8 +74,8 @@ class PartitionBatch(NamedTuple):
 
 @contextmanager
 def without_collector() -> Iterator[None]:
-    """Disable Python's garbage collector of reference cycles within the block: it would examine the
-    many tuples of a batch again and again, which doubles the time. No cycles arise here.
+    """Disable Python's collector of reference cycles within the block. It would examine the many
+    tuples of a batch again and again, which doubles the time; no cycles arise here.
     """
     was_on = gc.isenabled()
     gc.disable()
@@ -87,8 +87,8 @@ def without_collector() -> Iterator[None]:
 
 
 def runs(batch: pa.RecordBatch) -> Iterator[PartitionBatch]:
-    """Yield the parts of an Arrow batch that come from one partition each; usually there is one, as
-    a task reads one partition.
+    """Yield the rows of an Arrow batch in parts: consecutive rows that come from one partition.
+    Usually there is one part, as a task reads one partition.
     """
     topics = batch.column("topic").dictionary_encode()
     place = topics.indices.to_numpy().astype(np.int64) << 32
@@ -116,7 +116,7 @@ def rows_of(batch: pa.RecordBatch) -> list[Row]:
 
 
 def values_of(batch: pa.RecordBatch) -> list[bytes | None]:
-    """Return the values of a batch of records; ``HashedValue`` where only the hash was kept."""
+    """Return the value of each record of a batch; ``HashedValue`` where only the hash was kept."""
     values: list[bytes | None] = batch.column("value").to_pylist()
     if "value_hash" not in batch.schema.names:
         return values
@@ -167,7 +167,7 @@ class ShardReader:
         be verified."""
 
     def read(self, rows: Sequence[Row]) -> list[Entry]:
-        """Return records as decoded entries, and set ``believed``; see
+        """Return records as decoded entries, one for each, and set ``believed``; see
         ``RecordReader.read_batch``.
         """
         self.believed.clear()
@@ -178,8 +178,9 @@ class ShardReader:
         ]
 
     def _believed(self, row: Row, entry: Entry) -> Entry:
-        """Return a decoded record (``entry``) as if its signature were valid, if it may be
-        genuine.
+        """Return the entry of a record as if its signature were valid, and add it to ``believed``,
+        if ``entry`` shows that it was refused as forged but a service can have written it.
+        Otherwise return ``entry``.
         """
         arrived = envelope_of(row)
         if arrived is not None:
@@ -199,8 +200,8 @@ class ShardReader:
 
 
 def claim_of(row: Row) -> Claim | None:
-    """Return the record read as a requeued record, without a check of its signature; None: no
-    service can have written it as such.
+    """Return what a record states as a requeued record, without a check of its signature; None: it
+    is no requeued record that a service can have written.
     """
     claim = read_claim((row[2], row[3], row[4] or []))
     if claim is None:
@@ -223,8 +224,8 @@ def claim_of(row: Row) -> Claim | None:
 
 
 def envelope_of(row: Row) -> Arrived | None:
-    """Return the record read as an envelope, without a check of its signature; None: no service can
-    have written it as such.
+    """Return what a record states as an envelope, without a check of its signature; None: it is no
+    envelope that a service can have written.
     """
     if not _is_enveloped(row):
         return None
@@ -237,7 +238,7 @@ def envelope_of(row: Row) -> Arrived | None:
 
 def waiting(payload: Payload) -> Group | None:
     """Return the records that wait together in a requeued record until they are sent to their home;
-    None: no service wrote such a payload.
+    None: ``payload`` does not hold such records in a form that a service writes.
     """
     try:
         group = group_of(payload)
@@ -255,8 +256,8 @@ def _are_sensible(group: Group) -> bool:
 
 
 def _came_from(entry: Entry, source: bytes) -> bool:
-    """Return whether ``entry`` was taken out of an envelope with a valid signature; ``source``:
-    place where the record in the envelope was first written.
+    """Return whether ``entry`` was taken out of an envelope, which the reader does only if the
+    signature is valid; ``source``: place where the record in the envelope was first written.
     """
     _, kind, _, _, payload, extra = entry
     if kind == SCHEDULE:
@@ -266,7 +267,7 @@ def _came_from(entry: Entry, source: bytes) -> bool:
 
 
 def key_hash(key: bytes | None) -> int:
-    """Return the 31 bits of murmur2 that choose the partition for a key; ``NO_KEY`` without a
-    key.
+    """Return the 31 bits of murmur2 that choose the partition for a key; ``NO_KEY`` if the key is
+    None or empty.
     """
     return murmur2(key) & _MASK31 if key else NO_KEY

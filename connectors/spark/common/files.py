@@ -14,8 +14,8 @@ from delayservice.base.errors import DelayServiceError
 
 
 def write_text(path: str, text: str) -> None:
-    """Write ``text`` to a file, replacing an existing one. Where the file system allows it, readers
-    see either the old content or the new one.
+    """Write ``text`` to a file and create its folder; replace an existing file. Where the file
+    system allows it, readers see either the old content or the new one.
     """
     system, place = _located(path)
     system.create_dir(place.rpartition("/")[0], recursive=True)
@@ -55,8 +55,8 @@ def names_in(path: str) -> list[str]:
 
 
 def is_replaceable(path: str) -> bool:
-    """Return whether nothing exists at a path, or a folder that holds only files which Spark wrote,
-    so that a new output may replace it.
+    """Return whether a new output may replace what is at ``path``: there is nothing, or a folder in
+    which all names are those of Spark's files (they begin with ``part-``, ``_`` or ``.``).
     """
     system, place = _located(path)
     if system.get_file_info(place).type == fs.FileType.File:

@@ -9,8 +9,8 @@ from pyspark.sql import functions as sf
 
 
 def kept(rows: DataFrame, path: str, *by: str) -> DataFrame:
-    """Write rows to ``path`` as Parquet, and return them as read from there; ``by``: columns by
-    which the files are partitioned.
+    """Write rows to the folder ``path`` as Parquet, in place of its content, and return a data
+    frame that reads them from there; ``by``: columns by which the files are partitioned.
     """
     rows.write.mode("overwrite").partitionBy(*by).parquet(path)
     return rows.sparkSession.read.schema(rows.schema).parquet(path)
@@ -25,7 +25,7 @@ def last_header(name: str) -> Column:
 
 
 def counts_by(column: str, rows: DataFrame) -> dict[Any, int]:
-    """Return the number of rows for each value of a column, in the order of the values."""
+    """Return the number of rows by value of ``column``, in the order of the values."""
     counted = rows.groupBy(column).count().orderBy(column)
     return {row[column]: row["count"] for row in counted.collect()}
 

@@ -28,11 +28,11 @@ _HEADER: Final = """\
 
 
 def install(fetched: Path, folder: Path, jars: Sequence[SparkJar]) -> None:
-    """Copy downloaded jars into Spark's own folder, each one atomically, after a check of its
-    hash.
+    """Copy downloaded jars from the folder ``fetched`` to ``folder``, each one atomically, after a
+    check of its hash.
 
     Raises:
-        DelayServiceError: a jar has another hash than in the lock file, or can't be written.
+        DelayServiceError: a jar has another hash than in ``jars``, or can't be read or written.
     """
     for jar in jars:
         path = fetched / jar.fetched_name
@@ -69,7 +69,9 @@ def fetch(scratch: Path) -> Path:
 
 
 def write_lock(fetched: Path, lock: Path) -> None:
-    """Write the lock file with those downloaded jars that PySpark lacks."""
+    """Write the lock file with those jars in the folder ``fetched`` that PySpark lacks, or that the
+    present lock file names.
+    """
     own = spark_folder()
     lines = []
     for path in sorted(fetched.iterdir()):
@@ -82,7 +84,7 @@ def write_lock(fetched: Path, lock: Path) -> None:
 
 
 def _named() -> set[tuple[str, str]]:
-    """Return group and artifact of each jar in the lock file."""
+    """Return group and artifact, without the version, of each jar in the lock file."""
     return {(group, artifact) for group, artifact, _ in (j.coordinate.split(":") for j in locked())}
 
 

@@ -24,18 +24,22 @@ from delayservice.base.errors import KafkaEdgeError
 _FIRST_BATCH: Final = 1_000
 
 _LOOK_AHEAD: Final = 1_000
-"""Number of records at the start of each log that are searched for a header."""
+"""Largest number of records at the start of each log that are searched for a header."""
 
 
 def first_times(
     client: Mapping[str, str], spans: Mapping[Place, Span], header: str | None = None
 ) -> dict[Place, int]:
-    """Return the timestamp of the first record of each log, epoch milliseconds; empty logs are left
-    out.
+    """Return the timestamp of the first record of each log, epoch ms; empty logs are left out.
 
-    With ``header``, it is that of the first record with this header, as other producers may write
-    any timestamp. If none of the first thousand records has it, it is the latest of their
-    timestamps.
+    With ``header``, it is that of the first record with a header of this name, as other producers
+    may write any timestamp. If none of the first ``_LOOK_AHEAD`` records has it, it is the latest
+    of their timestamps.
+
+    Args:
+        client: options of librdkafka.
+        spans: first offset and end of each log.
+        header: name of the header to look for; None: the first record of each log counts.
 
     Raises:
         KafkaEdgeError: no record came for a minute.
@@ -95,7 +99,7 @@ def offsets_at(
 
 
 def topic_policies(client: Mapping[str, str], topics: Collection[str]) -> dict[str, Policy]:
-    """Return for each topic whether it is compacted and whether the broker sets timestamps.
+    """Return for each topic whether it is compacted, and whether the broker sets the timestamps.
 
     Raises:
         KafkaEdgeError: the configuration of a topic can't be read.
@@ -121,7 +125,7 @@ def topic_policies(client: Mapping[str, str], topics: Collection[str]) -> dict[s
 
 
 class Policy(NamedTuple):
-    """Settings of a topic: is it compacted, and does the broker set its records' timestamps."""
+    """Settings of a topic: whether it is compacted, and whether the broker sets the timestamps."""
 
     is_compacted: bool
     is_by_broker: bool

@@ -34,7 +34,7 @@ class CheckpointLog:
         start: first offset of the log.
         read_from: lowest offset that was read so far; at first the end of the log.
         look: number of offsets that the next read covers.
-        found: newest checkpoint (its value) of each slice found so far.
+        found: value of the newest checkpoint of each slice found so far, by number of the slice.
     """
 
     config: Mapping[str, Any]
@@ -47,7 +47,8 @@ class CheckpointLog:
     found: dict[int, bytes] = field(default_factory=dict)
 
     def lacks(self, slices: int) -> bool:
-        """Return whether the newest checkpoint of a slice may be below what was read so far.
+        """Return whether the newest checkpoint of a slice may be at a lower offset than those read
+        so far.
 
         Args:
             slices: number of slices; 0: not known yet.
@@ -76,8 +77,8 @@ class CheckpointLog:
         self.look *= _GROWTH
 
     def _slice_of(self, key: bytes | None) -> int | None:
-        """Return the slice whose checkpoint has this key; None: it is not the key of a checkpoint
-        in this partition.
+        """Return the number of the slice whose checkpoints have this key; None: no checkpoint in
+        this partition has it.
         """
         slice_no = slice_no_of(key)
         is_here = slice_no is not None and slice_no % self.partitions == self.partition
@@ -87,7 +88,8 @@ class CheckpointLog:
 def newest_checkpoints(
     logs: Iterable[CheckpointLog], partitions: Mapping[str, int]
 ) -> dict[int, Checkpoint]:
-    """Return the newest checkpoint of every slice that has one, by number of the slice.
+    """Read ``logs``, all partitions of the checkpoint topic, and return the newest checkpoint of
+    every slice that has one, by number of the slice.
 
     A checkpoint names all delay topics of its slice. So the topic with the most partitions among
     all checkpoints gives the number of slices; ``partitions``: number of partitions by topic.

@@ -1,7 +1,7 @@
 """Writes reports as one HTML file without scripts or network access: facts, tables and charts.
 
 Colours follow the setting of the reader's device, light or dark. So charts are drawn with
-placeholder colours, which are replaced by the page's CSS variables, and text in charts stays text.
+placeholder colours, which are then replaced by the page's CSS variables. Text in charts stays text.
 """
 
 from __future__ import annotations
@@ -88,7 +88,10 @@ Row: TypeAlias = Sequence[object]
 class Table:
     """Table of a page. Numbers are right-aligned, with separators; None is shown as a dash.
 
-    ``note``: remark on what the table leaves out, such as the number of omitted rows.
+    Attributes:
+        caption: title of the table.
+        columns: headings of the columns.
+        note: remark on what the table leaves out, such as the number of omitted rows.
     """
 
     caption: str
@@ -99,8 +102,8 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """Figure and the table of its data, for readers who can't see it. Without rows, the figure only
-    says "nothing".
+    """Figure, and the table of its data for readers who can't see the figure. Without rows, the
+    figure shows the word "nothing".
 
     Attributes:
         table: data of the figure; its note stands below the figure.
@@ -172,7 +175,13 @@ def bars(
 ) -> Chart:
     """Return a chart with a horizontal bar for each row, the first row on top.
 
-    ``value``: index of the column that gives a bar its length.
+    Args:
+        caption: title of the chart and its table.
+        columns: headings of the columns.
+        rows: the first column of each is the label of its bar.
+        value: index of the column that gives a bar its length.
+        colour: placeholder colour of the bars, such as ``FIRST``.
+        note: remark below the chart.
     """
     values: list[Any] = [row[value] or 0 for row in rows]
 
@@ -191,8 +200,13 @@ def bars(
 def lines(
     table: Table, times_ms: Sequence[int], series: Mapping[str, Sequence[float]], y: str
 ) -> Chart:
-    """Return a chart of up to three lines over time; ``times_ms``: epoch ms; ``series``: values of
-    each line by its name; ``y``: label of the axis with the unit.
+    """Return a chart of up to three lines over time.
+
+    Args:
+        table: the data, for readers who can't see the chart.
+        times_ms: times of the points, epoch ms.
+        series: values of each line, one for each time, by the name of the line.
+        y: label of the vertical axis, with the unit.
     """
     days = [time_ms / DAY_MS for time_ms in times_ms]  # matplotlib's dates, since its epoch 1970
 
@@ -230,7 +244,7 @@ def _nothing(axes: Axes) -> None:
 
 
 def _shortened(text: str) -> str:
-    """Return a name without its middle if it is too long for the figure."""
+    """Return a name, with "…" in place of its middle if it is too long for the figure."""
     half = _LABEL_CHARS_MAX // 2
     return text if len(text) <= _LABEL_CHARS_MAX else f"{text[: half - 1]}…{text[-half:]}"
 
@@ -248,15 +262,15 @@ def _svg(figure: Figure, label: str) -> Markup:
     body = text[root.end() :]
     for colour, name in _VARIABLES.items():
         body = body.replace(colour, f"var(--{name})")
-    # Ids are of the page, and a page has several figures.
+    # Ids must be unique in the page, which may have several figures.
     body = _ANCHOR.sub(rf"\g<1>f{crc32(label.encode()):x}-", body)
     head = Markup('<svg role="img" {} aria-label="{}">')
     return head.format(Markup(root[1]), label) + Markup(body)  # noqa: S704  # matplotlib escapes
 
 
 def number(value: object) -> str:
-    """Return the text of a table cell: integers with separators, fractions with three digits, None
-    as a dash.
+    """Return the text of a table cell: integers with separators; fractions with three significant
+    digits, from 1,000 on as integers; booleans as yes or no; None as a dash.
     """
     if value is None:
         return "\N{EN DASH}"
@@ -270,7 +284,7 @@ def number(value: object) -> str:
 
 
 def moment(time_ms: int) -> str:
-    """Return a time (epoch ms) for display, in UTC to the minute."""
+    """Return a time (epoch ms) as text for display, such as ``2025-01-31 23:59``, in UTC."""
     return datetime.fromtimestamp(time_ms / 1_000, UTC).strftime("%Y-%m-%d %H:%M")
 
 

@@ -1,9 +1,10 @@
 """Finds the pending records of delay topics: those that are not settled at a cursor.
 
-The executors read the log as the service does, and return records that are pending by their key,
-and records with an id. ``uncancelled`` then removes those that a user's record of the same id
-cancels, replaces or fires: the last one below H counts, if it is at or after the *base* of the
-pending record, the first offset that may cancel it (design rules 12 to 14).
+The executors read the log as the service does (``sift``). They return records that are pending by
+their key, which means that the cursor has not settled that key, and users' records with an id, as
+these may cancel, replace or fire others of their id. ``uncancelled`` then removes the records that
+were settled in this way: the last user's record of the same id below H is at or after the *base* of
+the pending record, the first offset whose record may settle it (design rules 12 to 14).
 """
 
 from __future__ import annotations
@@ -38,8 +39,8 @@ _SIFTED: Final = arrow_schema(
     "canceller bigint, base bigint"
 )
 """Columns of records that ``sift`` returns. ``canceller``: the record's own offset if it is a
-user's record with an id, which settles earlier ones of its id; ``base``: first offset whose record
-may settle this one."""
+user's record with an id below H, which settles earlier records of its id; else null. ``base``:
+first offset whose record may settle this one; null if this one is not pending."""
 
 
 class LogPart(NamedTuple):
@@ -50,8 +51,8 @@ class LogPart(NamedTuple):
         start: first source offset to read.
         stop: end of the source offsets, exclusive.
         cursor: cursor of the shard; records that it counts as settled are left out.
-        from_ms: lowest key (time of delivery) to return, epoch ms.
-        to_ms: end of the keys, exclusive, epoch ms.
+        from_ms: lowest key time (time of delivery) of pending records to return, epoch ms.
+        to_ms: end of these key times, exclusive, epoch ms.
         log_start: first offset that the log still has.
     """
 
@@ -69,7 +70,8 @@ class PendingColumns(NamedTuple):
 
     Attributes:
         schema: names and types of the columns.
-        of: function that makes the columns from a decoded record; Spark sends it to the executors.
+        of: function from a decoded record to its values for ``schema``; Spark sends it to the
+            executors.
     """
 
     schema: pa.Schema
@@ -90,12 +92,12 @@ def sift(
     min_partitions: int,
 ) -> DataFrame:
     """Read parts of logs in at least ``min_partitions`` tasks, and return the records that are
-    pending or have an id.
+    pending by their key, and those that may cancel others of their id.
 
     Returns:
         ``topic, partition, key_ms, offset, record_id, canceller, base`` and the columns of
-        ``facts``. If ``key_ms`` is null, the record is not pending and only returned as it may
-        cancel others.
+        ``facts``. ``key_ms`` (epoch ms) is null for records that are not pending, and are returned
+        only as they may cancel others.
     """
     tasks = sum(part.stop - part.start for part in parts.values()) // TASK_RECORDS + 1
     spans = {place: Span(part.start, part.stop) for place, part in parts.items()}
@@ -105,9 +107,12 @@ def sift(
 
 
 def uncancelled(sifted: DataFrame) -> DataFrame:
-    """Return the records from ``sift`` that are pending, without those that a later record of their
-    id settles: ``topic``, ``partition``, ``key_ms``, ``offset``, ``record_id`` and the further
-    columns.
+    """Return the pending records among ``sifted``, the result of ``sift``, without those that a
+    user's record of their id settles.
+
+    Returns:
+        ``topic``, ``partition``, ``key_ms``, ``offset``, ``record_id`` and the columns of
+        ``PendingColumns``.
     """
     named = [*_SHARD, "record_id"]
     cancellers = (
@@ -137,11 +142,11 @@ def written_since_ms(contracts: Contracts, key_ms: int) -> int:
 
 def before(sifted: DataFrame, parts: Mapping[Place, LogPart]) -> dict[Place, LogPart]:
     """Return the parts of logs below ``parts`` that may hold a record which cancels one of
-    ``sifted``.
+    ``sifted``, the result of ``sift`` for ``parts``.
 
     A requeued record may be cancelled by a record written before it: from its base on, which was H
-    when it was requeued. Records there are not pending, as ``parts`` begin where the first pending
-    record can be.
+    when it was requeued. ``sift`` returns only such records from these parts, and no pending ones,
+    as ``parts`` begin where the first pending record can be.
     """
     bases = sifted.where("key_ms is not null and record_id is not null").groupBy(*_SHARD)
     found = bases.agg(sf.min("base")).collect()
@@ -165,7 +170,7 @@ class _PendingSieve:
 
     def sift(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Yield rows of the records that are pending by their key, and of those that may cancel
-        others. ``batches``: records with the columns of ``topics.ROW_SCHEMA``.
+        others, with the columns ``facts.whole``. ``batches``: columns of ``topics.ROW_SCHEMA``.
         """
         readers: dict[Place, ShardReader] = {}
         for batch in batches:
@@ -178,8 +183,8 @@ class _PendingSieve:
                 yield batch_of([(*place, *row) for row in kept], self.facts.whole)
 
     def _row(self, part: LogPart, entry: Entry) -> tuple[object, ...] | None:
-        """Return the row of a decoded record, from column ``key_ms`` on; None: it is neither
-        pending nor a canceller.
+        """Return the row of a decoded record, from column ``key_ms`` on; None: the record is
+        neither pending by its key, nor may it cancel others.
         """
         offset, kind, key_ms, record_id, _, base = entry
         takes_place = record_id is not None and is_user_record(entry)

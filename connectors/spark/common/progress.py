@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 Say: TypeAlias = Callable[[str], None]
-"""Function that shows the current activity of the program, given in a few words."""
+"""Function that displays a text of a few words as the program's current activity."""
 
 LINE_EVERY_S: Final = 30.0
 _LOOK_EVERY_S: Final = 0.25
@@ -26,7 +26,7 @@ _LOOK_EVERY_S: Final = 0.25
 
 @dataclass(frozen=True, slots=True)
 class Tasks:
-    """Numbers of Spark tasks in the running stages."""
+    """Number of running stages, and numbers of Spark tasks in these stages."""
 
     stages: int
     total: int
@@ -42,7 +42,8 @@ class Tasks:
 
 def each_interval(interval_s: float, stop: threading.Event, say: Say) -> Iterator[None]:
     """Yield at the start of each interval of ``interval_s`` seconds until ``stop`` is set. If the
-    work at one took longer than the interval, the next begins at once.
+    caller's work takes longer than the interval, the next one begins at once. ``say``: displays
+    that the program is waiting.
     """
     while not stop.is_set():
         next_s = time.monotonic() + interval_s
@@ -73,7 +74,8 @@ def running_tasks(tracker: StatusTracker) -> Tasks:
 def shown(
     spark: SparkSession, console: Console, *, is_plain: bool = False, every_s: float = LINE_EVERY_S
 ) -> Iterator[Say]:
-    """Show progress while the block runs; yield the function that sets the displayed activity.
+    """Show the progress of jobs while the block runs; yield the function that sets the displayed
+    activity.
 
     Args:
         spark: the session that runs the jobs.
@@ -102,7 +104,7 @@ def _follow(tracker: StatusTracker, view: _Bar | _Lines, is_over: threading.Even
 
 
 class _Bar:
-    """Progress bar for the Spark tasks in the running stages, behind the name of the activity."""
+    """Progress bar for the Spark tasks in the running stages, after the name of the activity."""
 
     def __init__(self, console: Console) -> None:
         self._progress = Progress(
@@ -132,7 +134,7 @@ class _Bar:
 
 
 class _Lines:
-    """Printer of a progress line every ``every_s`` seconds; shorter jobs print nothing."""
+    """Printer of a progress line every ``every_s`` seconds; for shorter jobs it prints nothing."""
 
     def __init__(self, console: Console, every_s: float) -> None:
         self._console = console

@@ -1,4 +1,4 @@
-"""Writes the results of a job to a topic as JSON, each once: findings, then a summary."""
+"""Writes the results of a job to a topic as JSON, each of them once: findings, then a summary."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ _RECORD_BYTES_MAX: Final = 1_048_576
 
 
 def name_for(kind: str, place: str) -> str:
-    """Return the name under which a job that writes its results to ``place`` publishes them. Of two
-    processes with the same name, the later fences the earlier.
+    """Return the name under which a job of this kind (such as ``audit``), whose results are in
+    ``place``, publishes them. Of two processes with the same name, the later fences the earlier.
     """
     return f"{NAMES}{kind}-{xxh3_64_hexdigest(place.encode())}"
 
@@ -36,11 +36,11 @@ def publish(
     Args:
         client: options of librdkafka.
         topic: topic to write to.
-        sender: a name from ``name_for``, and the number of the publication. What was already
-            written under that number is left out, so its findings must be the same each time.
-            Number None: all is written.
-        findings: value of the field ``kind`` for the records, and the findings, whose column
-            ``kind`` becomes ``finding``.
+        sender: a name from ``name_for``, and the number of the publication. Records that were
+            already written under that number are left out, so its findings must be the same each
+            time. Number None: all records are written.
+        findings: value of the field ``kind`` of the JSON objects, and the findings, whose column
+            ``kind`` becomes the field ``finding``.
         summary: the summary; its format version ``v`` is added to the findings.
 
     Raises:

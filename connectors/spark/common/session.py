@@ -71,13 +71,14 @@ def open_session(
 ) -> SparkSession:
     """Return a Spark session for one job; the caller stops it.
 
-    An active session is returned as it is. Under ``spark-submit``, master and packages are those of
-    the submitter. Otherwise Spark is started in this process, on all cores unless ``master`` is
-    given.
+    An active session is returned as it is, whatever the arguments are. Under ``spark-submit``,
+    master and packages are those of the submitter. Otherwise Spark is started in this process, on
+    all cores unless ``master`` is given.
 
     Args:
         app: name of the application, which Spark displays.
-        master: ``local[n]``, ``spark://host:port`` or another of Spark's masters.
+        master: ``local[n]``, ``spark://host:port`` or another of Spark's masters; None:
+            ``local[*]``.
         conf: further settings of Spark, which replace the defaults here.
 
     Raises:
@@ -106,8 +107,8 @@ def open_session(
 
 
 def java_home() -> Path:
-    """Return the home folder of a Java that Spark can use: that in ``JAVA_HOME``, on the path, or
-    installed in ``/usr/lib/jvm``.
+    """Return the home folder of the first Java that Spark can use: of the one in ``JAVA_HOME``, the
+    one on the path, and those in ``/usr/lib/jvm``.
 
     Raises:
         SparkSetupError: Java was not found, or only in versions that Spark can't use.

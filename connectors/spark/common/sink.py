@@ -5,9 +5,10 @@
     look    up the part's progress: how many records of the batch it has written
     write   the others, in short transactions that also store the new progress
 
-The progress, a number called mark here, is the committed offset of a consumer group: Kafka includes
-it in the transaction, and returns it at once. A topic of marks would have to be read to its end by
-every task, past open transactions.
+The progress of a part is a number, called mark in this module: batch and number of its records that
+are written (``mark_of``). It is stored as the committed offset of a consumer group: Kafka includes
+this in the transaction, and returns it at once. A topic of marks would have to be read to its end
+by every task, past open transactions.
 """
 
 from __future__ import annotations
@@ -51,10 +52,10 @@ from delayservice.contract.entry import Headers
 Record: TypeAlias = tuple[bytes | None, bytes | None, Headers | None]
 """Key, value and headers of a record."""
 PARTS_MAX: Final = 8
-"""Largest number of parts of a job, which write in parallel. Each takes 0.1 s to open."""
+"""Largest number of parts of a job, which write in parallel. A part takes 0.1 s to open."""
 TRANSACTION_TIMEOUT_MS: Final = 45_000
-"""Time after which the broker aborts the transaction of a dead writer, in ms. Until then, consumers
-of the delay topic, the service included, wait."""
+"""Time after which the broker aborts the transaction of a dead job, in ms. Until then, consumers of
+the delay topic, the service included, wait."""
 
 _INIT_S: Final = 60.0
 _ASK_S: Final = 30.0
@@ -86,15 +87,15 @@ _INLINE: Final = {
 
 
 def mark_of(batch: int, records: int) -> int:
-    """Return the mark (number that stores a part's progress) for "``records`` records of ``batch``
-    are written". Marks ascend, and all are above 0, the mark of a new part.
+    """Return the mark (number that stores a part's progress) of a part that has written ``records``
+    records of batch number ``batch``. Marks ascend, and all are above 0, the mark of a new part.
     """
     return ((batch + 1) << _RECORDS_BITS) | records
 
 
 def records_written(mark: int, batch: int) -> int:
-    """Return how many records of a batch the part has written, by its mark (number that stores its
-    progress).
+    """Return the number of records of batch number ``batch`` that a part has written, from its mark
+    (number that stores its progress); 0: its mark is of an earlier batch.
 
     Raises:
         KafkaEdgeError: the part has written a later batch.
@@ -109,8 +110,8 @@ def records_written(mark: int, batch: int) -> int:
 
 
 def next_batch(marks: Iterable[int]) -> int:
-    """Return the number of a new batch, higher than any batch in ``marks``, the progress of the
-    parts.
+    """Return the number of a new batch, which is higher than that of every batch in ``marks``, the
+    progress of all parts.
     """
     return max(marks) >> _RECORDS_BITS
 
@@ -140,22 +141,22 @@ class TopicSink:
     mapping: str = ""
 
     def begin(self) -> None:
-        """Store the progress 0 for each part of a new name, so that Kafka's later deletion of the
-        stored progress is noticed.
+        """Store the progress 0 for each part of a new name. If Kafka later deletes the stored
+        progress, ``fence`` returns None for the part.
 
         Raises:
-            KafkaEdgeError: the cluster refuses that, or does not answer.
+            KafkaEdgeError: the cluster refuses this, or does not answer.
         """
         marks = [self.place(number) for number in range(self.parts)]
         with _explained(self.name):
             _asked(self, KafkaAdmin.alter_consumer_group_offsets, marks)
 
     def fence(self) -> list[int | None]:
-        """Fence earlier writers of all parts, and return the stored progress (mark) of each; None:
-        Kafka has deleted it.
+        """Fence earlier writers of all parts, and return the stored progress (mark) of each part;
+        None: it was never stored, or Kafka has deleted it.
 
         Raises:
-            KafkaEdgeError: the cluster refuses that, or does not answer.
+            KafkaEdgeError: the cluster refuses this, or does not answer.
         """
         return [_Part(self, number).mark for number in range(self.parts)]
 
@@ -164,7 +165,7 @@ class TopicSink:
         number. Tasks of earlier batches can't write any more, even if they begin late.
 
         Raises:
-            KafkaEdgeError: the cluster refuses that or does not answer, or another process fences
+            KafkaEdgeError: the cluster refuses this or does not answer, or another process fences
                 this one.
         """
         parts = [_Part(self, number) for number in range(self.parts)]
@@ -177,8 +178,9 @@ class TopicSink:
         """Write those records of a batch that were not written yet, and return their number.
 
         Args:
-            records: ``id``, ``value`` and ``headers`` as in ``mapping.DRAFT_COLUMNS``; they must be
-                the same in all attempts to write this batch.
+            records: columns ``id`` (binary, which becomes the key), ``value`` (binary), ``headers``
+                (array of ``key`` and ``value``, or null) and those of ``order``; they must be the
+                same in all attempts to write this batch.
             batch: number of the batch, higher than that of any earlier batch.
             order: columns to sort by, which differ between any two records and keep records of one
                 id in order.
@@ -205,8 +207,8 @@ class TopicSink:
                 )
 
     def place(self, part: int, mark: int = 0) -> TopicPartition:
-        """Return the progress of a part as the committed offset that stores it; ``part``: number of
-        the part, ``mark``: the progress.
+        """Return the progress of a part in the form of a committed offset, which stores it;
+        ``part``: number of the part; ``mark``: the progress.
         """
         return TopicPartition(self.topic, part, mark, self.mapping)
 
@@ -215,8 +217,8 @@ _LIST_MARKS: Final = partial(KafkaAdmin.list_consumer_group_offsets, require_sta
 
 
 def sink_client(client: Mapping[str, str]) -> dict[str, str]:
-    """Return the options of librdkafka for a sink: those of the job, with certificates by
-    content.
+    """Return the options of librdkafka for a sink: those of the job, with the content of
+    certificates and keys in place of file names, and with errors only in the log.
     """
     # Errors only: each retry of the client would be a warning.
     return {"log_level": "3", **portable(native_options(client))}
@@ -235,10 +237,10 @@ def portable(client: Mapping[str, str]) -> dict[str, str]:
 
 
 def records_of(batch: pa.RecordBatch) -> Iterator[Record]:
-    """Yield key, value and headers of each row. The id is the key, so that records of an id get to
-    one partition.
+    """Yield key, value and headers of each row with ``id``, ``value`` and ``headers``. The id is
+    the key, so that all records of an id are written to one partition.
 
-    Headers are None only for records that could not be parsed.
+    Headers are None where the column is null.
     """
     keys = batch.column("id").to_pylist()
     values = batch.column("value").to_pylist()
@@ -252,8 +254,9 @@ def records_of(batch: pa.RecordBatch) -> Iterator[Record]:
 def _task(
     sink: TopicSink, batch: int
 ) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """Return the function that a Spark task runs: it writes each Arrow batch of its part in one
-    transaction, and yields the number of written records.
+    """Return the function that a Spark task runs for its part. It skips records that the part has
+    written already, writes the others, each Arrow batch in one transaction, and yields their
+    number.
     """
 
     def write(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -275,7 +278,7 @@ def _task(
 
 
 class _Part:
-    """Writer of one part, which fences earlier writers when ``mark`` is first read."""
+    """Writer of one part. It fences earlier writers of the part when ``mark`` is first read."""
 
     def __init__(self, sink: TopicSink, number: int) -> None:
         self._sink = sink
@@ -312,7 +315,7 @@ class _Part:
         return None if found.offset < 0 else found.offset
 
     def write(self, records: Iterable[Record], mark: int) -> None:
-        """Write records, and the part's progress after them (``mark``), in one transaction.
+        """Write records, and store the part's progress after them (``mark``), in one transaction.
 
         Raises:
             KafkaEdgeError: nothing was written, or it is unknown whether; the next writer reads the
@@ -355,8 +358,8 @@ class _Part:
 def _asked(
     sink: TopicSink, ask: Callable[..., Mapping[Any, Future[Any]]], places: list[TopicPartition]
 ) -> list[TopicPartition]:
-    """Read or change the stored progress of parts with ``ask``, repeat that while the group's
-    coordinator changes, and return the result.
+    """Read or change the stored progress of parts with ``ask``, a method of ``KafkaAdmin``, and
+    return the progress. Repeat this while the group's coordinator changes, for up to 30 s.
     """
     admin = admin_client(sink.client)
     again = retry_if_exception(lambda exc: _code_of(exc) in _MOVING)
@@ -379,8 +382,8 @@ def _code_of(exc: BaseException) -> int | None:
 
 @contextmanager
 def _explained(name: str) -> Iterator[None]:
-    """Turn Kafka errors within the block into ``KafkaEdgeError`` with a sentence; ``name``: what
-    the sentence is about.
+    """Turn Kafka errors within the block into ``KafkaEdgeError``; ``name``: transactional id or
+    group, with which the text of the error begins.
     """
     try:
         yield

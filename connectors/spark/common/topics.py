@@ -1,4 +1,4 @@
-"""Reads Kafka topics with Spark: only committed records, and between fixed offsets."""
+"""Reads Kafka topics with Spark: only committed records, between fixed offsets or as a stream."""
 
 from __future__ import annotations
 
@@ -45,7 +45,8 @@ class Span:
 def read_topic(
     spark: SparkSession, client: Mapping[str, str], spans: Mapping[Place, Span], min_partitions: int
 ) -> DataFrame:
-    """Return the committed records within these offsets of partitions.
+    """Return the committed records at the offsets ``spans``. Records that retention deletes
+    meanwhile are left out.
 
     Args:
         spark: the session.
@@ -69,7 +70,7 @@ def read_topic(
         "endingOffsets": _by_topic({place: span.end for place, span in filled.items()}),
         "minPartitions": str(min_partitions),
         "includeHeaders": "true",
-        "failOnDataLoss": "false",  # retention may go on meanwhile: who reads asks again after
+        "failOnDataLoss": "false",  # retention may delete records meanwhile
     }
     return _as_rows(spark.read.format("kafka").options(**options).load())
 
@@ -77,8 +78,8 @@ def read_topic(
 def stream_topics(
     spark: SparkSession, client: Mapping[str, str], topics: Collection[str], records_max: int
 ) -> DataFrame:
-    """Return a stream of the records of topics, with the columns of ``read_topic``. It begins at
-    the start of the logs, or where Spark's checkpoint of an earlier process ends.
+    """Return a stream of the committed records of topics, with the columns of ``read_topic``. It
+    begins at the start of the logs, or where Spark's checkpoint of an earlier process ends.
 
     Args:
         spark: the session.
@@ -122,8 +123,8 @@ def java_options(client: Mapping[str, str]) -> dict[str, str]:
     """Return options of librdkafka as options of Spark's Kafka source, with the prefix ``kafka.``.
 
     A user name and password become a login module. PEM files are passed by content, as executors
-    lack the files. An option with the prefix ``java.`` is passed on without that prefix, for
-    settings of Java's client that are not translated here.
+    lack the files. An option with the prefix ``java.`` is passed on without that prefix: such
+    options are for settings of Java's client that are not translated here. Others are dropped.
 
     Raises:
         DelayServiceError: the SASL mechanism is not translated, or a PEM file can't be read.

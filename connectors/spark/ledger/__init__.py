@@ -27,9 +27,9 @@ def ledger(
     """Return the ledger: rows of source records and of the outputs that settle them, at a cut.
 
     Args:
-        sources: records of the delay topics, with the columns ``topics.ROW_SCHEMA`` from any table,
-            and ``value_hash`` where only the hash of a value was kept. They are read twice: persist
-            them if reading is slow.
+        sources: records of the delay topics from any table, with the columns of
+            ``topics.ROW_SCHEMA``, and ``value_hash`` where only the hash of a value was kept. They
+            are read twice: persist them if reading is slow.
         outputs: records of the target topics, the dead-letter topic and the outcome topic, with the
             same columns as ``sources``.
         cut: offsets, cursors and contracts.

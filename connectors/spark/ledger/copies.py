@@ -1,8 +1,9 @@
-"""Makes ledger rows of requeued records and envelopes: of the records that they settle, continue or
-bring home.
+"""Makes the ledger rows of requeued records and envelopes as outputs: one row for each record which
+they state that they settle, continue or bring home. A row has the shard and offset of that record.
 
-Any producer may have written one. Those whose signature fits no known secret are marked; the
-service's dead letters show which of them it refused as forged.
+Any producer may have written a requeued record or envelope. Rows of those whose signature fits no
+known secret have ``is_verified`` false; dead letters show which of them the service refused as
+forged.
 """
 
 from __future__ import annotations
@@ -24,9 +25,14 @@ from delayservice.contract.requeue import CONTINUES, Claim
 def said_by(
     ledger: Ledger, place: Place, row: Row, *, is_verified: bool = True
 ) -> Iterator[LedgerRow]:
-    """Yield ledger rows of the records that a requeued record or envelope states to settle,
-    continue or bring home. ``place``: where it is; ``is_verified``: whether a known secret signed
-    it.
+    """Yield the ledger rows of a requeued record or envelope: one for each record which it states
+    that it settles, continues or brings home. Yield nothing if ``row`` is another record.
+
+    Args:
+        ledger: names and contracts.
+        place: topic and partition in which the requeued record or envelope is.
+        row: the requeued record or envelope.
+        is_verified: whether a known secret signed it.
     """
     claim = claim_of(row)
     if claim is None:
@@ -68,8 +74,9 @@ def _said_by_envelope(ledger: Ledger, row: Row) -> Iterator[tuple[LedgerRow, Out
 def _said_by_waiting(
     ledger: Ledger, place: Place, claim: Claim
 ) -> Iterator[tuple[LedgerRow, OutputFacts]]:
-    """Yield ledger rows for a requeued record that waits until it can be sent to its home: of the
-    record that it was made of, and of the waiting record whose content it has taken over.
+    """Yield the ledger rows, each with its facts, of a requeued record that waits until it can be
+    sent to its home: one for the record that it was made of, and one for the waiting record whose
+    content it has taken over, if there is one.
     """
     group, shard = waiting(claim.payload), ledger.shards.get(place)
     if group is None or shard is None:
@@ -121,8 +128,8 @@ def _shard_of_claim(ledger: Ledger, claim: Claim, place: Place) -> int | None:
 
 
 def _going_home(group: Group) -> OutputFacts:
-    """Return the facts of the last of the records that go to their home together; defaults if there
-    are none.
+    """Return the facts of the last one of ``group``, records that go to their home together; the
+    defaults if ``group`` is empty.
     """
     if not group:
         return OutputFacts()

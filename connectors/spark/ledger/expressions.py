@@ -15,13 +15,14 @@ COMPLETE: Final = 0
 HASHED: Final = 1
 DOUBTFUL: Final = 2
 ORDINARY: Final = 3
-"""Values of ``reading``. ``COMPLETE``: the ledger row is complete; ``HASHED``: Python must hash the
-record's key, and check whether its id has its home elsewhere; ``DOUBTFUL``: Python must read the
-record; ``ORDINARY``: an output of another producer, which is only counted."""
+"""Values of ``reading``, which says what is left to do for a record. ``COMPLETE``: nothing, its
+ledger row is complete; ``HASHED``: Python must hash its key, and check whether the home of its id
+is elsewhere; ``DOUBTFUL``: Python must read it and make the row; ``ORDINARY``: it is a record of
+another producer in a topic of outputs, which is only counted."""
 
 RECORD: Final = ("topic", "partition", "offset", "timestamp_ms", "key", "value", "headers")
-"""Columns of records, as in ``topics.ROW_SCHEMA``. A column ``value_hash`` long may be added, for
-values of which only the hash was kept."""
+"""Columns of records, as in ``topics.ROW_SCHEMA``. The input may have a further column,
+``value_hash`` (long), for values of which only the hash was kept."""
 
 _DIGITS_MAX: Final = 18
 _ODD_IN_NAMES: Final = ("\0", "\N{REPLACEMENT CHARACTER}")
@@ -30,8 +31,8 @@ a name at the first; Java puts the second in place of bytes that are not UTF-8."
 
 
 def exact_number(text: Column, digits_max: int = _DIGITS_MAX) -> Column:
-    """Return a column with the number that a text of up to ``digits_max`` digits without leading
-    zeros denotes, else null.
+    """Return a column with the number in ``text``, if that has up to ``digits_max`` digits, no
+    leading zero and nothing else; else null.
     """
     number = text.try_cast("bigint")
     is_exact = number.between(0, 10**digits_max - 1) & (number.cast("string") == text)
@@ -39,8 +40,8 @@ def exact_number(text: Column, digits_max: int = _DIGITS_MAX) -> Column:
 
 
 def content(records: DataFrame, own: Column) -> Column:
-    """Return a column with the hash of key, value and the headers ``own``, equal to
-    ``rows.content_hash``.
+    """Return a column with the hash of key, value and headers of records, equal to
+    ``rows.content_hash``; ``own``: column with the headers to hash.
     """
     hashed = sf.when(sf.col("value").isNotNull(), sf.xxhash64("value"))
     if "value_hash" in records.columns:
@@ -49,7 +50,7 @@ def content(records: DataFrame, own: Column) -> Column:
 
 
 def id_hash(record_id: Column) -> Column:
-    """Return a column with the hash of an id, equal to ``rows.id_hash``; 0 where it is null."""
+    """Return a column with the hash of an id, equal to ``rows.id_hash``; 0 where the id is null."""
     return sf.when(record_id.isNull(), NO_ID).otherwise(sf.xxhash64(record_id).bitwiseOR(sf.lit(1)))
 
 
@@ -61,7 +62,7 @@ def has_readable_names() -> Column:
 
 
 def row_with(*kept: str, **given: Column) -> list[Column]:
-    """Return all columns of a ledger row, with the right types and order.
+    """Return expressions for all columns of a ledger row, with the right types and order.
 
     Args:
         kept: names of columns that the input has and that are taken unchanged.
@@ -77,10 +78,14 @@ def row_with(*kept: str, **given: Column) -> list[Column]:
 def classified(
     read: DataFrame, *, key: Column, is_doubtful: Column, **columns: Column
 ) -> DataFrame:
-    """Return ledger rows of the records that column expressions read, with nulls for other records.
+    """Return one row for each record in ``read``, with the ledger's columns, ``reading``, ``key``
+    and ``record``. The ledger's columns are null where ``reading`` is ``DOUBTFUL`` or ``ORDINARY``.
 
-    ``key`` is kept where Python must hash it, and the whole record where ``is_doubtful``;
-    ``columns``: expressions for the ledger's columns.
+    Args:
+        read: records, with the column ``reading``.
+        key: key of the record, which becomes the column ``key`` where ``reading`` is ``HASHED``.
+        is_doubtful: whether to keep the whole record in the column ``record``; else it is null.
+        columns: expressions for the ledger's columns by name, except ``at_ms``.
     """
     record = sf.struct(*(name for name in (*RECORD, "value_hash") if name in read.columns))
     is_read = sf.col("reading") <= HASHED

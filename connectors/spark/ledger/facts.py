@@ -19,12 +19,12 @@ NAMED: Final = 7
 FORWARDED: Final = 8
 ARRIVED: Final = 9
 REMEMBERED: Final = 10
-"""Roles of ledger rows. Source records: ``SOURCE``; ``NAMED``, which an earlier cut judged and
-which may cancel others; ``REMEMBERED``, which an earlier cut judged, with the place of its
-settlement. Outputs that settle: ``DELIVERED``, ``LETTER``, ``OUTCOME``, ``COPIED`` (requeued),
-``FORWARDED`` (sent to its home). Outputs that settle nothing: ``DISCLAIMED``, refused as forged;
-``CONTINUED``, the next occurrence of a schedule; ``ARRIVED``, an envelope that brings the record
-home without settling it."""
+"""Roles of ledger rows. Source records: ``SOURCE``, a record to judge; ``NAMED``, which an earlier
+cut judged and which may cancel others; ``REMEMBERED``, which an earlier cut judged, with the place
+of its settlement. Outputs that settle: ``DELIVERED``, ``LETTER`` (dead-lettered), ``OUTCOME``
+(record of the outcome topic), ``COPIED`` (requeued), ``FORWARDED`` (sent to its home). Outputs that
+settle nothing: ``DISCLAIMED``, refused as forged; ``CONTINUED``, the next occurrence of a schedule;
+``ARRIVED``, an envelope that brings the record home without settling it."""
 
 SOURCES: Final = frozenset({SOURCE, NAMED, REMEMBERED})
 """Roles of ledger rows that are source records."""
@@ -35,7 +35,7 @@ SETTLING: Final = frozenset({DELIVERED, LETTER, OUTCOME, COPIED, FORWARDED})
 NO_PARTITION: Final = -1
 NO_TIME: Final = -1
 NEVER_MS: Final = 2**62
-"""Time later than all others, epoch ms, for what has not happened."""
+"""Time later than all others, epoch ms: it stands for events that have not happened."""
 HERE: Final = "#"
 """Value of ``origin`` for an outcome that names as its source the very record that it settles."""
 
@@ -49,11 +49,11 @@ class SourceFacts(msgspec.Struct, array_like=True, frozen=True):
         origin: ``delay-source`` that its outputs must have; empty: its own place.
         base: first source offset at which its canceller may be; 0: the offset after its own.
         expires_ms: value of ``delay-expires-at``, epoch ms; None: it does not expire.
-        code: for an invalid record: error code of the rule that it breaks.
+        code: for an invalid record: error code of the rule that it breaks; else empty.
         attempt: for a requeued record: number of the attempt to deliver it.
         is_armed: whether its due time is known; false for a user's cron schedule, whose first
             occurrence is a requeued record.
-        target: name of its target topic, if the cluster has no topic of that name.
+        target: name of its target topic, if the cluster has no topic of that name; else empty.
         recur: its recurrence, encoded as in a payload; empty: it does not recur.
         is_verified: whether its signature was verified, or it needs none; otherwise it counts as
             genuine.
@@ -61,7 +61,7 @@ class SourceFacts(msgspec.Struct, array_like=True, frozen=True):
             kind of the last.
         first_ms: for a record that goes to its home: timestamp with which it was first written,
             epoch ms.
-        group: hash of the records that wait together to be sent to their home.
+        group: hash of the records that wait together to be sent to their home; 0: none wait.
     """
 
     kind: int = SCHEDULE
@@ -84,17 +84,18 @@ class OutputFacts(msgspec.Struct, array_like=True, frozen=True):
     """Facts about an output for which its ledger row has no column.
 
     Attributes:
-        origin: its ``delay-source``; empty: the place of the record that it settles; for an
-            outcome: it has no such header.
+        origin: its ``delay-source``; empty: this is the place of the record that it settles, or,
+            for an outcome, there is no such header.
         outcome: for an outcome: the value of ``delay-outcome``.
         code: for a dead letter: the value of ``delay-error``.
         by: source offset of the canceller that it names; -1: it names no canceller.
         is_bare: whether it is a dead letter without content.
-        says_bare: whether that dead letter states that its content is left out.
+        says_bare: whether it is a dead letter which states that its content is left out.
         whole_hash: for a dead letter: hash of the content with all headers that the record was
             written with.
         target: for a requeued record or dead letter: the target topic that it names.
-        target_partition: for a requeued record: the target partition that it names; negative: none.
+        target_partition: for a requeued record: the target partition that it names; negative: it
+            names no partition.
         record_id: for a requeued record or dead letter: the id that it names.
         expires_ms: for a requeued record or dead letter: its ``delay-expires-at``, epoch ms.
         recur: for a requeued record: its recurrence, encoded as in a payload; empty: it does not
@@ -103,7 +104,8 @@ class OutputFacts(msgspec.Struct, array_like=True, frozen=True):
             another shard than the record that it settles.
         is_mirror: whether it is a dead letter or outcome that another producer has copied to a
             target topic.
-        by_source: place where the canceller was written before it came to its home.
+        by_source: for an outcome: place where the canceller was written before it came to its
+            home; empty: it was written there.
         acts, first_ms, group: for a record that goes to its home: as in ``SourceFacts``.
         is_verified: for a requeued record or envelope: whether its signature was verified.
     """
@@ -134,7 +136,9 @@ PLAIN_OUTPUT: Final = OutputFacts()
 
 
 class SourceRow(NamedTuple):
-    """Ledger row of a source record, with its facts unpacked."""
+    """Ledger row of a source record, with its facts unpacked. ``shard``: hash of the shard's name;
+    ``written_ms``: time at which the broker appended the record, epoch ms.
+    """
 
     shard: int
     offset: int
@@ -153,8 +157,8 @@ class SourceRow(NamedTuple):
 
 
 class OutputRow(NamedTuple):
-    """Ledger row of an output, with its facts unpacked. Its own place is ``topic`` (hash of the
-    name), ``partition`` and ``place`` (offset).
+    """Ledger row of an output, with its facts unpacked; ``rows.LEDGER`` describes the columns. The
+    output's own place is ``topic`` (hash of the name), ``partition`` and ``place`` (offset).
     """
 
     role: int

@@ -1,10 +1,10 @@
-"""Derives the expected outcomes of the records of one id, in the order of their offsets. No input
-or output.
+"""Derives the expected outcomes of the records of one id, in the order of their offsets. No side
+effects.
 
 A record is cancelled, replaced or fired by its **canceller**: the first user's record of its id at
-or after its base (rules 8, 12 and 13 of ``docs/internals/design.md``). Whether the record was
-settled before depends on the time when H passed the canceller. No topic has that time, but upper
-bounds of it are known: when the canceller's own outcome was written; when a record after it was
+or after the record's base (rules 8, 12 and 13 of ``docs/internals/design.md``), unless it is
+settled before H passes the canceller. No topic states when H passed the canceller, but upper bounds
+of that time are known: when the canceller's own outcome was written; when a record after it was
 settled; and, while the service is on time, when the canceller was written plus the allowed lag of
 H.
 """
@@ -20,8 +20,8 @@ from connectors.spark.ledger.kinds import KIND_NAMES, PENDING, SETTLEMENTS, WAIT
 from delayservice.contract.entry import CANCEL, COPY, FIRE, HOMEBOUND, SCHEDULE
 
 ORDER_MS: Final = 1_000
-"""Largest error of the order of two timestamps of one service, in ms: clocks may step, and a
-transaction takes a moment."""
+"""Largest time by which two timestamps of one service may be in the wrong order, in ms: clocks may
+step, and a transaction takes a moment."""
 ON_TIME_MS: Final = 1_000
 """Largest time between due time and settlement at which a record counts as settled on time, in
 ms."""
@@ -42,12 +42,13 @@ class Line(NamedTuple):
             judged.
         at_ms: time at which the output that settles it was written, epoch ms.
         by: source offset of the canceller that the output names; -1: it names no canceller.
-        copy_base: for a record that was requeued: base of the new record; -1: that is in another
-            shard.
+        copy_base: for a record that was requeued: base of the new record; -1: the new record is in
+            another shard, or the record was not requeued.
         acts: effect on other records of its id: SCHEDULE, CANCEL or FIRE; for a record that waits
             to be sent to its home, the effect that it will have there.
         source: place where it was written before it came to its home; empty: it was written here.
-        by_source: place where the canceller was first written, as the output names it.
+        by_source: place where the canceller was first written, as the output names it; empty: the
+            output names no other place than the canceller's own.
         is_home: whether its envelope is in its home, or may be there without having been read.
     """
 
@@ -70,8 +71,8 @@ Wrong: TypeAlias = tuple[int, str]
 """Index of a ``Line`` whose settlement is wrong, and the reason."""
 
 PassedMs: TypeAlias = Callable[[int], int | None]
-"""Function from a source offset to the earliest known time by which H had passed it, epoch ms, or
-None."""
+"""Function from a source offset to the earliest known time by which H had passed it, epoch ms;
+None: no time is known."""
 
 
 class IdHistory:
@@ -105,7 +106,8 @@ class IdHistory:
         return base >= self._known_from
 
     def judge(self, passed_ms: PassedMs, lag_ms: int) -> Iterator[Wrong]:
-        """Yield the records that are settled otherwise than the log demands.
+        """Yield the records that are settled in another way than the log demands, each as index in
+        ``lines`` and reason.
 
         Args:
             passed_ms: gives times by which H had passed offsets, from the settlements of other
@@ -125,7 +127,7 @@ class IdHistory:
             why = against(line, canceller, passed_ms, lag_ms)
             if why is not None:
                 yield number, why
-            if is_waiting:  # no control settles it where it lies
+            if is_waiting:  # control records act on it only at its home
                 continue
             victims.setdefault(canceller.offset, []).append(number)
             if why is not None or not line.settlement or line.by not in (NONE, canceller.offset):
@@ -151,7 +153,7 @@ class IdHistory:
 
     def _lost_on_the_way(self) -> Iterator[Wrong]:
         """Yield records that were requeued to wait for their home and never arrived there, although
-        all that waited with them was sent, and was neither replaced nor dead-lettered.
+        all records that waited with them were sent, and none was replaced or dead-lettered.
         """
         waited = [line for line in self._lines if line.kind == WAITING]
         gone = all(line.settlement in ("forwarded", "requeued") for line in waited)
@@ -162,8 +164,8 @@ class IdHistory:
 
 
 def _against_next(line: Line, canceller: Line, passed_ms: PassedMs, lag_ms: int) -> str | None:
-    """Return why the settlement of a requeued record that waits for its home does not fit the next
-    record of its id, which replaces it or is sent with it; None: it fits.
+    """Return why the settlement of a requeued record that waits for its home does not fit
+    ``canceller``, the next record of its id, which replaces it or is sent with it; None: it fits.
     """
     if not line.settlement:
         return None
@@ -173,7 +175,7 @@ def _against_next(line: Line, canceller: Line, passed_ms: PassedMs, lag_ms: int)
             return f"it was replaced by {_what(canceller)}"
         return _other_source(line, canceller)
     if not is_replaced or canceller.settlement not in ("forwarded", "requeued"):
-        return None  # it went along, or on
+        return None  # it was sent with the next record, or requeued again
     return _ignored(line, canceller, passed_ms, lag_ms)
 
 
@@ -203,7 +205,7 @@ def _against_canceller(line: Line, canceller: Line, passed_ms: PassedMs, lag_ms:
     if wanted is None:
         return _ignored(line, canceller, passed_ms, lag_ms)
     if line.by != canceller.offset:
-        return None  # what another offset is to have done is a finding of its own
+        return None  # a wrong offset of the canceller is a finding of its own
     if wanted == canceller.acts:
         return None if wanted == FIRE else _other_source(line, canceller)
     verb = "fired" if wanted == FIRE else settlement.verb
@@ -211,8 +213,8 @@ def _against_canceller(line: Line, canceller: Line, passed_ms: PassedMs, lag_ms:
 
 
 def _ignored(line: Line, canceller: Line, passed_ms: PassedMs, lag_ms: int) -> str | None:
-    """Return why a record was settled at its own time although its canceller was read before; None:
-    it was settled in time, or that is not known.
+    """Return why it is wrong that a record was settled at its own time: H had passed its canceller
+    before that. None: it was settled before H passed the canceller, or this is not known.
     """
     verb = SETTLEMENTS[line.settlement].verb
     what = _what(canceller)
@@ -227,8 +229,8 @@ def _ignored(line: Line, canceller: Line, passed_ms: PassedMs, lag_ms: int) -> s
 
 
 def _may_be_fired(line: Line, fire: Line) -> bool:
-    """Return whether the record ``fire`` may have caused this settlement: some outputs do not name
-    the fire.
+    """Return whether the record ``fire`` may have caused the settlement of ``line``, although its
+    output names no fire: only deliveries name one.
     """
     if line.settlement == "requeued":
         return line.copy_base in (NONE, fire.offset + 1)
@@ -236,8 +238,8 @@ def _may_be_fired(line: Line, fire: Line) -> bool:
 
 
 def _passed_by_ms(line: Line, canceller: Line, passed_ms: PassedMs, lag_ms: int) -> int | None:
-    """Return the earliest time by which H is known to have passed the canceller, epoch ms; None: no
-    time is known.
+    """Return the earliest time by which H is known to have passed the canceller of a record
+    (``line``), epoch ms; None: no time is known.
     """
     bounds = []
     if canceller.settlement and canceller.kind != SCHEDULE:

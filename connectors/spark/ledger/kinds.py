@@ -1,5 +1,5 @@
-"""Kinds of settlements (ways in which an output settles a record): what each may settle, and its
-cause. A new kind is one more row here.
+"""Kinds of settlements (ways in which an output settles a record): which records each may settle,
+and its cause. A new kind is one more row of ``SETTLEMENTS``.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from connectors.spark.ledger.facts import COPIED, DELIVERED, FORWARDED, LETTER, 
 from delayservice.contract.entry import CANCEL, COPY, FIRE, HOMEBOUND, INVALID, SCHEDULE
 
 WAITING: Final = 100
-"""Kind of a requeued record that waits until it can be sent to its home, in addition to the kinds
-in ``entry``."""
+"""Kind of a requeued record that waits until it can be sent to its home. Other kinds of records are
+in ``delayservice.contract.entry``."""
 
 _DELAYED: Final = frozenset({SCHEDULE, COPY})
 PENDING: Final = _DELAYED | {WAITING}
-"""Kinds of source records that the next record of their id settles."""
+"""Kinds of source records that a canceller, a later record of their id, may settle."""
 FOREIGN: Final = frozenset({HOMEBOUND, WAITING})
-"""Kinds of source records that must be sent to their home."""
+"""Kinds of source records that must be sent to their home in another partition."""
 
 KIND_NAMES: Final[Mapping[int, str]] = {
     SCHEDULE: "a record",
@@ -37,9 +37,9 @@ class Settlement(NamedTuple):
 
     Attributes:
         role: role of the output's ledger rows.
-        of: kinds of source records that may be settled so.
-        by: kind of the canceller that must have caused it, for a user's or requeued record; None:
-            it happens at the due time.
+        of: kinds of source records that may be settled in this way.
+        by: kind of the canceller that must have caused it, if it settles a user's or requeued
+            record; None: it needs no canceller.
         verb: past participle, for use after "the record was".
     """
 
@@ -62,18 +62,23 @@ SETTLEMENTS: Final[Mapping[str, Settlement]] = {
         OUTCOME, frozenset({CANCEL, FIRE}), None, "given the outcome not_pending"
     ),
 }
-"""Kinds of settlements by name. Names of those with role ``OUTCOME`` are the values of
-``delay-outcome``."""
+"""Kinds of settlements by name. Names of those with the role ``OUTCOME`` are the values of the
+header ``delay-outcome``."""
 
 OUTCOME_NAMES: Final = ("", *(name for name, s in SETTLEMENTS.items() if s.role == OUTCOME))
-"""Values of ``delay-outcome``. The index of each is the ``kind`` of its ledger rows."""
+"""Values of ``delay-outcome``, after an empty one. The index of each is the ``kind`` of its ledger
+rows."""
 OUTCOME_KINDS: Final = {name: kind for kind, name in enumerate(OUTCOME_NAMES)}
 
 _BY_ROLE: Final = {one.role: name for name, one in SETTLEMENTS.items() if one.role != OUTCOME}
 
 
 def settlement_name(role: int, outcome: str) -> str:
-    """Return how a record was settled, by the role of the output's topic and the output's
-    ``delay-outcome``; an unknown outcome is returned as it is.
+    """Return the name, as in ``SETTLEMENTS``, of the way in which an output settles a record.
+
+    Args:
+        role: role of the output's ledger row.
+        outcome: for the role ``OUTCOME``: the output's ``delay-outcome``. An unknown outcome is
+            returned unchanged.
     """
     return _BY_ROLE.get(role, outcome)

@@ -2,8 +2,8 @@
 
 A source record is read here if its headers are a time in digits, an existing target, perhaps an id,
 and headers of its own, or if it is a cancel; a delivery or an outcome, if it has the headers that
-the service always writes. All others are marked, and read by ``sources`` and ``outputs`` in Python.
-Both ways make the same rows (``tests/spark/test_readers.py``).
+the service always writes. Others are passed on as ``DOUBTFUL``, and read in Python by ``sources``
+and ``outputs``. Both ways make the same rows (``tests/spark/test_readers.py``).
 """
 
 from __future__ import annotations
@@ -57,16 +57,17 @@ _ID_AND_OP: Final = 2
 
 
 def classified_sources(records: DataFrame, ledger: Ledger) -> DataFrame:
-    """Return ledger rows of those source records that column expressions can read, and the other
-    source records unchanged.
+    """Return one row for each source record: its ledger row if column expressions can read the
+    record, else the whole record.
 
     Args:
         records: records of delay topics, with the columns of ``RECORD``.
         ledger: contracts and names by which records are read.
 
     Returns:
-        The columns of ``LEDGER``; ``reading`` (``COMPLETE``, ``HASHED`` or ``DOUBTFUL``); ``key``
-        where Python must hash it; ``record``, the whole record where Python must read it.
+        The columns of ``LEDGER``, null where ``reading`` is ``DOUBTFUL``; ``reading``:
+        ``COMPLETE``, ``HASHED`` or ``DOUBTFUL``; ``key``, where Python must hash it; ``record``,
+        the whole record, where Python must or may have to read it; else null.
     """
     since_ms = sf.when(sf.col("is_after"), sf.col("timestamp_ms")).otherwise(0)
     shards = records.sparkSession.createDataFrame(_shards(ledger), _SHARD)
@@ -107,8 +108,8 @@ def classified_sources(records: DataFrame, ledger: Ledger) -> DataFrame:
 
 
 def _kind_of_source(targets: Sequence[str]) -> Column:
-    """Return a column with ``SCHEDULE`` or ``CANCEL`` where column expressions can read the source
-    record, else null; ``targets``: allowed target topics.
+    """Return a column with the kind of the source record, ``SCHEDULE`` or ``CANCEL``, where column
+    expressions can read the record, else null; ``targets``: allowed target topics.
     """
     has_id = sf.octet_length("id").between(1, sf.col("id_max"))
     is_read = (sf.col("offset") >= sf.col("first")) & has_readable_names()
@@ -133,8 +134,9 @@ def _kind_of_source(targets: Sequence[str]) -> Column:
 
 
 def _parted(records: DataFrame) -> DataFrame:
-    """Return records with the values of their time, target, id and operation headers as columns,
-    and with ``own``, all other headers of a schedule.
+    """Return records with the values of their time, target, id and operation headers as columns
+    ``time``, ``target``, ``id`` and ``op``; with the places of these headers, from 1 on, as
+    ``time_at`` and so on; with ``is_after``, and with ``own``, all other headers of a schedule.
 
     It uses positions and slices of arrays only: Spark would interpret a function of each header.
     """
@@ -184,12 +186,14 @@ _SHARD: Final = (
     "shard long, first long, surely_ms long, min_ms long, max_ms long, id_max int, "
     "has_controls boolean, has_homes boolean"
 )
-"""Columns with limits for the records of a shard that its newest contract applies to: from the
-source offset ``first`` on."""
+"""Columns with limits for the records of a shard from the source offset ``first`` on, to which its
+newest contract applies; ``_bounds`` returns the others, in this order."""
 
 
 def _shards(ledger: Ledger) -> list[tuple[int, int, int, int, int, int, bool, bool]]:
-    """Return rows of ``_SHARD``, without shards of level topics, whose records Python reads."""
+    """Return one row of ``_SHARD`` for each shard, except those of level topics, whose records are
+    read in Python.
+    """
     newest = {shard: ledger.contracts[place].entries() for place, shard in ledger.shards.items()}
     return [
         (shard, entries[-1][0] if len(entries) > 1 else 0, *_bounds(entries[-1][1]))
@@ -213,8 +217,8 @@ def _bounds(contract: Contract) -> tuple[int, int, int, int, bool, bool]:
 
 
 def _allowed(ledger: Ledger) -> list[str]:
-    """Return the topics of the cluster that the newest contract of every shard allows as
-    targets.
+    """Return the topics of the cluster that the newest contracts of all shards allow as targets;
+    if there are none, an empty name.
     """
     rules = {
         (topic, ledger.contracts[topic, number].entries()[-1][1]) for topic, number in ledger.shards
@@ -224,8 +228,9 @@ def _allowed(ledger: Ledger) -> list[str]:
 
 
 def classified_deliveries(records: DataFrame, ledger: Ledger) -> DataFrame:
-    """Return ledger rows of those deliveries that column expressions can read, and the other
-    records unchanged; parameters and columns as for ``classified_sources``.
+    """Return one row for each record of target topics and the dead-letter topic, with parameters
+    and columns as for ``classified_sources``. Dead letters are ``DOUBTFUL``. ``reading`` may also
+    be ``ORDINARY``: then all other columns are null.
     """
     has_id = sf.get("headers.key", sf.size("headers") - 1) == names.DELAY_ID
     read = records.withColumn("tail", sf.when(or_false(has_id), 4).otherwise(3))
@@ -270,8 +275,8 @@ def classified_deliveries(records: DataFrame, ledger: Ledger) -> DataFrame:
 
 
 def classified_outcomes(records: DataFrame, ledger: Ledger) -> DataFrame:
-    """Return ledger rows of those outcomes that column expressions can read, and the other records
-    unchanged; parameters and columns as for ``classified_sources``.
+    """Return one row for each record of the outcome topic, with parameters and columns as for
+    ``classified_sources``. ``reading`` may also be ``ORDINARY``: then all other columns are null.
     """
     told = {
         name: sf.get("headers", sf.array_position(sf.col("headers.key"), name).cast("int") - 1)
@@ -321,7 +326,7 @@ _OF_OUTCOME: Final = (
     names.DELAY_DUE_AT,
     names.DELAY_SETTLED_BY,
 )
-"""Headers of the outcomes that are read here; Python reads outcomes with any other header."""
+"""Headers of the outcomes that are read here; outcomes with any other header are ``DOUBTFUL``."""
 
 
 def _place_of_output() -> dict[str, Column]:

@@ -1,6 +1,8 @@
 """Makes ledger rows of outputs in Python: of deliveries, dead letters and outcomes.
 
-``native`` makes the rows of usual deliveries and outcomes; this module reads all other outputs.
+An output is a record of a target topic, the dead-letter topic or the outcome topic with the header
+``delay-settles``. ``native`` makes the rows of usual deliveries and outcomes; this module reads all
+other outputs.
 """
 
 from __future__ import annotations
@@ -68,8 +70,8 @@ class OutputRows:
     ledger: Ledger
 
     def of(self, batches: Iterable[pa.RecordBatch]) -> Iterable[pa.RecordBatch]:
-        """Yield ledger rows of outputs that settle records, and rows with the number of other
-        outputs.
+        """Yield ledger rows of outputs that settle records, and rows of ``NO_SHARD`` for all other
+        records. ``batches``: records with the columns of ``topics.ROW_SCHEMA``.
         """
         with without_collector():
             for batch in batches:
@@ -143,9 +145,9 @@ class _Outputs:
             yield from self._disclaimed(shard, offset, content)
 
     def _is_simple(self, facts: OutputFacts, *, is_here: bool) -> bool:
-        """Return whether the columns of a row hold all facts of an output: of a delivery that no
-        fire caused, or of an outcome that names its canceller or, for a control record, its own
-        place.
+        """Return whether the columns of a ledger row hold all facts of an output. They do for a
+        delivery that no fire caused, and for an outcome that names its canceller or, for a control
+        record, its own place. ``is_here``: the output's ``delay-source`` is the settled record.
         """
         if facts != OutputFacts(facts.origin, outcome=facts.outcome, by=facts.by):
             return False
@@ -155,8 +157,8 @@ class _Outputs:
         return self._role == DELIVERED and facts.by < 0 and is_here
 
     def _of_foreign(self, row: Row, place: Place, counts: Counter[int]) -> Iterator[LedgerRow]:
-        """Yield a finding if an output names a partition that does not exist; count an output of a
-        shard that is not judged.
+        """Yield a row with a finding if ``place``, the shard that an output names, does not exist;
+        otherwise the shard is not judged, and the output is added to ``counts``.
         """
         topic, partition = place
         count = self._ledger.partitions.get(topic)
@@ -183,7 +185,7 @@ class _Outputs:
 
     def _place_of(self, told: Mapping[str, bytes | None]) -> Place | None:
         """Return topic and partition of the shard in which ``delay-settles`` is an offset; None:
-        the headers don't tell it.
+        the headers (``told``) do not name it.
         """
         named = told.get(names.DELAY_SHARD)
         pattern = _PLACE if named is None else _SHARD
@@ -194,8 +196,8 @@ class _Outputs:
     def _facts(
         self, told: Mapping[str, bytes | None], content: Original
     ) -> tuple[int, int, OutputFacts]:
-        """Return the due time (epoch ms), the hash of the content, and the other facts of an
-        output.
+        """Return the due time (epoch ms; -1: not stated), the hash of the content, and the other
+        facts of an output. ``told``: its headers by name; ``content``: key, value and headers.
         """
         key, value, headers = content
         origin = _text(told, names.DELAY_SOURCE)
@@ -228,8 +230,8 @@ class _Outputs:
         return _number(asked, names.DELAY_AT), content_hash(key, value, own), facts
 
     def _disclaimed(self, shard: int, offset: int, content: Original) -> Iterator[LedgerRow]:
-        """Yield ``DISCLAIMED`` rows for what a forged requeued record or envelope at ``offset``
-        states: the service refused it, so its statements do not count.
+        """Yield the ledger rows of the requeued record or envelope at ``offset``, with the role
+        ``DISCLAIMED``: the service refused it as forged. ``content``: that of its dead letter.
         """
         key, value, headers = content
         place = next(place for place, number in self._ledger.shards.items() if number == shard)
@@ -239,16 +241,16 @@ class _Outputs:
 
 
 def _own(headers: Headers) -> Headers:
-    """Return the headers of a delivery without the service's own. Where a name of the service's
-    occurs several times, its last header is the service's.
+    """Return the headers of a delivery without those that the service added: for each name that the
+    service uses, the last header of that name.
     """
     last = {name: at for at, (name, _) in enumerate(headers) if name in _SERVICE}
     return [header for at, header in enumerate(headers) if last.get(header[0]) != at]
 
 
 def _written(headers: Headers) -> Headers:
-    """Return the headers that the record of a dead letter had, without those that the service added
-    about the error.
+    """Return the headers of a dead letter without those that the service added about the error: the
+    headers that the dead record had.
     """
     last = max((n for n, (name, _) in enumerate(headers) if name == _LETTER_ONLY), default=None)
     return headers[:last]
@@ -259,8 +261,8 @@ def _text(told: Mapping[str, bytes | None], name: str) -> str:
 
 
 def _number(told: Mapping[str, bytes | None], name: str) -> int:
-    """Return the number in a header, or -1 if the header is missing or has no digits that fit into
-    64 bits.
+    """Return the number in the header ``name``; -1: there is no such header, or it does not consist
+    of up to 18 digits.
     """
     text = told.get(name)
     return int(text) if text is not None and _COUNT.fullmatch(text) else -1

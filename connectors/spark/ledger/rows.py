@@ -1,9 +1,9 @@
 """Defines the ledger: short rows of source records and of the outputs that settle them.
 
-A row of a usual record consists of numbers, with the content as a hash; further facts of other
-records are packed in ``more`` (``SourceFacts`` or ``OutputFacts``). A source record and its outputs
-have the same ``shard`` and ``offset``. ``native`` makes nearly all rows by column expressions,
-``sources`` and ``outputs`` the others in Python.
+A row of a usual record consists of numbers, with the content as a hash. Other records have further
+facts, packed in ``more`` (``SourceFacts`` or ``OutputFacts``). Rows of a source record and of its
+outputs have the same ``shard`` and ``offset``. ``native`` makes nearly all rows by column
+expressions, ``sources`` and ``outputs`` the others in Python.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ column     of a source record                     of an output that settles a re
 ========== ====================================== ==============================================
 shard      hash of ``topic:partition``            hash of the settled record's shard
 offset     offset of the record                   offset of the settled record
-role       ``SOURCE``                             another role of ``facts``
-kind       kind of ``contract.entry``             for an outcome: index in ``OUTCOME_NAMES``
+role       ``SOURCE``                             another role in ``facts``
+kind       its kind, as in ``contract.entry``     for an outcome: index in ``OUTCOME_NAMES``
 key_ms     time of its key, epoch ms              0
 due_ms     due time by the contract, epoch ms     due time that it states; -1: not stated
 at_ms      when the broker appended it, epoch ms  when the broker appended it, epoch ms
@@ -74,8 +74,9 @@ For a ``REMEMBERED`` record, ``kind`` is the role of its settlement (or a negati
 ``audit.verdicts``), and ``at_ms``, ``topic``, ``partition`` and ``place`` are the time and place of
 its settlement; ``due_ms`` is the number of the cut at which it was judged.
 
-Rows of ``NO_SHARD`` only count outputs that settle nothing: ``offset`` is their kind, ``place``
-their number. Rows of ``MALFORMED`` and ``NOWHERE`` have the output's place; ``more`` is the error.
+Rows with ``NO_SHARD`` as ``shard`` are for outputs that settle nothing; ``offset`` is their kind.
+``UNMARKED`` and ``FOREIGN`` rows count outputs: ``place`` is their number. ``MALFORMED`` and
+``NOWHERE`` rows have the place of one output; ``more`` is the text of the error.
 """
 
 COLUMNS: Final = tuple(TYPES)
@@ -87,9 +88,9 @@ UNMARKED: Final = 0
 FOREIGN: Final = 1
 MALFORMED: Final = 2
 NOWHERE: Final = 3
-"""Values of ``offset`` in rows of ``NO_SHARD``. ``UNMARKED``: records of other producers;
-``FOREIGN``: outputs of shards that are not judged; ``MALFORMED``: outputs whose headers can't be
-read; ``NOWHERE``: outputs that name a partition that does not exist."""
+"""Values of ``offset`` in rows whose ``shard`` is ``NO_SHARD``. ``UNMARKED``: records of other
+producers; ``FOREIGN``: outputs of shards that are not judged; ``MALFORMED``: an output whose
+headers can't be read; ``NOWHERE``: an output that names a partition that does not exist."""
 COUNTED: Final = ("ordinary", "foreign")
 """Names of the counts that rows of ``UNMARKED`` and ``FOREIGN`` add to, in this order."""
 
@@ -119,7 +120,7 @@ _ORIGIN: Final = re.compile(r"(.+):(\d{1,9}):(\d{1,18})(?:#\d{1,18})?", re.ASCII
 """Pattern of ``delay-source``: topic, partition and offset, perhaps with an occurrence number."""
 
 pack: Final = msgspec.msgpack.Encoder().encode
-"""Function that encodes facts as MessagePack."""
+"""Function that encodes facts, or other values, as MessagePack."""
 
 _hash: Final = xxhash.xxh64_intdigest
 _SEED: Final = 42
@@ -150,7 +151,7 @@ class Ledger:
 
     @classmethod
     def of(cls, cut: Cut, secrets: Sequence[bytes] = ()) -> Ledger:
-        """Return the names and contracts for the shards of a cut."""
+        """Return the names and contracts of a cut, with its shards as those that are judged."""
         shards = {shard.place: shard for shard in cut.shards}
         return cls(
             shards={place: name_hash(shard.name) for place, shard in shards.items()},
@@ -162,8 +163,8 @@ class Ledger:
         )
 
     def shard_of(self, origin: str) -> tuple[int | None, int]:
-        """Return the hash of the shard and the offset that a ``delay-source`` names; the hash is
-        None if the shard is not judged.
+        """Return the hash of the shard, and the offset, that a ``delay-source`` names. The hash is
+        None if the shard is not judged or the ``delay-source`` names no place.
         """
         match = _ORIGIN.fullmatch(origin)
         if match is None:
@@ -172,8 +173,8 @@ class Ledger:
 
 
 def group_hash(group: Group) -> int:
-    """Return a hash of records that wait together to be sent to their home, as a signed number of
-    64 bits.
+    """Return a hash, a signed number of 64 bits, of ``group``: records that wait together to be
+    sent to their home.
     """
     return _signed(_hash(pack(group), _SEED))
 
@@ -186,8 +187,8 @@ def name_hash(name: str) -> int:
 
 
 def id_hash(record_id: bytes | None) -> int:
-    """Return the hash of an id as a signed number of 64 bits; ``NO_ID`` for None, and never for an
-    id.
+    """Return the hash of an id as a signed number of 64 bits, which is never ``NO_ID``; ``NO_ID``
+    if there is no id.
     """
     return NO_ID if record_id is None else _signed(_hash(record_id, _SEED) | 1)
 
@@ -195,9 +196,8 @@ def id_hash(record_id: bytes | None) -> int:
 def content_hash(key: bytes | None, value: bytes | None, headers: Headers) -> int:
     """Return a hash of key, value and headers of a record, as a signed number of 64 bits.
 
-    Source: ``expressions.content``, which computes the same by column expressions: Spark's
-    ``xxhash64`` of several columns is XXH64 of each, with the hash of the columns before as its
-    seed.
+    ``expressions.content`` computes the same hash by column expressions: Spark's ``xxhash64`` of
+    several columns is XXH64 of each one, with the hash of the columns before it as the seed.
     """
     hashed = _hash(_ABSENT[key is None], _SEED)
     if key is not None:
@@ -224,5 +224,5 @@ def _signed(hashed: int) -> int:
 
 
 def batch_of(rows: Iterable[Sequence[Any]]) -> pa.RecordBatch:
-    """Return ledger rows as an Arrow record batch."""
+    """Return ledger rows as an Arrow record batch with the columns of ``LEDGER``."""
     return arrow.batch_of(rows, SCHEMA)

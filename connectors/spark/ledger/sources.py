@@ -1,4 +1,5 @@
-"""Makes ledger rows of source records in Python, and of the records that requeued records settle.
+"""Makes ledger rows of source records in Python, and those of requeued records and envelopes as
+outputs, as these settle other records.
 
 ``native`` makes the rows of usual records; this module reads all others as the service does.
 """
@@ -41,8 +42,8 @@ from delayservice.contract.names import DELAY_COPY, DELAY_HOME
 from delayservice.contract.recurrence import recurrence_of
 
 _CODE_AND_DETAIL: Final = 2
-"""Number of parts of a refusal of a record. For a record that came to its home there are more
-parts, the last being the place where it was written."""
+"""Number of parts of the refusal of an invalid record. For a record that came to its home there is
+a further part, the last: the place where it was written."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +53,9 @@ class SourceRows:
     ledger: Ledger
 
     def of(self, batches: Iterable[pa.RecordBatch]) -> Iterable[pa.RecordBatch]:
-        """Yield ledger rows of records, and of the records that requeued records and envelopes
-        among them settle. ``batches``: records with the columns of ``topics.ROW_SCHEMA``.
+        """Yield ledger rows of source records, and further rows of requeued records and envelopes
+        among them, for the records that these settle, continue or bring home. ``batches``: records
+        with the columns of ``topics.ROW_SCHEMA``.
         """
         reading = {
             place: ShardReader(*place, contracts, self.ledger.secrets)
@@ -133,8 +135,9 @@ class SourceRows:
 
 
 def _is_simple(entry: Entry, topic: int) -> bool:
-    """Return whether the columns of a ledger row hold all facts of a decoded record: a schedule for
-    a known topic, or a control record. ``topic``: hash of the target, negative if unknown.
+    """Return whether the row of a decoded record needs no facts besides the ledger's columns: that
+    of a usual schedule, a cancel or a fire. ``topic``: hash of the target's name; a schedule with a
+    negative hash, also that of an existing topic, counts as one that needs facts.
     """
     _, kind, _, record_id, payload, extra = entry
     if kind == SCHEDULE:
@@ -166,16 +169,16 @@ def _text(source: bytes) -> str:
 
 
 def _waiting(entry: Entry, topic: str) -> Group | None:
-    """Return the records that wait in a requeued record until they are sent to their home; its
-    target is then the delay topic itself. None: it is another record.
+    """Return the records that wait in a requeued record (``entry``) until they are sent to their
+    home; such a record's target is the delay topic itself. None: ``entry`` is another record.
     """
     _, kind, _, _, payload, _ = entry
     return waiting(payload) if kind == COPY and payload[0] == topic else None
 
 
 def _described(entry: Entry, topic: str) -> Payload:
-    """Return the payload of a decoded record; for a record that asks for no delivery, one with its
-    key, value and headers only.
+    """Return the payload of a decoded record: target, partition, content and due time that its
+    output must have. For a record that asks for no delivery it has key, value and headers only.
     """
     _, kind, _, record_id, payload, extra = entry
     if kind == HOMEBOUND:

@@ -1,5 +1,5 @@
-"""Checks occurrences of recurring schedules against the records that began them. No input or
-output.
+"""Checks occurrences of recurring schedules against the records that began the schedules. No side
+effects.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ _FIRST = 1
 
 
 def same_recurrence(held: bytes, copied: bytes) -> bool:
-    """Return whether a requeued record has the recurrence of the record that it was made of. The
-    first occurrence of a cron schedule has it too, although it adds the number 1.
+    """Return whether a requeued record has the recurrence of the record that it was made of. For
+    the first occurrence of a cron schedule, ``copied`` is right if it only adds the number 1.
 
     Args:
         held: recurrence of the original record, encoded as in a payload; empty: no recurrence.

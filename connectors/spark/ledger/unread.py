@@ -22,7 +22,8 @@ Batches: TypeAlias = Iterable[pa.RecordBatch]
 
 
 def ledger_of(classified: DataFrame, ledger: Ledger, *, of_sources: bool) -> DataFrame:
-    """Return ledger rows, with the columns of ``LEDGER``, for all records that were classified.
+    """Return ledger rows, with the columns of ``LEDGER``, for all records that were classified,
+    except ``ORDINARY`` ones.
 
     Args:
         classified: result of ``classified_sources``, ``classified_deliveries`` or
@@ -35,8 +36,8 @@ def ledger_of(classified: DataFrame, ledger: Ledger, *, of_sources: bool) -> Dat
 
 
 def read_in_python(classified: DataFrame, ledger: Ledger, *, of_sources: bool) -> DataFrame:
-    """Return ledger rows for those classified records that column expressions could not complete;
-    ``of_sources``: whether they are source records.
+    """Return ledger rows for those classified records that are ``HASHED`` or ``DOUBTFUL``, with the
+    columns of ``LEDGER``. Parameters are those of ``ledger_of``.
     """
     read = (SourceRows(ledger) if of_sources else OutputRows(ledger)).of
     rest = classified.where(sf.col("reading").isin(HASHED, DOUBTFUL))
@@ -46,10 +47,11 @@ def read_in_python(classified: DataFrame, ledger: Ledger, *, of_sources: bool) -
 
 
 class _Rest:
-    """Function that completes ledger rows in Python; Spark sends it to the executors.
+    """Maker of ledger rows for records that are ``HASHED`` or ``DOUBTFUL``; Spark sends it to the
+    executors.
 
     Args:
-        read: function that makes ledger rows from whole records.
+        read: function that makes batches of ledger rows from batches of whole records.
         homes: by hash of the shard: its partition, and the number of partitions over which ids have
             their homes.
     """
@@ -61,8 +63,8 @@ class _Rest:
         self._homes = homes
 
     def rows(self, batches: Batches) -> Iterator[pa.RecordBatch]:
-        """Yield batches of ledger rows, from batches that have the columns ``key``, ``reading`` and
-        ``record`` too.
+        """Yield batches of ledger rows, from batches with the columns of ``LEDGER``, and ``key``,
+        ``reading`` and ``record`` as ``classified_sources`` describes them.
         """
         for batch in batches:
             is_hashed = pc.equal(batch.column("reading"), HASHED)
@@ -76,8 +78,8 @@ class _Rest:
             yield from self._read(_records(batch.filter(is_doubtful)))
 
     def _is_away(self, batch: pa.RecordBatch) -> pa.Array:
-        """Return for each row whether the home of its id is another partition, as an Arrow
-        array.
+        """Return an Arrow array with a boolean for each row: whether the home of its id is another
+        partition than that of its shard.
         """
         ids, shards = (batch.column(name).to_pylist() for name in ("id", "shard"))
         return pa.array(map(self._is_foreign, ids, shards))
