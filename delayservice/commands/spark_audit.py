@@ -121,6 +121,10 @@ def audit(
     from connectors.spark.audit import audit as run
     from delayservice.commands.send import delay_ms
 
+    if follow and archived is not None:
+        raise typer.BadParameter(
+            "an archive is audited once, without --follow", param_hint="--archive"
+        )
     settings = common.settings()
     options = replace(
         limits.applied(_audit_options(settings, output, targets), settings),

@@ -37,7 +37,7 @@ from tests.wheels import LoneStore
 BLOCK = 200
 IS_LONG = os.environ.get("SIMULATION_MODE") == "long"
 BLOCKS = 500 if IS_LONG else 8
-BLOCKS_OF_HOMES = 200 if IS_LONG else 4
+BLOCKS_OF_HOMES = 100 if IS_LONG else 2
 QUICK_BLOCKS = 2
 """Blocks that `make test` runs; `make long` runs the others."""
 
@@ -115,7 +115,7 @@ def test_what_is_stored_is_delivered_where_retention_deletes_what_nobody_has_wal
 
 @pytest.mark.parametrize("block", blocks(BLOCKS_OF_HOMES))
 def test_promises_hold_where_ids_find_home(block: int) -> None:
-    outcomes = _assert_kept(_seeds(SEEDS_OF_HOMES.start, block, BLOCK // 4))
+    outcomes = _assert_kept(_seeds(SEEDS_OF_HOMES.start, block, BLOCK // 2))
     assert outcomes.keys() >= {"forwarded", "waits", "carried", "replaced", "cancelled", "fired"}
 
 

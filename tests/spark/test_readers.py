@@ -28,7 +28,7 @@ from delayservice.contract.contracts import CONTRACT_VERSION, HOMES_VERSION, Con
 from delayservice.contract.names import HOME_NAMES
 
 DELAY, LEVEL, LETTERS, OUTCOMES = "delay_topic_any", "delay_topic_1", "letters", "outcomes"
-TARGETS = ("to_a", "to_b", "other")
+TARGETS = ("to_a", "to_d", "other")  # with hashes above and below 0
 T = 1_790_000_000_000
 OLD = Contract(version=2, roll_window_ms=10**9, allow=("to_*",))
 NEW = Contract(version=CONTRACT_VERSION, roll_window_ms=10**8, roll_spread_ms=10**6)

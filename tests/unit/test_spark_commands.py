@@ -105,15 +105,16 @@ def test_an_export_tells_programs_of_all_shards_in_one_object(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ([], "give one input"),
-        (["rows.csv", "--from-topic", "t"], "give one input"),
-        (["rows.csv", "--stream"], "are for --from-topic"),
-        (["--from-topic", "t"], "needs --checkpoint"),
-        (["--from-topic", "t", "--checkpoint", "c", "--dry-run"], "are for INPUT"),
+        (["schedule"], "give one input"),
+        (["schedule", "rows.csv", "--from-topic", "t"], "give one input"),
+        (["schedule", "rows.csv", "--stream"], "are for --from-topic"),
+        (["schedule", "--from-topic", "t"], "needs --checkpoint"),
+        (["schedule", "--from-topic", "t", "--checkpoint", "c", "--dry-run"], "are for INPUT"),
+        (["audit", "--archive", "a", "--follow"], "audited once, without --follow"),
     ],
 )
 def test_what_does_not_go_together_is_wrong_usage(arguments: list[str], words: str) -> None:
-    done = CliRunner().invoke(app, ["spark", "schedule", *arguments, "-b", "localhost:1"])
+    done = CliRunner().invoke(app, ["spark", *arguments, "-b", "localhost:1"])
     assert done.exit_code == 2
     assert words in " ".join(done.output.replace("│", " ").split())
 

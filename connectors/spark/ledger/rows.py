@@ -83,6 +83,7 @@ COLUMNS: Final = tuple(TYPES)
 SCHEMA: Final = arrow.arrow_schema(LEDGER)
 
 NO_SHARD: Final = -1
+NO_TOPIC: Final = -1
 NO_ID: Final = 0
 UNMARKED: Final = 0
 FOREIGN: Final = 1
@@ -106,7 +107,7 @@ class LedgerRow(NamedTuple):
     due_ms: int = 0
     at_ms: int = 0
     content: int = 0
-    topic: int = -1
+    topic: int = NO_TOPIC
     partition: int = -1
     place: int = 0
     key_hash: int = NO_KEY

@@ -27,6 +27,7 @@ from connectors.spark.ledger.copies import said_by
 from connectors.spark.ledger.facts import SOURCE, SourceFacts
 from connectors.spark.ledger.kinds import WAITING
 from connectors.spark.ledger.rows import (
+    NO_TOPIC,
     Ledger,
     LedgerRow,
     batch_of,
@@ -86,7 +87,7 @@ class SourceRows:
     ) -> LedgerRow:
         offset, kind, key_ms, record_id, _, _ = entry
         target, partition, key, value, own, due_ms, _ = _described(entry, topic)
-        number = self.ledger.topics.get(target, -1)
+        number = self.ledger.topics.get(target, NO_TOPIC)
         is_simple = is_verified and _is_simple(entry, number)
         return LedgerRow(
             shard,
@@ -136,12 +137,12 @@ class SourceRows:
 
 def _is_simple(entry: Entry, topic: int) -> bool:
     """Return whether the row of a decoded record needs no facts besides the ledger's columns: that
-    of a usual schedule, a cancel or a fire. ``topic``: hash of the target's name; a schedule with a
-    negative hash, also that of an existing topic, counts as one that needs facts.
+    of a usual schedule, a cancel or a fire. ``topic``: hash of the target's name, or
+    ``NO_TOPIC``: such a schedule needs its target's name as a fact.
     """
     _, kind, _, record_id, payload, extra = entry
     if kind == SCHEDULE:
-        return topic >= 0 and payload[6] in (None, (record_id, None, 1, None))
+        return topic != NO_TOPIC and payload[6] in (None, (record_id, None, 1, None))
     return kind in (CANCEL, FIRE) and not extra
 
 
