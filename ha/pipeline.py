@@ -90,7 +90,8 @@ class Pipeline:
 
     def commit_all(self, transactions: Mapping[_Key, Any]) -> frozenset[_Key]:
         """Commit many transactions, each by itself, and return the keys of those carried out. The
-        others failed because ZooKeeper nodes have changed since they were read.
+        others failed: ZooKeeper nodes have changed since they were read, or there was no answer,
+        which ``raise_failure`` raises.
         """
         done = set()
         commits = {key: transaction.commit_async for key, transaction in transactions.items()}

@@ -194,8 +194,8 @@ class Session:
 
 @contextmanager
 def still_there(path: str) -> Iterator[None]:
-    """Turn kazoo's error for a missing node, as it was removed by hand, into ``EnsembleError``; the
-    nodes are created again later.
+    """Raise ``EnsembleError`` if the ``with`` block fails because the ZooKeeper node at ``path`` or
+    a folder above it, is missing: it was removed by hand, and the next ``prepare`` creates it again.
     """
     try:
         yield

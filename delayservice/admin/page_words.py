@@ -141,7 +141,8 @@ def _code_point(char: str) -> Markup:
 
 def content(found: Content | None, chars_max: int = _CELL_CHARS_MAX, keep: str = "") -> Markup:
     """Return content as HTML: its text, its base64 with a label, ``empty``, or ``null`` for None.
-    ``chars_max`` and ``keep`` are those of ``visible``.
+    ``chars_max``: largest number of characters to show; ``keep``: control characters that are not
+    shown as code points.
     """
     if found is None:
         return Markup('<span class="none">null</span>')

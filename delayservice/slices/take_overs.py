@@ -62,8 +62,8 @@ class TakeOvers:
 
     def begin(self, slices: Iterable[Slice], writer: str, upgraded: Collection[int]) -> None:
         """Start the take-over of slices whose claims are committed, on helper threads. ``writer``:
-        transactional id; ``upgraded``: numbers of slices whose first checkpoint is committed as
-        well.
+        transactional id of this worker; ``upgraded``: numbers of those slices for which this worker
+        has already committed a first checkpoint, after a version of the service without claims.
         """
         for group in _grouped(slices):
             turns = {slice_.number: slice_.turn - 1 for slice_ in group}

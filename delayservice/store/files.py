@@ -74,7 +74,9 @@ class Files:
         return Files(_TWIN_HANDLES)
 
     def make_dir(self, path: str) -> None:
-        """Create a folder and the missing folders above it, with rights for their owner only."""
+        """Create a folder and the missing folders above it, with rights for their owner only; do
+        nothing if it exists.
+        """
         with _writing(path):
             make_folder(Path(path))
 

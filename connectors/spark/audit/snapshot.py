@@ -104,7 +104,8 @@ def encode(cut: Cut, evidence: Evidence) -> str:
 
 
 def decode(text: str) -> tuple[Cut, Evidence]:
-    """Return the cut and evidence from the JSON text that ``encode`` returned.
+    """Return the cut, and the other facts to judge by (``Evidence``), from the text that ``encode``
+    returned.
 
     Raises:
         DelayServiceError: the text has another version or format.

@@ -216,8 +216,8 @@ class ModelShard:
 
     def _settle(self, record: Record, at_ms: int, base: int) -> ModelStep:
         """Remove a record whose key was reached at ``at_ms`` (epoch milliseconds) from ``waiting``;
-        return the step that settles it. ``base`` is ``Record.base`` of the requeued record, if it
-        is requeued.
+        return the step that settles it. If the record is requeued, ``base`` becomes the
+        ``Record.base`` of the new record; else it is ignored.
         """
         asked = record.request
         del self.waiting[record.offset]
