@@ -195,7 +195,7 @@ class Session:
 @contextmanager
 def still_there(path: str) -> Iterator[None]:
     """Raise ``EnsembleError`` if the ``with`` block fails because the ZooKeeper node at ``path`` or
-    a folder above it, is missing: it was removed by hand, and the next ``prepare`` creates it again.
+    one above it is missing: it was removed by hand, and the next ``prepare`` creates it again.
     """
     try:
         yield

@@ -23,8 +23,8 @@ class DiskLevel(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Watermarks:
-    """Used parts of the disk, percent, at which the levels of ``DiskLevel`` start, ascending. A level
-    ends when the used part is ``resume_below`` percentage points below its start.
+    """Used parts of the disk, percent, at which the levels of ``DiskLevel`` start, ascending. A
+    level ends when the used part is ``resume_below`` percentage points below its start.
     """
 
     warn: float

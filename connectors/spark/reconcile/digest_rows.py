@@ -193,10 +193,11 @@ def _sum_slots(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 def _hours_in(batch: pa.RecordBatch) -> Iterator[tuple[Copy, int, int, _Hour, _Slots]]:
-    """Yield copy, start of the hour, start of the first compared slot (both epoch ms), decoded value
-    and slots of each hour row in a batch. Its columns are those of the hour row, and ``cut_life``
-    and ``at_cut`` of the cut row that is compared. Skipped are rows with another ``life`` (name that
-    a copy gets whenever it is built anew), with a later checkpoint, and those that can't be read.
+    """Yield copy, start of the hour, start of the first compared slot (both epoch ms), decoded
+    value and slots of each hour row in a batch. Its columns are those of the hour row, and
+    ``cut_life`` and ``at_cut`` of the cut row that is compared. Skipped are rows with another
+    ``life`` (name that a copy gets whenever it is built anew), with a later checkpoint, and those
+    that can't be read.
     """
     columns = (*COPY, "hour_ms", "from_ms", "value", "cut_life", "at_cut")
     for node, topic, partition, hour_ms, from_ms, value, life, cut in zip(
