@@ -29,7 +29,8 @@ UNADVERTISED_VERSION: Final = 3
 
 class NodeNote(msgspec.Struct, frozen=True):
     """A node of the cluster, alive or not. ``instance`` distinguishes two nodes of one name;
-    ``contract_version`` is the newest contract version that it supports.
+    ``address`` is its host name; ``contract_version`` is the newest contract version that it
+    supports.
     """
 
     node_id: str

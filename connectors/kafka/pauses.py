@@ -57,7 +57,9 @@ class PauseWatcher:
         return None if newest is None else newest.why(target)
 
     def keys(self) -> list[bytes]:
-        """Return the pauses in force, as keys of the records in the pauses topic."""
+        """Return the pauses in force, as keys of the records in the pauses topic; an empty list
+        until the topic was read once.
+        """
         newest = self.newest
         return [] if newest is None else [encode_key(paused) for paused in newest.all]
 

@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 
 class Node(BaseModel):
-    """A node of the cluster."""
+    """A node of the cluster. ``address`` is its host name."""
 
     model_config = ConfigDict(from_attributes=True)
 

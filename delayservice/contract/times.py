@@ -169,9 +169,9 @@ def parse_delay_ms(name: str, value: bytes | None, expected: str = _ISO_EXPECTED
 
 
 def parse_duration_ms(name: str, value: bytes | None) -> int:
-    """Return the delay in a header's value, which ``parse_delay_ms`` reads, or numbers with units
-    from ``ms`` to ``y`` (``1h30m``); a year has 365 days. ``name``: name of the header, for the
-    error.
+    """Return the delay in a header's value: milliseconds, an ISO 8601 duration of weeks to seconds,
+    or numbers with units from ``ms`` to ``y`` (``1h30m``); a year has 365 days. ``name``: name of
+    the header, for the error.
 
     Returns:
         Milliseconds, 0 to ``DUE_STOP_MS``.

@@ -71,7 +71,7 @@ class Requeuer:
         topic if ``topic`` is None.
 
         Args:
-            kind: the outcome, one of ``outcome.COPIES``.
+            kind: why it is requeued, one of ``outcome.COPIES``, such as ``ROLLED``.
             offset: source offset of the record.
             payload: the record as it is requeued.
             at_ms: when the requeued record is to be settled (its key), epoch milliseconds.

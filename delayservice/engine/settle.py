@@ -318,7 +318,8 @@ class Settler:
         self, reason: tuple[str, str], offset: int, payload: Payload, now_ms: int, base: int
     ) -> Output | None:
         """Return the output that requeues a record whose target can't take it, for ``reason``
-        (code, detail), or its dead letter after the last attempt. None: it has to wait.
+        (code, detail), or its dead letter after the last attempt. None: it has to wait. ``base``:
+        first source offset at which a canceller of the requeued record may lie.
         """
         code = reason[0]
         if code == TARGET_ASKED:

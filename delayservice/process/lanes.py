@@ -68,8 +68,9 @@ class LaneMaker:
 
 
 def flow_rules(settings: Settings, slices: int) -> FlowRules:
-    """Return the limits of one slice: an even share of the cluster's rates, in records per s, and
-    the largest number of records due in one second. ``slices``: number of slices of the cluster.
+    """Return the limits of delivery of one slice: an even share of the cluster's rates, in records
+    per s, and undivided, the largest number of records of a shard that are delivered in the second
+    in which they are due. ``slices``: number of slices of the cluster.
     """
     shares = max(slices, 1)
     return FlowRules(

@@ -89,7 +89,9 @@ class RocksView(RocksStore):
 
     @property
     def ids(self) -> IdRows:
-        """Return the rows of the shard's id index."""
+        """Return the rows of the shard's id index: the key of the latest record of each id, and the
+        marks of records.
+        """
         return self._ids
 
     def rows(self, start: bytes, stop: bytes) -> Iterator[tuple[bytes, bytes]]:

@@ -218,7 +218,7 @@ _LIST_MARKS: Final = partial(KafkaAdmin.list_consumer_group_offsets, require_sta
 
 def sink_client(client: Mapping[str, str]) -> dict[str, str]:
     """Return the options of librdkafka for a sink: those of the job, with the content of
-    certificates and keys in place of file names, and with errors only in the log.
+    certificates and keys in place of file names, and with librdkafka's log limited to errors.
     """
     # Errors only: each retry of the client would be a warning.
     return {"log_level": "3", **portable(native_options(client))}

@@ -106,7 +106,10 @@ class OutputFacts(msgspec.Struct, array_like=True, frozen=True):
             target topic.
         by_source: for an outcome: place where the canceller was written before it came to its
             home; empty: it was written there.
-        acts, first_ms, group: for a record that goes to its home: as in ``SourceFacts``.
+        acts: for a record that goes to its home: its kind there.
+        first_ms: for a record that goes to its home: timestamp with which it was first written,
+            epoch ms.
+        group: hash of the records that wait together to be sent to their home; 0: none wait.
         is_verified: for a requeued record or envelope: whether its signature was verified.
     """
 

@@ -101,8 +101,9 @@ class Details:
         return told, self.spark.createDataFrame(rows, UNREADABLE).union(left)
 
     def ask(self, ranges: Sequence[Range]) -> tuple[DataFrame, list[tuple[Range, str]]]:
-        """Ask nodes for the records in ranges of their copies. Return the records, columns
-        ``compare.HELD`` and ``mark``; and each range that was not answered, with the reason.
+        """Ask the node of each range (``Range``: keys of one copy) for its records. Return the
+        records, columns ``compare.HELD`` and ``mark``; and each range that was not answered, with
+        the reason.
         """
         plan, start = uuid.uuid4().hex, self._end()
         untold: list[tuple[Range, str]] = []

@@ -323,7 +323,8 @@ class Wheel:
         self.advance()
 
     def advance(self) -> None:
-        """Do one step of a sync that was started, or finish it if the fsyncs are done.
+        """Do one step of a sync that was started, or finish it if the fsyncs are done; do nothing
+        if none was started.
 
         Raises:
             StoreError: the sync failed; the process must exit. Every later call raises this again.

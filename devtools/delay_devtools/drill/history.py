@@ -68,7 +68,7 @@ class Theatre:
 
     @property
     def waiting(self) -> Counter[str]:
-        """Return the number of unfinished scenes, by name."""
+        """Return the number of scenes that have begun and not ended, by name."""
         return Counter(name for name, _, _ in self._played)
 
     def begin(self, step: int, start_ms: int, write: Callable[[OutputRecord], int]) -> None:
