@@ -91,7 +91,7 @@ def test_the_console_producer_schedules_a_record(bench: Bench, tmp_path: Path) -
     echo, record = shlex.split(lines)
     script, *options = shlex.split(call)
     assert (echo, script) == ("echo", "kafka-console-producer.sh")
-    java = [str(find_java().executable), "-cp", class_path(str(tools))]
+    java = [str(find_java()), "-cp", class_path(str(tools))]
     run([*java, CLASSES[script], *options], tmp_path, record)
     assert_delivered(bench, target, b"pay now")
 
@@ -101,7 +101,7 @@ def test_javas_producer_schedules_a_record(bench: Bench, tmp_path: Path) -> None
     target = bench.target("java")
     folder = example(bench, "java", tmp_path, target)
     run(["javac", "-cp", class_path(), "DelayedOrder.java"], folder)
-    java = [str(find_java().executable), "-cp", class_path(".")]
+    java = [str(find_java()), "-cp", class_path(".")]
     run([*java, "DelayedOrder", bench.bootstrap], folder)
     assert_delivered(bench, target, b"pay now")
 
@@ -134,7 +134,7 @@ def jars(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def java_of(jars: Path) -> list[str]:
-    return [str(find_java().executable), "-cp", f"{jars}/*:."]
+    return [str(find_java()), "-cp", f"{jars}/*:."]
 
 
 @contextmanager
