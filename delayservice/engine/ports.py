@@ -69,15 +69,12 @@ class ReadBack(NamedTuple):
         broker_ms: append time by the broker, epoch milliseconds, or ``NO_TIME``.
         boot_ms: this machine's boot clock when it arrived, milliseconds.
         offset: its offset in its partition of the checkpoint topic.
-        acknowledged_s: when the broker had acknowledged it, monotonic seconds; None for a
-            checkpoint of another writer, or if that is not known.
     """
 
     data: bytes
     broker_ms: int
     boot_ms: int
     offset: int
-    acknowledged_s: float | None = None
 
 
 class Source(Protocol):
@@ -355,20 +352,6 @@ class Gate(Protocol):
     def gave_up(self, slice_no: int, why: str) -> None:
         """Report that a slice can't be served here now, so that another node takes it over.
         ``why``: text for people.
-        """
-
-    def frozen(self) -> str | None:
-        """Return why the wall clock can't be trusted, so that no record may be delivered; None: it
-        can.
-        """
-
-    def heard_broker(self, broker_ms: int, read_back: ReadBack | None, sent_s: float) -> None:
-        """Check this node's clock against a broker's timestamp. ``frozen`` returns the result.
-
-        Args:
-            broker_ms: the timestamp, epoch milliseconds.
-            read_back: checkpoint of this node that carries it; None: a consumed record does.
-            sent_s: when the commit of that checkpoint began, monotonic seconds.
         """
 
 

@@ -36,7 +36,6 @@ from delayservice.metrics.snapshot import Snapshot, encode_snapshot
 from delayservice.process.answering import answer
 from delayservice.process.disk import DiskWatch, used_percent
 from delayservice.process.garbage import GarbageCollector
-from delayservice.process.gate import WorkerGate
 from delayservice.process.lanes import LaneMaker, flow_rules, routes_of
 from delayservice.process.observer import MetricsObserver
 from delayservice.process.slice_copies import SliceCopies
@@ -357,7 +356,6 @@ class Worker:
         confirm = self._ownership.confirm_all
         succession = succession_of(settings, self._checkpoints, self._admin, confirm)
         observer = MetricsObserver()
-        gate = WorkerGate(self._ownership, self._clock_watch)
         turns = Turns()
 
         def make_loop(tended: Callable[[Slice], bool]) -> WorkerLoop:
@@ -370,7 +368,8 @@ class Worker:
                 background=ThreadPoolExecutor(HELPERS, "helper"),
                 writing=ThreadPoolExecutor(1, "writer"),
                 clock=self._clock,
-                gate=gate,
+                gate=self._ownership,
+                clock_watch=self._clock_watch,
                 observer=observer,
                 routes=self._routes,
                 contract_of=partial(contract_for, settings),
@@ -387,7 +386,6 @@ class Worker:
         return WorkerThread(
             make_loop,
             observer,
-            gate,
             self._ownership,
             self._clock,
             LaneMaker(settings, self._stores, source, self._routes, self._targets.topics).make,

@@ -44,7 +44,7 @@ from tests.simulation.sim_log import (
     OWN_TOPICS,
     checkpoint_place,
 )
-from tests.simulation.sim_ports import Job, SimBackground, SimClock, SimGate, SimObserver
+from tests.simulation.sim_ports import Job, SimBackground, SimClock, SimGate, SimObserver, SimWatch
 from tests.simulation.sim_store import SimStore
 from tests.simulation.users import MAX_DELAY_MS, SLOW, TARGETS
 
@@ -290,6 +290,7 @@ class Node:
             writing=SimBackground(self, "sink"),
             clock=self.clock,
             gate=SimGate(self),
+            clock_watch=SimWatch(self),
             observer=SimObserver(),
             routes=self._routes(),
             contract_of=self._contract_of,

@@ -554,13 +554,13 @@ def test_an_owner_that_reads_again_what_it_has_stored_does_not_wait_for_what_its
     stage.write(0, *[60_000] * 6)
     stage.step(10, 3)
     stage.lane(0).shard._queue_max = 3
-    stage.gate.doubt = "the clock is wrong"  # so H waits
+    stage.clock_watch.reason = "the clock is wrong"  # so H waits
     stage.own()
     stage.step(10)
     assert (stage.lane(0).shard.read, stage.lane(0).shard.stored) == (3, 6)
     del stage.logs.rows[TOPIC, 0][2:]
     stage.write(0, 0)
-    stage.gate.doubt = None
+    stage.clock_watch.reason = None
     stage.step(1_000, 6)
     assert stage.delivered() == [(0, 2)]
     assert stage.lane(0).shard.stored == 3
