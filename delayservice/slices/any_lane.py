@@ -78,8 +78,8 @@ class AnyLane(ABC):
             again.
         source: consumer of the delay topics.
         routes: topics to which outputs are written, and the cluster secrets.
+        targets: states of target topics.
         flow: the limits of the slice; None: no limits.
-        targets: states of target topics; None: all can be written to.
 
     Attributes:
         place: topic and partition.
@@ -101,15 +101,15 @@ class AnyLane(ABC):
         topic_id: str,
         source: Source,
         routes: Routes,
+        targets: Targets,
         flow: Flow | None,
-        targets: Targets | None,
     ) -> None:
         self.topic = topic
         self.partition = partition
         self.place = (topic, partition)
         self.topic_id = topic_id
         self._secrets = routes.secrets
-        self._settler = Settler(topic, partition, routes, Verdicts(), flow, targets)
+        self._settler = Settler(topic, partition, routes, Verdicts(), targets, flow)
         self._fetch = Fetch(source, self.place)
         self._lost: tuple[Lost, ...] = ()
         """Ranges of offsets that H skipped because retention deleted them, for checkpoints."""

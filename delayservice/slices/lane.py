@@ -51,13 +51,13 @@ class Lane(PreciseLane):
         store: Store,
         source: Source,
         routes: Routes,
+        targets: Targets,
         flow: Flow | None = None,
-        targets: Targets | None = None,
     ) -> None:
-        super().__init__(topic, partition, topic_id, source, routes, flow, targets)
+        super().__init__(topic, partition, topic_id, source, routes, targets, flow)
         self.store = store
         self.past_due = PastDue()
-        self._prefetch = Prefetch(self._settler, flow, targets)
+        self._prefetch = Prefetch(self._settler, targets, flow)
         self._read_runs: deque[tuple[int, int]] = deque()
         """Batches not passed by H: end offset, exclusive, and first append time, epoch ms."""
         self._may_store = True

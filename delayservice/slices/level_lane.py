@@ -67,10 +67,10 @@ class LevelLane(AnyLane):
         routes: Routes,
         ahead: FetchAhead,
         park_topic: Callable[[], str | None],
+        targets: Targets,
         flow: Flow | None = None,
-        targets: Targets | None = None,
     ) -> None:
-        super().__init__(topic, partition, topic_id, source, routes, flow, targets)
+        super().__init__(topic, partition, topic_id, source, routes, targets, flow)
         self.past_due: dict[int, int] = {}  # the delay counts from the time of writing
         self.shard = LevelShard(ahead.records, ahead.bytes)
         self.contracts = Contracts([(0, Contract())])

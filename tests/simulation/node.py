@@ -385,8 +385,8 @@ class Node:
             self._routes(),
             FetchAhead(plan.queue_max, plan.batch_bytes),
             lambda: next((name for name in plan.topics if name in lanes), None),
-            slice_.flow,
             self.targets,
+            slice_.flow,
         )
 
     def _lane(self, place: Place) -> Lane:
@@ -409,8 +409,8 @@ class Node:
             store,
             self._source,
             self._routes(),
-            slice_.flow,
             self.targets,
+            slice_.flow,
         )
         lane.few, lane.few_bytes = plan.batch_records, plan.batch_bytes
         lane.shard._queue_max = plan.queue_max

@@ -22,6 +22,7 @@ from delayservice.process.cron import cron_time
 from delayservice.slices.lane import Lane
 from delayservice.store.base import Store
 from tests.rocks import LoneRocks
+from tests.unit.known_targets import KnownTargets
 from tests.wheels import LoneStore
 
 TOPIC = "delay_topic_any"
@@ -72,7 +73,7 @@ def boot(make_store: MakeStore, *secrets: bytes) -> Lane:
         cron_time,
         accepted=tuple(others),
     )
-    lane = Lane(TOPIC, 0, "id", make_store(), cast("Source", Log()), routes)
+    lane = Lane(TOPIC, 0, "id", make_store(), cast("Source", Log()), routes, KnownTargets())
     lane.follow(Cursor())
     return lane
 

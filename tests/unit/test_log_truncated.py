@@ -24,6 +24,7 @@ from delayservice.engine.routes import Routes
 from delayservice.process.cron import cron_time
 from delayservice.slices.lane import Lane
 from delayservice.store.memory import MemoryStore
+from tests.unit.known_targets import KnownTargets
 
 PLACE = ("delay_topic_any", 0)
 WRITTEN_MS = 1_000_000
@@ -41,7 +42,8 @@ class Log:
         self.leader_epoch = self.epochs[-1]
         self.start = 0
         self.seeks: list[tuple[int, LastRead]] = []
-        self.lane = Lane(*PLACE, "id", store or MemoryStore(), cast("Any", self), ROUTES)
+        store = store or MemoryStore()
+        self.lane = Lane(*PLACE, "id", store, cast("Any", self), ROUTES, KnownTargets())
         self.lane.adopt(Contracts([(0, Contract(allow=("*",)))]))
 
     def seek(self, _place: Place, offset: int, last_read: LastRead = NOTHING_READ) -> None:
