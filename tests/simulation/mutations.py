@@ -289,7 +289,7 @@ def label_is_ignored() -> AbstractContextManager[Any]:
     def adopt(original: Any, lane: Lane, contracts: Contracts) -> None:
         if not lane._is_adopted:
             lane.contracts = contracts
-            lane._label.known = Label(contracts, lane._label.fingerprints)
+            lane._label.known = Label(contracts, lane._label.fingerprints, has_refused=False)
         original(lane, contracts)
 
     return replaced(Lane, "adopt", adopt)

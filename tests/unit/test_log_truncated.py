@@ -10,6 +10,7 @@ from typing import Any, cast
 import pytest
 import structlog
 from confluent_kafka import KafkaError
+from msgspec import structs
 
 from connectors.kafka.clients import KAFKA
 from connectors.kafka.source import KafkaSource
@@ -354,7 +355,7 @@ class KeptStore(MemoryStore):
 def test_a_position_is_proved_only_by_a_record_with_no_other_in_between() -> None:
     store = KeptStore()
     owner_of(Log([OLD] * 6, store), settled=False)
-    label = replace(Label.decode(store.label), last=NOTHING_READ, read_to=0)
+    label = structs.replace(Label.decode(store.label), last=NOTHING_READ, read_to=0)
     store.set_label(label.encode())  # as of a version that did not note it
     log = Log([OLD] * 8, store)
     log.lane.take_over(Cursor(), log.bounds)
