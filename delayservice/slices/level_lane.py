@@ -151,7 +151,7 @@ class LevelLane(AnyLane):
             self.follow(cursor)
             return
         reader = RecordReader(self.topic, self.partition, self.contracts, self._secrets)
-        records = LevelRecords(reader, self.contracts, self._settler, self.verdicts)
+        records = LevelRecords(reader, self.contracts, self._settler)
         self.shard.take_over(cursor, bounds.end, records)
         self._fetch.go_to(self._proof.begin(cursor.offset, last_read, bounds))
         self._read_on()

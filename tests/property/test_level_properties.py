@@ -75,11 +75,11 @@ class World:
         self._own(Cursor())
 
     def _own(self, cursor: Cursor) -> None:
-        settler = Settler(TOPIC, 0, ROUTES, verdicts := Verdicts(), KnownTargets(fit=FIT))
+        settler = Settler(TOPIC, 0, ROUTES, Verdicts(), KnownTargets(fit=FIT))
         settler.contracts = self.contracts
         reader = RecordReader(TOPIC, 0, self.contracts, (b"secret",))
         self.shard = LevelShard(5, 10_000)
-        records = LevelRecords(reader, self.contracts, settler, verdicts)
+        records = LevelRecords(reader, self.contracts, settler)
         self.shard.take_over(cursor, 0, records)
 
     def read(self, count: int) -> None:
