@@ -154,7 +154,6 @@ class Sink(Protocol):
         guarantee ``at_least_once``, those with outcome ``DELIVERED`` are visible at once.
 
         Raises:
-            RefusedError: one of the outputs can never be written.
             OwnershipLostError: the writer is fenced.
         """
 
