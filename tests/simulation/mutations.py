@@ -11,7 +11,7 @@ import copy
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from functools import wraps
 from typing import Any, TypeAlias
 from unittest.mock import patch
@@ -85,11 +85,18 @@ def mistake(owner: type, name: str) -> Callable[[Callable[..., Any]], Mutation]:
     return made
 
 
+@contextmanager
+def _together(*contexts: AbstractContextManager[Any]) -> Iterator[None]:
+    with ExitStack() as stack:
+        for context in contexts:
+            stack.enter_context(context)
+        yield
+
+
 # --- mistakes that the model caught --------------------------------------------------------------
 
 
-@contextmanager
-def replica_deletes_on_cancel() -> Iterator[None]:
+def replica_deletes_on_cancel() -> AbstractContextManager[Any]:
     """A replica deletes what a cancel or a reschedule hits, instead of marking it."""
 
     def ingest(original: Any, shard: Shard, *args: Any) -> Additions:
@@ -106,8 +113,7 @@ def replica_deletes_on_cancel() -> Iterator[None]:
                 lane.store._frames.pop(offset, None)
         return count
 
-    with replaced(Shard, "ingest", ingest), replaced(Lane, "ingest", lane_ingest):
-        yield
+    return _together(replaced(Shard, "ingest", ingest), replaced(Lane, "ingest", lane_ingest))
 
 
 @mistake(SimStore, "crash")
@@ -117,14 +123,12 @@ def marks_less_durable(original: Any, store: SimStore) -> None:
     store._marks.clear()
 
 
-@contextmanager
-def index_at_stored() -> Iterator[None]:
+def index_at_stored() -> AbstractContextManager[Any]:
     """A cancel hits what the id index knows at S, while H lags behind."""
 
-    def settle_late(original: Any, lane: Lane, *args: Any) -> list[Output]:
+    def settle_late(original: Any, lane: Lane, *args: Any) -> Any:
         lane.shard.walk.index = lane.store.latest_unmarked  # type: ignore[attr-defined]
-        late: list[Output] = original(lane, *args)
-        return late
+        return original(lane, *args)
 
     def act(original: Any, walk: Walk, entry: Entry, name: bytes, *args: Any) -> Any:
         offset = entry[0]
@@ -135,11 +139,10 @@ def index_at_stored() -> Iterator[None]:
             walk.victims.pop(offset, None)
         return original(walk, entry, name, *args)
 
-    with (
+    return _together(
         replaced(Lane, "settle_late", settle_late),
         replaced(Walk, "_act_at_home", act),
-    ):
-        yield
+    )
 
 
 @mistake(Shard, "ingest")
@@ -189,10 +192,9 @@ def key_is_clock(original: Any, shard: Shard, frames: Sequence[Frame], now_ms: i
 def outcomes_from_memory() -> AbstractContextManager[Any]:
     """A cancel's outcome is what this node happens to remember of the id."""
 
-    def ingest(original: Any, shard: Shard, *args: Any) -> Additions:
+    def ingest(original: Any, shard: Shard, *args: Any) -> Any:
         shard.walk.names = shard._names  # type: ignore[attr-defined]
-        added: Additions = original(shard, *args)
-        return added
+        return original(shard, *args)
 
     def act(original: Any, walk: Walk, entry: Entry, name: bytes, *args: Any) -> Any:
         offset, kind = entry[:2]
@@ -203,7 +205,7 @@ def outcomes_from_memory() -> AbstractContextManager[Any]:
             outputs[-1] = walk._settler.undelivered.control(own, offset, name)
         return outputs
 
-    return _both(replaced(Shard, "ingest", ingest), replaced(Walk, "_act_at_home", act))
+    return _together(replaced(Shard, "ingest", ingest), replaced(Walk, "_act_at_home", act))
 
 
 def cancel_overlaps_roll() -> AbstractContextManager[Any]:
@@ -270,8 +272,7 @@ def label_is_ignored(original: Any, lane: Lane, contracts: Contracts) -> None:
     original(lane, contracts)
 
 
-@contextmanager
-def any_secret_will_do() -> Iterator[None]:
+def any_secret_will_do() -> AbstractContextManager[Any]:
     """A node with a wrong secret stores past the copies that it refuses, and serves with the right
     one what it has then.
     """
@@ -279,11 +280,10 @@ def any_secret_will_do() -> Iterator[None]:
     def doubt(original: Any, label: Label, stop: int, contracts: Contracts, _: Any) -> str:
         return str(original(label, stop, contracts, label.secrets))
 
-    with (
+    return _together(
         patch("delayservice.slices.follower.check_secret", lambda *_: None),
         replaced(Label, "doubt", doubt),
-    ):
-        yield
+    )
 
 
 def store_is_kept_over_a_change() -> AbstractContextManager[Any]:
@@ -299,10 +299,9 @@ def contracts_dropped_too_early() -> AbstractContextManager[Any]:
 @mistake(Contracts, "extended")
 def contract_begins_below_the_end(
     original: Any, held: Contracts, end: int, wanted: Contract, _: int
-) -> Contracts:
+) -> Any:
     """Rule 2: a new contract is for records as well that were written before it."""
-    extended: Contracts = original(held, max(end - 3, 1), wanted)
-    return extended
+    return original(held, max(end - 3, 1), wanted)
 
 
 @mistake(Contracts, "extended")
@@ -324,8 +323,7 @@ def marks_dropped_too_early(original: Any, shard: Shard) -> None:
         del victims[mark]
 
 
-@contextmanager
-def tail_visible_after_crash() -> Iterator[None]:
+def tail_visible_after_crash() -> AbstractContextManager[Any]:
     """Rule 4: what lies above the horizon is used before it is stored again."""
 
     def visible(_: Any, store: SimStore) -> list[Frame]:
@@ -348,16 +346,14 @@ def tail_visible_after_crash() -> Iterator[None]:
                 return (names[offset], offset)
         return None
 
-    with (
+    return _together(
         replaced(SimStore, "_visible", visible),
         replaced(SimStore, "marked_from", marked_from),
         replaced(SimStore, "latest_unmarked", latest_unmarked),
-    ):
-        yield
+    )
 
 
-@contextmanager
-def checkpoint_before_fencing() -> Iterator[None]:
+def checkpoint_before_fencing() -> AbstractContextManager[Any]:
     """Rule 7: the checkpoint is read before the old owners are fenced."""
     early: dict[int, bytes | None] = {}
 
@@ -369,11 +365,10 @@ def checkpoint_before_fencing() -> Iterator[None]:
         return {slice_no: early[slice_no] for slice_no in slices}
 
     read = KafkaSuccession.read_to_end
-    with (
+    return _together(
         replaced(KafkaSuccession, "confirm", confirm),
         replaced(KafkaSuccession, "read_to_end", read_early),
-    ):
-        yield
+    )
 
 
 @mistake(Shard, "take_over")
@@ -384,22 +379,18 @@ def walk_starts_at_stored(original: Any, shard: Shard, *args: Any) -> None:
 
 
 @mistake(Shard, "advance_key")
-def marked_is_delivered(
-    original: Any, shard: Shard, frames: Sequence[Frame], now_ms: int
-) -> list[Output]:
+def marked_is_delivered(original: Any, shard: Shard, frames: Sequence[Frame], now_ms: int) -> Any:
     """Rule 5: a mark that H has passed is not looked at."""
     bare = [(key_ms, offset, NO_MARK, data) for key_ms, offset, _, data in frames]
-    outputs: list[Output] = original(shard, bare, now_ms)
-    return outputs
+    return original(shard, bare, now_ms)
 
 
 @mistake(Walk, "take")
-def late_record_skipped(original: Any, walk: Walk, entry: Entry, k: Key, *args: Any) -> bool:
+def late_record_skipped(original: Any, walk: Walk, entry: Entry, k: Key, *args: Any) -> Any:
     """Rule 9: a record that came late is taken for settled."""
     if entry[1] == SCHEDULE and entry[3] is None and (entry[2], entry[0]) <= k:
         return True
-    on: bool = original(walk, entry, k, *args)
-    return on
+    return original(walk, entry, k, *args)
 
 
 @mistake(Shard, "_queue_for_walk")
@@ -418,10 +409,9 @@ def early_after_clock_back(
     payload: Any,
     now_ms: int,
     base: int,
-) -> Output | None:
+) -> Any:
     """Rule 9: a late record is delivered although the clock stepped back behind its due time."""
-    output: Output | None = original(settler, offset, key_ms, payload, max(now_ms, key_ms), base)
-    return output
+    return original(settler, offset, key_ms, payload, max(now_ms, key_ms), base)
 
 
 @mistake(Owning, "lose_writer")
@@ -444,26 +434,23 @@ def uncertain_taken_for_committed(original: Any, transaction: Transaction) -> An
 
 
 @mistake(Requeuer, "requeue")
-def base_one_too_high(original: Any, requeuer: Requeuer, *args: Any) -> Output:
+def base_one_too_high(original: Any, requeuer: Requeuer, *args: Any) -> Any:
     """Rule 12: the base of a copy is one too high."""
     kind, offset, payload, at_ms, base, *rest = args
-    output: Output = original(requeuer, kind, offset, payload, at_ms, base + 1, *rest)
-    return output
+    return original(requeuer, kind, offset, payload, at_ms, base + 1, *rest)
 
 
-@contextmanager
-def no_scan_back() -> Iterator[None]:
+def no_scan_back() -> AbstractContextManager[Any]:
     """Rule 13: a canceller that was read in an earlier life is not looked for."""
 
     def resolve(original: Any, shard: Shard, entries: Sequence[Entry], scanned: Any) -> Any:
         missing = {entry[0]: NO_MARK for entry in entries}
         return original(shard, entries, missing | dict(scanned))
 
-    with (
+    return _together(
         patch.object(Shard, "scans_needed", _observe_only),
         replaced(Shard, "_resolve", resolve),
-    ):
-        yield
+    )
 
 
 def _observe_only(shard: Shard, start: int, entries: Sequence[Entry], stop: int) -> list[Any]:
@@ -508,11 +495,10 @@ def added_lane_in_checkpoint(original: Any, slice_: Slice, *args: Any) -> bytes:
 
 
 @mistake(Slice, "checkpoint")
-def unserved_cursor_dropped(original: Any, slice_: Slice, *args: Any) -> bytes:
+def unserved_cursor_dropped(original: Any, slice_: Slice, *args: Any) -> Any:
     """A checkpoint names only the shards that its writer serves."""
     slice_._unserved = {t: s for t, s in slice_._unserved.items() if t in slice_.lanes}
-    data: bytes = original(slice_, *args)
-    return data
+    return original(slice_, *args)
 
 
 # --- how a slice changes its owner ---------------------------------------------------------------
@@ -542,8 +528,7 @@ def no_fence() -> AbstractContextManager[Any]:
     return patch.object(KafkaSuccession, "fence", lambda *_: None)
 
 
-@contextmanager
-def claim_last() -> Iterator[None]:
+def claim_last() -> AbstractContextManager[Any]:
     """Names and checkpoints are read before the claim is committed."""
 
     def follow(original: Any, owning: Owning) -> None:
@@ -569,12 +554,11 @@ def claim_last() -> Iterator[None]:
         found = original(succession, slices)
         return {number: early.get(number, found[number]) for number in slices}
 
-    with (
+    return _together(
         replaced(Owning, "follow_roles", follow),
         replaced(KafkaSuccession, "read_to_end", read_early),
         _wrong_names(lambda *_: frozenset()),
-    ):
-        yield
+    )
 
 
 @mistake(KafkaSuccession, "read_to_end")
@@ -701,7 +685,7 @@ def serve_after_release() -> AbstractContextManager[Any]:
         if slice_ is not None:
             slice_.phase = Phase.OWNER
 
-    return _both(
+    return _together(
         replaced(Owning, "_released", released),
         patch.object(Owning, "role", lambda *_: Role.OWNER),
     )
@@ -750,17 +734,15 @@ def tombstone_is_ignored() -> AbstractContextManager[Any]:
     return patch.object(KafkaCheckpoints, "alarm", lambda *_: "")
 
 
-@contextmanager
-def other_slices_checkpoint_is_followed() -> Iterator[None]:
+def other_slices_checkpoint_is_followed() -> AbstractContextManager[Any]:
     """The tail and a follower believe whatever lies under the key of a slice."""
-    with (
+    return _together(
         patch("connectors.kafka.checkpoints.standing_of", lambda *_: UNKNOWN_STANDING),
         patch(
             "delayservice.slices.follower.decode_checkpoint_of",
             lambda _, data: decode_checkpoint(data),
         ),
-    ):
-        yield
+    )
 
 
 @mistake(KafkaCheckpoints, "__init__")
@@ -785,7 +767,7 @@ def blocker_is_waited_for() -> AbstractContextManager[Any]:
 
 def bad_targets_are_forgotten() -> AbstractContextManager[Any]:
     """What the broker says of a target is not remembered."""
-    return _both(
+    return _together(
         patch.object(TargetTopics, "forget", lambda *_: None),
         patch.object(TargetTopics, "give_up", lambda *_: None),
     )
@@ -815,7 +797,7 @@ def end_is_no_stop(
 
 def batches_grow_again() -> AbstractContextManager[Any]:
     """What a topic takes at most is not remembered."""
-    return _both(
+    return _together(
         patch.object(RecordLimits, "learn", lambda *_: None),
         patch.object(TopicTerms, "learn", lambda *_: False),
     )
@@ -855,24 +837,15 @@ def fired_is_delivered_again() -> AbstractContextManager[Any]:
         fires.update(entry[0] for entry in entries if entry[1] == FIRE)
         return added
 
-    def advance_key(
-        original: Any, shard: Shard, frames: Sequence[Frame], now_ms: int
-    ) -> list[Output]:
+    def advance_key(original: Any, shard: Shard, frames: Sequence[Frame], now_ms: int) -> Any:
         fires: set[int] = getattr(shard, "fires", set())
         bare = [
             (key_ms, offset, NO_MARK if mark in fires else mark, data)
             for key_ms, offset, mark, data in frames
         ]
-        outputs: list[Output] = original(shard, bare, now_ms)
-        return outputs
+        return original(shard, bare, now_ms)
 
-    return _both(replaced(Shard, "ingest", ingest), replaced(Shard, "advance_key", advance_key))
-
-
-@contextmanager
-def _both(one: AbstractContextManager[Any], other: AbstractContextManager[Any]) -> Iterator[None]:
-    with one, other:
-        yield
+    return _together(replaced(Shard, "ingest", ingest), replaced(Shard, "advance_key", advance_key))
 
 
 @mistake(Walk, "_act_at_home")
@@ -904,11 +877,10 @@ def fire_ends_the_series(
 
 
 @mistake(Settler, "following")
-def recurred_base_too_high(original: Any, settler: Settler, *args: Any) -> Output | None:
+def recurred_base_too_high(original: Any, settler: Settler, *args: Any) -> Any:
     """The base of the next occurrence is one too high."""
     *others, base = args
-    again: Output | None = original(settler, *others, base + 1)
-    return again
+    return original(settler, *others, base + 1)
 
 
 @mistake(Settler, "following")
@@ -1033,8 +1005,7 @@ def level_log_is_taken_for_the_same() -> AbstractContextManager[Any]:
     return patch.object(LevelProof, "begin", lambda _, offset, *__: offset)
 
 
-@contextmanager
-def recreated_topic_keeps_its_cursor() -> Iterator[None]:
+def recreated_topic_keeps_its_cursor() -> AbstractContextManager[Any]:
     """Topics are known by their names."""
 
     def wrong(lane: Any, known: ShardCheckpoint | None, *args: Any) -> None:
@@ -1042,8 +1013,7 @@ def recreated_topic_keeps_its_cursor() -> Iterator[None]:
             known = dataclasses.replace(known, topic_id=lane.topic_id)
         take_over_lane(lane, known, *args)
 
-    with patch("delayservice.slices.lane_taker.take_over_lane", wrong):
-        yield
+    return patch("delayservice.slices.lane_taker.take_over_lane", wrong)
 
 
 @mistake(KafkaSink, "_flush")
