@@ -299,24 +299,6 @@ class Background(Protocol):
         """Run ``work`` on a helper thread, and return the future of its result."""
 
 
-class DigestLog(Protocol):
-    """Writer of the digest topic."""
-
-    def write(self, row: tuple[bytes, bytes | None], on_lost: Callable[[], None]) -> None:
-        """Write ``row``, key and value, in the background; another thread calls ``on_lost`` if that
-        fails.
-        """
-
-
-class RepairLog(Protocol):
-    """Writer of this node's answers to the repair topic."""
-
-    def answer(self, plan: str, value: bytes) -> None:
-        """Write the JSON ``value``, an answer to a command of the repair plan with the id ``plan``,
-        in the background.
-        """
-
-
 class Clock(Protocol):
     """Wall clock for due times, and monotonic clock for elapsed time."""
 
