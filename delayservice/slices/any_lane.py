@@ -10,7 +10,7 @@ from typing import Final
 
 from delayservice.contract.contracts import Contracts
 from delayservice.contract.record import RecordReader
-from delayservice.engine.cancels import MayRead, at_will
+from delayservice.engine.cancels import MayRead
 from delayservice.engine.checkpoint import NOTHING_READ, LastRead, ShardCheckpoint
 from delayservice.engine.cursor import Cursor
 from delayservice.engine.flow import Flow
@@ -208,7 +208,7 @@ class AnyLane(ABC):
         """Seek to the source offset that the shard needs next, and pause or resume fetching."""
 
     @abstractmethod
-    def settle_late(self, now_ms: int, limit: int, may_read: MayRead = at_will) -> list[Output]:
+    def settle_late(self, now_ms: int, limit: int, may_read: MayRead) -> list[Output]:
         """Settle records that were due before they were read; return at most about ``limit``
         outputs. ``now_ms``: epoch ms. ``may_read``: returns whether there is time to read another
         record that was fired.

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from delayservice.base.errors import KafkaEdgeError, LogTruncatedError
 from delayservice.contract.contracts import Contracts
 from delayservice.contract.record import RecordReader
-from delayservice.engine.cancels import MayRead, at_will
+from delayservice.engine.cancels import MayRead
 from delayservice.engine.checkpoint import NOTHING_READ, LastRead, fingerprint
 from delayservice.engine.cursor import Cursor
 from delayservice.engine.flow import Flow
@@ -291,7 +291,7 @@ class Lane(PreciseLane):
 
     # --- due → settle --------------------------------------------------------------------------
 
-    def settle_late(self, now_ms: int, limit: int, may_read: MayRead = at_will) -> list[Output]:
+    def settle_late(self, now_ms: int, limit: int, may_read: MayRead) -> list[Output]:
         """Move H over records that were read, and return outputs of those it settles."""
         if self._proof.is_doubtful:
             return []

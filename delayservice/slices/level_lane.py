@@ -14,7 +14,7 @@ import structlog
 
 from delayservice.contract.contracts import Contract, Contracts
 from delayservice.contract.record import RecordReader
-from delayservice.engine.cancels import MayRead, at_will
+from delayservice.engine.cancels import MayRead
 from delayservice.engine.checkpoint import NOTHING_READ, LastRead
 from delayservice.engine.cursor import Cursor
 from delayservice.engine.flow import Flow
@@ -224,7 +224,7 @@ class LevelLane(AnyLane):
 
     # --- due → settle --------------------------------------------------------------------------
 
-    def settle_late(self, _now_ms: int, _limit: int, _may_read: MayRead = at_will) -> list[Output]:
+    def settle_late(self, _now_ms: int, _limit: int, _may_read: MayRead) -> list[Output]:
         """Return an empty list: records that are due already when they are read come first in the
         log, where ``settle_due`` begins.
         """

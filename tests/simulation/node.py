@@ -21,7 +21,7 @@ from delayservice.contract.entry import Headers
 from delayservice.contract.names import DELAY_ERROR, DELAY_TARGET_TOPIC
 from delayservice.contract.recurrence import CronTime
 from delayservice.contract.targets import Allowlist
-from delayservice.engine.cancels import MayRead, at_will
+from delayservice.engine.cancels import MayRead
 from delayservice.engine.flow import FlowRules
 from delayservice.engine.outcome import DEAD_LETTERED, DELIVERED, FIRED, PARKED, Output
 from delayservice.engine.ports import Place
@@ -73,7 +73,7 @@ class FewLane(Lane):
     few = 50
     few_bytes = 1_000_000
 
-    def settle_late(self, now_ms: int, limit: int, may_read: MayRead = at_will) -> list[Output]:
+    def settle_late(self, now_ms: int, limit: int, may_read: MayRead) -> list[Output]:
         """See ``Lane``."""
         return super().settle_late(now_ms, min(limit, self.few), may_read)
 

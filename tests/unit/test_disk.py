@@ -137,7 +137,7 @@ def test_a_lane_that_may_not_store_fetches_nothing_more_and_goes_on_delivering()
     made.ingest(Run((TOPIC, 0), 0, rows(range(10)), 10))
     made.let_store(may_store=False)
     assert log.state == "paused"
-    assert made.settle_late(1_002_000, 100) == []
+    assert made.settle_late(1_002_000, 100, lambda: True) == []
     delivered = [one for chunk in made.settle_due(1_002_000, 100, 1 << 20) for one in chunk]
     assert len(delivered) == 10
     made.committed()

@@ -167,7 +167,7 @@ class Walked:
         self.lane.take_over(cursor, bounds if end is None else Bounds(0, end))
 
     def walk_h(self, now_ms: int, limit: int = 1_000) -> list[tuple[int, int]]:
-        return self._sent(self.lane.settle_late(now_ms, limit))
+        return self._sent(self.lane.settle_late(now_ms, limit, lambda: True))
 
     def walk_k(self, now_ms: int, limit: int = 1_000) -> list[tuple[int, int]]:
         chunks = self.lane.settle_due(now_ms, limit, 1 << 20)
