@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import shutil
 from pathlib import Path
-from typing import Final
 
 import structlog
 
@@ -14,17 +13,14 @@ from delayservice.config.settings import Settings
 from delayservice.store.base import Store
 from delayservice.store.folder import read_format
 from delayservice.store.memory import MemoryStore
+from delayservice.store.offline import FORMATS
 from delayservice.store.rocks import RocksOptions
-from delayservice.store.rocks_database import FORMAT as ROCKS_FORMAT
 from delayservice.store.rocks_database import RocksDatabase
 from delayservice.store.rocksdb import RocksStore
 from delayservice.store.shards import kept_shards, user_of
-from delayservice.store.wheel import FORMAT as WHEEL_FORMAT
 from delayservice.store.wheel import Wheel, WheelOptions, WheelStore
 
 _log = structlog.get_logger(__name__)
-
-_FORMATS: Final = {"wheel": WHEEL_FORMAT, "rocksdb": ROCKS_FORMAT}
 
 
 class Stores:
@@ -87,7 +83,7 @@ def remove_strangers(settings: Settings) -> None:
         if folder.name not in wanted:
             stores = [folder, *folder.glob("*/")]
             for store in stores:
-                _refuse_foreign(store, _FORMATS[kind])
+                _refuse_foreign(store, FORMATS[kind])
             _log.warning(
                 f"{kind}_removed",
                 path=str(folder),
