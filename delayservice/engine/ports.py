@@ -1,4 +1,4 @@
-"""Interfaces of a worker's loop to Kafka, ZooKeeper, clocks and metrics. Those to Kafka are
+"""Interfaces of a worker's loop to Kafka, ZooKeeper and metrics. Those to Kafka are
 implemented in ``connectors.kafka``; ``tests/simulation`` runs that code on simulated clients and a
 model log.
 """
@@ -297,16 +297,6 @@ class Background(Protocol):
 
     def submit(self, work: Callable[[], Answer]) -> Future[Answer]:
         """Run ``work`` on a helper thread, and return the future of its result."""
-
-
-class Clock(Protocol):
-    """Wall clock for due times, and monotonic clock for elapsed time."""
-
-    def wall_ms(self) -> int:
-        """Return the wall clock, epoch milliseconds."""
-
-    def monotonic_s(self) -> float:
-        """Return the monotonic clock, seconds, which never goes back."""
 
 
 class Gate(Protocol):

@@ -8,8 +8,8 @@ from typing import Final, NamedTuple
 
 import structlog
 
+from delayservice.base.clock import Clock
 from delayservice.base.errors import KafkaEdgeError, SlotDamagedError
-from delayservice.engine.ports import Clock
 from delayservice.replicas.commands import Command, Detail, Report, encode_message
 from delayservice.replicas.digest import frame_hash
 from delayservice.slices.any_lane import AnyLane, PreciseLane

@@ -15,9 +15,10 @@ from typing import Final
 
 import structlog
 
+from delayservice.base.clock import Clock
 from delayservice.base.errors import KafkaEdgeError
 from delayservice.engine.checkpoint import Checkpoint, decode_checkpoint_of
-from delayservice.engine.ports import Checkpoints, Clock, ReadBack
+from delayservice.engine.ports import Checkpoints, ReadBack
 from delayservice.replicas.digest_rows import CutFacts, Place, Row, cut_row, hour_row
 from delayservice.slices.any_lane import AnyLane
 from delayservice.store.base import Store

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
-from delayservice.base.clock import ClockWatch
+from delayservice.base.clock import Clock, ClockWatch
 from delayservice.contract.contracts import Contract
 from delayservice.engine.checkpoint import fingerprint
 from delayservice.engine.disk import DiskLevel
@@ -14,7 +14,6 @@ from delayservice.engine.flow import FlowRules
 from delayservice.engine.ports import (
     Background,
     Checkpoints,
-    Clock,
     Gate,
     Observer,
     Sink,

@@ -96,8 +96,8 @@ class SimBackground:
 
 
 class SimClock:
-    """See ``ports.Clock``. ``read_ms`` is what the node was told last, ``read_skew_ms`` how far
-    that was ahead.
+    """See ``base.clock``. ``read_ms`` is what the node was told last, ``read_skew_ms`` how far that
+    was ahead.
     """
 
     def __init__(self, node: Node) -> None:
