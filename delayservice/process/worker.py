@@ -30,7 +30,6 @@ from delayservice.config.settings import Settings
 from delayservice.engine.checkpoint import decode_checkpoint, longest_waits_ms
 from delayservice.inspection.asking import Answer
 from delayservice.inspection.query import HeldTopics, Question, Standings
-from delayservice.metrics.counts import AuditFacts
 from delayservice.metrics.paused import pause_facts
 from delayservice.metrics.snapshot import Snapshot, encode_snapshot
 from delayservice.process.answering import answer
@@ -221,7 +220,7 @@ class Worker:
                 os.getpid(),
                 problems=self._problems(),
                 disk_used_percent=self._disk.used,
-                audit=self._audit_facts,
+                audit=None if self._audits is None else self._audits.newest,
                 slices_there=len(self._facts),
                 pauses=pause_facts(self._targets.pauses.newest),
                 topics_age_s=self._topics.age_s,
@@ -232,11 +231,6 @@ class Worker:
                 copies=None if self._audits is None else self._audits.copies,
             )
             publish(encode_snapshot(snapshot, slices))
-
-    @property
-    def _audit_facts(self) -> AuditFacts | None:
-        news = self._audits.newest if self._audits is not None else None
-        return None if news is None else AuditFacts(news.at_ms, news.records, news.findings)
 
     def _problems(self) -> list[str]:
         pauses = self._targets.pauses
