@@ -94,7 +94,7 @@ class Worker:
         index: int,
         ownership: Ownership,
         layout: Layout,
-        crashes: int = 0,
+        crashes: int,
     ) -> None:
         self._settings = settings
         self._stores = Stores(settings, index)
