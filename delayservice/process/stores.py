@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import shutil
 from pathlib import Path
 
@@ -11,7 +10,7 @@ import structlog
 from delayservice.base.errors import StoreError
 from delayservice.config.settings import Settings
 from delayservice.store.base import Store
-from delayservice.store.folder import read_format
+from delayservice.store.folder import read_format, shard_name
 from delayservice.store.memory import MemoryStore
 from delayservice.store.offline import FORMATS
 from delayservice.store.rocks import RocksOptions
@@ -47,24 +46,19 @@ class Stores:
         if self._kind == "memory":
             return MemoryStore()
         if self._kind == "rocksdb":
-            return RocksStore(self._rocks, hash_of(topic_id), partition)
-        return WheelStore(self._wheel, hash_of(topic_id), partition)
+            return RocksStore(self._rocks, shard_name(topic_id), partition)
+        return WheelStore(self._wheel, shard_name(topic_id), partition)
 
     def remove(self, topic_id: str, partition: int) -> None:
         """Remove a shard's closed store from the disk; its records are still in Kafka."""
         if self._kind == "wheel":
-            self._wheel.remove(hash_of(topic_id), partition)
+            self._wheel.remove(shard_name(topic_id), partition)
         elif self._kind == "rocksdb":
-            self._rocks.remove((hash_of(topic_id), partition))
+            self._rocks.remove((shard_name(topic_id), partition))
 
     def kept_slices(self) -> frozenset[int]:
         """Return the numbers of the slices of which this worker has stores on the disk."""
         return frozenset(shard.partition for shard in kept_shards(self._path))
-
-
-def hash_of(topic_id: str) -> str:
-    """Return the name of a topic in folders and tables of stores: a hash of its id, in hex."""
-    return hashlib.blake2b(topic_id.encode(), digest_size=12).hexdigest()
 
 
 def remove_strangers(settings: Settings) -> None:
