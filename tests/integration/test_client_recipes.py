@@ -36,10 +36,8 @@ minutes = pytest.mark.timeout(600)
 @pytest.fixture(scope="module")
 def bench(cluster: EmbeddedCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
     folder = tmp_path_factory.mktemp("recipes")
-    with Bench(cluster.bootstrap, folder, partitions=PARTITIONS) as running:
-        service = running.serve()
+    with Bench(cluster.bootstrap, folder, partitions=PARTITIONS) as running, running.serving():
         yield running
-        assert service.stop() == 0
 
 
 def here(bench: Bench, text: str, target: str, more: Mapping[str, str] | None = None) -> str:
