@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import NamedTuple, Protocol
 
 from delayservice.engine.electability import CopyFacts, Verdict, WorkerFacts, electability
+from delayservice.engine.ports import Gate
 from delayservice.engine.role import Role
 from ha.members import Members, survey_of
 from ha.notes import LifeNote, NodeNote, OwnerNote
@@ -29,18 +30,12 @@ class SliceStanding(NamedTuple):
     refusal: str = ""
 
 
-class Ownership(Protocol):
+class Ownership(Gate, Protocol):
     """Source of a worker's role for each of its slices; any thread may call."""
 
     @property
     def has_failed(self) -> bool:
         """Return whether the election has ended with an error, so that the worker must end."""
-
-    def roles(self) -> Mapping[int, Role]:
-        """Return this worker's role for each slice now; it is a replica of slices not in the
-        result. The same object is returned until a role or an epoch changes, so that a loop can
-        compare identities.
-        """
 
     def on_change(self, callback: Callable[[], None]) -> None:
         """Register the one callable that is called when ``roles`` has changed, to wake the worker's
@@ -53,26 +48,8 @@ class Ownership(Protocol):
         those, without slices that get no answer. Called before and after former writers are fenced.
         """
 
-    def epoch(self, slice_no: int) -> int:
-        """Return the epoch of this worker's ownership of a slice, higher than that of every earlier
-        owner.
-        """
-
-    def contract_version(self) -> int:
-        """Return the newest contract version that every live node supports."""
-
     def pinned(self) -> str:
         """Return why owners are pinned to their slices, for people; empty: they are not."""
-
-    def settling(self, slice_no: int, *, is_settling: bool) -> None:
-        """Report that this worker has begun to deliver records of a slice, or has ended its last
-        transaction for it.
-        """
-
-    def gave_up(self, slice_no: int, why: str) -> None:
-        """Report why this worker can't deliver the records of a slice now, so that another node
-        takes the slice over.
-        """
 
     def standing(self, slice_no: int, standing: SliceStanding) -> None:
         """Report the progress of this node's copy of a slice; called about once a second."""

@@ -19,6 +19,7 @@ from confluent_kafka.cimpl import NewTopic  # its stubs export it here only
 from hypothesis import settings
 
 from delay_devtools.cluster import EmbeddedCluster
+from tests.integration.bench import Bench
 
 settings.register_profile("tests", deadline=None)  # a machine under load breaks any deadline
 settings.load_profile("tests")
@@ -85,6 +86,13 @@ def _warns(line: str) -> bool:
 def cluster() -> Iterator[EmbeddedCluster]:
     """One broker and one ZooKeeper for the whole session."""
     with EmbeddedCluster() as running:
+        yield running
+
+
+@pytest.fixture
+def bench(cluster: EmbeddedCluster, tmp_path: Path) -> Iterator[Bench]:
+    """Topics with one partition in the session's cluster, and the services that a test starts."""
+    with Bench(cluster.bootstrap, tmp_path) as running:
         yield running
 
 

@@ -47,6 +47,7 @@ from delayservice.store.base import Store
 from delayservice.store.memory import MemoryStore
 from tests.integration.bench import Bench, await_true, now_ms
 from tests.rocks import LoneRocks
+from tests.unit.known_targets import KnownTargets
 from tests.wheels import LoneStore
 
 CASES = ("ids", "cancel", "foreign", "again", "through", "recurring", "plain")
@@ -124,7 +125,7 @@ class Owner:
         contracts = Contracts([(0, contract)])
         self.reader = RecordReader(TOPIC, partition, contracts, (SECRET,))
         self.store = store
-        settler = Settler(TOPIC, partition, routes, Verdicts())
+        settler = Settler(TOPIC, partition, routes, Verdicts(), KnownTargets(fit=[("orders", -1)]))
         settler.contracts = contracts
         self.shard = Shard(settler, store.open())
         self.shard.take_over(Cursor((START_MS - 1, 0), 0), [], 0)

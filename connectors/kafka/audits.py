@@ -13,7 +13,7 @@ import structlog
 from confluent_kafka import Consumer
 
 from connectors.kafka.log_ends import watermarks
-from delayservice.metrics.counts import ReconcileFacts
+from delayservice.metrics.counts import AuditFacts, ReconcileFacts
 
 _LOOK_BACK: Final = 50_000
 """Number of records before the end of the audit topic that are searched for the newest summaries.
@@ -22,20 +22,12 @@ Findings precede each summary, and comparisons of copies may be written every mi
 _log = structlog.get_logger(__name__)
 
 
-class AuditSummary(msgspec.Struct):
-    """The result of an audit.
-
-    Attributes:
-        at_ms: time of the audit, epoch milliseconds.
-        records: number of source records that were audited.
-        findings: number of findings by kind; empty: the audit found no error.
-        ranges: ``[topic, partition, start, stop]`` of each range of source offsets to which the
-            user limited the audit; ``stop`` is exclusive. Empty: everything was audited.
+class AuditSummary(AuditFacts):
+    """Result of one audit. ``ranges``: ``[topic, partition, start, stop]`` of each range of source
+    offsets to which the user limited the audit; ``stop`` is exclusive. Empty: everything was
+    audited.
     """
 
-    at_ms: int
-    records: int
-    findings: dict[str, int]
     ranges: tuple[tuple[str, int, int, int], ...] = ()
 
 
@@ -58,8 +50,8 @@ class AuditSummaries:
             self._whole = summary
             self._ranges.clear()
 
-    def together(self) -> AuditSummary:
-        """Return all kept summaries as one, without ranges: time of the newest, sum of findings by
+    def together(self) -> AuditFacts:
+        """Return all kept summaries as one: time of the newest, sum of findings by
         kind, and number of records of the audit of all records; 0: no such audit is kept.
         """
         parts = [one for one in (self._whole, *self._ranges.values()) if one is not None]
@@ -67,7 +59,7 @@ class AuditSummaries:
         for part in parts:
             found.update(part.findings)
         records = self._whole.records if self._whole is not None else 0
-        return AuditSummary(max(part.at_ms for part in parts), records, dict(found))
+        return AuditFacts(max(part.at_ms for part in parts), records, dict(found))
 
 
 class _Said(AuditSummary, tag_field="kind", tag="summary"):
@@ -110,7 +102,7 @@ class AuditWatcher:
 
     def __init__(self, topic: str) -> None:
         self.topic = topic
-        self.newest: AuditSummary | None = None
+        self.newest: AuditFacts | None = None
         self.copies: ReconcileFacts | None = None
         self._summaries = AuditSummaries()
 

@@ -22,8 +22,8 @@ _GRANULE_MS = 1
 """Deviation of two clocks, ms, that is ignored, because both are read in whole milliseconds."""
 
 
-class NodeClock(Protocol):
-    """Interface of the wall, boot and monotonic clock of a node, injected wherever time is read."""
+class Clock(Protocol):
+    """Wall and monotonic clock of a node, injected wherever time is read."""
 
     def wall_ms(self) -> int:
         """Return the wall clock, epoch milliseconds, for due times; it may jump."""
@@ -34,6 +34,10 @@ class NodeClock(Protocol):
         still while the machine is suspended.
         """
         ...
+
+
+class NodeClock(Clock, Protocol):
+    """Wall, monotonic and boot clock of a node."""
 
     def boot_s(self) -> float:
         """Return the seconds since boot, time in suspend included, for the clock guard."""

@@ -70,7 +70,7 @@ class TransactionAbortedError(KafkaEdgeError):
 
 
 class RefusedError(KafkaEdgeError):
-    """Outputs that can never be written; their transaction was aborted, or must be aborted now.
+    """Outputs that can never be written; their transaction was aborted.
 
     ``refusals`` maps ``((delay topic, partition), source offset)`` of a record to ``(code,
     detail)``: code and sentence of its dead letter. Dead-letter these records, and settle the

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from functools import wraps
 from inspect import Parameter, Signature, signature
@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, get_type_hints
 
 import typer
+
+from delayservice.base.errors import DelayServiceError
 
 if TYPE_CHECKING:
     from delayservice.config.settings import Loaded, Settings
@@ -91,6 +93,21 @@ def moment_ms(option: str, text: str | None) -> int | None:
     except ValueError:
         return instant_ms(option, text)
     return time.time_ns() // 1_000_000 - ago_ms
+
+
+def pairs(option: str, texts: Sequence[str] | None) -> list[tuple[str, str]]:
+    """Parse the values ``name=text`` of an option into names and texts.
+
+    Raises:
+        DelayServiceError: an option has no ``=`` or no name.
+    """
+    found = []
+    for text in texts or ():
+        name, equals, said = text.partition("=")
+        if not (equals and name):
+            raise DelayServiceError(f"{option} {text!r} must be NAME=VALUE")
+        found.append((name, said))
+    return found
 
 
 @dataclass(frozen=True, slots=True)

@@ -151,21 +151,6 @@ def delay_ms(option: str, text: str) -> int:
         raise DelayServiceError(f"{option}: {exc}") from exc
 
 
-def own_headers(texts: Sequence[str]) -> list[Header]:
-    """Return the headers that the texts ``name=value`` of ``--header`` give.
-
-    Raises:
-        DelayServiceError: a header has no ``=`` or no name.
-    """
-    headers = []
-    for text in texts:
-        name, equals, value = text.partition("=")
-        if not equals or not name:
-            raise DelayServiceError(f"--header {text!r} must be name=value")
-        headers.append((name, value.encode()))
-    return headers
-
-
 def read_value(value: str | None, value_file: Path | None, *, null: bool) -> bytes | None:
     """Return a record's value: None for ``null``, else the argument, the file's content, or without
     both (or with ``-``) standard input.

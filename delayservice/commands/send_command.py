@@ -13,7 +13,7 @@ from delayservice.base.errors import DelayServiceError
 from delayservice.commands.api import EXIT_NOTHING
 from delayservice.commands.change import EXIT_NOT_KNOWN
 from delayservice.commands.console import err, out, print_json, say
-from delayservice.commands.options import KafkaOptions, with_options
+from delayservice.commands.options import KafkaOptions, pairs, with_options
 
 if TYPE_CHECKING:
     from delayservice.commands.send import Outgoing
@@ -148,7 +148,7 @@ def _outgoing(topic: str, value: str | None, asked: RecordOptions) -> Outgoing:
     headers = [
         *sending.time_header(asked.at, asked.after),
         *((name, text.encode()) for name, text in named.items() if text is not None),
-        *sending.own_headers(asked.header or []),
+        *((name, text.encode()) for name, text in pairs("--header", asked.header)),
     ]
     is_null = asked.null or asked.is_control
     return sending.Outgoing(

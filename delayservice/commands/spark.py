@@ -12,7 +12,7 @@ import typer
 from delayservice.base.errors import DelayServiceError
 from delayservice.commands import spark_audit, spark_schedule
 from delayservice.commands.console import err, out, print_error, print_json
-from delayservice.commands.options import JsonOption, KafkaOptions, moment_ms, with_options
+from delayservice.commands.options import JsonOption, KafkaOptions, moment_ms, pairs, with_options
 from delayservice.commands.spark_audit import read_options, secrets_of, show_findings
 from delayservice.commands.spark_session import (
     EXIT_FINDINGS,
@@ -21,7 +21,6 @@ from delayservice.commands.spark_session import (
     PublishOption,
     SessionOptions,
     TargetsOption,
-    pairs,
     require_extra,
 )
 

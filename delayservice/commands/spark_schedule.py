@@ -13,13 +13,12 @@ from xxhash import xxh3_64_hexdigest
 
 from delayservice.base.errors import InvalidRequestError
 from delayservice.commands.console import err, out, print_json
-from delayservice.commands.options import KafkaOptions, with_options
+from delayservice.commands.options import KafkaOptions, pairs, with_options
 from delayservice.commands.spark_session import (
     EXIT_FINDINGS,
     STATUS,
     Running,
     SessionOptions,
-    pairs,
     require_extra,
     told_to_stop,
 )

@@ -6,7 +6,7 @@ import os
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -19,6 +19,7 @@ import typer
 from delayservice.base.errors import DelayServiceError
 from delayservice.commands.console import err
 from delayservice.commands.extras import how_to_install
+from delayservice.commands.options import pairs
 from delayservice.smoke.signals import stop_signals
 
 if TYPE_CHECKING:
@@ -150,21 +151,6 @@ def require_extra() -> None:
             f"the Spark commands need {', '.join(missing)}, which is not installed: "
             f"{how_to_install('spark')}"
         )
-
-
-def pairs(option: str, texts: Sequence[str] | None) -> list[tuple[str, str]]:
-    """Parse the values ``name=text`` of an option into names and texts.
-
-    Raises:
-        DelayServiceError: an option has no ``=`` or no name.
-    """
-    found = []
-    for text in texts or ():
-        name, equals, said = text.partition("=")
-        if not (equals and name):
-            raise DelayServiceError(f"{option} {text!r} must be NAME=VALUE")
-        found.append((name, said))
-    return found
 
 
 @contextmanager

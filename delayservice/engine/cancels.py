@@ -46,11 +46,6 @@ MayRead: TypeAlias = Callable[[], bool]
 """Function that returns whether there is time to read one more fired record."""
 
 
-def at_will() -> bool:
-    """Return True: a ``MayRead`` that never limits the number of fired records to read."""
-    return True
-
-
 class Walk:
     """State of an owner's pass over a shard's records: which pending records each one settles.
 

@@ -38,6 +38,8 @@ from delayservice.engine.losses import Lost
 
 VERSION = 2
 _VERSIONS = (1, VERSION)
+_NO_CHECKPOINT = (msgspec.DecodeError, LookupError, TypeError, ValueError, AttributeError)
+"""Errors of reading what another program wrote to the checkpoint topic."""
 
 
 class ForeignRecordError(DelayServiceError):
@@ -231,26 +233,6 @@ def _is_newer(data: bytes) -> bool:
         return False
 
 
-class _Wait(msgspec.Struct):
-    roll_window_ms: int
-    level_ms: int = 0
-
-
-class _Contract(msgspec.Struct):
-    contract: _Wait
-
-
-class _ShardWaits(msgspec.Struct):
-    contracts: list[_Contract]
-
-
-class _Waits(msgspec.Struct):
-    shards: dict[str, _ShardWaits]
-
-
-_decode_waits = msgspec.json.Decoder(_Waits).decode
-
-
 def longest_waits_ms(checkpoints: Iterable[bytes]) -> dict[str, int]:
     """Return the longest time that records must stay in the log of each delay topic, ms, by topic:
     the longest roll window or level delay of the contracts in these checkpoints. Checkpoints that
@@ -258,12 +240,11 @@ def longest_waits_ms(checkpoints: Iterable[bytes]) -> dict[str, int]:
     """
     longest: dict[str, int] = {}
     for data in checkpoints:
-        with suppress(msgspec.DecodeError, UnicodeDecodeError):
-            for topic, shard in _decode_waits(data).shards.items():
-                waits = [
-                    one.contract.level_ms or one.contract.roll_window_ms for one in shard.contracts
-                ]
-                longest[topic] = max([longest.get(topic, 0), *waits])
+        with suppress(*_NO_CHECKPOINT):
+            for topic, shard in msgspec.json.decode(data)["shards"].items():
+                for contract in [one["contract"] for one in shard["contracts"]]:
+                    wait_ms = int(contract.get("level_ms") or contract["roll_window_ms"])
+                    longest[topic] = max(longest.get(topic, 0), wait_ms)
     return longest
 
 
@@ -301,7 +282,7 @@ def decode_checkpoint(data: bytes) -> Checkpoint:
         )
     except ContractError as exc:
         raise KafkaEdgeError(f"the checkpoint can't be followed: {exc}") from exc
-    except (msgspec.DecodeError, LookupError, TypeError, ValueError, AttributeError) as exc:
+    except _NO_CHECKPOINT as exc:
         raise KafkaEdgeError(
             f"a record of the checkpoint topic is no checkpoint ({exc!r}); something else writes "
             "to that topic: find it, and restrict the topic to the delay service"

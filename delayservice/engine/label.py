@@ -12,7 +12,6 @@ a label of an earlier format, a list of contracts, is rebuilt, because its secre
 from __future__ import annotations
 
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
 
 import msgspec
 
@@ -21,8 +20,7 @@ from delayservice.engine.checkpoint import NOTHING_READ, LastRead
 from delayservice.engine.losses import Gap
 
 
-@dataclass(frozen=True, slots=True)
-class Label:
+class Label(msgspec.Struct, frozen=True, rename={"has_refused": "refused"}):
     """Label that a store keeps: contracts and secrets by which its records were read.
 
     Attributes:
@@ -37,7 +35,7 @@ class Label:
 
     contracts: Contracts
     secrets: frozenset[str]
-    has_refused: bool = False
+    has_refused: bool
     gaps: tuple[Gap, ...] = ()
     last: LastRead = NOTHING_READ
     read_to: int = 0
@@ -72,21 +70,13 @@ class Label:
             ContractError: the bytes are no label, or a label that this version can't follow.
         """
         try:
-            facts = _decode(data)
+            return _decode(data)
         except (msgspec.DecodeError, UnicodeDecodeError) as exc:
             raise ContractError(f"a store's label can't be read: {exc}") from exc
-        contracts = Contracts.from_json(facts.contracts)
-        secrets = frozenset(facts.secrets)
-        return cls(contracts, secrets, facts.refused, facts.gaps, facts.last, facts.read_to)
 
 
-class _LabelFacts(msgspec.Struct):
-    contracts: list[object]
-    secrets: list[str]
-    refused: bool
-    gaps: tuple[Gap, ...] = ()
-    last: LastRead = NOTHING_READ
-    read_to: int = 0
+def _contracts(_: type, data: object) -> Contracts:
+    return Contracts.from_json(data)
 
 
-_decode = msgspec.json.Decoder(_LabelFacts).decode
+_decode = msgspec.json.Decoder(Label, dec_hook=_contracts).decode

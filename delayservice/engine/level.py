@@ -30,7 +30,6 @@ from delayservice.contract.user_record import PARTITION_BY_KEY
 from delayservice.engine.cursor import Cursor
 from delayservice.engine.outcome import DELIVERED, Output
 from delayservice.engine.settle import Settler
-from delayservice.engine.verdicts import Verdicts
 
 _INPUT = frozenset((*RULES, *(alias.header for alias in ALIASES), *COPY_NAMES))
 """Names of headers that are for the service on level topics; all others are delivered."""
@@ -45,16 +44,12 @@ class LevelRecords:
         reader: decoder of records with other input headers than a target topic.
         contracts: the contracts of the reader, each with the delay of the level.
         settler: builder of the outputs of such records.
-        verdicts: the broker's refusals that the settler uses.
     """
 
-    def __init__(
-        self, reader: RecordReader, contracts: Contracts, settler: Settler, verdicts: Verdicts
-    ) -> None:
+    def __init__(self, reader: RecordReader, contracts: Contracts, settler: Settler) -> None:
         self._reader = reader
         self._contracts = contracts
         self._settler = settler
-        self._verdicts = verdicts
         self._provenance = Provenance(settler.topic, settler.partition)
         self._enter(0)
 
@@ -82,8 +77,7 @@ class LevelRecords:
         add = outputs.append
         origin = self._provenance.origin
         stamped_ms, due = 0, due_header(0)
-        verdicts = self._verdicts
-        is_hindered = bool(verdicts.refused or self._settler.has_limits)
+        is_hindered = bool(self._settler.verdicts.refused or self._settler.has_limits)
         fit = self._settler.targets.fit
         first, stop, level_ms, targets = self._first, self._stop, self._level_ms, self._targets
         for row in rows:

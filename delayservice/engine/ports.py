@@ -1,4 +1,4 @@
-"""Interfaces of a worker's loop to Kafka, ZooKeeper, clocks and metrics. Those to Kafka are
+"""Interfaces of a worker's loop to Kafka, ZooKeeper and metrics. Those to Kafka are
 implemented in ``connectors.kafka``; ``tests/simulation`` runs that code on simulated clients and a
 model log.
 """
@@ -69,15 +69,12 @@ class ReadBack(NamedTuple):
         broker_ms: append time by the broker, epoch milliseconds, or ``NO_TIME``.
         boot_ms: this machine's boot clock when it arrived, milliseconds.
         offset: its offset in its partition of the checkpoint topic.
-        acknowledged_s: when the broker had acknowledged it, monotonic seconds; None for a
-            checkpoint of another writer, or if that is not known.
     """
 
     data: bytes
     broker_ms: int
     boot_ms: int
     offset: int
-    acknowledged_s: float | None = None
 
 
 class Source(Protocol):
@@ -157,7 +154,6 @@ class Sink(Protocol):
         guarantee ``at_least_once``, those with outcome ``DELIVERED`` are visible at once.
 
         Raises:
-            RefusedError: one of the outputs can never be written.
             OwnershipLostError: the writer is fenced.
         """
 
@@ -303,34 +299,6 @@ class Background(Protocol):
         """Run ``work`` on a helper thread, and return the future of its result."""
 
 
-class DigestLog(Protocol):
-    """Writer of the digest topic."""
-
-    def write(self, row: tuple[bytes, bytes | None], on_lost: Callable[[], None]) -> None:
-        """Write ``row``, key and value, in the background; another thread calls ``on_lost`` if that
-        fails.
-        """
-
-
-class RepairLog(Protocol):
-    """Writer of this node's answers to the repair topic."""
-
-    def answer(self, plan: str, value: bytes) -> None:
-        """Write the JSON ``value``, an answer to a command of the repair plan with the id ``plan``,
-        in the background.
-        """
-
-
-class Clock(Protocol):
-    """Wall clock for due times, and monotonic clock for elapsed time."""
-
-    def wall_ms(self) -> int:
-        """Return the wall clock, epoch milliseconds."""
-
-    def monotonic_s(self) -> float:
-        """Return the monotonic clock, seconds, which never goes back."""
-
-
 class Gate(Protocol):
     """Ownership of slices by ZooKeeper: what this node may do with each slice, and reports about
     it.
@@ -355,20 +323,6 @@ class Gate(Protocol):
     def gave_up(self, slice_no: int, why: str) -> None:
         """Report that a slice can't be served here now, so that another node takes it over.
         ``why``: text for people.
-        """
-
-    def frozen(self) -> str | None:
-        """Return why the wall clock can't be trusted, so that no record may be delivered; None: it
-        can.
-        """
-
-    def heard_broker(self, broker_ms: int, read_back: ReadBack | None, sent_s: float) -> None:
-        """Check this node's clock against a broker's timestamp. ``frozen`` returns the result.
-
-        Args:
-            broker_ms: the timestamp, epoch milliseconds.
-            read_back: checkpoint of this node that carries it; None: a consumed record does.
-            sent_s: when the commit of that checkpoint began, monotonic seconds.
         """
 
 

@@ -39,7 +39,7 @@ from delayservice.contract.recurrence import (
 from delayservice.contract.requeue import CONTINUES
 from delayservice.engine import outcome
 from delayservice.engine.flow import Flow
-from delayservice.engine.outcome import Output, Target
+from delayservice.engine.outcome import Output
 from delayservice.engine.ports import WritableTargets
 from delayservice.engine.requeuer import Requeuer, was_tried
 from delayservice.engine.routes import Routes
@@ -49,25 +49,6 @@ from delayservice.engine.verdicts import Verdicts
 _SERVICE_TOPIC_MS: Final = 2_000
 """First wait of a record whose dead letter or outcomes-topic record can't be written, ms."""
 _SENT: Final = (outcome.DELIVERED, outcome.FIRED)
-
-
-class _Any:
-    """Container that holds every target."""
-
-    def __contains__(self, _: object) -> bool:
-        return True
-
-
-class _AnyTarget:
-    """Facts about targets if none are known: all can be written to, and none refuses a record."""
-
-    fit = _Any()
-
-    def obstacle(self, _target: Target) -> None:
-        """Return None: every target can be written to."""
-
-    def refusal(self, *_: object) -> None:
-        """Return None: every record is accepted."""
 
 
 class Settler:
@@ -84,18 +65,18 @@ class Settler:
         partition: int,
         routes: Routes,
         verdicts: Verdicts,
+        targets: WritableTargets,
         flow: Flow | None = None,
-        targets: WritableTargets | None = None,
     ) -> None:
         """Prepare to settle records of ``partition`` of the delay topic ``topic``. ``verdicts``:
-        the broker's refusals of its records; ``flow``: rates and caps of the slice, None: no
-        limits; ``targets``: facts about targets, None: all can be written to.
+        the broker's refusals of its records; ``targets``: facts about targets; ``flow``: rates
+        and caps of the slice, None: no limits.
         """
         self.topic = topic
         self.partition = partition
         self.routes = routes
         self.verdicts = verdicts
-        self.targets: WritableTargets = targets or _AnyTarget()
+        self.targets = targets
         self.provenance = provenance = Provenance(topic, partition)
         self.undelivered = UndeliveredOutputs(
             provenance, f"{topic}:{partition}", routes, verdicts, self.targets

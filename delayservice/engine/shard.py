@@ -19,7 +19,7 @@ from typing import Final
 
 from delayservice.contract.codec import decode_payload
 from delayservice.contract.entry import CONTROL_LOST, COPY, FIRE, SCHEDULE, Entry, Original
-from delayservice.engine.cancels import MayRead, PendingAt, Walk, at_will
+from delayservice.engine.cancels import MayRead, PendingAt, Walk
 from delayservice.engine.cursor import Cursor, Key
 from delayservice.engine.marking import (
     CopyScan,
@@ -252,7 +252,7 @@ class Shard:
     # --- settle --------------------------------------------------------------------------------
 
     def advance_offset(
-        self, now_ms: int, limit: int, pending_at: PendingAt, may_read: MayRead = at_will
+        self, now_ms: int, limit: int, pending_at: PendingAt, may_read: MayRead = lambda: True
     ) -> list[Output]:
         """Stage queued records in offset order: move H, the cursor's offset, with its key K fixed
         (rules 8 and 9). Return the outputs, about ``limit`` at most. ``now_ms``: now, epoch ms.

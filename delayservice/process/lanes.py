@@ -59,12 +59,12 @@ class LaneMaker:
 
             ahead = FetchAhead(levels.fetch_ahead_records, int(levels.fetch_ahead_bytes))
             return LevelLane(
-                *place, self._source, self._routes, ahead, park_topic, flow, self._targets
+                *place, self._source, self._routes, ahead, park_topic, self._targets, flow
             )
         store: Store = self._stores.shard(topic.topic_id, partition)
         if slice_.copies is not None:
             store = slice_.copies.digests.keep(topic.name, topic.topic_id, store)
-        return Lane(*place, store, self._source, self._routes, flow, self._targets)
+        return Lane(*place, store, self._source, self._routes, self._targets, flow)
 
 
 def flow_rules(settings: Settings, slices: int) -> FlowRules:

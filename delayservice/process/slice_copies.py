@@ -59,12 +59,12 @@ class SliceCopies:
             settings.node.node_id,
             checkpoints=self._checkpoints,
             clock=self._clock,
-            log=log,
+            write=log.write,
             scanning=self._scanning,
             scan_interval_ms=settings.digests.scan_interval_ms,
             store_kind=settings.node.store,
         )
-        keeper = CopyKeeper(digests, log, settings.node.node_id, self._clock)
+        keeper = CopyKeeper(digests, log.answer, settings.node.node_id, self._clock)
         self._keepers[slice_no] = keeper
         self._hand_over(keeper, slice_no)
         return keeper

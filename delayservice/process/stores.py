@@ -2,29 +2,24 @@
 
 from __future__ import annotations
 
-import hashlib
 import shutil
 from pathlib import Path
-from typing import Final
 
 import structlog
 
 from delayservice.base.errors import StoreError
 from delayservice.config.settings import Settings
 from delayservice.store.base import Store
-from delayservice.store.folder import read_format
+from delayservice.store.folder import read_format, shard_name
 from delayservice.store.memory import MemoryStore
+from delayservice.store.offline import FORMATS
 from delayservice.store.rocks import RocksOptions
-from delayservice.store.rocks_database import FORMAT as ROCKS_FORMAT
 from delayservice.store.rocks_database import RocksDatabase
 from delayservice.store.rocksdb import RocksStore
 from delayservice.store.shards import kept_shards, user_of
-from delayservice.store.wheel import FORMAT as WHEEL_FORMAT
 from delayservice.store.wheel import Wheel, WheelOptions, WheelStore
 
 _log = structlog.get_logger(__name__)
-
-_FORMATS: Final = {"wheel": WHEEL_FORMAT, "rocksdb": ROCKS_FORMAT}
 
 
 class Stores:
@@ -51,24 +46,19 @@ class Stores:
         if self._kind == "memory":
             return MemoryStore()
         if self._kind == "rocksdb":
-            return RocksStore(self._rocks, hash_of(topic_id), partition)
-        return WheelStore(self._wheel, hash_of(topic_id), partition)
+            return RocksStore(self._rocks, shard_name(topic_id), partition)
+        return WheelStore(self._wheel, shard_name(topic_id), partition)
 
     def remove(self, topic_id: str, partition: int) -> None:
         """Remove a shard's closed store from the disk; its records are still in Kafka."""
         if self._kind == "wheel":
-            self._wheel.remove(hash_of(topic_id), partition)
+            self._wheel.remove(shard_name(topic_id), partition)
         elif self._kind == "rocksdb":
-            self._rocks.remove((hash_of(topic_id), partition))
+            self._rocks.remove((shard_name(topic_id), partition))
 
     def kept_slices(self) -> frozenset[int]:
         """Return the numbers of the slices of which this worker has stores on the disk."""
         return frozenset(shard.partition for shard in kept_shards(self._path))
-
-
-def hash_of(topic_id: str) -> str:
-    """Return the name of a topic in folders and tables of stores: a hash of its id, in hex."""
-    return hashlib.blake2b(topic_id.encode(), digest_size=12).hexdigest()
 
 
 def remove_strangers(settings: Settings) -> None:
@@ -87,7 +77,7 @@ def remove_strangers(settings: Settings) -> None:
         if folder.name not in wanted:
             stores = [folder, *folder.glob("*/")]
             for store in stores:
-                _refuse_foreign(store, _FORMATS[kind])
+                _refuse_foreign(store, FORMATS[kind])
             _log.warning(
                 f"{kind}_removed",
                 path=str(folder),

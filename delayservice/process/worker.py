@@ -30,13 +30,11 @@ from delayservice.config.settings import Settings
 from delayservice.engine.checkpoint import decode_checkpoint, longest_waits_ms
 from delayservice.inspection.asking import Answer
 from delayservice.inspection.query import HeldTopics, Question, Standings
-from delayservice.metrics.counts import AuditFacts
 from delayservice.metrics.paused import pause_facts
 from delayservice.metrics.snapshot import Snapshot, encode_snapshot
 from delayservice.process.answering import answer
 from delayservice.process.disk import DiskWatch, used_percent
 from delayservice.process.garbage import GarbageCollector
-from delayservice.process.gate import WorkerGate
 from delayservice.process.lanes import LaneMaker, flow_rules, routes_of
 from delayservice.process.observer import MetricsObserver
 from delayservice.process.slice_copies import SliceCopies
@@ -96,7 +94,7 @@ class Worker:
         index: int,
         ownership: Ownership,
         layout: Layout,
-        crashes: int = 0,
+        crashes: int,
     ) -> None:
         self._settings = settings
         self._stores = Stores(settings, index)
@@ -222,7 +220,7 @@ class Worker:
                 os.getpid(),
                 problems=self._problems(),
                 disk_used_percent=self._disk.used,
-                audit=self._audit_facts,
+                audit=None if self._audits is None else self._audits.newest,
                 slices_there=len(self._facts),
                 pauses=pause_facts(self._targets.pauses.newest),
                 topics_age_s=self._topics.age_s,
@@ -233,11 +231,6 @@ class Worker:
                 copies=None if self._audits is None else self._audits.copies,
             )
             publish(encode_snapshot(snapshot, slices))
-
-    @property
-    def _audit_facts(self) -> AuditFacts | None:
-        news = self._audits.newest if self._audits is not None else None
-        return None if news is None else AuditFacts(news.at_ms, news.records, news.findings)
 
     def _problems(self) -> list[str]:
         pauses = self._targets.pauses
@@ -357,7 +350,6 @@ class Worker:
         confirm = self._ownership.confirm_all
         succession = succession_of(settings, self._checkpoints, self._admin, confirm)
         observer = MetricsObserver()
-        gate = WorkerGate(self._ownership, self._clock_watch)
         turns = Turns()
 
         def make_loop(tended: Callable[[Slice], bool]) -> WorkerLoop:
@@ -370,7 +362,8 @@ class Worker:
                 background=ThreadPoolExecutor(HELPERS, "helper"),
                 writing=ThreadPoolExecutor(1, "writer"),
                 clock=self._clock,
-                gate=gate,
+                gate=self._ownership,
+                clock_watch=self._clock_watch,
                 observer=observer,
                 routes=self._routes,
                 contract_of=partial(contract_for, settings),
@@ -387,7 +380,6 @@ class Worker:
         return WorkerThread(
             make_loop,
             observer,
-            gate,
             self._ownership,
             self._clock,
             LaneMaker(settings, self._stores, source, self._routes, self._targets.topics).make,

@@ -17,7 +17,6 @@ from delayservice.base.clock import NodeClock
 from delayservice.inspection.counting import LaneCounts, count_lane, topic_counts
 from delayservice.metrics.counts import WorkerMetrics
 from delayservice.metrics.snapshot import encode_slice
-from delayservice.process.gate import WorkerGate
 from delayservice.process.observer import MetricsObserver, Sampled
 from delayservice.process.turns import BusyError, Turns
 from delayservice.slices.any_lane import AnyLane
@@ -66,7 +65,6 @@ class WorkerThread:
         make_loop: makes the loop. Its argument updates the metrics of a slice, and returns whether
             to call it again in a second.
         observer: receives what the loop does, for metrics.
-        gate: not used.
         ownership: ownership of slices, which gets the state of each copy.
         clock: monotonic and wall clock.
         make_lane: returns the lane of a delay topic and a partition.
@@ -81,7 +79,6 @@ class WorkerThread:
         self,
         make_loop: Callable[[Callable[[Slice], bool]], WorkerLoop],
         observer: MetricsObserver,
-        gate: WorkerGate,
         ownership: Ownership,
         clock: NodeClock,
         make_lane: Callable[[ServedTopic, int, WorkerLoop], AnyLane],
@@ -95,7 +92,6 @@ class WorkerThread:
         self.failure: BaseException | None = None
         self._log_ends: dict[int, _LogEnds] = {}
         self._observer = observer
-        self._gate = gate
         self._ownership = ownership
         self._clock = clock
         self._make_lane = make_lane

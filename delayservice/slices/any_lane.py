@@ -10,7 +10,7 @@ from typing import Final
 
 from delayservice.contract.contracts import Contracts
 from delayservice.contract.record import RecordReader
-from delayservice.engine.cancels import MayRead, at_will
+from delayservice.engine.cancels import MayRead
 from delayservice.engine.checkpoint import NOTHING_READ, LastRead, ShardCheckpoint
 from delayservice.engine.cursor import Cursor
 from delayservice.engine.flow import Flow
@@ -78,8 +78,8 @@ class AnyLane(ABC):
             again.
         source: consumer of the delay topics.
         routes: topics to which outputs are written, and the cluster secrets.
+        targets: states of target topics.
         flow: the limits of the slice; None: no limits.
-        targets: states of target topics; None: all can be written to.
 
     Attributes:
         place: topic and partition.
@@ -101,15 +101,15 @@ class AnyLane(ABC):
         topic_id: str,
         source: Source,
         routes: Routes,
+        targets: Targets,
         flow: Flow | None,
-        targets: Targets | None,
     ) -> None:
         self.topic = topic
         self.partition = partition
         self.place = (topic, partition)
         self.topic_id = topic_id
         self._secrets = routes.secrets
-        self._settler = Settler(topic, partition, routes, Verdicts(), flow, targets)
+        self._settler = Settler(topic, partition, routes, Verdicts(), targets, flow)
         self._fetch = Fetch(source, self.place)
         self._lost: tuple[Lost, ...] = ()
         """Ranges of offsets that H skipped because retention deleted them, for checkpoints."""
@@ -208,7 +208,7 @@ class AnyLane(ABC):
         """Seek to the source offset that the shard needs next, and pause or resume fetching."""
 
     @abstractmethod
-    def settle_late(self, now_ms: int, limit: int, may_read: MayRead = at_will) -> list[Output]:
+    def settle_late(self, now_ms: int, limit: int, may_read: MayRead) -> list[Output]:
         """Settle records that were due before they were read; return at most about ``limit``
         outputs. ``now_ms``: epoch ms. ``may_read``: returns whether there is time to read another
         record that was fired.

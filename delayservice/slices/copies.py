@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Final, NamedTuple
 
 import structlog
 
+from delayservice.base.clock import Clock
 from delayservice.base.errors import KafkaEdgeError, SlotDamagedError
-from delayservice.engine.ports import Clock, RepairLog
 from delayservice.replicas.commands import Command, Detail, Report, encode_message
 from delayservice.replicas.digest import frame_hash
 from delayservice.slices.any_lane import AnyLane, PreciseLane
@@ -35,14 +35,21 @@ class CopyKeeper:
 
     Args:
         digests: the digests of the slice.
-        log: writes answers to commands to the repair topic.
+        write: writes the id of a plan and an answer to one of its commands to the repair topic, in
+            the background.
         node_id: this node.
         clock: wall clock, by which commands expire.
     """
 
-    def __init__(self, digests: SliceDigests, log: RepairLog, node_id: str, clock: Clock) -> None:
+    def __init__(
+        self,
+        digests: SliceDigests,
+        write: Callable[[str, bytes], None],
+        node_id: str,
+        clock: Clock,
+    ) -> None:
         self.digests = digests
-        self._log = log
+        self._write = write
         self._node_id = node_id
         self._clock = clock
         self._commands: deque[Command] = deque()
@@ -166,4 +173,4 @@ class CopyKeeper:
         )
 
     def _answer(self, answer: Report | Detail) -> None:
-        self._log.answer(answer.plan, encode_message(answer))
+        self._write(answer.plan, encode_message(answer))

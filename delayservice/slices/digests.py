@@ -15,9 +15,10 @@ from typing import Final
 
 import structlog
 
+from delayservice.base.clock import Clock
 from delayservice.base.errors import KafkaEdgeError
 from delayservice.engine.checkpoint import Checkpoint, decode_checkpoint_of
-from delayservice.engine.ports import Checkpoints, Clock, DigestLog, ReadBack
+from delayservice.engine.ports import Checkpoints, ReadBack
 from delayservice.replicas.digest_rows import CutFacts, Place, Row, cut_row, hour_row
 from delayservice.slices.any_lane import AnyLane
 from delayservice.store.base import Store
@@ -59,7 +60,8 @@ class SliceDigests:
         node_id: this node.
         checkpoints: the checkpoint topic, in which the cuts (checkpoints to publish at) are found.
         clock: monotonic clock for scan intervals, wall clock for the rows.
-        log: writes the rows of digests to their topic.
+        write: writes a row to the digest topic, in the background; another thread calls the second
+            argument if that fails.
         scanning: lock held while a copy is read from the disk. All slices of a worker share it, so
             that one copy at a time is read.
         scan_interval_ms: time between two reads of a whole copy from the disk, milliseconds.
@@ -73,7 +75,7 @@ class SliceDigests:
         *,
         checkpoints: Checkpoints,
         clock: Clock,
-        log: DigestLog,
+        write: Callable[[Row, Done], None],
         scanning: threading.Lock,
         scan_interval_ms: int,
         store_kind: str,
@@ -82,7 +84,7 @@ class SliceDigests:
         self._node_id = node_id
         self._checkpoints = checkpoints
         self._clock = clock
-        self._topic = log
+        self._write_row = write
         self._scanning = scanning
         self._scan_interval_s = scan_interval_ms / 1000
         self._store_kind = store_kind
@@ -209,7 +211,7 @@ class SliceDigests:
         def lost() -> None:
             copy.rows_lost = True
 
-        self._topic.write(row, lost)
+        self._write_row(row, lost)
 
     # --- scan ----------------------------------------------------------------------------------
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
+from delayservice.base.clock import Clock, ClockWatch
 from delayservice.contract.contracts import Contract
 from delayservice.engine.checkpoint import fingerprint
 from delayservice.engine.disk import DiskLevel
@@ -13,7 +14,6 @@ from delayservice.engine.flow import FlowRules
 from delayservice.engine.ports import (
     Background,
     Checkpoints,
-    Clock,
     Gate,
     Observer,
     Sink,
@@ -39,7 +39,8 @@ class Edges:
         background: threads for calls that block.
         writing: thread of the writer alone, so that its calls wait for no other ones.
         clock: wall clock and monotonic clock.
-        gate: the node's role for each slice, and whether its clock is trusted.
+        gate: the node's role for each slice.
+        clock_watch: whether the node's wall clock is trusted; without that nothing is delivered.
         observer: receives what the loop does, for metrics.
         routes: topics to which outputs are written, and the cluster secrets.
         limits: sizes, intervals and waits of the loop.
@@ -65,6 +66,7 @@ class Edges:
     writing: Background
     clock: Clock
     gate: Gate
+    clock_watch: ClockWatch
     observer: Observer
     routes: Routes
     limits: Limits

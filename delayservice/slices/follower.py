@@ -6,6 +6,7 @@ import math
 from collections.abc import Collection, Mapping
 
 from delayservice.base import faults
+from delayservice.base.clock import Clock
 from delayservice.engine.checkpoint import (
     Checkpoint,
     WrongSecretError,
@@ -13,7 +14,7 @@ from delayservice.engine.checkpoint import (
     decode_checkpoint_of,
 )
 from delayservice.engine.lag import Lag
-from delayservice.engine.ports import Checkpoints, Clock, ReadBack
+from delayservice.engine.ports import Checkpoints, ReadBack
 from delayservice.slices.any_lane import AnyLane
 
 

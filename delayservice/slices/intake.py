@@ -66,7 +66,7 @@ class Intake:
             if self.store(run) and run.rows:
                 heard_ms = max(heard_ms, run.rows[-1][1])
         if heard_ms:
-            edges.gate.heard_broker(heard_ms, None, 0.0)
+            edges.clock_watch.heard(heard_ms)
         for trouble in self._source.take_troubles():
             self._hear_trouble(trouble)
         faults.point("after_append")

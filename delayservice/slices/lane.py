@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from delayservice.base.errors import KafkaEdgeError, LogTruncatedError
 from delayservice.contract.contracts import Contracts
 from delayservice.contract.record import RecordReader
-from delayservice.engine.cancels import MayRead, at_will
+from delayservice.engine.cancels import MayRead
 from delayservice.engine.checkpoint import NOTHING_READ, LastRead, fingerprint
 from delayservice.engine.cursor import Cursor
 from delayservice.engine.flow import Flow
@@ -51,13 +51,13 @@ class Lane(PreciseLane):
         store: Store,
         source: Source,
         routes: Routes,
+        targets: Targets,
         flow: Flow | None = None,
-        targets: Targets | None = None,
     ) -> None:
-        super().__init__(topic, partition, topic_id, source, routes, flow, targets)
+        super().__init__(topic, partition, topic_id, source, routes, targets, flow)
         self.store = store
         self.past_due = PastDue()
-        self._prefetch = Prefetch(self._settler, flow, targets)
+        self._prefetch = Prefetch(self._settler, targets, flow)
         self._read_runs: deque[tuple[int, int]] = deque()
         """Batches not passed by H: end offset, exclusive, and first append time, epoch ms."""
         self._may_store = True
@@ -291,7 +291,7 @@ class Lane(PreciseLane):
 
     # --- due → settle --------------------------------------------------------------------------
 
-    def settle_late(self, now_ms: int, limit: int, may_read: MayRead = at_will) -> list[Output]:
+    def settle_late(self, now_ms: int, limit: int, may_read: MayRead) -> list[Output]:
         """Move H over records that were read, and return outputs of those it settles."""
         if self._proof.is_doubtful:
             return []

@@ -14,7 +14,7 @@ import structlog
 
 from delayservice.contract.contracts import Contract, Contracts
 from delayservice.contract.record import RecordReader
-from delayservice.engine.cancels import MayRead, at_will
+from delayservice.engine.cancels import MayRead
 from delayservice.engine.checkpoint import NOTHING_READ, LastRead
 from delayservice.engine.cursor import Cursor
 from delayservice.engine.flow import Flow
@@ -67,10 +67,10 @@ class LevelLane(AnyLane):
         routes: Routes,
         ahead: FetchAhead,
         park_topic: Callable[[], str | None],
+        targets: Targets,
         flow: Flow | None = None,
-        targets: Targets | None = None,
     ) -> None:
-        super().__init__(topic, partition, topic_id, source, routes, flow, targets)
+        super().__init__(topic, partition, topic_id, source, routes, targets, flow)
         self.past_due: dict[int, int] = {}  # the delay counts from the time of writing
         self.shard = LevelShard(ahead.records, ahead.bytes)
         self.contracts = Contracts([(0, Contract())])
@@ -151,7 +151,7 @@ class LevelLane(AnyLane):
             self.follow(cursor)
             return
         reader = RecordReader(self.topic, self.partition, self.contracts, self._secrets)
-        records = LevelRecords(reader, self.contracts, self._settler, self.verdicts)
+        records = LevelRecords(reader, self.contracts, self._settler)
         self.shard.take_over(cursor, bounds.end, records)
         self._fetch.go_to(self._proof.begin(cursor.offset, last_read, bounds))
         self._read_on()
@@ -224,7 +224,7 @@ class LevelLane(AnyLane):
 
     # --- due → settle --------------------------------------------------------------------------
 
-    def settle_late(self, _now_ms: int, _limit: int, _may_read: MayRead = at_will) -> list[Output]:
+    def settle_late(self, _now_ms: int, _limit: int, _may_read: MayRead) -> list[Output]:
         """Return an empty list: records that are due already when they are read come first in the
         log, where ``settle_due`` begins.
         """

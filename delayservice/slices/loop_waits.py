@@ -54,7 +54,7 @@ class Waits:
         wait_ms = float(limits.idle_wait_ms)
         if self._upkeep.is_busy:
             wait_ms = _BUSY_WAIT_MS
-        if self._owning.lacks_writer or self._edges.gate.frozen() is not None:
+        if self._owning.lacks_writer or self._edges.clock_watch.doubt() is not None:
             return min(wait_ms, _NOT_SETTLING_WAIT_MS)
         if self._settling.is_hungry:
             return _LEAST_WAIT_MS

@@ -19,14 +19,14 @@ class Prefetch:
     Args:
         settler: knows the targets that settings deny. They are not looked up, because a client can
             name any number of them.
+        targets: states of target topics.
         flow: the limits of the slice; None: no limits.
-        targets: states of target topics; None: all can be written to.
     """
 
-    def __init__(self, settler: Settler, flow: Flow | None, targets: Targets | None) -> None:
+    def __init__(self, settler: Settler, targets: Targets, flow: Flow | None) -> None:
         self._settler = settler
-        self._flow = flow
         self._targets = targets
+        self._flow = flow
 
     def note(self, entries: Sequence[Entry]) -> None:
         """Note the delivery times that requeued records have from a rate limit, and look up targets
@@ -38,8 +38,6 @@ class Prefetch:
                 turn_ms = turn_of(payload[6])
                 if turn_ms is not None:
                     flow.observe(payload[0], turn_ms)
-        if targets is None:
-            return
         named = {entry[4][:2]: entry[0] for entry in entries if entry[1] <= COPY}
         unknown = [
             target

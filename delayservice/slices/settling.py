@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Final
 
-from delayservice.base.errors import KafkaEdgeError, OwnershipLostError, RefusedError
+from delayservice.base.errors import KafkaEdgeError, OwnershipLostError
 from delayservice.engine.role import Role
 from delayservice.slices.any_lane import AnyLane
 from delayservice.slices.owning import Owning
@@ -62,8 +62,6 @@ class Settling:
                 if left < _SHARE_MIN:
                     break
                 self._settle_lane(slice_, lane, now_ms, left // len(hungry) + 1, byte_share)
-        except RefusedError as refused:
-            transaction.put_back(refused)
         finally:
             for _, lane in lanes:
                 if lane.place in waiting and (lane.next_due_ms() or now_ms + 1) <= now_ms:
@@ -101,7 +99,7 @@ class Settling:
             transaction.send(slice_, lane, lane.settle_late(now_ms, limit, self._may_read))
             for outputs in lane.settle_due(now_ms, limit, bytes_max):
                 transaction.send(slice_, lane, outputs)
-        except (RefusedError, OwnershipLostError):
+        except OwnershipLostError:
             raise
         except KafkaEdgeError as exc:
             self._owning.interrupted(slice_, str(exc))

@@ -157,7 +157,7 @@ class Transaction:
         slice_.uncommitted.add(outputs, lane.topic, lane.past_due)
         self.records += len(outputs)
 
-    def put_back(self, refused: RefusedError) -> None:
+    def _put_back(self, refused: RefusedError) -> None:
         """Abort the transaction, and mark the refused records, which will be dead-lettered."""
         for (place, offset), reason in refused.refusals.items():
             slice_ = self._slices.get(place[1])
@@ -351,7 +351,7 @@ class Transaction:
                 commit.probe.acknowledged_s = acknowledged_s
         except RefusedError as refused:
             self._take_back(commit)
-            self.put_back(refused)
+            self._put_back(refused)
             return Ended(commit, str(refused))
         except TransactionAbortedError as aborted:
             _log.warning("transaction_aborted", why=str(aborted))

@@ -15,7 +15,7 @@ from typing import Final
 from delayservice.base.errors import OwnershipLostError
 from delayservice.engine.cursor import Cursor
 from delayservice.engine.flow import Flow
-from delayservice.engine.ports import ReadBack
+from delayservice.engine.ports import NO_TIME, ReadBack
 from delayservice.slices.agenda import Agenda
 from delayservice.slices.any_lane import AnyLane
 from delayservice.slices.edges import Edges
@@ -41,7 +41,7 @@ class WorkerLoop:
         self.wake = edges.source.wake
         self._edges = edges
         self._clock = edges.clock
-        self._gate = edges.gate
+        self._clock_watch = edges.clock_watch
         self._restated: set[int] = set()
         agenda = self._agenda = Agenda()
         transaction = self._transaction = Transaction(self.slices, agenda, edges)
@@ -121,7 +121,7 @@ class WorkerLoop:
         if transaction.commit is not None or not transaction.writer:
             return
         self._owning.follow_roles()
-        doubt = self._gate.frozen()
+        doubt = self._clock_watch.doubt()
         if doubt is None:
             if self._is_time_to_settle:
                 self._settling.settle()
@@ -191,9 +191,10 @@ class WorkerLoop:
         was sent (it is a ``Probe``).
         """
         probe = self._transaction.take_probe(slice_.number, read_back.data)
-        if probe is not None:
-            answer = read_back._replace(acknowledged_s=probe.acknowledged_s)
-            self._gate.heard_broker(answer.broker_ms, answer, probe.sent_s)
+        if probe is not None and read_back.broker_ms != NO_TIME:
+            self._clock_watch.heard_answer(
+                read_back.broker_ms, read_back.boot_ms, probe.sent_s, probe.acknowledged_s
+            )
 
     def uncommitted_s(self, slice_: Slice) -> float:
         """Return the time since the worker's last commit began, seconds; 0 if this node does not

@@ -89,25 +89,17 @@ class Judge:
     Args:
         bootstrap: bootstrap servers of Kafka.
         targets: topics to read.
-        isolation: ``read_committed``, or ``read_uncommitted`` to read aborted records as well.
         from_end: skip the records that the topics hold already.
     """
 
-    def __init__(
-        self,
-        bootstrap: str,
-        targets: Sequence[str],
-        isolation: str = "read_committed",
-        *,
-        from_end: bool = False,
-    ) -> None:
+    def __init__(self, bootstrap: str, targets: Sequence[str], *, from_end: bool = False) -> None:
         self._consumer = Consumer(
             {
                 "bootstrap.servers": bootstrap,
                 "group.id": "judge",
                 "enable.auto.commit": False,
                 "enable.partition.eof": True,
-                "isolation.level": isolation,
+                "isolation.level": "read_committed",
                 "auto.offset.reset": "earliest",
                 "fetch.wait.max.ms": 50,
             },

@@ -16,6 +16,7 @@ line is accepted. They read 64 bytes, so they can read the line that this servic
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -102,13 +103,18 @@ def unreadable(what: str, exc: OSError) -> StoreError:
     )
 
 
+def shard_name(topic_id: str) -> str:
+    """Return the name of a topic in folders and tables of stores: a hash of its id, in hex."""
+    return hashlib.blake2b(topic_id.encode(), digest_size=12).hexdigest()
+
+
 class ShardFolder(NamedTuple):
     """Folder in which one shard is stored.
 
     Attributes:
         path: folder of the worker's wheel or database, which all its shards share, or the shard's
             own folder in older formats.
-        shard: hash of the delay topic's id, hexadecimal; empty: unknown.
+        shard: ``shard_name`` of the delay topic; empty: unknown.
         partition: partition of the delay topic; -1: unknown.
     """
 

@@ -13,10 +13,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from rocksdict import WriteBatch
 
 from delayservice.engine.cursor import Key
-from delayservice.store.rocks import (
-    read_keys,
-    read_rows,
-)
+from delayservice.store.rocks import all_rows, read_keys, read_rows
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -27,7 +24,6 @@ if TYPE_CHECKING:
 
 
 _PRUNE_ROWS_MAX = 4_000
-_SCAN_ROWS = 10_000
 _END: Final = b"\xff" * 5
 _SYNCED = b"s"
 WRITTEN = b"w"
@@ -156,12 +152,13 @@ class IdRows:
         """Yield the unmarked records with an id and a key time in ``[start_ms, stop_ms)``, epoch
         ms, in key order.
         """
-        for due, record_id in self._scan(self._due(start_ms, 0), self._due(stop_ms, 0)):
+        start, stop = self._due(start_ms, 0), self._due(stop_ms, 0)
+        for due, record_id in all_rows(self._database, start, stop):
             yield IdFacts(record_id, self._key_of(due), self._find(record_id))
 
     def marks(self) -> Iterator[MarkFacts]:
         """Yield all marked records whose marks are not pruned yet, by ascending mark."""
-        for row, record_id in self._scan(self._prefix + b"m", self._names):
+        for row, record_id in all_rows(self._database, self._prefix + b"m", self._names):
             yield MarkFacts(*self._mark_of(row), record_id)
 
     def prune(self, batch: WriteBatch, key_ms: int, mark: int) -> None:
@@ -192,10 +189,10 @@ class IdRows:
         ``stop_offset`` on: their rows are deleted, and a record that loses its mark is current
         again.
         """
-        for row, value in self._scan(self._names, self._prefix + b"o"):
+        for row, value in all_rows(self._database, self._names, self._prefix + b"o"):
             if stop_offset <= _KEY.unpack(value)[1]:
                 batch.delete(row)
-        for row, _ in self._scan(self._prefix + b"d", self._prefix + b"e"):
+        for row, _ in all_rows(self._database, self._prefix + b"d", self._prefix + b"e"):
             if stop_offset <= self._key_of(row)[1]:
                 batch.delete(row)
         for (key_ms, offset), mark, record_id in self.marks():
@@ -204,11 +201,6 @@ class IdRows:
                 if offset < stop_offset:
                     batch.put(self._names + record_id, _KEY.pack(key_ms, offset))
                     batch.put(self._due(key_ms, offset), record_id)
-
-    def _scan(self, start: bytes, stop: bytes) -> Iterator[tuple[bytes, bytes]]:
-        while rows := read_rows(self._database, start, stop, _SCAN_ROWS):
-            yield from rows
-            start = rows[-1][0] + b"\0"
 
 
 def _passed(floor: bytes, stop: bytes, keys: Sequence[bytes]) -> bytes:

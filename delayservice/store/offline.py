@@ -42,7 +42,6 @@ from delayservice.store.wheel.runs import RunReader
 from delayservice.store.wheel.verifying import verify_wheel
 
 FORMATS: Final = {"wheel": WHEEL_FORMAT, "rocksdb": ROCKS_FORMAT}
-_COUNTED_AT_ONCE: Final = 10_000
 _BODIES_BYTES_MAX: Final = 64 << 20
 
 
@@ -139,9 +138,8 @@ def check_format(path: str) -> str | None:
 # --- facts ---------------------------------------------------------------------------------------
 
 
-def look(shard: ShardFolder, on_progress: Callable[[int, int], None] = _nothing) -> StoreFacts:
-    """Return the figures of a shard's store. ``on_progress``: takes the number of records counted
-    so far, and the number of all records; it is not called for a wheel.
+def look(shard: ShardFolder) -> StoreFacts:
+    """Return the figures of a shard's store.
 
     Raises:
         StoreError: the store can't be read, or is of another format.
@@ -154,7 +152,7 @@ def look(shard: ShardFolder, on_progress: Callable[[int, int], None] = _nothing)
     if kind == "wheel":
         return _look_at_wheel(shard)
     with viewed_store(shard) as store:
-        return _look_at_rocks(store, on_progress)
+        return _look_at_rocks(store)
 
 
 def _look_at_wheel(shard: ShardFolder) -> StoreFacts:
@@ -197,10 +195,9 @@ def _bounds(shard: ShardFolder, part: Part) -> tuple[int | None, int | None]:
     return min(keys, default=None), max(keys, default=None)
 
 
-def _look_at_rocks(store: RocksView, on_progress: Callable[[int, int], None]) -> StoreFacts:
+def _look_at_rocks(store: RocksView) -> StoreFacts:
     hours: list[HourFacts] = []
     first_ms = last_ms = None
-    done = 0
     for hour, frames in groupby(
         store.scanner().frames((0, -1), EVERYTHING.to_ms), lambda f: f[0] // HOUR_MS
     ):
@@ -209,9 +206,6 @@ def _look_at_rocks(store: RocksView, on_progress: Callable[[int, int], None]) ->
             first_ms = last_ms if first_ms is None else first_ms
             records += 1
             size += len(payload)
-            if not (done + records) % _COUNTED_AT_ONCE:
-                on_progress(done + records, store.records)
-        done += records
         hours.append(HourFacts(hour * HOUR_MS, 0, records, size, 0))
     return StoreFacts(
         "rocksdb",

@@ -49,6 +49,7 @@ _log = structlog.get_logger(__name__)
 
 CONDEMNED = "DAMAGED"
 _NUMBER: Final = Struct(">I")
+_SCAN_ROWS: Final = 10_000
 _VIEWS_MAX = 3
 _NO_DAMAGE: Final = (
     *map(os.strerror, (ENOSPC, EDQUOT, EMFILE, ENFILE, ENOMEM, EACCES, EPERM, EROFS)),
@@ -338,6 +339,17 @@ def read_rows(database: Rdict, start: bytes, stop: bytes, limit: int) -> list[tu
     if len(found) < limit:
         _check_end(database, found[-1][0] + b"\0" if found else start, stop)
     return found
+
+
+def all_rows(database: Rdict, start: bytes, stop: bytes) -> Iterator[tuple[bytes, bytes]]:
+    """Yield all rows, key and value, with ``start <= key < stop``, in key order.
+
+    Raises:
+        Exception: a row can't be read.
+    """
+    while found := read_rows(database, start, stop, _SCAN_ROWS):
+        yield from found
+        start = found[-1][0] + b"\0"
 
 
 def read_keys(database: Rdict, start: bytes, stop: bytes, limit: int) -> list[bytes]:

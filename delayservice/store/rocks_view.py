@@ -6,13 +6,13 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from delayservice.base.errors import StoreError
 from delayservice.store.folder import Format, ShardFolder, read_format
 from delayservice.store.id_rows import IdRows
 from delayservice.store.ids import IDS_OPTIONS
-from delayservice.store.rocks import RocksOptions, guarded_read, open_to_read, read_rows
+from delayservice.store.rocks import RocksOptions, all_rows, guarded_read, open_to_read
 from delayservice.store.rocks_database import FORMAT, Place, RocksDatabase
 from delayservice.store.rocksdb import RocksStore
 
@@ -21,9 +21,6 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from rocksdict import Rdict
-
-
-_ROWS: Final = 10_000
 
 
 class ViewedDatabase(RocksDatabase):
@@ -106,17 +103,6 @@ class RocksView(RocksStore):
         with self._rocks.guard("read"):
             for row, value in all_rows(self._db, prefix + start, prefix + stop):
                 yield row[len(prefix) :], value
-
-
-def all_rows(database: Rdict, start: bytes, stop: bytes) -> Iterator[tuple[bytes, bytes]]:
-    """Yield the database's rows, key and value, with ``start <= key < stop``, in order.
-
-    Raises:
-        Exception: a row can't be read (rocksdict has no narrower class).
-    """
-    while found := read_rows(database, start, stop, _ROWS):
-        yield from found
-        start = found[-1][0] + b"\0"
 
 
 @contextmanager

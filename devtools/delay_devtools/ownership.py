@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Final, NamedTuple
+from typing import Final
 
 TOOK_OVER: Final = "took_over"
 HANDED_OVER: Final = "handed_over"
@@ -50,13 +50,6 @@ class SliceOwnership:
     handed_over_ms: float | None = None
 
 
-class HandOver(NamedTuple):
-    """Hand-over of a slice to another node at ``at_ms`` (epoch milliseconds)."""
-
-    slice_no: int
-    at_ms: float
-
-
 def ownerships(events: Sequence[SliceEvent]) -> list[SliceOwnership]:
     """Return all ownerships in the logged events, sorted by slice and epoch."""
     let_go = {
@@ -80,11 +73,13 @@ def owners(events: Sequence[SliceEvent]) -> dict[int, SliceOwnership]:
     return {tenure.slice_no: tenure for tenure in ownerships(events)}
 
 
-def hand_overs(events: Sequence[SliceEvent]) -> list[HandOver]:
-    """Return the hand-overs after which the slice was taken over, sorted by slice and epoch."""
+def hand_overs(events: Sequence[SliceEvent]) -> list[tuple[int, float]]:
+    """Return slice number and time (epoch milliseconds) of each hand-over after which the slice was
+    taken over, sorted by slice and epoch.
+    """
     every = ownerships(events)
     return [
-        HandOver(before.slice_no, before.handed_over_ms)
+        (before.slice_no, before.handed_over_ms)
         for before, after in pairwise(every)
         if before.slice_no == after.slice_no
         and before.handed_over_ms is not None

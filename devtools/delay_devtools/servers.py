@@ -5,8 +5,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from delay_devtools.java import Java
-
 HEAP_VARIABLE = "DELAY_DEV_HEAP"
 """Name of the environment variable with the largest heap of each broker, in Java's notation
 (default 512m).
@@ -32,7 +30,7 @@ rootLogger.appenderRef.out.ref = out
 class Jvm:
     """Java runtime, class path and logging configuration of the servers of one cluster."""
 
-    java: Java
+    java: Path
     class_path: Sequence[Path]
     log4j_path: Path
 
@@ -41,7 +39,7 @@ class Jvm:
         options ``options``.
         """
         return [
-            str(self.java.executable),
+            str(self.java),
             *options,
             "-Xshare:auto",
             "-Djava.net.preferIPv4Stack=true",

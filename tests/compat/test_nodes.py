@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
 import pytest
 
-from delay_devtools.cluster import EmbeddedCluster
 from delayservice.engine.checkpoint import VERSION
 from tests.compat.test_formats import NOW, content, unpacked
 from tests.integration.bench import Bench, await_true
@@ -18,12 +16,6 @@ from tests.integration.bench import Bench, await_true
 pytestmark = pytest.mark.cluster
 
 DELAY_MS: Final = 4_000
-
-
-@pytest.fixture
-def bench(cluster: EmbeddedCluster, tmp_path: Path) -> Iterator[Bench]:
-    with Bench(cluster.bootstrap, tmp_path) as running:
-        yield running
 
 
 def stored_and_stopped(bench: Bench, target: str, *sets: str) -> tuple[set[bytes | None], Path]:

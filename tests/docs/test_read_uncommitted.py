@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-from delay_devtools.cluster import EmbeddedCluster
 from tests.integration.bench import Bench, Reader, await_true, now_ms
 
 RECORDS = 300
@@ -16,12 +13,6 @@ SPACING_MS = 10
 """Closer than transactions are to each other, so that each has something to deliver."""
 
 pytestmark = pytest.mark.cluster
-
-
-@pytest.fixture
-def bench(cluster: EmbeddedCluster, tmp_path: Path) -> Iterator[Bench]:
-    with Bench(cluster.bootstrap, tmp_path) as running:
-        yield running
 
 
 def sources(reader: Reader) -> Counter[str | None]:

@@ -12,7 +12,8 @@ import time
 import urllib.request
 import uuid
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from operator import methodcaller
 from pathlib import Path
 from types import TracebackType
@@ -177,6 +178,15 @@ class Bench:
         service = self.start(*more, fault=fault)
         service.wait_serving(self.partitions)
         return service
+
+    @contextmanager
+    def serving(self, *more: str) -> Iterator[ServiceProcess]:
+        """A service that has taken over every slice, ends well, and in which nothing has failed."""
+        service = self.serve(*more)
+        yield service
+        assert service.stop() == 0
+        assert service.events("loop_failed") == []
+        assert service.events("worker_died") == []
 
     def status(self, service: ServiceProcess) -> dict[str, Any]:
         """What ``/status`` says."""

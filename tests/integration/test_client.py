@@ -32,9 +32,9 @@ def bench(cluster: EmbeddedCluster, tmp_path_factory: pytest.TempPathFactory) ->
     folder = tmp_path_factory.mktemp("client")
     with Bench(cluster.bootstrap, folder, partitions=PARTITIONS) as running:
         levels = ",".join(map(str, LEVELS_MS))
-        service = running.serve(f"levels.delays_ms={levels}", f"levels.prefix={running.any}_level_")
-        yield running
-        assert service.stop() == 0
+        names = f"levels.prefix={running.any}_level_"
+        with running.serving(f"levels.delays_ms={levels}", names):
+            yield running
 
 
 @pytest.fixture

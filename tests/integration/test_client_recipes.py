@@ -36,10 +36,8 @@ minutes = pytest.mark.timeout(600)
 @pytest.fixture(scope="module")
 def bench(cluster: EmbeddedCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
     folder = tmp_path_factory.mktemp("recipes")
-    with Bench(cluster.bootstrap, folder, partitions=PARTITIONS) as running:
-        service = running.serve()
+    with Bench(cluster.bootstrap, folder, partitions=PARTITIONS) as running, running.serving():
         yield running
-        assert service.stop() == 0
 
 
 def here(bench: Bench, text: str, target: str, more: Mapping[str, str] | None = None) -> str:
@@ -91,7 +89,7 @@ def test_the_console_producer_schedules_a_record(bench: Bench, tmp_path: Path) -
     echo, record = shlex.split(lines)
     script, *options = shlex.split(call)
     assert (echo, script) == ("echo", "kafka-console-producer.sh")
-    java = [str(find_java().executable), "-cp", class_path(str(tools))]
+    java = [str(find_java()), "-cp", class_path(str(tools))]
     run([*java, CLASSES[script], *options], tmp_path, record)
     assert_delivered(bench, target, b"pay now")
 
@@ -101,7 +99,7 @@ def test_javas_producer_schedules_a_record(bench: Bench, tmp_path: Path) -> None
     target = bench.target("java")
     folder = example(bench, "java", tmp_path, target)
     run(["javac", "-cp", class_path(), "DelayedOrder.java"], folder)
-    java = [str(find_java().executable), "-cp", class_path(".")]
+    java = [str(find_java()), "-cp", class_path(".")]
     run([*java, "DelayedOrder", bench.bootstrap], folder)
     assert_delivered(bench, target, b"pay now")
 
@@ -134,7 +132,7 @@ def jars(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def java_of(jars: Path) -> list[str]:
-    return [str(find_java().executable), "-cp", f"{jars}/*:."]
+    return [str(find_java()), "-cp", f"{jars}/*:."]
 
 
 @contextmanager

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,12 +12,6 @@ from delay_devtools.service import ServiceProcess
 from tests.integration.bench import Bench, Seen, await_true
 
 pytestmark = pytest.mark.cluster
-
-
-@pytest.fixture
-def bench(cluster: EmbeddedCluster, tmp_path: Path) -> Iterator[Bench]:
-    with Bench(cluster.bootstrap, tmp_path) as running:
-        yield running
 
 
 def deliver(bench: Bench, target: str, values: list[bytes], partition: int = 0) -> None:

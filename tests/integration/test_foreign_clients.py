@@ -56,7 +56,7 @@ def clients(tmp_path: Path) -> dict[str, Send]:
     fetch("go build -mod=readonly -o send .", folder / "go")
     fetch("npm ci --ignore-scripts --no-audit --no-fund", folder / "node")
     run(["javac", "-cp", class_path(), "Send.java"], folder / "java")
-    java = [str(find_java().executable), "-cp", class_path(str(folder / "java")), "Send"]
+    java = [str(find_java()), "-cp", class_path(str(folder / "java")), "Send"]
     return {
         "java": partial(by_program, java),
         "confluent": by_confluent,

@@ -23,11 +23,8 @@ UNIQ_KEYS = [f"7F00000100002A139A55{number:012X}" for number in range(7)]
 def bench(cluster: EmbeddedCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
     bench = Bench(cluster.bootstrap, tmp_path_factory.mktemp("aliases"))
     target = bench.target(ROCKETMQ_TARGET)
-    with bench:
-        service = bench.serve(f"targets.default.default_target={target}")
+    with bench, bench.serving(f"targets.default.default_target={target}"):
         yield bench
-        assert service.stop() == 0
-        assert service.events("loop_failed") == []
 
 
 def assert_on_time(seen: Seen, due_ms: int) -> None:

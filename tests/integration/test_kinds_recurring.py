@@ -24,12 +24,8 @@ SETS = ("wheel.slots=60", "wheel.slot_ms=1s", f"delivery.roll_window_ms={WINDOW_
 @pytest.fixture(scope="module")
 def bench(cluster: EmbeddedCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
     folder = tmp_path_factory.mktemp("recurring")
-    with Bench(cluster.bootstrap, folder, sets=SETS) as running:
-        service = running.serve()
+    with Bench(cluster.bootstrap, folder, sets=SETS) as running, running.serving():
         yield running
-        assert service.stop() == 0
-        assert service.events("loop_failed") == []
-        assert service.events("worker_died") == []
 
 
 def series(bench: Bench, target: str, *headers: Header) -> tuple[int, int]:

@@ -44,12 +44,6 @@ def topics_of(service: ServiceProcess, event: str) -> set[str]:
 
 
 @pytest.fixture
-def bench(cluster: EmbeddedCluster, tmp_path: Path) -> Iterator[Bench]:
-    with Bench(cluster.bootstrap, tmp_path) as running:
-        yield running
-
-
-@pytest.fixture
 def broad(cluster: EmbeddedCluster, tmp_path: Path) -> Iterator[Bench]:
     with Bench(cluster.bootstrap, tmp_path, partitions=PARTITIONS) as running:
         yield running

@@ -31,13 +31,12 @@ STEPS_MS = (300, 600, 900)
 def bench(cluster: EmbeddedCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
     with Bench(cluster.bootstrap, tmp_path_factory.mktemp("ladder")) as running:
         allow = f"to_{running.run}_*,retry_{running.run}_*"
-        service = running.serve(
+        with running.serving(
             f"targets.default.allow={allow}",
             "levels.delays_ms=500,1000",
             f"levels.prefix={running.any}_level_",
-        )
-        yield running
-        assert service.stop() == 0
+        ):
+            yield running
 
 
 def consumer_of(bench: Bench, group: str, *topics: str) -> Consumer:

@@ -29,12 +29,11 @@ def bench(cluster: EmbeddedCluster, tmp_path_factory: pytest.TempPathFactory) ->
         "delivery.header_bytes_max=1024",
     )
     folder = tmp_path_factory.mktemp("contract")
-    with Bench(cluster.bootstrap, folder, partitions=PARTITIONS, sets=sets) as running:
-        service = running.serve()
+    with (
+        Bench(cluster.bootstrap, folder, partitions=PARTITIONS, sets=sets) as running,
+        running.serving(),
+    ):
         yield running
-        assert service.stop() == 0
-        assert service.events("loop_failed") == []
-        assert service.events("worker_died") == []
 
 
 def assert_on_time(seen: Seen, due_ms: int) -> None:

@@ -7,26 +7,16 @@ import signal
 import subprocess
 import sys
 import uuid
-from collections.abc import Iterator
-from pathlib import Path
 
 import psutil
-import pytest
 from confluent_kafka import TopicPartition
 
-from delay_devtools.cluster import EmbeddedCluster
 from delay_devtools.service import ServiceProcess
 from tests.integration.bench import Bench, await_true
 from tests.stopwatch import Stopwatch
 
 STOP_S_MAX = 15.0
 PASSWORD = "s3cr3t-Pa55word"  # noqa: S105  # must never be seen anywhere
-
-
-@pytest.fixture
-def bench(cluster: EmbeddedCluster, tmp_path: Path) -> Iterator[Bench]:
-    with Bench(cluster.bootstrap, tmp_path) as running:
-        yield running
 
 
 def sent_pending(bench: Bench, target: str, count: int, delay_ms: int) -> set[bytes]:

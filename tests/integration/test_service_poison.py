@@ -19,12 +19,11 @@ LATE_MS_MAX = 10_000
 @pytest.fixture(scope="module")
 def bench(cluster: EmbeddedCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
     sets = (f"delivery.park_delays_ms={PARKED_MS},{PARKED_MS}", "node.store=memory")
-    with Bench(cluster.bootstrap, tmp_path_factory.mktemp("poison"), sets=sets) as running:
-        service = running.serve()
+    with (
+        Bench(cluster.bootstrap, tmp_path_factory.mktemp("poison"), sets=sets) as running,
+        running.serving(),
+    ):
         yield running
-        assert service.stop() == 0
-        assert service.events("loop_failed") == []
-        assert service.events("worker_died") == []
 
 
 def test_a_record_that_even_the_dead_letter_topic_refuses_leaves_a_trace_and_the_rest_goes_on(

@@ -22,6 +22,7 @@ from delayservice.engine.outcome import DELIVERED, EXPIRED, Output
 from delayservice.engine.routes import Routes
 from delayservice.engine.settle import Settler
 from delayservice.engine.verdicts import Verdicts
+from tests.unit.known_targets import KnownTargets
 
 TOPIC = "delay_topic_1"
 ROUTES = Routes(
@@ -39,6 +40,7 @@ LEVELS = (
     Contract(level_ms=40, allow=("b",)),
     Contract(CONTRACT_VERSION, level_ms=60),
 )
+FIT = (("a", -1), ("b", -1))
 
 TEXTS = st.none() | st.sampled_from([b"a", b"b", b"c", b"", b"5"])
 TARGETS = st.tuples(st.just("delay-target-topic"), TEXTS)
@@ -73,11 +75,11 @@ class World:
         self._own(Cursor())
 
     def _own(self, cursor: Cursor) -> None:
-        settler = Settler(TOPIC, 0, ROUTES, verdicts := Verdicts())
+        settler = Settler(TOPIC, 0, ROUTES, Verdicts(), KnownTargets(fit=FIT))
         settler.contracts = self.contracts
         reader = RecordReader(TOPIC, 0, self.contracts, (b"secret",))
         self.shard = LevelShard(5, 10_000)
-        records = LevelRecords(reader, self.contracts, settler, verdicts)
+        records = LevelRecords(reader, self.contracts, settler)
         self.shard.take_over(cursor, 0, records)
 
     def read(self, count: int) -> None:
@@ -117,7 +119,7 @@ class World:
 
 def expected(rows: list[Row], contracts: Contracts) -> list[Output]:
     """Each record by itself, the long way, and with the settler that the precise lane uses."""
-    settler = Settler(TOPIC, 0, ROUTES, Verdicts())
+    settler = Settler(TOPIC, 0, ROUTES, Verdicts(), KnownTargets())
     settler.contracts = contracts
     outputs = []
     for row in rows:

@@ -34,6 +34,7 @@ from delayservice.store.base import Store
 from delayservice.store.digesting import DigestingStore
 from delayservice.store.memory import MemoryStore
 from tests.rocks import LoneRocks
+from tests.unit.known_targets import KnownTargets
 from tests.wheels import LoneStore
 
 NOW_MS = 1_700_000_000_000 // 60_000 * 60_000
@@ -95,7 +96,7 @@ class World:
 
     def _lane(self, topic: str, partition: int, store: Store) -> Lane:
         routes = Routes("letters", "outcomes", b"secret", WINDOW_MS, 0, (1_000,), cron_time)
-        lane = Lane(topic, partition, "id", store, cast("Source", Log()), routes)
+        lane = Lane(topic, partition, "id", store, cast("Source", Log()), routes, KnownTargets())
         contract = Contract(roll_window_ms=WINDOW_MS, max_delay_ms=100 * HOUR_MS, allow=TARGETS)
         lane.adopt(Contracts([(0, contract)]))
         lane.follow(Cursor())

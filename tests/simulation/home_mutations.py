@@ -28,7 +28,7 @@ from delayservice.engine.cancels import Walk
 from delayservice.engine.outcome import Output
 from delayservice.engine.ports import Place
 from delayservice.engine.to_home import ToHome
-from tests.simulation.mutations import Mutation, replaced
+from tests.simulation.mutations import Mutation, mistake
 from tests.simulation.plan import (
     HOMES,
     HOMES_ADDED,
@@ -53,18 +53,15 @@ def _rewritten(owner: Any, name: str, right: str, wrong: str) -> AbstractContext
 # --- a record goes home that is not to ---------------------------------------------------------
 
 
-def forward_requeued() -> AbstractContextManager[Any]:
+@mistake(RecordReader, "_read_copy")
+def forward_requeued(original: Any, reader: RecordReader, offset: int, record: Any) -> Entry:
     """A copy of what was pending before goes home."""
-
-    def judge(original: Any, reader: RecordReader, offset: int, record: Any) -> Entry:
-        entry: Entry = original(reader, offset, record)
-        _, _, at_ms, identity, payload, _ = entry
-        is_here = payload[0] != reader._topic
-        if identity is None or not is_here or reader._home(identity) == reader._partition:
-            return entry
-        return (offset, HOMEBOUND, 0, identity, record, (SCHEDULE, at_ms, reader._home(identity)))
-
-    return replaced(RecordReader, "_read_copy", judge)
+    entry: Entry = original(reader, offset, record)
+    _, _, at_ms, identity, payload, _ = entry
+    is_here = payload[0] != reader._topic
+    if identity is None or not is_here or reader._home(identity) == reader._partition:
+        return entry
+    return (offset, HOMEBOUND, 0, identity, record, (SCHEDULE, at_ms, reader._home(identity)))
 
 
 def control_goes_home_anyway() -> AbstractContextManager[Any]:
@@ -80,18 +77,17 @@ def forward_before_acting() -> AbstractContextManager[Any]:
     return _rewritten(Walk, "_send_home", "here.append(victim)", "pass")
 
 
-def forward_outside_transaction() -> AbstractContextManager[Any]:
+@mistake(KafkaSink, "send")
+def forward_outside_transaction(
+    original: Any, sink: KafkaSink, place: Place, outputs: Sequence[Output]
+) -> None:
     """Envelopes are sent at once, whatever becomes of the transaction."""
-
-    def send(original: Any, sink: KafkaSink, place: Place, outputs: Sequence[Output]) -> None:
-        sent = [output for output in outputs if output[0] == outcome.FORWARDED]
-        if sent:
-            direct = sink._make(sink._options.idempotent())
-            sink._produce(direct, place, sent)
-            sink._flush(direct)
-        original(sink, place, [output for output in outputs if output[0] != outcome.FORWARDED])
-
-    return replaced(KafkaSink, "send", send)
+    sent = [output for output in outputs if output[0] == outcome.FORWARDED]
+    if sent:
+        direct = sink._make(sink._options.idempotent())
+        sink._produce(direct, place, sent)
+        sink._flush(direct)
+    original(sink, place, [output for output in outputs if output[0] != outcome.FORWARDED])
 
 
 def delay_from_copy() -> AbstractContextManager[Any]:
@@ -101,19 +97,16 @@ def delay_from_copy() -> AbstractContextManager[Any]:
     return _rewritten(RecordReader, "read_arrived", right, wrong)
 
 
-def key_by_due_time() -> AbstractContextManager[Any]:
+@mistake(RecordReader, "read_batch")
+def key_by_due_time(original: Any, reader: RecordReader, rows: Any) -> list[Entry]:
     """A schedule stays where it lies until it is due."""
-
-    def read_batch(original: Any, reader: RecordReader, rows: Any) -> list[Entry]:
-        entries: list[Entry] = original(reader, rows)
-        return [
-            _as_if_at_home(reader, entry, row)
-            if entry[1] == HOMEBOUND and entry[5][0] == SCHEDULE
-            else entry
-            for entry, row in zip(entries, rows, strict=True)
-        ]
-
-    return replaced(RecordReader, "read_batch", read_batch)
+    entries: list[Entry] = original(reader, rows)
+    return [
+        _as_if_at_home(reader, entry, row)
+        if entry[1] == HOMEBOUND and entry[5][0] == SCHEDULE
+        else entry
+        for entry, row in zip(entries, rows, strict=True)
+    ]
 
 
 def _as_if_at_home(reader: RecordReader, entry: Entry, row: Any) -> Entry:
@@ -121,13 +114,10 @@ def _as_if_at_home(reader: RecordReader, entry: Entry, row: Any) -> Entry:
         return reader._read_any((entry[0], *row[1:]))
 
 
-def home_by_current_count() -> AbstractContextManager[Any]:
+@mistake(Contracts, "_with_homes")
+def home_by_current_count(_: Any, __: Contracts, contract: Contract) -> Contract:
     """The number of homes follows the settings of whoever takes over."""
-
-    def with_homes(_: Any, __: Contracts, contract: Contract) -> Contract:
-        return contract
-
-    return replaced(Contracts, "_with_homes", with_homes)
+    return contract
 
 
 def home_counts_as_late() -> AbstractContextManager[Any]:
@@ -139,17 +129,14 @@ def home_counts_as_late() -> AbstractContextManager[Any]:
     )
 
 
-def home_keeps_first_base() -> AbstractContextManager[Any]:
+@mistake(UserRecords, "read")
+def home_keeps_first_base(original: Any, records: UserRecords, origin: Any, record: Any) -> Entry:
     """What settles a record at home is looked for behind the offset that it had elsewhere."""
-
-    def read(original: Any, records: UserRecords, origin: Any, record: Any) -> Entry:
-        entry: Entry = original(records, origin, record)
-        if origin.source is None or entry[1] != SCHEDULE:
-            return entry
-        base = int(origin.source.rpartition(b":")[2]) + 1
-        return (*entry[:1], COPY, *entry[2:5], min(base, entry[0]))
-
-    return replaced(UserRecords, "read", read)
+    entry: Entry = original(records, origin, record)
+    if origin.source is None or entry[1] != SCHEDULE:
+        return entry
+    base = int(origin.source.rpartition(b":")[2]) + 1
+    return (*entry[:1], COPY, *entry[2:5], min(base, entry[0]))
 
 
 def home_read_by_its_contract() -> AbstractContextManager[Any]:
@@ -159,20 +146,15 @@ def home_read_by_its_contract() -> AbstractContextManager[Any]:
     return _rewritten(RecordReader, "_come_home", right, wrong)
 
 
-def expires_on_the_way() -> AbstractContextManager[Any]:
+@mistake(ToHome, "go_on")
+def expires_on_the_way(original: Any, own: ToHome, one: Any, now_ms: int, base: int) -> Any:
     """What waits for its home expires there."""
-
-    def go_on(original: Any, own: ToHome, one: Any, now_ms: int, base: int) -> Any:
-        said = dict(waiting_group(one.payload)[-1].original[2])
-        expires = said.get("delay-expires-at")
-        if expires is not None and int(expires) < now_ms:
-            told = own._settler.undelivered.outcome(
-                outcome.EXPIRED, one.offset, None, None, 0, None
-            )
-            return None if told is None else [told]
-        return original(own, one, now_ms, base)
-
-    return replaced(ToHome, "go_on", go_on)
+    said = dict(waiting_group(one.payload)[-1].original[2])
+    expires = said.get("delay-expires-at")
+    if expires is not None and int(expires) < now_ms:
+        told = own._settler.undelivered.outcome(outcome.EXPIRED, one.offset, None, None, 0, None)
+        return None if told is None else [told]
+    return original(own, one, now_ms, base)
 
 
 @contextmanager

@@ -29,6 +29,7 @@ from delayservice.engine.verdicts import Verdicts
 from delayservice.process.cron import cron_time
 from tests.simulation.history import ViolationError
 from tests.simulation.sim_store import SimStore
+from tests.unit.known_targets import KnownTargets
 
 MODEL = Path(__file__).parents[3] / "shared" / "protocol_model" / "model.py"
 
@@ -76,7 +77,7 @@ class Node:
     def restart(self, stop: int, kept: Any, log: list[Entry]) -> None:
         """Be born again with what the model says the store has kept."""
         self.store = SimStore(Random(0), _nowhere, tidy=False)
-        self.shard = Shard(Settler(TOPIC, 0, self._routes, Verdicts()), stop)
+        self.shard = Shard(Settler(TOPIC, 0, self._routes, Verdicts(), KnownTargets()), stop)
         self.end = 0
         for offset, mark in kept:
             _, _, key_ms, record_id, payload, _ = log[offset]

@@ -11,7 +11,8 @@ import copy
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from functools import wraps
 from typing import Any, TypeAlias
 from unittest.mock import patch
 
@@ -75,11 +76,27 @@ def replaced(owner: type, name: str, wrong: Callable[..., Any]) -> AbstractConte
     return patch.object(owner, name, mutant)
 
 
-# --- mistakes that the model caught --------------------------------------------------------------
+def mistake(owner: type, name: str) -> Callable[[Callable[..., Any]], Mutation]:
+    """Make ``wrong(original, self, …)`` a patch that puts it in the place of a method."""
+
+    def made(wrong: Callable[..., Any]) -> Mutation:
+        return wraps(wrong)(lambda: replaced(owner, name, wrong))
+
+    return made
 
 
 @contextmanager
-def replica_deletes_on_cancel() -> Iterator[None]:
+def _together(*contexts: AbstractContextManager[Any]) -> Iterator[None]:
+    with ExitStack() as stack:
+        for context in contexts:
+            stack.enter_context(context)
+        yield
+
+
+# --- mistakes that the model caught --------------------------------------------------------------
+
+
+def replica_deletes_on_cancel() -> AbstractContextManager[Any]:
     """A replica deletes what a cancel or a reschedule hits, instead of marking it."""
 
     def ingest(original: Any, shard: Shard, *args: Any) -> Additions:
@@ -96,28 +113,22 @@ def replica_deletes_on_cancel() -> Iterator[None]:
                 lane.store._frames.pop(offset, None)
         return count
 
-    with replaced(Shard, "ingest", ingest), replaced(Lane, "ingest", lane_ingest):
-        yield
+    return _together(replaced(Shard, "ingest", ingest), replaced(Lane, "ingest", lane_ingest))
 
 
-def marks_less_durable() -> AbstractContextManager[Any]:
+@mistake(SimStore, "crash")
+def marks_less_durable(original: Any, store: SimStore) -> None:
     """Marks are lost in a crash, although they lie below S."""
-
-    def crash(original: Any, store: SimStore) -> None:
-        original(store)
-        store._marks.clear()
-
-    return replaced(SimStore, "crash", crash)
+    original(store)
+    store._marks.clear()
 
 
-@contextmanager
-def index_at_stored() -> Iterator[None]:
+def index_at_stored() -> AbstractContextManager[Any]:
     """A cancel hits what the id index knows at S, while H lags behind."""
 
-    def settle_late(original: Any, lane: Lane, *args: Any) -> list[Output]:
+    def settle_late(original: Any, lane: Lane, *args: Any) -> Any:
         lane.shard.walk.index = lane.store.latest_unmarked  # type: ignore[attr-defined]
-        late: list[Output] = original(lane, *args)
-        return late
+        return original(lane, *args)
 
     def act(original: Any, walk: Walk, entry: Entry, name: bytes, *args: Any) -> Any:
         offset = entry[0]
@@ -128,81 +139,62 @@ def index_at_stored() -> Iterator[None]:
             walk.victims.pop(offset, None)
         return original(walk, entry, name, *args)
 
-    with (
+    return _together(
         replaced(Lane, "settle_late", settle_late),
         replaced(Walk, "_act_at_home", act),
-    ):
-        yield
+    )
 
 
-def routing_by_uncommitted_key() -> AbstractContextManager[Any]:
+@mistake(Shard, "ingest")
+def routing_by_uncommitted_key(original: Any, shard: Shard, *args: Any) -> Additions:
     """What is late for a K that is only staged is not stored."""
-
-    def ingest(original: Any, shard: Shard, *args: Any) -> Additions:
-        committed = shard.committed
-        shard.committed = Cursor(shard.staged.key, committed.offset)
-        added: Additions = original(shard, *args)
-        shard.committed = committed
-        return added
-
-    return replaced(Shard, "ingest", ingest)
+    committed = shard.committed
+    shard.committed = Cursor(shard.staged.key, committed.offset)
+    added: Additions = original(shard, *args)
+    shard.committed = committed
+    return added
 
 
-def prune_before_commit() -> AbstractContextManager[Any]:
+@mistake(Transaction, "begin_commit")
+def prune_before_commit(original: Any, transaction: Transaction, *args: Any, **kwargs: Any) -> None:
     """The store forgets what is about to be committed."""
-
-    def begin(original: Any, transaction: Transaction, *args: Any, **kwargs: Any) -> None:
-        for slice_ in transaction._slices.values():
-            for lane in slice_.lanes.values():
-                if isinstance(lane, Lane):
-                    lane.store.prune(lane.shard.staged)
-                    lane.store.sync()
-        original(transaction, *args, **kwargs)
-
-    return replaced(Transaction, "begin_commit", begin)
+    for slice_ in transaction._slices.values():
+        for lane in slice_.lanes.values():
+            if isinstance(lane, Lane):
+                lane.store.prune(lane.shard.staged)
+                lane.store.sync()
+    original(transaction, *args, **kwargs)
 
 
-def inclusive_slot_end() -> AbstractContextManager[Any]:
+@mistake(SimStore, "prune")
+def inclusive_slot_end(original: Any, store: SimStore, cursor: Cursor) -> None:
     """A slot goes when K reaches its last millisecond, not when K has passed it."""
-
-    def prune(original: Any, store: SimStore, cursor: Cursor) -> None:
-        original(store, Cursor((cursor.key[0] + 1, cursor.key[1]), cursor.offset))
-
-    return replaced(SimStore, "prune", prune)
+    original(store, Cursor((cursor.key[0] + 1, cursor.key[1]), cursor.offset))
 
 
-def lost_slot_unnoticed() -> AbstractContextManager[Any]:
+@mistake(SimStore, "lose_slot")
+def lost_slot_unnoticed(original: Any, store: SimStore) -> None:
     """A slot's file is gone, and nobody counts."""
-
-    def lose_slot(original: Any, store: SimStore) -> None:
-        original(store)
-        store._lost_slots.clear()
-
-    return replaced(SimStore, "lose_slot", lose_slot)
+    original(store)
+    store._lost_slots.clear()
 
 
-def key_is_clock() -> AbstractContextManager[Any]:
+@mistake(Shard, "advance_key")
+def key_is_clock(original: Any, shard: Shard, frames: Sequence[Frame], now_ms: int) -> list[Output]:
     """K is set to the clock instead of the last settled key."""
-
-    def advance_key(
-        original: Any, shard: Shard, frames: Sequence[Frame], now_ms: int
-    ) -> list[Output]:
-        outputs: list[Output] = original(shard, frames, now_ms)
-        if outputs:
-            k = max(shard.staged.key, (now_ms, OFFSET_MAX))
-            shard.staged = Cursor(k, shard.staged.offset)
-        return outputs
-
-    return replaced(Shard, "advance_key", advance_key)
+    outputs: list[Output] = original(shard, frames, now_ms)
+    if outputs:
+        k = max(shard.staged.key, (now_ms, OFFSET_MAX))
+        shard.staged = Cursor(k, shard.staged.offset)
+    return outputs
 
 
 def outcomes_from_memory() -> AbstractContextManager[Any]:
     """A cancel's outcome is what this node happens to remember of the id."""
 
-    def ingest(original: Any, shard: Shard, *args: Any) -> Additions:
+    def ingest(original: Any, shard: Shard, *args: Any) -> Any:
         shard.walk.names = shard._names  # type: ignore[attr-defined]
-        added: Additions = original(shard, *args)
-        return added
+        return original(shard, *args)
 
     def act(original: Any, walk: Walk, entry: Entry, name: bytes, *args: Any) -> Any:
         offset, kind = entry[:2]
@@ -213,7 +205,7 @@ def outcomes_from_memory() -> AbstractContextManager[Any]:
             outputs[-1] = walk._settler.undelivered.control(own, offset, name)
         return outputs
 
-    return _both(replaced(Shard, "ingest", ingest), replaced(Walk, "_act_at_home", act))
+    return _together(replaced(Shard, "ingest", ingest), replaced(Walk, "_act_at_home", act))
 
 
 def cancel_overlaps_roll() -> AbstractContextManager[Any]:
@@ -221,45 +213,33 @@ def cancel_overlaps_roll() -> AbstractContextManager[Any]:
     return patch.object(Walk, "_awaits_copy", lambda *_: False)
 
 
-def take_over_reads_to_h() -> AbstractContextManager[Any]:
+@mistake(Shard, "take_over")
+def take_over_reads_to_h(
+    original: Any, shard: Shard, cursor: Cursor, marked: Any, _: int, log_start: int
+) -> None:
     """A new owner starts once it has read up to H, not up to the end of the log."""
-
-    def take_over(
-        original: Any, shard: Shard, cursor: Cursor, marked: Any, _: int, log_start: int
-    ) -> None:
-        original(shard, cursor, marked, cursor.offset, log_start)
-
-    return replaced(Shard, "take_over", take_over)
+    original(shard, cursor, marked, cursor.offset, log_start)
 
 
-def copy_without_its_cancel() -> AbstractContextManager[Any]:
+@mistake(Shard, "_resolve")
+def copy_without_its_cancel(original: Any, shard: Shard, *args: Any) -> dict[int, int]:
     """A copy is stored as if no cancel lay between its base and itself."""
-
-    def resolve(original: Any, shard: Shard, *args: Any) -> dict[int, int]:
-        return dict.fromkeys(original(shard, *args), NO_MARK)
-
-    return replaced(Shard, "_resolve", resolve)
+    return dict.fromkeys(original(shard, *args), NO_MARK)
 
 
 # --- other rules ---------------------------------------------------------------------------------
 
 
-def outputs_without_cursor() -> AbstractContextManager[Any]:
+@mistake(Lane, "checkpoint")
+def outputs_without_cursor(_: Any, lane: Lane) -> ShardCheckpoint:
     """Rule 1: outputs are committed with the cursor of the commit before."""
-
-    def checkpoint(_: Any, lane: Lane) -> ShardCheckpoint:
-        return ShardCheckpoint(lane.topic_id, lane.shard.committed, lane.contracts)
-
-    return replaced(Lane, "checkpoint", checkpoint)
+    return ShardCheckpoint(lane.topic_id, lane.shard.committed, lane.contracts)
 
 
-def keys_follow_settings() -> AbstractContextManager[Any]:
+@mistake(Lane, "adopt")
+def keys_follow_settings(original: Any, lane: Lane, contracts: Contracts) -> None:
     """Rule 2: every record is read by the newest contract."""
-
-    def adopt(original: Any, lane: Lane, contracts: Contracts) -> None:
-        original(lane, Contracts([(0, contracts.entries()[-1][1])]))
-
-    return replaced(Lane, "adopt", adopt)
+    original(lane, Contracts([(0, contracts.entries()[-1][1])]))
 
 
 def denied_when_it_is_read() -> AbstractContextManager[Any]:
@@ -283,20 +263,16 @@ def denied_when_it_is_read() -> AbstractContextManager[Any]:
     return replaced(Lane, "ingest", ingest)
 
 
-def label_is_ignored() -> AbstractContextManager[Any]:
+@mistake(Lane, "adopt")
+def label_is_ignored(original: Any, lane: Lane, contracts: Contracts) -> None:
     """Rule 2: after a restart, a store is taken for filled by the contracts that hold now."""
-
-    def adopt(original: Any, lane: Lane, contracts: Contracts) -> None:
-        if not lane._is_adopted:
-            lane.contracts = contracts
-            lane._label.known = Label(contracts, lane._label.fingerprints)
-        original(lane, contracts)
-
-    return replaced(Lane, "adopt", adopt)
+    if not lane._is_adopted:
+        lane.contracts = contracts
+        lane._label.known = Label(contracts, lane._label.fingerprints, has_refused=False)
+    original(lane, contracts)
 
 
-@contextmanager
-def any_secret_will_do() -> Iterator[None]:
+def any_secret_will_do() -> AbstractContextManager[Any]:
     """A node with a wrong secret stores past the copies that it refuses, and serves with the right
     one what it has then.
     """
@@ -304,11 +280,10 @@ def any_secret_will_do() -> Iterator[None]:
     def doubt(original: Any, label: Label, stop: int, contracts: Contracts, _: Any) -> str:
         return str(original(label, stop, contracts, label.secrets))
 
-    with (
+    return _together(
         patch("delayservice.slices.follower.check_secret", lambda *_: None),
         replaced(Label, "doubt", doubt),
-    ):
-        yield
+    )
 
 
 def store_is_kept_over_a_change() -> AbstractContextManager[Any]:
@@ -321,41 +296,34 @@ def contracts_dropped_too_early() -> AbstractContextManager[Any]:
     return replaced(Contracts, "needed_from", lambda _, held, __: Contracts(held.entries()[-1:]))
 
 
-def contract_begins_below_the_end() -> AbstractContextManager[Any]:
+@mistake(Contracts, "extended")
+def contract_begins_below_the_end(
+    original: Any, held: Contracts, end: int, wanted: Contract, _: int
+) -> Any:
     """Rule 2: a new contract is for records as well that were written before it."""
-
-    def extended(original: Any, held: Contracts, end: int, wanted: Contract, _: int) -> Contracts:
-        extended: Contracts = original(held, max(end - 3, 1), wanted)
-        return extended
-
-    return replaced(Contracts, "extended", extended)
+    return original(held, max(end - 3, 1), wanted)
 
 
-def begun_contract_gives_way() -> AbstractContextManager[Any]:
+@mistake(Contracts, "extended")
+def begun_contract_gives_way(
+    _: Any, held: Contracts, end: int, wanted: Contract, ahead: int
+) -> Contracts:
     """Rule 2: the last contract is dropped for the wanted one, whether or not it has begun."""
-
-    def extended(_: Any, held: Contracts, end: int, wanted: Contract, ahead: int) -> Contracts:
-        entries = held.entries()
-        kept = entries[:-1] if len(entries) > 1 else entries
-        return Contracts((*kept, (max(end + ahead, kept[-1][0] + 1), wanted)))
-
-    return replaced(Contracts, "extended", extended)
+    entries = held.entries()
+    kept = entries[:-1] if len(entries) > 1 else entries
+    return Contracts((*kept, (max(end + ahead, kept[-1][0] + 1), wanted)))
 
 
-def marks_dropped_too_early() -> AbstractContextManager[Any]:
+@mistake(Shard, "commit")
+def marks_dropped_too_early(original: Any, shard: Shard) -> None:
     """Rule 8: marks are dropped as they are stored, and not when H passes them."""
-
-    def commit(original: Any, shard: Shard) -> None:
-        original(shard)
-        victims = shard.walk.victims
-        for mark in [mark for mark in victims if mark < shard.stored]:
-            del victims[mark]
-
-    return replaced(Shard, "commit", commit)
+    original(shard)
+    victims = shard.walk.victims
+    for mark in [mark for mark in victims if mark < shard.stored]:
+        del victims[mark]
 
 
-@contextmanager
-def tail_visible_after_crash() -> Iterator[None]:
+def tail_visible_after_crash() -> AbstractContextManager[Any]:
     """Rule 4: what lies above the horizon is used before it is stored again."""
 
     def visible(_: Any, store: SimStore) -> list[Frame]:
@@ -378,16 +346,14 @@ def tail_visible_after_crash() -> Iterator[None]:
                 return (names[offset], offset)
         return None
 
-    with (
+    return _together(
         replaced(SimStore, "_visible", visible),
         replaced(SimStore, "marked_from", marked_from),
         replaced(SimStore, "latest_unmarked", latest_unmarked),
-    ):
-        yield
+    )
 
 
-@contextmanager
-def checkpoint_before_fencing() -> Iterator[None]:
+def checkpoint_before_fencing() -> AbstractContextManager[Any]:
     """Rule 7: the checkpoint is read before the old owners are fenced."""
     early: dict[int, bytes | None] = {}
 
@@ -399,127 +365,92 @@ def checkpoint_before_fencing() -> Iterator[None]:
         return {slice_no: early[slice_no] for slice_no in slices}
 
     read = KafkaSuccession.read_to_end
-    with (
+    return _together(
         replaced(KafkaSuccession, "confirm", confirm),
         replaced(KafkaSuccession, "read_to_end", read_early),
-    ):
-        yield
+    )
 
 
-def walk_starts_at_stored() -> AbstractContextManager[Any]:
+@mistake(Shard, "take_over")
+def walk_starts_at_stored(original: Any, shard: Shard, *args: Any) -> None:
     """Rule 7: what lies in [H, S) is not walked again."""
-
-    def take_over(original: Any, shard: Shard, *args: Any) -> None:
-        original(shard, *args)
-        shard.read = max(shard.read, shard.stored)
-
-    return replaced(Shard, "take_over", take_over)
+    original(shard, *args)
+    shard.read = max(shard.read, shard.stored)
 
 
-def marked_is_delivered() -> AbstractContextManager[Any]:
+@mistake(Shard, "advance_key")
+def marked_is_delivered(original: Any, shard: Shard, frames: Sequence[Frame], now_ms: int) -> Any:
     """Rule 5: a mark that H has passed is not looked at."""
-
-    def advance_key(
-        original: Any, shard: Shard, frames: Sequence[Frame], now_ms: int
-    ) -> list[Output]:
-        bare = [(key_ms, offset, NO_MARK, data) for key_ms, offset, _, data in frames]
-        outputs: list[Output] = original(shard, bare, now_ms)
-        return outputs
-
-    return replaced(Shard, "advance_key", advance_key)
+    bare = [(key_ms, offset, NO_MARK, data) for key_ms, offset, _, data in frames]
+    return original(shard, bare, now_ms)
 
 
-def late_record_skipped() -> AbstractContextManager[Any]:
+@mistake(Walk, "take")
+def late_record_skipped(original: Any, walk: Walk, entry: Entry, k: Key, *args: Any) -> Any:
     """Rule 9: a record that came late is taken for settled."""
-
-    def passed(original: Any, walk: Walk, entry: Entry, k: Key, *args: Any) -> bool:
-        if entry[1] == SCHEDULE and entry[3] is None and (entry[2], entry[0]) <= k:
-            return True
-        on: bool = original(walk, entry, k, *args)
-        return on
-
-    return replaced(Walk, "take", passed)
+    if entry[1] == SCHEDULE and entry[3] is None and (entry[2], entry[0]) <= k:
+        return True
+    return original(walk, entry, k, *args)
 
 
-def dead_copy_delivered() -> AbstractContextManager[Any]:
+@mistake(Shard, "_queue_for_walk")
+def dead_copy_delivered(original: Any, shard: Shard, *args: Any) -> None:
     """Rule 9: a late copy that is dead on arrival is settled again."""
-
-    def queue(original: Any, shard: Shard, *args: Any) -> None:
-        original(shard, *args)
-        shard.walk.x_of_copies.clear()
-
-    return replaced(Shard, "_queue_for_walk", queue)
+    original(shard, *args)
+    shard.walk.x_of_copies.clear()
 
 
-def early_after_clock_back() -> AbstractContextManager[Any]:
+@mistake(Settler, "settle")
+def early_after_clock_back(
+    original: Any,
+    settler: Settler,
+    offset: int,
+    key_ms: int,
+    payload: Any,
+    now_ms: int,
+    base: int,
+) -> Any:
     """Rule 9: a late record is delivered although the clock stepped back behind its due time."""
-
-    def settle(
-        original: Any,
-        settler: Settler,
-        offset: int,
-        key_ms: int,
-        payload: Any,
-        now_ms: int,
-        base: int,
-    ) -> Output | None:
-        output: Output | None = original(
-            settler, offset, key_ms, payload, max(now_ms, key_ms), base
-        )
-        return output
-
-    return replaced(Settler, "settle", settle)
+    return original(settler, offset, key_ms, payload, max(now_ms, key_ms), base)
 
 
-def abort_after_uncertain_commit() -> AbstractContextManager[Any]:
+@mistake(Owning, "lose_writer")
+def abort_after_uncertain_commit(original: Any, owning: Owning, lost: OwnershipLostError) -> None:
     """Rule 11: a writer whose commit had no answer aborts."""
-
-    def lose(original: Any, owning: Owning, lost: OwnershipLostError) -> None:
-        with suppress(KafkaEdgeError):
-            owning._transaction._sink.abort()
-        original(owning, lost)
-
-    return replaced(Owning, "lose_writer", lose)
+    with suppress(KafkaEdgeError):
+        owning._transaction._sink.abort()
+    original(owning, lost)
 
 
-def uncertain_taken_for_committed() -> AbstractContextManager[Any]:
+@mistake(Transaction, "hear")
+def uncertain_taken_for_committed(original: Any, transaction: Transaction) -> Any:
     """Rule 11: no answer is taken for a yes."""
-
-    def hear(original: Any, transaction: Transaction) -> Any:
-        commit = transaction.commit
-        future = commit.future if commit is not None and commit.future.done() else None
-        if commit and future and isinstance(future.exception(), OwnershipLostError):
-            commit.future = Future()
-            commit.future.set_result(Timing(0.0, None))
-        return original(transaction)
-
-    return replaced(Transaction, "hear", hear)
+    commit = transaction.commit
+    future = commit.future if commit is not None and commit.future.done() else None
+    if commit and future and isinstance(future.exception(), OwnershipLostError):
+        commit.future = Future()
+        commit.future.set_result(Timing(0.0, None))
+    return original(transaction)
 
 
-def base_one_too_high() -> AbstractContextManager[Any]:
+@mistake(Requeuer, "requeue")
+def base_one_too_high(original: Any, requeuer: Requeuer, *args: Any) -> Any:
     """Rule 12: the base of a copy is one too high."""
-
-    def copy(original: Any, requeuer: Requeuer, *args: Any) -> Output:
-        kind, offset, payload, at_ms, base, *rest = args
-        output: Output = original(requeuer, kind, offset, payload, at_ms, base + 1, *rest)
-        return output
-
-    return replaced(Requeuer, "requeue", copy)
+    kind, offset, payload, at_ms, base, *rest = args
+    return original(requeuer, kind, offset, payload, at_ms, base + 1, *rest)
 
 
-@contextmanager
-def no_scan_back() -> Iterator[None]:
+def no_scan_back() -> AbstractContextManager[Any]:
     """Rule 13: a canceller that was read in an earlier life is not looked for."""
 
     def resolve(original: Any, shard: Shard, entries: Sequence[Entry], scanned: Any) -> Any:
         missing = {entry[0]: NO_MARK for entry in entries}
         return original(shard, entries, missing | dict(scanned))
 
-    with (
+    return _together(
         patch.object(Shard, "scans_needed", _observe_only),
         replaced(Shard, "_resolve", resolve),
-    ):
-        yield
+    )
 
 
 def _observe_only(shard: Shard, start: int, entries: Sequence[Entry], stop: int) -> list[Any]:
@@ -527,65 +458,47 @@ def _observe_only(shard: Shard, start: int, entries: Sequence[Entry], stop: int)
     return []
 
 
-def passed_is_not_walked_again() -> AbstractContextManager[Any]:
+@mistake(Shard, "abort")
+def passed_is_not_walked_again(original: Any, shard: Shard) -> None:
     """After an abort H goes on where it was, although K has to go back."""
-
-    def abort(original: Any, shard: Shard) -> None:
-        shard._passed.clear()
-        original(shard)
-
-    return replaced(Shard, "abort", abort)
+    shard._passed.clear()
+    original(shard)
 
 
-def key_does_not_wait_after_abort() -> AbstractContextManager[Any]:
+@mistake(Shard, "abort")
+def key_does_not_wait_after_abort(original: Any, shard: Shard) -> None:
     """After an abort K goes on before H has come as far as before."""
-
-    def abort(original: Any, shard: Shard) -> None:
-        original(shard)
-        shard._rewalk = 0
-
-    return replaced(Shard, "abort", abort)
+    original(shard)
+    shard._rewalk = 0
 
 
-@contextmanager
-def held_is_skipped() -> Iterator[None]:
+@mistake(Shard, "advance_key")
+def held_is_skipped(original: Any, shard: Shard, *args: Any) -> list[Output]:
     """K goes on behind a record that has to wait."""
-
-    def advance_key(original: Any, shard: Shard, *args: Any) -> list[Output]:
-        outputs: list[Output] = original(shard, *args)
-        shard.is_held = False
-        return outputs
-
-    with replaced(Shard, "advance_key", advance_key):
-        yield
+    outputs: list[Output] = original(shard, *args)
+    shard.is_held = False
+    return outputs
 
 
-def added_lane_in_checkpoint() -> AbstractContextManager[Any]:
+@mistake(Slice, "checkpoint")
+def added_lane_in_checkpoint(original: Any, slice_: Slice, *args: Any) -> bytes:
     """A checkpoint names a shard that was added to an owned slice and is not taken over yet."""
-
-    def checkpoint(original: Any, slice_: Slice, *args: Any) -> bytes:
-        added = [lane for lane in slice_.lanes.values() if not lane.shard.owned]
-        for lane in added:
-            lane.shard.owned = True
-        try:
-            data: bytes = original(slice_, *args)
-        finally:
-            for lane in added:
-                lane.shard.owned = False
-        return data
-
-    return replaced(Slice, "checkpoint", checkpoint)
-
-
-def unserved_cursor_dropped() -> AbstractContextManager[Any]:
-    """A checkpoint names only the shards that its writer serves."""
-
-    def checkpoint(original: Any, slice_: Slice, *args: Any) -> bytes:
-        slice_._unserved = {t: s for t, s in slice_._unserved.items() if t in slice_.lanes}
+    added = [lane for lane in slice_.lanes.values() if not lane.shard.owned]
+    for lane in added:
+        lane.shard.owned = True
+    try:
         data: bytes = original(slice_, *args)
-        return data
+    finally:
+        for lane in added:
+            lane.shard.owned = False
+    return data
 
-    return replaced(Slice, "checkpoint", checkpoint)
+
+@mistake(Slice, "checkpoint")
+def unserved_cursor_dropped(original: Any, slice_: Slice, *args: Any) -> Any:
+    """A checkpoint names only the shards that its writer serves."""
+    slice_._unserved = {t: s for t, s in slice_._unserved.items() if t in slice_.lanes}
+    return original(slice_, *args)
 
 
 # --- how a slice changes its owner ---------------------------------------------------------------
@@ -615,8 +528,7 @@ def no_fence() -> AbstractContextManager[Any]:
     return patch.object(KafkaSuccession, "fence", lambda *_: None)
 
 
-@contextmanager
-def claim_last() -> Iterator[None]:
+def claim_last() -> AbstractContextManager[Any]:
     """Names and checkpoints are read before the claim is committed."""
 
     def follow(original: Any, owning: Owning) -> None:
@@ -642,31 +554,27 @@ def claim_last() -> Iterator[None]:
         found = original(succession, slices)
         return {number: early.get(number, found[number]) for number in slices}
 
-    with (
+    return _together(
         replaced(Owning, "follow_roles", follow),
         replaced(KafkaSuccession, "read_to_end", read_early),
         _wrong_names(lambda *_: frozenset()),
-    ):
-        yield
+    )
 
 
-def to_own_claim() -> AbstractContextManager[Any]:
+@mistake(KafkaSuccession, "read_to_end")
+def to_own_claim(original: Any, succession: KafkaSuccession, slices: Any) -> Any:
     """Checkpoints are read as far as there were some when the own claim was written."""
-
-    def read(original: Any, succession: KafkaSuccession, slices: Any) -> Any:
-        original(succession, slices)
-        found = {}
-        log = _log_of(succession)
-        for number in slices:
-            claimed = succession._checkpoints._claims.claimed(number)
-            serial = 0
-            if claimed is not None:
-                serial = log.partition(CLAIMS_PLACE).written[claimed.offset].serial
-            before = [w for w in _checkpoints_of(log, number) if w.serial < serial]
-            found[number] = before[-1].value if before else None
-        return found
-
-    return replaced(KafkaSuccession, "read_to_end", read)
+    original(succession, slices)
+    found = {}
+    log = _log_of(succession)
+    for number in slices:
+        claimed = succession._checkpoints._claims.claimed(number)
+        serial = 0
+        if claimed is not None:
+            serial = log.partition(CLAIMS_PLACE).written[claimed.offset].serial
+        before = [w for w in _checkpoints_of(log, number) if w.serial < serial]
+        found[number] = before[-1].value if before else None
+    return found
 
 
 def _log_of(succession: KafkaSuccession) -> SimLog:
@@ -689,14 +597,11 @@ def to_lso() -> AbstractContextManager[Any]:
     return patch("connectors.kafka.succession.log_ends", ends)
 
 
-def committed_names() -> AbstractContextManager[Any]:
+@mistake(KafkaSuccession, "await_claims")
+def committed_names(original: Any, succession: KafkaSuccession, slices: Any) -> Any:
     """A claim that is still open is overlooked."""
-
-    def await_claims(original: Any, succession: KafkaSuccession, slices: Any) -> Any:
-        found = _found(_read_past_open(succession), slices)
-        return found if len(found) == len(slices) else original(succession, slices)
-
-    return replaced(KafkaSuccession, "await_claims", await_claims)
+    found = _found(_read_past_open(succession), slices)
+    return found if len(found) == len(slices) else original(succession, slices)
 
 
 def _read_past_open(succession: KafkaSuccession) -> ClaimLog:
@@ -727,40 +632,34 @@ def last_only() -> AbstractContextManager[Any]:
     return _wrong_names(names)
 
 
-def since_serve() -> AbstractContextManager[Any]:
+@mistake(KafkaSuccession, "await_claims")
+def since_serve(original: Any, succession: KafkaSuccession, slices: Any) -> Any:
     """Claims count from the last checkpoint, not from the claim that it was written under."""
-
-    def await_claims(original: Any, succession: KafkaSuccession, slices: Any) -> Any:
-        claims = dict(original(succession, slices))
-        log = _log_of(succession)
-        words = log.partition(CLAIMS_PLACE).written
-        for number, claimed in claims.items():
-            served = _checkpoints_of(log, number)
-            start = served[-1].serial if served else 0
-            before = {n: w for n, w in claimed.before.items() if words[w.offset].serial > start}
-            claims[number] = Claimed(claimed.offset, before)
-        return claims
-
-    return replaced(KafkaSuccession, "await_claims", await_claims)
+    claims = dict(original(succession, slices))
+    log = _log_of(succession)
+    words = log.partition(CLAIMS_PLACE).written
+    for number, claimed in claims.items():
+        served = _checkpoints_of(log, number)
+        start = served[-1].serial if served else 0
+        before = {n: w for n, w in claimed.before.items() if words[w.offset].serial > start}
+        claims[number] = Claimed(claimed.offset, before)
+    return claims
 
 
-def open_release() -> AbstractContextManager[Any]:
+@mistake(KafkaSuccession, "await_claims")
+def open_release(original: Any, succession: KafkaSuccession, slices: Any) -> Any:
     """A release is believed that is not committed, or never will be."""
-
-    def await_claims(original: Any, succession: KafkaSuccession, slices: Any) -> Any:
-        claims = dict(_await_hastily(succession, slices) or original(succession, slices))
-        words = _log_of(succession).partition(CLAIMS_PLACE).written
-        for number, claimed in claims.items():
-            before = dict(claimed.before)
-            for word in words[: claimed.offset]:
-                if not word.is_marker and word.value is not None and b'"release"' in word.value:
-                    whose, writer = decode_key(word.key)
-                    if whose == number and writer in before and before[writer].offset < word.offset:
-                        before[writer] = Word(before[writer].offset, is_release=True)
-            claims[number] = Claimed(claimed.offset, before)
-        return claims
-
-    return replaced(KafkaSuccession, "await_claims", await_claims)
+    claims = dict(_await_hastily(succession, slices) or original(succession, slices))
+    words = _log_of(succession).partition(CLAIMS_PLACE).written
+    for number, claimed in claims.items():
+        before = dict(claimed.before)
+        for word in words[: claimed.offset]:
+            if not word.is_marker and word.value is not None and b'"release"' in word.value:
+                whose, writer = decode_key(word.key)
+                if whose == number and writer in before and before[writer].offset < word.offset:
+                    before[writer] = Word(before[writer].offset, is_release=True)
+        claims[number] = Claimed(claimed.offset, before)
+    return claims
 
 
 def _await_hastily(succession: KafkaSuccession, slices: Any) -> dict[int, Claimed] | None:
@@ -786,31 +685,25 @@ def serve_after_release() -> AbstractContextManager[Any]:
         if slice_ is not None:
             slice_.phase = Phase.OWNER
 
-    return _both(
+    return _together(
         replaced(Owning, "_released", released),
         patch.object(Owning, "role", lambda *_: Role.OWNER),
     )
 
 
-def stale_claim() -> AbstractContextManager[Any]:
+@mistake(KafkaSuccession, "await_claims")
+def stale_claim(original: Any, succession: KafkaSuccession, slices: Any) -> Any:
     """A claim that was released counts when the slice is claimed again."""
-
-    def await_claims(original: Any, succession: KafkaSuccession, slices: Any) -> Any:
-        return original(succession, dict.fromkeys(slices, -1))
-
-    return replaced(KafkaSuccession, "await_claims", await_claims)
+    return original(succession, dict.fromkeys(slices, -1))
 
 
 # --- what a client says, and what follows from it -------------------------------------------------
 
 
-def refused_transaction_is_aborted() -> AbstractContextManager[Any]:
+@mistake(DeliveryReports, "takes_more")
+def refused_transaction_is_aborted(_: Any, reports: DeliveryReports, *_args: Any) -> bool:
     """A flush that stalls is followed by an abort, whatever the coordinator has said."""
-
-    def takes_more(_: Any, reports: DeliveryReports, *_args: Any) -> bool:
-        return not any(error.code() == KafkaError._STATE for error in reports.failed)
-
-    return replaced(DeliveryReports, "takes_more", takes_more)
+    return not any(error.code() == KafkaError._STATE for error in reports.failed)
 
 
 def forgotten_id_is_abortable() -> AbstractContextManager[Any]:
@@ -819,19 +712,16 @@ def forgotten_id_is_abortable() -> AbstractContextManager[Any]:
     return patch("connectors.kafka.sink.ABORTABLE", wrong)
 
 
-def no_answer_is_abortable() -> AbstractContextManager[Any]:
+@mistake(KafkaSink, "_commit_transaction")
+def no_answer_is_abortable(original: Any, sink: KafkaSink, producer: Any) -> None:
     """A commit without an answer is aborted."""
-
-    def commit(original: Any, sink: KafkaSink, producer: Any) -> None:
-        try:
-            original(sink, producer)
-        except OwnershipLostError as lost:
-            cause = lost.__cause__
-            if isinstance(cause, KafkaException) and cause.args[0].retriable():
-                sink._fail("no answer")
-            raise
-
-    return replaced(KafkaSink, "_commit_transaction", commit)
+    try:
+        original(sink, producer)
+    except OwnershipLostError as lost:
+        cause = lost.__cause__
+        if isinstance(cause, KafkaException) and cause.args[0].retriable():
+            sink._fail("no answer")
+        raise
 
 
 def slow_writer_goes_on() -> AbstractContextManager[Any]:
@@ -844,36 +734,30 @@ def tombstone_is_ignored() -> AbstractContextManager[Any]:
     return patch.object(KafkaCheckpoints, "alarm", lambda *_: "")
 
 
-@contextmanager
-def other_slices_checkpoint_is_followed() -> Iterator[None]:
+def other_slices_checkpoint_is_followed() -> AbstractContextManager[Any]:
     """The tail and a follower believe whatever lies under the key of a slice."""
-    with (
+    return _together(
         patch("connectors.kafka.checkpoints.standing_of", lambda *_: UNKNOWN_STANDING),
         patch(
             "delayservice.slices.follower.decode_checkpoint_of",
             lambda _, data: decode_checkpoint(data),
         ),
-    ):
-        yield
+    )
 
 
-def tail_reads_uncommitted() -> AbstractContextManager[Any]:
+@mistake(KafkaCheckpoints, "__init__")
+def tail_reads_uncommitted(
+    original: Any, checkpoints: KafkaCheckpoints, *args: Any, **options: Any
+) -> None:
     """Checkpoints and claims are read that are not committed, or never will be."""
-
-    def init(original: Any, checkpoints: KafkaCheckpoints, *args: Any, **options: Any) -> None:
-        original(checkpoints, *args, **options)
-        checkpoints._config["isolation.level"] = "read_uncommitted"
-
-    return replaced(KafkaCheckpoints, "__init__", init)
+    original(checkpoints, *args, **options)
+    checkpoints._config["isolation.level"] = "read_uncommitted"
 
 
-def earlier_is_not_searched() -> AbstractContextManager[Any]:
+@mistake(KafkaCheckpoints, "_search_earlier")
+def earlier_is_not_searched(_: Any, checkpoints: KafkaCheckpoints) -> None:
     """A checkpoint that lies before what is read first counts as missing."""
-
-    def search(_: Any, checkpoints: KafkaCheckpoints) -> None:
-        checkpoints._is_searched = True
-
-    return replaced(KafkaCheckpoints, "_search_earlier", search)
+    checkpoints._is_searched = True
 
 
 def blocker_is_waited_for() -> AbstractContextManager[Any]:
@@ -883,7 +767,7 @@ def blocker_is_waited_for() -> AbstractContextManager[Any]:
 
 def bad_targets_are_forgotten() -> AbstractContextManager[Any]:
     """What the broker says of a target is not remembered."""
-    return _both(
+    return _together(
         patch.object(TargetTopics, "forget", lambda *_: None),
         patch.object(TargetTopics, "give_up", lambda *_: None),
     )
@@ -894,30 +778,26 @@ def any_clock_is_believed() -> AbstractContextManager[Any]:
     return patch.object(ClockWatch, "doubt", lambda _: None)
 
 
-def last_due_first() -> AbstractContextManager[Any]:
+@mistake(Shard, "advance_key")
+def last_due_first(original: Any, shard: Shard, *args: Any) -> list[Output]:
     """What is due is sent in any order."""
-
-    def advance_key(original: Any, shard: Shard, *args: Any) -> list[Output]:
-        outputs: list[Output] = original(shard, *args)
-        return outputs[::-1]
-
-    return replaced(Shard, "advance_key", advance_key)
+    outputs: list[Output] = original(shard, *args)
+    return outputs[::-1]
 
 
-def end_is_no_stop() -> AbstractContextManager[Any]:
+@mistake(KafkaSource, "_take_event")
+def end_is_no_stop(
+    original: Any, source: KafkaSource, place: Any, message: Any, *rest: Any
+) -> None:
     """A position moves with records only, never past markers and what was aborted."""
-
-    def event(original: Any, source: KafkaSource, place: Any, message: Any, *rest: Any) -> None:
-        error, stops, ended = rest
-        original(source, place, message, error, {}, ended)
-        del stops
-
-    return replaced(KafkaSource, "_take_event", event)
+    error, stops, ended = rest
+    original(source, place, message, error, {}, ended)
+    del stops
 
 
 def batches_grow_again() -> AbstractContextManager[Any]:
     """What a topic takes at most is not remembered."""
-    return _both(
+    return _together(
         patch.object(RecordLimits, "learn", lambda *_: None),
         patch.object(TopicTerms, "learn", lambda *_: False),
     )
@@ -926,31 +806,25 @@ def batches_grow_again() -> AbstractContextManager[Any]:
 # --- fire and recurring schedules ----------------------------------------------------------------
 
 
-def fire_overlaps_roll() -> AbstractContextManager[Any]:
+@mistake(Walk, "take")
+def fire_overlaps_roll(original: Any, walk: Walk, entry: Entry, *args: Any) -> bool:
     """H passes a fire whose victim's copy has not come back from the log yet."""
-
-    def passed(original: Any, walk: Walk, entry: Entry, *args: Any) -> bool:
-        awaits = _nothing_awaited if entry[1] == FIRE else Walk._awaits_copy
-        with patch.object(Walk, "_awaits_copy", awaits):
-            on: bool = original(walk, entry, *args)
-        return on
-
-    return replaced(Walk, "take", passed)
+    awaits = _nothing_awaited if entry[1] == FIRE else Walk._awaits_copy
+    with patch.object(Walk, "_awaits_copy", awaits):
+        on: bool = original(walk, entry, *args)
+    return on
 
 
 def _nothing_awaited(*_: object) -> bool:
     return False
 
 
-def fire_forgets_before_commit() -> AbstractContextManager[Any]:
+@mistake(Walk, "_fire_victims")
+def fire_forgets_before_commit(original: Any, walk: Walk, offset: int, *args: Any) -> Any:
     """What a fire hit is forgotten as soon as it is staged: after an abort nobody knows of it."""
-
-    def victims(original: Any, walk: Walk, offset: int, *args: Any) -> Any:
-        outputs = original(walk, offset, *args)
-        walk.victims.pop(offset, None)
-        return outputs
-
-    return replaced(Walk, "_fire_victims", victims)
+    outputs = original(walk, offset, *args)
+    walk.victims.pop(offset, None)
+    return outputs
 
 
 def fired_is_delivered_again() -> AbstractContextManager[Any]:
@@ -963,39 +837,29 @@ def fired_is_delivered_again() -> AbstractContextManager[Any]:
         fires.update(entry[0] for entry in entries if entry[1] == FIRE)
         return added
 
-    def advance_key(
-        original: Any, shard: Shard, frames: Sequence[Frame], now_ms: int
-    ) -> list[Output]:
+    def advance_key(original: Any, shard: Shard, frames: Sequence[Frame], now_ms: int) -> Any:
         fires: set[int] = getattr(shard, "fires", set())
         bare = [
             (key_ms, offset, NO_MARK if mark in fires else mark, data)
             for key_ms, offset, mark, data in frames
         ]
-        outputs: list[Output] = original(shard, bare, now_ms)
-        return outputs
+        return original(shard, bare, now_ms)
 
-    return _both(replaced(Shard, "ingest", ingest), replaced(Shard, "advance_key", advance_key))
-
-
-@contextmanager
-def _both(one: AbstractContextManager[Any], other: AbstractContextManager[Any]) -> Iterator[None]:
-    with one, other:
-        yield
+    return _together(replaced(Shard, "ingest", ingest), replaced(Shard, "advance_key", advance_key))
 
 
-def fire_is_always_done() -> AbstractContextManager[Any]:
+@mistake(Walk, "_act_at_home")
+def fire_is_always_done(
+    original: Any, walk: Walk, entry: Entry, record_id: bytes, *args: Any
+) -> Any:
     """A fire says ``fired`` whatever it met."""
-
-    def act(original: Any, walk: Walk, entry: Entry, record_id: bytes, *args: Any) -> Any:
-        outputs = original(walk, entry, record_id, *args)
-        if outputs is None or entry[1] != FIRE:
-            return outputs
-        return [
-            *outputs[:-1],
-            walk._settler.undelivered.control(outcome.FIRED, entry[0], record_id),
-        ]
-
-    return replaced(Walk, "_act_at_home", act)
+    outputs = original(walk, entry, record_id, *args)
+    if outputs is None or entry[1] != FIRE:
+        return outputs
+    return [
+        *outputs[:-1],
+        walk._settler.undelivered.control(outcome.FIRED, entry[0], record_id),
+    ]
 
 
 def fired_and_parked_waits() -> AbstractContextManager[Any]:
@@ -1003,35 +867,29 @@ def fired_and_parked_waits() -> AbstractContextManager[Any]:
     return patch("delayservice.engine.settle.was_tried", lambda _: False)
 
 
-def fire_ends_the_series() -> AbstractContextManager[Any]:
+@mistake(Settler, "following")
+def fire_ends_the_series(
+    original: Any, settler: Settler, output: Output, *args: Any
+) -> Output | None:
     """An occurrence that is fired has none after it."""
-
-    def following(original: Any, settler: Settler, output: Output, *args: Any) -> Output | None:
-        again: Output | None = original(settler, output, *args)
-        return None if output[0] == outcome.FIRED else again
-
-    return replaced(Settler, "following", following)
+    again: Output | None = original(settler, output, *args)
+    return None if output[0] == outcome.FIRED else again
 
 
-def recurred_base_too_high() -> AbstractContextManager[Any]:
+@mistake(Settler, "following")
+def recurred_base_too_high(original: Any, settler: Settler, *args: Any) -> Any:
     """The base of the next occurrence is one too high."""
-
-    def following(original: Any, settler: Settler, *args: Any) -> Output | None:
-        *others, base = args
-        again: Output | None = original(settler, *others, base + 1)
-        return again
-
-    return replaced(Settler, "following", following)
+    *others, base = args
+    return original(settler, *others, base + 1)
 
 
-def recurred_base_too_low() -> AbstractContextManager[Any]:
+@mistake(Settler, "following")
+def recurred_base_too_low(
+    original: Any, settler: Settler, output: Output, offset: int, *args: Any
+) -> Any:
     """The next occurrence is hit again by what took effect before it."""
-
-    def following(original: Any, settler: Settler, output: Output, offset: int, *args: Any) -> Any:
-        *others, _ = args
-        return original(settler, output, offset, *others, offset + 1)
-
-    return replaced(Settler, "following", following)
+    *others, _ = args
+    return original(settler, output, offset, *others, offset + 1)
 
 
 def recurred_is_not_in_flight() -> AbstractContextManager[Any]:
@@ -1080,68 +938,53 @@ def one_occurrence_too_many() -> AbstractContextManager[Any]:
     return patch("delayservice.engine.settle.following", following)
 
 
-def begins_at_once() -> AbstractContextManager[Any]:
+@mistake(Settler, "_arm")
+def begins_at_once(
+    original: Any, settler: Settler, offset: int, payload: Payload, *args: Any
+) -> Output | None:
     """A cron schedule is delivered when it is written, too."""
-
-    def arm(
-        original: Any, settler: Settler, offset: int, payload: Payload, *args: Any
-    ) -> Output | None:
-        settled: Output | None = original(settler, offset, payload, *args)
-        if settled is None or settled[0] != outcome.ROLLED:
-            return settled
-        target, partition, key, value, headers, due_ms, meta = payload
-        sent = headers + settler.provenance.headers(offset, due_ms, meta)
-        return (outcome.DELIVERED, target, partition, key, value, sent, due_ms, offset)
-
-    return replaced(Settler, "_arm", arm)
+    settled: Output | None = original(settler, offset, payload, *args)
+    if settled is None or settled[0] != outcome.ROLLED:
+        return settled
+    target, partition, key, value, headers, due_ms, meta = payload
+    sent = headers + settler.provenance.headers(offset, due_ms, meta)
+    return (outcome.DELIVERED, target, partition, key, value, sent, due_ms, offset)
 
 
 # --- logs that lose their end, topics made anew, at least once -----------------------------------
 
 
-def names_are_forgotten() -> AbstractContextManager[Any]:
+@mistake(Lane, "_go_on_at")
+def names_are_forgotten(original: Any, lane: Lane, start: int) -> None:
     """What a gap may have settled counts as settled, whoever has walked it."""
-
-    def wrong(original: Any, lane: Lane, start: int) -> None:
-        marks = []
-        for key_ms, offset, mark, data in lane.store.scanner().frames((0, 0), DUE_STOP_MS):
-            meta = decode_payload(data)[6]
-            if mark == NO_MARK and meta is not None and meta[0] is not None:
-                marks.append((meta[0], key_ms, offset, start - 1))
-        original(lane, start)
-        lane.store.append([], [], marks, start)
-
-    return replaced(Lane, "_go_on_at", wrong)
+    marks = []
+    for key_ms, offset, mark, data in lane.store.scanner().frames((0, 0), DUE_STOP_MS):
+        meta = decode_payload(data)[6]
+        if mark == NO_MARK and meta is not None and meta[0] is not None:
+            marks.append((meta[0], key_ms, offset, start - 1))
+    original(lane, start)
+    lane.store.append([], [], marks, start)
 
 
-def loss_is_not_told() -> AbstractContextManager[Any]:
+@mistake(Lane, "checkpoint")
+def loss_is_not_told(original: Any, lane: Lane) -> ShardCheckpoint:
     """H goes over the start of the log, and the checkpoint does not say so."""
-
-    def wrong(original: Any, lane: Lane) -> ShardCheckpoint:
-        said: ShardCheckpoint = original(lane)
-        return dataclasses.replace(said, lost=())
-
-    return replaced(Lane, "checkpoint", wrong)
+    said: ShardCheckpoint = original(lane)
+    return dataclasses.replace(said, lost=())
 
 
-def lost_controls_are_carried_out() -> AbstractContextManager[Any]:
+@mistake(Shard, "take_over")
+def lost_controls_are_carried_out(original: Any, shard: Shard, *args: Any) -> None:
     """H skips marks whose records the log has lost: what they mark counts as settled."""
-
-    def wrong(original: Any, shard: Shard, *args: Any) -> None:
-        original(shard, *args)
-        shard._queue.clear()
-
-    return replaced(Shard, "take_over", wrong)
+    original(shard, *args)
+    shard._queue.clear()
 
 
-def truncation_is_ignored() -> AbstractContextManager[Any]:
+@mistake(Lane, "refit")
+def truncation_is_ignored(original: Any, lane: Lane, bounds: Bounds, **_: Any) -> None:
     """A log that is as long as it was is taken for the same log."""
-
-    def refit(original: Any, lane: Lane, bounds: Bounds, **_: Any) -> None:
-        lane._fetch.position = -1
-        original(lane, bounds)
-
-    return replaced(Lane, "refit", refit)
+    lane._fetch.position = -1
+    original(lane, bounds)
 
 
 def leader_is_not_asked() -> AbstractContextManager[Any]:
@@ -1149,13 +992,12 @@ def leader_is_not_asked() -> AbstractContextManager[Any]:
     return patch.object(LogProof, "_has_to_be_read", lambda *_: False)
 
 
-def epoch_is_not_committed() -> AbstractContextManager[Any]:
+@mistake(Lane, "take_over")
+def epoch_is_not_committed(
+    original: Any, lane: Lane, cursor: Cursor, bounds: Bounds, *_: Any
+) -> None:
     """H stays where it was, above what was written in place of lost records."""
-
-    def take_over(original: Any, lane: Lane, cursor: Cursor, bounds: Bounds, *_: Any) -> None:
-        original(lane, cursor, bounds)
-
-    return replaced(Lane, "take_over", take_over)
+    original(lane, cursor, bounds)
 
 
 def level_log_is_taken_for_the_same() -> AbstractContextManager[Any]:
@@ -1163,8 +1005,7 @@ def level_log_is_taken_for_the_same() -> AbstractContextManager[Any]:
     return patch.object(LevelProof, "begin", lambda _, offset, *__: offset)
 
 
-@contextmanager
-def recreated_topic_keeps_its_cursor() -> Iterator[None]:
+def recreated_topic_keeps_its_cursor() -> AbstractContextManager[Any]:
     """Topics are known by their names."""
 
     def wrong(lane: Any, known: ShardCheckpoint | None, *args: Any) -> None:
@@ -1172,18 +1013,14 @@ def recreated_topic_keeps_its_cursor() -> Iterator[None]:
             known = dataclasses.replace(known, topic_id=lane.topic_id)
         take_over_lane(lane, known, *args)
 
-    with patch("delayservice.slices.lane_taker.take_over_lane", wrong):
-        yield
+    return patch("delayservice.slices.lane_taker.take_over_lane", wrong)
 
 
-def direct_is_not_awaited() -> AbstractContextManager[Any]:
+@mistake(KafkaSink, "_flush")
+def direct_is_not_awaited(original: Any, sink: KafkaSink, producer: Any) -> None:
     """At least once: the checkpoint is committed before the targets have their records."""
-
-    def flush(original: Any, sink: KafkaSink, producer: Any) -> None:
-        if producer is not sink._direct:
-            original(sink, producer)
-
-    return replaced(KafkaSink, "_flush", flush)
+    if producer is not sink._direct:
+        original(sink, producer)
 
 
 OWNERSHIP: tuple[Mutation, ...] = (

@@ -21,7 +21,7 @@ from delayservice.contract.entry import Headers
 from delayservice.contract.names import DELAY_ERROR, DELAY_TARGET_TOPIC
 from delayservice.contract.recurrence import CronTime
 from delayservice.contract.targets import Allowlist
-from delayservice.engine.cancels import MayRead, at_will
+from delayservice.engine.cancels import MayRead
 from delayservice.engine.flow import FlowRules
 from delayservice.engine.outcome import DEAD_LETTERED, DELIVERED, FIRED, PARKED, Output
 from delayservice.engine.ports import Place
@@ -44,7 +44,7 @@ from tests.simulation.sim_log import (
     OWN_TOPICS,
     checkpoint_place,
 )
-from tests.simulation.sim_ports import Job, SimBackground, SimClock, SimGate, SimObserver
+from tests.simulation.sim_ports import Job, SimBackground, SimClock, SimGate, SimObserver, SimWatch
 from tests.simulation.sim_store import SimStore
 from tests.simulation.users import MAX_DELAY_MS, SLOW, TARGETS
 
@@ -73,7 +73,7 @@ class FewLane(Lane):
     few = 50
     few_bytes = 1_000_000
 
-    def settle_late(self, now_ms: int, limit: int, may_read: MayRead = at_will) -> list[Output]:
+    def settle_late(self, now_ms: int, limit: int, may_read: MayRead) -> list[Output]:
         """See ``Lane``."""
         return super().settle_late(now_ms, min(limit, self.few), may_read)
 
@@ -290,6 +290,7 @@ class Node:
             writing=SimBackground(self, "sink"),
             clock=self.clock,
             gate=SimGate(self),
+            clock_watch=SimWatch(self),
             observer=SimObserver(),
             routes=self._routes(),
             contract_of=self._contract_of,
@@ -384,8 +385,8 @@ class Node:
             self._routes(),
             FetchAhead(plan.queue_max, plan.batch_bytes),
             lambda: next((name for name in plan.topics if name in lanes), None),
-            slice_.flow,
             self.targets,
+            slice_.flow,
         )
 
     def _lane(self, place: Place) -> Lane:
@@ -408,8 +409,8 @@ class Node:
             store,
             self._source,
             self._routes(),
-            slice_.flow,
             self.targets,
+            slice_.flow,
         )
         lane.few, lane.few_bytes = plan.batch_records, plan.batch_bytes
         lane.shard._queue_max = plan.queue_max

@@ -68,13 +68,13 @@ class DigestBook:
             node.name,
             checkpoints=node.checkpoints,
             clock=node.clock,
-            log=self,
+            write=self.write,
             scanning=threading.Lock(),
             scan_interval_ms=_SCAN_EVERY_MS,
             store_kind="simulated",
         )
         self._digests[node.name, slice_no] = digests
-        return CopyKeeper(digests, self, node.name, node.clock)
+        return CopyKeeper(digests, self.answer, node.name, node.clock)
 
     def keep(self, node: Node, place: Place, store: Store) -> Store:
         """``store`` with a digest."""

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from delayservice.base.clock import ClockWatch
 from delayservice.base.errors import KafkaEdgeError
 from delayservice.engine.outcome import Tally
-from delayservice.engine.ports import ReadBack
 from delayservice.engine.role import Role
 from tests.simulation.history import TOLERANCE_MS
 
@@ -97,8 +96,8 @@ class SimBackground:
 
 
 class SimClock:
-    """See ``ports.Clock``. ``read_ms`` is what the node was told last, ``read_skew_ms`` how far
-    that was ahead.
+    """See ``base.clock``. ``read_ms`` is what the node was told last, ``read_skew_ms`` how far that
+    was ahead.
     """
 
     def __init__(self, node: Node) -> None:
@@ -122,12 +121,10 @@ class SimClock:
 
 
 class SimGate:
-    """See ``ports.Gate``. Where clocks may be wrong, the real guard watches this node's."""
+    """See ``ports.Gate``."""
 
     def __init__(self, node: Node) -> None:
         self._node = node
-        is_watched = node.world.plan.clock_wrong
-        self._watch = ClockWatch(SimClock(node), TOLERANCE_MS) if is_watched else None
 
     def roles(self) -> Mapping[int, Role]:
         """See the port."""
@@ -148,19 +145,19 @@ class SimGate:
     def gave_up(self, slice_no: int, why: str) -> None:
         """See the port; the schedule decides who owns next."""
 
-    def frozen(self) -> str | None:
-        """See the port."""
+
+class SimWatch(ClockWatch):
+    """The watch of a node's clock: the real one where clocks may be wrong."""
+
+    def __init__(self, node: Node) -> None:
+        super().__init__(SimClock(node), TOLERANCE_MS)
+        self._node = node
+
+    def doubt(self) -> str | None:
+        """Return why the clock is not trusted."""
         if self._node.frozen:
             return "in doubt"
-        return None if self._watch is None else self._watch.doubt()
-
-    def heard_broker(self, broker_ms: int, read_back: ReadBack | None, sent_s: float) -> None:
-        """See the port."""
-        if self._watch is not None and read_back is None:
-            self._watch.heard(broker_ms)
-        elif self._watch is not None and read_back is not None:
-            acknowledged_s = read_back.acknowledged_s
-            self._watch.heard_answer(broker_ms, read_back.boot_ms, sent_s, acknowledged_s)
+        return super().doubt() if self._node.world.plan.clock_wrong else None
 
 
 class SimObserver:

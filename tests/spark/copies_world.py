@@ -17,7 +17,6 @@ from pathlib import Path
 from confluent_kafka import Consumer, KafkaError, Message, Producer, TopicPartition
 
 from connectors.kafka.clients import admin_client
-from connectors.spark.reconcile.store_source import shard_name
 from delayservice.contract.codec import decode_payload
 from delayservice.contract.contracts import Contract, Contracts
 from delayservice.contract.entry import Row as SourceRow
@@ -31,6 +30,7 @@ from delayservice.replicas.commands import Command, Detail, Report, decode_messa
 from delayservice.replicas.digest import HOUR_MS, SLOT_MS, SLOTS, HourRow, frame_hash
 from delayservice.replicas.digest_rows import CutFacts, Place, Row, Unreadable, cut_row, hour_row
 from delayservice.store.base import Store
+from delayservice.store.folder import shard_name
 from delayservice.store.memory import MemoryStore
 from delayservice.store.shards import ShardFolder
 from delayservice.store.wheel import WheelOptions

@@ -11,18 +11,13 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as sf
 
-from connectors.spark.reconcile.store_source import (
-    FORMAT,
-    StoreOptions,
-    reach_of,
-    read_store,
-    shard_name,
-)
+from connectors.spark.reconcile.store_source import FORMAT, StoreOptions, reach_of, read_store
 from connectors.spark.reconcile.stored import SCHEMA, signed
 from delay_devtools.drill.replicas import flip_byte
 from delayservice.contract.codec import encode_payload
 from delayservice.replicas.digest import frame_hash
 from delayservice.store.base import NO_MARK, Frame
+from delayservice.store.folder import shard_name
 from delayservice.store.rocks_database import RocksDatabase
 from delayservice.store.rocksdb import RocksStore
 from delayservice.store.shards import ShardFolder

@@ -25,8 +25,10 @@ def any_target(delay_topic: str) -> Allowlist:
 class KnownTargets:
     """Targets that are fit, but for those in ``why``, with the reason as code and detail."""
 
-    def __init__(self, why: dict[Target, tuple[str, str]] | None = None) -> None:
-        self.fit: set[Target] = set()
+    def __init__(
+        self, why: dict[Target, tuple[str, str]] | None = None, fit: Collection[Target] = ()
+    ) -> None:
+        self.fit = set(fit)
         self.why = {} if why is None else why
         self.expected: set[Target] = set()
 

@@ -10,6 +10,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from delayservice.base.clock import ClockWatch
 from delayservice.base.errors import KafkaEdgeError
 from delayservice.contract.contracts import (
     NAMES_VERSION,
@@ -338,12 +339,10 @@ class Ensemble:
 
     def __init__(self) -> None:
         self._roles: Mapping[int, Role] = {}
-        self.doubt: str | None = None
         self.version = NAMES_VERSION
         self.served: set[int] = set()
         self.told: list[tuple[int, bool]] = []
         self.given_up: list[tuple[int, str]] = []
-        self.answers: list[tuple[ReadBack, float]] = []
 
     def says(self, role: Role, slices: Iterable[int]) -> None:
         """Give slices a role; the others keep theirs."""
@@ -365,12 +364,21 @@ class Ensemble:
     def gave_up(self, slice_no: int, why: str) -> None:
         self.given_up.append((slice_no, why))
 
-    def frozen(self) -> str | None:
-        return self.doubt
 
-    def heard_broker(self, _broker_ms: int, read_back: ReadBack | None, sent_s: float) -> None:
-        if read_back is not None:
-            self.answers.append((read_back, sent_s))
+class Watch(ClockWatch):
+    """The clock's watch: doubt as a test sets it, and the broker's answers that it was told."""
+
+    def __init__(self) -> None:
+        self.reason: str | None = None
+        self.answers: list[tuple[int, float]] = []
+
+    def doubt(self) -> str | None:
+        return self.reason
+
+    def heard(self, broker_ms: int) -> None: ...
+
+    def heard_answer(self, broker_ms: int, _boot_ms: int, sent_s: float, *_: object) -> None:
+        self.answers.append((broker_ms, sent_s))
 
 
 class Heard:
@@ -408,6 +416,7 @@ class Stage:
         self.sink = Writer(self.clock)
         self.heritage = Heritage(self.sink, self.logs)
         self.gate = Ensemble()
+        self.clock_watch = Watch()
         self.background = Inline()
         self.heard = Heard()
         self.targets = KnownTargets()
@@ -421,6 +430,7 @@ class Stage:
             writing=self.background,
             clock=self.clock,
             gate=self.gate,
+            clock_watch=self.clock_watch,
             observer=self.heard,
             routes=ROUTES,
             contract_of=contract_of,

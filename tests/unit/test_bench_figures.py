@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from delay_devtools.bench import report
-from delay_devtools.bench.figures import Figures, merged, quantile
+from delay_devtools.bench.figures import Figures, quantile
 from delay_devtools.bench.sampling import MIB, UsageSample, busy_until, disk_bytes, slope_mib_per_h
 from delay_devtools.bench.tally import BenchVerdict
 from delayservice.cli import app
@@ -43,10 +43,6 @@ def test_a_quantile_is_the_smallest_value_that_so_many_are_at_or_below() -> None
     assert [quantile(histogram, f) for f in (0.5, 0.99, 1.0)] == [50, 99, 100]
     assert quantile({9: 1, 5: 99}, 0.99) == 5
     assert quantile({}, 0.5) is None
-
-
-def test_histograms_add_up() -> None:
-    assert merged([{1: 2, 3: 1}, {3: 4}]) == {1: 2, 3: 5}
 
 
 def test_buckets_are_inclusive_and_only_the_filled_stretch_is_shown() -> None:

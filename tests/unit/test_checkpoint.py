@@ -103,7 +103,10 @@ def test_how_long_a_log_must_keep_records_follows_from_all_contracts_in_force() 
         }
         return encode_checkpoint(Checkpoint(number, "n1", 1, "", shards))
 
-    found = longest_waits_ms([slice_of(0, 60_000, 7_000), slice_of(1, 9_000), b"{}", b"foreign"])
+    foreign = [b"{}", b"foreign", b"\xff", b'"\xff"', b'{"shards":[1]}', b'{"shards":{"t":1}}']
+    waits = (b"7", b'{"level_ms":[9]}', b'{"roll_window_ms":"x"}', b'{"roll_window_ms":{}}')
+    foreign += [b'{"shards":{"t":{"contracts":[{"contract":%b}]}}}' % one for one in waits]
+    found = longest_waits_ms([slice_of(0, 60_000, 7_000), slice_of(1, 9_000), *foreign])
     assert found == {"delay_topic_any": 60_000, "delay_topic_1": 5_000}
 
 

@@ -54,24 +54,30 @@ class Topic:
 # --- the mistakes -------------------------------------------------------------------------------
 
 
-def test_latest_claim_who_claimed_since_the_claim_under_which_the_last_checkpoint_was_written() -> (
-    None
-):
-    """The last writer released and claimed again meanwhile: its newest claim says too little."""
-    topic = Topic()
-    first = topic.say("old")
-    topic.say("old", RELEASE)
-    topic.say("between")
-    topic.say("old")
-    topic.say(ME)
-    assert topic.to_fence(Tenure("old", first)) == {"old", "between"}
-
-
-def test_no_fence_the_last_owner_is_fenced_however_dead_it_looks() -> None:
-    topic = Topic()
-    claim = topic.say("old")
-    topic.say(ME)
-    assert topic.to_fence(Tenure("old", claim)) == {"old"}
+@pytest.mark.parametrize(
+    ("said", "last", "fenced"),
+    [
+        # Its newest claim says too little: it released and claimed again meanwhile.
+        pytest.param("old -old between old me", "old", {"old", "between"}, id="latest_claim"),
+        pytest.param("old me", "old", {"old"}, id="no_fence, however dead it looks"),
+        pytest.param("a b c me", None, {"a", "b", "c"}, id="last_only"),
+        # ``b`` claimed while ``a`` served: ``a`` wrote checkpoints after that, under its own claim.
+        pytest.param("a b me", "a", {"a", "b"}, id="since_serve"),
+        pytest.param("long-ago a me", "a", {"a"}, id="fenced by the last writer already"),
+        pytest.param("old me -old", "old", {"old"}, id="open_release"),
+        pytest.param("old -old me", "old", set(), id="a release below the own claim"),
+        pytest.param("old -old old me", "old", {"old"}, id="serve_after_release"),
+        pytest.param("a b -b me", None, {"a"}, id="no checkpoint, or one of version 1"),
+    ],
+)
+def test_who_may_still_write_is_fenced(said: str, last: str | None, fenced: set[str]) -> None:
+    """Claims, and releases with a minus. ``last`` wrote the last checkpoint under its first."""
+    topic, first = Topic(), dict[str, int]()
+    for word in said.split():
+        name = word.removeprefix("-")
+        offset = topic.say(name, CLAIM if name == word else RELEASE)
+        first.setdefault(name, offset)
+    assert topic.to_fence(None if last is None else Tenure(last, first[last])) == fenced
 
 
 def test_claim_last_of_two_who_claim_at_once_one_sees_the_other() -> None:
@@ -119,55 +125,6 @@ def test_committed_names_nothing_is_known_of_a_claim_before_all_below_it_is_read
     assert topic.to_fence() == {"other"}
 
 
-def test_last_only_all_who_claimed_are_fenced_and_not_only_the_newest() -> None:
-    topic = Topic()
-    for writer in ("a", "b", "c", ME):
-        topic.say(writer)
-    assert topic.to_fence() == {"a", "b", "c"}
-
-
-def test_since_serve_who_claimed_before_the_last_delivery_is_fenced_too() -> None:
-    """``b`` claimed while ``a`` served: ``a`` wrote checkpoints after that, under its own claim."""
-    topic = Topic()
-    claim = topic.say("a")
-    topic.say("b")
-    topic.say(ME)
-    assert topic.to_fence(Tenure("a", claim)) == {"a", "b"}
-
-
-def test_who_claimed_before_the_claim_of_the_last_checkpoint_was_fenced_by_its_writer() -> None:
-    topic = Topic()
-    topic.say("long ago")
-    claim = topic.say("a")
-    topic.say(ME)
-    assert topic.to_fence(Tenure("a", claim)) == {"a"}
-
-
-def test_open_release_a_release_that_is_not_below_the_own_claim_is_not_believed() -> None:
-    topic = Topic()
-    claim = topic.say("old")
-    topic.say(ME)
-    topic.say("old", RELEASE)
-    assert topic.to_fence(Tenure("old", claim)) == {"old"}
-
-
-def test_a_release_below_the_own_claim_is_believed() -> None:
-    topic = Topic()
-    claim = topic.say("old")
-    topic.say("old", RELEASE)
-    topic.say(ME)
-    assert topic.to_fence(Tenure("old", claim)) == set()
-
-
-def test_serve_after_release_who_claims_again_after_its_release_is_fenced() -> None:
-    topic = Topic()
-    claim = topic.say("old")
-    topic.say("old", RELEASE)
-    topic.say("old")
-    topic.say(ME)
-    assert topic.to_fence(Tenure("old", claim)) == {"old"}
-
-
 def test_the_writer_of_the_last_checkpoint_is_fenced_even_if_its_claim_was_forgotten() -> None:
     assert names_to_fence(Claimed(9, {}), Tenure("old", 4), ME) == {"old"}
     assert names_to_fence(Claimed(9, {}), Tenure(ME, 4), ME) == frozenset()
@@ -175,15 +132,6 @@ def test_the_writer_of_the_last_checkpoint_is_fenced_even_if_its_claim_was_forgo
         names_to_fence(Claimed(9, {"old": Word(7, is_release=True)}), Tenure("old", 4), ME)
         == frozenset()
     )
-
-
-def test_without_a_checkpoint_or_after_version_1_every_claim_counts() -> None:
-    topic = Topic()
-    topic.say("a")
-    topic.say("b")
-    topic.say("b", RELEASE)
-    topic.say(ME)
-    assert topic.to_fence(None) == {"a"}
 
 
 # --- the log ------------------------------------------------------------------------------------
@@ -245,37 +193,35 @@ def test_slices_have_claims_of_their_own() -> None:
     assert topic.log.claimed(4) is None
 
 
-@pytest.mark.parametrize(
-    "key", [None, b"", b"3", b"3:", b":w", b"x:w", b"-1:w", b"9" * 5_000 + b":w"]
-)
-def test_a_foreign_key_is_named_and_changes_nothing(key: bytes | None) -> None:
-    topic = Topic()
-    topic.say("other")
-    with pytest.raises(KafkaEdgeError, match="restrict the topic"):
-        topic.log.take(topic.end, key, encode_word(SLICE, "x", "n", CLAIM))
-    topic.end += 1
-    topic.say(ME)
-    assert topic.to_fence() == {"other"}
+KEYS = [None, b"", b"3", b"3:", b":w", b"x:w", b"-1:w", b"9" * 5_000 + b":w"]
 
 
 @pytest.mark.parametrize(
-    ("value", "why"),
+    ("key", "value", "why"),
     [
-        (b"not json", "can't be read"),
-        (b"[]", "can't be read"),
-        (b'{"v":1}', "can't be read"),
-        (b'{"v":1,"word":"\xff"}', "can't be read"),
-        (b'{"v":1,"word":[]}', "can't be read"),
-        (b'{"v":1,"word":"claim","turn":"2"}', "can't be read"),
-        (b'{"v":2,"word":"claim"}', "newer build"),
-        (b'{"v":1,"word":"borrow"}', "newer build"),
+        *((key, encode_word(SLICE, "x", "n", CLAIM), "restrict the topic") for key in KEYS),
+        *(
+            (encode_key(SLICE, "other"), value, why)
+            for value, why in [
+                (b"not json", "can't be read"),
+                (b"[]", "can't be read"),
+                (b'{"v":1}', "can't be read"),
+                (b'{"v":1,"word":"\xff"}', "can't be read"),
+                (b'{"v":1,"word":[]}', "can't be read"),
+                (b'{"v":1,"word":"claim","turn":"2"}', "can't be read"),
+                (b'{"v":2,"word":"claim"}', "newer build"),
+                (b'{"v":1,"word":"borrow"}', "newer build"),
+            ]
+        ),
     ],
 )
-def test_a_value_that_can_t_be_understood_is_no_release(value: bytes, why: str) -> None:
+def test_what_can_t_be_understood_is_named_and_changes_nothing(
+    key: bytes | None, value: bytes, why: str
+) -> None:
     topic = Topic()
     topic.say("other")
     with pytest.raises(KafkaEdgeError, match=why):
-        topic.log.take(topic.end, encode_key(SLICE, "other"), value)
+        topic.log.take(topic.end, key, value)
     topic.end += 1
     topic.say(ME)
     assert topic.to_fence() == {"other"}

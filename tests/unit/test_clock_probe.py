@@ -37,14 +37,14 @@ def test_an_owner_that_doubts_its_clock_asks_the_broker_once_a_second_and_delive
     stage = Stage(0, 1)
     stage.own()
     stage.write(0, 0)
-    stage.gate.doubt = "ahead of the broker"
+    stage.clock_watch.reason = "ahead of the broker"
     commits = len(stage.sink.committed)
     for _ in range(30):
         stage.step(100)
     asked = stage.sink.committed[commits:]
     assert len(asked) in {2, 3, 4}
     assert all(len(one.checkpoints) == 1 and not one.outputs for one in asked)
-    stage.gate.doubt = None
+    stage.clock_watch.reason = None
     stage.step(10, 2)
     assert stage.delivered() == [(0, 0)]
 
@@ -58,11 +58,11 @@ def test_the_transaction_that_is_open_when_the_clock_comes_into_doubt_is_dropped
     stage.write(0, 0)
     stage.step(1)  # sent, and not to be committed for some time
     assert stage.sink.open_outputs
-    stage.gate.doubt = "ahead of the broker"
+    stage.clock_watch.reason = "ahead of the broker"
     stage.step(1)
     assert stage.sink.aborted == 1
     assert stage.delivered() == []
-    stage.gate.doubt = None
+    stage.clock_watch.reason = None
     stage.step(100, 2)
     assert stage.delivered() == [(0, 0)]
 
@@ -76,7 +76,7 @@ def test_a_checkpoint_that_is_read_back_seconds_later_is_measured_by_its_own_com
     """Others were sent meanwhile, one a second: each waits for its own way back."""
     stage = Stage(0)
     stage.own()
-    stage.gate.doubt = "ahead of the broker"
+    stage.clock_watch.reason = "ahead of the broker"
     written: list[tuple[float, bytes]] = []
 
     def hold_back(slice_no: int, value: bytes) -> None:  # noqa: ARG001  # as the method's
@@ -86,11 +86,11 @@ def test_a_checkpoint_that_is_read_back_seconds_later_is_measured_by_its_own_com
     for _ in range(40):
         stage.step(100)
     assert len(written) >= 4
-    stage.gate.answers.clear()
+    stage.clock_watch.answers.clear()
     for sent_s, data in written:
         back = ReadBack(data, int(sent_s * 1000), 0, 9)
         stage.sink.checkpoints[0] = back
         stage.sink.news.add(0)
         stage.step(300)
-    answered = [(back.data, sent_s) for back, sent_s in stage.gate.answers]
-    assert answered[: len(written)] == [(data, sent_s) for sent_s, data in written]
+    answered = stage.clock_watch.answers[: len(written)]
+    assert answered == [(int(sent_s * 1000), sent_s) for sent_s, _ in written]

@@ -16,6 +16,7 @@ from delayservice.process.cron import cron_time
 from delayservice.slices.lane import Lane
 from delayservice.slices.take_over import CONTRACTS_BYTES_MAX, take_over_lane
 from delayservice.store.memory import MemoryStore
+from tests.unit.known_targets import KnownTargets
 from tests.unit.test_lane_label import START_MS, TOPIC, Log, read, run
 
 BATCH_BYTES_MAX = 1_000_000
@@ -26,7 +27,7 @@ LATER_MS = START_MS + 10**9
 
 def new_lane() -> Lane:
     routes = Routes("delay_dead_letter", "delay_outcomes", b"secret", 1, 0, (1_000,), cron_time)
-    made = Lane(TOPIC, 0, "id", MemoryStore(), cast("Source", Log()), routes)
+    made = Lane(TOPIC, 0, "id", MemoryStore(), cast("Source", Log()), routes, KnownTargets())
     made.follow(Cursor())
     return made
 

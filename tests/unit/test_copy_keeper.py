@@ -32,7 +32,7 @@ class Keeper:
         self.lane.repairing = create_autospec(RepairingStore, instance=True)
         self.lanes: dict[str, Any] = {TOPIC: self.lane}
         clock = SimpleNamespace(wall_ms=lambda: NOW_MS)
-        self.keeper = CopyKeeper(self.digests, self, "n1", cast("Any", clock))
+        self.keeper = CopyKeeper(self.digests, self.answer, "n1", cast("Any", clock))
 
     def answer(self, _plan: str, value: bytes) -> None:
         said = decode_message(value)

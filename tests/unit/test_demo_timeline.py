@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from delay_devtools.demo.timeline import Act, Deed, Ending, ending, fences, strip, turns
-from delay_devtools.ownership import HandOver, SliceEvent, hand_overs, owners
+from delay_devtools.ownership import SliceEvent, hand_overs, owners
 
 
 def took(at_ms: float, node: str, epoch: int, slice_no: int = 0) -> SliceEvent:
@@ -80,7 +80,7 @@ def test_a_hand_over_is_one_at_a_stop_or_back_home() -> None:
         (650, "n2", 2, "n1 was told to stop", 2_000, 50),
         (2_040, "n1", 3, "n2 handed it back", None, 40),
     ]
-    assert hand_overs(found) == [HandOver(0, 600), HandOver(0, 2_000)]
+    assert hand_overs(found) == [(0, 600), (0, 2_000)]
 
 
 def test_a_zombie_that_lets_go_in_good_order_has_handed_nothing_over() -> None:

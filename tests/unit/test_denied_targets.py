@@ -33,7 +33,7 @@ OWN_CONTRACTS = Contracts([(0, Contract(2, allow=("orders",))), (5, Contract(CON
 
 def settler(*allow: str, targets: KnownTargets | None = None) -> Settler:
     routes = replace(ROUTES, allowlist=lambda topic: Allowlist(topic, allow))
-    made = Settler("delay_topic_any", 3, routes, Verdicts(), targets=targets)
+    made = Settler("delay_topic_any", 3, routes, Verdicts(), targets or KnownTargets())
     made.contracts = OWN_CONTRACTS
     return made
 
@@ -97,7 +97,8 @@ def test_a_denied_record_whose_letter_cannot_be_written_is_judged_again_later() 
 
 
 def test_without_contracts_or_settings_nothing_is_allowed() -> None:
-    bare = Settler("delay_topic_any", 3, replace(ROUTES, allowlist=Allowlist), Verdicts())
+    routes = replace(ROUTES, allowlist=Allowlist)
+    bare = Settler("delay_topic_any", 3, routes, Verdicts(), KnownTargets())
     assert is_denied(bare.settle(4, NOW_MS, payload(), NOW_MS, 8))
 
 

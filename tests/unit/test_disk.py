@@ -20,6 +20,7 @@ from delayservice.process.disk import DiskWatch, used_percent
 from delayservice.slices.lane import Lane
 from delayservice.slices.limits import Limits
 from delayservice.store.memory import MemoryStore
+from tests.unit.known_targets import KnownTargets
 from tests.unit.loop_stage import Stage
 
 MARKS = Watermarks(warn=75, stop=85, full=90, resume_below=2)
@@ -120,7 +121,7 @@ class Log:
 def lane() -> tuple[Lane, Log]:
     log = Log()
     routes = Routes("letters", "outcomes", b"secret", 60_000, 0, (100,), cron_time)
-    made = Lane(TOPIC, 0, "id", MemoryStore(), cast("Any", log), routes)
+    made = Lane(TOPIC, 0, "id", MemoryStore(), cast("Any", log), routes, KnownTargets())
     made.adopt(Contracts([(0, Contract(allow=("*",)))]))
     return made, log
 
@@ -136,7 +137,7 @@ def test_a_lane_that_may_not_store_fetches_nothing_more_and_goes_on_delivering()
     made.ingest(Run((TOPIC, 0), 0, rows(range(10)), 10))
     made.let_store(may_store=False)
     assert log.state == "paused"
-    assert made.settle_late(1_002_000, 100) == []
+    assert made.settle_late(1_002_000, 100, lambda: True) == []
     delivered = [one for chunk in made.settle_due(1_002_000, 100, 1 << 20) for one in chunk]
     assert len(delivered) == 10
     made.committed()

@@ -23,7 +23,7 @@ from delayservice.contract.record import RecordReader
 from delayservice.contract.times import FIRST_READINGS
 from delayservice.engine.settle import Settler
 from delayservice.engine.verdicts import Verdicts
-from tests.unit.known_targets import some
+from tests.unit.known_targets import KnownTargets, some
 from tests.unit.test_settle import ROUTES
 
 TOPIC, PARTITION = "delay_topic_any", 3
@@ -42,7 +42,7 @@ def read(headers: Headers, key: bytes | None = b"k", value: bytes | None = b"v")
 def refused(entry: Entry) -> DeadLetter:
     """The dead letter of a record that can't be read, or that its target refuses."""
     verdicts = Verdicts(refused={7: ("target-unauthorized", "not allowed")})
-    settler = Settler(TOPIC, PARTITION, ROUTES, verdicts)
+    settler = Settler(TOPIC, PARTITION, ROUTES, verdicts, KnownTargets())
     offset, kind, key_ms, _, payload, extra = entry
     if kind == INVALID:
         output = settler.undelivered.dead_letter(offset, payload, *extra)
@@ -211,7 +211,7 @@ def test_what_cannot_be_replayed_says_why() -> None:
 
 
 def test_a_stripped_dead_letter_is_not_replayed() -> None:
-    settler = Settler(TOPIC, PARTITION, ROUTES, Verdicts(stripped={7}))
+    settler = Settler(TOPIC, PARTITION, ROUTES, Verdicts(stripped={7}), KnownTargets())
     level = b"delay_topic_1:3:9"  # its record was parked in this topic, which the letter says, too
     original: Original = (b"k", b"v", [("a", b"1")])
     output = some(

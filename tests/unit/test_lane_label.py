@@ -22,6 +22,7 @@ from delayservice.process.cron import cron_time
 from delayservice.slices.lane import Lane
 from delayservice.store.base import Store
 from tests.rocks import LoneRocks
+from tests.unit.known_targets import KnownTargets
 from tests.wheels import LoneStore
 
 TOPIC = "delay_topic_any"
@@ -72,7 +73,7 @@ def boot(make_store: MakeStore, *secrets: bytes) -> Lane:
         cron_time,
         accepted=tuple(others),
     )
-    lane = Lane(TOPIC, 0, "id", make_store(), cast("Source", Log()), routes)
+    lane = Lane(TOPIC, 0, "id", make_store(), cast("Source", Log()), routes, KnownTargets())
     lane.follow(Cursor())
     return lane
 
@@ -235,7 +236,8 @@ def test_a_label_is_written_for_changes_only(make_store: MakeStore) -> None:
     assert lane.store.label == b"kept"
     adopt(lane, contracts.extended(3, LONG))
     label = Label.decode(lane.store.label)
-    assert label == Label(contracts.extended(3, LONG), frozenset({fingerprint(b"secret")}))
+    secrets = frozenset({fingerprint(b"secret")})
+    assert label == Label(contracts.extended(3, LONG), secrets, has_refused=False)
     lane.close()
 
 
@@ -322,6 +324,6 @@ def test_what_is_no_label_is_an_error(data: bytes) -> None:
 
 
 def test_a_label_with_a_contract_of_a_later_version_is_an_error() -> None:
-    data = Label(PLAIN, frozenset()).encode().replace(b'"version":2', b'"version":9')
+    label = Label(PLAIN, frozenset(), has_refused=False).encode()
     with pytest.raises(ContractError, match="upgrade this node"):
-        Label.decode(data)
+        Label.decode(label.replace(b'"version":2', b'"version":9'))

@@ -22,6 +22,7 @@ from delayservice.store.base import Store
 from delayservice.store.memory import MemoryStore
 from delayservice.store.wheel import WheelOptions
 from tests.rocks import LoneRocks
+from tests.unit.known_targets import KnownTargets
 from tests.wheels import LoneStore, slot_files
 
 TOPIC = "delay_topic_any"
@@ -90,7 +91,7 @@ def opened(store: Store, log: Log) -> Lane:
     routes = Routes(
         "delay_dead_letter", "delay_outcomes", b"secret", WINDOW_MS, 0, (1_000,), cron_time
     )
-    lane = Lane(TOPIC, 0, "id", store, cast("Source", log), routes)
+    lane = Lane(TOPIC, 0, "id", store, cast("Source", log), routes, KnownTargets())
     lane.adopt(Contracts([(0, Contract(roll_window_ms=WINDOW_MS, allow=("orders",)))]))
     lane.follow(Cursor())
     return lane

@@ -56,7 +56,7 @@ class Owned:
         self.settler.requeuer.topic = ANY
         self.settler.contracts = read_by
         self.reader = RecordReader(TOPIC, 0, read_by, (SECRET,))
-        records = LevelRecords(self.reader, read_by, self.settler, self.verdicts)
+        records = LevelRecords(self.reader, read_by, self.settler)
         self.shard = LevelShard(records_max, bytes_max)
         self.shard.take_over(Cursor(), 0, records)
 

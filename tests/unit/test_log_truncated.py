@@ -10,6 +10,7 @@ from typing import Any, cast
 import pytest
 import structlog
 from confluent_kafka import KafkaError
+from msgspec import structs
 
 from connectors.kafka.clients import KAFKA
 from connectors.kafka.source import KafkaSource
@@ -24,6 +25,7 @@ from delayservice.engine.routes import Routes
 from delayservice.process.cron import cron_time
 from delayservice.slices.lane import Lane
 from delayservice.store.memory import MemoryStore
+from tests.unit.known_targets import KnownTargets
 
 PLACE = ("delay_topic_any", 0)
 WRITTEN_MS = 1_000_000
@@ -41,7 +43,8 @@ class Log:
         self.leader_epoch = self.epochs[-1]
         self.start = 0
         self.seeks: list[tuple[int, LastRead]] = []
-        self.lane = Lane(*PLACE, "id", store or MemoryStore(), cast("Any", self), ROUTES)
+        store = store or MemoryStore()
+        self.lane = Lane(*PLACE, "id", store, cast("Any", self), ROUTES, KnownTargets())
         self.lane.adopt(Contracts([(0, Contract(allow=("*",)))]))
 
     def seek(self, _place: Place, offset: int, last_read: LastRead = NOTHING_READ) -> None:
@@ -77,7 +80,7 @@ class Log:
 
     def settle(self, now_ms: int = DUE_MS) -> list[tuple[int, int]]:
         """What is delivered and committed now: offsets, and the epochs of their leaders."""
-        outputs = self.lane.settle_late(now_ms, 1_000)
+        outputs = self.lane.settle_late(now_ms, 1_000, lambda: True)
         for chunk in self.lane.settle_due(now_ms, 1_000, 1 << 20):
             outputs += chunk
         assert all(output[0] == DELIVERED for output in outputs)
@@ -352,7 +355,7 @@ class KeptStore(MemoryStore):
 def test_a_position_is_proved_only_by_a_record_with_no_other_in_between() -> None:
     store = KeptStore()
     owner_of(Log([OLD] * 6, store), settled=False)
-    label = replace(Label.decode(store.label), last=NOTHING_READ, read_to=0)
+    label = structs.replace(Label.decode(store.label), last=NOTHING_READ, read_to=0)
     store.set_label(label.encode())  # as of a version that did not note it
     log = Log([OLD] * 8, store)
     log.lane.take_over(Cursor(), log.bounds)

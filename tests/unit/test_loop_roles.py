@@ -153,7 +153,7 @@ def test_a_claim_that_is_wanted_no_longer_before_it_is_committed_is_not_made() -
     stage = Stage(3)
     stage.gate.says(Role.HEIR, [3])
     stage.step(10)
-    stage.gate.doubt = "ahead"  # nothing is committed meanwhile
+    stage.clock_watch.reason = "ahead"  # nothing is committed meanwhile
     stage.background.holds = True
     stage.gate.says(Role.OWNER, [3])
     stage.loop._owning.follow_roles()

@@ -34,6 +34,7 @@ from delayservice.replicas.digest import HOUR_MS
 from delayservice.slices.lane import Lane
 from delayservice.store.base import Store
 from tests.rocks import LoneRocks
+from tests.unit.known_targets import KnownTargets
 from tests.wheels import LoneStore
 
 PLACE = ("delay_topic_any", 0)
@@ -59,7 +60,7 @@ class Log:
         self.at = -1
         self.epoch = -1
         self.seeks: list[tuple[int, Any]] = []
-        self.lane = Lane(*PLACE, "id", store, cast("Any", self), ROUTES)
+        self.lane = Lane(*PLACE, "id", store, cast("Any", self), ROUTES, KnownTargets())
         self.lane.adopt(CONTRACTS)
 
     def seek(self, _place: Place, offset: int, last: object = None) -> None:
@@ -94,7 +95,7 @@ class Log:
         """Settle all that is due: kind, offset and code of a dead letter."""
         outputs: list[Output] = []
         for _ in range(2):  # H may have to skip something before K may go on
-            outputs += self.lane.settle_late(now_ms, 1_000)
+            outputs += self.lane.settle_late(now_ms, 1_000, lambda: True)
             for chunk in self.lane.settle_due(now_ms, 1_000, 1 << 20):
                 outputs += chunk
         self.lane.committed()
@@ -357,7 +358,7 @@ def test_a_parked_record_waits_no_longer_than_the_log_keeps_it() -> None:
         def obstacle(self, target: object) -> tuple[str, str] | None:
             return None if target == PLACE else ("target-unknown", "not there")
 
-    settler = Settler(*PLACE, ROUTES, Verdicts(), None, cast("Any", Down()))
+    settler = Settler(*PLACE, ROUTES, Verdicts(), cast("Any", Down()))
     settler.contracts = CONTRACTS
     reader = RecordReader(*PLACE, CONTRACTS, (b"secret",))
     ((_, _, key_ms, _, payload, _),) = reader.read_batch([schedule(0)])

@@ -73,7 +73,7 @@ class World:
         """Another owner, who has read all copies."""
         self.flow = flow
         self.settler = Settler(
-            TOPIC, PARTITION, routes(self.window_ms), self.verdicts, flow, self.targets
+            TOPIC, PARTITION, routes(self.window_ms), self.verdicts, self.targets, flow
         )
         for _, _, pending in self.pending:
             turn_ms = turn_of(pending[6])
@@ -333,6 +333,7 @@ def test_a_level_topic_sends_its_copies_to_the_precise_one_and_without_one_knows
             routes(),
             FetchAhead(records=100, bytes=100_000),
             partial(next, repeat(park_topic)),
+            KnownTargets(),
             limited(1),
         )
         lane.adopt(Contracts([(0, Contract(level_ms=1_000, allow=("orders",)))]))

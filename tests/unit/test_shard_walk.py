@@ -32,7 +32,7 @@ OFFSETS = st.integers(0, 5)
 
 
 def shard() -> Shard:
-    made = Shard(Settler("delay_topic_any", 0, ROUTES, Verdicts()), 0)
+    made = Shard(Settler("delay_topic_any", 0, ROUTES, Verdicts(), KnownTargets()), 0)
     made.take_over(Cursor(), [], 0)
     return made
 
@@ -95,7 +95,7 @@ def test_a_copy_that_came_back_late_is_fired_without_reading_the_log() -> None:
 
 
 def test_an_owner_that_fills_its_store_again_keeps_only_marks_that_h_has_not_passed() -> None:
-    owner = Shard(Settler("delay_topic_any", 0, ROUTES, Verdicts()), 0)
+    owner = Shard(Settler("delay_topic_any", 0, ROUTES, Verdicts(), KnownTargets()), 0)
     owner.take_over(Cursor((1, 0), 1_000), [], 1_200)
     latest: dict[bytes, Key] = {}
     for offset in range(0, 1_200, 2):
@@ -167,7 +167,7 @@ class Walked:
         self.lane.take_over(cursor, bounds if end is None else Bounds(0, end))
 
     def walk_h(self, now_ms: int, limit: int = 1_000) -> list[tuple[int, int]]:
-        return self._sent(self.lane.settle_late(now_ms, limit))
+        return self._sent(self.lane.settle_late(now_ms, limit, lambda: True))
 
     def walk_k(self, now_ms: int, limit: int = 1_000) -> list[tuple[int, int]]:
         chunks = self.lane.settle_due(now_ms, limit, 1 << 20)

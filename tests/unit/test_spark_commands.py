@@ -10,7 +10,8 @@ from typer.testing import CliRunner
 
 from delayservice.base.errors import DelayServiceError
 from delayservice.cli import app
-from delayservice.commands.spark_session import NEEDED, pairs
+from delayservice.commands.options import pairs
+from delayservice.commands.spark_session import NEEDED
 from delayservice.contract.codec import encode_payload
 from delayservice.store.base import NO_MARK
 from tests.rocks import LoneRocks

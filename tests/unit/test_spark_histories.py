@@ -91,14 +91,29 @@ def told_of(w: World, op: bytes, name: bytes = ID) -> tuple[int, int]:
     return record, w.control(T + 1_000, name, op)
 
 
+def settled_by(w: World, op: bytes, said: str, answered: str, name: bytes = ID) -> int:
+    """A record with this outcome, settled by a control record with an outcome of its own."""
+    record, control = told_of(w, op, name)
+    w.outcome(T + 1_010, said, record, control)
+    w.outcome(T + 1_010, answered, control)
+    return control
+
+
+def fired_by(w: World, op: bytes, answered: str, name: bytes = ID) -> int:
+    """A record delivered by a control record, which has this outcome."""
+    record, control = told_of(w, op, name)
+    told = [("delay-id", name), ("delay-fired-by", b"%d" % control)]
+    w.delivery(T + 1_010, record, T + HOUR, *told)
+    w.outcome(T + 1_010, answered, control)
+    return control
+
+
 # --- cancels and fires ---------------------------------------------------------------------------
 
 
 @case()
 def cancelled_in_time(w: World) -> None:
-    record, cancel = told_of(w, b"cancel")
-    w.outcome(T + 1_010, "cancelled", record, cancel)
-    w.outcome(T + 1_010, "cancelled", cancel)
+    settled_by(w, b"cancel", "cancelled", "cancelled")
 
 
 def ignored(w: World, due_ms: int, told_ms: int, delivered_ms: int, answered_ms: int) -> None:
@@ -146,37 +161,27 @@ def cancel_says_that_it_settled_what_was_not_there(w: World) -> None:
 
 @case(("wrong_outcome", 1))
 def cancel_says_not_pending_and_settled_one(w: World) -> None:
-    record, cancel = told_of(w, b"cancel")
-    w.outcome(T + 1_010, "cancelled", record, cancel)
-    w.outcome(T + 1_010, "not_pending", cancel)
+    settled_by(w, b"cancel", "cancelled", "not_pending")
 
 
 @case(("wrong_outcome", 0))
 def cancelled_by_a_fire(w: World) -> None:
-    record, fire = told_of(w, b"fire")
-    w.outcome(T + 1_010, "cancelled", record, fire)
-    w.outcome(T + 1_010, "fired", fire)
+    settled_by(w, b"fire", "cancelled", "fired")
 
 
 @case(("wrong_outcome", 1))
 def fire_answered_by_a_cancel_outcome(w: World) -> None:
-    record, fire = told_of(w, b"fire")
-    w.delivery(T + 1_010, record, T + HOUR, NAMED, ("delay-fired-by", b"%d" % fire))
-    w.outcome(T + 1_010, "cancelled", fire)
+    fired_by(w, b"fire", "cancelled")
 
 
 @case()
 def fired_early(w: World) -> None:
-    record, fire = told_of(w, b"fire")
-    w.delivery(T + 1_010, record, T + HOUR, NAMED, ("delay-fired-by", b"%d" % fire))
-    w.outcome(T + 1_010, "fired", fire)
+    fired_by(w, b"fire", "fired")
 
 
 @case(("wrong_outcome", 0))
 def fired_by_a_cancel(w: World) -> None:
-    record, cancel = told_of(w, b"cancel")
-    w.delivery(T + 1_010, record, T + HOUR, NAMED, ("delay-fired-by", b"%d" % cancel))
-    w.outcome(T + 1_010, "not_pending", cancel)
+    fired_by(w, b"cancel", "not_pending")
 
 
 @case(("wrong_outcome", 1), at_ms=HOUR)
@@ -208,9 +213,7 @@ def both_versions_of_a_reschedule_delivered(w: World) -> None:
 
 @case(("wrong_outcome", 0))
 def replaced_by_a_cancel(w: World) -> None:
-    record, cancel = told_of(w, b"cancel")
-    w.outcome(T + 1_010, "replaced", record, cancel)
-    w.outcome(T + 1_010, "cancelled", cancel)
+    settled_by(w, b"cancel", "replaced", "cancelled")
 
 
 @case(("wrong_outcome", 0), at_ms=3 * HOUR)
@@ -630,10 +633,7 @@ def cancelled_here_by_what_has_not_come_home(w: World) -> None:
 @case()
 def cancel_that_did_its_work_where_it_lay(w: World) -> None:
     """The record was pending when homes were turned on."""
-    record, cancel = told_of(w, b"cancel", FAR)
-    w.outcome(T + 1_010, "cancelled", record, cancel)
-    w.outcome(T + 1_010, "cancelled", cancel)
-    w.turned_on = cancel
+    w.turned_on = settled_by(w, b"cancel", "cancelled", "cancelled", FAR)
 
 
 @case(("wrong_outcome", 1))
@@ -647,10 +647,7 @@ def cancel_that_did_its_work_and_went_home(w: World) -> None:
 
 @case(("wrong_outcome", 1))
 def fire_that_did_its_work_and_was_cancelled(w: World) -> None:
-    record, fire = told_of(w, b"fire", FAR)
-    w.delivery(T + 1_010, record, T + HOUR, NAMED_FAR, ("delay-fired-by", b"%d" % fire))
-    w.outcome(T + 1_010, "cancelled", fire)
-    w.turned_on = fire
+    w.turned_on = fired_by(w, b"fire", "cancelled", FAR)
 
 
 @case(at_ms=HOUR)

@@ -96,7 +96,7 @@ def test_who_lacks_a_writer_or_doubts_its_clock_looks_again_soon() -> None:
     without.step()
     assert without.loop._waits.wait_ms() == pytest.approx(50.0)
     doubting = owner(None)
-    doubting.gate.doubt = "ahead"
+    doubting.clock_watch.reason = "ahead"
     assert doubting.loop._waits.wait_ms() == pytest.approx(50.0)
 
 

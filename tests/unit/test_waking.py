@@ -10,9 +10,8 @@ from contextlib import contextmanager
 import pytest
 
 from connectors.kafka.source import KafkaSource
-from delayservice.base.clock import ClockWatch, SystemClock
+from delayservice.base.clock import SystemClock
 from delayservice.engine.ports import Run
-from delayservice.process.gate import WorkerGate
 from delayservice.process.observer import MetricsObserver
 from delayservice.process.turns import Turns
 from delayservice.process.worker_thread import WorkerThread
@@ -58,7 +57,6 @@ def made(logs: Blocking, *slices: int) -> tuple[WorkerThread, Standalone]:
     thread = WorkerThread(
         lambda _: Stage(*slices, logs=logs).loop,
         MetricsObserver(),
-        WorkerGate(ownership, ClockWatch(clock, 1_000)),
         ownership,
         clock,
         _no_lane,

@@ -1,4 +1,4 @@
-"""Many shards in one wheel: few files, one sync, and each goes and comes without the others."""
+"""Many shards in one wheel: few files, one sync, few reads, little memory."""
 
 from __future__ import annotations
 
@@ -7,21 +7,19 @@ from random import Random
 
 import pytest
 
-from delayservice.base.errors import SlotDamagedError, StoreError
+from delayservice.base.errors import SlotDamagedError
 from delayservice.engine.cursor import START_KEY, Cursor, Key
-from delayservice.store.base import NO_MARK, Frame
+from delayservice.store.base import NO_MARK, Frame, Store
 from delayservice.store.files import Files
 from delayservice.store.offline import verify, wheel_reader
 from delayservice.store.shards import find_shards
-from delayservice.store.wheel import Wheel, WheelOptions, WheelStore
+from delayservice.store.wheel import Wheel, WheelOptions
 from delayservice.store.wheel.block import Block
 from delayservice.store.wheel.window import ROW_BYTES
+from tests.shards import FAR_MS, SLOT_MS, START_MS, everything, filled, opened, rows_of
 from tests.unit.stored_folders import a_frame
-from tests.wheels import TOPIC, slot_files
+from tests.wheels import slot_files
 
-FAR_MS = 10**15
-START_MS = 1_800_000_000_000
-SLOT_MS = 10_000
 MANY = 1_000
 OPTIONS = WheelOptions(slot_ms=SLOT_MS)
 
@@ -48,111 +46,36 @@ class CountingFiles(Files):
         self.synced.append(path)
 
 
-def rows_of(partition: int, count: int = 12, slots: int = 6) -> list[Frame]:
-    rng = Random(partition)
-    keys = [START_MS + rng.randrange(slots * SLOT_MS) for _ in range(count)]
-    return [(key, n, NO_MARK, b"%d of %d" % (n, partition)) for n, key in enumerate(keys)]
-
-
-def opened(wheel: Wheel, partition: int) -> WheelStore:
-    store = WheelStore(wheel, TOPIC, partition)
-    store.open()
-    return store
-
-
-def filled(wheel: Wheel, partitions: int) -> list[WheelStore]:
-    stores = [opened(wheel, partition) for partition in range(partitions)]
-    for partition, store in enumerate(stores):
-        rows = rows_of(partition)
-        store.set_label(b"label %d" % partition)
-        store.append(rows, [], [], len(rows))
-    return stores
-
-
-def everything(store: WheelStore) -> list[Frame]:
-    found: list[Frame] = []
-    while part := store.read_due(found[-1][:2] if found else START_KEY, FAR_MS, 50):
-        found += part
-    return found
-
-
 def test_a_thousand_shards_have_a_file_for_each_slot_and_one_horizon(tmp_path: Path) -> None:
     files = CountingFiles()
     wheel = Wheel(tmp_path, OPTIONS, files)
-    stores = filled(wheel, MANY)
-    assert stores[0].sync() == 12
+    stores = filled(wheel, MANY, with_ids=0)
+    assert stores[0].sync() == 13
     assert len(slot_files(tmp_path)) == 6
     assert len(files.synced) == 2 + 6 + 1  # VERSION and an empty horizon, the slots, the horizon
-    assert all(store.stats().durable_offset == 12 for store in stores)
+    assert all(store.stats().durable_offset == 13 for store in stores)
     stores[7].sync()
     assert len(files.synced) == 9  # nothing has changed
     wheel.close()
     again = Wheel(tmp_path, OPTIONS)
     for partition in range(MANY):
-        store = WheelStore(again, TOPIC, partition)
-        assert store.open() == 12
+        store = opened(again, partition, 13)
         assert store.label == b"label %d" % partition
         assert everything(store) == sorted(rows_of(partition))
         assert store.stats().pending == 12
     again.close()
 
 
-def test_a_shard_that_leaves_and_returns_finds_nothing_of_its_former_life(tmp_path: Path) -> None:
-    wheel = Wheel(tmp_path, OPTIONS)
-    stores = filled(wheel, 3)
-    stores[0].sync()
-    stores[1].close()
-    wheel.remove(TOPIC, 1)
-    stores[0].sync()
-    stores[1] = opened(wheel, 1)
-    assert stores[1].label == b""
-    assert everything(stores[1]) == []
-    again = [(key, offset, mark, b"again") for key, offset, mark, _ in rows_of(1, 5)]
-    stores[1].append(again, [], [], 5)
-    wheel.close()
-    wheel = Wheel(tmp_path, OPTIONS)
-    for partition, rows in enumerate((rows_of(0), again, rows_of(2))):
-        store = opened(wheel, partition)
-        assert everything(store) == sorted(rows)
-    wheel.close()
-
-
-def test_a_shard_that_is_closed_is_as_it_was_when_it_is_opened_again(tmp_path: Path) -> None:
-    wheel = Wheel(tmp_path, OPTIONS)
-    stores = filled(wheel, 2)
-    stores[1].close()
-    store = WheelStore(wheel, TOPIC, 1)
-    assert store.open() == 12
-    assert everything(store) == sorted(rows_of(1))
-    with pytest.raises(StoreError, match="in use by this process"):
-        WheelStore(wheel, TOPIC, 1).open()
-    wheel.close()
-
-
-def test_a_store_that_was_reset_does_not_come_back_after_a_crash(tmp_path: Path) -> None:
-    wheel = Wheel(tmp_path, OPTIONS)
-    stores = filled(wheel, 2)
-    stores[0].sync()
-    stores[0].reset()
-    wheel.abandon()
-    wheel = Wheel(tmp_path, OPTIONS)
-    store = WheelStore(wheel, TOPIC, 0)
-    assert store.open() == 0
-    assert everything(store) == []
-    assert everything(opened(wheel, 1)) == sorted(rows_of(1))
-    wheel.close()
-
-
 def test_a_file_goes_when_every_shard_in_it_has_passed_it(tmp_path: Path) -> None:
     wheel = Wheel(tmp_path, OPTIONS)
-    stores = filled(wheel, 3)
+    stores = filled(wheel, 3, with_ids=0)
     stores[0].sync()
-    end = Cursor((START_MS + SLOT_MS, 0), 12)
+    end = Cursor((START_MS + SLOT_MS, 0), 13)
     first = slot_files(tmp_path)[0]
     for store in stores[:-1]:
         store.prune(end)
         assert first.exists()
-    stores[-1].prune(Cursor((START_MS + SLOT_MS - 1, 0), 12))
+    stores[-1].prune(Cursor((START_MS + SLOT_MS - 1, 0), 13))
     assert first.exists()
     stores[-1].prune(end)
     assert not first.exists()
@@ -160,23 +83,9 @@ def test_a_file_goes_when_every_shard_in_it_has_passed_it(tmp_path: Path) -> Non
     wheel.close()
 
 
-def test_a_shard_that_no_lane_opens_keeps_no_files_for_ever(tmp_path: Path) -> None:
-    wheel = Wheel(tmp_path, OPTIONS)
-    filled(wheel, 2)
-    wheel.close()
-    wheel = Wheel(tmp_path, WheelOptions(slot_ms=SLOT_MS, unused_s=0.0))
-    store = opened(wheel, 0)
-    store.append([], [], [], 13)
-    store.sync()
-    store.prune(Cursor((START_MS + 6 * SLOT_MS, 0), 13))
-    assert slot_files(tmp_path) == []
-    assert WheelStore(wheel, TOPIC, 1).open() == 0
-    wheel.close()
-
-
 def test_one_damaged_file_is_read_again_by_each_of_its_shards(tmp_path: Path) -> None:
     wheel = Wheel(tmp_path, OPTIONS)
-    filled(wheel, 20)
+    filled(wheel, 20, with_ids=0)
     wheel.close()
     victim = slot_files(tmp_path)[2]
     data = bytearray(victim.read_bytes())
@@ -219,10 +128,10 @@ def test_marks_are_no_records_among_those_that_have_passed(tmp_path: Path) -> No
 
 def test_another_slot_width_starts_the_wheel_over(tmp_path: Path) -> None:
     wheel = Wheel(tmp_path, OPTIONS)
-    filled(wheel, 2)
+    filled(wheel, 2, with_ids=0)
     wheel.close()
     wheel = Wheel(tmp_path, WheelOptions(slot_ms=SLOT_MS * 2))
-    assert WheelStore(wheel, TOPIC, 0).open() == 0
+    opened(wheel, 0, 0)
     assert slot_files(tmp_path) == []
     wheel.close()
 
@@ -249,7 +158,8 @@ def test_a_giant_slot_is_read_within_the_bound_of_memory(tmp_path: Path) -> None
             rows = store.read_due(after[number], FAR_MS, 400)
             found[number] += rows
             after[number] = rows[-1][:2] if rows else after[number]
-            most = max(most, wheel.memory_bytes)
+            cached = wheel.slots._reader.kept_bytes + wheel.near.cost
+            most = max(most, wheel.slots.buffer_bytes + cached)
     assert found == given
     assert len(slot_files(tmp_path)) == 1
     assert most <= options.buffer_bytes_max + bound + 500 * (1_000 + ROW_BYTES)
@@ -356,7 +266,7 @@ def test_shared_blocks_take_no_more_memory_than_their_part_of_the_bound(tmp_path
     for partition in Random(1).sample(range(120), 120):
         found = everything(stores[partition])
         assert found == [(START_MS + partition, 0, NO_MARK, payload)]
-        kept = wheel.slots.kept_bytes
+        kept = wheel.slots._reader.kept_bytes
         assert kept <= 140_000
     assert kept > 60_000
     wheel.close()
@@ -364,15 +274,15 @@ def test_shared_blocks_take_no_more_memory_than_their_part_of_the_bound(tmp_path
 
 def test_a_mark_in_a_shared_block_is_one_of_its_shard_only(tmp_path: Path) -> None:
     wheel = Wheel(tmp_path, OPTIONS)
-    stores = filled(wheel, 3)
+    stores = filled(wheel, 3, with_ids=0)
     key_ms, offset, *_ = rows_of(1)[4]
-    stores[1].append([], [], [(b"id", key_ms, offset, 12)], 13)
+    stores[1].append([], [], [(b"id", key_ms, offset, 13)], 14)
     wheel.close()
     wheel = Wheel(tmp_path, OPTIONS)
     for partition in range(3):
         marked = offset if partition == 1 else -1
         expected = [
-            (key, o, 12 if o == marked else NO_MARK, payload)
+            (key, o, 13 if o == marked else NO_MARK, payload)
             for key, o, _, payload in sorted(rows_of(partition))
         ]
         assert everything(opened(wheel, partition)) == expected
@@ -381,7 +291,7 @@ def test_a_mark_in_a_shared_block_is_one_of_its_shard_only(tmp_path: Path) -> No
 
 def test_rows_of_one_shard_are_replaced_beside_those_of_others(tmp_path: Path) -> None:
     wheel = Wheel(tmp_path, OPTIONS)
-    stores = filled(wheel, 3)
+    stores = filled(wheel, 3, with_ids=0)
     stores[0].sync()
     again = [(key, offset, mark, b"again") for key, offset, mark, _ in rows_of(1)]
     stores[1].rebuild(START_MS, START_MS + 6 * SLOT_MS, again)
@@ -396,14 +306,14 @@ def test_rows_of_one_shard_are_replaced_beside_those_of_others(tmp_path: Path) -
 
 def test_the_windows_of_many_shards_are_counted_as_they_come_grow_and_go(tmp_path: Path) -> None:
     wheel = Wheel(tmp_path, OPTIONS)
-    stores = filled(wheel, 50)
+    stores = filled(wheel, 50, with_ids=0)
     assert wheel.near.cost == 0
     for store in stores:
         store.read_due(START_KEY, START_MS + SLOT_MS, 50)
     before = wheel.near.cost
     assert before > 0
-    more = [(START_MS + 5, 12 + n, NO_MARK, bytes(100)) for n in range(7)]
-    stores[0].append(more, [], [], 19)
+    more = [(START_MS + 5, 13 + n, NO_MARK, bytes(100)) for n in range(7)]
+    stores[0].append(more, [], [], 20)
     stores[0].read_due(START_KEY, START_MS + SLOT_MS, 50)
     assert wheel.near.cost == before + 7 * (100 + ROW_BYTES)
     for store in stores:
@@ -485,7 +395,7 @@ def test_whatever_many_shards_went_through_each_reads_its_own_rows(
     wheel.close()
 
 
-def read_on(store: WheelStore, after: Key, rows: list[Frame]) -> list[Frame]:
+def read_on(store: Store, after: Key, rows: list[Frame]) -> list[Frame]:
     """Read everything, and give back what is damaged."""
     found: list[Frame] = []
     while True:
@@ -508,7 +418,7 @@ def read_on(store: WheelStore, after: Key, rows: list[Frame]) -> list[Frame]:
 def test_a_file_that_is_begun_anew_after_damage_is_read_as_it_is(tmp_path: Path) -> None:
     """Nothing that was kept in memory of the damaged one counts."""
     wheel = Wheel(tmp_path, OPTIONS)
-    stores = filled(wheel, 3)
+    stores = filled(wheel, 3, with_ids=0)
     stores[0].sync()
     victim = slot_files(tmp_path)[0]
     data = bytearray(victim.read_bytes())

@@ -194,16 +194,15 @@ def test_after_an_abort_nothing_is_read_before_the_same_is_settled_again() -> No
     assert ([0, 1], False) in stage.heard.transactions
 
 
-@pytest.mark.parametrize("call", ["commit", "send"])
 @pytest.mark.parametrize("visible_at_commit", [True, False])
-def test_after_an_abort_late_records_wait_for_no_poll(call: str, visible_at_commit: bool) -> None:  # noqa: FBT001
+def test_after_an_abort_late_records_wait_for_no_poll(visible_at_commit: bool) -> None:  # noqa: FBT001
     stage = Stage(0, 1, limits=Limits(visible_at_commit=visible_at_commit))
     stage.own()
     stage.step(600, 2)
     for number in (0, 1):
         stage.write(number, -5_000)  # no such delay: a dead letter, due by any K
     refused = RefusedError({((TOPIC, 0), 0): ("too-large", "why")})
-    stage.sink.refuses_to[call] = refused
+    stage.sink.refuses_to["commit"] = refused
     waits_ms = []
     while len(stage.sink.sent()) < 2:
         stage.loop.step(0)
@@ -554,13 +553,13 @@ def test_an_owner_that_reads_again_what_it_has_stored_does_not_wait_for_what_its
     stage.write(0, *[60_000] * 6)
     stage.step(10, 3)
     stage.lane(0).shard._queue_max = 3
-    stage.gate.doubt = "the clock is wrong"  # so H waits
+    stage.clock_watch.reason = "the clock is wrong"  # so H waits
     stage.own()
     stage.step(10)
     assert (stage.lane(0).shard.read, stage.lane(0).shard.stored) == (3, 6)
     del stage.logs.rows[TOPIC, 0][2:]
     stage.write(0, 0)
-    stage.gate.doubt = None
+    stage.clock_watch.reason = None
     stage.step(1_000, 6)
     assert stage.delivered() == [(0, 2)]
     assert stage.lane(0).shard.stored == 3

@@ -24,9 +24,10 @@ from connectors.spark.reconcile import digest_rows, digests
 from connectors.spark.reconcile.compare import COPY, SHARD, names_of, with_slot
 from connectors.spark.reconcile.details import UNREADABLE, Details
 from connectors.spark.reconcile.digests import Comparison, CutRow, Expected, Served, silent
-from connectors.spark.reconcile.store_source import StoreOptions, reach_of, read_store, shard_name
+from connectors.spark.reconcile.store_source import StoreOptions, reach_of, read_store
 from delayservice.engine.cursor import Cursor
 from delayservice.replicas.digest import SLOT_MS
+from delayservice.store.folder import shard_name
 from delayservice.store.wheel.reading import ReadBounds
 
 _FOUND: Final = (

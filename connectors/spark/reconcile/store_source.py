@@ -24,7 +24,6 @@ columns. Options, whose names may be in upper or lower case:
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import groupby
@@ -41,7 +40,7 @@ from connectors.spark.reconcile.rocks_export import batches
 from connectors.spark.reconcile.stored import DDL, ShardName
 from delayservice.base.errors import StoreError
 from delayservice.contract.times import DUE_STOP_MS
-from delayservice.store.folder import read_format
+from delayservice.store.folder import read_format, shard_name
 from delayservice.store.rocks_view import view_of, viewed_database
 from delayservice.store.shards import ShardFolder, find_shards
 from delayservice.store.wheel.reading import (
@@ -64,11 +63,6 @@ _UNTRUSTED: Final = (
     "whole store over from the log"
 )
 _T = TypeVar("_T")
-
-
-def shard_name(topic_id: str) -> str:
-    """Return the name of the folder with a topic's shards: a hash of the topic's id, in hex."""
-    return hashlib.blake2b(topic_id.encode(), digest_size=12).hexdigest()
 
 
 @dataclass(frozen=True, slots=True)

@@ -328,11 +328,6 @@ class Slots:
             read = partial(self._reader.rows, slot.start_ms)
             read_stretch(read, slot.stop_ms, blocks, shard.generation, window)
 
-    @property
-    def kept_bytes(self) -> int:
-        """Return the memory of cached blocks that several shards read, in bytes."""
-        return self._reader.kept_bytes
-
     def waiting(self) -> list[Slot]:
         """Return the slots with rows that are not in a file yet."""
         return [slot for slot in self.by_start.values() if slot.waiting]

@@ -393,8 +393,3 @@ class Wheel:
             if not shard.is_open and shard.idle_s < least_s:
                 _log.info("unused_shard_removed", shard=shard.topic, partition=shard.partition)
                 self._remove(shard)
-
-    @property
-    def memory_bytes(self) -> int:
-        """Return the bytes of rows in memory: not in a file yet, cached, or of the next slots."""
-        return self.slots.buffer_bytes + self.slots.kept_bytes + self.near.cost

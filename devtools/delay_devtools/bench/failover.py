@@ -26,7 +26,7 @@ from delay_devtools.bench.stand import Names, Stand, now_ms
 from delay_devtools.bench.tally import BenchVerdict
 from delay_devtools.bench.trace import Trace
 from delay_devtools.nodes import NodeGroup
-from delay_devtools.ownership import HandOver, hand_overs
+from delay_devtools.ownership import hand_overs
 from delay_devtools.probe import zookeeper_tick_s
 from delayservice.base.errors import DelayServiceError
 
@@ -71,7 +71,7 @@ def failover(stand: Stand, figures: Figures) -> dict[int, int]:
             group.await_calm(_CALM_S)
         calm_ms = time.time() * 1_000
         kills = _kill_again_and_again(stand, group)
-        changes = [change for change in hand_overs(group.slice_events()) if change.at_ms > calm_ms]
+        changes = [change for change in hand_overs(group.slice_events()) if change[1] > calm_ms]
         loader.tell(wire.STOP)
         sent = loader.expect(wire.DONE)
         judge.tell(f"{wire.STOP} {sent.count}")
@@ -162,11 +162,11 @@ def _waited_ms(trace: Trace, kill: _Kill, slice_no: int) -> int:
     return round(first.seen_ms - kill.at_ms)
 
 
-def _fill_hand_overs(figures: Figures, trace: Trace, changes: Sequence[HandOver]) -> None:
+def _fill_hand_overs(figures: Figures, trace: Trace, changes: Sequence[tuple[int, float]]) -> None:
     """Fill in number, median, 99 % quantile and maximum of the pauses of delivery around
     hand-overs, in ms; slices without a delivery before or after one are left out.
     """
-    pauses = [trace.pause_at(change.slice_no, change.at_ms) for change in changes]
+    pauses = [trace.pause_at(*change) for change in changes]
     produced = Counter(pause.produced_ms for pause in pauses if pause is not None)
     consumed = Counter(pause.seen_ms for pause in pauses if pause is not None)
     figures.handovers = sum(produced.values())

@@ -103,7 +103,9 @@ class Figures:
         """Fill in median, 99 % quantile and maximum, in ms, of the lateness over all ``verdicts``;
         return the number of records by lateness in ms.
         """
-        late = merged(verdict.lateness_ms for verdict in verdicts)
+        late: Counter[int] = Counter()
+        for verdict in verdicts:
+            late.update(verdict.lateness_ms)
         self.lateness_ms_p50 = quantile(late, 0.5)
         self.lateness_ms_p99 = quantile(late, 0.99)
         self.lateness_ms_max = quantile(late, 1.0)
@@ -125,14 +127,6 @@ class Figures:
         if self.delivery == "exactly_once":
             wrong.append(self.duplicated)
         return not any(wrong)
-
-
-def merged(histograms: Iterable[Mapping[int, int]]) -> dict[int, int]:
-    """Return the sum of histograms, each of which has counts by value."""
-    together: Counter[int] = Counter()
-    for histogram in histograms:
-        together.update(histogram)
-    return together
 
 
 def quantile(histogram: Mapping[int, int], fraction: float) -> int | None:

@@ -171,7 +171,7 @@ def _make(
     kinds = list(itertools.islice(itertools.cycle(KINDS), options.defects))
     rng.shuffle(kinds)
     drill = Drill(options, bootstrap, folder, life, [], {}, [], {})
-    cuts = _cuts(options) if spark is not None else []
+    cuts = cuts_of(options) if spark is not None else []
 
     def pause(step: int) -> None:
         if spark is not None and step in cuts:
@@ -193,7 +193,7 @@ def _make(
     return replace(drill, copies=copies, folders=folders, defects=defects)
 
 
-def _cuts(options: DrillOptions) -> list[int]:
+def cuts_of(options: DrillOptions) -> list[int]:
     """Return the numbers of the steps of the history after which an audit of the world ``follow``
     runs, without the audit after the end.
     """

@@ -63,7 +63,7 @@ def recurring(s: Stage) -> Iterator[None]:
     record = s.asks(every=MINUTE_MS)
     yield
     s.says(s.numbered(s.does("deliver", record)))
-    one, _ = s.occurs(record, 2, MINUTE_MS)
+    one, _ = s.occurs(record)
     yield
     s.delivers(one)
 

@@ -191,12 +191,12 @@ class Stage:
         made.target, made.own = self.names.targets[0], headers[:2]
         return self._written(made, 0)
 
-    def forges(self, record: Record, at: int = SECOND_MS) -> Record:
-        """Write a requeued record of ``record`` with a false signature, ``at`` ms from the scene's
-        start; return the requeued record.
+    def forges(self, record: Record) -> Record:
+        """Write a requeued record of ``record`` with a false signature, one second after the
+        scene's start; return the requeued record.
         """
         again = self._again(record, record.request, 1)
-        self._copy(record, again, self.start_ms + at, _STRANGER)
+        self._copy(record, again, self.start_ms + SECOND_MS, _STRANGER)
         return again
 
     def _written(self, asked: Request, key_ms: int) -> Record:
@@ -283,24 +283,16 @@ class Stage:
         key_ms = record.request.due_ms + PARK_MS
         return Record(-1, key_ms, asked, source, attempt, base=record.offset + 1)
 
-    def occurs(
-        self, record: Record, number: int, every: int, after: int = 0
-    ) -> tuple[Record, Where]:
-        """Write an occurrence of a recurring schedule; return it, and its topic, partition and
-        offset.
-
-        Args:
-            record: the schedule.
-            number: number of the occurrence, from 1, which is the schedule itself.
-            every: period of the schedule, in ms.
-            after: time by which the occurrence is due later than it should be, in ms.
+    def occurs(self, record: Record, after: int = 0) -> tuple[Record, Where]:
+        """Write the second occurrence of ``record``, a schedule that recurs every minute; return
+        the occurrence, and its topic, partition and offset. It is due ``after`` ms too late.
         """
-        due_ms = record.request.due_ms + (number - 1) * every + after
-        source = f"{self.shard.name}:{record.offset}#{number}".encode()
+        due_ms = record.request.due_ms + MINUTE_MS + after
+        source = f"{self.shard.name}:{record.offset}#2".encode()
         asked = replace(record.request, due_ms=due_ms)
         again = Record(-1, due_ms, asked, source, base=record.offset + 1)
-        recur = pack((every, "", "UTC", None, number, 0, 0))
-        settled, at_ms = replace(record, offset=-1), due_ms - every + LATENESS_MS
+        recur = pack((MINUTE_MS, "", "UTC", None, 2, 0, 0))
+        settled, at_ms = replace(record, offset=-1), due_ms - MINUTE_MS + LATENESS_MS
         return again, self._copy(settled, again, at_ms, self.names.secret, v=2, recur=recur)
 
     def sends_home(self, record: Record) -> tuple[Record, Where]:

@@ -197,7 +197,7 @@ def recurrence_forked(s: Stage) -> Iterator[None]:
     record = s.asks(every=MINUTE_MS)
     yield
     s.says(s.numbered(s.does("deliver", record)))
-    occurrences = [s.occurs(record, 2, MINUTE_MS) for _ in range(2)]
+    occurrences = [s.occurs(record) for _ in range(2)]
     s.finds("duplicated", record, occurrences[1][1])
     yield
     for one, _ in occurrences:
@@ -209,7 +209,7 @@ def recurrence_shifted(s: Stage) -> Iterator[None]:
     record = s.asks(every=MINUTE_MS)
     yield
     s.says(s.numbered(s.does("deliver", record)))
-    one, where = s.occurs(record, 2, MINUTE_MS, after=1)
+    one, where = s.occurs(record, after=1)
     s.finds("altered", record, where)
     yield
     s.delivers(one)

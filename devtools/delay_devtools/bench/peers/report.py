@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
 from typing import Final
@@ -23,7 +23,7 @@ _COLUMNS: Final = (
 _SIZE_INCHES: Final = (9, 4)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Result:
     """Result of one round (one load) of one system.
 
@@ -31,79 +31,50 @@ class Result:
         system: name and version of the system.
         setup: running servers and settings other than defaults.
         round: ``undisturbed`` or ``killed`` (the servers were killed while messages were sent).
-        n: messages that were sent and acknowledged.
-        lost: messages that never arrived.
-        duplicated: messages that arrived more than once.
-        early: messages that arrived before their due time.
-        early_ms_max: largest time before the due time, in ms.
-        altered: messages that arrived with another key or value.
-        strangers: messages that arrived and were not sent.
+        verdict: counts of the judge process.
         resent: number of repeated attempts to send; None: the client does not count them.
         restart_s: time from the kill until the servers listened again; None: no kill.
-        lateness_ms_p50: median of the lateness in ms; this and the next two: None if no message
-            arrived.
-        lateness_ms_p99: 99 % quantile of the lateness in ms.
-        lateness_ms_max: largest lateness in ms.
-        lateness_ms: number of messages by lateness in ms.
     """
 
     system: str
     setup: str
     round: str
-    n: int
-    lost: int
-    duplicated: int
-    early: int
-    early_ms_max: int
-    altered: int
-    strangers: int
-    resent: int | None
-    restart_s: float | None
-    lateness_ms_p50: int | None
-    lateness_ms_p99: int | None
-    lateness_ms_max: int | None
-    lateness_ms: Mapping[int, int]
+    verdict: BenchVerdict
+    resent: int | None = None
+    restart_s: float | None = None
 
     @property
     def is_good(self) -> bool:
         """Return whether each message arrived once, not early, and unchanged, and no others
         arrived.
         """
-        return not any(getattr(self, name) for name in WRONG)
-
-
-def result(
-    system: str,
-    setup: str,
-    round_: str,
-    verdict: BenchVerdict,
-    *,
-    resent: int | None = None,
-    restart_s: float | None = None,
-) -> Result:
-    """Return the result of one round of one system, with counts and lateness from ``verdict``; the
-    other arguments are the fields of ``Result``.
-    """
-    late = verdict.lateness_ms
-    return Result(
-        system=system,
-        setup=setup,
-        round=round_,
-        early_ms_max=max(0, -min(late, default=0)),
-        resent=resent,
-        restart_s=restart_s,
-        lateness_ms_p50=quantile(late, 0.5),
-        lateness_ms_p99=quantile(late, 0.99),
-        lateness_ms_max=quantile(late, 1.0),
-        lateness_ms=late,
-        n=verdict.n,
-        **{name: getattr(verdict, name) for name in WRONG},
-    )
+        return not any(getattr(self.verdict, name) for name in WRONG)
 
 
 def as_object(found: Result) -> dict[str, object]:
-    """Return the JSON object of a result, without ``lateness_ms``."""
-    return {name: value for name, value in asdict(found).items() if name != "lateness_ms"}
+    """Return the JSON object of a result: its fields, the counts of its verdict, the largest time
+    before the due time (``early_ms_max``), and quantiles of the lateness, None if no message
+    arrived.
+    """
+    verdict = found.verdict
+    late = verdict.lateness_ms
+    return {
+        "system": found.system,
+        "setup": found.setup,
+        "round": found.round,
+        "n": verdict.n,
+        "lost": verdict.lost,
+        "duplicated": verdict.duplicated,
+        "early": verdict.early,
+        "early_ms_max": max(0, -min(late, default=0)),
+        "altered": verdict.altered,
+        "strangers": verdict.strangers,
+        "resent": found.resent,
+        "restart_s": found.restart_s,
+        "lateness_ms_p50": quantile(late, 0.5),
+        "lateness_ms_p99": quantile(late, 0.99),
+        "lateness_ms_max": quantile(late, 1.0),
+    }
 
 
 def table(results: Sequence[Result]) -> Table:
@@ -114,7 +85,8 @@ def table(results: Sequence[Result]) -> Table:
             name.removeprefix("lateness_"), justify="left" if name in _COLUMNS[:2] else "right"
         )
     for found in results:
-        made.add_row(*(_cell(name, getattr(found, name)) for name in _COLUMNS))
+        row = as_object(found)
+        made.add_row(*(_cell(name, row[name]) for name in _COLUMNS))
     return made
 
 
@@ -153,8 +125,9 @@ def plot(results: Sequence[Result], path: Path) -> None:
     panels = figure.subplots(1, len(rounds), sharey=True, squeeze=False)[0]
     for name, panel in zip(rounds, panels, strict=True):
         for found in results:
-            if found.round == name and found.lateness_ms:
-                panel.step(*share_by_lateness(found.lateness_ms), label=found.system, where="post")
+            late = found.verdict.lateness_ms
+            if found.round == name and late:
+                panel.step(*share_by_lateness(late), label=found.system, where="post")
         panel.set_xscale("symlog", linthresh=10)
         panel.set(title=name, xlabel="lateness in ms, negative: early", ylim=(0, 101))
         panel.grid(visible=True, alpha=0.3)

@@ -166,4 +166,4 @@ def _round(
         loader.expect(wire.DONE)
         resent = loader.expect(wire.TRACE).count if peer.client else None
         verdict = judge.result(wire.DONE, BenchVerdict)
-    return report.result(peer.name, peer.setup, round_, verdict, resent=resent, restart_s=restart_s)
+    return Result(peer.name, peer.setup, round_, verdict, resent, restart_s)

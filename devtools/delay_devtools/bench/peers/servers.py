@@ -79,7 +79,7 @@ def rocketmq(folder: Path) -> Iterator[Peer]:
         ClusterError: there is no Java with a compiler, a jar can't be fetched, or a server does not
             start.
     """
-    java = str(find_java().executable)
+    java = str(find_java())
     lock = parse_lock(_HERE.joinpath("rocketmq.lock").read_text("utf-8"))
     class_path = os.pathsep.join(map(str, ensure_jars(lock, cache_folder() / "rocketmq")))
     names_port, port, copies_port = free_ports(3)
