@@ -22,7 +22,10 @@ HINTS: Final[Mapping[str, str]] = {
     ),
     "checkpoint_tail_failed": "the worker process ends and is replaced; report the traceback",
     "checkpoints_not_read": "reading starts again; take-overs wait meanwhile",
-    "claim_not_readable": "the record is ignored; let only the delay service write to that topic",
+    "claim_not_readable": (
+        "with a key of the service it counts as a claim, else it is ignored; let only the delay "
+        "service write to that topic"
+    ),
     "claimed": "slices are those won in ZooKeeper, lost those that another worker claimed first",
     "clock_in_doubt": "delivery stops until this machine's clock is right",
     "command_done": "a repair order for this copy is done; frames is the number of records",
