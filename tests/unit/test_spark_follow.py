@@ -1,4 +1,4 @@
-"""The exit status of comparisons that go on."""
+"""Audits and comparisons that go on: what they refuse, and the exit status."""
 
 from __future__ import annotations
 
@@ -7,10 +7,18 @@ from typing import Any, cast
 
 import pytest
 
+from connectors.spark.audit import AuditOptions, Following, OffsetRange
 from connectors.spark.reconcile.follow import Followed
+from delayservice.base.errors import InvalidRequestError
 from delayservice.commands.spark_follow import status_of
 
 CLEAN, WRONG = SimpleNamespace(is_clean=True), SimpleNamespace(is_clean=False)
+
+
+def test_an_audit_that_follows_is_not_limited_to_ranges() -> None:
+    options = AuditOptions({}, "out", ranges=(OffsetRange("delay_topic_any", 0, 5, 9),))
+    with pytest.raises(InvalidRequestError, match="name no ranges"):
+        Following(cast("Any", None), options)
 
 
 @pytest.mark.parametrize(

@@ -38,7 +38,7 @@ from connectors.spark.common.frames import counts_by, kept
 from connectors.spark.common.publish import name_for, publish
 from connectors.spark.ledger.rows import Ledger, name_hash
 from delayservice.base import faults
-from delayservice.base.errors import DelayServiceError
+from delayservice.base.errors import DelayServiceError, InvalidRequestError
 
 NO_CHECKPOINT: Final = "no_checkpoint"
 NO_EVIDENCE: Final = "no_evidence"
@@ -130,11 +130,14 @@ class Following:
 
     Raises:
         DelayServiceError: the stored state can't be read.
+        InvalidRequestError: the options limit the audit to ranges of offsets.
     """
 
     def __init__(
         self, spark: SparkSession, options: AuditOptions, *, from_start: bool = True
     ) -> None:
+        if options.ranges:
+            raise InvalidRequestError("an audit that follows judges all offsets: name no ranges")
         self._spark = spark
         self._options = options
         self._from_start = from_start
