@@ -22,7 +22,6 @@ import shutil
 import sys
 import tempfile
 import time
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from statistics import quantiles
@@ -45,6 +44,7 @@ from delayservice.engine.verdicts import Verdicts
 from delayservice.process.cron import cron_time
 from delayservice.store.base import Store
 from delayservice.store.memory import MemoryStore
+from tests.integration.asked import metrics_of
 from tests.integration.bench import Bench, await_true, now_ms
 from tests.rocks import LoneRocks
 from tests.unit.known_targets import KnownTargets
@@ -259,14 +259,8 @@ def cancel_through_kafka(kind: str, folder: Path, count: int) -> Iterator[dict[s
 
 def _metric(service: ServiceProcess, name: str, label: str = "") -> int:
     """The sum of a metric over its slices, of those with a label."""
-    url = service.events("metrics_served")[-1]["url"]
-    with urllib.request.urlopen(f"http://{url}/metrics", timeout=10) as answer:
-        lines = answer.read().decode().splitlines()
-    return sum(
-        int(float(line.split()[-1]))
-        for line in lines
-        if line.startswith(name + "{") and label in line
-    )
+    lines = metrics_of(service, name + "{")
+    return sum(int(float(line.split()[-1])) for line in lines if label in line)
 
 
 def _settled(service: ServiceProcess) -> int:

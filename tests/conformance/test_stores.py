@@ -137,12 +137,6 @@ def test_a_frame_appended_behind_the_hand_but_above_the_key_is_read(store: Store
     assert [f[1] for f in store.read_due((9_500, 1), 9_600, 10)] == [4]
 
 
-def test_reading_again_from_a_lower_key_reads_the_same(store: Store) -> None:
-    given = frames(200)
-    store.append(given, [], [], 200)
-    assert read_all(store) == read_all(store) == sorted(given)
-
-
 def test_old_far_and_extreme_keys_are_kept(store: Store) -> None:
     given = [frame(ms, i) for i, ms in enumerate([0, 1, 999, 1000, 4 * 10**12, 300 * 10**12])]
     store.append(given, [], [], len(given))

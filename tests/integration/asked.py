@@ -15,6 +15,23 @@ from tests.integration.bench import await_true
 TOKEN = "a token that only the tests know"  # noqa: S105  # of a node that lives for a test
 
 
+def probed(service: ServiceProcess, path: str) -> tuple[int, Any]:
+    """Status and body of a probe; 0 before the service listens."""
+    served = service.events("admin_served")
+    try:
+        answer = httpx.get(f"http://{served[-1]['url']}{path}", timeout=10) if served else None
+    except httpx.TransportError:
+        answer = None
+    return (0, {}) if answer is None else (answer.status_code, answer.json())
+
+
+def metrics_of(service: ServiceProcess, start: str = "") -> list[str]:
+    """The lines of a service's metrics that begin so."""
+    url = service.events("metrics_served")[-1]["url"]
+    lines = httpx.get(f"http://{url}/metrics", timeout=10).text.splitlines()
+    return [line for line in lines if line.startswith(start)]
+
+
 class Asked:
     """The API of a running service, which was given ``TOKEN``."""
 

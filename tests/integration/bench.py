@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from operator import methodcaller
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Final, Self, TypeAlias
 
 from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
@@ -129,12 +128,7 @@ class Bench:
         """Use it as it is."""
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Leave no service behind."""
         for service in self._services:
             service.kill()

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import shutil
-import urllib.error
-import urllib.request
 import uuid
 from collections import Counter
 from collections.abc import Iterator
@@ -15,6 +12,7 @@ import pytest
 
 from delay_devtools.cluster import EmbeddedCluster
 from delay_devtools.service import ServiceProcess
+from tests.integration.asked import metrics_of, probed
 from tests.integration.bench import Bench, await_true, now_ms
 
 pytestmark = pytest.mark.slow
@@ -53,16 +51,8 @@ class Pair:
 
     def ready(self, node: ServiceProcess) -> tuple[int, str]:
         """Status and body of its ``/readyz``; 0 before it listens."""
-        served = node.events("admin_served")
-        if not served:
-            return 0, ""
-        try:
-            with urllib.request.urlopen(f"http://{served[-1]['url']}/readyz", timeout=10) as answer:
-                return answer.status, ""
-        except urllib.error.HTTPError as error:
-            return error.code, str(json.load(error)["detail"])
-        except urllib.error.URLError:
-            return 0, ""
+        status, body = probed(node, "/readyz")
+        return status, str(body.get("detail", ""))
 
     def await_ready(self, node: ServiceProcess) -> None:
         """Until it could take over."""
@@ -75,10 +65,7 @@ class Pair:
 
     def alarm(self, node: ServiceProcess) -> str:
         """Its line of ``delay_alarm`` in the metrics."""
-        url = node.events("metrics_served")[-1]["url"]
-        with urllib.request.urlopen(f"http://{url}/metrics", timeout=10) as answer:
-            lines = answer.read().decode().splitlines()
-        return next((line for line in lines if line.startswith("delay_alarm{")), "")
+        return next(iter(metrics_of(node, "delay_alarm{")), "")
 
 
 @pytest.fixture

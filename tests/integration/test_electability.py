@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import signal
-import urllib.error
-import urllib.request
 import uuid
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -17,6 +14,7 @@ from delay_devtools.cluster import EmbeddedCluster
 from delay_devtools.ports import free_ports
 from delay_devtools.service import PROGRAM, ServiceProcess
 from tests.faults.wallclock import WallClock, clock_missing
+from tests.integration.asked import metrics_of, probed
 from tests.integration.bench import Bench, await_true, now_ms
 from tests.stopwatch import Stopwatch
 
@@ -26,22 +24,8 @@ START_S = 40.0
 """A process needs a while to start on a busy machine."""
 
 
-def asked(node: ServiceProcess, path: str) -> tuple[int, Any]:
-    """Status and body of a probe; 0 before the node listens."""
-    served = node.events("admin_served")
-    if not served:
-        return 0, {}
-    try:
-        with urllib.request.urlopen(f"http://{served[-1]['url']}{path}", timeout=10) as answer:
-            return answer.status, json.load(answer)
-    except urllib.error.HTTPError as error:
-        return error.code, json.load(error)
-    except urllib.error.URLError:
-        return 0, {}
-
-
 def is_ready(node: ServiceProcess) -> bool:
-    return asked(node, "/readyz")[0] == 200
+    return probed(node, "/readyz")[0] == 200
 
 
 def await_unready(node: ServiceProcess, *words: str, timeout_s: float = START_S) -> None:
@@ -49,7 +33,7 @@ def await_unready(node: ServiceProcess, *words: str, timeout_s: float = START_S)
     seen: list[object] = []
 
     def is_said() -> bool:
-        status, body = asked(node, "/readyz")
+        status, body = probed(node, "/readyz")
         seen[:] = [status, body]
         return status == 503 and all(word in body["detail"] for word in words)
 
@@ -57,17 +41,13 @@ def await_unready(node: ServiceProcess, *words: str, timeout_s: float = START_S)
         await_true(is_said, f"not ready: {words}", timeout_s)
     except AssertionError as exc:
         raise AssertionError(f"{exc}; the last answer was {seen}") from None
-    _, state = asked(node, "/v1/node")
+    _, state = probed(node, "/v1/node")
     assert not state["healthy"]
     assert all(any(word in problem for problem in state["problems"]) for word in words)
 
 
 def unelectable(node: ServiceProcess) -> str:
-    """The lines of that metric."""
-    url = node.events("metrics_served")[-1]["url"]
-    with urllib.request.urlopen(f"http://{url}/metrics", timeout=10) as answer:
-        lines = answer.read().decode().splitlines()
-    return "\n".join(line for line in lines if line.startswith("delay_unelectable{"))
+    return "\n".join(metrics_of(node, "delay_unelectable{"))
 
 
 class Nodes:
@@ -149,7 +129,7 @@ def test_a_node_that_waits_for_kafka_listens_and_says_what_it_waits_for(nodes: N
     (port,) = free_ports(1)
     node = nodes.start("a", f"kafka.bootstrap=127.0.0.1:{port}")
     await_unready(node, "Kafka can't be reached")
-    assert asked(node, "/healthz")[0] == 200, "it lives: a restart would mend nothing"
+    assert probed(node, "/healthz")[0] == 200, "it lives: a restart would mend nothing"
     assert 'reason="kafka_unreachable"' in unelectable(node)
     assert node.stop() == 0
 

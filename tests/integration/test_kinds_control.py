@@ -7,7 +7,6 @@ was written before it has had its effect, so what did not happen by then never h
 from __future__ import annotations
 
 import threading
-import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from confluent_kafka import Producer
 
 from delay_devtools.cluster import EmbeddedCluster
 from delay_devtools.service import ServiceProcess
+from tests.integration.asked import metrics_of
 from tests.integration.bench import Bench, Header, Place, Seen, await_true, now_ms
 
 pytestmark = pytest.mark.quick
@@ -62,10 +62,7 @@ class Stand:
 
     def early(self) -> set[float]:
         """What the service itself counts as delivered before its time."""
-        url = self.service.events("metrics_served")[-1]["url"]
-        with urllib.request.urlopen(f"http://{url}/metrics", timeout=10) as answer:
-            lines = answer.read().decode().splitlines()
-        return {float(line.split()[-1]) for line in lines if line.startswith("delay_early_total{")}
+        return {float(line.split()[-1]) for line in metrics_of(self.service, "delay_early_total{")}
 
     def fates(self) -> dict[str, list[Fate]]:
         """Every outcome there is: ``(outcome, offset that it settles)`` by id."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import urllib.request
 from pathlib import Path
 from typing import Any
 
@@ -10,18 +9,13 @@ import pytest
 from confluent_kafka.admin import NewTopic  # type: ignore[attr-defined]  # its stubs don't re-export
 
 from delay_devtools.cluster import EmbeddedCluster
+from tests.integration.asked import Asked, metrics_of
 from tests.integration.bench import Bench, await_true
 
 pytestmark = pytest.mark.cluster
 
 MISSING = 30
 CANCELLED = 5
-
-
-def read(url: str) -> str:
-    with urllib.request.urlopen(url, timeout=10) as answer:  # noqa: S310 (our own server)
-        text: str = answer.read().decode()
-    return text
 
 
 @pytest.mark.parametrize("store", ["wheel", "rocksdb"])
@@ -55,10 +49,9 @@ def test_records_for_a_missing_target_are_seen_and_cancelled_ones_are_not_pendin
             ),
             "what is cancelled is not pending",
         )
-        url = service.events("metrics_served")[-1]["url"]
         shown = f'delay_target_parked{{target="{missing}",topic="{bench.any}"}} {MISSING:.1f}'
-        await_true(lambda: shown in read(f"http://{url}/metrics"), "the metric tells")
-        page = read(f"http://{service.events('admin_served')[-1]['url']}/")
+        await_true(lambda: shown in metrics_of(service), "the metric tells")
+        page = Asked(service).raw("GET", "/").text
         finding = f"{MISSING} records of {bench.any} for target {missing} are parked."
         assert finding in page
         assert "All is well" not in page
@@ -67,4 +60,4 @@ def test_records_for_a_missing_target_are_seen_and_cancelled_ones_are_not_pendin
         assert len(bench.read(missing, MISSING)) == MISSING
         await_true(lambda: states().get(missing, {"parked": 0})["parked"] == 0, "nothing is parked")
         counted = f'delay_apart_lateness_seconds_count{{kind="resumed"}} {MISSING:.1f}'
-        await_true(lambda: counted in read(f"http://{url}/metrics"), "it is counted apart")
+        await_true(lambda: counted in metrics_of(service), "it is counted apart")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-import urllib.request
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ import pytest
 from delay_devtools.cluster import EmbeddedCluster
 from delay_devtools.service import ServiceProcess
 from delayservice.engine.pauses import Pause, Paused, encode_key, encode_pause
+from tests.integration.asked import metrics_of
 from tests.integration.bench import Bench, await_true, now_ms
 
 pytestmark = pytest.mark.cluster
@@ -37,10 +37,9 @@ def test_a_paused_delay_topic_is_told_and_stores_a_while_and_the_rest_waits_in_k
         write(bench, paused, Pause(at_ms, "database move"))
         row = {"kind": "topic", "name": bench.any, "at_ms": at_ms, "reason": "database move"}
         await_true(lambda: bench.status(service)["paused"] == [row], "the pause is told")
-        url = service.events("metrics_served")[-1]["url"]
-        with urllib.request.urlopen(f"http://{url}/metrics", timeout=10) as answer:
-            metrics = answer.read().decode()
-        assert f'delay_paused_timestamp_seconds{{kind="topic",name="{bench.any}"}}' in metrics
+        assert metrics_of(
+            service, f'delay_paused_timestamp_seconds{{kind="topic",name="{bench.any}"}}'
+        )
         await_true(lambda: bench.status(service)["healthy"], "its clock is compared, all is well")
 
         for number in range(RECORDS):

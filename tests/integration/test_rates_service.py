@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import re
-import urllib.request
 from bisect import bisect_left
 from collections.abc import Sequence
 from pathlib import Path
 
 from delay_devtools.cluster import EmbeddedCluster
+from tests.integration.asked import metrics_of
 from tests.integration.bench import Bench, Seen, now_ms
 
 PARTITIONS = 2
@@ -100,7 +99,5 @@ def test_what_a_second_does_not_take_goes_in_the_seconds_after_it(
         assert sorted(one.value or b"" for one in seen) == sorted(values)
         last_place_ms = 1_000 * (RECORDS // PER_S - 1) + 1_000 * (cap - 1) // cap
         assert_within_limit(seen, due_ms // 1_000 * 1_000 + last_place_ms)
-        url = service.events("metrics_served")[-1]["url"]
-        with urllib.request.urlopen(f"http://{url}/metrics", timeout=10) as answer:
-            counted = re.findall(rb"^delay_slot_full_total\S* (\S+)$", answer.read(), re.MULTILINE)
-        assert sum(float(count) for count in counted) > RECORDS / 2
+        counted = metrics_of(service, "delay_slot_full_total")
+        assert sum(float(line.split()[-1]) for line in counted) > RECORDS / 2

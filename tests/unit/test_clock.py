@@ -156,7 +156,3 @@ def test_what_was_learned_of_the_broker_grows_old() -> None:
     boot_ms, wall_ms = 1_000 + hours_ms, WALL + hours_ms
     assert watched.observe(wall_ms + 600, boot_ms), "stepped"
     assert answer(watched, wall_ms - 700, wall_ms + 600, boot_ms, took_ms=2_000), "too slow"
-
-
-def test_suspend_is_no_step() -> None:
-    assert guard().observe(WALL + 86_400_000, 1_000 + 86_400_000) is None

@@ -18,18 +18,6 @@ def ms(text: str) -> int:
     return int(datetime.fromisoformat(text).timestamp() * 1_000)
 
 
-def occurrences(cron: str, zone: str, after: str, count: int) -> list[str]:
-    """Local times, with their offset from UTC."""
-    at_ms, found = ms(after), []
-    for _ in range(count):
-        following_ms = cron_time(cron, zone, at_ms)
-        assert following_ms is not None
-        assert following_ms > at_ms
-        at_ms = following_ms
-        found.append(datetime.fromtimestamp(at_ms / 1_000, ZoneInfo(zone)).isoformat()[5:])
-    return found
-
-
 def test_the_next_match_is_after_and_not_at() -> None:
     assert cron_time("* * * * *", "UTC", ms("2026-01-01T09:00:00+00:00")) == ms(
         "2026-01-01T09:01:00+00:00"
@@ -39,40 +27,45 @@ def test_the_next_match_is_after_and_not_at() -> None:
     )
 
 
-def test_seconds_come_first_where_there_are_six_fields() -> None:
-    assert occurrences("*/20 * * * * *", "UTC", "2026-01-01T00:00:05+00:00", 3) == [
-        "01-01T00:00:20+00:00",
-        "01-01T00:00:40+00:00",
-        "01-01T00:01:00+00:00",
-    ]
-
-
-def test_a_time_that_is_skipped_is_kept_right_after_the_gap() -> None:
-    """Berlin, 29 March 2026: 02:00 to 03:00 does not exist."""
-    assert occurrences("30 2 * * *", BERLIN, "2026-03-28T03:00:00+01:00", 2) == [
-        "03-29T03:00:00+02:00",
-        "03-30T02:30:00+02:00",
-    ]
-
-
-def test_a_time_that_comes_twice_is_kept_once() -> None:
-    """Berlin, 25 October 2026: 02:00 to 03:00 comes twice."""
-    assert occurrences("30 2 * * *", BERLIN, "2026-10-24T03:00:00+02:00", 2) == [
-        "10-25T02:30:00+02:00",
-        "10-26T02:30:00+01:00",
-    ]
-
-
-def test_every_hour_is_every_hour_there_is() -> None:
-    assert occurrences("0 * * * *", BERLIN, "2026-10-25T01:00:00+02:00", 3) == [
-        "10-25T02:00:00+02:00",
-        "10-25T02:00:00+01:00",
-        "10-25T03:00:00+01:00",
-    ]
-    assert occurrences("0 * * * *", BERLIN, "2026-03-29T01:00:00+01:00", 2) == [
-        "03-29T03:00:00+02:00",
-        "03-29T04:00:00+02:00",
-    ]
+@pytest.mark.parametrize(
+    ("cron", "zone", "after", "expected"),
+    [
+        # Seconds come first where there are six fields.
+        (
+            *("*/20 * * * * *", "UTC", "2026-01-01T00:00:05+00:00"),
+            ["01-01T00:00:20+00:00", "01-01T00:00:40+00:00", "01-01T00:01:00+00:00"],
+        ),
+        # Berlin, 29 March 2026: 02:00 to 03:00 does not exist, and is kept right after the gap.
+        (
+            *("30 2 * * *", BERLIN, "2026-03-28T03:00:00+01:00"),
+            ["03-29T03:00:00+02:00", "03-30T02:30:00+02:00"],
+        ),
+        (
+            *("0 * * * *", BERLIN, "2026-03-29T01:00:00+01:00"),
+            ["03-29T03:00:00+02:00", "03-29T04:00:00+02:00"],
+        ),
+        # Berlin, 25 October 2026: 02:00 to 03:00 comes twice; a time of day is kept once.
+        (
+            *("30 2 * * *", BERLIN, "2026-10-24T03:00:00+02:00"),
+            ["10-25T02:30:00+02:00", "10-26T02:30:00+01:00"],
+        ),
+        (
+            *("0 * * * *", BERLIN, "2026-10-25T01:00:00+02:00"),
+            ["10-25T02:00:00+02:00", "10-25T02:00:00+01:00", "10-25T03:00:00+01:00"],
+        ),
+    ],
+)
+def test_the_next_matches_where_clocks_change(
+    cron: str, zone: str, after: str, expected: list[str]
+) -> None:
+    at_ms, found = ms(after), []
+    for _ in expected:
+        following_ms = cron_time(cron, zone, at_ms)
+        assert following_ms is not None
+        assert following_ms > at_ms
+        at_ms = following_ms
+        found.append(datetime.fromtimestamp(at_ms / 1_000, ZoneInfo(zone)).isoformat()[5:])
+    assert found == expected
 
 
 def test_some_days_never_come() -> None:

@@ -144,11 +144,6 @@ class TestClaims:
         election.seat(0, VACANT, 1)
         assert election.step(1) == [ClaimSlice(0)]
 
-    def test_a_slice_that_another_owns_is_left_alone(self) -> None:
-        election = elected()
-        election.seat(0, others("other"), 0)
-        assert election.step(100) == []
-
     def test_nothing_is_claimed_before_the_seat_is_known(self) -> None:
         election = elected()
         assert election.step(100) == []

@@ -33,15 +33,14 @@ def test_a_note_is_read_as_it_was_written(note: msgspec.Struct) -> None:
 
 @pytest.mark.parametrize(
     "data",
-    [b"", b"{", b"[]", b"\xff", b'{"node_id": "\xff"}', b'{"node_id": 5}', b'{"worker": 1}'],
+    [
+        *(b"", b"{", b"[]", b"\xff", b'{"node_id": "\xff"}', b'{"node_id": 5}', b'{"worker": 1}'),
+        b'{"node_id": "a", "instance": "a1", "workers": 0}',  # slices are numbered by workers
+    ],
 )
-def test_what_is_no_note_is_none(data: bytes) -> None:
-    assert decode(data, OwnerNote) is None
-
-
-def test_a_node_without_workers_is_none() -> None:
-    """Slices are numbered by them."""
-    assert decode(b'{"node_id": "a", "instance": "a1", "workers": 0}', NodeNote) is None
+@pytest.mark.parametrize("kind", [OwnerNote, NodeNote])
+def test_what_is_no_note_is_none(data: bytes, kind: type[OwnerNote | NodeNote]) -> None:
+    assert decode(data, kind) is None
 
 
 def test_a_note_of_a_later_version_is_read_without_what_is_new() -> None:
