@@ -29,7 +29,7 @@ class ClusterView:
         self.is_informed = False
         self.live: frozenset[str] = frozenset()
         self._caught_up: dict[str, frozenset[int]] = {}
-        """Slices that each other worker could own now, by worker name."""
+        """Slices that each worker of another node could own now, by worker name."""
         self._placed: dict[int, frozenset[str]] = {}
         self._ranked: dict[int, tuple[str, ...]] = {}
 
@@ -48,8 +48,8 @@ class ClusterView:
         return before != self._facts
 
     def set_lives(self, notes: Mapping[str, LifeNote]) -> None:
-        """Store which slices other workers could own, from the notes of the workers that
-        ``Election.rivals`` names, by worker name.
+        """Store which slices other workers could own. ``notes``: by worker name, the notes of the
+        workers that ``Election.rivals`` names.
         """
         # Sets, for they are searched once for each slice.
         self._caught_up = {name: frozenset(note.caught_up) for name, note in notes.items()}
@@ -61,8 +61,8 @@ class ClusterView:
 
     @property
     def contract_version(self) -> int:
-        """Return the newest contract version that every live node supports; a node without a note
-        counts as one that advertises no version.
+        """Return the newest contract version that every live node supports. A live node without a
+        note, or any node before the members were read, counts as one that advertises no version.
         """
         live = {self._me.node_id, *self.live}
         known = [self.nodes[name].contract_version for name in live & self.nodes.keys()]
@@ -71,8 +71,9 @@ class ClusterView:
         return min(known)
 
     def rank(self, *, without_me: bool) -> None:
-        """Compute which nodes are to keep a copy of each slice, and the order in which live ones
-        should own it. ``without_me``: this node is left out of that order.
+        """Compute which nodes are to keep a copy of each slice, and in which order live nodes
+        should own it, for ``placed_on`` and ``ranked``. ``without_me``: this node is left out of
+        that order.
         """
         members = [
             PlacedMember(note.node_id, note.broker_id, note.rack) for note in self.nodes.values()
@@ -93,7 +94,7 @@ class ClusterView:
         return self._placed.get(slice_no, frozenset())
 
     def worker_of(self, node_id: str, slice_no: int) -> str | None:
-        """Return the name of the worker that serves a slice on a node; None: unknown node."""
+        """Return the name of the worker that serves a slice on a node; None: no such member."""
         note = self.nodes.get(node_id)
         return None if note is None else f"{node_id}:{slice_no % note.workers}"
 

@@ -1,4 +1,6 @@
-"""Carries out the election's decisions in ZooKeeper, those of one kind together."""
+"""Carries out the election's decisions in ZooKeeper, those of one kind together. The *owner node*
+of a slice is the ZooKeeper node with its ``OwnerNote`` (see ``notes``).
+"""
 
 from __future__ import annotations
 
@@ -32,8 +34,8 @@ class EffectRunner:
         self._seat_of = seat_of
 
     def carry_out(self, effects: Sequence[Effect]) -> None:
-        """Carry out decisions about different slices: heirs first, then resignations, evictions and
-        claims.
+        """Carry out decisions, each about another slice: first write heirs, then resign, evict and
+        claim.
 
         Raises:
             EnsembleError: some effects failed. Others of the same kind were carried out, those of
@@ -67,7 +69,7 @@ class EffectRunner:
 
 
 def _by_value(values: Mapping[int, str]) -> dict[str, list[int]]:
-    """Return the slices grouped by their value, such as a reason."""
+    """Return lists of slices by their common value (a reason or an heir)."""
     found = defaultdict(list)
     for slice_no, value in values.items():
         found[value].append(slice_no)

@@ -1,5 +1,5 @@
-"""Ownership of slices by election in ZooKeeper: the methods that other threads call, at any time,
-to query and inform the thread that decides.
+"""Ownership of slices by election in ZooKeeper: the methods by which other threads, at any time,
+query the election thread and report to it.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class ElectedOwnership:
         placement: settings of the placement of copies and owners.
         me: note of this node.
         worker: number of this worker in its node.
-        boot_s: seconds since boot, suspend included.
+        boot_s: returns the seconds since boot, suspend included.
         alert_s: seconds for which an owner goes on after it has named its heir; longer than waking
             the heir's loop takes.
         kept: slices of which this node had copies before its start.
@@ -87,8 +87,8 @@ class ElectedOwnership:
         self._thread.on_change = callback
 
     def confirm_all(self, slice_nos: Iterable[int]) -> frozenset[int]:
-        """Ask ZooKeeper's leader; return those of the slices that this worker owns, without slices
-        that get no answer.
+        """Ask ZooKeeper's leader which of the slices this worker owns; return those, without slices
+        that get no answer. Slices for which ``roles`` has another role than ``OWNER`` are left out.
         """
         roles = self.roles()
         asked = [n for n in slice_nos if roles.get(n) is Role.OWNER]
@@ -102,7 +102,7 @@ class ElectedOwnership:
         return frozenset(confirmed)
 
     def epoch(self, slice_no: int) -> int:
-        """Return the epoch of this worker's ownership of the slice; 0: not the owner."""
+        """Return the epoch of this worker's ownership of a slice; 0: it is not the owner."""
         return self._thread.views.epochs.get(slice_no, 0)
 
     def contract_version(self) -> int:
@@ -124,7 +124,9 @@ class ElectedOwnership:
         self._thread.wake.set()
 
     def gave_up(self, slice_no: int, why: str) -> None:
-        """Report why this worker can't serve a slice that it owns, so that it resigns the slice."""
+        """Report the reason ``why`` this worker can't serve a slice that it owns; it resigns the
+        slice.
+        """
         with self._thread.lock:
             self._election.gave_up(slice_no, why)
         self._thread.wake.set()

@@ -5,7 +5,8 @@ first candidate claims a vacant slice at once, each other one a little later; Zo
 win. An owner that is not the first hands over when the first has caught up: it names its heir, goes
 on until the heir has noticed, finishes its transaction, and resigns.
 
-``nodes``, ``live``, ``seat`` and similar methods take events; ``step`` returns what to do.
+``nodes``, ``live``, ``seat`` and similar methods take events; ``step`` returns what to do. The
+*owner node* of a slice is the ZooKeeper node with its ``OwnerNote`` (see ``notes``).
 """
 
 from __future__ import annotations
@@ -45,15 +46,14 @@ class Election:
 
     Args:
         me: note of this node.
-        worker: number of this worker in its node; it serves every slice whose number is this one
-            modulo the number of workers.
+        worker: number of this worker in its node; it serves slices whose number modulo
+            ``me.workers`` equals it.
         replicas: copies of each slice; None: every node keeps one.
         pace: intervals between decisions.
         kept: slices of which this node had copies before its start, kept until their placement is
             known.
 
-    A slice that has existed once stays placed: a topic that can't be described for a moment
-    comes back, and placing without it would move copies and owners of other slices as well.
+    A slice stays placed while its topic can't be described, so that copies of others don't move.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class Election:
             self._plan()
 
     def live(self, node_ids: Collection[str], *, is_registered: bool) -> None:
-        """Set the nodes that have a living worker, and whether this worker is registered."""
+        """Set the nodes with a living worker, and whether ZooKeeper has this worker's note."""
         self._is_registered = is_registered
         if self.view.live != frozenset(node_ids):
             self.view.live = frozenset(node_ids)
@@ -133,7 +133,7 @@ class Election:
             state.is_giving_up = False
 
     def _inherit(self, state: SliceElection, before: Seat | None, seat: Seat) -> None:
-        """Set heir and former owner (giver) from the last note of an owner that has left."""
+        """Set heir and giver (former owner) from the note of an owner that left, or clear them."""
         last = before.owner if before and not seat.owner else None
         if last is not None:
             state.heir, state.giver = last.heir, last
@@ -157,9 +157,7 @@ class Election:
         self._is_registered = False
 
     def settling(self, slice_no: int, *, is_settling: bool) -> None:
-        """Set whether this worker delivers records of a slice that it owns; a start clears the
-        count of failures.
-        """
+        """Set whether this worker delivers an owned slice; a start clears the count of failures."""
         state = self._slices.get(slice_no)
         if state is not None:
             state.is_settling = is_settling
@@ -212,8 +210,8 @@ class Election:
 
     @property
     def rivals(self) -> frozenset[str]:
-        """Return the names of the workers whose notes are needed: possible heirs, and workers that
-        take over a copy from this node.
+        """Return the names of the workers whose notes are needed: possible heirs, and workers on
+        nodes to which a copy moves from this node.
         """
         wanted = [(n, node_id) for n in self.owned for node_id in self._relief(n)]
         for slice_no in self._kept:
@@ -224,7 +222,7 @@ class Election:
         return frozenset(name for name in names if name is not None)
 
     def seat_of(self, slice_no: int) -> Seat | None:
-        """Return the owner of a slice as last read from ZooKeeper; None: not read yet."""
+        """Return a slice's owner as last read; None: not read yet, or no copy is kept here."""
         state = self._slices.get(slice_no)
         return None if state is None else state.seat
 
@@ -346,7 +344,7 @@ class Election:
         return verdict.reason if is_relieved else ""
 
     def _relief(self, slice_no: int) -> tuple[str, ...]:
-        """Return the nodes that may take a slice over: all others if this one may not own."""
+        """Return the next owners: ``_candidates``, or all others if this worker may not own."""
         if electability(self._facts_here).may_own:
             return self._candidates(slice_no)
         return tuple(n for n in self.view.ranked(slice_no) if n != self._me.node_id)
@@ -360,7 +358,9 @@ class Election:
             state.rest_until_s = now_s + rest_s(state.failures)
 
     def _heir(self, slice_no: int, state: SliceElection, now_s: float) -> str:
-        """Return the node to hand over to; empty: there is no node, or it is too early."""
+        """Return the node to hand over to; empty: there is no node, or it is too early. If a worker
+        leaves, and no node may follow, begin to resign the slice without an heir.
+        """
         candidates = self._candidates(slice_no)
         has_to_go = self._me.node_id not in self.view.ranked(slice_no)
         if not candidates:

@@ -1,4 +1,6 @@
-"""Data classes of the election: state of a slice, effects of decisions, and intervals."""
+"""Data classes of the election: state of a slice, effects of decisions, and intervals. The *owner
+node* of a slice is the ZooKeeper node with its ``OwnerNote`` (see ``notes``).
+"""
 
 from __future__ import annotations
 
@@ -55,7 +57,7 @@ class ElectionPace:
         alert_s: time for which an owner goes on after naming its heir; longer than it takes to wake
             the heir's loop.
         tenure_s: time for which a new owner keeps a slice before it hands over to a better node.
-        handed_s: the same time as ``tenure_s``, if a living owner handed the slice over. Until a
+        handed_s: like ``tenure_s``, for an owner that got the slice from a living one. Until a
             partition's leader is stable, nodes may count different ones as leader, and would hand
             over to each other after a shorter time.
         first_s: extra delay of every candidate but the best, for a slice that it reads for the
@@ -75,8 +77,8 @@ class ElectionPace:
 
 
 class Seat(NamedTuple):
-    """Owner of a slice as read from ZooKeeper; None: vacant. ``is_mine``: this worker's present
-    session holds the slice's owner node.
+    """Owner of a slice as read from ZooKeeper. ``owner`` None: the slice is vacant. ``is_mine``:
+    this worker's present session holds the slice's owner node.
     """
 
     owner: OwnerNote | None
@@ -85,7 +87,10 @@ class Seat(NamedTuple):
 
 @dataclass(slots=True)
 class SliceElection:
-    """State of one slice in the election, as one worker knows it."""
+    """State of one slice in the election, as one worker knows it. ``seat``: its owner, None: not
+    read yet; ``standing``: progress of this node's copy; ``is_settling``: whether this worker
+    delivers it.
+    """
 
     seat: Seat | None = None
     since_s: float = 0.0
@@ -94,19 +99,27 @@ class SliceElection:
     standing: SliceStanding = _UNKNOWN
     is_settling: bool = False
     is_handing_over: bool = False
+    """Whether this worker, the owner, finishes its last transaction for the slice, to resign
+    then."""
     announced_s: float = math.inf
+    """Since when the owner note has named the present choice of heir, in s on the lease's clock;
+    infinity: not yet."""
     heir: str = ""
     """Node that the last owner of a vacant slice named as its heir; empty: no node."""
     giver: OwnerNote | None = None
-    """Owner that handed the slice over to this node; None: no owner, or it is not alive."""
+    """Owner that handed the slice over to this node; None: there is no such owner, or it is not
+    alive."""
     trouble: str = ""
     """Reason why this worker, as the owner, can't serve the slice; empty: it can."""
     is_giving_up: bool = False
+    """Whether the failure of the present ownership was counted already."""
     failures: int = 0
     """Number of consecutive resignations because this worker could not serve the slice.
     ``failure``: reason of the last one."""
     failure: str = ""
     rest_until_s: float = -math.inf
+    """Time before which this worker does not claim the slice after a failure, in s on the lease's
+    clock."""
 
 
 def epoch_of(seat: Seat) -> int:

@@ -46,7 +46,7 @@ class ElectionThread:
         placement: settings of the placement of copies and owners.
         me: note of this node.
         worker: number of this worker in its node.
-        election: the decisions; used only while ``lock`` is held, as many threads report to it.
+        election: the decisions; changed only while ``lock`` is held, as many threads report to it.
         lease: time for which roles are valid without an answer from ZooKeeper.
 
     Attributes:
@@ -93,7 +93,7 @@ class ElectionThread:
         self.ensemble = Ensemble(zookeeper, self.changed)
         self._session = self.ensemble.session
         self._changes: SimpleQueue[int] = SimpleQueue()
-        self._has_told = False  # that it leaves
+        self._has_told = False  # the election that this worker leaves
         self._shown_roles = self.views.owning
         self._is_connected = False
         self._is_prepared = False

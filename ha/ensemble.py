@@ -1,5 +1,6 @@
-"""Reads and writes the notes of all nodes in ZooKeeper. A watch only reports that something is to
-be read again.
+"""Reads and writes the notes of all nodes in ZooKeeper. The *owner node* of a slice is the
+ZooKeeper node with its ``OwnerNote``; the session that created it holds it. A watch only reports
+that something is to be read again.
 
 kazoo 2.11: its ``Election`` and ``Lock`` are not used (design section 6). Its connection thread
 ends for good, without a log line, on a refused login and on errors that it does not know, so the
@@ -121,8 +122,8 @@ class Ensemble:
 
     def beat(self, life: LifeNote | None) -> bool:
         """Write a live worker's note again, so that ZooKeeper's leader has to answer; the nearest
-        server may be cut off from the leader. Return False if the note is gone or another
-        session's, which is not overwritten. ``life`` None: only wait for the answer.
+        server may be cut off from the leader. Return False, and write nothing, if the note is gone
+        or another session's. ``life`` None: only wait for the answer, and return True.
         """
         if life is None:
             self.session.sync()
@@ -151,8 +152,8 @@ class Ensemble:
         return [held[0] for held in found.values() if held is not None and held[0] is not None]
 
     def pin(self) -> PinNote | None:
-        """Return the note by which owners are pinned to their slices, and watch for its next
-        change; None: they are not pinned.
+        """Return the note by which owners are pinned to their slices, without a reason if it is
+        unreadable; None: they are not pinned. Watch for its next change.
         """
         path = self.session.path("pinned")
         session = self.session
@@ -251,6 +252,9 @@ class Ensemble:
     def claim_all(self, slice_nos: Iterable[int], owner: OwnerNote) -> frozenset[int]:
         """Claim slices for the worker that ``owner`` names, each with the slice's next epoch;
         return the slices that were won. Other workers were faster for the rest.
+
+        Raises:
+            EnsembleError: at the end, when some claims were not answered.
         """
         with self.session.batch() as batch:
             epochs = self._epochs(batch, slice_nos)
@@ -297,7 +301,9 @@ class Ensemble:
         return 0
 
     def announce_all(self, owners: Mapping[int, OwnerNote]) -> None:
-        """Overwrite the notes, by slice, in those owner nodes that this session holds."""
+        """Overwrite the owner notes of slices, but only in owner nodes that this session holds.
+        ``owners``: the new notes, by slice.
+        """
 
         def write(slice_no: int, transaction: Any) -> None:  # noqa: ANN401
             transaction.set_data(self._owner_path(slice_no), encode(owners[slice_no]))
@@ -311,8 +317,8 @@ class Ensemble:
             self._change_owners(batch, slice_nos, lambda held: held.is_mine, self._delete_owner)
 
     def evict_all(self, slice_nos: Iterable[int], worker_id: WorkerId) -> None:
-        """Remove the owner nodes of these slices that an earlier session of the worker
-        ``worker_id`` holds.
+        """Remove the owner nodes of these slices, but only those that an earlier session of the
+        worker ``worker_id`` holds.
         """
 
         def is_old(held: Held) -> bool:

@@ -33,6 +33,10 @@ _log = structlog.get_logger(__name__)
 class KazooLog(logging.Logger):
     """Logger that takes from kazoo's log the session timeout and the reason of a failed connection.
     All else is dropped: lines below warning and the requests in error messages may show passwords.
+
+    Attributes:
+        session_timeout_ms: session timeout that ZooKeeper granted, milliseconds; 0: unknown.
+        trouble: last failure since a session was granted, for people; empty: no failure.
     """
 
     def __init__(self) -> None:
@@ -53,7 +57,7 @@ class KazooLog(logging.Logger):
 
 
 def make_client(options: ZooKeeper, log: KazooLog) -> KazooClient:
-    """Return a ZooKeeper client for one session, not started yet.
+    """Return a ZooKeeper client for one session, not started yet. ``log``: logger of the client.
 
     Raises:
         DelayServiceError: the login is SASL, and the package for that is missing.

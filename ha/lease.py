@@ -21,7 +21,7 @@ class Lease:
     """Lease that ends unless it is renewed in time. Written by one thread, read by any.
 
     Args:
-        boot_s: seconds since boot, suspend included.
+        boot_s: returns the seconds since boot, suspend included.
     """
 
     def __init__(self, boot_s: Callable[[], float]) -> None:
@@ -57,7 +57,7 @@ class Lease:
 
 class RoleViews:
     """A worker's roles and epochs by slice, and its roles while it may not act as an owner. An
-    object never changes, so that a loop can detect new roles by its identity.
+    object never changes, so that a loop can detect new roles by the identity of the object.
 
     Attributes:
         owning: roles while the lease is valid and ZooKeeper connected.

@@ -28,9 +28,16 @@ UNADVERTISED_VERSION: Final = 3
 
 
 class NodeNote(msgspec.Struct, frozen=True):
-    """A node of the cluster, alive or not. ``instance`` distinguishes two nodes of one name;
-    ``address`` is its host name; ``contract_version`` is the newest contract version that it
-    supports.
+    """A node of the cluster, alive or not.
+
+    Attributes:
+        node_id: name of the node.
+        instance: distinguishes two nodes of one name.
+        workers: number of its worker processes.
+        broker_id: id of the broker on the same host; None: there is no such broker.
+        rack: rack of the node; empty: unknown.
+        address: host name, for people.
+        contract_version: newest contract version that it supports.
     """
 
     node_id: str
@@ -110,6 +117,8 @@ def worker_name(node_id: str, worker: int) -> str:
 
 
 def worker_of(name: str) -> tuple[str, int] | None:
-    """Return node id and worker number from a worker's name; None: not a worker's name."""
+    """Return node id and worker number from the name of a worker's ZooKeeper node; None: it is not
+    a worker's name.
+    """
     node_id, _, worker = name.rpartition(":")
     return (node_id, int(worker)) if node_id and worker.isdecimal() else None

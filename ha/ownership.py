@@ -45,11 +45,14 @@ class Ownership(Gate, Protocol):
 
     def confirm_all(self, slice_nos: Iterable[int]) -> frozenset[int]:
         """Ask ZooKeeper, with one batch of requests, which of the slices this worker owns; return
-        those, without slices that get no answer. Called before and after former writers are fenced.
+        those, without slices that get no answer. It is called before and after former writers are
+        fenced.
         """
 
     def pinned(self) -> str:
-        """Return why owners are pinned to their slices, for people; empty: they are not."""
+        """Return when, by whom and why owners were pinned to their slices, for people; empty: they
+        are not.
+        """
 
     def standing(self, slice_no: int, standing: SliceStanding) -> None:
         """Report the progress of this node's copy of a slice; called about once a second."""
@@ -82,6 +85,7 @@ class Standalone:
     """Ownership without ZooKeeper: the only node owns every slice."""
 
     has_failed = False
+    """Always False: there is no election that could end with an error."""
 
     def __init__(self, me: NodeNote, worker: int) -> None:
         self._me = me
@@ -152,7 +156,7 @@ class Standalone:
         return electability(facts)
 
     def verdict(self, slice_no: int) -> Verdict:
-        """Return whether this worker may own the slice, for people."""
+        """Return whether this worker may own a slice, and why not."""
         standing = self._standings.get(slice_no, SliceStanding({}, math.inf))
         return electability(self._facts, CopyFacts(standing.lag_s, refusal=standing.refusal))
 

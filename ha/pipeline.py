@@ -28,10 +28,10 @@ REQUESTS_MAX: Final = 256
 all of its clients down at 1,000 (``globalOutstandingLimit``)."""
 
 _ANSWERS: Final = (NoNodeError, NodeExistsError, BadVersionError)
-"""Errors that describe the state of the nodes, and so count as answers."""
+"""Errors about the state of ZooKeeper nodes, which count as answers to a request."""
 _OVERTAKEN: Final = (*_ANSWERS, NotEmptyError)
 _CONSEQUENCES: Final = (RolledBackError, RuntimeInconsistency)
-"""Errors of an operation whose cause is another part of the same transaction."""
+"""Errors of one part of a transaction that only follow from the failure of another part."""
 
 _Key = TypeVar("_Key")
 Request: TypeAlias = Callable[[], Any]
@@ -68,14 +68,14 @@ class Pipeline:
         """Send one request and return its answer.
 
         Raises:
-            NoNodeError, NodeExistsError, BadVersionError: the nodes are not as assumed.
+            NoNodeError, NodeExistsError, BadVersionError: a ZooKeeper node is not as assumed.
             EnsembleError: ZooKeeper gave no answer, or refused.
         """
         return self._answer(self._sent(request))
 
     def ask_all(self, requests: Mapping[_Key, Request]) -> dict[_Key, Any]:
         """Send many requests and return their answers by key, without failed requests. Errors about
-        the state of nodes, such as ``NoNodeError``, count as answers.
+        the state of ZooKeeper nodes, such as ``NoNodeError``, count as answers, and are returned.
         """
         answers: dict[_Key, Any] = {}
         waiting: deque[tuple[_Key, Any]] = deque()
@@ -89,9 +89,9 @@ class Pipeline:
         return answers
 
     def commit_all(self, transactions: Mapping[_Key, Any]) -> frozenset[_Key]:
-        """Commit many transactions, each by itself, and return the keys of those carried out. The
-        others failed: ZooKeeper nodes have changed since they were read, or there was no answer,
-        which ``raise_failure`` raises.
+        """Commit many kazoo transactions, each by itself, and return the keys of those carried out.
+        The others failed because ZooKeeper nodes have changed since they were read, or
+        ``raise_failure`` raises their error.
         """
         done = set()
         commits = {key: transaction.commit_async for key, transaction in transactions.items()}

@@ -142,7 +142,7 @@ class _Draft:
             self._slices_of.setdefault(node, set())
 
     def fill(self, pairs: Iterable[_Pair], copies: int) -> None:
-        """Give each slice ``copies`` nodes, the best available ones.
+        """Give each slice ``copies`` nodes, the best available ones of ``pairs``, which are sorted.
 
         A bound on the load that cannot be kept is raised by as little as possible. For ``place``
         that never happens: if every node with room keeps the slice already, a full node that lacks
@@ -156,8 +156,9 @@ class _Draft:
                     self._load_max += 1
 
     def _settles(self, pair: _Pair, copies: int, per_rack: int) -> bool:
-        """Place the pair's slice on its node if allowed; return whether the pair needs no other
-        try, as it is placed, its slice is complete, or its node is full.
+        """Place the pair's slice on its node if allowed; return whether the pair is done: its slice
+        is placed there, its slice has all ``copies``, or its node is full. ``per_rack``: largest
+        number of copies of the slice in one rack for now.
         """
         _, _, slice_no, node = pair
         taken = self.nodes_of[slice_no]
@@ -169,7 +170,8 @@ class _Draft:
         return True
 
     def _shift(self, slice_no: int) -> bool:
-        """Find one more node for a slice along the shortest chain of moves, or return False.
+        """Find one more node for a slice along the shortest chain of moves, and return True; return
+        False if there is no such chain.
 
         A slice moves into a node's place, the slice that was there moves on, and so on until a node
         has room: an augmenting path, searched breadth first.
@@ -252,8 +254,8 @@ def _racks(nodes: Mapping[str, PlacedMember]) -> dict[str, str]:
 
 
 def _load_max(copies: int, nodes: int) -> int:
-    """Return 1.25 times the mean number of copies on a node, rounded up. In integers, as floats may
-    round wrongly.
+    """Return the largest number of copies that a node may keep: 1.25 times the mean number, rounded
+    up. Computed in integers, because floats may round wrongly.
     """
     return -(-5 * copies // (4 * nodes)) if nodes else 0
 

@@ -21,7 +21,7 @@ from ha.pipeline import EnsembleError, Pipeline
 _CLOSE_S: Final = 1.0
 
 MEMBERS: Final = -1
-"""Value in place of a slice number: the members or the live workers have changed."""
+"""Value in place of a slice number: the members, the live workers or the pin have changed."""
 EVERYTHING: Final = -2
 """Value in place of a slice number: everything is to be read from ZooKeeper again."""
 
@@ -95,7 +95,7 @@ class Session:
         return self._kazoo_log.trouble
 
     def take_lost(self) -> bool:
-        """Return whether the ZooKeeper session was lost since the last call."""
+        """Return whether the ZooKeeper session was lost or replaced since the last call."""
         was_lost = self._lost.is_set()
         self._lost.clear()
         return was_lost
@@ -115,7 +115,7 @@ class Session:
 
     @property
     def session_id(self) -> int | None:
-        """Return ZooKeeper's id of this session; None before the first connection."""
+        """Return ZooKeeper's id of this session; None: there was no connection yet."""
         client_id = self.client.client_id
         return None if client_id is None else int(client_id[0])
 
@@ -136,14 +136,16 @@ class Session:
 
     @contextmanager
     def batch(self) -> Iterator[Pipeline]:
-        """Yield a pipeline for batches of requests, and raise the first failure at the end."""
+        """Yield a pipeline for batches of requests. At the end, raise the first failure of these
+        requests (``EnsembleError``).
+        """
         pipeline = Pipeline(self.client, self.session_timeout_s)
         yield pipeline
         pipeline.raise_failure()
 
     def children(self, folder: str, *, is_watched: bool = True) -> list[str]:
-        """Return the names of the ZooKeeper nodes in a folder below the root. ``is_watched``:
-        report the folder's next change.
+        """Return the names of the ZooKeeper nodes in a folder below the root. ``is_watched``: call
+        ``changed`` at the folder's next change.
         """
         path, watch = self.path(folder), self.watch if is_watched else None
         with still_there(path):
@@ -152,8 +154,9 @@ class Session:
     def read(
         self, batch: Pipeline, paths: Mapping[_Key, str], kind: type[_Note], **options: object
     ) -> dict[_Key, tuple[_Note | None, int] | None]:
-        """Return, by key, the note at each path (None: unreadable) and the id of the session that
-        holds it (0: no session); or None: there is no such ZooKeeper node.
+        """Read the notes at ``paths`` in a batch. Return by key the note (None: unreadable) and the
+        id of the session that holds its ZooKeeper node (0: no session); or None: there is no such
+        node. Requests that failed are left out. ``options``: arguments of kazoo's ``get_async``.
         """
         found = batch.ask_all(each(self.client.get_async, paths, **options))
         return {
@@ -184,7 +187,9 @@ class Session:
             self.ask(self.client.delete_async, path)
 
     def watch(self, event: WatchedEvent) -> None:
-        """Report what to read again after a watched ZooKeeper node has changed."""
+        """Call ``changed`` with what to read again; kazoo calls this after a watched ZooKeeper node
+        has changed.
+        """
         path = str(event.path or "")
         if path.endswith("/owner"):
             self._changed(int(path.split("/")[-2]))
@@ -206,7 +211,9 @@ def still_there(path: str) -> Iterator[None]:
 def each(
     call: Callable[..., Any], paths: Mapping[_Key, str], **options: object
 ) -> dict[_Key, Callable[[], Any]]:
-    """Return a request for each path, by key, without sending it."""
+    """Return a request for each of ``paths``, by key, without sending it: a call of ``call``, an
+    asynchronous method of kazoo's client, with the path and ``options``.
+    """
     return {key: partial(call, path, **options) for key, path in paths.items()}
 
 

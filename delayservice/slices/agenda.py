@@ -1,4 +1,6 @@
-"""Agenda of a worker: which shards have something to settle now, and when the other shards have."""
+"""Agenda of a worker: the shards to settle in the loop's next iteration, and for each shard the
+time at which its next record is due.
+"""
 
 from __future__ import annotations
 
@@ -22,22 +24,26 @@ class Agenda:
 
     def walk(self, lane: AnyLane) -> None:
         """Schedule an owned shard for the loop's next iteration, because records were read or its
-        state changed, and for the due time of its first record.
+        state changed, and for the time at which its next stored record is due.
         """
         self.walking[lane.place] = None
         self.look_when_due(lane)
 
     def look_when_due(self, lane: AnyLane) -> None:
-        """Schedule a shard for the time at which its next record is due, and for no other time."""
+        """Set the due time of a shard to that of its next record, or remove it if there is no such
+        record. ``walking`` does not change.
+        """
         self._dues.put(lane.place, lane.next_due_ms())
 
     def wait(self, lane: AnyLane) -> None:
-        """Schedule a shard for the loop's next iteration: a due record can't be settled yet."""
+        """Schedule a shard whose due record can't be settled yet for the loop's next iteration, and
+        remove its due time.
+        """
         self._dues.put(lane.place, None)
         self.walking[lane.place] = None
 
     def look_again(self, lane: AnyLane) -> None:
-        """Schedule a changed shard for the loop's next iteration, or remove it if not owned."""
+        """Schedule a changed shard as ``walk`` does, or remove it if this node does not own it."""
         if lane.shard.owned:
             self.walk(lane)
         else:
@@ -49,13 +55,13 @@ class Agenda:
         self._dues.put(place, None)
 
     def next_due_ms(self) -> int | None:
-        """Return the earliest due time of all shards, epoch milliseconds; None: there is none."""
+        """Return the earliest due time of all shards, epoch ms; None: no shard has one."""
         return self._dues.next_ms()
 
     def take(self, now_ms: int) -> list[Place]:
         """Return the shards (topic and partition) to settle at ``now_ms``, epoch milliseconds:
-        those with due records, earliest first, then ``walking``. Remove the due times of the
-        former.
+        those with due records, earliest first, then the others in ``walking``. The due times of the
+        former are removed; ``walking`` does not change.
         """
         places = dict.fromkeys(self._dues.take_due(now_ms))
         return list(places | self.walking)

@@ -1,5 +1,10 @@
-"""Base of lanes with a store (``lane``) and of level lanes (``level``), as the worker's loop uses
-them. ``docs/glossary.md`` defines H, S, K, cursor and mark.
+"""Base classes of lanes, as the worker's loop uses them: ``Lane`` (module ``lane``) has a store,
+``LevelLane`` (module ``level_lane``) has none.
+
+``docs/glossary.md`` defines H, S, K, cursor and mark. A lane *owns* its shard from ``take_over`` to
+``follow`` or ``step_down``, and settles its records; else it is a *replica*. What it settles takes
+effect with the next commit of the worker, whose result the caller reports by ``committed`` or
+``aborted``.
 """
 
 from __future__ import annotations
@@ -30,7 +35,7 @@ from delayservice.slices.repairing_store import RepairingStore
 from delayservice.store.base import StoreStats, StoreView
 
 NOWHERE: Final = -1
-"""Value of ``Fetch.position`` when the client has to seek before it reads."""
+"""Value of ``Fetch.position`` while the client has to seek before it reads."""
 
 
 class Fetch:
@@ -49,7 +54,9 @@ class Fetch:
         self._place = place
 
     def go_to(self, offset: int, last_read: LastRead = NOTHING_READ) -> None:
-        """Seek to source offset ``offset``. ``last_read``: last record below it, if known."""
+        """Read from source offset ``offset`` on. ``last_read``: the last record below it, by which
+        the client detects a truncated log; ``NOTHING_READ``: unknown.
+        """
         self.source.seek(self._place, offset, last_read)
         self.position = offset
 
@@ -60,7 +67,7 @@ class Fetch:
             self.is_paused = is_paused
 
     def let_go(self) -> None:
-        """Stop reading this partition. A pause is ended first, because the client would keep it."""
+        """Stop reading this partition, and end a pause, which the client would keep otherwise."""
         self.pause(is_paused=False)
         if self.position != NOWHERE:
             self.source.drop(self._place)
@@ -68,8 +75,8 @@ class Fetch:
 
 
 class AnyLane(ABC):
-    """Lane: what a worker does for one partition of a delay topic. It never commits, because all
-    lanes of a worker share one transaction.
+    """Lane: what a worker does for one partition of a delay topic, its shard. It never commits,
+    because all lanes of a worker share one transaction.
 
     Args:
         topic: the delay topic.
@@ -79,12 +86,12 @@ class AnyLane(ABC):
         source: consumer of the delay topics.
         routes: topics to which outputs are written, and the cluster secrets.
         targets: states of target topics.
-        flow: the limits of the slice; None: no limits.
+        flow: limits of deliveries, which all lanes of the slice share; None: no limits.
 
     Attributes:
         place: topic and partition.
         contracts: contracts (settings under which records were written) by which records are read.
-        shard: which records are read, stored and settled.
+        shard: state of the shard: which records are read, stored and settled.
         past_due: append times of records that were already due when they were written, epoch
             milliseconds, by source offset.
     """
@@ -129,16 +136,21 @@ class AnyLane(ABC):
     @property
     @abstractmethod
     def awaited_end(self) -> int:
-        """Return the source offset to which the log must be read before H moves; 0: no wait."""
+        """Return the source offset, exclusive, up to which the log must be read before H moves; 0:
+        there is nothing to wait for.
+        """
 
     @abstractmethod
     def adopt(self, contracts: Contracts) -> None:
-        """Read records by ``contracts`` from now on (rule 2 of the design)."""
+        """Read records by ``contracts`` from now on, and no more by those before (rule 2 of the
+        design).
+        """
 
     @abstractmethod
     def offsets_ahead(self, end: int, now_ms: int) -> int:
-        """Return how many offsets above ``end``, the end of the log, a new contract must start, so
-        that replicas know it before they store a record that it applies to. ``now_ms``: epoch ms.
+        """Return how many offsets above ``end``, the end of the log, a new contract must begin, so
+        that replicas know the contract before they store a record to which it applies. ``now_ms``:
+        now, epoch milliseconds.
         """
 
     @abstractmethod
@@ -147,20 +159,24 @@ class AnyLane(ABC):
 
     @abstractmethod
     def follow(self, cursor: Cursor) -> None:
-        """Become or stay a replica whose cursor is ``cursor``, that of the newest checkpoint."""
+        """Become or stay a replica, which settles nothing, with ``cursor``, that of the newest
+        checkpoint.
+        """
 
     @abstractmethod
     def step_down(self) -> None:
-        """Become a replica again at the committed cursor; safe after an error in any other call."""
+        """Become a replica again, at the committed cursor; safe after an error in another call."""
 
     @abstractmethod
     def last_below(self, offset: int) -> LastRead:
-        """Return the last record below source offset ``offset``, or ``NOTHING_READ`` if unknown."""
+        """Return offset and leader epoch of the last record below source offset ``offset``;
+        ``NOTHING_READ``: unknown.
+        """
 
     @abstractmethod
     def fit(self, cursor: Cursor, last_read: LastRead) -> Cursor:
-        """Return the ``cursor`` of a checkpoint. If the log was truncated and grew again, H is
-        lowered to the first record that replaced a lost one. ``last_read``: last record read by the
+        """Return ``cursor``, that of a checkpoint. If the log was truncated and grew again, lower
+        its H to the first record that replaced a lost one. ``last_read``: last record read by the
         owner that wrote the checkpoint.
         """
 
@@ -172,20 +188,26 @@ class AnyLane(ABC):
         last_read: LastRead = NOTHING_READ,
         lost: tuple[Lost, ...] = (),
     ) -> None:
-        """Own the shard from ``cursor`` on, so that its records are settled here. ``bounds``: of
-        the log, queried after former writers were fenced; ``last_read`` (last record read) and
-        ``lost`` (deleted offsets): from the checkpoint.
+        """Become the owner of the shard: settle its records from ``cursor`` on.
+
+        Args:
+            cursor: cursor of the last checkpoint.
+            bounds: start and end of the log, queried after former writers were fenced.
+            last_read: last record that the former owner had read, from the checkpoint.
+            lost: offsets that H skipped because retention had deleted them, from the checkpoint.
         """
 
     @abstractmethod
     def refit(self, bounds: Bounds, *, is_truncated: bool = False) -> None:
-        """Continue as owner or replica with a log whose ends are now ``bounds``. ``is_truncated``:
-        the log has lost records that were read.
+        """Go on as owner or replica, at the committed cursor, with a log whose start and end are
+        now ``bounds``. ``is_truncated``: whether the log has lost records that were read.
         """
 
     def _skip_lost(self, lost: tuple[Lost, ...], h: int, stored: int, log_start: int) -> None:
-        """Note the deleted offsets that H skips at a take-over, and log them if ``lost``, those of
-        the checkpoint, lack them. ``h``: H; ``stored``: S; ``log_start``: first offset of the log.
+        """Note the deleted offsets that H skips at a take-over, for checkpoints; log them if
+        ``lost``, those of the last checkpoint, lack them. ``h``: H; ``stored``: source offset,
+        exclusive, up to which this node has read all records from H on; ``log_start``: first offset
+        of the log.
         """
         self._lost = skipped(lost, h, stored, log_start)
         if self._lost != lost:
@@ -195,8 +217,12 @@ class AnyLane(ABC):
 
     @abstractmethod
     def ingest(self, run: Run) -> int:
-        """Take polled records with consecutive offsets, in the store or in memory; return their
-        number. Ignores them and returns 0 if they were read before a seek.
+        """Keep polled records with consecutive offsets, in the store or in memory; return their
+        number. Ignore them and return 0 if they were read before the last seek.
+
+        Raises:
+            LogTruncatedError: they show that the log has lost its end; call ``refit``.
+            KafkaEdgeError: the log had to be searched, and can't be read.
         """
 
     @abstractmethod
@@ -205,25 +231,30 @@ class AnyLane(ABC):
 
     @abstractmethod
     def _read_on(self) -> None:
-        """Seek to the source offset that the shard needs next, and pause or resume fetching."""
+        """Seek to the source offset to be read next, unless the client is there; pause or resume
+        the fetch.
+        """
 
     @abstractmethod
     def settle_late(self, now_ms: int, limit: int, may_read: MayRead) -> list[Output]:
-        """Settle records that were due before they were read; return at most about ``limit``
-        outputs. ``now_ms``: epoch ms. ``may_read``: returns whether there is time to read another
-        record that was fired.
+        """Move H over records that were read, and settle those that need no wait: control records,
+        invalid records, and records that were due before they were read. Return their outputs,
+        about ``limit`` at most. ``now_ms``: now, epoch ms. ``may_read``: returns whether there is
+        time to read one more pending record that is fired.
         """
 
     @abstractmethod
     def settle_due(self, now_ms: int, limit: int, bytes_max: int) -> Iterable[list[Output]]:
-        """Settle records due at ``now_ms``, epoch ms. Yield lists of outputs, in all at most about
-        ``limit`` outputs and ``bytes_max`` payload bytes. After each list the caller must send it
-        before it takes the next; or abort the transaction, and take no more.
+        """Settle records that are due at ``now_ms``, epoch ms, and yield their outputs in lists, in
+        all about ``limit`` outputs and ``bytes_max`` payload bytes at most. The caller sends each
+        list before it takes the next; or it aborts the transaction, and takes no other list.
         """
 
     @abstractmethod
     def next_due_ms(self) -> int | None:
-        """Return when the next record is due, epoch milliseconds; None: no record to wait for."""
+        """Return when the next record is due, or an earlier time in the same slot, epoch
+        milliseconds; None: there is no record to wait for.
+        """
 
     # --- commit --------------------------------------------------------------------------------
 
@@ -240,13 +271,17 @@ class AnyLane(ABC):
         )
 
     def committed(self) -> None:
-        """Make the cursor that the last commit carried the committed one, and read on."""
+        """Make the cursor that the last commit carried the committed one, and go on reading the
+        log.
+        """
         self.shard.commit()
         self.verdicts.committed()
         self._read_on()
 
     def aborted(self) -> None:
-        """Return to the last committed cursor, because the transaction was certainly aborted."""
+        """Go back to the committed cursor, because the transaction was certainly aborted, and go on
+        reading the log.
+        """
         self.shard.abort()
         self.verdicts.aborted()
         self._read_on()
@@ -257,17 +292,19 @@ class AnyLane(ABC):
 
     @abstractmethod
     def sync_soon(self) -> None:
-        """Start to make all that the store holds durable on disk, without waiting."""
+        """Start to make durable on disk all that the store holds, without waiting for the end."""
 
     @abstractmethod
     def stats(self) -> StoreStats:
-        """Return the number of stored records, their bytes on disk, and the durable source offset;
-        cheap enough for a call every second.
+        """Return the number of stored records, their bytes on disk, and the horizon (durable source
+        offset); cheap enough for a call every second.
         """
 
     @abstractmethod
     def close(self) -> None:
-        """Make all stored records durable, stop reading the log, and close the store."""
+        """Close the store, which makes its records durable. The caller also stops the reading of
+        the log, by ``Source.drop``.
+        """
 
 
 class PreciseLane(AnyLane):
@@ -297,4 +334,10 @@ class PreciseLane(AnyLane):
 
     @abstractmethod
     def start_over(self) -> Iterator[int]:
-        """Rebuild a replica's whole store from the log; each ``next`` does one step of it."""
+        """Empty a replica's store, so that it is filled from the log again. First check in small
+        steps that the log holds every pending record; yield 0 after each step.
+
+        Raises:
+            KafkaEdgeError: the log lacks a record, or this node owns the slice by now; the store is
+                unchanged.
+        """

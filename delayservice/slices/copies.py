@@ -1,4 +1,6 @@
-"""Digests of a slice's copies, and execution of commands that read, list or rebuild copies."""
+"""Digests of a slice's copies, and execution of commands that read, list or rebuild copies. The
+commands belong to repair plans; ``replicas.commands`` defines them.
+"""
 
 from __future__ import annotations
 
@@ -21,8 +23,8 @@ _log = structlog.get_logger(__name__)
 
 
 class _Task(NamedTuple):
-    """Command that is being carried out. ``lane``: lane of its shard, None: not served here;
-    ``steps``: the rest of the work.
+    """Command that is being carried out. ``lane``: lane of the command's shard; None: the shard is
+    not served here. ``steps``: the work that is left; each ``next`` does one step.
     """
 
     command: Command
@@ -31,7 +33,8 @@ class _Task(NamedTuple):
 
 
 class CopyKeeper:
-    """Keeper of a slice's copies: their digests, and the commands of repair plans for them.
+    """Keeper of a slice's copies on this node: updates their digests, and carries out commands for
+    them.
 
     Args:
         digests: the digests of the slice.
@@ -60,7 +63,10 @@ class CopyKeeper:
         self._commands.append(command)
 
     def turn(self, lanes: Mapping[str, AnyLane], *, is_owner: bool) -> None:
-        """Do one step of the digests, and one of a queued command. ``lanes``: by delay topic."""
+        """Publish digests and go on with a scan (see ``SliceDigests.turn``), and do one step of a
+        queued command. ``lanes``: lanes of the slice, by delay topic; ``is_owner``: whether this
+        node delivers the slice.
+        """
         self.digests.turn(lanes, is_owner=is_owner)
         if self._task is None and self._commands:
             command = self._commands.popleft()
@@ -144,7 +150,7 @@ class CopyKeeper:
             for found in steps:
                 frames = found
                 yield
-        except KafkaEdgeError as exc:  # what is stored is as it was
+        except KafkaEdgeError as exc:  # the store is unchanged
             self._failed(command, str(exc))
             return
         self.digests.ask_scan(command.topic, lambda: self._done(command, frames))

@@ -39,8 +39,11 @@ class _Copy:
     place: Place
     store: DigestingStore
     scanned_ms: int = 0
+    """When the last complete scan began, epoch milliseconds; 0: there was none."""
     scan_began_ms: int = 0
+    """When the newest scan began, complete or not, epoch milliseconds."""
     scanned_s: float = float("-inf")
+    """When the newest scan began, monotonic seconds; minus infinity: a scan has to begin."""
     rows_lost: bool = False
     """Whether a row of the digest did not reach the topic; set by the producer's thread."""
     asked: list[Done] = field(default_factory=list)
@@ -114,12 +117,12 @@ class SliceDigests:
 
     def turn(self, lanes: Mapping[str, AnyLane], *, is_owner: bool) -> None:
         """Publish digests at the cuts (checkpoints to publish at) that are new since the last call,
-        and do one step of a scan (read of a whole copy from disk). ``lanes``: by delay topic. Call
-        this before the stores are pruned: a digest at an older checkpoint counts records that H has
-        passed since.
+        and do one step of a scan (read of a whole copy from disk). Call this before the stores are
+        pruned: a digest at an older checkpoint counts records that H has passed since. ``lanes``:
+        lanes of the slice, by delay topic; ``is_owner``: whether this node delivers the slice.
         """
         for topic, lane in lanes.items():
-            if topic in self._copies:  # an owner stores by a K that has not come back yet
+            if topic in self._copies:  # an owner stores by its own K, not yet read back
                 self._copies[topic].store.digest.pass_key(lane.shard.committed.key)
         for cut in self._cuts():
             self._last_cut = cut
@@ -154,7 +157,7 @@ class SliceDigests:
         return [(cut, checkpoint) for cut, checkpoint in decoded if checkpoint is not None]
 
     def _decoded(self, cut: ReadBack) -> Checkpoint | None:
-        """Return the checkpoint decoded; None: the record is no checkpoint of this slice."""
+        """Return the decoded checkpoint; None: the record is no checkpoint of this slice."""
         try:
             return decode_checkpoint_of(self._slice_no, cut.data)
         except KafkaEdgeError:
@@ -216,8 +219,8 @@ class SliceDigests:
     # --- scan ----------------------------------------------------------------------------------
 
     def ask_scan(self, topic: str, done: Done) -> None:
-        """Read the whole copy of the slice's shard of ``topic`` from disk soon, and call ``done``
-        when the digest is published first after that. The shard must have a store here.
+        """Request a read of the whole copy of the slice's shard of ``topic`` from disk. ``done`` is
+        called when the first digest after that read is published. The shard must have a store here.
         """
         self._copies[topic].asked.append(done)
 

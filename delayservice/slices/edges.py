@@ -37,7 +37,7 @@ class Edges:
         checkpoints: consumer of the checkpoint topic.
         succession: calls to Kafka and ZooKeeper that a take-over makes.
         background: threads for calls that block.
-        writing: thread of the writer alone, so that its calls wait for no other ones.
+        writing: thread only for calls of the sink that block, so that they wait for no other calls.
         clock: wall clock and monotonic clock.
         gate: the node's role for each slice.
         clock_watch: whether the node's wall clock is trusted; without that nothing is delivered.
@@ -50,11 +50,11 @@ class Edges:
         disk_level: returns how full the disk is.
         copies_of: returns the object that keeps the digests of a slice's copies and repairs them;
             takes the slice's number. None: digests are off.
-        pausing: context that surrounds the wait for records; within it other threads may read the
-            lanes.
+        pausing: returns a context that surrounds the wait for records; within it other threads may
+            read the lanes.
         is_held: returns whether deliveries of a delay topic are paused.
-        tended: updates the metrics of a slice: about once a second while it changes, less often
-            while it is idle. Returns whether to call it again in a second.
+        tended: updates the metrics of a slice; it is called about once a second while the slice
+            changes, less often while it is idle. Returns whether to call it again in a second.
     """
 
     node_id: str
@@ -80,5 +80,5 @@ class Edges:
 
     @property
     def fingerprints(self) -> tuple[str, ...]:
-        """Return a short hash of each cluster secret, first that of the one that signs."""
+        """Return a short hash of each cluster secret; the first secret is the one that signs."""
         return tuple(map(fingerprint, self.routes.secrets))

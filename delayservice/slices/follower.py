@@ -56,20 +56,22 @@ class Follower:
         return sum(lost.stop - lost.first for shard in shards for lost in shard.lost)
 
     def stepped_down(self, lanes: Mapping[str, AnyLane], claim: int) -> None:
-        """Adopt contracts and cursors of the newest checkpoint if a later owner wrote it. As owner,
-        under the claim at offset ``claim``, this node only pruned its stores by it.
+        """Apply the newest checkpoint as a replica does, with contracts and cursors, if a later
+        owner than this node wrote it. While this node was the owner, the checkpoint only pruned its
+        stores. ``lanes``: by delay topic; ``claim``: offset of this node's claim in the claims
+        topic.
         """
         newest = self.newest
         if newest is not None and newest.tenure is not None and newest.tenure.claim > claim:
             self._follow(newest, lanes, is_owner=False)
 
     def again(self) -> None:
-        """Make the next ``prune`` apply the newest checkpoint again, because lanes have changed."""
+        """Let the next ``prune`` apply the newest checkpoint again, because lanes have changed."""
         self._last = None
 
     def prune(self, lanes: Mapping[str, AnyLane], *, is_owner: bool) -> ReadBack | None:
         """Apply the newest checkpoint if it was not applied yet: prune the stores of ``lanes`` (by
-        delay topic) by its cursors. A replica also adopts its contracts and cursors.
+        delay topic) by its cursors. Unless ``is_owner``, also adopt its contracts and cursors.
 
         Returns:
             The checkpoint as read from Kafka; None: there is no newer one, or the slice is refused.

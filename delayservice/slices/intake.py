@@ -73,13 +73,13 @@ class Intake:
         return waited_s
 
     def store(self, run: Run) -> bool:
-        """Store polled records of one shard with consecutive offsets; return False if that failed,
-        or the shard is not served here. A failure releases the slice or fits the lane to the
-        changed log.
+        """Store polled records of one shard with consecutive offsets, and return True. Return False
+        if that failed, or if the shard is not served here, or its slice is refused. After a
+        failure, the slice is released, or the lane is fitted to the changed log or dropped.
         """
         topic, number = run.place
         found = self._parts.find(number, topic)
-        if found is None or found[0].follower.refusal:  # since a moment ago
+        if found is None or found[0].follower.refusal:  # dropped or refused a moment ago
             return False
         slice_, lane = found
         try:
@@ -103,7 +103,7 @@ class Intake:
 
     def _hear_trouble(self, trouble: Trouble) -> None:
         """Handle a log that can't be read: fit its lane to a log that expired or was truncated,
-        make a new lane if the topic was recreated, else release the slice.
+        drop the lane if the topic was deleted or created again, else release the slice.
         """
         topic, number = trouble.place
         found = self._parts.find(number, topic)
@@ -144,7 +144,7 @@ class Intake:
                 self.let_store(slice_)
 
     def let_store(self, slice_: Slice) -> None:
-        """Allow the lanes of a slice to store records, or forbid it if the disk is full or the
+        """Allow the lanes of a slice to store records, or forbid it if the disk is too full or the
         slice's checkpoint was signed with an unknown secret.
         """
         may_store = self._may_store and not slice_.follower.refusal

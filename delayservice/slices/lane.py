@@ -33,7 +33,8 @@ from delayservice.slices.store_label import StoreLabel
 from delayservice.store.base import Store, StoreStats
 
 _FIRST_MEAN_BYTES = 32_768.0
-"""Payload bytes assumed per record at first, so that a first batch of large ones fits in memory."""
+"""Mean payload size of records that is assumed at first, bytes: a first batch must fit in
+memory."""
 _CHUNK_RECORDS = 1_000
 """Largest number of outputs in one list of ``settle_due``, to fit in the processor's cache."""
 
@@ -104,13 +105,13 @@ class Lane(PreciseLane):
         """Do nothing: a lane with a store reads the whole log, whatever its end."""
 
     def step_down(self) -> None:
-        """Become a replica again at the last committed cursor, and seek to S."""
+        """Become a replica again at the committed cursor, and seek to the next offset to read."""
         self._fetch.position = NOWHERE
         self._read_runs.clear()
         self.follow(self.shard.committed)
 
     def follow(self, cursor: Cursor) -> None:
-        """Become or stay a replica at ``cursor``, which stores records and settles none."""
+        """Become or stay a replica, which stores records and settles none, at ``cursor``."""
         self.shard.follow(cursor)
         self._proof.follow()
         self._read_on()
@@ -122,8 +123,8 @@ class Lane(PreciseLane):
         last_read: LastRead = NOTHING_READ,
         lost: tuple[Lost, ...] = (),
     ) -> None:
-        """Own the shard from ``cursor`` on (design rule 7), after fitting the store to the log; see
-        ``AnyLane`` for the arguments.
+        """Become the owner of the shard from ``cursor`` on (design rule 7), after fitting the store
+        to the log; see ``AnyLane`` for the arguments.
         """
         proof = self._proof
         newer = proof.first_newer(cursor, last_read)
@@ -144,14 +145,14 @@ class Lane(PreciseLane):
         self._read_on()
 
     def fit(self, cursor: Cursor, last_read: LastRead) -> Cursor:
-        """Return a checkpoint's cursor. If the log was truncated and written again, H is lowered to
-        the first offset that holds another record than the one read before.
+        """Return ``cursor``, that of a checkpoint. If the log was truncated and written again,
+        lower its H to the first offset that holds another record than the one read before.
         """
         newer = self._proof.first_newer(cursor, last_read)
         return cursor if newer is None else Cursor(cursor.key, newer.offset)
 
     def refit(self, bounds: Bounds, *, is_truncated: bool = False) -> None:
-        """Continue as owner or replica with a changed log; see ``AnyLane`` for the arguments."""
+        """Go on as owner or replica with a changed log; see ``AnyLane`` for the arguments."""
         cursor, last_read = self.shard.committed, self._proof.checkpoint_last
         position = self._fetch.position
         below = self.last_below(position)
@@ -167,12 +168,16 @@ class Lane(PreciseLane):
 
     @property
     def awaited_end(self) -> int:
-        """Return the source offset to which the log must be read before H moves; 0: no wait."""
+        """Return the source offset, exclusive, up to which the log must be read before H moves; 0:
+        there is nothing to wait for.
+        """
         is_doubtful = self.shard.owned and self._proof.is_doubtful
         return max(self.shard.awaited_end, self.shard.stored if is_doubtful else 0)
 
     def last_below(self, offset: int) -> LastRead:
-        """Return the last record below source offset ``offset``, or ``NOTHING_READ`` if unknown."""
+        """Return offset and leader epoch of the last record below source offset ``offset``;
+        ``NOTHING_READ``: unknown.
+        """
         return self._proof.last_below(offset)
 
     def _fit_to_log(self, cursor: Cursor, bounds: Bounds) -> Cursor:
@@ -202,7 +207,7 @@ class Lane(PreciseLane):
         self._proof.forget_last()
 
     def _go_on_at(self, start: int) -> None:
-        """Set S to ``start``, and note the offsets from S to ``start`` as never read."""
+        """Set S to ``start``, and note the offsets in between as never read."""
         self._note_gap(Gap(self.shard.stored, start, start))
         self.store.append([], [], [], start)
         self.shard.stored = start
@@ -229,8 +234,9 @@ class Lane(PreciseLane):
     # --- poll → store --------------------------------------------------------------------------
 
     def ingest(self, run: Run) -> int:
-        """Store polled records with consecutive offsets; return their number, 0 if a seek came
-        since. Raise ``LogTruncatedError`` if they show that the log has lost its end.
+        """Store polled records with consecutive offsets; return their number, or 0 if they were
+        read before the last seek. Raise ``LogTruncatedError`` if they show that the log has lost
+        its end, and ``KafkaEdgeError`` if the log can't be searched for cancellers.
         """
         if run.start != self._fetch.position:
             return 0  # read before a seek
@@ -292,7 +298,9 @@ class Lane(PreciseLane):
     # --- due → settle --------------------------------------------------------------------------
 
     def settle_late(self, now_ms: int, limit: int, may_read: MayRead) -> list[Output]:
-        """Move H over records that were read, and return outputs of those it settles."""
+        """Move H over records that were read, and return outputs of those it settles; see
+        ``AnyLane``.
+        """
         if self._proof.is_doubtful:
             return []
         read = self.shard.read
@@ -302,11 +310,12 @@ class Lane(PreciseLane):
         return outputs
 
     def settle_due(self, now_ms: int, limit: int, bytes_max: int) -> Iterator[list[Output]]:
-        """Move K over stored records due at ``now_ms``, epoch ms; see ``AnyLane`` for the limits.
+        """Move K over stored records due at ``now_ms``, epoch ms, and yield their outputs in lists;
+        see ``AnyLane`` for the limits.
 
-        Kafka sends one list of outputs while the next is read, and the memory of one is still in
-        the cache for the next (``bench whole``). The caller sends each list, or aborts the
-        transaction and takes no other.
+        The lists are short, so that Kafka sends one while the next is read, and a list reuses
+        memory that is still in the processor's cache (``bench whole``). The caller sends each list,
+        or aborts the transaction and takes no other.
         """
         shard = self.shard
         if self._proof.is_doubtful or not shard.may_advance_key:
@@ -334,9 +343,9 @@ class Lane(PreciseLane):
                 return
 
     def start_over(self) -> Iterator[int]:
-        """Empty a replica's store, to be filled from the log, after a check in steps that the log
-        holds every pending record. Raise ``KafkaEdgeError`` if it does not, or if this node owns
-        the slice now.
+        """Empty a replica's store, to be filled from the log, after a check that the log holds
+        every pending record. Yield 0 after each step of the check. Raise ``KafkaEdgeError`` if the
+        log lacks a record, or if this node owns the slice now.
         """
         bounds = self._fetch.source.bounds(self.place)
         yield from self.repairing.check_is_in_log(bounds.start)
@@ -350,13 +359,17 @@ class Lane(PreciseLane):
         return ShardLog(self._fetch.source, self.reader, self.place, self._cancellers.find_one)
 
     def next_due_ms(self) -> int | None:
-        """Return when the next stored record is due, epoch milliseconds; None: none is pending."""
+        """Return when the next stored record is due, or an earlier time in the same slot, epoch
+        milliseconds; None: none is pending.
+        """
         return self.store.next_due_ms(self.shard.staged.key)
 
     # --- commit → prune ------------------------------------------------------------------------
 
     def committed(self) -> None:
-        """Make the cursor that the last commit carried the committed one, and read on."""
+        """Make the cursor that the last commit carried the committed one, and go on reading the
+        log.
+        """
         super().committed()
         self.past_due.forget(self.shard.committed)
 

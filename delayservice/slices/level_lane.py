@@ -38,7 +38,7 @@ _log = structlog.get_logger(__name__)
 @dataclass(frozen=True, slots=True)
 class FetchAhead:
     """Limits of the records of one partition that are held in memory until they are due: number of
-    records, and their bytes.
+    records, and bytes of their keys, values and headers.
     """
 
     records: int
@@ -104,7 +104,7 @@ class LevelLane(AnyLane):
         self.shard.reaches(end)
 
     def follow(self, cursor: Cursor) -> None:
-        """Become or stay a replica at ``cursor``, that of the newest checkpoint; stop fetching."""
+        """Become or stay a replica at the newest checkpoint's ``cursor``, and stop fetching."""
         self.shard.follow(cursor)
         self._fetch.let_go()
 
@@ -114,7 +114,9 @@ class LevelLane(AnyLane):
 
     @property
     def awaited_end(self) -> int:
-        """Return the source offset to which the log must be read before H moves; 0: no wait."""
+        """Return the source offset, exclusive, up to which the log must be read before H moves; 0:
+        there is nothing to wait for.
+        """
         return self._proof.awaited_end if self.shard.owned else 0
 
     def last_below(self, _offset: int) -> LastRead:
@@ -134,8 +136,9 @@ class LevelLane(AnyLane):
         last_read: LastRead = NOTHING_READ,
         lost: tuple[Lost, ...] = (),
     ) -> None:
-        """Own the shard from ``cursor`` on. If the log has lost records below H and holds newer
-        ones in their place, settle from the first of these. See ``AnyLane`` for the arguments.
+        """Become the owner of the shard from ``cursor`` on. If the log has lost records below H and
+        holds newer ones in their place, settle from the first of these. See ``AnyLane`` for the
+        arguments, and ``adopt`` for the case that nothing is settled.
         """
         self._skip_lost(lost, cursor.offset, cursor.offset, bounds.start)
         cursor = self._fit_to_log(cursor, bounds)
@@ -157,8 +160,8 @@ class LevelLane(AnyLane):
         self._read_on()
 
     def refit(self, bounds: Bounds, *, is_truncated: bool = False) -> None:  # noqa: ARG002  # no store
-        """Continue as the same replica or owner at the committed cursor, with the log whose ends
-        are now ``bounds``. ``is_truncated`` has no effect, because there is no store.
+        """Go on as owner or replica at the committed cursor, with a log whose start and end are now
+        ``bounds``. ``is_truncated`` has no effect, because there is no store.
         """
         cursor = self.shard.committed
         if self.shard.owned:
@@ -178,8 +181,9 @@ class LevelLane(AnyLane):
     # --- poll ----------------------------------------------------------------------------------
 
     def ingest(self, run: Run) -> int:
-        """Keep polled records with consecutive offsets in memory until they are due; return the
-        number of new ones. Seek back instead if the search for lost records needs earlier ones.
+        """Keep polled records with consecutive offsets in memory until they are due, and return the
+        number of new ones. Return 0 if they were read before the last seek; or seek back and return
+        0, if the search for lost records needs earlier ones.
         """
         if run.start != self._fetch.position:
             return 0  # read before a seek
@@ -248,7 +252,7 @@ class LevelLane(AnyLane):
         self._read_on()
 
     def next_due_ms(self) -> int | None:
-        """Return when the next fetched record is due, epoch ms; None: all were settled."""
+        """Return when the next fetched record is due, epoch ms; None: all of them are settled."""
         return self.shard.next_due_ms()
 
     def close(self) -> None:

@@ -41,13 +41,13 @@ class LevelProof:
         return 0 if self._is_over or self._begun_at >= self.offset else self.offset
 
     def begin(self, offset: int, last_read: LastRead, bounds: Bounds) -> int:
-        """Start the search, and return the source offset to read from: ``offset`` (H), or one below
-        it if the log's leader has changed since ``last_read`` (the last record of the checkpoint).
+        """Start the search, and return the source offset to read from: ``offset`` (H), or the one
+        below it if the log's leader has changed since ``last_read`` (the last record of the
+        checkpoint).
         """
         epoch = last_read.leader_epoch
-        self.checkpoint_last = LastRead(
-            epoch
-        )  # the record may be lost, and is read again if it is not
+        # Without its offset: the record may be lost, and is read again if it is not.
+        self.checkpoint_last = LastRead(epoch)
         self.offset, self._log_start = offset, bounds.start
         self._is_over, self._is_known, self._back = epoch < 0, False, 1
         is_same = epoch in (-1, bounds.leader_epoch)
@@ -56,7 +56,7 @@ class LevelProof:
 
     def look(self, run: Run) -> int | None:
         """Examine polled records, and lower ``offset`` to the first one that replaced a lost one.
-        Return the source offset from which to read again, or None to continue.
+        Return an earlier source offset from which to read again, or None to go on reading.
         """
         if self._is_over:
             return None

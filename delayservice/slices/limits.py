@@ -35,7 +35,8 @@ class Limits:
     time.
     """
     follow_s: float = 0.2
-    """Least time between two passes that apply the newest checkpoints read from Kafka, seconds."""
+    """Least time between two rounds in which the newest checkpoints read from Kafka are applied,
+    seconds."""
     tend_s: float = 1.0
     """Time between two updates of the digests and metrics of slices that changed since, seconds."""
     sync_s: float = 60.0

@@ -33,8 +33,8 @@ class _Query:
     awaited: Mapping[Place, int]
 
     def is_too_short(self, bounds: Bounds, lane: AnyLane) -> bool:
-        """Return whether the log was truncated: it ends below an offset that the shard awaits, both
-        when the query was sent and now.
+        """Return whether the log was truncated: its end is below the offset that the shard awaits
+        now, and below the one that it awaited when the query was sent.
         """
         return bounds.end < min(lane.awaited_end, self.awaited[lane.place])
 
@@ -96,12 +96,12 @@ class LogEndQueries:
 
     def hear(self, *, may_join: bool) -> None:
         """Take over shards whose log ends are known now, and query again for shards that still
-        wait. ``may_join``: no commit is under way, so it is certain which commit carries a shard's
-        first checkpoint.
+        wait. ``may_join`` False: a commit is under way, so no shard is taken over yet, because it
+        would be uncertain which commit carries its first checkpoint.
         """
         if may_join:
             for query in [one for one in self._queries if one.future.done()]:
-                if query in self._queries:  # else the writer was lost with the one before
+                if query in self._queries:  # else the one before has found the writer lost
                     self._queries.remove(query)
                     self._hear(query)
         if self._waiting and self._clock.monotonic_s() >= self._ask_after_s:

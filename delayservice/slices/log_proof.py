@@ -25,8 +25,8 @@ class LogProof:
 
     Attributes:
         checkpoint_last: on an owner, the last record read, which its next checkpoint names.
-        is_whole: whether this process read all stored records itself, or filled an empty store,
-            from a log that still holds them.
+        is_whole: whether the store was empty when this process opened it, or was emptied since, so
+            that this process has read and checked all stored records.
     """
 
     def __init__(self, topic: str, partition: int, shard: Shard) -> None:
@@ -42,13 +42,15 @@ class LogProof:
         self._epochs: list[LastRead] = []
         """First record read of each leader epoch, since the process or an empty store began."""
         self._doubts: list[LastRead] = []
+        """Records that an owner has to read again, to see whether the log still holds them."""
         self._unproved_from = self._unproved_stop = 0
         """Start, and as ``_unproved_stop`` the exclusive end, of the offsets that an earlier
         process stored after it last wrote the store's label."""
 
     def restore(self, last_read: LastRead, read_stop: int) -> None:
-        """Set, as the store's label names them, the last record read, if the store still holds it,
-        and the source offset ``read_stop`` up to which the log was read, exclusive.
+        """Set the last record read, and ``read_stop``, the source offset up to which the log was
+        read, exclusive; both come from the store's label. Do nothing if the store no longer holds
+        the record.
         """
         if 0 <= last_read.offset < self._shard.stored:
             self._last_read, self._read_stop = last_read, read_stop
@@ -68,7 +70,9 @@ class LogProof:
         return bool(self._doubts) or self._unproved_from < self._unproved_stop
 
     def doubted_from(self, wanted: int) -> int:
-        """Return the source offset of the first record to read again, else ``wanted``."""
+        """Return the lowest source offset that has to be read again; if there is none, ``wanted``,
+        the offset to read next.
+        """
         doubted = [known.offset for known in self._doubts]
         if self._unproved_from < self._unproved_stop:
             doubted.append(self._unproved_from)
@@ -96,7 +100,9 @@ class LogProof:
     # --- roles ---------------------------------------------------------------------------------
 
     def follow(self) -> None:
-        """Clear ``checkpoint_last`` and the records to read again: a replica settles nothing."""
+        """Clear ``checkpoint_last`` and the records that an owner reads again: a replica settles
+        nothing.
+        """
         self.checkpoint_last = NOTHING_READ
         self._doubts.clear()
 
@@ -120,8 +126,8 @@ class LogProof:
     # --- forget --------------------------------------------------------------------------------
 
     def expire(self, start: int) -> bool:
-        """Note that the log starts at ``start`` now. Return True if the last record that was read
-        has expired, so that the client has to seek again.
+        """Note that the log starts at source offset ``start`` now. Return True if the last record
+        that was read has expired, so that the client has to seek again.
         """
         self._unproved_from = max(self._unproved_from, start)
         is_gone = max(self._log_start - 1, 0) <= self._last_read.offset < start - 1
@@ -133,7 +139,9 @@ class LogProof:
         self._last_read = NOTHING_READ
 
     def start_over(self) -> None:
-        """Clear all leader epochs and offsets to be checked, because the store was emptied."""
+        """Clear all leader epochs and offsets to be checked, and set ``is_whole``, because the
+        store was emptied.
+        """
         self._epochs.clear()
         self._unproved_from = self._unproved_stop = 0
         self.is_whole = True
@@ -145,8 +153,8 @@ class LogProof:
         last record and their leader epoch. ``run``: records with consecutive offsets.
 
         Raises:
-            LogTruncatedError: they do not agree, because the log was truncated; call the lane's
-                ``refit``.
+            LogTruncatedError: they do not agree, because the log was truncated; call ``refit`` of
+                the lane.
         """
         self._doubts = [known for known in self._doubts if known.offset >= run.stop]
         for known in (self._last_read, self.checkpoint_last):
@@ -167,7 +175,8 @@ class LogProof:
 
     def _prove_stored(self, run: Run) -> None:
         """Check that records which were stored before a crash, after the store's label was written,
-        have no higher leader epoch than the label's last record. If so, they replaced lost ones.
+        have no higher leader epoch than the label's last record. Raise ``LogTruncatedError`` for a
+        higher epoch: such a record replaced a lost one.
         """
         if not run.start <= self._unproved_from < run.stop:
             return
@@ -191,8 +200,8 @@ class LogProof:
 
 
 def _holds(run: Run, known: LastRead) -> bool:
-    """Return whether the records of ``run``, whose offsets include that of ``known``, contain it,
-    with the same leader epoch.
+    """Return whether ``run``, whose offsets include that of the record ``known``, contains this
+    record, with the same leader epoch.
     """
     is_there = any(row[0] == known.offset for row in run.rows)
     return is_there and run.leader_epoch in (known.leader_epoch, -1)

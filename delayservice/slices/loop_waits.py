@@ -17,10 +17,13 @@ _CHANGING_WAIT_MS: Final = 5.0
 _HELPER_WAIT_MS: Final = 2.0
 """Least wait for records while a commit is under way or a writer is opened, in milliseconds."""
 _WALKING_WAIT_MS: Final = 10.0
-"""Wait for records while H cannot move, or a delay topic is paused, in milliseconds."""
+"""Longest wait for records while H cannot move, or a delay topic is paused, in milliseconds, unless
+the next commit may begin later only."""
 _BUSY_WAIT_MS: Final = 5.0
-"""Wait for records while a copy is scanned, in milliseconds, to leave part of a core free."""
+"""Longest wait for records while a copy is scanned or repaired, in milliseconds, to leave part of a
+core free."""
 _LEAST_WAIT_MS: Final = 0.5
+"""Wait for records while due records remain, and least wait at any other time, in milliseconds."""
 _GATHER_MS_MAX: Final = 10.0
 """Longest wait for more records after the first one has come, in milliseconds."""
 
@@ -68,15 +71,17 @@ class Waits:
 
     def gather_ms(self, wait_ms: float) -> float:
         """Return how long to wait for more records after the first has come, milliseconds; 0 if
-        they could be settled at once. ``wait_ms``: wait for the first one. Fewer iterations of the
-        loop cost less.
+        they could be settled at once. ``wait_ms``: longest wait for the first one. A longer wait
+        makes fewer iterations of the loop, which cost less.
         """
         if not self._limits.visible_at_commit or wait_ms <= _LEAST_WAIT_MS:
             return 0.0
         return min(self._transaction.may_commit_in_ms, wait_ms, _GATHER_MS_MAX)
 
     def _due_in_ms(self) -> float:
-        """Return the time until the next record is due and may be settled, milliseconds."""
+        """Return the time until the next record is due and may be settled, milliseconds; infinite:
+        no record is pending.
+        """
         due_ms = self._agenda.next_due_ms()
         due_in_ms = math.inf if due_ms is None else due_ms - self._edges.clock.wall_ms()
         if not self._limits.visible_at_commit:

@@ -19,7 +19,7 @@ _log = structlog.get_logger(__name__)
 
 
 def report_lost(place: Place, lost: Lost) -> None:
-    """Log as an error that retention deleted a range of source offsets before they were settled."""
+    """Log as an error that retention deleted the offsets ``lost`` before they were settled."""
     _log.error(
         "offsets_lost",
         topic=place[0],
@@ -32,8 +32,8 @@ def report_lost(place: Place, lost: Lost) -> None:
 
 
 def report_truncated(place: Place, consequence: str, **facts: int) -> None:
-    """Log as an error that a log has lost its end. ``consequence``: what the lane does, for the
-    hint; ``facts``: fields of the log line.
+    """Log as an error that a log has lost its end. ``consequence``: what the lane does now, as a
+    clause of the hint; ``facts``: fields of the log line, such as source offsets.
     """
     _log.error(
         "log_truncated",

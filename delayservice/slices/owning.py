@@ -61,7 +61,7 @@ class Owning:
     # --- roles ---------------------------------------------------------------------------------
 
     def role(self, number: int) -> Role:
-        """Return this node's role for slice ``number`` now; ``REPLICA`` if it has no other."""
+        """Return this node's role for slice ``number`` now; ``REPLICA``: it has no other role."""
         return self._role_of.get(number, Role.REPLICA)
 
     @property
@@ -83,12 +83,12 @@ class Owning:
 
     @property
     def is_settling(self) -> bool:
-        """Return whether this worker owns, takes over or releases any slice."""
+        """Return whether this worker claims, takes over, owns or releases any slice."""
         return any(slice_.phase is not Phase.REPLICA for slice_ in self._slices.values())
 
     def follow_roles(self) -> None:
-        """Claim slices that this node is to own, release those that it is no longer to own, and
-        open a writer if one is needed. Each takes effect with a later commit.
+        """Prepare the claims of slices that this node is to own, and the releases of those that it
+        is no longer to own; a later commit carries them. Start to open a writer if one is needed.
         """
         roles = self._gate.roles()
         if self._resting_s and min(self._resting_s.values()) <= self._clock.monotonic_s():
@@ -147,11 +147,11 @@ class Owning:
                     slice_.trouble = str(exc)
                     self._gate.gave_up(number, str(exc))
             return
-        self._roles = None  # what was to be claimed waited for the writer
+        self._roles = None  # the claims waited for the writer
 
     def lose_writer(self, lost: OwnershipLostError) -> None:
         """Discard the writer and what it has not committed, and become a replica of all slices.
-        Those still to be owned are claimed again by a new writer.
+        Those that this node is still to own are claimed again by a new writer. ``lost``: the error.
         """
         why = str(lost)
         _log.warning("ownership_lost", writer=self._transaction.writer, why=why)
@@ -162,7 +162,7 @@ class Owning:
         self._log_end_queries.clear()
         for number, slice_ in self._slices.items():
             if slice_.phase is not Phase.REPLICA:
-                if slice_.phase in ON_THE_WAY:  # an owner has committed since its claim
+                if slice_.phase in ON_THE_WAY:  # later, a commit has succeeded since the claim
                     self._count_failure(slice_, why)
                 self.step_down(slice_)
                 if self._opener.losses > LOSSES_MAX:
@@ -244,7 +244,7 @@ class Owning:
                 slice_.setbacks += 1
                 self._give_up(slice_.number, why)
         for slice_ in waiting:
-            if slice_.phase is not Phase.TAKING:  # the writer was lost with another one
+            if slice_.phase is not Phase.TAKING:  # the writer was lost at an earlier slice
                 continue
             found = taken.get(slice_.number)
             if found is None or not self.role(slice_.number).keeps_owning:
@@ -255,7 +255,8 @@ class Owning:
 
     def _take(self, slice_: Slice, taken: Taken, stored: Mapping[Place, int]) -> None:
         """Make this node own the shards of a slice, from the last checkpoint on; the next commit
-        carries this owner's first one. ``stored``: S of each shard when the take-over started.
+        carries this owner's first checkpoint. ``stored``: S of each shard when the take-over
+        started.
         """
         missing = [place for place in slice_.places if place not in taken.bounds]
         slice_.taken_over(taken, self._gate.epoch(slice_.number))
@@ -271,8 +272,8 @@ class Owning:
         self._transaction.changing.add(slice_.number)
 
     def join(self, slice_: Slice, lanes: list[AnyLane]) -> None:
-        """Start to take over ``lanes``, which were added to a slice, if it is served. In the loop's
-        next iteration apply the roles of all slices again.
+        """Start to take over the shards of ``lanes``, which were added to a slice, if the slice is
+        served. Let the loop's next iteration apply the roles of all slices again.
         """
         if slice_.phase in SERVED:
             self._log_end_queries.ask(lanes)
@@ -324,7 +325,7 @@ class Owning:
         self._transaction.changing.add(slice_.number)
 
     def release_all(self) -> None:
-        """Release every slice with the next commit, and make no new claims."""
+        """Release every slice that this node owns with the next commit, and make no new claims."""
         self._is_leaving = True
         for slice_ in self._slices.values():
             self.retire(slice_)
@@ -345,12 +346,12 @@ class Owning:
         for lane in slice_.lanes.values():
             self._agenda.look_again(lane)
         self._gate.settling(slice_.number, is_settling=False)
-        self._roles = None  # it may be wanted again already
+        self._roles = None  # this node may be the owner again already
 
     def interrupted(self, slice_: Slice, why: str) -> None:
         """Release a slice that can't be served here now, for the reason ``why``, make no claim on
-        it for ``rest_s``, and let another node try. Raise ``OwnershipLostError`` if the writer
-        turns out to be lost.
+        it for ``rest_s``, and report it, so that another node takes it over. Raise
+        ``OwnershipLostError`` if the writer turns out to be lost.
         """
         _log.warning("slice_interrupted", slice=slice_.number, why=why)
         slice_.trouble = why
@@ -370,7 +371,9 @@ class Owning:
             self.lose_writer(lost)
 
     def _give_up(self, number: int, why: str) -> None:
-        """Make no claim on a slice for ``rest_s``, and let another node try, because of ``why``."""
+        """Make no claim on a slice for ``rest_s``, and report ``why``, so that another node takes
+        over.
+        """
         self._rest(number)
         self._gate.gave_up(number, why)
 

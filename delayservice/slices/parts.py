@@ -29,7 +29,7 @@ class LoopParts:
     edges: Edges
 
     def find(self, number: int, topic: str) -> tuple[Slice, AnyLane] | None:
-        """Return slice ``number`` and its lane of ``topic``; None: the shard is not served here."""
+        """Return the slice with this number, and its lane of ``topic``; None: not served here."""
         slice_ = self.slices.get(number)
         lane = None if slice_ is None else slice_.lanes.get(topic)
         return None if slice_ is None or lane is None else (slice_, lane)

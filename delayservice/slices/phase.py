@@ -17,7 +17,7 @@ class Phase(Enum):
     TAKING = "taking"
     """The claim is committed. Former writers are being fenced, and their last checkpoint read."""
     TAKEN = "taken"
-    """The next commit carries this owner's first checkpoint."""
+    """The next commit carries this owner's first checkpoint, or the first with an added shard."""
     OWNER = "owner"
     """The node stores and settles records."""
     RELEASING = "releasing"
@@ -38,7 +38,7 @@ class Step(Enum):
 
 
 class PhaseError(Exception):
-    """Step that the table does not allow in the present phase: a bug in this program."""
+    """Step that is not allowed in the present phase of the slice: a bug in this program."""
 
 
 _NEXT: Final[Mapping[tuple[Phase, Step], Phase]] = {
@@ -63,7 +63,7 @@ OWNED: Final = frozenset({Phase.TAKEN, Phase.OWNER, Phase.RELEASING})
 SERVED: Final = frozenset({Phase.TAKEN, Phase.OWNER})
 """Phases that may end with a release, which follows a last checkpoint."""
 ON_THE_WAY: Final = frozenset({Phase.CLAIMING, Phase.TAKING, Phase.TAKEN})
-"""Phases before the first checkpoint of this ownership is committed."""
+"""Phases before a commit of this ownership's first checkpoint, or the first with an added shard."""
 
 
 def next_phase(phase: Phase, step: Step) -> Phase:

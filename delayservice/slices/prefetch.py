@@ -29,8 +29,8 @@ class Prefetch:
         self._flow = flow
 
     def note(self, entries: Sequence[Entry]) -> None:
-        """Note the delivery times that requeued records have from a rate limit, and look up targets
-        whose state is unknown. ``entries``: records just stored, decoded.
+        """Report the delivery times that paced records have from an earlier owner to ``flow``, and
+        start to look up targets whose state is unknown. ``entries``: records just stored, decoded.
         """
         flow, targets = self._flow, self._targets
         if flow is not None and flow.has_rates:

@@ -1,4 +1,6 @@
-"""Rebuilding of a damaged slot of the store from the log (rule 4 of the design)."""
+"""Reading of records from the log again, to rebuild a damaged part of the store (rule 4 of the
+design).
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ from delayservice.engine.pending import NO_MARK, Frame
 from delayservice.engine.ports import Place, Run, Source
 
 _BYTES_MAX: Final = 32 << 20
-"""Limit of the records held in memory while the log is read, bytes; more for one due time."""
+"""Largest memory for records while the log is read, bytes; one due time may need more."""
 _FRAME_BYTES: Final = 300
 """Bytes of memory that a stored record takes beside its payload."""
 
@@ -40,7 +42,8 @@ class ShardLog(NamedTuple):
 def reread_slot(log: ShardLog, damage: SlotDamagedError, stored: int) -> tuple[int, list[Frame]]:
     """Read the records of a damaged slot from the log. Return the end of the due times that were
     read, epoch ms, exclusive, and the stored records below it with their marks: the whole slot, or
-    its first part if memory is too small. ``stored``: S.
+    its first part if memory is too small. ``damage``: due times and offsets of the slot;
+    ``stored``: S.
 
     A canceller may lie anywhere below ``stored``. So the log is read beyond the slot's offsets
     while one of its records has an id and no mark.
@@ -87,12 +90,14 @@ class Rereading:
         return bool(self._unmarked)
 
     def hold(self, frames: Iterable[Frame]) -> None:
-        """Add stored records that the log no longer holds, with their marks."""
+        """Collect records from the store that the log no longer holds, with their marks."""
         for frame in frames:
             self._hold(frame)
 
     def mark(self, marked: Iterable[tuple[int, Key]]) -> None:
-        """Add marks that the store has set since ``hold``: mark and key of each record."""
+        """Set the marks that the store was given since ``hold``. ``marked``: pairs of mark and
+        key.
+        """
         self._marks |= {offset: x for x, (_, offset) in marked if offset in self._kept}
 
     def read(self, start: int, stop: int) -> Iterator[int]:
@@ -155,4 +160,4 @@ class Rereading:
         unmarked = {i: [o for o in found if o in self._kept] for i, found in self._unmarked.items()}
         self._unmarked = {record_id: found for record_id, found in unmarked.items() if found}
         self._bytes = sum([len(data) + _FRAME_BYTES for _, data in self._kept.values()])
-        self._bytes_max = max(_BYTES_MAX, 2 * self._bytes)  # of one key there may be more
+        self._bytes_max = max(_BYTES_MAX, 2 * self._bytes)  # one due time may need more

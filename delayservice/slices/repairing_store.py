@@ -111,9 +111,9 @@ class RepairingStore:
             yield done
 
     def check_is_in_log(self, log_start: int) -> Iterator[int]:
-        """Check in steps that the log, which starts at ``log_start``, holds every pending record of
-        the store; each step yields 0. Raise ``KafkaEdgeError`` if it does not, because the store
-        may hold the last copy of a record.
+        """Check that the log, which starts at source offset ``log_start``, holds every pending
+        record of the store. Yield 0 after each small step. Raise ``KafkaEdgeError`` if it does not,
+        because the store may hold the last copy of a record.
         """
         k, h = self._shard.committed
         scanner, after, end = self._store.scanner(), k, (DUE_STOP_MS, OFFSET_MAX)
@@ -127,8 +127,9 @@ class RepairingStore:
             yield 0
 
     def _reread(self, again: Rereading, start_ms: int, first_offset: int) -> Iterator[int]:
-        """Collect the records of a range of due times in ``again``, from the store and the log, in
-        steps that yield how many; up to S at the end of the last step.
+        """Collect the records of a range of due times from the store and the log in ``again``, up
+        to S at the end, in small steps. Yield after each step: 0 while the store is read, then the
+        number of records collected so far.
         """
         log, stored = self._log(), self._shard.stored
         log_start = log.source.bounds(log.place).start
@@ -142,7 +143,7 @@ class RepairingStore:
             yield 0
         reread = self._shard.stored
         yield from again.read(max(first_offset, log_start), reread)
-        for _ in again.read(reread, self._shard.stored):  # what came meanwhile, at once
+        for _ in again.read(reread, self._shard.stored):  # those stored meanwhile, without a pause
             pass
         again.mark(self._store.marked_from(stored))
 

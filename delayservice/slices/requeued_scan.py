@@ -20,7 +20,8 @@ _Scan: TypeAlias = Callable[[Key, int], Iterator[Frame]]
 
 class Cancellers:
     """Search, in the log or the store, for the canceller of a requeued record: the first valid
-    record of a client with its id.
+    record of a client with its id. A ``CopyScan`` names the record (``copy_offset``) and the first
+    offset at which its canceller may lie (``base``).
 
     Args:
         shard: progress of the shard.
@@ -42,16 +43,19 @@ class Cancellers:
         self._note_gap = note_gap
         self._log_start = 0
         self._known: dict[int, int] = {}
-        """Offset of the canceller, by source offset of each record stored before the take-over."""
+        """Source offset of the canceller, by source offset of each record marked at take-over."""
 
     def take_over(self, marked: Iterable[tuple[int, Key]]) -> None:
-        """Note the marks that the store has at a take-over; ``marked``: pairs of mark and key."""
+        """Note the marks that the store has at a take-over. ``marked``: mark and key of each
+        record.
+        """
         self._known = {key[1]: mark for mark, key in marked}
 
     def find(self, scans: Sequence[CopyScan]) -> tuple[dict[int, int], list[CopyScan]]:
-        """Search for the cancellers of requeued records. Return the canceller's offset, or
-        ``NO_MARK``, by source offset of each; and those for which only the log was searched, not
-        the store.
+        """Search for the cancellers of requeued records, one for each of ``scans``. Return the
+        offset of the canceller, or ``NO_MARK``, by source offset of the record; and those of
+        ``scans`` for which only the log was searched, because it has lost nothing of their offsets,
+        or the store gives no answer.
         """
         if not scans:
             return {}, []
@@ -60,8 +64,8 @@ class Cancellers:
         return found | stored, [scan for scan in scans if scan.copy_offset not in stored]
 
     def find_one(self, scan: CopyScan) -> int:
-        """Return the offset of the canceller of one requeued record, or ``NO_MARK``, without its
-        stored form, which is damaged.
+        """Return the offset of the canceller of one requeued record, whose stored form is damaged:
+        from the marks at the take-over, else from the log; ``NO_MARK``: there is none.
         """
         found, offset = self._scan_back([scan])[scan.copy_offset], scan.copy_offset
         if offset in self._known:
@@ -70,9 +74,9 @@ class Cancellers:
         return found
 
     def _scan_back(self, scans: Sequence[CopyScan]) -> dict[int, int]:
-        """Return, by source offset of each requeued record, the offset of its canceller in ``[base,
-        copy_offset)``, or ``NO_MARK``. The log is read once for all: after a crash there may be
-        thousands.
+        """Search the log, and return by source offset of each requeued record the offset of its
+        canceller in ``[base, copy_offset)``, or ``NO_MARK``. The log is read once for all of them,
+        because after a crash there may be thousands.
         """
         found = {scan.copy_offset: NO_MARK for scan in scans}
         by_id: dict[bytes, list[CopyScan]] = {}
@@ -93,9 +97,9 @@ class Cancellers:
         return found
 
     def _stored(self, scans: Sequence[CopyScan]) -> dict[int, int]:
-        """Return, by source offset, the mark that the store has of a requeued record, if the log
-        has lost part of ``[base, copy_offset)``. If one above K was stored and is gone, it was
-        pruned because H has passed its canceller: ``base`` is returned for it.
+        """Return, by source offset, the mark of a requeued record in the store, for records of
+        which the log has lost part of ``[base, copy_offset)``. If one above K was stored and is
+        gone, it was pruned because H has passed its canceller: ``base`` is returned as its mark.
         """
         known = {}
         for key_ms, offset, _, base in scans:
@@ -110,9 +114,9 @@ class Cancellers:
         return known
 
     def note_cut(self, scans: Sequence[CopyScan], kept: Collection[int]) -> None:
-        """Note as never read the offsets that the log has lost and that may hold cancellers of the
-        requeued records ``scans``. ``kept``: source offsets of those that are pending; on an owner,
-        those that H has yet to pass count too.
+        """Note as never read the offsets that the log has lost and that may hold cancellers of
+        requeued records. ``scans``: searches for these records; ``kept``: source offsets of those
+        that are pending; an owner also counts those that H has yet to pass.
         """
         start = self._log_start
         walked_from = self._shard.committed.offset if self._shard.owned else OFFSET_MAX

@@ -35,8 +35,8 @@ class Settling:
         self._read_until_s = -math.inf
 
     def settle(self) -> None:
-        """Settle due records of all owned shards, each up to an equal share of the transaction.
-        Shards that have used up theirs divide what the other shards leave.
+        """Settle due records of all owned shards, and send their outputs. Each shard gets an equal
+        share of the transaction; shards that use up theirs divide what the others leave.
         """
         now_ms = self._clock.wall_ms()
         lanes = self._lanes_to_settle(now_ms)
@@ -90,7 +90,7 @@ class Settling:
         self, slice_: Slice, lane: AnyLane, now_ms: int, limit: int, bytes_max: int
     ) -> int:
         """Settle records of one shard that were due before they were read, then other due ones;
-        return the number of outputs added to the transaction. ``now_ms``: epoch ms; ``limit``:
+        return the number of outputs added to the transaction. ``now_ms``: now, epoch ms; ``limit``:
         number of outputs; ``bytes_max``: payload bytes.
         """
         transaction, before = self._parts.transaction, slice_.uncommitted.records

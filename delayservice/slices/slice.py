@@ -27,7 +27,8 @@ class Slice:
         lanes: lanes of its shards that are served here, by delay topic.
         phase: its phase on this node, from replica to owner.
         epoch: number of this node's ownership; 0 before the first.
-        turn: number of this process's newest claim of it, higher than those of all claims before.
+        turn: number of this process's newest claim of the slice; it rises over all claims of the
+            process. -1 before the first.
         claim: offset of this node's claim in the claims topic, from its take-over on; -1 before.
         fenced: writers whose claims may be deleted once this owner's first checkpoint is committed.
         is_upgrade: whether a node of version 1 served it before; see ``take_over.Taken``.
@@ -65,7 +66,9 @@ class Slice:
         self._commits = 0
 
     def move(self, step: Step) -> None:
-        """Change ``phase`` as ``step`` says, or raise ``PhaseError`` and change nothing."""
+        """Enter the phase to which ``step`` leads. Raise ``PhaseError`` and change nothing if the
+        step is not allowed in the present phase.
+        """
         self.phase = next_phase(self.phase, step)
 
     @property
@@ -109,7 +112,8 @@ class Slice:
 
     def checkpoint(self, node_id: str, writer: str, secret_fingerprint: str) -> bytes:
         """Return the encoded checkpoint that a commit now would carry, with all shards of the
-        slice, and raise the number of commits. ``writer``: transactional id.
+        slice, and raise the number of commits. ``writer``: transactional id;
+        ``secret_fingerprint``: hash of the cluster secret that signs.
         """
         self._commits += 1
         shards = {t: lane.checkpoint() for t, lane in self.lanes.items() if lane.shard.owned}
@@ -126,8 +130,8 @@ class Slice:
         )
 
     def committed(self, now_ms: int) -> None:
-        """Make the cursors of all lanes that the last commit carried the committed ones.
-        ``now_ms``: epoch milliseconds.
+        """Make the cursors that the last commit carried the committed ones, in all lanes.
+        ``now_ms``: now, epoch milliseconds.
         """
         self.failures = 0
         self.stated.clear()
@@ -136,7 +140,7 @@ class Slice:
         self.flow.commit(now_ms)
 
     def aborted(self) -> None:
-        """Return all lanes to their committed cursors, after an abort of the transaction."""
+        """Put all lanes back to their committed cursors, after an abort of the transaction."""
         for lane in self.lanes.values():
             lane.aborted()
         self.flow.abort()
@@ -145,8 +149,8 @@ class Slice:
     # --- ownership -----------------------------------------------------------------------------
 
     def taken_over(self, taken: Taken, epoch_min: int) -> None:
-        """Enter the phase ``TAKEN``, with the epoch and the last checkpoint of the former owner.
-        ``epoch_min``: lowest epoch to use. New checkpoints keep the cursors of shards that are not
+        """Enter the phase ``TAKEN`` with what the take-over found, and an epoch above the former
+        owner's, ``epoch_min`` at least. New checkpoints keep the cursors of shards that are not
         served here; otherwise their next owner would deliver every record again.
         """
         checkpoint = taken.checkpoint
@@ -158,7 +162,9 @@ class Slice:
         self.move(Step.TAKE)
 
     def known_of(self, topic: str) -> ShardCheckpoint | None:
-        """Return the shard's part of the last checkpoint before this ownership; None: no part."""
+        """Return the shard's part of the last checkpoint before its lane was taken over here; None:
+        there is no such part.
+        """
         return self._unserved.get(topic)
 
     def step_down(self) -> None:

@@ -47,7 +47,9 @@ class StoreLabel:
 
     @property
     def gaps(self) -> tuple[Gap, ...]:
-        """Return the ranges of offsets that retention had deleted before they could be stored."""
+        """Return the ranges of offsets that retention deleted before they could be read, to be
+        stored or to be searched for cancellers.
+        """
         return () if self.known is None else self.known.gaps
 
     def write(
@@ -58,8 +60,8 @@ class StoreLabel:
         gaps: tuple[Gap, ...] | None = None,
     ) -> None:
         """Write the store's label with ``contracts`` and the last record read. ``has_refused``:
-        whether a requeued record was not stored; ``gaps``: offsets never read. None leaves a value
-        unchanged.
+        whether a requeued record was not stored, as no known secret had signed it; ``gaps``:
+        offsets never read. None leaves a value unchanged.
         """
         self.known = Label(
             contracts,
@@ -71,8 +73,9 @@ class StoreLabel:
         self._store.set_label(self.known.encode())
 
     def is_read_otherwise(self, stored: int, contracts: Contracts) -> bool:
-        """Return whether ``contracts`` or new secrets would read records below offset ``stored`` in
-        another way than when they were stored; log a warning if so.
+        """Return whether ``contracts``, or secrets of this process, read the records below offset
+        ``stored`` in another way than they were read when they were stored, or whether that is
+        unknown; log a warning if so.
         """
         if stored == 0:
             return False

@@ -40,11 +40,11 @@ class Taken:
         claim: offset of this node's claim in the claims topic; checkpoints name it.
         checkpoint: the newest one, after which no former writer can write another; None: there is
             none, the slice was never served.
-        bounds: bounds of the logs of its shards, queried after former writers were fenced.
+        bounds: start and end of the logs of its shards, queried after former writers were fenced.
         fenced: writers whose claims may be deleted once this owner's first checkpoint is committed.
-        is_upgrade: whether a node of version 1 served it last. Such a node may write again between
-            the fence and the first checkpoint, which it ignores. So the take-over is repeated after
-            the first checkpoint, until no node of version 1 has written since.
+        is_upgrade: whether a node of version 1 served it last. Such a node may come back and write
+            between the fence and the first checkpoint. So the take-over is repeated after the first
+            checkpoint, until no node of version 1 has written since.
     """
 
     claim: int
@@ -68,7 +68,7 @@ def take_over(
     Args:
         succession: Kafka and ZooKeeper.
         me: transactional id of this worker's writer.
-        slices: by slice, a number; this worker's newest claim has a higher one.
+        slices: by slice, the ``turn`` (number) of this worker's newest claim of it, minus 1.
         places: the shards of these slices that are served here.
         secrets: fingerprints (hashes) of the secrets by which this node verifies requeued records.
         upgraded: slices whose first checkpoint is committed, and which version 1 served before.
@@ -121,9 +121,10 @@ def _own_checkpoint(
 def take_over_lane(
     lane: AnyLane, known: ShardCheckpoint | None, bounds: Bounds, wanted: Contract, now_ms: int
 ) -> None:
-    """Make ``lane`` own its shard. ``known``: the shard's part of the last checkpoint, None: it was
-    never served; ``bounds``: of its log, queried after former writers were fenced; ``wanted``: the
-    contract that settings ask for; ``now_ms``: epoch milliseconds.
+    """Make ``lane`` the owner of its shard. ``known``: the shard's part of the last checkpoint,
+    None: it was never served; ``bounds``: start and end of its log, queried after former writers
+    were fenced; ``wanted``: the contract that settings ask for; ``now_ms``: now, epoch
+    milliseconds.
     """
     if known is not None and known.topic_id != lane.topic_id:
         _log.error(
@@ -143,9 +144,9 @@ def take_over_lane(
 def _agreed(
     lane: AnyLane, known: ShardCheckpoint | None, bounds: Bounds, wanted: Contract, now_ms: int
 ) -> Contracts:
-    """Return the contracts of the shard, with ``wanted`` added from above the end of the log on
-    (rule 2 of the design). So keys of existing records stay, and replicas know ``wanted`` before
-    they store a record that it applies to.
+    """Return the contracts of the shard, with ``wanted`` added for offsets some way above the end
+    of the log (rule 2 of the design). So keys of existing records stay, and replicas know
+    ``wanted`` before they store a record that it applies to.
 
     Contracts of records that retention has deleted are dropped. If ``wanted`` would make the
     checkpoint too large for its topic, it is left out until more contracts can be dropped.

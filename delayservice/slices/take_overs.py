@@ -56,7 +56,7 @@ class TakeOvers:
     def take_done(self) -> Iterator[TakeOver]:
         """Yield each take-over that has ended, and remove it from the list of those under way."""
         for job in [job for job in self._jobs if job.future.done()]:
-            if job in self._jobs:  # else the writer was lost with the one before
+            if job in self._jobs:  # else the one before has found the writer lost
                 self._jobs.remove(job)
                 yield job
 
@@ -81,7 +81,9 @@ class TakeOvers:
 
 
 def _grouped(slices: Iterable[Slice]) -> Iterator[list[Slice]]:
-    """Yield slices in groups of ``_GROUP_MAX`` at most, halved with each take-over that failed."""
+    """Yield slices in groups of ``_GROUP_MAX`` at most. Slices whose last take-overs failed are in
+    smaller groups: half the size for each failure in a row.
+    """
     by_setbacks: dict[int, list[Slice]] = {}
     for slice_ in slices:
         by_setbacks.setdefault(slice_.setbacks, []).append(slice_)

@@ -32,7 +32,7 @@ from delayservice.slices.phase import OWNED, Phase
 from delayservice.slices.slice import Slice
 
 _PROBE_EVERY_S: Final = 0.1
-"""Least time between two checkpoints by which the broker's clock is compared, seconds."""
+"""Least time between two checkpoints that are used to compare the broker's clock, seconds."""
 _PROBES_MAX: Final = 64
 """Largest number of checkpoints that wait for this comparison; older ones are dropped. While the
 clock is not trusted, one is written each second."""
@@ -41,7 +41,9 @@ _log = structlog.get_logger(__name__)
 
 
 class Timing(NamedTuple):
-    """Duration of a commit, s, and monotonic time of the broker's acknowledgement, if known."""
+    """Duration of a commit, seconds, and when the broker acknowledged it, monotonic seconds; None:
+    unknown.
+    """
 
     took_s: float
     acknowledged_s: float | None
@@ -49,7 +51,7 @@ class Timing(NamedTuple):
 
 @dataclass(slots=True)
 class Probe:
-    """Checkpoint by which the broker's clock is compared with this node's once it is read back.
+    """Checkpoint that is used to compare the broker's clock with this node's, once it is read back.
 
     Attributes:
         slice_no: number of the slice.
@@ -148,7 +150,9 @@ class Transaction:
     # --- fill ----------------------------------------------------------------------------------
 
     def send(self, slice_: Slice, lane: AnyLane, outputs: list[Output]) -> None:
-        """Add outputs of a lane; raise ``OwnershipLostError`` if the writer was fenced."""
+        """Add outputs of a lane. Raise ``OwnershipLostError`` if the writer was fenced,
+        ``RefusedError`` if an output can never be written.
+        """
         if not outputs:
             return
         faults.point("before_produce")
@@ -158,7 +162,9 @@ class Transaction:
         self.records += len(outputs)
 
     def _put_back(self, refused: RefusedError) -> None:
-        """Abort the transaction, and mark the refused records, which will be dead-lettered."""
+        """Abort the transaction, and note the refused records, which are dead-lettered when they
+        are settled again. Raise ``OwnershipLostError`` if the abort failed.
+        """
         for (place, offset), reason in refused.refusals.items():
             slice_ = self._slices.get(place[1])
             if slice_ is not None and place[0] in slice_.lanes:
@@ -166,7 +172,9 @@ class Transaction:
         self.start_over("records_refused", why=str(refused))
 
     def start_over(self, event: str, **facts: object) -> None:
-        """Log warning ``event``, abort the transaction, and settle its records again."""
+        """Log warning ``event`` with the fields ``facts``, and abort the transaction; its records
+        are settled again. Raise ``OwnershipLostError`` if the abort failed.
+        """
         _log.warning(event, **facts)
         self._sink.abort()
         self._aborted()
@@ -232,7 +240,9 @@ class Transaction:
 
     @property
     def is_time(self) -> bool:
-        """Return whether to commit now: a phase changes, the transaction is full, or it is time."""
+        """Return whether to commit now: a phase changes, the transaction is full, or
+        ``commit_in_ms`` is 0.
+        """
         is_full = self.records >= self._limits.transaction_records
         return bool(self.changing) or is_full or self.commit_in_ms <= 0
 
@@ -251,14 +261,15 @@ class Transaction:
 
     @property
     def since_commit_s(self) -> float:
-        """Return the time since the last commit began, seconds."""
+        """Return the time since the last commit began, seconds; infinite before the first."""
         return self._clock.monotonic_s() - self._last_commit_s
 
     # --- commit --------------------------------------------------------------------------------
 
     def begin_commit(self, also: Collection[int] = ()) -> None:
-        """Start a commit of outputs, claims, releases and changed checkpoints on the helper thread.
-        ``also``: owned slices whose checkpoint is written even if it is unchanged.
+        """Start a commit of outputs, claims, releases and changed checkpoints on the helper thread,
+        if there are any. ``also``: owned slices whose checkpoint is written even if it is
+        unchanged.
         """
         self._last_commit_s = self._clock.monotonic_s()
         controls: list[Control] = []
@@ -280,7 +291,9 @@ class Transaction:
         self._note_probe(commit)
 
     def _note_probe(self, commit: Commit) -> None:
-        """Choose a checkpoint to compare the clock by, at most one per ``_PROBE_EVERY_S``."""
+        """Choose a checkpoint to compare the broker's clock by, at most one per
+        ``_PROBE_EVERY_S``.
+        """
         is_time = not self._probes or commit.started_s - self._probes[-1].sent_s >= _PROBE_EVERY_S
         if is_time and commit.checkpoints:
             number, data = next(iter(commit.checkpoints.items()))
@@ -301,7 +314,7 @@ class Transaction:
         number, controls = slice_.number, []
         if slice_.phase is Phase.CLAIMING:
             commit.claiming.append(number)
-            self._turns += 1  # also over a slice that was dropped and kept again
+            self._turns += 1  # one count for all slices: one may be dropped and added again
             slice_.turn = self._turns
             controls.append(self._word(slice_, CLAIM))
         if slice_.phase is Phase.TAKEN or (
@@ -326,7 +339,7 @@ class Transaction:
         return Timing(self._clock.monotonic_s() - started_s, acknowledged_s)
 
     def wait(self) -> None:
-        """Wait for the end of the commit, if one is under way."""
+        """Wait for the end of the commit, if one is under way; ``hear`` processes its result."""
         if self.commit is not None:
             self.commit.future.exception()
 

@@ -71,12 +71,16 @@ class Upkeep:
         self._round.remove(number)
 
     def follow_again(self, number: int) -> None:
-        """Apply the newest checkpoint of slice ``number`` again, because its lanes have changed."""
+        """Apply the newest checkpoint of slice ``number`` again soon, because its lanes have
+        changed.
+        """
         self._news.add(number)
         self.active.add(number)
 
     def attend(self, number: int) -> None:
-        """Begin the repair commands of a slice with the loop's next iteration; on any thread."""
+        """Begin the queued repair commands of a slice in the loop's next iteration. Any thread may
+        call this.
+        """
         self._busy.add(number)
 
     @property
@@ -85,7 +89,9 @@ class Upkeep:
         return bool(self._busy)
 
     def turn(self) -> None:
-        """Apply checkpoints, update digests and metrics, sync stores: what is due now."""
+        """Do the periodic work that is due now: apply checkpoints, update digests and metrics, sync
+        stores.
+        """
         self._take_news()
         self._tend()
         self._sync_when_time()
@@ -159,7 +165,10 @@ class Upkeep:
 
 
 def _turn_copies(slice_: Slice) -> bool:
-    """Do one step of a slice's digests and repair commands; return whether any is unfinished."""
+    """Do one step of a slice's digests and repair commands (see ``CopyKeeper.turn``); return
+    whether any is unfinished. Do nothing and return False if the slice is refused, or digests are
+    off.
+    """
     if slice_.copies is None or slice_.follower.refusal:
         return False
     slice_.copies.turn(slice_.lanes, is_owner=slice_.is_owner)

@@ -34,7 +34,13 @@ _ASK_THE_TIME_S: Final = 1.0
 
 
 class WorkerLoop:
-    """Loop that polls, stores and settles the records of all slices of one worker."""
+    """Loop that polls, stores and settles the records of all slices of one worker.
+
+    Attributes:
+        slices: the slices that it serves, by number.
+        wake: ends the wait for records early; any thread may call it.
+        release_all: releases every owned slice with the next commit, and prevents new claims.
+    """
 
     def __init__(self, edges: Edges) -> None:
         self.slices: dict[int, Slice] = {}
@@ -67,11 +73,13 @@ class WorkerLoop:
 
     @property
     def is_settling(self) -> bool:
-        """Return whether this worker owns, takes over or releases any slice."""
+        """Return whether this worker claims, takes over, owns or releases any slice."""
         return self._owning.is_settling
 
     def attend(self, number: int) -> None:
-        """Begin the repair commands of a slice with the loop's next iteration; on any thread."""
+        """Begin the queued repair commands of a slice in the loop's next iteration. Any thread may
+        call this.
+        """
         self._upkeep.attend(number)
         self.wake()
 
@@ -135,7 +143,7 @@ class WorkerLoop:
     def _is_time_to_settle(self) -> bool:
         """Return whether to settle in this iteration: always, except with the setting
         ``visible_at_commit``. With it, all records that have become due are settled together just
-        before the commit, so that each partition gets one batch.
+        before a commit may begin, so that each partition gets one batch.
         """
         return (
             not self._edges.limits.visible_at_commit
@@ -198,7 +206,7 @@ class WorkerLoop:
 
     def uncommitted_s(self, slice_: Slice) -> float:
         """Return the time since the worker's last commit began, seconds; 0 if this node does not
-        own the slice, or the slice's cursor needs no commit.
+        own the slice, or the slice has no uncommitted cursor.
         """
         if not slice_.is_owner or not slice_.is_staged:
             return 0.0
@@ -266,7 +274,9 @@ class WorkerLoop:
         return True
 
     def close(self) -> None:
-        """Abort the transaction, become replica of all slices, close the stores and the writer."""
+        """Wait for the commit under way, abort the open transaction, become a replica of all
+        slices, and close the stores and the writer.
+        """
         self._settle_down()
         for slice_ in self.slices.values():
             self._owning.step_down(slice_)

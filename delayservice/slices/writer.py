@@ -46,8 +46,8 @@ class WriterOpener:
         return self._opening is not None
 
     def open_when_time(self) -> bool:
-        """Start to open a writer, unless one is being opened or the pause after a loss is not over.
-        Return True if it started.
+        """Start to open a writer, unless one is being opened or the pause after a loss or a failed
+        opening is not over. Return whether it was started.
         """
         if self._opening is not None or self._clock.monotonic_s() < self._open_after_s:
             return False
@@ -69,12 +69,12 @@ class WriterOpener:
             raise
 
     def count_loss(self) -> None:
-        """Count a lost writer; from the second in a row, delay the opening of the next, twice as
-        long each time, by ``_LOSS_REST_S_MAX`` at most.
+        """Count a lost writer. From the second in a row on, delay the opening of the next one,
+        twice as long each time, by ``_LOSS_REST_S_MAX`` at most.
         """
         now_s = self._clock.monotonic_s()
         self.losses = 1 if now_s - self._lost_s > _LOSSES_S else self.losses + 1
         self._lost_s = now_s
-        if self.losses > 1:  # once is what another node's take-over does
+        if self.losses > 1:  # another node's take-over causes one loss
             rest_s = min(_LOSS_REST_S * 2**self.losses, _LOSS_REST_S_MAX)
             self._open_after_s = now_s + rest_s
