@@ -31,8 +31,8 @@ class TargetRules(Section):
     )
     default_target: Topic | None = Field(
         default=None,
-        description="Target of records without `delay-target-topic`, always allowed. Unset: such "
-        "records become dead letters.",
+        description="Target of records of delay topic NAME without `delay-target-topic`, always "
+        "allowed. Unset: such records become dead letters.",
     )
 
 

@@ -43,7 +43,8 @@ class Disk(Section):
         default=90,
         ge=1,
         le=100,
-        description="Used percent of the disk from which periodic syncs stop too.",
+        description="Used percent of the disk from which stores are no longer synced; after a "
+        "crash, more is read again from Kafka.",
     )
     resume_below_percent: float = Field(
         default=2,

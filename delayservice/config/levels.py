@@ -44,7 +44,8 @@ class Levels(Section):
     )
     fetch_ahead_bytes: Bytes = Field(
         default=ByteSize(8 * MIB),
-        description="As `fetch_ahead_records`, in bytes of keys, values and headers.",
+        description="Bytes of keys, values and headers of a partition that are held in memory "
+        "before they are due: the second limit beside `fetch_ahead_records`.",
     )
 
     @model_validator(mode="after")

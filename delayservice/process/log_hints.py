@@ -29,13 +29,19 @@ HINTS: Final[Mapping[str, str]] = {
     "claimed": "slices are those won in ZooKeeper, lost those that another worker claimed first",
     "clock_in_doubt": "delivery stops until this machine's clock is right",
     "command_done": "a repair order for this copy is done; frames is the number of records",
-    "command_failed": "a repair order for this copy failed; the copy is as before",
+    "command_failed": (
+        "a repair order for this copy failed; the copy is as before. Mend what why says, and give "
+        "the order again"
+    ),
     "contract_extended": (
         "new settings apply to records from from_offset on; if few records come, a restart of the "
         "owner applies them earlier"
     ),
     "control_record_not_taken": "a record of this topic can't be read; the topic counts as failed",
-    "control_topics_event": "a message of the Kafka client while reading the service's own topics",
+    "control_topics_event": (
+        "a message of the Kafka client while reading the service's own topics; it connects again "
+        "by itself"
+    ),
     "digest_not_written": "comparisons of copies lack this digest until the next one",
     "disk_fills_up": "free or add disk space; from stop_percent on, nothing more is stored",
     "disk_full": "above disk.full_percent the stores are no longer synced; free or add disk space",
@@ -63,7 +69,8 @@ HINTS: Final[Mapping[str, str]] = {
         "the owner entry in ZooKeeper was deleted by another client; the slice is given up"
     ),
     "own_topics_at_risk": (
-        "cursors may be lost, or dead letters and outcomes not be written: see problems"
+        "cursors may be lost, or dead letters and outcomes not be written; problems on this line "
+        "name the topic and the setting to change"
     ),
     "ownership_failed": "the worker process ends and is replaced; report the traceback",
     "ownership_lost": (
