@@ -9,12 +9,10 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 import urllib.request
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Final, Self
 
 import psutil
@@ -23,20 +21,12 @@ from delay_devtools.ports import LOOPBACK, free_ports
 from tests.docs.kafka_tools import put_tools, stand_in
 from tests.docs.pages import ROOT, Command, bare
 from tests.docs.tables import ASKS, SERVERS, STATUSES
+from tests.integration.bench import await_true
 
 _WAIT_S: Final = 90.0
 _COMMAND_S: Final = 240.0
 _OURS: Final = ("connectors", "delayservice.cluster.toml", "deploy", "requirements", "tests")
 """What somebody who types has of the repository."""
-
-
-def await_true(condition: Callable[[], object], what: str, timeout_s: float = _WAIT_S) -> None:
-    """Until the condition holds; fails with ``what`` when it does not in time."""
-    deadline_s = time.monotonic() + timeout_s
-    tick = threading.Event()
-    while not condition():
-        assert time.monotonic() < deadline_s, f"not within {timeout_s:.0f} s: {what}"
-        tick.wait(0.1)
 
 
 class Machine:
@@ -127,7 +117,7 @@ class Machine:
 
     def await_node(self) -> None:
         """Until all of its workers report and nothing is wrong."""
-        await_true(self._is_healthy, "the node is healthy")
+        await_true(self._is_healthy, "the node is healthy", _WAIT_S)
 
     def _is_healthy(self) -> bool:
         try:
@@ -194,7 +184,7 @@ class Server:
             found.extend(re.finditer(pattern, self.log.read_text(errors="replace")))
             return bool(found)
 
-        await_true(said, f"{self.command} says {pattern}")
+        await_true(said, f"{self.command} says {pattern}", _WAIT_S)
         return found[0][1]
 
 
@@ -218,12 +208,7 @@ class Terminal:
         """It is open."""
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Close it, and whatever it still does."""
         self._shell.kill()
         self._shell.communicate()

@@ -28,8 +28,9 @@ from delay_devtools.ports import ANY_PORTS
 from delay_devtools.service import ServiceProcess
 from tests.docs.pages import Command, bare, blocks, commands
 from tests.docs.tables import BEFORE, LONG, SERVERS, SMALLER
-from tests.docs.terminal import Machine, Terminal, await_true
+from tests.docs.terminal import Machine, Terminal
 from tests.docs.test_listed import is_listed, is_python_listed
+from tests.integration.bench import await_true
 from tests.unit.stored_folders import fill, opened
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
@@ -212,7 +213,7 @@ def test_a_node_serves_the_topics_that_an_operator_makes(tmp_path: Path) -> None
         log = tmp_path / "node.log"
         with ServiceProcess(sets, log) as service:
             service.wait_serving(4)
-            await_true(lambda: service.events("took_over"), "it serves")
+            await_true(lambda: service.events("took_over"), "it serves", 90)
             assert not service.events("topic_not_served")
             assert not service.events("waiting_for_kafka")
             assert service.stop() == 0

@@ -23,7 +23,6 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Final, Self
 
 from delay_devtools.bench.figures import quantile
@@ -105,12 +104,7 @@ class Traffic:
             thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """End."""
         self._stopping.set()
         for thread in self._threads:

@@ -12,7 +12,6 @@ import subprocess
 import threading
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 
@@ -67,12 +66,7 @@ class TlsFront:
         self._thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Listen no more."""
         self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-import time
-from collections.abc import Callable
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -24,6 +20,7 @@ from delayservice.engine.pauses import (
     encode_key,
     encode_pause,
 )
+from tests.integration.bench import await_true
 
 NOBODY = {"bootstrap.servers": "127.0.0.1:1", "log_level": "0"}
 
@@ -59,14 +56,6 @@ def test_a_target_is_matched_by_its_pattern_and_a_delay_topic_by_its_name() -> N
     assert not known.holds("orders-eu")
 
 
-def await_true(condition: Callable[[], object]) -> None:
-    deadline_s = time.monotonic() + 20
-    tick = threading.Event()
-    while not condition():
-        assert time.monotonic() < deadline_s
-        tick.wait(0.01)
-
-
 def test_until_they_are_heard_of_everything_is_held_but_not_for_ever(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -77,8 +66,8 @@ def test_until_they_are_heard_of_everything_is_held_but_not_for_ever(
     news = PauseWatcher("delay_pauses")
     ControlReader([news], NOBODY, "test")
     assert news.holds("delay_topic_any")
-    await_true(lambda: news.problem)
+    await_true(lambda: news.problem, "a problem is told")
     assert news.holds("delay_topic_any")
     assert "delay_pauses can't be read" in news.problem
-    await_true(lambda: not news.holds("delay_topic_any"))
+    await_true(lambda: not news.holds("delay_topic_any"), "it holds no longer")
     assert news.problem

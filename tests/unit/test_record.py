@@ -19,7 +19,6 @@ from delayservice.contract.entry import (
     UNREADABLE,
     Entry,
     Headers,
-    Row,
 )
 from delayservice.contract.record import RecordReader
 from delayservice.engine.cursor import START_KEY
@@ -69,19 +68,6 @@ def test_a_plain_record_is_scheduled_with_its_own_headers_in_order() -> None:
     entry = read(own[0], TARGET, own[1], IN_FIVE_SECONDS, own[2], own[3])
     due = WRITTEN_MS + 5_000
     assert entry == (7, SCHEDULE, due, None, ("orders", -1, b"key", b"value", own, due, None), None)
-
-
-def test_the_second_read_of_a_target_gives_the_same_entry_as_the_first() -> None:
-    shard = reader()
-    row: Row = (1, WRITTEN_MS, b"k", b"v", [TARGET, IN_FIVE_SECONDS])
-    first, second = shard.read_batch([row, row])
-    assert first == second
-
-
-def test_the_short_and_the_long_way_agree() -> None:
-    short = read(TARGET, IN_FIVE_SECONDS, ("a", b"1"))
-    long = read(TARGET, IN_FIVE_SECONDS, (names.DELAY_WINDOW_MS, b"0"), ("a", b"1"))
-    assert short == long
 
 
 def test_a_record_beyond_the_roll_window_has_its_roll_time_as_key() -> None:
@@ -320,15 +306,6 @@ def test_without_patterns_every_target_but_the_default_is_denied() -> None:
     assert read(TARGET, IN_FIVE_SECONDS, allow=(), default_target="orders")[1] == SCHEDULE
 
 
-@pytest.mark.parametrize(
-    "topic", [b"__consumer_offsets", b"delay_topic_any", b"delay_checkpoint", b"mine", b"__x"]
-)
-def test_reserved_topics_are_denied_whatever_is_allowed(topic: bytes) -> None:
-    target = (names.DELAY_TARGET_TOPIC, topic)
-    entry = read(target, IN_FIVE_SECONDS, allow=("*",), reserved=("mine",))
-    assert code(entry) == "target-denied"
-
-
 def test_a_delay_topic_of_another_name_is_never_its_own_target() -> None:
     contracts = Contracts([(0, Contract(allow=("*",)))])
     headers = [(names.DELAY_TARGET_TOPIC, b"later"), IN_FIVE_SECONDS]
@@ -377,11 +354,6 @@ def test_fire_names_the_record_that_it_delivers() -> None:
     entry = read((names.DELAY_OP, b"fire"), (names.DELAY_ID, b"id"), IN_FIVE_SECONDS)
     assert entry[:4] == (7, FIRE, 0, b"id")
     assert code(read((names.DELAY_OP, b"fire"))) == "op-invalid"
-
-
-def test_the_operation_schedule_is_the_default_one() -> None:
-    said = read(TARGET, IN_FIVE_SECONDS, (names.DELAY_OP, b"schedule"))
-    assert said == read(TARGET, IN_FIVE_SECONDS)
 
 
 @pytest.mark.parametrize("text", [None, b"", b"Cancel", b"delete", b"\xff", b"x" * 100])
@@ -437,12 +409,6 @@ def test_output_headers_of_a_user_are_dropped_so_that_provenance_cannot_be_forge
 
 def test_an_unknown_delay_header_is_an_own_header() -> None:
     assert read(TARGET, IN_FIVE_SECONDS, ("delay-foo", b"1"))[4][4] == [("delay-foo", b"1")]
-
-
-def test_a_refused_record_keeps_its_original() -> None:
-    headers: Headers = [("a", None), (names.DELAY_AT, b"x"), (names.DELAY_SOURCE, b"forged")]
-    assert read(*headers)[4] == (b"key", b"value", headers)
-    assert reader().read(0, 0, None, None, None)[4] == (None, None, [])
 
 
 @pytest.mark.parametrize("name", sorted(names.COPY_NAMES))

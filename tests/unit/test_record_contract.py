@@ -45,14 +45,7 @@ def test_a_contract_survives_json() -> None:
 
 
 @pytest.mark.parametrize(
-    "change",
-    [
-        {"version": CONTRACT_VERSION + 1},
-        {"version": CONTRACT_VERSION + 1, "new": 1},
-        {"new": 1},
-        {"allow": "a"},
-        {"clamp": 1},
-    ],
+    "change", [{"version": CONTRACT_VERSION + 1}, {"new": 1}, {"allow": "a"}, {"clamp": 1}]
 )
 def test_a_contract_that_this_version_cannot_follow_is_an_error(change: dict[str, object]) -> None:
     with pytest.raises(ContractError):
