@@ -108,29 +108,17 @@ def adopt(lane: Lane, contracts: Contracts) -> None:
     lane.follow(Cursor())
 
 
-def test_a_replica_that_stored_past_a_new_contract_starts_over_after_a_restart(
-    make_store: MakeStore,
+@pytest.mark.parametrize(("begins", "kept"), [(6, 0), (10, 10)])
+def test_a_replica_that_stored_past_a_new_contract_starts_over_and_one_up_to_it_goes_on(
+    begins: int, kept: int, make_store: MakeStore
 ) -> None:
     replica_that_stored(make_store, Contracts([(0, SHORT)]), 10)
     lane = boot(make_store)
     assert lane.shard.stored == 10
-    adopt(lane, Contracts([(0, SHORT), (6, LONG)]))
-    assert lane.shard.stored == 0
-    assert keys(lane) == []
+    adopt(lane, Contracts([(0, SHORT), (begins, LONG)]))
+    assert (lane.shard.stored, len(keys(lane))) == (kept, kept)
     read(lane, 12)
-    assert keys(lane) == keys_by(*[SHORT_MS] * 6, *[LONG_MS] * 6)
-    lane.close()
-
-
-def test_a_replica_that_stored_up_to_a_new_contract_goes_on_after_a_restart(
-    make_store: MakeStore,
-) -> None:
-    replica_that_stored(make_store, Contracts([(0, SHORT)]), 10)
-    lane = boot(make_store)
-    adopt(lane, Contracts([(0, SHORT), (10, LONG)]))
-    assert lane.shard.stored == 10
-    read(lane, 12)
-    assert keys(lane) == keys_by(*[SHORT_MS] * 10, *[LONG_MS] * 2)
+    assert keys(lane) == keys_by(*[SHORT_MS] * begins, *[LONG_MS] * (12 - begins))
     lane.close()
 
 

@@ -214,29 +214,28 @@ def copy_of(offset: int, base: int, record_id: bytes) -> Any:
     return (offset, WRITTEN_MS, key, value, headers)
 
 
+UNTIL_3 = [schedule(0, "x"), schedule(1), schedule(2), schedule(3, "a")]
+
+
 @pytest.mark.parametrize(
-    ("base", "outcome"), [(2, (DEAD_LETTERED, 4, CONTROL_LOST)), (3, (DELIVERED, 4, ""))]
+    ("rows", "settled"),
+    [
+        ([*UNTIL_3, copy_of(4, 2, b"x")], [(DELIVERED, 3, ""), (DEAD_LETTERED, 4, CONTROL_LOST)]),
+        ([*UNTIL_3, copy_of(4, 3, b"x")], [(DELIVERED, 3, ""), (DELIVERED, 4, "")]),
+        (  # it is among several that may be
+            [schedule(0, "x"), cancel(1, "x"), schedule(2), fire(3, "x"), copy_of(4, 1, b"x")],
+            [(FIRED, 3, ""), (DEAD_LETTERED, 4, CONTROL_LOST)],
+        ),
+    ],
 )
 def test_a_copy_whose_canceller_may_have_expired_is_undecided(
-    base: int, outcome: tuple[int, int, str], make_store: MakeStore
+    rows: list[Any], settled: list[tuple[int, int, str]], make_store: MakeStore
 ) -> None:
-    rows = [schedule(0, "x"), schedule(1), schedule(2), schedule(3, "a"), copy_of(4, base, b"x")]
     log = Log(rows, make_store())
     log.start = 3
     log.own(3)
     log.read()
-    assert log.settle() == sorted([(DELIVERED, 3, ""), outcome])
-
-
-def test_a_copy_whose_canceller_is_among_several_that_may_be_is_undecided(
-    make_store: MakeStore,
-) -> None:
-    rows = [schedule(0, "x"), cancel(1, "x"), schedule(2), fire(3, "x"), copy_of(4, 1, b"x")]
-    log = Log(rows, make_store())
-    log.start = 3
-    log.own(3)
-    log.read()
-    assert log.settle() == sorted([(FIRED, 3, ""), (DEAD_LETTERED, 4, CONTROL_LOST)])
+    assert log.settle() == sorted(settled)
 
 
 @pytest.mark.parametrize("is_pruned", [True, False])
