@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import cast
 
 import pytest
 
@@ -16,34 +15,19 @@ from delayservice.engine.checkpoint import fingerprint
 from delayservice.engine.cursor import Cursor
 from delayservice.engine.label import Label
 from delayservice.engine.pending import NO_MARK
-from delayservice.engine.ports import Place, Run, Source
-from delayservice.engine.routes import Routes
-from delayservice.process.cron import cron_time
+from delayservice.engine.ports import Run
 from delayservice.slices.lane import Lane
 from delayservice.store.base import Store
 from tests.rocks import LoneRocks
-from tests.unit.known_targets import KnownTargets
+from tests.unit.lanes import TOPIC, QuietSource, lane_of, routes_of
 from tests.wheels import LoneStore
 
-TOPIC = "delay_topic_any"
 START_MS = 1_700_000_000_000
 SHORT_MS, LONG_MS, DELAY_MS = 10_000, 60_000, 30_000
 SHORT, LONG = (Contract(roll_window_ms=ms, allow=("orders",)) for ms in (SHORT_MS, LONG_MS))
 OTHER = Contract(roll_window_ms=LONG_MS, allow=("orders", "mails"))
 
 MakeStore = Callable[[], Store]
-
-
-class Log:
-    """A source that is asked for nothing: the tests hand over what is read."""
-
-    def seek(self, _place: Place, _offset: int, _last: object = None) -> None: ...
-
-    def drop(self, _place: Place) -> None: ...
-
-    def pause(self, _place: Place) -> None: ...
-
-    def resume(self, _place: Place) -> None: ...
 
 
 def run(start: int, stop: int) -> Run:
@@ -63,17 +47,8 @@ def make_store(request: pytest.FixtureRequest, tmp_path: Path) -> MakeStore:
 
 def boot(make_store: MakeStore, *secrets: bytes) -> Lane:
     first, *others = secrets or (b"secret",)
-    routes = Routes(
-        "delay_dead_letter",
-        "delay_outcomes",
-        first,
-        LONG_MS,
-        0,
-        (1_000,),
-        cron_time,
-        accepted=tuple(others),
-    )
-    lane = Lane(TOPIC, 0, "id", make_store(), cast("Source", Log()), routes, KnownTargets())
+    routes = routes_of(LONG_MS, 1_000, secret=first, accepted=tuple(others))
+    lane = lane_of(make_store(), QuietSource(), routes)
     lane.follow(Cursor())
     return lane
 
