@@ -92,27 +92,14 @@ def test_a_writer_that_claims_again_what_it_released_fences_who_claimed_in_betwe
     assert topics.delivered() == [b"1", b"2"]
 
 
-def test_a_claim_that_is_still_open_does_not_hide(
-    topics: Topics, make_worker: Callable[[str], Worker]
+@pytest.mark.parametrize("forgotten", [None, "somebody-else"])
+def test_a_claim_or_a_tombstone_that_is_still_open_does_not_hide_its_writer(
+    topics: Topics, make_worker: Callable[[str], Worker], forgotten: str | None
 ) -> None:
     frozen, second = make_worker("a"), make_worker("b")
+    word = frozen.say(CLAIM) if forgotten is None else Control(SLICE, None, forgotten)
     frozen.sink._begin()
-    frozen.sink._produce_control(frozen.sink._fenced_producer, frozen.say(CLAIM))
-    assert frozen.sink._flush_step(frozen.sink._fenced_producer) == 0
-    found = second.take_over()
-    second.serve(b"1", found.claim)
-    with pytest.raises(OwnershipLostError):
-        frozen.sink.commit([])
-    assert topics.delivered() == [b"1"]
-
-
-def test_the_writer_of_an_open_tombstone_is_fenced_and_not_the_one_it_forgets(
-    topics: Topics, make_worker: Callable[[str], Worker]
-) -> None:
-    frozen, second = make_worker("a"), make_worker("b")
-    frozen.sink._begin()
-    forgotten = Control(SLICE, None, "somebody-else")
-    frozen.sink._produce_control(frozen.sink._fenced_producer, forgotten)
+    frozen.sink._produce_control(frozen.sink._fenced_producer, word)
     assert frozen.sink._flush_step(frozen.sink._fenced_producer) == 0
     found = second.take_over()
     second.serve(b"1", found.claim)

@@ -197,34 +197,25 @@ def test_a_connector_schedules_with_headers_that_it_inserts(
 
 @at_night
 @minutes
-def test_go_schedules_a_record(bench: Bench, tmp_path: Path) -> None:
-    need("go")
-    target = bench.target("go")
-    folder = example(bench, "go", tmp_path, target)
-    fetch("go build -mod=readonly -o delayed-order .", folder)
-    run([str(folder / "delayed-order"), bench.bootstrap], folder)
-    assert_delivered(bench, target, b"pay now")
-
-
-@at_night
-@minutes
-def test_node_schedules_a_record(bench: Bench, tmp_path: Path) -> None:
-    need("node", "npm")
-    target = bench.target("node")
-    folder = example(bench, "node", tmp_path, target)
-    fetch("npm ci --ignore-scripts --no-audit --no-fund", folder)
-    run(["node", "delayed_order.js", bench.bootstrap], folder)
-    assert_delivered(bench, target, b"pay now")
-
-
-@at_night
-@minutes
-def test_rust_schedules_a_record(bench: Bench, tmp_path: Path) -> None:
-    need("cargo", "gcc", "make")
-    target = bench.target("rust")
-    folder = example(bench, "rust", tmp_path, target)
-    fetch("cargo build -q", folder)
-    run([str(folder / "target/debug/delayed-order"), bench.bootstrap], folder)
+@pytest.mark.parametrize(
+    ("language", "tools", "build", "program"),
+    [
+        ("go", ["go"], "go build -mod=readonly -o delayed-order .", ["./delayed-order"]),
+        (
+            *("node", ["node", "npm"], "npm ci --ignore-scripts --no-audit --no-fund"),
+            ["node", "delayed_order.js"],
+        ),
+        ("rust", ["cargo", "gcc", "make"], "cargo build -q", ["./target/debug/delayed-order"]),
+    ],
+)
+def test_another_language_schedules_a_record(
+    bench: Bench, tmp_path: Path, language: str, tools: list[str], build: str, program: list[str]
+) -> None:
+    need(*tools)
+    target = bench.target(language)
+    folder = example(bench, language, tmp_path, target)
+    fetch(build, folder)
+    run([*program, bench.bootstrap], folder)
     assert_delivered(bench, target, b"pay now")
 
 

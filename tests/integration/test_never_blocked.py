@@ -206,10 +206,17 @@ def test_a_target_that_is_deleted_costs_no_pause_once_it_is_known(bench: Bench) 
 
 
 @pytest.mark.night
-def test_a_target_whose_only_broker_is_stopped_is_recognised_and_gets_its_records_later(
-    bench: Bench, brokers: EmbeddedCluster
+@pytest.mark.parametrize(
+    ("copies", "in_sync_min"),
+    [
+        pytest.param([BAD_BROKER], 1, id="no leader"),
+        pytest.param([1, BAD_BROKER], 2, id="too few copies in sync"),
+    ],
+)
+def test_a_target_whose_broker_is_stopped_is_recognised_and_gets_its_records_later(
+    bench: Bench, brokers: EmbeddedCluster, copies: list[int], in_sync_min: int
 ) -> None:
-    bad = place(bench, "down", BAD_BROKER)
+    bad = place(bench, "down", *copies, in_sync_min=in_sync_min)
     try:
         service = play(bench, bad, lambda: brokers.stop_broker(BAD_BROKER))
     finally:
@@ -230,20 +237,6 @@ def test_a_target_with_too_few_copies_in_sync_from_the_start_costs_no_pause(
     finally:
         brokers.start_broker(BAD_BROKER)
     assert not service.events("transaction_aborted")
-    bench.await_match(bad, lambda one: one.header("delay-attempt"))
-
-
-@pytest.mark.night
-def test_a_target_that_loses_its_copies_in_sync_costs_no_pause_once_it_is_known(
-    bench: Bench, brokers: EmbeddedCluster
-) -> None:
-    bad = place(bench, "lost", 1, BAD_BROKER, in_sync_min=2)
-    try:
-        service = play(bench, bad, lambda: brokers.stop_broker(BAD_BROKER))
-    finally:
-        brokers.start_broker(BAD_BROKER)
-    assert_no_pause_once_known(service)
-    assert_parked(bench, bad)
     bench.await_match(bad, lambda one: one.header("delay-attempt"))
 
 

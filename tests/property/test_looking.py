@@ -5,7 +5,6 @@ from __future__ import annotations
 import tempfile
 from contextlib import ExitStack
 from pathlib import Path
-from typing import cast
 
 import pytest
 from hypothesis import given, settings
@@ -14,8 +13,7 @@ from hypothesis import strategies as st
 from delayservice.contract.contracts import Contract, Contracts
 from delayservice.contract.entry import OFFSET_MAX, Headers, Row
 from delayservice.engine.cursor import Cursor
-from delayservice.engine.ports import Run, Source
-from delayservice.engine.routes import Routes
+from delayservice.engine.ports import Run
 from delayservice.inspection import looking
 from delayservice.inspection.query import (
     BacklogCounts,
@@ -27,14 +25,13 @@ from delayservice.inspection.query import (
     count_within,
     merged,
 )
-from delayservice.process.cron import cron_time
 from delayservice.slices.any_lane import AnyLane
 from delayservice.slices.lane import Lane
 from delayservice.store.base import Store
 from delayservice.store.digesting import DigestingStore
 from delayservice.store.memory import MemoryStore
 from tests.rocks import LoneRocks
-from tests.unit.known_targets import KnownTargets
+from tests.unit.lanes import QuietSource, lane_of, routes_of
 from tests.wheels import LoneStore
 
 NOW_MS = 1_700_000_000_000 // 60_000 * 60_000
@@ -56,16 +53,6 @@ records = st.lists(
     max_size=30,
 )
 worlds = st.lists(records, min_size=1, max_size=4)
-
-
-class Log:
-    """A source that is asked for nothing."""
-
-    def seek(self, _topic: str, _offset: int, _last: object = None) -> None: ...
-
-    def pause(self, _topic: str) -> None: ...
-
-    def resume(self, _topic: str) -> None: ...
 
 
 def make_store(kind: str, folder: Path) -> Store:
@@ -95,8 +82,8 @@ class World:
             self.lanes.append(lane)
 
     def _lane(self, topic: str, partition: int, store: Store) -> Lane:
-        routes = Routes("letters", "outcomes", b"secret", WINDOW_MS, 0, (1_000,), cron_time)
-        lane = Lane(topic, partition, "id", store, cast("Source", Log()), routes, KnownTargets())
+        routes = routes_of(WINDOW_MS, 1_000)
+        lane = lane_of(store, QuietSource(), routes, (topic, partition))
         contract = Contract(roll_window_ms=WINDOW_MS, max_delay_ms=100 * HOUR_MS, allow=TARGETS)
         lane.adopt(Contracts([(0, contract)]))
         lane.follow(Cursor())

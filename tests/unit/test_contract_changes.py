@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-from typing import cast
-
 import pytest
 from structlog.testing import capture_logs
 
 from delayservice.contract.contracts import Contract, Contracts
 from delayservice.engine.checkpoint import Checkpoint, ShardCheckpoint, encode_checkpoint
 from delayservice.engine.cursor import Cursor
-from delayservice.engine.ports import Bounds, Source
-from delayservice.engine.routes import Routes
-from delayservice.process.cron import cron_time
+from delayservice.engine.ports import Bounds
 from delayservice.slices.lane import Lane
 from delayservice.slices.take_over import CONTRACTS_BYTES_MAX, take_over_lane
 from delayservice.store.memory import MemoryStore
-from tests.unit.known_targets import KnownTargets
-from tests.unit.test_lane_label import START_MS, TOPIC, Log, read, run
+from tests.unit.lanes import TOPIC, QuietSource, lane_of, routes_of
+from tests.unit.test_lane_label import START_MS, read, run
 
 BATCH_BYTES_MAX = 1_000_000
 """About what a broker takes by default."""
@@ -26,8 +22,7 @@ LATER_MS = START_MS + 10**9
 
 
 def new_lane() -> Lane:
-    routes = Routes("delay_dead_letter", "delay_outcomes", b"secret", 1, 0, (1_000,), cron_time)
-    made = Lane(TOPIC, 0, "id", MemoryStore(), cast("Source", Log()), routes, KnownTargets())
+    made = lane_of(MemoryStore(), QuietSource(), routes_of(1, 1_000))
     made.follow(Cursor())
     return made
 

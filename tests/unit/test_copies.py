@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
-from delayservice.contract.codec import Payload
+from delayservice.contract.codec import Meta, Payload
 from delayservice.contract.contracts import Contract, Contracts
 from delayservice.contract.entry import COPY, INVALID, Entry, Headers
 from delayservice.contract.names import Header
@@ -42,30 +44,22 @@ def read(
     return reader.read(20, 1, *record)
 
 
-def test_a_copy_is_read_as_it_was_written() -> None:
-    assert read(written()) == (20, COPY, 5_000, META[0], PAYLOAD, 12)
-
-
-def test_a_copy_of_a_plain_record_names_the_source_only() -> None:
-    meta = (None, b"delay_topic_any:3:7", 1, None)
-    plain: Payload = ("orders", -1, None, None, [], 8_000, None)
-    assert read(written(plain)) == (20, COPY, 5_000, None, (*plain[:6], meta), 12)
-
-
 def test_a_copy_is_accepted_whichever_secret_signed_it() -> None:
     assert read(written(secret=b"old"), secrets=(b"new", b"old"))[1] == COPY
 
 
-@pytest.mark.parametrize("secrets", [(), (b"other",), (b"",)])
-def test_a_copy_that_no_secret_signed_is_forged(secrets: tuple[bytes, ...]) -> None:
-    entry = read(written(), secrets=secrets)
+@pytest.mark.parametrize(
+    "others",
+    [
+        *({"secrets": secrets} for secrets in ((), (b"other",), (b"",))),
+        {"topic": "delay_topic_other"},
+        {"partition": 4},
+    ],
+)
+def test_a_copy_that_no_secret_signed_for_this_shard_is_forged(others: dict[str, Any]) -> None:
+    entry = read(written(), **others)
     assert entry[1] == INVALID
     assert entry[5][0] == "copy-forged"
-
-
-def test_a_copy_of_another_shard_is_forged() -> None:
-    assert read(written(), topic="delay_topic_other")[1] == INVALID
-    assert read(written(), partition=4)[1] == INVALID
 
 
 @pytest.mark.parametrize(
@@ -117,30 +111,20 @@ def test_bytes_cannot_move_between_parts_of_a_copy() -> None:
 # --- provenance --------------------------------------------------------------------------------
 
 
-def test_a_plain_output_says_when_it_was_due_and_what_it_settles() -> None:
-    expected: Headers = [
-        ("delay-due-at", b"8000"),
-        ("delay-source", b"delay_topic_any:3:7"),
-        ("delay-settles", b"7"),
-    ]
-    assert Provenance("delay_topic_any", 3).headers(7, 8_000, None) == expected
-
-
-def test_an_output_of_a_copy_names_the_original_and_its_own_offset() -> None:
-    expected: Headers = [
-        ("delay-due-at", b"8000"),
-        ("delay-source", b"delay_topic_any:3:7"),
-        ("delay-settles", b"20"),
-        ("delay-id", b"\x00id\xff"),
-        ("delay-attempt", b"2"),
-    ]
-    assert Provenance("delay_topic_any", 3).headers(20, 8_000, META) == expected
-
-
-def test_the_first_attempt_and_a_missing_id_go_without_saying() -> None:
-    added = Provenance("t", 0).headers(1, 2, (None, None, 1, 3))
-    assert [name for name, _ in added] == ["delay-due-at", "delay-source", "delay-settles"]
-    assert added[1][1] == b"t:0:1"
+@pytest.mark.parametrize(
+    ("meta", "source", "more"),
+    [
+        (None, b"delay_topic_any:3:20", []),
+        ((None, None, 1, 3), b"delay_topic_any:3:20", []),
+        (META, b"delay_topic_any:3:7", [("delay-id", b"\x00id\xff"), ("delay-attempt", b"2")]),
+    ],
+)
+def test_an_output_names_the_original_its_own_offset_and_what_is_not_usual(
+    meta: Meta | None, source: bytes, more: Headers
+) -> None:
+    due_and_source: Headers = [("delay-due-at", b"8000"), ("delay-source", source)]
+    found = Provenance("delay_topic_any", 3).headers(20, 8_000, meta)
+    assert found == [*due_and_source, ("delay-settles", b"20"), *more]
 
 
 def test_a_dead_letter_keeps_the_original_headers_and_adds_the_reason_last() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
@@ -14,18 +14,15 @@ from delayservice.contract.contracts import Contract, Contracts
 from delayservice.engine.cursor import Cursor
 from delayservice.engine.disk import DiskLevel, Watermarks
 from delayservice.engine.ports import Bounds, Place, Run
-from delayservice.engine.routes import Routes
-from delayservice.process.cron import cron_time
 from delayservice.process.disk import DiskWatch, used_percent
 from delayservice.slices.lane import Lane
 from delayservice.slices.limits import Limits
 from delayservice.store.memory import MemoryStore
-from tests.unit.known_targets import KnownTargets
+from tests.unit.lanes import TOPIC, lane_of, routes_of
 from tests.unit.loop_stage import Stage
 
 MARKS = Watermarks(warn=75, stop=85, full=90, resume_below=2)
 ROOM, WARN, STOP, FULL = DiskLevel
-TOPIC = "delay_topic_any"
 
 
 def levels(*used: float) -> list[DiskLevel]:
@@ -120,8 +117,7 @@ class Log:
 
 def lane() -> tuple[Lane, Log]:
     log = Log()
-    routes = Routes("letters", "outcomes", b"secret", 60_000, 0, (100,), cron_time)
-    made = Lane(TOPIC, 0, "id", MemoryStore(), cast("Any", log), routes, KnownTargets())
+    made = lane_of(MemoryStore(), log, routes_of(60_000, 100))
     made.adopt(Contracts([(0, Contract(allow=("*",)))]))
     return made, log
 

@@ -20,7 +20,7 @@ from delayservice.contract.partitioner import partition_for
 from delayservice.contract.record import RecordReader
 from delayservice.engine.cursor import Cursor
 from delayservice.inspection import looking
-from delayservice.inspection.query import Pending
+from tests.unit.test_admin_answers import ROW
 
 TOPIC = "delay_topic_any"
 NOW_MS = 1_800_000_000_000
@@ -28,24 +28,16 @@ FAR = next(b"%d" % n for n in range(100) if partition_for(b"%d" % n, 2) == 1)
 """At home in partition 1; users write to partition 0."""
 CONTRACT = Contract(HOMES_VERSION, id_partitions=2)
 HEADERS = [("delay-after", b"60000"), ("delay-target-topic", b"orders"), ("delay-id", FAR)]
-WAITS = Pending(
-    topic=TOPIC,
+WAITS = replace(
+    ROW,
     partition=0,
-    offset=7,
     key_ms=NOW_MS + 60_000,
     due_ms=NOW_MS,
     target=TOPIC,
     target_partition=1,
     record_id=FAR,
-    key=None,
-    value=None,
-    value_bytes=None,
-    headers=[],
     source=f"{TOPIC}:0:3",
     attempt=2,
-    expires_ms=None,
-    recurs=False,
-    marked_by=-1,
 )
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import cast
 
 import pytest
 
@@ -16,34 +15,19 @@ from delayservice.engine.checkpoint import fingerprint
 from delayservice.engine.cursor import Cursor
 from delayservice.engine.label import Label
 from delayservice.engine.pending import NO_MARK
-from delayservice.engine.ports import Place, Run, Source
-from delayservice.engine.routes import Routes
-from delayservice.process.cron import cron_time
+from delayservice.engine.ports import Run
 from delayservice.slices.lane import Lane
 from delayservice.store.base import Store
 from tests.rocks import LoneRocks
-from tests.unit.known_targets import KnownTargets
+from tests.unit.lanes import TOPIC, QuietSource, lane_of, routes_of
 from tests.wheels import LoneStore
 
-TOPIC = "delay_topic_any"
 START_MS = 1_700_000_000_000
 SHORT_MS, LONG_MS, DELAY_MS = 10_000, 60_000, 30_000
 SHORT, LONG = (Contract(roll_window_ms=ms, allow=("orders",)) for ms in (SHORT_MS, LONG_MS))
 OTHER = Contract(roll_window_ms=LONG_MS, allow=("orders", "mails"))
 
 MakeStore = Callable[[], Store]
-
-
-class Log:
-    """A source that is asked for nothing: the tests hand over what is read."""
-
-    def seek(self, _place: Place, _offset: int, _last: object = None) -> None: ...
-
-    def drop(self, _place: Place) -> None: ...
-
-    def pause(self, _place: Place) -> None: ...
-
-    def resume(self, _place: Place) -> None: ...
 
 
 def run(start: int, stop: int) -> Run:
@@ -63,17 +47,8 @@ def make_store(request: pytest.FixtureRequest, tmp_path: Path) -> MakeStore:
 
 def boot(make_store: MakeStore, *secrets: bytes) -> Lane:
     first, *others = secrets or (b"secret",)
-    routes = Routes(
-        "delay_dead_letter",
-        "delay_outcomes",
-        first,
-        LONG_MS,
-        0,
-        (1_000,),
-        cron_time,
-        accepted=tuple(others),
-    )
-    lane = Lane(TOPIC, 0, "id", make_store(), cast("Source", Log()), routes, KnownTargets())
+    routes = routes_of(LONG_MS, 1_000, secret=first, accepted=tuple(others))
+    lane = lane_of(make_store(), QuietSource(), routes)
     lane.follow(Cursor())
     return lane
 
@@ -108,29 +83,17 @@ def adopt(lane: Lane, contracts: Contracts) -> None:
     lane.follow(Cursor())
 
 
-def test_a_replica_that_stored_past_a_new_contract_starts_over_after_a_restart(
-    make_store: MakeStore,
+@pytest.mark.parametrize(("begins", "kept"), [(6, 0), (10, 10)])
+def test_a_replica_that_stored_past_a_new_contract_starts_over_and_one_up_to_it_goes_on(
+    begins: int, kept: int, make_store: MakeStore
 ) -> None:
     replica_that_stored(make_store, Contracts([(0, SHORT)]), 10)
     lane = boot(make_store)
     assert lane.shard.stored == 10
-    adopt(lane, Contracts([(0, SHORT), (6, LONG)]))
-    assert lane.shard.stored == 0
-    assert keys(lane) == []
+    adopt(lane, Contracts([(0, SHORT), (begins, LONG)]))
+    assert (lane.shard.stored, len(keys(lane))) == (kept, kept)
     read(lane, 12)
-    assert keys(lane) == keys_by(*[SHORT_MS] * 6, *[LONG_MS] * 6)
-    lane.close()
-
-
-def test_a_replica_that_stored_up_to_a_new_contract_goes_on_after_a_restart(
-    make_store: MakeStore,
-) -> None:
-    replica_that_stored(make_store, Contracts([(0, SHORT)]), 10)
-    lane = boot(make_store)
-    adopt(lane, Contracts([(0, SHORT), (10, LONG)]))
-    assert lane.shard.stored == 10
-    read(lane, 12)
-    assert keys(lane) == keys_by(*[SHORT_MS] * 10, *[LONG_MS] * 2)
+    assert keys(lane) == keys_by(*[SHORT_MS] * begins, *[LONG_MS] * (12 - begins))
     lane.close()
 
 

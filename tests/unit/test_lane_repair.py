@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import cast
 
 import pytest
 
@@ -13,19 +12,16 @@ from delayservice.contract.contracts import Contract, Contracts
 from delayservice.contract.entry import Headers, Row
 from delayservice.engine.cursor import Cursor
 from delayservice.engine.pending import Frame
-from delayservice.engine.ports import Bounds, Place, Run, Source
-from delayservice.engine.routes import Routes
-from delayservice.process.cron import cron_time
+from delayservice.engine.ports import Bounds, Place, Run
 from delayservice.slices import repair
 from delayservice.slices.lane import Lane
 from delayservice.store.base import Store
 from delayservice.store.memory import MemoryStore
 from delayservice.store.wheel import WheelOptions
 from tests.rocks import LoneRocks
-from tests.unit.known_targets import KnownTargets
+from tests.unit.lanes import TOPIC, QuietSource, lane_of, routes_of
 from tests.wheels import LoneStore, slot_files
 
-TOPIC = "delay_topic_any"
 HOUR_MS = 3_600_000
 START_MS = 1_700_000_000_000 // HOUR_MS * HOUR_MS
 WINDOW_MS = 6 * HOUR_MS
@@ -33,7 +29,7 @@ RECORDS = 60
 RUN = 7
 
 
-class Log:
+class Log(QuietSource):
     """A log of records that are due in the next three hours; each tenth bears one of two ids."""
 
     def __init__(self) -> None:
@@ -42,12 +38,6 @@ class Log:
         self.like: dict[int, int] = {}
         """Offsets whose records are as those of other offsets."""
         self.scanned: list[tuple[int, int]] = []
-
-    def seek(self, _place: Place, _offset: int, _last: object = None) -> None: ...
-
-    def pause(self, _place: Place) -> None: ...
-
-    def resume(self, _place: Place) -> None: ...
 
     def bounds(self, _place: Place) -> Bounds:
         return Bounds(self.start, self.end)
@@ -88,10 +78,7 @@ def log() -> Log:
 
 
 def opened(store: Store, log: Log) -> Lane:
-    routes = Routes(
-        "delay_dead_letter", "delay_outcomes", b"secret", WINDOW_MS, 0, (1_000,), cron_time
-    )
-    lane = Lane(TOPIC, 0, "id", store, cast("Source", log), routes, KnownTargets())
+    lane = lane_of(store, log, routes_of(WINDOW_MS, 1_000))
     lane.adopt(Contracts([(0, Contract(roll_window_ms=WINDOW_MS, allow=("orders",)))]))
     lane.follow(Cursor())
     return lane

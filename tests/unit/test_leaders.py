@@ -10,10 +10,6 @@ def settle(leaders: StableLeaders, leader: int | None, now_s: float) -> int | No
     return leaders.settle(SliceFacts(0, leader, (1, 2)), now_s).leader
 
 
-def test_the_first_leader_counts_at_once() -> None:
-    assert settle(StableLeaders(60), 1, 0) == 1
-
-
 def test_a_new_leader_counts_once_it_has_stayed() -> None:
     leaders = StableLeaders(60)
     settle(leaders, 1, 0)

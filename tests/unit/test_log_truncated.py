@@ -21,21 +21,17 @@ from delayservice.engine.cursor import Cursor
 from delayservice.engine.label import Label
 from delayservice.engine.outcome import DELIVERED
 from delayservice.engine.ports import Bounds, Place, Run
-from delayservice.engine.routes import Routes
-from delayservice.process.cron import cron_time
-from delayservice.slices.lane import Lane
 from delayservice.store.memory import MemoryStore
-from tests.unit.known_targets import KnownTargets
+from tests.unit.lanes import TOPIC, QuietSource, lane_of, routes_of
 
-PLACE = ("delay_topic_any", 0)
+PLACE = (TOPIC, 0)
 WRITTEN_MS = 1_000_000
 DUE_MS = WRITTEN_MS + 1_000
-ROUTES = Routes("letters", "outcomes", b"secret", 3_600_000, 0, (), cron_time)
 OLD, NEW = 3, 5
 """Leader epochs."""
 
 
-class Log:
+class Log(QuietSource):
     """A partition and its reader. ``epochs``: of the leader that appended each offset."""
 
     def __init__(self, epochs: Sequence[int], store: MemoryStore | None = None) -> None:
@@ -44,15 +40,11 @@ class Log:
         self.start = 0
         self.seeks: list[tuple[int, LastRead]] = []
         store = store or MemoryStore()
-        self.lane = Lane(*PLACE, "id", store, cast("Any", self), ROUTES, KnownTargets())
+        self.lane = lane_of(store, self, routes_of())
         self.lane.adopt(Contracts([(0, Contract(allow=("*",)))]))
 
     def seek(self, _place: Place, offset: int, last_read: LastRead = NOTHING_READ) -> None:
         self.seeks.append((offset, last_read))
-
-    def pause(self, _place: Place) -> None: ...
-
-    def resume(self, _place: Place) -> None: ...
 
     @property
     def bounds(self) -> Bounds:

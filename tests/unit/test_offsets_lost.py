@@ -26,21 +26,18 @@ from delayservice.engine.outcome import (
     Output,
 )
 from delayservice.engine.ports import Bounds, Place, Run
-from delayservice.engine.routes import Routes
 from delayservice.engine.settle import Settler
 from delayservice.engine.verdicts import Verdicts
-from delayservice.process.cron import cron_time
 from delayservice.replicas.digest import HOUR_MS
-from delayservice.slices.lane import Lane
 from delayservice.store.base import Store
 from tests.rocks import LoneRocks
-from tests.unit.known_targets import KnownTargets
+from tests.unit.lanes import TOPIC, QuietSource, lane_of, routes_of
 from tests.wheels import LoneStore
 
-PLACE = ("delay_topic_any", 0)
+PLACE = (TOPIC, 0)
 WRITTEN_MS = 1_700_000_000_000
 DUE_MS = WRITTEN_MS + 1_000
-ROUTES = Routes("letters", "outcomes", b"secret", 3_600_000, 0, (5_000_000,), cron_time)
+ROUTES = routes_of(3_600_000, 5_000_000)
 CONTRACTS = Contracts([(0, Contract(allow=("*",)))])
 
 MakeStore = Callable[[], Store]
@@ -51,7 +48,7 @@ def make_store(request: pytest.FixtureRequest, tmp_path: Path) -> MakeStore:
     return lambda: cast("Store", request.param(tmp_path / "shard"))
 
 
-class Log:
+class Log(QuietSource):
     """A partition, its reader, and a lane that serves it."""
 
     def __init__(self, rows: list[Any], store: Store) -> None:
@@ -60,16 +57,12 @@ class Log:
         self.at = -1
         self.epoch = -1
         self.seeks: list[tuple[int, Any]] = []
-        self.lane = Lane(*PLACE, "id", store, cast("Any", self), ROUTES, KnownTargets())
+        self.lane = lane_of(store, self, ROUTES)
         self.lane.adopt(CONTRACTS)
 
     def seek(self, _place: Place, offset: int, last: object = None) -> None:
         self.at = offset
         self.seeks.append((offset, last))
-
-    def pause(self, _place: Place) -> None: ...
-
-    def resume(self, _place: Place) -> None: ...
 
     def bounds(self, _place: Place = PLACE) -> Bounds:
         return Bounds(self.start, len(self.rows))
@@ -214,29 +207,28 @@ def copy_of(offset: int, base: int, record_id: bytes) -> Any:
     return (offset, WRITTEN_MS, key, value, headers)
 
 
+UNTIL_3 = [schedule(0, "x"), schedule(1), schedule(2), schedule(3, "a")]
+
+
 @pytest.mark.parametrize(
-    ("base", "outcome"), [(2, (DEAD_LETTERED, 4, CONTROL_LOST)), (3, (DELIVERED, 4, ""))]
+    ("rows", "settled"),
+    [
+        ([*UNTIL_3, copy_of(4, 2, b"x")], [(DELIVERED, 3, ""), (DEAD_LETTERED, 4, CONTROL_LOST)]),
+        ([*UNTIL_3, copy_of(4, 3, b"x")], [(DELIVERED, 3, ""), (DELIVERED, 4, "")]),
+        (  # it is among several that may be
+            [schedule(0, "x"), cancel(1, "x"), schedule(2), fire(3, "x"), copy_of(4, 1, b"x")],
+            [(FIRED, 3, ""), (DEAD_LETTERED, 4, CONTROL_LOST)],
+        ),
+    ],
 )
 def test_a_copy_whose_canceller_may_have_expired_is_undecided(
-    base: int, outcome: tuple[int, int, str], make_store: MakeStore
+    rows: list[Any], settled: list[tuple[int, int, str]], make_store: MakeStore
 ) -> None:
-    rows = [schedule(0, "x"), schedule(1), schedule(2), schedule(3, "a"), copy_of(4, base, b"x")]
     log = Log(rows, make_store())
     log.start = 3
     log.own(3)
     log.read()
-    assert log.settle() == sorted([(DELIVERED, 3, ""), outcome])
-
-
-def test_a_copy_whose_canceller_is_among_several_that_may_be_is_undecided(
-    make_store: MakeStore,
-) -> None:
-    rows = [schedule(0, "x"), cancel(1, "x"), schedule(2), fire(3, "x"), copy_of(4, 1, b"x")]
-    log = Log(rows, make_store())
-    log.start = 3
-    log.own(3)
-    log.read()
-    assert log.settle() == sorted([(FIRED, 3, ""), (DEAD_LETTERED, 4, CONTROL_LOST)])
+    assert log.settle() == sorted(settled)
 
 
 @pytest.mark.parametrize("is_pruned", [True, False])

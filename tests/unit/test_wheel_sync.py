@@ -112,24 +112,7 @@ def test_a_failed_fsync_is_raised_by_every_later_call(
     store.close()
 
 
-def test_ids_that_come_while_the_first_sync_runs_are_no_part_of_it(
-    tmp_path: Path, may_go_on: threading.Event
-) -> None:
-    store = LoneStore(tmp_path, files=SlowFiles(may_go_on))
-    store.open()
-    store.append(frames(0, 100), [], [], 100)
-    store.sync(wait=False)
-    store.append(frames(100, 200), [(b"b", 1_000_100, 100)], [], 200)
-    may_go_on.set()
-    wait_until_durable(store, 100)
-    store.abandon()
-    store = LoneStore(tmp_path)
-    assert store.open() == 100
-    assert store.latest_unmarked(b"b", 200) is None
-    store.close()
-
-
-def test_a_label_that_is_set_while_a_sync_runs_is_no_part_of_it(
+def test_ids_and_a_label_that_come_while_a_sync_runs_are_no_part_of_it(
     tmp_path: Path, may_go_on: threading.Event
 ) -> None:
     store = LoneStore(tmp_path, files=SlowFiles(may_go_on))
@@ -138,10 +121,11 @@ def test_a_label_that_is_set_while_a_sync_runs_is_no_part_of_it(
     store.append(frames(0, 100), [], [], 100)
     store.sync(wait=False)
     store.set_label(b"new, and longer")
-    store.append(frames(100, 200), [], [], 200)
+    store.append(frames(100, 200), [(b"b", 1_000_100, 100)], [], 200)
     may_go_on.set()
     wait_until_durable(store, 100)
     store.abandon()
     store = LoneStore(tmp_path)
     assert (store.open(), store.label) == (100, b"old")
+    assert store.latest_unmarked(b"b", 200) is None
     store.close()

@@ -1,0 +1,38 @@
+"""A lane of one shard as most tests of lanes want it, and a source that is asked for nothing."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+from delayservice.engine.ports import Place, Source
+from delayservice.engine.routes import Routes
+from delayservice.process.cron import cron_time
+from delayservice.slices.lane import Lane
+from delayservice.store.base import Store
+from tests.unit.known_targets import KnownTargets
+
+TOPIC = "delay_topic_any"
+
+
+class QuietSource:
+    """A source that is asked for nothing: the tests hand over what is read."""
+
+    def seek(self, _place: Place, _offset: int, _last: Any = None) -> None: ...
+
+    def drop(self, _place: Place) -> None: ...
+
+    def pause(self, _place: Place) -> None: ...
+
+    def resume(self, _place: Place) -> None: ...
+
+
+def routes_of(window_ms: int = 3_600_000, *parks_ms: int, **more: Any) -> Routes:
+    """Routes with this roll window and these delays of parked records."""
+    given = {"secret": b"secret", **more}
+    secret = given.pop("secret")
+    return Routes("letters", "outcomes", secret, window_ms, 0, parks_ms, cron_time, **given)
+
+
+def lane_of(store: Store, source: object, routes: Routes, place: Place = (TOPIC, 0)) -> Lane:
+    """A lane, to which a contract has to be given."""
+    return Lane(*place, "id", store, cast("Source", source), routes, KnownTargets())
