@@ -121,10 +121,7 @@ def audit(
     from connectors.spark.audit import audit as run
     from delayservice.commands.send import delay_ms
 
-    if follow and archived is not None:
-        raise typer.BadParameter(
-            "an archive is audited once, without --follow", param_hint="--archive"
-        )
+    _check_usage(follow=follow, archived=archived)
     settings = common.settings()
     options = replace(
         limits.applied(_audit_options(settings, output, targets), settings),
@@ -226,6 +223,14 @@ def show_findings(
         out.print(f"{count:,} {kind}", style="bold red", markup=False)
     _show_rows(sample)
     out.print(f"all of them are in {path}", style="dim", markup=False)
+
+
+def _check_usage(*, follow: bool, archived: str | None) -> None:
+    """Refuse options that contradict each other."""
+    if follow and archived is not None:
+        raise typer.BadParameter(
+            "an archive is audited once, without --follow", param_hint="--archive"
+        )
 
 
 def _follow(
