@@ -21,7 +21,9 @@ def all_headers(message: Message) -> Received:
 
 
 def last_header(headers: Received, name: str) -> bytes | None:
-    """Return the value of the last header named ``name``; None: it is null, or there is none."""
+    """Return the value of the last header named ``name``; None: its value is null, or no header has
+    that name.
+    """
     return next((value for known, value in reversed(headers) if known == name), None)
 
 

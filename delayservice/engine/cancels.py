@@ -381,12 +381,14 @@ def _one(output: Output | None) -> list[Output] | None:
 
 
 def _took(told: Sequence[Output | None], outputs: list[Output]) -> bool:
-    """Extend ``outputs`` by all of ``told`` and return True; if one is None, return False only."""
+    """Append all of ``told`` to ``outputs``, unless one is None; return whether that was done."""
     return _took_all([_one(one) for one in told], outputs)
 
 
 def _took_all(parts: Sequence[list[Output] | None], outputs: list[Output]) -> bool:
-    """Extend ``outputs`` by all ``parts`` and return True; if one is None, return False only."""
+    """Append the outputs of all ``parts`` to ``outputs``, unless a part is None; return whether
+    that was done.
+    """
     found = [part for part in parts if part is not None]
     if len(found) < len(parts):
         return False

@@ -240,9 +240,9 @@ class RocksStore(Store):
         times are left out.
         """
         start_ms = max(start_ms, self._pruned_ms)
-        inside = [frame for frame in frames if start_ms <= frame[0] < stop_ms]
         if start_ms >= stop_ms:
             return
+        inside = [frame for frame in frames if start_ms <= frame[0] < stop_ms]
         start, stop = self._pack_key(start_ms, 0), self._pack_key(stop_ms, 0)
         with self._rocks.guard("read"):
             self._add(len(inside) - self._count_between(start, stop))

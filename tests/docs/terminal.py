@@ -89,7 +89,7 @@ class Machine:
         self.environment["B"] = bootstrap
 
     def here(self, text: str) -> str:
-        """What the page says, for this machine."""
+        """Return a text of the page with the addresses and folders of this machine."""
         for said, here in self.says.items():
             text = text.replace(said, here)
         return text
@@ -134,7 +134,7 @@ class Machine:
 
 
 class Server:
-    """A command that goes on until it is told to end."""
+    """A command of a page that runs until it is ended."""
 
     def __init__(
         self, command: str, log: Path, folder: Path, environment: Mapping[str, str]
@@ -205,7 +205,7 @@ class Terminal:
         self.exported: dict[str, str] = {}
 
     def __enter__(self) -> Self:
-        """It is open."""
+        """Return the machine itself."""
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -49,7 +49,7 @@ def is_long(command: Command) -> bool:
 
 @pytest.fixture(scope="module")
 def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
-    """As the README leaves it: a broker, a node, a consumer, and four records sent."""
+    """A machine as the README leaves it: a broker, a node, a consumer, and four records sent."""
     with Machine(tmp_path_factory.mktemp("machine"), ALLOWED) as made:
         _save(made, "toml", "delayservice.toml")
         _save(made, "python", "consume.py")
@@ -120,7 +120,7 @@ PYTHON_PAGES: Final = sorted(
 
 @pytest.mark.parametrize("page", PYTHON_PAGES)
 def test_the_python_of_a_page_runs(machine: Machine, page: str) -> None:
-    """One block after the other, as somebody would who reads on."""
+    """The blocks run one after the other, as a reader would type them."""
     whole = [one.text for one in blocks("python", page) if not is_python_listed(one)]
     script = machine.folder / f"{Path(page).stem}.py"
     script.write_text(machine.here("\n".join([*whole, "producer.flush()\n"])), "utf-8")
@@ -129,7 +129,7 @@ def test_the_python_of_a_page_runs(machine: Machine, page: str) -> None:
 
 
 def _assert_not_refused(command: Command, shown: str) -> None:
-    """As curl ends with 0 whatever the API thinks of a request, look at it."""
+    """Fail if the API refused the request: curl ends with 0 in that case too."""
     answer: object = None
     with suppress(ValueError):
         answer = json.loads(shown)

@@ -71,7 +71,7 @@ class Seen:
             self.headers = []
 
     def __repr__(self) -> str:
-        """What a failed assertion shows."""
+        """Return place, key and headers, which a failed assertion shows."""
         return f"{self.topic}:{self.partition}:{self.offset} {self.key!r} {self.headers}"
 
     def header(self, name: str) -> str | None:
@@ -183,7 +183,7 @@ class Bench:
         assert service.events("worker_died") == []
 
     def status(self, service: ServiceProcess) -> dict[str, Any]:
-        """What ``/status`` says."""
+        """Return the JSON of ``/status``."""
         url = service.events("metrics_served")[-1]["url"]
         with urllib.request.urlopen(f"http://{url}/status", timeout=10) as answer:
             found = json.load(answer)
@@ -279,7 +279,7 @@ class Bench:
         return Reader(self.bootstrap, topics)
 
     def read(self, topic: str, count: int, timeout_s: float = WAIT_S) -> list[Seen]:
-        """What a topic holds, once that is ``count`` records at least."""
+        """Return all records of a topic, once there are ``count`` at least."""
         with self.reader(topic) as reader:
             return reader.await_count(count, timeout_s)
 
@@ -291,7 +291,7 @@ class Bench:
             return reader.await_match(matches, count)
 
     def read_all(self, *topics: str) -> list[Seen]:
-        """What topics hold now."""
+        """Return all records that are in the topics now."""
         with self.reader(*topics) as reader:
             return reader.to_end()
 

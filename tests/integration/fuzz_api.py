@@ -130,7 +130,7 @@ class Traffic:
                 reader.seen.clear()
 
     def lateness(self, start_ms: int, stop_ms: int) -> dict[str, int | None]:
-        """Of what was due in ``[start_ms, stop_ms)``."""
+        """Return number and lateness, ms, of records due in ``[start_ms, stop_ms)``, epoch ms."""
         late = Counter(late_ms for due_ms, late_ms in self._late if start_ms <= due_ms < stop_ms)
         return {
             "records": late.total(),
