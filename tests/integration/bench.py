@@ -373,7 +373,7 @@ class Reader:
 
 def aborts(service: ServiceProcess) -> list[object]:
     """Return the events of a service that lost a transaction or its writer."""
-    names = ("transaction_aborted", "records_refused", "ownership_lost")
+    names = ("writer_ended", "ownership_lost")
     return [event for name in names for event in service.events(name)]
 
 
