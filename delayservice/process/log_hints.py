@@ -115,7 +115,7 @@ HINTS: Final[Mapping[str, str]] = {
         "blocked targets before it that were not logged"
     ),
     "targets_given_up": (
-        "these targets did not acknowledge in time; their records are parked meanwhile"
+        "these targets can't take records now, see the reason; their records are parked meanwhile"
     ),
     "targets_not_seen": "the state of target topics is not known; asked again",
     "took_over": "this worker delivers the slice now; shards holds the cursor of each delay topic",

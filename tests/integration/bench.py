@@ -117,7 +117,7 @@ class Bench:
             {
                 "bootstrap.servers": bootstrap,
                 "linger.ms": 2,
-                "message.max.bytes": 10_000_000,
+                "message.max.bytes": 20_000_000,
                 "log_level": 0,  # the cluster's end is no news
             }
         )
