@@ -68,7 +68,9 @@ class KafkaProxy:
             checkpoint to a transaction that has outputs, or another writer adds it.
     """
 
-    def __init__(self, cluster: ProxiedCluster, checkpoint: str, target: str) -> None:
+    def __init__(
+        self, cluster: ProxiedCluster, checkpoint: str = "none", target: str = "none"
+    ) -> None:
         self._ports = cluster.proxy_port, cluster.upstream_port
         self._checkpoint = checkpoint.encode()
         self._target = target.encode()
@@ -105,6 +107,14 @@ class KafkaProxy:
     def hold_next(self, *, commit: bool) -> None:
         """Hold the next commit or abort."""
         self._wanted = commit
+
+    def let_go(self) -> int | None:
+        """Forward the EndTxn that is held, and return the broker's error code."""
+        held, loop = self._held, self._loop
+        assert held is not None
+        assert loop is not None
+        asyncio.run_coroutine_threadsafe(self._let_go(held), loop).result(30)
+        return held.answer
 
     # --- connections -----------------------------------------------------------------------------
 
@@ -166,8 +176,11 @@ class KafkaProxy:
         held.by_other = _writer_of(frame) != held.writer
         if not held.by_other and (not self._has_outputs or self._target in frame):
             return  # there are no outputs, or both are added together
-        self._held = None
         await asyncio.sleep(_WRITTEN_S)
+        await self._let_go(held)
+
+    async def _let_go(self, held: Held) -> None:
+        self._held = None
         held.upstream.write(held.frame)
         await asyncio.wait_for(held.answered.wait(), 10)
 

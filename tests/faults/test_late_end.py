@@ -17,8 +17,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from confluent_kafka import KafkaError
 
+from connectors.kafka.dead_letters import Replayer
+from connectors.spark.common.sink import TopicSink, _Part, mark_of
 from delay_devtools.service import ServiceProcess
+from delayservice.base.errors import KafkaEdgeError
+from delayservice.contract.dead_letters import DeadLetter, Rewritten
 from tests.faults.kafka_proxy import KafkaProxy, ProxiedCluster
 from tests.integration.bench import Bench, await_true, now_ms
 
@@ -143,3 +148,36 @@ def slices(bench: Bench, service: ServiceProcess) -> list[dict[str, Any]]:
     found = bench.status(service)["slices"]
     assert isinstance(found, list)
     return found
+
+
+def test_late_commit_of_a_bulk_writer_ends_no_later_transaction(
+    bench: Bench, proxied: ProxiedCluster
+) -> None:
+    topic = bench.target("bulk")
+    client = {"bootstrap.servers": proxied.proxied}
+    sink = TopicSink(client=client, topic=topic, name=topic, parts=1, record_bytes_max=1_000_000)
+    with KafkaProxy(proxied) as proxy:
+        sink.begin()
+        part = _Part(sink, 0)
+        assert part.mark == 0
+        proxy.hold_next(commit=True)
+        part.write([(b"1", b"", None)], mark_of(0, 1))
+        part.write([(b"2", b"", None)], mark_of(0, 2))
+        assert proxy.let_go() == KafkaError.INVALID_PRODUCER_EPOCH
+        assert sink.fence() == [mark_of(0, 2)]
+    assert [one.key for one in bench.read_all(topic)] == [b"1", b"2"]
+
+
+def test_replay_of_dead_letters_ends_after_its_connection_has_failed(
+    bench: Bench, proxied: ProxiedCluster
+) -> None:
+    delay, letters = bench.topic(bench.any), bench.topic(bench.dead_letter)
+    facts = DeadLetter(0, 0, 0, "too-large", "", None, None, b"", [])
+    client = {"bootstrap.servers": proxied.proxied}
+    with KafkaProxy(proxied) as proxy, Replayer(letters, "replays", client) as replayer:
+        proxy.hold_next(commit=True)
+        assert replayer.replay([(facts, Rewritten(delay, 0, b"1", b"", []))]) == {}
+        with pytest.raises(KafkaEdgeError, match="run the replay again"):
+            replayer.replay([(facts, Rewritten(delay, 0, b"2", b"", []))])
+        proxy.let_go()
+    assert [one.key for one in bench.read_all(delay)] == [b"1"]
