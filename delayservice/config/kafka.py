@@ -41,6 +41,8 @@ RESERVED: Mapping[str, str] = {
     "enable.partition.eof": "the service relies on it to know the end of a partition",
     "transaction.timeout.ms": "it bounds how long a dead owner's transaction holds up consumers",
     "message.timeout.ms": "it has to fit the transaction's timeout",
+    "log.connection.close": "it would hide failed connections, after which a writer has to end",
+    "connections.max.idle.ms": "the client would close connections without a line in its log",
     "transactional.id": "it fences the owner of a slice; see kafka.transactional_id_prefix",
     "enable.idempotence": f"{_ONCE}, so it is always on",
     "enable.gapless.guarantee": _ONCE,

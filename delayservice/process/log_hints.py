@@ -84,10 +84,6 @@ HINTS: Final[Mapping[str, str]] = {
         "owner entries of this worker's former process were deleted from ZooKeeper"
     ),
     "question_failed": "a query of the admin API to this worker failed; the service goes on",
-    "records_refused": (
-        "the broker refused these records for good: they become dead letters, see their "
-        "delay-error-detail. The next transaction delivers the rest of theirs, which was aborted"
-    ),
     "registration_gone": "this node's entry in ZooKeeper was deleted; it is written again",
     "repair_topic_not_read": "this node takes no repair orders until the topic can be read",
     "request_failed": "the admin API answered with status 500; the traceback says why",
@@ -119,7 +115,7 @@ HINTS: Final[Mapping[str, str]] = {
         "blocked targets before it that were not logged"
     ),
     "targets_given_up": (
-        "these targets did not acknowledge in time; their records are parked meanwhile"
+        "these targets can't take records now, see the reason; their records are parked meanwhile"
     ),
     "targets_not_seen": "the state of target topics is not known; asked again",
     "took_over": "this worker delivers the slice now; shards holds the cursor of each delay topic",
@@ -138,10 +134,6 @@ HINTS: Final[Mapping[str, str]] = {
         "known topics are served on; changes are not seen until a look succeeds"
     ),
     "topics_small": "topics with too few replicas or partitions for these brokers: why names them",
-    "transaction_aborted": (
-        "the transaction has no effect; its records are delivered by the next one"
-    ),
-    "transaction_dropped": "the transaction has no effect; its records are delivered later",
     "unused_shard_removed": "this store held a slice that the worker serves no more",
     "waiting_for_kafka": (
         "the worker starts when Kafka answers; check address, rights and missing topics"
@@ -166,6 +158,10 @@ HINTS: Final[Mapping[str, str]] = {
         "did not die, look at that node"
     ),
     "writer_fenced": "open transactions of a former owner were ended; it can't write any more",
+    "writer_ended": (
+        "its open transaction has no effect; a new writer takes the slices over and delivers the "
+        "records. If it repeats, the reason names the topic or the connection"
+    ),
     "writer_not_opened": (
         "no transactions are possible; slices are given up until it succeeds. Check the "
         "brokers, and Write on the transactional ids"
