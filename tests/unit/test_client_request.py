@@ -145,7 +145,7 @@ def test_the_outputs_key_is_kept_replaced_or_left_out() -> None:
     assert target_headers("orders", None, None) == [("delay-target-topic", "orders")]
     assert target_headers("orders", 3, "k")[1:] == [
         ("delay-target-partition", "3"),
-        ("delay-target-key", "k"),
+        ("delay-target-key", b"k"),
     ]
     assert target_headers("orders", None, NO_KEY)[1:] == [("delay-target-key", None)]
 
@@ -160,6 +160,13 @@ def test_own_headers_that_the_service_would_read_or_drop_are_refused(name: str) 
         ("trace", b"1"),
         ("delay-mine", None),
     ]
+
+
+def test_no_byte_of_a_header_is_lost_in_the_client_library() -> None:
+    assert plain_headers({"trace": "a\0b"}) == [("trace", b"a\0b")]
+    assert target_headers("orders", None, "a\0b")[1:] == [("delay-target-key", b"a\0b")]
+    with pytest.raises(InvalidRequestError, match="zero byte"):
+        plain_headers([("trace\0id", b"1")])
 
 
 def test_an_id_has_at_least_one_byte_and_at_most_the_services_limit() -> None:
