@@ -78,4 +78,4 @@ def test_a_delay_that_is_none_is_told_before_anything_starts() -> None:
         [*TRY, "--after", "soon"], capture_output=True, text=True, timeout=60, check=False
     )
     assert done.returncode == 1
-    assert "--after: 'soon' is no duration" in done.stderr
+    assert "--after is 'soon': milliseconds, 30s" in done.stderr
