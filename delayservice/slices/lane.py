@@ -304,6 +304,7 @@ class Lane(PreciseLane):
         if self._proof.is_doubtful:
             return []
         read = self.shard.read
+        self._settler.begin(limit)
         outputs = self.shard.advance_offset(now_ms, limit, self.repairing.pending_at, may_read)
         if self.shard.read < read:  # H reads again what it had passed before an abort
             self._read_on()
@@ -320,6 +321,7 @@ class Lane(PreciseLane):
         shard = self.shard
         if self._proof.is_doubtful or not shard.may_advance_key:
             return
+        self._settler.begin(limit)
         upto_ms = shard.key_limit_ms(now_ms, self._unwalked_ms())
         after = shard.staged.key
         settled = 0
