@@ -49,7 +49,7 @@ from delayservice.engine.verdicts import Verdicts
 _SERVICE_TOPIC_MS: Final = 2_000
 """First wait of a record whose dead letter or outcomes-topic record can't be written, ms."""
 _SENT: Final = (outcome.DELIVERED, outcome.FIRED)
-_CALENDAR_COST: Final = 50
+_CALENDAR_COST: Final = 20
 """Outputs of other records that take as long as a search of the calendar and what follows it."""
 
 
