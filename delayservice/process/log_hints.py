@@ -110,6 +110,10 @@ HINTS: Final[Mapping[str, str]] = {
         "a part of the store can't be read; its records are read again from Kafka. Look at the disk"
     ),
     "slot_rebuilt": "frames is the number of records that were read again from Kafka",
+    "slots_missing": (
+        "usual after a crash: these slots were settled before it. Those that were not are read "
+        "again from Kafka, with slot_damaged"
+    ),
     "space_not_reclaimed": "the disk space of a removed shard is freed at a later compaction",
     "storing_resumed": "the disk has room again; records that were left in Kafka are stored now",
     "storing_stopped": "new records stay in Kafka, delivery goes on; free or add disk space",
