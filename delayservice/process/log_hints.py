@@ -52,6 +52,10 @@ HINTS: Final[Mapping[str, str]] = {
     "handed_over": "this worker delivers the slice no more; its cursor is committed",
     "handing_over": "the owner entry names the next owner (to), which prepares to take over",
     "ids_damaged": "the store of this shard is rebuilt from Kafka",
+    "header_names_not_checked": (
+        "this build of confluent-kafka is not known to the service: header names are cut at a zero "
+        "byte, and such records are not refused; install the version that the service names"
+    ),
     "kafka_found": "Kafka answers again",
     "leaders_not_seen": "the leaders of partitions are not known; asked again",
     "log_end_not_known": "the end of this partition is not known; asked again",
@@ -102,6 +106,10 @@ HINTS: Final[Mapping[str, str]] = {
         "a part of the store can't be read; its records are read again from Kafka. Look at the disk"
     ),
     "slot_rebuilt": "frames is the number of records that were read again from Kafka",
+    "slots_missing": (
+        "usual after a crash: these slots were settled before it. Those that were not are read "
+        "again from Kafka, with slot_damaged"
+    ),
     "space_not_reclaimed": "the disk space of a removed shard is freed at a later compaction",
     "storing_resumed": "the disk has room again; records that were left in Kafka are stored now",
     "storing_stopped": "new records stay in Kafka, delivery goes on; free or add disk space",

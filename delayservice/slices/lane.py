@@ -303,6 +303,7 @@ class Lane(PreciseLane):
         """
         if self._proof.is_doubtful:
             return []
+        self._settler.begin(limit)
         return self.shard.advance_offset(now_ms, limit, self.repairing.pending_at, may_read)
 
     def settle_due(self, now_ms: int, limit: int, bytes_max: int) -> Iterator[list[Output]]:
@@ -316,6 +317,7 @@ class Lane(PreciseLane):
         shard = self.shard
         if self._proof.is_doubtful or not shard.may_advance_key:
             return
+        self._settler.begin(limit)
         upto_ms = shard.key_limit_ms(now_ms, self._unwalked_ms())
         after = shard.staged.key
         settled = 0

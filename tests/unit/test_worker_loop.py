@@ -105,6 +105,20 @@ def test_bursts_on_all_shards_share_a_transaction_evenly() -> None:
     assert set(counts.values()) == {250}
 
 
+def test_many_cron_schedules_at_once_do_not_hold_up_other_shards() -> None:
+    stage = Stage(0, 1)
+    stage.own()
+    stage.write(0, *[0] * 3_000, headers=[("delay-cron", b"0 9 1 1 *")])
+    stage.write(1, *[0] * 10)
+    stage.step(10)
+    schedules = [output for place, output in stage.sink.sent() if place[1] == 0]
+    assert len(schedules) in range(1, 1_201)
+    assert len(stage.delivered()) == 10
+    stage.step(10, 10)
+    schedules = [output for place, output in stage.sink.sent() if place[1] == 0]
+    assert [output[0] for output in schedules] == [outcome.ROLLED] * 3_000
+
+
 def test_one_commit_carries_outputs_checkpoints_claims_and_releases_of_different_slices() -> None:
     stage = Stage(0, 1, 2)
     stage.gate.says(Role.OWNER, [0, 1])
