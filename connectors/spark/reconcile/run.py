@@ -143,6 +143,9 @@ class _Reconciling:
             logged, found = self._spark.createDataFrame([], _LOGGED), self._others(replicas)
         found = kept(found.coalesce(1), self._options.path("findings"))
         plan, more = self._plan(cut, replicas, found, logged)
+        least = 1 if every else 2
+        alone = sum(len(one.nodes) < least for one in replicas.compared)
+        counts.uncompared = alone + len(cut.unserved)
         result = self._result((*cut.notes, *counts.notes(), *more), replicas, found, plan)
         self._write(result, found)
         return result
