@@ -154,6 +154,8 @@ def test_an_audit_of_all_topics_reads_none_of_the_service(tmp_path: Path) -> Non
     topics = ["delay_checkpoint", "delay_checkpoint_claims", "delay_dead_letter", "delay_outcomes"]
     chosen = options.choose([], [*topics, "delay_pauses", "findings", "__internal", "orders"])
     assert chosen == {"delay_dead_letter", "delay_outcomes", "orders"}
+    with pytest.raises(KafkaEdgeError, match="there is no topic findings"):
+        options.choose([], [*topics, "orders"])
 
 
 def test_an_audit_at_a_cut_finds_dead_letters_and_outcomes_by_the_names_in_its_options(
