@@ -108,7 +108,8 @@ def start_stream(
     Raises:
         InvalidRequestError: the mapping does not fit, a topic is missing or was created again since
             the stream began, or the folder is that of another stream.
-        DelayServiceError: a cluster does not answer, or the stored state can't be used.
+        DelayServiceError: a cluster does not answer or knows no id of a topic, or the stored state
+            can't be used.
     """
     cluster = admin_client(native_options(stream.source))
     if stream.from_topic not in partition_counts(cluster):
@@ -292,15 +293,23 @@ class _State(msgspec.Struct):
 
 
 def _id_of(admin: KafkaAdmin, topic: str) -> str:
-    """Return Kafka's id of a topic; empty: it does not exist."""
-    return topic_ids(admin, [topic]).get(topic, "")
+    """Return Kafka's id of a topic.
+
+    Raises:
+        DelayServiceError: the broker that answers does not know the topic.
+    """
+    found = topic_ids(admin, [topic]).get(topic)
+    if found is None:
+        raise DelayServiceError(f"topic {topic} can't be described: try again")
+    return found
 
 
 def _refuse_another(
     state: _State, served: KafkaAdmin, cluster: KafkaAdmin, checkpoint: str
 ) -> None:
-    """Refuse to go on if a topic was deleted since the stream began, even if it was created again:
-    the stream's offsets and what it has written are of the former topic.
+    """Refuse to go on if a topic was deleted and created again since the stream began: the stream's
+    offsets and what it has written are of the former topic. A topic that a broker does not know is
+    passed over, as brokers learn of a topic one after another.
 
     Args:
         state: facts about the stream.
@@ -309,17 +318,17 @@ def _refuse_another(
         checkpoint: folder for the state of the stream.
 
     Raises:
-        InvalidRequestError: a topic is missing, or has another id.
+        InvalidRequestError: a topic has another id.
     """
     for admin, topic, known in (
         (served, state.topic, state.topic_id),
         (cluster, state.from_topic, state.from_topic_id),
     ):
-        if _id_of(admin, topic) != known:
+        if topic_ids(admin, [topic]).get(topic, known) != known:
             raise InvalidRequestError(
-                f"topic {topic} was deleted, or deleted and created again, since this stream "
-                f"began, and {checkpoint} is of the former one: delete that folder to begin anew, "
-                "or name another"
+                f"topic {topic} was deleted and created again since this stream began, and "
+                f"{checkpoint} is of the former one: delete that folder to begin anew, or name "
+                "another"
             )
 
 
