@@ -5,10 +5,12 @@ The *base* of a requeued record is the first offset at which a record of its id 
 
 from __future__ import annotations
 
+from operator import attrgetter
 from typing import Final
 
 from delayservice.contract.codec import Payload, next_attempt, with_turn
 from delayservice.contract.codes import TARGET_PAUSED
+from delayservice.contract.contracts import Contract, Contracts
 from delayservice.contract.provenance import Provenance
 from delayservice.contract.requeue import write_copy
 from delayservice.contract.spread import spread_ms
@@ -31,6 +33,8 @@ class Requeuer:
     Attributes:
         topic: the delay topic to which records are appended, in the partition of the same number:
             at first their own; None: no topic, and records wait or are dead-lettered instead.
+        contracts: those of the shard's records; None: the settings alone. A wider window of the
+            settings may be in none of them yet, and readers of the log rely on the widest of these.
     """
 
     def __init__(
@@ -42,6 +46,7 @@ class Requeuer:
     ) -> None:
         """Prepare to requeue the records of ``shard``, a delay topic and partition."""
         self.topic: str | None = shard[0]
+        self.contracts: Contracts | None = None
         self._from, self._partition = shard
         self._shard_name = f"{shard[0]}:{shard[1]}"
         self._provenance = provenance
@@ -159,8 +164,11 @@ class Requeuer:
         """Return the key time, epoch ms, of a record that is requeued at ``now_ms``, epoch ms: its
         due time, or the time at which it must be rolled if that is earlier.
         """
-        routes = self._routes
-        window_ms = routes.roll_window_ms - spread_ms(offset, routes.roll_spread_ms)
+        narrower: Routes | Contract = self._routes
+        if self.contracts is not None:
+            written = self.contracts.at(offset)
+            narrower = min(narrower, written, key=attrgetter("roll_window_ms"))
+        window_ms = narrower.roll_window_ms - spread_ms(offset, narrower.roll_spread_ms)
         return max(min(payload[5], now_ms + window_ms), 1)
 
 

@@ -89,7 +89,7 @@ class Lane(PreciseLane):
         if self._is_adopted and contracts == self.contracts:
             return
         was_wrong = self._label.is_read_otherwise(self.shard.stored, contracts)
-        self.contracts = self._settler.contracts = contracts
+        self.contracts = self._settler.contracts = self._settler.requeuer.contracts = contracts
         self.reader = RecordReader(self.topic, self.partition, contracts, self._secrets)
         self._is_adopted = True
         if was_wrong:

@@ -58,6 +58,7 @@ def silenced() -> Iterator[None]:
         patch("delayservice.slices.lost._log", quiet),
         patch("delayservice.slices.repairing_store._log", quiet),
         patch("delayservice.slices.store_label._log", quiet),
+        patch("delayservice.slices.worker_loop._log", quiet),
         patch("delayservice.slices.intake._log", quiet),
         patch("delayservice.slices.owning._log", quiet),
         patch("delayservice.slices.log_end_queries._log", quiet),

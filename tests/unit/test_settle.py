@@ -11,6 +11,7 @@ from delayservice.contract.codes import (
     TARGET_UNKNOWN,
     TOO_LARGE,
 )
+from delayservice.contract.contracts import Contract, Contracts
 from delayservice.contract.recurrence import Recurrence, encode
 from delayservice.engine import outcome
 from delayservice.engine.routes import Routes
@@ -187,6 +188,16 @@ def test_a_paused_target_is_no_attempt_and_a_long_pause_a_longer_wait() -> None:
 def test_what_is_put_off_is_read_again_before_the_log_forgets_it() -> None:
     held = settler(PAUSED, routes=replace(ROUTES, held_ms=60_000))
     assert held_until_ms(held, NOW_MS, NOW_MS)[0] == NOW_MS + ROUTES.roll_window_ms
+
+
+def test_roll_reaches_no_farther_than_the_contract_of_its_record_whatever_settings_say() -> None:
+    rolling = settler().requeuer
+    later = payload(NOW_MS + 50_000)
+    assert rolling.at_ms(7, later, NOW_MS) == NOW_MS + ROUTES.roll_window_ms
+    before = Contract(roll_window_ms=300)
+    rolling.contracts = Contracts([(0, before), (8, replace(before, roll_window_ms=40_000))])
+    assert rolling.at_ms(7, later, NOW_MS) == NOW_MS + 300
+    assert rolling.at_ms(8, later, NOW_MS) == NOW_MS + ROUTES.roll_window_ms
 
 
 def test_what_is_fired_before_its_time_and_put_off_is_told_from_what_is_rolled() -> None:
