@@ -131,11 +131,14 @@ def read_csv(spark: SparkSession, where: str) -> DataFrame:
         ``CSV_TEXT``, the lines of a row that can't be read.
 
     Raises:
-        InvalidRequestError: the first line of the first file does not name columns.
+        InvalidRequestError: the first line of the first file does not name columns, or names one
+            that a folder names, too.
     """
     text = spark.read.options(lineSep="\n").text(where)
     folders = [name for name in text.columns if name != "value"]
     names = _names(spark, text.inputFiles(), where)
+    if twice := {name.lower() for name in names} & {name.lower() for name in folders}:
+        raise InvalidRequestError(f"files and folders of {where} both name {', '.join(twice)}")
     # Spark splits large files; a row may go on behind the split.
     lines = text.select(
         sf.input_file_name().alias("file"),
