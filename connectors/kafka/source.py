@@ -7,6 +7,7 @@ offset where it stops, which may lie beyond its last record.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from operator import itemgetter
@@ -21,8 +22,10 @@ from confluent_kafka import (
 from confluent_kafka.admin import AdminClient
 
 from connectors.kafka.clients import KAFKA, NO_GROUP, Clients
+from connectors.kafka.errors import UNKNOWN_TARGETS
 from connectors.kafka.log_ends import log_bounds
 from connectors.kafka.scan import (
+    DAMAGED,
     MOVED,
     READ_HINT,
     and_more,
@@ -31,6 +34,7 @@ from connectors.kafka.scan import (
     scan_partition,
     take,
     topic_ids,
+    why_damaged,
 )
 from delayservice.contract.entry import Row
 from delayservice.engine.checkpoint import NOTHING_READ, LastRead
@@ -53,6 +57,8 @@ WAKE_S: Final = 0.1
 so 0.02 would be a third of an idle worker's cost."""
 BEHIND_WAIT_S: Final = 0.01
 """Longest wait for records of other partitions while some partitions catch up, in s."""
+DAMAGED_AGAIN_S: Final = 5.0
+"""Time after which a damaged partition is read again, in s: another broker may lead it by then."""
 
 
 _TRUNCATED: Final = KafkaError(KafkaError._LOG_TRUNCATION).str()  # noqa: SLF001
@@ -90,17 +96,44 @@ class KafkaSource:
         self._config = consumer_config(client, f"source-{name}")
         self._admin = admin
         fetching = MANY if places > MANY_PLACES else {}
+        self._head_config = self._config | fetching | dict(client)
         self._clients = clients
-        self._head = clients.consumer(self._config | fetching | dict(client))
-        self._behind = clients.consumer(self._config | BEHIND)
+        self._head, self._behind = self._make_consumers()
+        self._topic_ids: dict[str, str] = {}
         self._positions: dict[Place, int] = {}
         self._begun: dict[Place, int] = {}
         """Offset at which each partition was last assigned."""
         self._last_read: dict[Place, LastRead] = {}
         self._held: set[Place] = set()
         self._catching_up: set[Place] = set()
+        self._damaged: dict[Place, float] = {}
+        """When each partition that was found damaged is read again, monotonic s. Until then it is
+        not assigned."""
         self._troubles: list[Trouble] = []
         self._is_woken = False
+
+    def _make_consumers(self) -> tuple[Consumer, Consumer]:
+        return (
+            self._clients.consumer(self._head_config),
+            self._clients.consumer(self._config | BEHIND),
+        )
+
+    def serve(self, topic: str, topic_id: str) -> None:
+        """Note the id of a topic before its partitions are read. If the topic was created again,
+        make new consumers for all partitions: those before keep its former leaders, since the
+        leader epochs of the new topic are lower than the ones they know.
+        """
+        known, self._topic_ids[topic] = self._topic_ids.get(topic, topic_id), topic_id
+        if known == topic_id:
+            return
+        _log.warning("consumers_renewed", topic=topic)
+        before = self._head, self._behind
+        self._head, self._behind = self._make_consumers()
+        for place, position in self._positions.items():
+            if place not in self._damaged:
+                self._assign(place, position)
+        for consumer in before:  # that takes a while when a broker does not answer
+            threading.Thread(target=consumer.close, name="closing", daemon=True).start()
 
     def seek(self, place: Place, offset: int, last_read: LastRead = NOTHING_READ) -> None:
         """Read a partition from ``offset`` on, instead of where it is read now. ``last_read``:
@@ -133,7 +166,11 @@ class KafkaSource:
             consumer.pause([TopicPartition(*place)])
 
     def _unassign(self, place: Place) -> None:
-        self._consumer_of(place).incremental_unassign([TopicPartition(*place)])
+        if self._damaged.pop(place, None) is None:
+            self._consumer_of(place).incremental_unassign([TopicPartition(*place)])
+
+    def _is_assigned(self, place: Place) -> bool:
+        return place in self._positions and place not in self._damaged
 
     def drop(self, place: Place) -> None:
         """Stop reading a partition, and forget its position."""
@@ -146,19 +183,21 @@ class KafkaSource:
     def pause(self, place: Place) -> None:
         """Stop fetching a partition until ``resume``."""
         self._held.add(place)
-        if place in self._positions:
+        if self._is_assigned(place):
             self._consumer_of(place).pause([TopicPartition(*place)])
 
     def resume(self, place: Place) -> None:
         """Fetch a paused partition again."""
         self._held.discard(place)
-        if place in self._positions:
+        if self._is_assigned(place):
             self._consumer_of(place).resume([TopicPartition(*place)])
 
     def poll(self, timeout_s: float, limit: int, gather_s: float = 0.0) -> list[Run]:
         """Return fetched records in batches (``Run``), about ``limit`` records at most. Wait up to
         ``timeout_s`` seconds for the first record, and then up to ``gather_s`` seconds for more.
         """
+        if self._damaged:
+            self._read_damaged_again()
         messages: list[Any] = []
         if self._catching_up:
             messages = take(self._behind, 0, min(limit, BEHIND_RECORDS))
@@ -166,6 +205,12 @@ class KafkaSource:
         runs = list(self._runs(messages)) if messages else []
         messages = and_more(self._head, self._await_first(timeout_s), limit, gather_s)
         return runs + list(self._runs(messages))
+
+    def _read_damaged_again(self) -> None:
+        now_s = self._clients.monotonic_s()
+        for place in [place for place, again_s in self._damaged.items() if again_s <= now_s]:
+            del self._damaged[place]
+            self._assign(place, self._positions[place])
 
     def wake(self) -> None:
         """End the present or next wait of ``poll`` within ``WAKE_S``. Any thread may call it."""
@@ -195,7 +240,7 @@ class KafkaSource:
         for message in messages:
             place = (message.topic(), message.partition())
             error = message.error()
-            if error is not None:
+            if error is not None or (self._damaged and place in self._damaged):
                 self._take_event(place, message, error, stops, ended)
                 continue
             if place != before:  # seldom, and comparing costs less than looking it up
@@ -240,7 +285,7 @@ class KafkaSource:
             yield from _split(run, messages)
 
     def _go_to_head(self, place: Place) -> None:
-        if place in self._catching_up and place in self._positions:
+        if place in self._catching_up and self._is_assigned(place):
             self._unassign(place)
             self._catching_up.remove(place)
             self._assign(place, self._positions[place])
@@ -249,10 +294,12 @@ class KafkaSource:
         self,
         place: Place,
         message: Any,  # noqa: ANN401  # as in ``row_of``
-        error: KafkaError,
+        error: KafkaError | None,
         stops: dict[Place, int],
         ended: list[Place],
     ) -> None:
+        if error is None or place in self._damaged:  # a record behind the damage: see ``DAMAGED``
+            return
         if error.code() == KafkaError._PARTITION_EOF:  # noqa: SLF001
             stops[place] = message.offset()
             if place in self._catching_up:
@@ -263,9 +310,20 @@ class KafkaSource:
             why = str(error)
             is_truncated = _TRUNCATED in why
             self._troubles.append(Trouble(place, why, has_moved=True, is_truncated=is_truncated))
+        elif error.code() in DAMAGED:
+            if place in self._positions:
+                self._unassign(place)
+                self._damaged[place] = self._clients.monotonic_s() + DAMAGED_AGAIN_S
+                at, why = message.offset() or 0, why_damaged(place, message)
+                self._troubles.append(Trouble(place, why, has_moved=False, damaged_at=at))
         elif error.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:  # the other topics go on
             _log.error("topic_not_readable", topic=place[0], partition=place[1], hint=READ_HINT)
-        elif error.retriable() or error.code() < 0 or error.code() == NO_GROUP:
+        elif (
+            error.retriable()
+            or error.code() < 0
+            or error.code() == NO_GROUP
+            or error.code() in UNKNOWN_TARGETS  # deleted: the next look at the topics drops it
+        ):
             _log.debug("fetch_error", place=place, why=str(error))
         else:
             why = f"{place[0]}:{place[1]} can't be read: {error}"

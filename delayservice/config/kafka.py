@@ -39,6 +39,8 @@ RESERVED: Mapping[str, str] = {
     "auto.offset.reset": "a lost offset is reported and never skipped",
     "isolation.level": "the service chooses it for each read: checkpoints are read committed",
     "enable.partition.eof": "the service relies on it to know the end of a partition",
+    "check.crcs": "a record that was altered on a disk must not be delivered, so it is always on",
+    "allow.auto.create.topics": "a misspelt or deleted topic must not be created by a look-up",
     "transaction.timeout.ms": "it bounds how long a dead owner's transaction holds up consumers",
     "message.timeout.ms": "it has to fit the transaction's timeout",
     "transactional.id": "it fences the owner of a slice; see kafka.transactional_id_prefix",

@@ -125,7 +125,9 @@ class Worker:
             self._has_checkpoint,
             self._clock.monotonic_s,
             settings.topics.refresh_s,
+            self._made_again,
         )
+        self._control: ControlReader | None = None
         self._facts: list[SliceFacts] = []
         self._leaders = StableLeaders(settings.placement.leader_stable_s)
         self._asking: list[threading.Thread] = []
@@ -158,7 +160,7 @@ class Worker:
         self._asking.append(looking)
         self._watch.start(self._repeat)
         client = self._settings.kafka.client_config("consumer")
-        ControlReader(self._control_topics(), client, self._name)
+        self._control = ControlReader(self._control_topics(), client, self._name)
 
     def run(self, stopping: threading.Event, publish: Callable[[bytes], None]) -> bool:
         """Serve until ``stopping`` is set or a thread fails, and stop. Return whether a thread
@@ -235,6 +237,7 @@ class Worker:
     def _problems(self) -> list[str]:
         pauses = self._targets.pauses
         unheard = [pauses.problem] if pauses.problem else []
+        unheard += [self._checkpoints.problem] if self._checkpoints.problem else []
         return unheard + self._topics.problems() + self._targets.topics.problems()
 
     def _stop(self) -> bool:
@@ -266,6 +269,15 @@ class Worker:
             self._measure(self._topics.fit)
         except KafkaEdgeError as exc:  # asked again with the next refresh
             _log.warning("log_ends_not_known", why=str(exc))
+
+    def _made_again(self, topic: str) -> None:
+        """Renew the clients that know a topic which was deleted and created again: they would keep
+        its former leaders and positions. ``KafkaSource.serve`` does so for delay topics.
+        """
+        self._checkpoints.made_again(topic)
+        if self._control is not None:
+            self._control.made_again(topic)
+        self._thread.loop.renew_writer(f"{topic} was deleted and made again")
 
     def _has_checkpoint(self, topic: ServedTopic) -> bool:
         for number in range(topic.partitions):
