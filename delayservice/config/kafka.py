@@ -6,7 +6,6 @@ secrets are wrapped, so that neither ``repr`` nor a dump of the settings shows t
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Mapping
 from typing import Annotated, Literal, TypeAlias
@@ -88,12 +87,6 @@ def _guard(options: dict[str, OptionValue]) -> dict[str, OptionValue]:
         name: SecretStr(_text(value)) if is_secret_name(name) else value
         for name, value in options.items()
     }
-
-
-def nearest(name: str, known: list[str]) -> str | None:
-    """Return the known name that is most similar to ``name``; None: none is similar."""
-    matches = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
-    return matches[0] if matches else None
 
 
 Options: TypeAlias = Annotated[dict[str, OptionValue], AfterValidator(_guard), Field(repr=False)]
