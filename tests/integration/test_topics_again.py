@@ -5,12 +5,13 @@ epochs of the new topic are lower than those of the old one.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
 from delay_devtools.cluster import EmbeddedCluster
-from tests.integration.bench import Bench, await_true
+from tests.integration.bench import Bench, Header, await_true
 
 FIT: dict[str, str] = {"message_timestamp_type": "LogAppendTime"}
 LATE_S = 3.0
@@ -23,20 +24,26 @@ def restarting() -> Iterator[EmbeddedCluster]:
         yield running
 
 
-@pytest.mark.parametrize("partitions", [2, 5], ids=["fewer", "more"])
+@pytest.mark.parametrize(("kind", "partitions"), [("any", 2), ("any", 5), ("level", 3)])
 def test_a_delay_topic_made_again_with_lower_leader_epochs_is_read_from_its_start(
-    restarting: EmbeddedCluster, tmp_path: Path, partitions: int
+    restarting: EmbeddedCluster, tmp_path: Path, kind: str, partitions: int
 ) -> None:
-    with Bench(restarting.bootstrap, tmp_path, partitions=3) as bench, bench.serving() as service:
-        target, name = bench.target("served"), f"{bench.any}_again"
-        bench.topic(name, 3, **FIT)
+    with Bench(restarting.bootstrap, tmp_path, partitions=3) as bench, ExitStack() as stack:
+        is_level = kind == "level"
+        levels = [f"levels.prefix={bench.any}_", "levels.delays_ms=100"] if is_level else []
+        service = stack.enter_context(bench.serving(*levels))
+        target, name = bench.target("served"), f"{bench.any}_1"
+        if not is_level:
+            bench.topic(name, 3, **FIT)
+        at_once: list[Header] = (
+            [("delay-target-topic", target)] if is_level else bench.to(target, 0)
+        )
         for number in range(3):
-            bench.send(bench.to(target, 0), topic=name, partition=number, value=b"old")
-        bench.send(bench.to(target, 600_000), topic=name, value=b"gone with its topic")
+            bench.send(at_once, topic=name, partition=number, value=b"old")
         bench.await_match(target, lambda one: one.value == b"old", 3)
         restarting.stop_broker(1)
         restarting.start_broker(1)
-        bench.send(bench.to(target, 0), topic=name, value=b"after the restart")
+        bench.send(at_once, topic=name, value=b"after the restart")
         bench.await_match(target, lambda one: one.value == b"after the restart")
         beside = bench.target("beside", message_timestamp_type="LogAppendTime")
         due_ms = {}
@@ -49,7 +56,7 @@ def test_a_delay_topic_made_again_with_lower_leader_epochs_is_read_from_its_star
         bench.topic(name, partitions, **FIT)
         producer = Bench(restarting.bootstrap, tmp_path).producer  # knows nothing of the old topic
         for number in range(partitions):
-            producer.produce(name, b"new", partition=number, headers=bench.to(target, 0))
+            producer.produce(name, b"new", partition=number, headers=at_once)
         assert producer.flush(30) == 0
         bench.await_match(target, lambda one: one.value == b"new", partitions)
         waited = bench.await_match(beside, lambda one: one.key in due_ms, len(due_ms))
