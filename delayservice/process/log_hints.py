@@ -34,7 +34,7 @@ HINTS: Final[Mapping[str, str]] = {
         "the order again"
     ),
     "consumers_renewed": (
-        "the topic was deleted and created again; the old consumers would keep its former leaders"
+        "the old consumers keep former leaders of a topic, which they don't read on"
     ),
     "contract_extended": (
         "new settings apply to records from from_offset on; if few records come, a restart of the "

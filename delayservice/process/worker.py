@@ -238,6 +238,7 @@ class Worker:
         pauses = self._targets.pauses
         unheard = [pauses.problem] if pauses.problem else []
         unheard += [self._checkpoints.problem] if self._checkpoints.problem else []
+        unheard += self._source.stalled
         return unheard + self._topics.problems() + self._targets.topics.problems()
 
     def _stop(self) -> bool:
@@ -312,9 +313,11 @@ class Worker:
         places = [(t.name, n) for t in fit for n in slices if t.partitions > n]
         asked_s = self._clock.monotonic_s()
         mine: dict[int, dict[str, int]] = {slice_no: {} for slice_no in slices}
-        for (topic, slice_no), end in log_ends(self._admin, places).items():
+        ends = log_ends(self._admin, places)
+        for (topic, slice_no), end in ends.items():
             mine[slice_no][topic] = end
         self._thread.measured(asked_s, mine)
+        self._source.mind(ends)
 
     def _make_facts(self, found: Sequence[ServedTopic]) -> list[SliceFacts]:
         """Return stable leader and replicas of each slice's partition, which decide where the slice
@@ -358,6 +361,7 @@ class Worker:
         kafka = settings.kafka
         places = self._layout.places // settings.node.workers
         source = KafkaSource(kafka.client_config("consumer"), self._admin, self._name, places)
+        self._source = source
         options = sink_options(settings, self._name, self._checkpoints)
         confirm = self._ownership.confirm_all
         succession = succession_of(settings, self._checkpoints, self._admin, confirm)
