@@ -63,6 +63,29 @@ def test_an_altered_record_is_named_and_holds_up_only_its_partition_until_it_is_
         assert len(service.events("log_damaged")) == 1
 
 
+def test_an_altered_checkpoint_is_named_and_nothing_is_delivered_by_an_older_one(
+    cluster: EmbeddedCluster, tmp_path: Path
+) -> None:
+    with Bench(cluster.bootstrap, tmp_path) as bench:
+        target = bench.target("paid")
+        with bench.serving():
+            bench.send(bench.to(target, 0), value=b"delivered")
+            bench.await_match(target, lambda one: one.value == b"delivered")
+        alter(cluster, bench.checkpoint, b'"epoch":', b'"epoxx":')
+        bench.send(bench.to(target, 0), value=b"waits")
+        service = bench.start()
+
+        def told() -> bool:
+            problems = bench.status(service)["problems"]
+            return any(f"{bench.checkpoint}:0 is damaged at offset" in text for text in problems)
+
+        await_true(lambda: service.events("metrics_served"), "the status can be asked")
+        await_true(told, "the status names the offset")
+        await_true(lambda: service.events("take_over_failed"), "nothing is taken over", 60)
+        assert [one.value for one in bench.read_all(target)] == [b"delivered"]
+        service.kill()
+
+
 def test_a_range_with_an_altered_record_is_not_scanned_beyond_it(
     cluster: EmbeddedCluster, bench: Bench, make_topic: MakeTopic
 ) -> None:

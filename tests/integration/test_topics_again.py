@@ -13,7 +13,9 @@ import pytest
 from connectors.kafka.log_ends import log_ends
 from connectors.kafka.source import KafkaSource
 from delay_devtools.cluster import EmbeddedCluster
-from tests.integration.bench import Bench, Header, await_true
+from delayservice.engine.pauses import Pause, Paused, encode_key, encode_pause
+from tests.integration.bench import Bench, Header, await_true, now_ms
+from tests.integration.test_paused_seen import write
 
 FIT: dict[str, str] = {"message_timestamp_type": "LogAppendTime"}
 LATE_S = 3.0
@@ -146,3 +148,25 @@ def test_cursors_outlive_a_topic_of_the_service_that_is_made_again_while_it_runs
             b"after": 2,
             b"again": 2,
         }
+
+
+def test_pauses_are_heard_of_after_their_topic_is_made_again(
+    restarting: EmbeddedCluster, tmp_path: Path
+) -> None:
+    with Bench(restarting.bootstrap, tmp_path) as bench, bench.serving() as service:
+        name, paused = bench.pauses, Paused("topic", bench.any)
+        restarting.stop_broker(1)
+        restarting.start_broker(1)
+        write(bench, paused, Pause(now_ms(), "a move"))
+        await_true(lambda: bench.status(service)["paused"], "the new leader epoch is known")
+        bench.admin.delete_topics([name])[name].result(30)
+        await_true(lambda: bench.partitions_of(name) == 0, "the topic is gone")
+        bench.topic(name, cleanup_policy="compact")
+        await_true(lambda: not bench.status(service)["paused"], "its pauses are gone")
+        target = Paused("target", bench.target("held"))
+        fresh = Bench(restarting.bootstrap, tmp_path).producer
+        fresh.produce(name, encode_pause(Pause(now_ms(), "again")), encode_key(target), 0)
+        assert fresh.flush(30) == 0
+        await_true(lambda: bench.status(service)["paused"], "the new pause is heard of")
+        bench.send(bench.to(bench.target("other"), 0), value=b"goes on")
+        bench.await_match(bench.target_name("other"), lambda one: one.value == b"goes on")
