@@ -34,7 +34,7 @@ class TopicWatcher:
         monotonic_s: monotonic clock, in s.
         every_s: interval of ``refresh``, in s.
         made_again: called by ``refresh`` with the name of each topic, delay topic or one of the
-            service's own, that was deleted and created again.
+            service's own, that was deleted and created again, and whether it was seen missing.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class TopicWatcher:
         is_pending: Callable[[ServedTopic], bool],
         monotonic_s: Callable[[], float],
         every_s: float,
-        made_again: Callable[[str], None] = lambda _: None,
+        made_again: Callable[[str, bool], None] = lambda _name, _was_missing: None,
     ) -> None:
         self._look = look
         self.seen = Look(())
@@ -58,7 +58,8 @@ class TopicWatcher:
         self._ids: dict[str, str] = {}
         """Id of each topic, by name, as last seen."""
         self._made_again_s: dict[str, float] = {}
-        """When a topic was found to have been created again, monotonic s, by name."""
+        """When a topic was found to have been created again, monotonic s, by name; without those
+        that were seen, and reported, as missing before another program created them."""
         self._said: tuple[str, ...] = ()
         self._begun: set[str] = set()
         """Ids of topics that were served before, by this process or an owner with a checkpoint."""
@@ -97,12 +98,17 @@ class TopicWatcher:
         again = [n for n, s in self._made_again_s.items() if now_s - s < _TOLD_AGAIN_S]
         return tuple(dict.fromkeys([*found, *(f"{name} {MADE_AGAIN}" for name in again)]))
 
-    def _note_ids(self, ids: Mapping[str, str]) -> None:
-        for name, topic_id in ids.items():
+    def _note_ids(self, before: Mapping[str, str], seen: Look) -> None:
+        """Note topics that were created again. ``before``: ids at the look before ``seen``."""
+        now_s = self._monotonic_s()
+        for name, topic_id in seen.ids.items():
             known, self._ids[name] = self._ids.get(name, topic_id), topic_id
             if known != topic_id:
-                self._made_again_s[name] = self._monotonic_s()
-                self._on_made_again(name)
+                if name in before:
+                    self._made_again_s[name] = now_s
+                self._on_made_again(name, name not in before)
+        made = (n for n in self._ids if f"{n} {MADE_AGAIN}" in seen.outlet_problems)
+        self._made_again_s.update(dict.fromkeys(made, now_s))
 
     def refresh(self) -> bool:
         """Read the delay topics from Kafka, check them, set ``topics`` and ``seen``, and log
@@ -122,8 +128,8 @@ class TopicWatcher:
             return False
         self._failure, self._has_looked = "", True
         self._looked_s = self._monotonic_s()
-        self.seen = seen
-        self._note_ids(seen.ids)
+        ids_before, self.seen = self.seen.ids, seen
+        self._note_ids(ids_before, seen)
         before, self._said = self._said, self._own_problems()
         if self._said and self._said != before:
             _log.error("own_topics_at_risk", problems=self._said)

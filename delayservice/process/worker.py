@@ -271,14 +271,17 @@ class Worker:
         except KafkaEdgeError as exc:  # asked again with the next refresh
             _log.warning("log_ends_not_known", why=str(exc))
 
-    def _made_again(self, topic: str) -> None:
+    def _made_again(self, topic: str, was_missing: bool) -> None:  # noqa: FBT001  # a callback
         """Renew the clients that know a topic which was deleted and created again: they would keep
-        its former leaders and positions. ``KafkaSource.serve`` does so for delay topics.
+        its former leaders and positions. ``KafkaSource.serve`` does so for delay topics. The writer
+        has noticed itself that a topic of dead letters or outcomes was missing.
         """
         self._checkpoints.made_again(topic)
         if self._control is not None:
             self._control.made_again(topic)
-        self._thread.loop.renew_writer(f"{topic} was deleted and made again")
+        outlets = (self._settings.topics.dead_letter, self._settings.topics.outcomes)
+        if topic not in outlets or not was_missing:
+            self._thread.loop.renew_writer(f"{topic} was deleted and made again")
 
     def _has_checkpoint(self, topic: ServedTopic) -> bool:
         for number in range(topic.partitions):
