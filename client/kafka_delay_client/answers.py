@@ -10,6 +10,8 @@ from typing import Any, Final
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
+from connectors.kafka.clients import FORCED_CONSUMER
+from connectors.kafka.existing import partitions_of
 from connectors.kafka.outcomes import Outcomes, RecordPlace, together
 from delayservice.base.errors import KafkaEdgeError
 from delayservice.contract.request import Text
@@ -25,7 +27,8 @@ class OutcomeReader:
 
     Args:
         consumer: the configuration of a consumer. The reader replaces ``group.id``,
-            ``enable.auto.commit`` and ``isolation.level``.
+            ``enable.auto.commit``, ``isolation.level``, ``check.crcs`` and
+            ``allow.auto.create.topics``.
         outcomes_topic: the service's setting ``topics.outcomes``.
     """
 
@@ -35,6 +38,7 @@ class OutcomeReader:
             "group.id": f"outcome-reader-{uuid.uuid4().hex}",  # required, and never joined
             "enable.auto.commit": False,
             "isolation.level": "read_committed",
+            **FORCED_CONSUMER,
         }
         self._topic = outcomes_topic
         self._stopping = threading.Event()
@@ -83,15 +87,15 @@ class OutcomeReader:
     def _listen(self) -> Outcomes:
         consumer = Consumer(self._config)
         try:
-            found = consumer.list_topics(self._topic, timeout=_ANSWER_S).topics[self._topic]
-            places = [TopicPartition(self._topic, n) for n in sorted(found.partitions)]
+            count = partitions_of(consumer, self._topic, _ANSWER_S)
+            places = [TopicPartition(self._topic, number) for number in range(count)]
             ends = [consumer.get_watermark_offsets(one, timeout=_ANSWER_S)[1] for one in places]
         except KafkaException as exc:
             consumer.close()
             raise KafkaEdgeError(f"{self._topic} can't be read: {exc}") from exc
-        if not ends:
+        except KafkaEdgeError:
             consumer.close()
-            raise KafkaEdgeError(f"{self._topic} can't be read: {found.error or 'no partitions'}")
+            raise
         return Outcomes(consumer, self._topic, ends, self._stopping)
 
 

@@ -11,7 +11,9 @@ from typing import Any, Final, Self, TypeAlias
 
 from confluent_kafka import KafkaError, Message, Producer
 
+from connectors.kafka.clients import FORCED
 from delayservice.base.errors import KafkaEdgeError
+from kafka_delay_client.places import Places
 
 DeliveryCallback: TypeAlias = Callable[[KafkaError | None, Message], None]
 
@@ -30,7 +32,8 @@ class ProducerClient:
     whether they were written. As thread-safe as that producer is.
 
     Args:
-        producer: a producer of confluent-kafka, or options for one that override ``DEFAULTS``.
+        producer: a producer of confluent-kafka, or options for one that override ``DEFAULTS``. Such
+            a new producer creates no topics, whatever the brokers allow.
         close_timeout_s: longest wait for acknowledgements at the end of a ``with`` block, seconds.
     """
 
@@ -38,9 +41,13 @@ class ProducerClient:
         self, producer: Producer | Mapping[str, Any], *, close_timeout_s: float = 30.0
     ) -> None:
         self.producer = (
-            Producer({**DEFAULTS, **producer}) if isinstance(producer, Mapping) else producer
+            Producer({**DEFAULTS, **producer, **FORCED})
+            if isinstance(producer, Mapping)
+            else producer
         )
         self._close_timeout_s = close_timeout_s
+        self._topics: list[Places] = []
+        """Delay topics that this producer writes to."""
 
     def poll(self, timeout_s: float = 0.0) -> int:
         """Call the ``on_delivery`` callbacks of records that were acknowledged or failed since the
@@ -87,13 +94,15 @@ class ProducerClient:
         """Wait up to ``close_timeout_s`` until every record is acknowledged or has failed.
 
         Raises:
-            KafkaEdgeError: some records are still in flight. If an error ends the block, that error
-                gets a note instead. A record that failed is reported to its ``on_delivery`` only.
+            KafkaEdgeError: some records are still in flight, or their delay topic does not exist.
+                If an error ends the block, that error gets a note instead. Any other record that
+                failed is reported to its ``on_delivery`` only.
         """
         left = self.flush(self._close_timeout_s)
-        if not left:
+        missing = next((one.missing for one in self._topics if one.missing), "")
+        if not left and not missing:
             return
         text = f"{left} records were not acknowledged within {self._close_timeout_s:g} s"
         if error is None:
-            raise KafkaEdgeError(f"{text}; they may or may not be at the broker")
-        error.add_note(text)
+            raise KafkaEdgeError(missing or f"{text}; they may or may not be at the broker")
+        error.add_note(missing or text)

@@ -20,6 +20,7 @@ from delayservice.contract.request import (
     target_headers,
 )
 from kafka_delay_client.base import ANY_PARTITION, DeliveryCallback, ProducerClient
+from kafka_delay_client.places import Places
 
 
 class LevelProducer(ProducerClient):
@@ -50,7 +51,8 @@ class LevelProducer(ProducerClient):
             raise InvalidRequestError(f"levels ascend from above 0, not {list(levels_ms)}")
         super().__init__(producer, close_timeout_s=close_timeout_s)
         self._levels_ms = tuple(levels_ms)
-        self._topics = [level_topic(n, topic_prefix) for n in range(1, len(levels_ms) + 1)]
+        self._names = [level_topic(n, topic_prefix) for n in range(1, len(levels_ms) + 1)]
+        self._topics = [Places(self.producer, name) for name in self._names]
 
     def send(
         self,
@@ -83,12 +85,14 @@ class LevelProducer(ProducerClient):
 
         Raises:
             InvalidRequestError: the service can't fulfil the request; nothing was written.
+            KafkaEdgeError: the cluster has answered that there is no such level topic.
             BufferError, KafkaException: as by ``Producer.produce``.
         """
         level = level_of(delay_ms("delay", delay), self._levels_ms)
         asked = [*plain_headers(headers), *target_headers(topic, partition, target_key)]
+        self._topics[level - 1].check()
         self.producer.produce(
-            self._topics[level - 1],
+            self._names[level - 1],
             value,
             key,
             ANY_PARTITION,

@@ -12,6 +12,7 @@ from typing import Final
 
 from confluent_kafka import KafkaException, Producer
 
+from connectors.kafka.existing import partitions_of
 from delayservice.base.errors import InvalidRequestError, KafkaEdgeError
 from delayservice.contract.partitioner import partition_for
 
@@ -25,6 +26,9 @@ _LOGGER: Final = logging.getLogger(__name__)
 
 class Places:
     """Finder of the partitions of ids in one delay topic, from its partition count. Thread-safe.
+
+    A thread of its own asks the cluster, one question at a time, so that callers wait for the first
+    answer only.
 
     Args:
         producer: producer by which the cluster is asked for the partition count.
@@ -53,14 +57,29 @@ class Places:
         if any(type(count) is not int or count < 1 for count in self._former):
             raise InvalidRequestError("partitions_before holds partition counts, each 1 or more")
         self._count = 0
+        self.missing = ""
+        """Why the topic can't be used, by the last answer; empty: it can, or none has come."""
+        self._failure = ""
+        """Why there was no answer to the last question; empty: there was one, or none was asked."""
         self._ask_at_s = float("-inf")
-        self._lock = threading.Lock()
+        self._is_asking = False
+        self._answered = threading.Condition()
+
+    def check(self) -> None:
+        """Raise ``KafkaEdgeError`` if the last answer was that the delay topic does not exist; else
+        return at once. Ask again in the background when it is time.
+        """
+        if self._monotonic_s() >= self._ask_at_s:
+            self._ask()
+        if self.missing:
+            raise KafkaEdgeError(self.missing)
 
     def now(self, record_id: bytes) -> int:
         """Return the home of the id: the partition to which a new record of this id is written.
 
         Raises:
-            KafkaEdgeError: the partition count is not known yet, and the cluster does not answer.
+            KafkaEdgeError: the partition count is not known yet, and the cluster does not answer;
+                or there is no such topic.
         """
         return partition_for(record_id, self._current_count())
 
@@ -77,40 +96,42 @@ class Places:
         return sorted(p for p in places if p < count and p != partition_for(record_id, count))
 
     def _current_count(self) -> int:
-        if self._monotonic_s() >= self._ask_at_s:
-            with self._lock:
-                if self._monotonic_s() >= self._ask_at_s:
-                    self._refresh()
+        if not self._count:
+            self._ask()
+            with self._answered:
+                self._answered.wait_for(lambda: not self._is_asking)
+        self.check()
+        if not self._count:
+            raise KafkaEdgeError(self._failure)
         return self._count
 
+    def _ask(self) -> None:
+        """Start a thread that asks the cluster, unless one is under way."""
+        with self._answered:
+            if self._is_asking:
+                return
+            self._is_asking = True
+        threading.Thread(target=self._refresh, name="partition-count", daemon=True).start()
+
     def _refresh(self) -> None:
-        """Ask the cluster for the partition count, or keep the known one if it does not answer.
-
-        Raises:
-            KafkaEdgeError: no count is known, and the cluster does not answer.
-        """
+        """Ask the cluster for the partition count, and keep the known one if it does not answer."""
+        count, missing, failure = self._count, "", ""
         try:
-            count = self._ask()
+            count = partitions_of(self._producer, self._topic, _ANSWER_S)
         except KafkaEdgeError as exc:
-            if not self._count:
-                raise
-            _LOGGER.warning("partition count kept at %d: %s", self._count, exc)
-            count = self._count
-        if self._count and count != self._count:
-            self._former |= {self._count}
-        self._count = count
-        self._ask_at_s = self._monotonic_s() + self._refresh_s
-
-    def _ask(self) -> int:
-        try:
-            found = self._producer.list_topics(self._topic, timeout=_ANSWER_S)
-        except KafkaException as exc:
-            raise KafkaEdgeError(f"the partitions of {self._topic} can't be asked: {exc}") from exc
-        topic = found.topics.get(self._topic)
-        if topic is None or topic.error is not None or not topic.partitions:
-            why = topic.error.str() if topic is not None and topic.error else "it does not exist"
-            raise KafkaEdgeError(
-                f"delay topic {self._topic} can't be used: {why}; start the service, which "
-                "creates its topics, or give the delay_topic that it serves"
+            missing = (
+                f"{exc}. Start the service, which creates its topics, or give the delay topic that "
+                "it serves"
             )
-        return len(topic.partitions)
+        except KafkaException as exc:
+            failure = f"the partitions of {self._topic} can't be asked: {exc}"
+            if count:
+                _LOGGER.warning("partition count kept at %d: %s", count, exc)
+        with self._answered:
+            if self._count and count != self._count:
+                self._former |= {self._count}
+            self._count, self.missing, self._failure = count, missing, failure
+            if count and not missing:
+                self._ask_at_s = self._monotonic_s() + self._refresh_s
+            self._is_asking = False
+            self._answered.notify_all()

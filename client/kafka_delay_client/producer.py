@@ -60,6 +60,8 @@ class DelayProducer(ProducerClient):
         self.delay_topic = delay_topic
         self._id_bytes_max = id_bytes_max
         self._places = Places(self.producer, delay_topic, partitions_before)
+        self._topics = [self._places]
+        self._places.check()  # so that a misspelt topic is known early
 
     def send(
         self,
@@ -92,7 +94,7 @@ class DelayProducer(ProducerClient):
         Raises:
             InvalidRequestError: the service can't fulfil the request; nothing was written.
             KafkaEdgeError: ``id`` is given, the partition count is not known, and the cluster does
-                not answer.
+                not answer; or it has answered that there is no such delay topic.
             BufferError, KafkaException: as by ``Producer.produce``.
         """
         if topic == self.delay_topic:
@@ -102,6 +104,7 @@ class DelayProducer(ProducerClient):
             *when_headers(**when),
             *target_headers(topic, partition, target_key),
         ]
+        self._places.check()
         place = ANY_PARTITION
         if id is not None:
             record_id = id_bytes(id, self._id_bytes_max)

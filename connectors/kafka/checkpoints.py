@@ -23,7 +23,13 @@ from confluent_kafka import (
 from connectors.kafka.clients import KAFKA, NO_GROUP, Clients
 from connectors.kafka.cuts import Cuts
 from connectors.kafka.log_ends import watermarks
-from connectors.kafka.scan import READ_HINT, consumer_config, scan_partition
+from connectors.kafka.scan import (
+    DAMAGED,
+    READ_HINT,
+    consumer_config,
+    scan_partition,
+    why_damaged,
+)
 from delayservice.base.clock import NodeClock
 from delayservice.base.errors import KafkaEdgeError
 from delayservice.engine.checkpoint import ForeignRecordError, Standing, standing_of
@@ -34,6 +40,8 @@ _FIRST_LOOK: Final = 1_000
 """Number of records at the end of each partition that are read first."""
 _TAIL_WAIT_S: Final = 0.5
 _RETRY_S: Final = 1.0
+_COMPLAIN_S: Final = 3.0
+"""Time for which checkpoints can't be read before that is reported, in s."""
 _LEGACY: Final = b'{"v":1,'
 
 _log = structlog.get_logger(__name__)
@@ -92,6 +100,16 @@ class KafkaCheckpoints:
         """Epoch and commit number of the newest checkpoint, by slice."""
         self.policy_problem = ""
         """Why checkpoints may have been deleted; empty: they were kept. Any thread may set it."""
+        self._damages: dict[Place, str] = {}
+        """Where a log is damaged, so that reading stands still, by partition."""
+        self._failure = ""
+        self._failing_s: float | None = None
+        """Time of the first failure to read them, monotonic s; None: they can be read."""
+        self._made_again: set[str] = set()
+        """Topics, of the two, that were created again, until they are read from their start."""
+        self._to_write: set[int] = set()
+        """Slices whose checkpoint is not in the new checkpoint topic yet, after that was created
+        again. The newest one that was read from the old topic stays valid."""
         self._claims = ClaimLog()
         self._clients = clients
         self._consumer: Consumer | None = None
@@ -106,6 +124,18 @@ class KafkaCheckpoints:
     def start(self) -> None:
         """Start the thread that reads checkpoints and claims."""
         self._thread.start()
+
+    def made_again(self, topic: str) -> None:
+        """Note that the checkpoint topic or the claims topic was deleted and created again: it is
+        read from its start, by a new consumer, because the old one keeps its former leaders. Until
+        ``alarm`` ends, owners have to commit their checkpoints again. Other topics are ignored.
+        """
+        if topic not in (self._topic, self._claims_topic):
+            return
+        with self._changed:
+            self._made_again.add(topic)
+            if topic == self._topic:
+                self._to_write |= self._tailed.keys()
 
     def close(self) -> None:
         """Stop the thread that reads checkpoints and claims, and wait for its end."""
@@ -220,6 +250,8 @@ class KafkaCheckpoints:
         until it is deleted.
         """
         found = self._misplaced.get(slice_no) or self._foreign.get(slice_no)
+        if found is None and slice_no in self._to_write:
+            return f"{self._topic} was made again, and its checkpoint is not written there yet"
         return "" if found is None else found[1]
 
     def _run(self) -> None:
@@ -237,6 +269,8 @@ class KafkaCheckpoints:
         return whether that succeeded. After a failure the next call connects anew.
         """
         try:
+            if self._made_again:
+                self._start_over()
             consumer = self._consumer or self._begin()
             lacks_some = not self._wanted <= self._tailed.keys()
             if not self._is_searched and self._has_read_first and lacks_some:
@@ -247,8 +281,31 @@ class KafkaCheckpoints:
         except (KafkaException, KafkaEdgeError) as exc:  # asked again after a moment
             _log.warning("checkpoints_not_read", topic=self._topic, why=str(exc))
             self._end()
+            self._failure = f"checkpoints or claims can't be read: {exc}"
+            if self._failing_s is None:
+                self._failing_s = self._clients.monotonic_s()
             return False
+        self._failing_s = None
         return True
+
+    @property
+    def problem(self) -> str:
+        """Return why checkpoints or claims can't be read, for people; empty: they can. Any thread
+        may call.
+        """
+        since_s = self._failing_s
+        if self._damages:
+            return "; ".join(self._damages.copy().values())
+        is_lasting = since_s is not None and self._clients.monotonic_s() - since_s >= _COMPLAIN_S
+        return self._failure if is_lasting else ""
+
+    def _start_over(self) -> None:
+        """Read the topics that were created again from their start, with a new consumer."""
+        self._end()
+        with self._changed:
+            made_again, self._made_again = self._made_again, set()
+            for place in [place for place in self._positions if place[0] in made_again]:
+                self._positions[place] = 0
 
     def _end(self) -> None:
         if self._consumer is not None:
@@ -295,10 +352,15 @@ class KafkaCheckpoints:
                 if error is None:
                     self._take_record(message)
                     self._positions[place] = message.offset() + 1
+                    self._damages.pop(place, None)
                 elif error.code() == KafkaError._PARTITION_EOF:  # noqa: SLF001
                     self._positions[place] = max(self._positions.get(place, 0), message.offset())
                     if place[0] == self._topic:
                         self._reached.add(place[1])
+                elif error.code() in DAMAGED:
+                    self._damages[place] = why_damaged(place, message)
+                    self._changed.notify_all()
+                    raise KafkaEdgeError(self._damages[place])
                 elif error.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:
                     _log.error("topic_not_readable", topic=place[0], hint=READ_HINT)
                 elif error.code() != NO_GROUP:
@@ -348,6 +410,7 @@ class KafkaCheckpoints:
             return
         if slice_no in self._foreign and self._foreign[slice_no][0] < offset:
             del self._foreign[slice_no]
+        self._to_write.discard(slice_no)
         self._standings[slice_no] = standing
         boot_ms = int(self._clock.boot_s() * 1000)
         read_back = ReadBack(value, broker_ms, boot_ms, offset)

@@ -25,6 +25,14 @@ reports if that is forbidden. Records are read all the same."""
 LOGGER: Final = logging.getLogger("librdkafka")
 """Logger of all clients; without it librdkafka writes to standard error."""
 
+FORCED: Final[Mapping[str, Any]] = {"allow.auto.create.topics": False}
+"""Options of every client; settings can't change them (``config.kafka.RESERVED``). Producers and
+admin clients would otherwise ask the broker to create each unknown topic that they look up: a
+misspelt one, or a target that was deleted."""
+FORCED_CONSUMER: Final[Mapping[str, Any]] = {**FORCED, "check.crcs": True}
+"""Options of every consumer: a batch whose bytes were altered on a broker's disk or on the way is
+an error, and none of its records is returned."""
+
 
 class KafkaAdmin(AdminClient):
     """An admin client that keeps the last of the errors in ``UNREACHABLE``, which the errors of
@@ -33,7 +41,7 @@ class KafkaAdmin(AdminClient):
 
     def __init__(self, options: Mapping[str, str], logger: logging.Logger = LOGGER) -> None:
         self._trouble = ""
-        config: dict[str, Any] = {**options, "error_cb": self._note}
+        config: dict[str, Any] = {**options, **FORCED, "error_cb": self._note}
         super().__init__(config, logger=logger)
 
     def _note(self, error: KafkaError) -> None:
@@ -53,7 +61,7 @@ def admin_client(options: Mapping[str, str]) -> KafkaAdmin:
 
 def consumer_client(options: Mapping[str, Any]) -> Consumer:
     """Return a consumer with these options and no assignment."""
-    return Consumer(dict(options), logger=LOGGER)
+    return Consumer({**options, **FORCED_CONSUMER}, logger=LOGGER)
 
 
 NO_RECORDS: Final = frozenset({KafkaError._PARTITION_EOF, NO_GROUP})  # noqa: SLF001 (its public name)
@@ -77,7 +85,7 @@ def values_of(messages: Iterable[Any]) -> Iterator[bytes]:
 
 def producer_client(options: Mapping[str, Any]) -> Producer:
     """Return a producer with these options; a transactional one is not yet initialised."""
-    return Producer({"logger": LOGGER, **options})
+    return Producer({"logger": LOGGER, **options, **FORCED})
 
 
 class CoordinatorLog:

@@ -71,11 +71,23 @@ class ControlReader:
         self._due_s = dict.fromkeys(self._topics, 0.0)
         """Time of the next try, monotonic seconds, by name of each topic that is not read now."""
         self._ends: dict[str, int] = {}
+        self._is_outdated = False
         threading.Thread(target=self._run, name="control-topics", daemon=True).start()
+
+    def made_again(self, topic: str) -> None:
+        """Note that a topic was deleted and created again. If it is one of the control topics, all
+        of them are read anew by a new consumer, because the old one keeps the former leaders.
+        """
+        self._is_outdated = self._is_outdated or topic in self._topics
 
     def _run(self) -> None:
         consumer = consumer_client(self._config)
         while True:
+            if self._is_outdated:
+                self._is_outdated = False
+                consumer.close()
+                consumer = consumer_client(self._config)
+                self._due_s = dict.fromkeys(self._topics, 0.0)
             self._begin_due(consumer)
             message = consumer.poll(_RETRY_S if self._due_s else _WAIT_S)
             if message is not None:

@@ -21,7 +21,7 @@ from connectors.kafka.headers import headers_of
 from connectors.kafka.log_ends import ASK_TIMEOUT_S
 from delayservice.base.errors import KafkaEdgeError
 from delayservice.contract.entry import Row
-from delayservice.engine.ports import Run
+from delayservice.engine.ports import Place, Run
 
 _log = structlog.get_logger(__name__)
 
@@ -32,6 +32,17 @@ SCAN_BATCH: Final = 5_000
 SCAN_WAIT_MS: Final = 10
 MOVED: Final = frozenset({KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE})  # noqa: SLF001
 """Error codes for an offset that the log does not hold."""
+DAMAGED: Final = frozenset(
+    {
+        KafkaError._BAD_MSG,  # noqa: SLF001  # its checksum is wrong (``check.crcs``)
+        KafkaError._BAD_COMPRESSION,  # noqa: SLF001
+        KafkaError._NOT_IMPLEMENTED,  # noqa: SLF001  # a format version that does not exist
+        KafkaError.INVALID_MSG,  # the broker itself can't read it
+    }
+)
+"""Error codes for a batch of records that was altered on a broker's disk or on the way. What a
+consumer returns of the partition after such an error is no use: it looks for the next batch at a
+wrong place, and may go on at a wrong offset."""
 READ_HINT: Final = "give the service Read on this topic"
 
 
@@ -58,6 +69,11 @@ def row_of(message: Any) -> Row:  # noqa: ANN401  # the client's stubs make ever
     """Return a message as a ``Row``, the form that the record reader takes."""
     timestamp_ms = message.timestamp()[1]
     return (message.offset(), timestamp_ms, message.key(), message.value(), headers_of(message))
+
+
+def why_damaged(place: Place, message: Any) -> str:  # noqa: ANN401  # as in ``row_of``
+    """Return a sentence about a damaged batch. ``message``: the consumer's error event."""
+    return f"{place[0]}:{place[1]} is damaged at offset {message.offset()}: {message.error().str()}"
 
 
 def take(consumer: Consumer, timeout_s: float, limit: int, gather_s: float = 0.0) -> list[Any]:
@@ -98,6 +114,17 @@ def topic_ids(admin: AdminClient, topics: Sequence[str]) -> dict[str, str]:
     return found
 
 
+def _check_event(place: Place, at: int, message: Any) -> None:  # noqa: ANN401  # as in ``row_of``
+    """Raise ``KafkaEdgeError`` if the event of a scan at offset ``at`` does not end by waiting."""
+    code = message.error().code()
+    if code in MOVED:
+        raise KafkaEdgeError(f"{place[0]}:{place[1]} no longer holds offset {at}")
+    if code in DAMAGED:
+        raise KafkaEdgeError(why_damaged(place, message))
+    if code == KafkaError.TOPIC_AUTHORIZATION_FAILED:
+        raise KafkaEdgeError(f"{place[0]} may not be read: Read on it is missing")
+
+
 def scan_partition(
     config: Mapping[str, Any],
     topic: str,
@@ -111,7 +138,7 @@ def scan_partition(
 
     Raises:
         KafkaEdgeError: nothing came for a minute, for example because a transaction stays open; or
-            the log no longer holds the range; or the right to read is missing.
+            the log no longer holds the range, or is damaged; or the right to read is missing.
     """
     # At the end of a log the broker keeps a fetch waiting before it says so: here, not for long.
     own = {**config, "fetch.wait.max.ms": SCAN_WAIT_MS}
@@ -134,10 +161,8 @@ def scan_partition(
                         rows.append(row_of(message))
                 elif error.code() == KafkaError._PARTITION_EOF:  # noqa: SLF001
                     reached = max(reached, message.offset())
-                elif error.code() in MOVED:
-                    raise KafkaEdgeError(f"{topic}:{partition} no longer holds offset {at}")
-                elif error.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:
-                    raise KafkaEdgeError(f"{topic} may not be read: Read on it is missing")
+                else:
+                    _check_event((topic, partition), at, message)
             if reached > at:
                 heard_s = monotonic_s()
                 yield Run((topic, partition), at, rows, min(reached, stop))

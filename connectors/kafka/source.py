@@ -7,6 +7,7 @@ offset where it stops, which may lie beyond its last record.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from operator import itemgetter
@@ -16,15 +17,18 @@ import confluent_kafka
 import structlog
 from confluent_kafka import (
     Consumer,
+    IsolationLevel,
     KafkaError,
     TopicPartition,
 )
 from confluent_kafka.admin import AdminClient
 
 from connectors.kafka.clients import KAFKA, NO_GROUP, Clients
+from connectors.kafka.errors import UNKNOWN_TARGETS
 from connectors.kafka.headers import NAMES_ARE_CHECKED
-from connectors.kafka.log_ends import log_bounds
+from connectors.kafka.log_ends import log_bounds, log_ends
 from connectors.kafka.scan import (
+    DAMAGED,
     MOVED,
     READ_HINT,
     and_more,
@@ -33,6 +37,7 @@ from connectors.kafka.scan import (
     scan_partition,
     take,
     topic_ids,
+    why_damaged,
 )
 from delayservice.contract.entry import Row
 from delayservice.engine.checkpoint import NOTHING_READ, LastRead
@@ -55,6 +60,10 @@ WAKE_S: Final = 0.1
 so 0.02 would be a third of an idle worker's cost."""
 BEHIND_WAIT_S: Final = 0.01
 """Longest wait for records of other partitions while some partitions catch up, in s."""
+STALLED_S: Final = 30.0
+"""Time without progress in a log that goes on from which the consumers are replaced, in s."""
+DAMAGED_AGAIN_S: Final = 5.0
+"""Time after which a damaged partition is read again, in s: another broker may lead it by then."""
 
 
 _TRUNCATED: Final = KafkaError(KafkaError._LOG_TRUNCATION).str()  # noqa: SLF001
@@ -67,7 +76,7 @@ _log = structlog.get_logger(__name__)
 
 class KafkaSource:
     """Reader of a worker's partitions of the delay topics. Only the worker's loop may call it,
-    except for ``wake``.
+    except for ``wake`` and ``mind``.
 
     It has two consumers. Each partition *catches up* in the first one, until the end of its log is
     reached; then it moves to the second. So records that are read again, after a restart or for a
@@ -92,19 +101,81 @@ class KafkaSource:
         self._config = consumer_config(client, f"source-{name}")
         self._admin = admin
         fetching = MANY if places > MANY_PLACES else {}
+        self._head_config = self._config | fetching | dict(client)
         self._clients = clients
-        self._head = clients.consumer(self._config | fetching | dict(client))
-        self._behind = clients.consumer(self._config | BEHIND)
+        self._head, self._behind = self._make_consumers()
+        self._topic_ids: dict[str, str] = {}
         self._positions: dict[Place, int] = {}
         self._begun: dict[Place, int] = {}
         """Offset at which each partition was last assigned."""
         self._last_read: dict[Place, LastRead] = {}
         self._held: set[Place] = set()
         self._catching_up: set[Place] = set()
+        self._damaged: dict[Place, float] = {}
+        """When each partition that was found damaged is read again, monotonic s. Until then it is
+        not assigned."""
+        self._standing: dict[Place, tuple[int, float]] = {}
+        """Position at which each partition was found behind its log's end, and since when, in
+        monotonic s. Only ``mind`` uses it."""
+        self.stalled: tuple[str, ...] = ()
+        """Partitions that are not read although their logs go on, a sentence each."""
+        self._renewed_s = float("-inf")
+        self._is_outdated = False
         self._troubles: list[Trouble] = []
         self._is_woken = False
         if not NAMES_ARE_CHECKED:
             _log.warning("header_names_not_checked", client=confluent_kafka.version())
+
+    def _make_consumers(self) -> tuple[Consumer, Consumer]:
+        return (
+            self._clients.consumer(self._head_config),
+            self._clients.consumer(self._config | BEHIND),
+        )
+
+    def serve(self, topic: str, topic_id: str) -> None:
+        """Note the id of a topic before its partitions are read. If the topic was created again,
+        make new consumers for all partitions: those before keep its former leaders, since the
+        leader epochs of the new topic are lower than the ones they know.
+        """
+        known, self._topic_ids[topic] = self._topic_ids.get(topic, topic_id), topic_id
+        if known != topic_id:
+            self._renew(f"{topic} was deleted and created again")
+
+    def mind(self, ends: Mapping[Place, int]) -> None:
+        """Have the consumers replaced if they do not read a partition although its log goes on for
+        ``STALLED_S``. One thread may call it, the one that asks for ``ends``, the high watermarks.
+        """
+        now_s, positions = self._clients.monotonic_s(), self._positions.copy()
+        for place, end in ends.items():
+            position = positions.get(place, end)
+            if position >= end or place in self._held or place in self._damaged:
+                self._standing.pop(place, None)
+            elif self._standing.get(place, (-1, 0.0))[0] != position:
+                self._standing[place] = position, now_s
+        old = [
+            place for place, (_, since_s) in self._standing.items() if now_s - since_s > STALLED_S
+        ]
+        stable = log_ends(self._admin, old, IsolationLevel.READ_COMMITTED)
+        stalled = [place for place, end in stable.items() if end > self._standing[place][0]]
+        self.stalled = tuple(
+            f"{topic}:{number} is not read from offset {self._standing[topic, number][0]} on, "
+            "although its log goes on"
+            for topic, number in stalled
+        )
+        if stalled and now_s - self._renewed_s > STALLED_S:
+            self._renewed_s = now_s
+            self._is_outdated = True
+
+    def _renew(self, why: str) -> None:
+        """Replace the consumers, and read all partitions on at their positions."""
+        _log.warning("consumers_renewed", why=why)
+        before = self._head, self._behind
+        self._head, self._behind = self._make_consumers()
+        for place, position in self._positions.items():
+            if place not in self._damaged:
+                self._assign(place, position)
+        for consumer in before:  # that takes a while when a broker does not answer
+            threading.Thread(target=consumer.close, name="closing", daemon=True).start()
 
     def seek(self, place: Place, offset: int, last_read: LastRead = NOTHING_READ) -> None:
         """Read a partition from ``offset`` on, instead of where it is read now. ``last_read``:
@@ -137,7 +208,11 @@ class KafkaSource:
             consumer.pause([TopicPartition(*place)])
 
     def _unassign(self, place: Place) -> None:
-        self._consumer_of(place).incremental_unassign([TopicPartition(*place)])
+        if self._damaged.pop(place, None) is None:
+            self._consumer_of(place).incremental_unassign([TopicPartition(*place)])
+
+    def _is_assigned(self, place: Place) -> bool:
+        return place in self._positions and place not in self._damaged
 
     def drop(self, place: Place) -> None:
         """Stop reading a partition, and forget its position."""
@@ -150,19 +225,24 @@ class KafkaSource:
     def pause(self, place: Place) -> None:
         """Stop fetching a partition until ``resume``."""
         self._held.add(place)
-        if place in self._positions:
+        if self._is_assigned(place):
             self._consumer_of(place).pause([TopicPartition(*place)])
 
     def resume(self, place: Place) -> None:
         """Fetch a paused partition again."""
         self._held.discard(place)
-        if place in self._positions:
+        if self._is_assigned(place):
             self._consumer_of(place).resume([TopicPartition(*place)])
 
     def poll(self, timeout_s: float, limit: int, gather_s: float = 0.0) -> list[Run]:
         """Return fetched records in batches (``Run``), about ``limit`` records at most. Wait up to
         ``timeout_s`` seconds for the first record, and then up to ``gather_s`` seconds for more.
         """
+        if self._damaged:
+            self._read_damaged_again()
+        if self._is_outdated:
+            self._is_outdated = False
+            self._renew("; ".join(self.stalled))
         messages: list[Any] = []
         if self._catching_up:
             messages = take(self._behind, 0, min(limit, BEHIND_RECORDS))
@@ -170,6 +250,12 @@ class KafkaSource:
         runs = list(self._runs(messages)) if messages else []
         messages = and_more(self._head, self._await_first(timeout_s), limit, gather_s)
         return runs + list(self._runs(messages))
+
+    def _read_damaged_again(self) -> None:
+        now_s = self._clients.monotonic_s()
+        for place in [place for place, again_s in self._damaged.items() if again_s <= now_s]:
+            del self._damaged[place]
+            self._assign(place, self._positions[place])
 
     def wake(self) -> None:
         """End the present or next wait of ``poll`` within ``WAKE_S``. Any thread may call it."""
@@ -199,7 +285,7 @@ class KafkaSource:
         for message in messages:
             place = (message.topic(), message.partition())
             error = message.error()
-            if error is not None:
+            if error is not None or (self._damaged and place in self._damaged):
                 self._take_event(place, message, error, stops, ended)
                 continue
             if place != before:  # seldom, and comparing costs less than looking it up
@@ -244,7 +330,7 @@ class KafkaSource:
             yield from _split(run, messages)
 
     def _go_to_head(self, place: Place) -> None:
-        if place in self._catching_up and place in self._positions:
+        if place in self._catching_up and self._is_assigned(place):
             self._unassign(place)
             self._catching_up.remove(place)
             self._assign(place, self._positions[place])
@@ -253,10 +339,12 @@ class KafkaSource:
         self,
         place: Place,
         message: Any,  # noqa: ANN401  # as in ``row_of``
-        error: KafkaError,
+        error: KafkaError | None,
         stops: dict[Place, int],
         ended: list[Place],
     ) -> None:
+        if error is None or place in self._damaged:  # a record behind the damage: see ``DAMAGED``
+            return
         if error.code() == KafkaError._PARTITION_EOF:  # noqa: SLF001
             stops[place] = message.offset()
             if place in self._catching_up:
@@ -267,9 +355,20 @@ class KafkaSource:
             why = str(error)
             is_truncated = _TRUNCATED in why
             self._troubles.append(Trouble(place, why, has_moved=True, is_truncated=is_truncated))
+        elif error.code() in DAMAGED:
+            if place in self._positions:
+                self._unassign(place)
+                self._damaged[place] = self._clients.monotonic_s() + DAMAGED_AGAIN_S
+                at, why = message.offset() or 0, why_damaged(place, message)
+                self._troubles.append(Trouble(place, why, has_moved=False, damaged_at=at))
         elif error.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:  # the other topics go on
             _log.error("topic_not_readable", topic=place[0], partition=place[1], hint=READ_HINT)
-        elif error.retriable() or error.code() < 0 or error.code() == NO_GROUP:
+        elif (
+            error.retriable()
+            or error.code() < 0
+            or error.code() == NO_GROUP
+            or error.code() in UNKNOWN_TARGETS  # deleted: the next look at the topics drops it
+        ):
             _log.debug("fetch_error", place=place, why=str(error))
         else:
             why = f"{place[0]}:{place[1]} can't be read: {error}"

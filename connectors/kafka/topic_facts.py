@@ -4,8 +4,8 @@ check.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 from confluent_kafka.admin import (  # type: ignore[attr-defined]  # its stubs don't re-export
@@ -63,11 +63,18 @@ class Look:
         topics: every delay topic, including missing ones that the settings name.
         own_problems: problems of the checkpoint and claims topics, one sentence each.
         outlet_problems: reasons why dead letters and outcomes can't be written, one sentence each.
+        own_ids: ids of the service's own topics, by name; without those that can't be described.
     """
 
     topics: Sequence[ServedTopic]
     own_problems: tuple[str, ...] = ()
     outlet_problems: tuple[str, ...] = ()
+    own_ids: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def ids(self) -> dict[str, str]:
+        """Return the id of each topic that exists, by name."""
+        return {**self.own_ids, **{t.name: t.topic_id for t in self.topics if t.topic_id}}
 
 
 def copies_of(brokers: Brokers) -> int:

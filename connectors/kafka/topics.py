@@ -7,8 +7,6 @@ records would be late.
 
 from __future__ import annotations
 
-import math
-import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from fnmatch import fnmatchcase
 from typing import Final, TypeAlias
@@ -59,7 +57,6 @@ class TopicKeeper:
         settings: settings of the node.
         waits_ms: returns the longest time in ms for which each delay topic's log must keep records
             under the contracts in force (``longest_waits_ms``); topics without one are left out.
-        monotonic_s: the clock, in seconds.
     """
 
     def __init__(
@@ -67,14 +64,10 @@ class TopicKeeper:
         admin: KafkaAdmin,
         settings: Settings,
         waits_ms: Callable[[], Mapping[str, int]] = dict,
-        monotonic_s: Callable[[], float] = time.monotonic,
     ) -> None:
         self._admin = admin
         self._waits_ms = waits_ms
         self._settings = settings
-        self._monotonic_s = monotonic_s
-        self._made_s: dict[str, float] = {}
-        """Time at which a deleted topic was created again, monotonic seconds, by topic."""
         self._levels = settings.levels.by_topic
         self._brokers = 0
 
@@ -170,8 +163,7 @@ class TopicKeeper:
         except KafkaEdgeError as exc:
             yield f"{waits}; {exc}"
             return
-        self._made_s[name] = self._monotonic_s()
-        yield f"{name} {_MADE_AGAIN}"
+        yield f"{name} {MADE_AGAIN}"
 
     def _own_problems(
         self, existing: Mapping[str, Brokers], configs: _Configs, layout: Layout | None
@@ -196,6 +188,10 @@ class TopicKeeper:
                 why = "a cursor that is lost with its broker has everything delivered again"
                 found.append((f"{few}: {why}; raise its replication factor", False))
         partitions = len(existing.get(topics.checkpoint, ()))
+        if layout is not None and 0 < partitions < layout.checkpoint_partitions:
+            shrunk = f"{topics.checkpoint} had {layout.checkpoint_partitions} partitions"
+            why = "the cursors of slices without a partition can't be written; add partitions"
+            found.append((f"{shrunk} and has {partitions}: {why}", False))
         if layout is not None and partitions > layout.checkpoint_partitions:
             grown = f"{topics.checkpoint} had {layout.checkpoint_partitions} partitions"
             why = (
@@ -269,18 +265,21 @@ class TopicKeeper:
         topics, existing = self._settings.topics, self._list()
         names = self._names(existing)
         outlets = (topics.dead_letter, topics.outcomes)
-        access = ask_access(self._admin, (*outlets, *names))
+        others = (topics.pauses, *self._topics_about_copies)
+        own_names = (topics.checkpoint, topics.claims_topic, *outlets, *others)
+        access = ask_access(self._admin, (*own_names, *names))
         problems = complaints(access, dict.fromkeys(outlets, (WRITE,)))
         for name in outlets:
             if name not in existing and not access[name].lacks(WRITE):
                 problems += self._make_again(name)
-            elif self._monotonic_s() - self._made_s.get(name, -math.inf) < _MADE_S:
-                problems.append(f"{name} {_MADE_AGAIN}")
         configs = self._configs((topics.checkpoint, topics.claims_topic, *outlets, *names))
         for name in outlets:
             problems += outlet_problems(name, configs[name])
-        own = tuple(problem for problem, _ in self._own_problems(existing, configs, layout))
-        return Look(self._delay_topics(existing, access, configs), own, tuple(problems))
+        own = [problem for problem, _ in self._own_problems(existing, configs, layout)]
+        own += [f"{name} does not exist; create it" for name in others if name not in existing]
+        ids = {name: access[name].topic_id for name in own_names if access[name].topic_id}
+        found = self._delay_topics(existing, access, configs)
+        return Look(found, tuple(own), tuple(problems), ids)
 
     def _delay_topics(
         self, existing: Mapping[str, Brokers], access: Mapping[str, Access], configs: _Configs
@@ -384,9 +383,7 @@ _UNREADABLE: Final = (
     "its configuration can't be read: give the service DescribeConfigs on the topic"
 )
 
-_MADE_S: Final = 600.0
-"""Time for which ``look`` reports that a topic was created again, in s."""
-_MADE_AGAIN: Final = (
+MADE_AGAIN: Final = (
     "had been deleted, and was made again: what it held is lost; see that nothing deletes it"
 )
 

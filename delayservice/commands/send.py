@@ -11,8 +11,9 @@ from typing import TypeAlias
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
-from connectors.kafka.clients import UNREACHABLE, admin_client
+from connectors.kafka.clients import FORCED, UNREACHABLE, admin_client
 from connectors.kafka.controls import ControlDesk
+from connectors.kafka.existing import partitions_of
 from connectors.kafka.outcomes import RecordPlace
 from connectors.kafka.scan import topic_ids
 from delayservice.base.errors import DelayServiceError, KafkaEdgeError
@@ -256,6 +257,7 @@ def send(
                 # Errors that matter are raised; warnings before them would mislead.
                 "log_level": "2",
                 **config,
+                **FORCED,
                 "error_cb": troubles.append,
                 "acks": "all",
                 "enable.idempotence": "true",
@@ -290,17 +292,12 @@ def _choose_partition(
         KafkaEdgeError: no broker answers, or there is no such topic or partition.
     """
     try:
-        metadata = producer.list_topics(record.topic, timeout=TIMEOUT_S)
+        count = partitions_of(producer, record.topic, TIMEOUT_S)
     except KafkaException as exc:
         producer.poll(0)  # delivers the reason to the error callback
         reasons = [error for error in troubles if error.code() in UNREACHABLE]
         why = _words(reasons[-1] if reasons else exc.args[0])
         raise KafkaEdgeError(f"no broker answers at {bootstrap}: {why}") from exc
-    topic = metadata.topics.get(record.topic)
-    if topic is None or topic.error is not None or not topic.partitions:
-        reason = _words(topic.error) if topic is not None and topic.error else "it does not exist"
-        raise KafkaEdgeError(f"topic {record.topic} can't be written at {bootstrap}: {reason}")
-    count = len(topic.partitions)
     if record.partition is not None:
         if record.partition >= count:
             raise KafkaEdgeError(f"{record.topic} has partitions 0 to {count - 1} only")

@@ -6,7 +6,6 @@ secrets are wrapped, so that neither ``repr`` nor a dump of the settings shows t
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Mapping
 from typing import Annotated, Literal, TypeAlias
@@ -39,6 +38,8 @@ RESERVED: Mapping[str, str] = {
     "auto.offset.reset": "a lost offset is reported and never skipped",
     "isolation.level": "the service chooses it for each read: checkpoints are read committed",
     "enable.partition.eof": "the service relies on it to know the end of a partition",
+    "check.crcs": "a record that was altered on a disk must not be delivered, so it is always on",
+    "allow.auto.create.topics": "a misspelt or deleted topic must not be created by a look-up",
     "transaction.timeout.ms": "it bounds how long a dead owner's transaction holds up consumers",
     "message.timeout.ms": "it has to fit the transaction's timeout",
     "log.connection.close": "it would hide failed connections, after which a writer has to end",
@@ -88,12 +89,6 @@ def _guard(options: dict[str, OptionValue]) -> dict[str, OptionValue]:
         name: SecretStr(_text(value)) if is_secret_name(name) else value
         for name, value in options.items()
     }
-
-
-def nearest(name: str, known: list[str]) -> str | None:
-    """Return the known name that is most similar to ``name``; None: none is similar."""
-    matches = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
-    return matches[0] if matches else None
 
 
 Options: TypeAlias = Annotated[dict[str, OptionValue], AfterValidator(_guard), Field(repr=False)]

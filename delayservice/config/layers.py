@@ -15,7 +15,8 @@ from typing import Any, TypeAlias
 from pydantic import BaseModel, ValidationError
 
 from delayservice.base.errors import SettingsError
-from delayservice.config.kafka import is_secret_name, nearest
+from delayservice.base.nearest import nearest
+from delayservice.config.kafka import is_secret_name
 
 ENV_PREFIX = "DELAYSERVICE_"
 _ENV_SEPARATOR = "__"

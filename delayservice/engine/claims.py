@@ -110,7 +110,8 @@ def names_to_fence(claimed: Claimed, tenure: Tenure | None, me: str) -> frozense
             or it was written by a version without claims.
         me: the writer of this process.
     """
-    start = 0 if tenure is None else tenure.claim
+    # A claim is the newest of its log, unless that was deleted and created again since the tenure.
+    start = 0 if tenure is None or tenure.claim > claimed.offset else tenure.claim
     names = {writer for writer, word in claimed.before.items() if word.offset >= start}
     if tenure is not None:
         names.add(tenure.writer)

@@ -38,13 +38,15 @@ class Run(NamedTuple):
 class Trouble(NamedTuple):
     """Partition of a delay topic that can't be read. ``why``: the reason, for people;
     ``has_moved``: whether its log no longer holds the offset to be read next; ``is_truncated``:
-    whether that is because the log has lost its end.
+    whether that is because the log has lost its end; ``damaged_at``: offset of a batch of records
+    that was altered, at which reading stands still and is tried again; None: none was.
     """
 
     place: Place
     why: str
     has_moved: bool
     is_truncated: bool = False
+    damaged_at: int | None = None
 
 
 class Bounds(NamedTuple):

@@ -51,6 +51,7 @@ class LaneMaker:
         """
         slice_ = loop.slices.get(partition) or loop.add_slice(partition)
         place = (topic.name, partition, topic.topic_id)
+        self._source.serve(topic.name, topic.topic_id)
         flow, lanes, levels = slice_.flow, slice_.lanes, self._settings.levels
         if topic.name in levels.by_topic:
 

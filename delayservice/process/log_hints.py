@@ -33,6 +33,9 @@ HINTS: Final[Mapping[str, str]] = {
         "a repair order for this copy failed; the copy is as before. Mend what why says, and give "
         "the order again"
     ),
+    "consumers_renewed": (
+        "the old consumers keep former leaders of a topic, which they don't read on"
+    ),
     "contract_extended": (
         "new settings apply to records from from_offset on; if few records come, a restart of the "
         "owner applies them earlier"
@@ -58,6 +61,10 @@ HINTS: Final[Mapping[str, str]] = {
     ),
     "kafka_found": "Kafka answers again",
     "leaders_not_seen": "the leaders of partitions are not known; asked again",
+    "log_damaged": (
+        "a batch of records was altered on a broker's disk; none of it is delivered, and nothing "
+        "behind it in this partition is read: follow DelayAlarm in docs/operations.md"
+    ),
     "log_end_not_known": "the end of this partition is not known; asked again",
     "log_ends_not_known": "lag, and how far to catch up, are not known; asked again",
     "log_moved": (

@@ -5,18 +5,21 @@ One thread refreshes it; any thread may read it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 import structlog
 
 from connectors.kafka.topic_facts import Look, ServedTopic
+from connectors.kafka.topics import MADE_AGAIN
 from delayservice.base.errors import KafkaEdgeError
 
 _LOOKS_MISSED: Final = 3
 _OLD_S_MIN: Final = 15.0
 """Time without a successful refresh from which a problem is reported, in s, or three intervals of
 the refresh if they are longer: a broker's restart makes one or two refreshes fail."""
+_TOLD_AGAIN_S: Final = 600.0
+"""Time for which it is reported that a topic was deleted and created again, in s."""
 
 _log = structlog.get_logger(__name__)
 
@@ -30,6 +33,8 @@ class TopicWatcher:
             pending.
         monotonic_s: monotonic clock, in s.
         every_s: interval of ``refresh``, in s.
+        made_again: called by ``refresh`` with the name of each topic, delay topic or one of the
+            service's own, that was deleted and created again, and whether it was seen missing.
     """
 
     def __init__(
@@ -38,6 +43,7 @@ class TopicWatcher:
         is_pending: Callable[[ServedTopic], bool],
         monotonic_s: Callable[[], float],
         every_s: float,
+        made_again: Callable[[str, bool], None] = lambda _name, _was_missing: None,
     ) -> None:
         self._look = look
         self.seen = Look(())
@@ -48,6 +54,13 @@ class TopicWatcher:
         self._looked_s = monotonic_s()
         self._has_looked = False
         self._failure = ""
+        self._on_made_again = made_again
+        self._ids: dict[str, str] = {}
+        """Id of each topic, by name, as last seen."""
+        self._made_again_s: dict[str, float] = {}
+        """When a topic was found to have been created again, monotonic s, by name; without those
+        that were seen, and reported, as missing before another program created them."""
+        self._said: tuple[str, ...] = ()
         self._begun: set[str] = set()
         """Ids of topics that were served before, by this process or an owner with a checkpoint."""
         self.topics: Sequence[ServedTopic] = ()
@@ -72,11 +85,30 @@ class TopicWatcher:
             found.append(
                 f"the delay topics were last looked at {self.age_s:.0f} s ago: {self._failure}"
             )
-        found += self.seen.own_problems + self.seen.outlet_problems
+        found += self._own_problems()
         for topic in self.topics:
             found += [f"{topic.name} is not served: {problem}" for problem in topic.problems]
             found += [f"{topic.name} may lose records: {risk}" for risk in topic.risks]
         return found
+
+    def _own_problems(self) -> tuple[str, ...]:
+        """Return the problems of the service's own topics, and the topics that were made again."""
+        found = [*self.seen.own_problems, *self.seen.outlet_problems]
+        now_s = self._monotonic_s()
+        again = [n for n, s in self._made_again_s.items() if now_s - s < _TOLD_AGAIN_S]
+        return tuple(dict.fromkeys([*found, *(f"{name} {MADE_AGAIN}" for name in again)]))
+
+    def _note_ids(self, before: Mapping[str, str], seen: Look) -> None:
+        """Note topics that were created again. ``before``: ids at the look before ``seen``."""
+        now_s = self._monotonic_s()
+        for name, topic_id in seen.ids.items():
+            known, self._ids[name] = self._ids.get(name, topic_id), topic_id
+            if known != topic_id:
+                if name in before:
+                    self._made_again_s[name] = now_s
+                self._on_made_again(name, name not in before)
+        made = (n for n in self._ids if f"{n} {MADE_AGAIN}" in seen.outlet_problems)
+        self._made_again_s.update(dict.fromkeys(made, now_s))
 
     def refresh(self) -> bool:
         """Read the delay topics from Kafka, check them, set ``topics`` and ``seen``, and log
@@ -96,10 +128,11 @@ class TopicWatcher:
             return False
         self._failure, self._has_looked = "", True
         self._looked_s = self._monotonic_s()
-        before, self.seen = self.seen, seen
-        said = seen.own_problems + seen.outlet_problems
-        if said and said != before.own_problems + before.outlet_problems:
-            _log.error("own_topics_at_risk", problems=said)
+        ids_before, self.seen = self.seen.ids, seen
+        self._note_ids(ids_before, seen)
+        before, self._said = self._said, self._own_problems()
+        if self._said and self._said != before:
+            _log.error("own_topics_at_risk", problems=self._said)
         _tell_changes(self.topics, found)
         self.topics = found
         self._begun |= {topic.topic_id for topic in self.fit}

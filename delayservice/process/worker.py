@@ -125,7 +125,9 @@ class Worker:
             self._has_checkpoint,
             self._clock.monotonic_s,
             settings.topics.refresh_s,
+            self._made_again,
         )
+        self._control: ControlReader | None = None
         self._facts: list[SliceFacts] = []
         self._leaders = StableLeaders(settings.placement.leader_stable_s)
         self._asking: list[threading.Thread] = []
@@ -158,7 +160,7 @@ class Worker:
         self._asking.append(looking)
         self._watch.start(self._repeat)
         client = self._settings.kafka.client_config("consumer")
-        ControlReader(self._control_topics(), client, self._name)
+        self._control = ControlReader(self._control_topics(), client, self._name)
 
     def run(self, stopping: threading.Event, publish: Callable[[bytes], None]) -> bool:
         """Serve until ``stopping`` is set or a thread fails, and stop. Return whether a thread
@@ -235,6 +237,8 @@ class Worker:
     def _problems(self) -> list[str]:
         pauses = self._targets.pauses
         unheard = [pauses.problem] if pauses.problem else []
+        unheard += [self._checkpoints.problem] if self._checkpoints.problem else []
+        unheard += self._source.stalled
         return unheard + self._topics.problems() + self._targets.topics.problems()
 
     def _stop(self) -> bool:
@@ -266,6 +270,18 @@ class Worker:
             self._measure(self._topics.fit)
         except KafkaEdgeError as exc:  # asked again with the next refresh
             _log.warning("log_ends_not_known", why=str(exc))
+
+    def _made_again(self, topic: str, was_missing: bool) -> None:  # noqa: FBT001  # a callback
+        """Renew the clients that know a topic which was deleted and created again: they would keep
+        its former leaders and positions. ``KafkaSource.serve`` does so for delay topics. The writer
+        has noticed itself that a topic of dead letters or outcomes was missing.
+        """
+        self._checkpoints.made_again(topic)
+        if self._control is not None:
+            self._control.made_again(topic)
+        outlets = (self._settings.topics.dead_letter, self._settings.topics.outcomes)
+        if topic not in outlets or not was_missing:
+            self._thread.loop.renew_writer(f"{topic} was deleted and made again")
 
     def _has_checkpoint(self, topic: ServedTopic) -> bool:
         for number in range(topic.partitions):
@@ -300,9 +316,11 @@ class Worker:
         places = [(t.name, n) for t in fit for n in slices if t.partitions > n]
         asked_s = self._clock.monotonic_s()
         mine: dict[int, dict[str, int]] = {slice_no: {} for slice_no in slices}
-        for (topic, slice_no), end in log_ends(self._admin, places).items():
+        ends = log_ends(self._admin, places)
+        for (topic, slice_no), end in ends.items():
             mine[slice_no][topic] = end
         self._thread.measured(asked_s, mine)
+        self._source.mind(ends)
 
     def _make_facts(self, found: Sequence[ServedTopic]) -> list[SliceFacts]:
         """Return stable leader and replicas of each slice's partition, which decide where the slice
@@ -346,6 +364,7 @@ class Worker:
         kafka = settings.kafka
         places = self._layout.places // settings.node.workers
         source = KafkaSource(kafka.client_config("consumer"), self._admin, self._name, places)
+        self._source = source
         options = sink_options(settings, self._name, self._checkpoints)
         confirm = self._ownership.confirm_all
         succession = succession_of(settings, self._checkpoints, self._admin, confirm)

@@ -330,7 +330,7 @@ class WorkerThread:
         foreign = self._checkpoint_alarm(slice_.number)
         if foreign and is_owner:
             self.loop.restate(slice_.number)
-        metrics.alarm = slice_.trouble or foreign or self._disk_alarm()
+        metrics.alarm = slice_.alarm or foreign or self._disk_alarm()
         sampled.published = encode_slice(metrics)
 
 

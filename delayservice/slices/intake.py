@@ -82,6 +82,8 @@ class Intake:
         if found is None or found[0].follower.refusal:  # dropped or refused a moment ago
             return False
         slice_, lane = found
+        if topic in slice_.damaged_logs and run.stop > slice_.damaged_logs[topic][0]:
+            del slice_.damaged_logs[topic]
         try:
             records = lane.ingest(run)
         except LogTruncatedError as exc:
@@ -103,13 +105,20 @@ class Intake:
 
     def _hear_trouble(self, trouble: Trouble) -> None:
         """Handle a log that can't be read: fit its lane to a log that expired or was truncated,
-        drop the lane if the topic was deleted or created again, else release the slice.
+        drop the lane if the topic was deleted or created again; note where a log is damaged, whose
+        stored records are still delivered; else release the slice.
         """
         topic, number = trouble.place
         found = self._parts.find(number, topic)
         if found is None:  # dropped a moment ago
             return
         slice_, lane = found
+        if trouble.damaged_at is not None:
+            damage = (trouble.damaged_at, trouble.why)
+            if slice_.damaged_logs.get(topic) != damage:
+                _log.error("log_damaged", topic=topic, partition=number, why=trouble.why)
+            slice_.damaged_logs[topic] = damage
+            return
         if not trouble.has_moved:
             self._owning.interrupted_safely(slice_, trouble.why)
             return

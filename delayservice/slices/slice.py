@@ -36,6 +36,8 @@ class Slice:
         failures: number of failed commits in a row.
         setbacks: number of failed take-overs in a row.
         trouble: why it could not be served last time, as text for people; empty: no trouble.
+        damaged_logs: first offset of the damaged batch at which the reading of a log stands still,
+            and a text about it for people, by delay topic.
     """
 
     def __init__(
@@ -59,6 +61,7 @@ class Slice:
         self.failures = 0
         self.setbacks = 0
         self.trouble = ""
+        self.damaged_logs: dict[str, tuple[int, str]] = {}
         self.stated: dict[str, Contracts] = {}
         """Contracts of the newest committed checkpoint, by delay topic, kept until the next commit,
         which may add contracts."""
@@ -90,6 +93,11 @@ class Slice:
     def damaged(self) -> int:
         """Return the number of key ranges of the copies that the last full reads could not read."""
         return 0 if self.copies is None else self.copies.digests.damaged
+
+    @property
+    def alarm(self) -> str:
+        """Return what is wrong with it, as text for people; empty: nothing."""
+        return self.trouble or "; ".join(why for _, why in self.damaged_logs.values())
 
     def lag_s(self, log_ends: Mapping[str, int]) -> float:
         """Return by how much this node's copies are behind the owner's, seconds; 0 on the owner,
@@ -179,6 +187,7 @@ class Slice:
     def put_down(self, topic: str) -> None:
         """Close and remove the lane of ``topic``; new checkpoints of the slice keep its cursor."""
         lane = self.lanes.pop(topic)
+        self.damaged_logs.pop(topic, None)
         if lane.shard.owned:
             self._unserved[topic] = lane.checkpoint()
         lane.close()

@@ -14,7 +14,7 @@ from typing import Final
 
 import structlog
 
-from delayservice.base.errors import OwnershipLostError
+from delayservice.base.errors import OwnershipLostError, WriterEndedError
 from delayservice.engine.cursor import Cursor
 from delayservice.engine.flow import Flow
 from delayservice.engine.ports import NO_TIME, ReadBack
@@ -53,6 +53,8 @@ class WorkerLoop:
         self._clock = edges.clock
         self._clock_watch = edges.clock_watch
         self._restated: set[int] = set()
+        self._outdated = ""
+        """Why the writer is to be replaced; empty: it is not."""
         agenda = self._agenda = Agenda()
         transaction = self._transaction = Transaction(self.slices, agenda, edges)
         parts = LoopParts(self.slices, transaction, agenda, edges)
@@ -87,6 +89,13 @@ class WorkerLoop:
         self._upkeep.attend(number)
         self.wake()
 
+    def renew_writer(self, why: str) -> None:
+        """Replace the writer in the loop's next iteration, for the reason ``why``. Any thread may
+        call this.
+        """
+        self._outdated = why
+        self.wake()
+
     # --- one turn ------------------------------------------------------------------------------
 
     def step(self, wait_ms_max: int | None = None) -> None:
@@ -105,6 +114,11 @@ class WorkerLoop:
     def _turn(self, wait_ms_max: int | None) -> None:
         began_s = self._clock.monotonic_s()
         self._hear_helpers()
+        if self._outdated and self._transaction.writer:
+            why, self._outdated = self._outdated, ""
+            self._settle_down()
+            if self._transaction.writer:
+                raise WriterEndedError(why)
         self._owning.follow_roles()
         wait_ms = self._waits.wait_ms() if wait_ms_max is None else wait_ms_max
         waited_s = self._intake.poll(wait_ms, self._waits.gather_ms(wait_ms))

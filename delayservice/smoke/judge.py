@@ -102,6 +102,7 @@ class Judge:
                 "isolation.level": "read_committed",
                 "auto.offset.reset": "earliest",
                 "fetch.wait.max.ms": 50,
+                "check.crcs": True,
             },
             logger=QUIET,
         )

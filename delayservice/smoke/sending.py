@@ -59,6 +59,7 @@ class Sending:
             "linger.ms": 5,
             # Without it, a retry of the client would write a record twice.
             "enable.idempotence": True,
+            "allow.auto.create.topics": False,
         }
         self._producer = Producer(config, logger=QUIET)
         # A daemon, so that an interrupted demo does not wait for the rest of its load.

@@ -8,7 +8,7 @@ from typing import Any, Final, TypeAlias
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
 
-from connectors.kafka.clients import KafkaAdmin
+from connectors.kafka.clients import FORCED, FORCED_CONSUMER, KafkaAdmin
 from delayservice.smoke.judge import QUIET
 
 _TOPIC_TIMEOUT_S: Final = 30.0
@@ -46,6 +46,7 @@ def producer(
         # A callback for each record would cost as much as the record.
         "delivery.report.only.error": True,
         "on_delivery": note,
+        **FORCED,
     }
     if transactional_id:
         options["transactional.id"] = transactional_id
@@ -68,6 +69,7 @@ def consumer(client: Mapping[str, str], group: str) -> Consumer:
         "enable.auto.offset.store": False,
         "isolation.level": "read_committed",
         "auto.offset.reset": "earliest",
+        **FORCED_CONSUMER,
     }
     return Consumer(options, logger=QUIET)
 

@@ -31,6 +31,7 @@ _UNTIL = "goes on until it is stopped, as tests/spark/test_schedule_killed.py do
 _CHECKPOINT = (
     "needs kcat and a slice without its checkpoint; tests/integration/test_foreign_checkpoints.py"
 )
+_DAMAGED = "needs a damaged segment; tests/integration/test_damaged_log.py alters one"
 _LOGINS = "needs an ensemble that asks for a login; tests/integration/test_ensemble_security.py"
 _PINNED = "needs the cluster that is upgraded; tests/integration/test_pinning.py"
 _PACKAGE = "the package is installed already, and spark is an extra of it"
@@ -64,6 +65,9 @@ NOT_TYPED: Final = (
     Listed(_PROCEDURES, "kcat", _CHECKPOINT),
     Listed(_PROCEDURES, "CHECKPOINT=", _CHECKPOINT),
     Listed(_PROCEDURES, 'echo "$SLICE|', _CHECKPOINT),
+    Listed(_PROCEDURES, "kafka-dump-log.sh", _DAMAGED),
+    Listed(_PROCEDURES, "kafka-delete-records.sh", _DAMAGED),
+    Listed(_PROCEDURES, "echo '{", _DAMAGED),
     Listed(_PROCEDURES, "delayservice zookeeper rights", _LOGINS),
     Listed("docs/operations.md", "delayservice zookeeper pin", _PINNED),
     Listed("docs/operations.md", "delayservice zookeeper unpin", _PINNED),

@@ -1,4 +1,4 @@
-"""What happens to delay topics while they are served: grown, new, recreated, cut off, unfit."""
+"""What happens to delay topics while they are served: grown, new, cut off, unfit."""
 
 from __future__ import annotations
 
@@ -65,28 +65,6 @@ def test_added_partitions_are_served_from_their_start_and_share_the_checkpoint_t
     kept = {(one.partition, one.key) for one in bench.read_all(bench.checkpoint)}
     assert kept == {(number % partitions, b"%d" % number) for number in range(3)}
     assert {event["slice"] for event in service.events("took_over")} == {0, 1, 2}
-
-
-def test_a_recreated_delay_topic_is_served_afresh(
-    bench: Bench, service: ServiceProcess, target: str
-) -> None:
-    name = bench.topic(f"{bench.any}_again", 1, **FIT)
-    for number in range(5):
-        bench.send(bench.to(target, 0), topic=name, value=b"old %d" % number)
-    bench.send(bench.to(target, 600_000), topic=name, value=b"never: gone with its topic")
-    arrives(bench, target, b"old 4")
-    bench.admin.delete_topics([name])[name].result(30)
-    await_true(lambda: bench.partitions_of(name) == 0, "the topic is gone")
-    bench.topic(name, 1, **FIT)
-    bench.send(bench.to(target, 0), topic=name, value=b"new 0")
-    bench.send(bench.to(target, 500), topic=name, value=b"new 1")
-    arrives(bench, target, b"new 0")
-    arrives(bench, target, b"new 1")
-    bench.send(bench.to(target, 0), value=b"beside the recreated one")
-    arrives(bench, target, b"beside the recreated one")
-    await_true(lambda: service.events("topic_recreated"), "the change is reported")
-    values = [one.value for one in bench.read_all(target)]
-    assert values.count(b"new 0") == values.count(b"new 1") == 1
 
 
 def test_a_log_that_was_cut_off_at_its_start_is_served_from_what_is_left(

@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
+from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,6 +14,8 @@ from delayservice.base.errors import KafkaEdgeError
 from delayservice.contract.partitioner import partition_for
 from kafka_delay_client import DelayProducer, InvalidRequestError, LevelProducer
 from kafka_delay_client.places import Places
+from tests.integration.bench import await_true
+from tests.stopwatch import Stopwatch
 
 NOWHERE: dict[str, object] = {"log_level": 0}  # no broker at all
 
@@ -89,13 +93,16 @@ class TellingProducer:
         self.count = 4
         self.asked = 0
         self.is_away = False
+        self.answers = threading.Event()
+        self.answers.set()
 
-    def list_topics(self, topic: str, **_: float) -> SimpleNamespace:
+    def list_topics(self, **_: float) -> SimpleNamespace:
         self.asked += 1
+        self.answers.wait(10)
         if self.is_away:
             raise KafkaException("away")
         found = SimpleNamespace(error=None, partitions=dict.fromkeys(range(self.count)))
-        return SimpleNamespace(topics={topic: found})
+        return SimpleNamespace(topics={"t": found} if self.count else {"tt": found})
 
 
 class Clock:
@@ -119,6 +126,7 @@ def test_an_id_is_looked_for_where_it_lived_before_partitions_were_added() -> No
     cluster.count, clock.now_s = 6, 59.0
     assert places.now(ids[0]) == partition_for(ids[0], 4)
     clock.now_s = 60.0
+    await_true(lambda: all(places.now(one) == partition_for(one, 6) for one in ids), "asked again")
     for one in ids:
         everywhere = {partition_for(one, count) for count in (2, 4, 6)}
         assert {places.now(one), *places.former(one)} == everywhere
@@ -135,8 +143,38 @@ def test_a_known_count_is_kept_while_the_cluster_does_not_answer() -> None:
     first = places.now(b"id")
     cluster.is_away, clock.now_s = True, 61.0
     assert places.now(b"id") == first
+    await_true(lambda: cluster.asked >= 3, "asked again")
+    assert places.now(b"id") == first
     assert places.former(b"id") == []
-    assert cluster.asked == 3
+
+
+def test_a_known_count_is_used_while_the_cluster_takes_its_time_to_answer() -> None:
+    cluster, clock = TellingProducer(), Clock()
+    places = places_of(cluster, clock)
+    first = places.now(b"id")
+    cluster.answers.clear()
+    clock.now_s = 61.0
+    with Stopwatch() as watch:
+        assert [places.now(b"id") for _ in range(100)] == [first] * 100
+        assert watch.fair_s(1.0) < 1.0
+    assert cluster.asked <= 2, "one question at a time"
+    cluster.answers.set()
+
+
+def test_a_topic_that_was_deleted_is_named_until_it_is_there_again() -> None:
+    cluster, clock = TellingProducer(), Clock()
+    cluster.count = 0
+    places = places_of(cluster, clock)
+    with pytest.raises(KafkaEdgeError, match=r"topic t can't be used.*did you mean tt"):
+        places.now(b"id")
+    cluster.count = 4
+
+    def is_found() -> bool:
+        with suppress(KafkaEdgeError):
+            return places.now(b"id") == partition_for(b"id", 4)
+        return False
+
+    await_true(is_found, "it is there again")
 
 
 def test_a_topic_made_anew_with_fewer_partitions_is_not_asked_for_those_that_are_gone() -> None:

@@ -42,7 +42,13 @@ MAY_KNOW: dict[str, frozenset[str]] = {
     "connectors": CONFIG | {"delayservice.metrics", "connectors"},
     "ha": CONFIG | {"ha"},
     # Its wheel carries what it imports (client/setup.py), so that is to be little.
-    CLIENT: CONTRACT | {"connectors.kafka.outcomes", CLIENT},
+    CLIENT: CONTRACT
+    | {
+        "connectors.kafka.clients",
+        "connectors.kafka.existing",
+        "connectors.kafka.outcomes",
+        CLIENT,
+    },
 }
 PURE = frozenset({"delayservice.contract", "delayservice.engine", "delayservice.replicas"})
 CORE_FOREIGN = frozenset({"msgspec", "murmurhash2", "xxhash"})

@@ -26,8 +26,8 @@ from ha import kazoo_client
 ROOT = Path(__file__).parents[2]
 CLIENT = ROOT / "client" / "kafka_delay_client"
 CARRIED = {
-    "connectors.kafka": {"clients", "outcomes"},
-    "delayservice.base": {"errors"},
+    "connectors.kafka": {"clients", "existing", "outcomes"},
+    "delayservice.base": {"errors", "nearest"},
     "delayservice.contract": {
         "aliases",
         "codes",
