@@ -122,6 +122,8 @@ class Intake:
                 self._drop_lane(slice_.number, lane.topic)
                 return
             bounds = self._source.bounds(lane.place)
+            if bounds.end < slice_.passed_of(lane):  # asked twice before it is called lost
+                bounds = self._source.bounds(lane.place)
         except KafkaEdgeError as exc:
             stored = lane.shard.stored
             self._source.seek(lane.place, stored, lane.last_below(stored))

@@ -16,7 +16,7 @@ from delayservice.engine.ports import Bounds, Place
 from delayservice.engine.role import Role
 from delayservice.slices.any_lane import AnyLane
 from delayservice.slices.lane_taker import LaneTaker
-from delayservice.slices.log_end_queries import LogEndQueries
+from delayservice.slices.log_end_queries import LogEndQueries, is_short
 from delayservice.slices.parts import LoopParts
 from delayservice.slices.phase import ON_THE_WAY, SERVED, Phase, Step
 from delayservice.slices.slice import Slice
@@ -258,17 +258,22 @@ class Owning:
         carries this owner's first checkpoint. ``stored``: S of each shard when the take-over
         started.
         """
-        missing = [place for place in slice_.places if place not in taken.bounds]
         slice_.taken_over(taken, self._gate.epoch(slice_.number))
+        missing, short = [], []
         try:
             for lane in slice_.lanes.values():
-                if lane.place in taken.bounds:
-                    self._taker.take(slice_, lane, taken.bounds[lane.place], stored[lane.place])
+                bounds = taken.bounds.get(lane.place)
+                if bounds is None:  # its leader gave no answer, or it was added meanwhile
+                    missing.append(lane)
+                elif is_short(slice_, lane, bounds, stored[lane.place]):
+                    short.append(lane)
+                else:
+                    self._taker.take(slice_, lane, bounds, stored[lane.place])
         except KafkaEdgeError as exc:  # its log can't be read
             self.interrupted_safely(slice_, str(exc))
             return
-        if missing:  # their leader gave no answer, or they were added meanwhile
-            self._log_end_queries.ask([slice_.lanes[topic] for topic, _ in missing])
+        if missing or short:
+            self._log_end_queries.ask([*missing, *short], short)
         self._transaction.changing.add(slice_.number)
 
     def join(self, slice_: Slice, lanes: list[AnyLane]) -> None:

@@ -67,6 +67,8 @@ class Plan:
     abort: float = 0.0
     broken_call: float = 0.0
     """Odds that a call to Kafka fails: the slice that needed it is released."""
+    short_ends: float = 0.0
+    """Odds that an answer says that a log ends below H; the next answer is right."""
     asked: float = 0.0
     """Odds that the cluster does not say whether targets can be written to."""
     stuck: str = ""
@@ -268,7 +270,9 @@ def draw_plan(seed: int) -> Plan:
     rng = Random(f"plan {seed}")
     wrong_secret = Random(f"secret {seed}").choice((0.0,) * 9 + (0.4,))
     denied = Random(f"denied {seed}").choice((0.0,) * 3 + (0.3,))
-    plan = replace(_draw(rng), wrong_secret=wrong_secret, denied=denied, **rng.choice(THEMES))
+    short_ends = Random(f"short ends {seed}").choice((0.0,) * 7 + (0.3,))
+    drawn = {"wrong_secret": wrong_secret, "denied": denied, "short_ends": short_ends}
+    plan = replace(_draw(rng), **drawn | rng.choice(THEMES))
     if seed in SEEDS_OF_OUTAGE:
         return replace(plan, **OUTAGE)
     if seed in SEEDS_OF_HOMES:
