@@ -9,6 +9,7 @@ from typing import Final
 
 from delayservice.contract.codec import Payload, next_attempt, with_turn
 from delayservice.contract.codes import TARGET_PAUSED
+from delayservice.contract.contracts import Contracts
 from delayservice.contract.provenance import Provenance
 from delayservice.contract.requeue import write_copy
 from delayservice.contract.spread import spread_ms
@@ -31,6 +32,8 @@ class Requeuer:
     Attributes:
         topic: the delay topic to which records are appended, in the partition of the same number:
             at first their own; None: no topic, and records wait or are dead-lettered instead.
+        contracts: the contracts of the shard's records; None: the settings alone say when a record
+            must be rolled.
     """
 
     def __init__(
@@ -42,6 +45,7 @@ class Requeuer:
     ) -> None:
         """Prepare to requeue the records of ``shard``, a delay topic and partition."""
         self.topic: str | None = shard[0]
+        self.contracts: Contracts | None = None
         self._from, self._partition = shard
         self._shard_name = f"{shard[0]}:{shard[1]}"
         self._provenance = provenance
@@ -160,8 +164,14 @@ class Requeuer:
         due time, or the time at which it must be rolled if that is earlier.
         """
         routes = self._routes
-        window_ms = routes.roll_window_ms - spread_ms(offset, routes.roll_spread_ms)
-        return max(min(payload[5], now_ms + window_ms), 1)
+        windows = [(routes.roll_window_ms, routes.roll_spread_ms)]
+        if self.contracts is not None:
+            # Those of the settings may never apply to the record that is appended, and the log is
+            # read from as far back as the contracts say.
+            later = self.contracts.since(offset)
+            windows += [(c.roll_window_ms, c.roll_spread_ms) for c in later]
+        window_ms, spread = min(windows)
+        return max(min(payload[5], now_ms + window_ms - spread_ms(offset, spread)), 1)
 
 
 def was_tried(payload: Payload) -> bool:

@@ -220,9 +220,10 @@ class AnyLane(ABC):
         """
 
     @abstractmethod
-    def refit(self, bounds: Bounds, *, is_truncated: bool = False) -> None:
+    def refit(self, bounds: Bounds, *, is_truncated: bool | None = None) -> None:
         """Go on as owner or replica, at the committed cursor, with a log whose start and end are
-        now ``bounds``. ``is_truncated``: whether the log has lost records that were read.
+        now ``bounds``. ``is_truncated``: whether the log has lost records that were read; None: the
+        client has lost its position, which retention may have deleted.
         """
 
     def _skip_lost(self, lost: tuple[Lost, ...], h: int, stored: int, log_start: int) -> None:

@@ -152,13 +152,15 @@ class Lane(PreciseLane):
         newer = self._proof.first_newer(cursor, last_read)
         return cursor if newer is None else Cursor(cursor.key, newer.offset)
 
-    def refit(self, bounds: Bounds, *, is_truncated: bool = False) -> None:
+    def refit(self, bounds: Bounds, *, is_truncated: bool | None = None) -> None:
         """Go on as owner or replica with a changed log; see ``AnyLane`` for the arguments."""
         cursor, last_read = self.standing
         position = self._fetch.position
         below = self.last_below(position)
         begun_at = position if below is NOTHING_READ else below.offset + 1
-        if is_truncated or bounds.start <= begun_at:  # else what is missing has expired
+        if is_truncated is None:
+            is_truncated = bounds.start <= begun_at  # else what is missing has expired
+        if is_truncated:
             self._lose_end(cursor, bounds)
             last_read = LastRead(last_read.leader_epoch)
         self._fetch.position = NOWHERE

@@ -169,7 +169,7 @@ class LevelLane(AnyLane):
         self._fetch.go_to(self._proof.begin(cursor.offset, last_read, bounds))
         self._read_on()
 
-    def refit(self, bounds: Bounds, *, is_truncated: bool = False) -> None:  # noqa: ARG002  # no store
+    def refit(self, bounds: Bounds, *, is_truncated: bool | None = None) -> None:  # noqa: ARG002  # no store
         """Go on as owner or replica at the committed cursor, with a log whose start and end are now
         ``bounds``. ``is_truncated`` has no effect, because there is no store.
         """

@@ -56,7 +56,7 @@ class LogEndQueries:
     Args:
         slices: the slices that the loop serves, by number.
         edges: threads, clock, and calls to Kafka.
-        join: takes over a shard, or takes it over again from a truncated log; takes its slice, its
+        join: takes over a shard, or fits an owned one to a truncated log; takes its slice, its
             lane, the bounds of its log, and its S when the query was sent.
     """
 

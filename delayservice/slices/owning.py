@@ -43,6 +43,7 @@ class Owning:
         self._transaction = parts.transaction
         self._agenda = parts.agenda
         self._succession = edges.succession
+        self._source = edges.source
         self._clock = edges.clock
         self._gate = edges.gate
         self._rest_s = edges.limits.rest_s
@@ -285,18 +286,30 @@ class Owning:
         self._roles = None
 
     def _join_lane(self, slice_: Slice, lane: AnyLane, bounds: Bounds, stored_before: int) -> None:
-        if lane.shard.owned:
-            why = f"it ends at {bounds.end}, and {lane.awaited_end} is waited for"
-            _log.warning("log_moved", topic=lane.topic, partition=lane.partition, why=why)
-            if self._transaction.is_open:
-                self._transaction.start_over("transaction_dropped", slice=slice_.number)
         try:
+            if lane.shard.owned:
+                self._fit_again(slice_, lane, bounds)
+                return
             self._taker.take(slice_, lane, bounds, stored_before)
         except KafkaEdgeError as exc:
             self.interrupted_safely(slice_, str(exc))
             return
         self._transaction.changing.add(slice_.number)
         slice_.move(Step.JOIN)
+
+    def _fit_again(self, slice_: Slice, lane: AnyLane, bounds: Bounds) -> None:
+        """Fit an owned shard to its log, which was shorter than what was read of it. The ends are
+        asked again, because this owner may have written records since the query was sent.
+        """
+        why = f"it ended at {bounds.end}, and {lane.awaited_end} is waited for"
+        _log.warning("log_moved", topic=lane.topic, partition=lane.partition, why=why)
+        if self._transaction.is_open:
+            self._transaction.start_over("transaction_dropped", slice=slice_.number)
+        is_truncated = lane.shard.stored > bounds.end
+        lane.refit(self._source.bounds(lane.place), is_truncated=is_truncated)
+        self.await_end(lane)
+        self._transaction.touched.add(slice_.number)
+        self._agenda.look_again(lane)
 
     def _serve_from_now(self, slice_: Slice) -> None:
         """Settle records of a slice from now on, because its first checkpoint is committed."""

@@ -33,7 +33,7 @@ from tests.simulation.plan import (
     TRUNCATED,
     TRUNCATED_LEVELS,
     Plan,
-    draw_plan,
+    usual_plan,
     with_homes,
 )
 from tests.simulation.schedule import run_schedule, silenced
@@ -163,7 +163,8 @@ UNSEEN = {"key_does_not_wait_after_abort", "latest_claim", "to_lso"}
 turn of H had passed, which no topic shows: ``test_take_over`` sees it. The second needs a claimant
 that sleeps while the writer before it claims again, dies before it serves, and a third node takes
 over: about one schedule in a thousand; ``tests/unit/test_claims.py`` takes the same steps. The
-third needs a release whose marker is written long before that of the checkpoint in the same transaction.
+third needs a release whose marker is written long before that of the checkpoint in the same
+transaction.
 """
 
 
@@ -175,11 +176,11 @@ EVERY = LISTED + OWNERSHIP + OTHERS + CLIENTS + LOGS + LOST + KINDS
 
 def plan_of(mutation: Mutation, seed: int) -> Plan:
     bent = {"wrong_secret": 0.0} | BENT.get(mutation.__name__, {})
-    return replace(draw_plan(seed), **bent)
+    return replace(usual_plan(seed), **bent)
 
 
 def plan_with_homes_of(mutation: Mutation, seed: int) -> Plan:
-    return with_homes(seed, draw_plan(seed), WITH_HOMES[mutation])
+    return with_homes(seed, usual_plan(seed), WITH_HOMES[mutation])
 
 
 def catching_seed(
@@ -219,7 +220,7 @@ def test_without_a_mistake_the_first_of_these_schedules_keep_every_promise() -> 
     with silenced():
         for number, kind in enumerate(KINDS_OF_HOMES):
             seed = SEEDS_WITH_HOMES[number]
-            verdict = run_schedule(seed, plan=with_homes(seed, draw_plan(seed), kind))
+            verdict = run_schedule(seed, plan=with_homes(seed, usual_plan(seed), kind))
             assert verdict.broken is None, f"seed {seed}: {verdict.broken}"
 
 

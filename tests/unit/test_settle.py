@@ -11,6 +11,7 @@ from delayservice.contract.codes import (
     TARGET_UNKNOWN,
     TOO_LARGE,
 )
+from delayservice.contract.contracts import Contract, Contracts
 from delayservice.contract.recurrence import Recurrence, encode
 from delayservice.engine import outcome
 from delayservice.engine.routes import Routes
@@ -187,6 +188,17 @@ def test_a_paused_target_is_no_attempt_and_a_long_pause_a_longer_wait() -> None:
 def test_what_is_put_off_is_read_again_before_the_log_forgets_it() -> None:
     held = settler(PAUSED, routes=replace(ROUTES, held_ms=60_000))
     assert held_until_ms(held, NOW_MS, NOW_MS)[0] == NOW_MS + ROUTES.roll_window_ms
+
+
+def test_a_rolled_record_waits_no_longer_than_any_contract_says_that_may_apply_to_it() -> None:
+    """Settings of 10 s were never a contract of the record that is appended, or will not be."""
+    rolling = settler()
+    entries = [(0, 90_000), (5, 4_000), (9, 60_000)]
+    rolling.contracts = Contracts([(n, Contract(roll_window_ms=ms)) for n, ms in entries])
+    for offset, window_ms in ((7, 4_000), (20, ROUTES.roll_window_ms)):
+        rolled = some(rolling.settle(offset, NOW_MS - 1, payload(NOW_MS + 70_000), NOW_MS, 8))
+        fields = json.loads(dict(rolled[5])["delay-copy"] or b"")
+        assert fields["at"] == NOW_MS + window_ms
 
 
 def test_what_is_fired_before_its_time_and_put_off_is_told_from_what_is_rolled() -> None:
