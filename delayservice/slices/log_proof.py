@@ -29,11 +29,9 @@ class LogProof:
 
     Attributes:
         checkpoint_last: on an owner, the last record read, which its next checkpoint names.
-        epochs: first stored record of each leader epoch, ascending; the log of a store that was
-            filled with several leaders is the same as another one below the first epoch that only
-            one of them has.
-        is_unproved: whether nothing was read yet from the position that the client has to check
-            since the take-over.
+        epochs: first stored record of each leader epoch, ascending.
+        is_unproved: whether an owner still waits for the first batch, or the end of the log, from
+            a position that the client has to check.
     """
 
     def __init__(self, topic: str, partition: int, shard: Shard) -> None:
