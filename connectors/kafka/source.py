@@ -301,7 +301,9 @@ class KafkaSource:
             stops[place] = max(stops.get(place, 0), taken[-1][0] + 1)
         for place, stop in stops.items():
             start = self._positions.get(place)
-            if start is not None and stop > start:
+            # An end at the position says that the client has checked the position.
+            is_checked = stop == start and place in ended
+            if start is not None and (stop > start or is_checked):
                 self._positions[place] = stop
                 run = Run(place, start, rows.get(place, []), stop)
                 yield from self._with_epochs(run, firsts, lasts, messages)

@@ -3,10 +3,11 @@
 One JSON object::
 
     {"contracts": […], "secrets": ["9f0c…"], "refused": false, "gaps": [[first, stop, below], …],
-     "last": [leader_epoch, offset], "read_to": offset}
+     "last": [leader_epoch, offset], "read_to": offset, "epochs": [[leader_epoch, offset], …]}
 
-``gaps`` is missing if there are none, ``last`` and ``read_to`` if they are not known. A store with
-a label of an earlier format, a list of contracts, is rebuilt, because its secret is not known.
+``gaps`` is missing if there are none, ``last``, ``read_to`` and ``epochs`` if they are not known. A
+store with a label of an earlier format, a list of contracts, is rebuilt, because its secret is not
+known.
 """
 
 from __future__ import annotations
@@ -31,6 +32,8 @@ class Label(msgspec.Struct, frozen=True, rename={"has_refused": "refused"}):
         gaps: ranges of offsets that retention had deleted before they were read.
         last: the last record that was read, by which a truncation of the log is detected.
         read_to: offset up to which the log was read; no record lies between it and ``last``.
+        epochs: the first record of each leader epoch; an epoch is noted before a record of it is
+            stored.
     """
 
     contracts: Contracts
@@ -39,6 +42,7 @@ class Label(msgspec.Struct, frozen=True, rename={"has_refused": "refused"}):
     gaps: tuple[Gap, ...] = ()
     last: LastRead = NOTHING_READ
     read_to: int = 0
+    epochs: tuple[LastRead, ...] = ()
 
     def doubt(self, stop: int, contracts: Contracts, secrets: AbstractSet[str]) -> str:
         """Return as text why ``contracts`` and ``secrets`` (fingerprints) would read the log below
@@ -59,6 +63,7 @@ class Label(msgspec.Struct, frozen=True, rename={"has_refused": "refused"}):
                 "refused": self.has_refused,
                 **({"gaps": self.gaps} if self.gaps else {}),
                 **({"last": self.last, "read_to": self.read_to} if self.last.offset >= 0 else {}),
+                **({"epochs": self.epochs} if self.epochs else {}),
             }
         )
 

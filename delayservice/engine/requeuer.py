@@ -5,12 +5,11 @@ The *base* of a requeued record is the first offset at which a record of its id 
 
 from __future__ import annotations
 
-from operator import attrgetter
 from typing import Final
 
 from delayservice.contract.codec import Payload, next_attempt, with_turn
 from delayservice.contract.codes import TARGET_PAUSED
-from delayservice.contract.contracts import Contract, Contracts
+from delayservice.contract.contracts import Contracts
 from delayservice.contract.provenance import Provenance
 from delayservice.contract.requeue import write_copy
 from delayservice.contract.spread import spread_ms
@@ -33,8 +32,8 @@ class Requeuer:
     Attributes:
         topic: the delay topic to which records are appended, in the partition of the same number:
             at first their own; None: no topic, and records wait or are dead-lettered instead.
-        contracts: those of the shard's records; None: the settings alone. A wider window of the
-            settings may be in none of them yet, and readers of the log rely on the widest of these.
+        contracts: the contracts of the shard's records; None: the settings alone say when a record
+            must be rolled.
     """
 
     def __init__(
@@ -164,12 +163,15 @@ class Requeuer:
         """Return the key time, epoch ms, of a record that is requeued at ``now_ms``, epoch ms: its
         due time, or the time at which it must be rolled if that is earlier.
         """
-        narrower: Routes | Contract = self._routes
+        routes = self._routes
+        windows = [(routes.roll_window_ms, routes.roll_spread_ms)]
         if self.contracts is not None:
-            written = self.contracts.at(offset)
-            narrower = min(narrower, written, key=attrgetter("roll_window_ms"))
-        window_ms = narrower.roll_window_ms - spread_ms(offset, narrower.roll_spread_ms)
-        return max(min(payload[5], now_ms + window_ms), 1)
+            # Those of the settings may never apply to the record that is appended, and the log is
+            # read from as far back as the contracts say.
+            later = self.contracts.since(offset)
+            windows += [(c.roll_window_ms, c.roll_spread_ms) for c in later]
+        window_ms, spread = min(windows)
+        return max(min(payload[5], now_ms + window_ms - spread_ms(offset, spread)), 1)
 
 
 def was_tried(payload: Payload) -> bool:

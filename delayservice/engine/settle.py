@@ -87,10 +87,18 @@ class Settler:
         self._flow = flow if flow is not None and flow.limits else None
         self._allowlist = routes.allowlist(topic)
         self._good = self._allowlist.good
-        self.contracts: Contracts | None = None
-        """The contracts of the shard's records; None: settings alone decide which targets are
-        allowed."""
         self._searches_left = 1
+
+    @property
+    def contracts(self) -> Contracts | None:
+        """Return the contracts of the shard's records; None: settings alone decide which targets
+        are allowed.
+        """
+        return self.requeuer.contracts
+
+    @contracts.setter
+    def contracts(self, contracts: Contracts) -> None:
+        self.requeuer.contracts = contracts
 
     @property
     def has_limits(self) -> bool:

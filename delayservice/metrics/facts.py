@@ -93,6 +93,8 @@ class NodeFacts:
     """Workers and slices that this node may not own, with the reasons."""
     pinned: str = ""
     """Why slices stay on their owners; empty: they may move."""
+    unsafe_settings: int | None = None
+    """Number of settings by which Kafka may lose what it acknowledged, found at the start."""
 
 
 def why_not_electable(facts: NodeFacts) -> list[str]:

@@ -67,13 +67,21 @@ def _of_node(facts: NodeFacts) -> Iterator[Metric]:
         {
             "delay_slices": "Slices that the delay topics make, on all nodes.",
             "delay_problems": "Reasons why delay topics are not served, or may lose records.",
+            "delay_unsafe_settings": "Settings by which Kafka may lose what it acknowledged, "
+            "found at the start.",
             "delay_topics_age_seconds": "Time since the delay topics were last looked at with "
             "success.",
             "delay_workers_missing": "Workers that were lost and are not back, or have not "
             "reported yet.",
         },
     )
-    values = facts.slices_there, len(facts.problems), facts.topics_age_s, facts.workers_missing
+    values = (
+        facts.slices_there,
+        len(facts.problems),
+        facts.unsafe_settings,
+        facts.topics_age_s,
+        facts.workers_missing,
+    )
     yield from _filled(gauges, [([], values)])
     restarts = CounterMetricFamily(
         "delay_worker_restarts", "Times that a worker was lost and replaced.", labels=["worker"]

@@ -116,6 +116,9 @@ class MetricsHub:
         self._restarts: dict[int, int] = {}
         self._past: dict[int, Counters] = {}
         self._waits_for = ""
+        self.unsafe_settings: int | None = None
+        """Number of settings by which Kafka may lose what it acknowledged, as found at the node's
+        start; None: not looked at yet."""
         self._past_workers: dict[int, WorkerMetrics] = {}
         self._total = Counters()
         """Sum of the counters of all slices, dropped ones included. It is updated with each
@@ -256,6 +259,7 @@ class MetricsHub:
                     found for n in range(self._workers_wanted) for found in self._unelectable(n)
                 ],
                 pinned=heard[0].pinned if heard else "",
+                unsafe_settings=self.unsafe_settings,
             )
 
     def _slice_totals(self, slices: Sequence[SliceReport]) -> dict[int, Counters]:

@@ -9,6 +9,10 @@ from collections.abc import Mapping
 from typing import Final
 
 HINTS: Final[Mapping[str, str]] = {
+    "acknowledged_may_be_lost": (
+        "records that Kafka acknowledged may be lost, or a transaction may stay open for ever; "
+        "problems on this line names each setting to change"
+    ),
     "admin_right_missing": "the admin API lacks a right on one of these topics; delivery goes on",
     "answer_not_written": "this node could not answer a repair order; the order is sent again",
     "audit_topic_not_read": "metrics lack the newest audit until the topic can be read",
@@ -147,6 +151,10 @@ HINTS: Final[Mapping[str, str]] = {
     "topic_served_again": "the problems of this delay topic are solved",
     "topics_not_refreshed": (
         "known topics are served on; changes are not seen until a look succeeds"
+    ),
+    "settings_not_readable": (
+        "whether Kafka may lose what it acknowledged is not known of this resource; the right "
+        "DescribeConfigs on it, or on the cluster for a broker, lets the service look"
     ),
     "topics_small": "topics with too few replicas or partitions for these brokers: why names them",
     "unused_shard_removed": "this store held a slice that the worker serves no more",

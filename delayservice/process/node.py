@@ -14,7 +14,6 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
@@ -23,6 +22,7 @@ from typing import IO, Final
 
 import structlog
 
+from connectors.kafka.acknowledged import warn_of_losses
 from connectors.kafka.clients import admin_client
 from connectors.kafka.topics import TopicKeeper
 from delayservice.admin.http_server import HttpServer
@@ -82,7 +82,7 @@ def run(settings: Settings) -> int:
             _log.info("metrics_served", url=listening)
         if asked_at := admin.serve():
             _log.info("admin_served", url=asked_at)
-        if _prepare_topics(settings, stopping, hub.kafka_missing):
+        if _prepare_topics(settings, stopping, hub):
             hub.kafka_missing("")
             remove_strangers(settings)
             supervisor.run(stopping)
@@ -95,15 +95,20 @@ def run(settings: Settings) -> int:
         _log.info("stopped")
 
 
-def _prepare_topics(
-    settings: Settings, stopping: threading.Event, waits: Callable[[str], None]
-) -> bool:
-    """Create missing topics of the service, and return True. Wait for Kafka if it does not answer,
-    and call ``waits`` with the reason. Return False once ``stopping`` is set.
+def _prepare_topics(settings: Settings, stopping: threading.Event, hub: MetricsHub) -> bool:
+    """Create missing topics of the service, report settings by which they may lose records, and
+    return True. Wait for Kafka if it does not answer, and tell ``hub`` the reason. Return False
+    once ``stopping`` is set.
     """
-    waits("it has not answered yet")
-    keeper = TopicKeeper(admin_client(settings.kafka.client_config("admin")), settings)
-    return wait_for_kafka(keeper.prepare, stopping, waits) is not STOPPED
+    hub.kafka_missing("it has not answered yet")
+    admin = admin_client(settings.kafka.client_config("admin"))
+    keeper = TopicKeeper(admin, settings)
+
+    def prepare() -> None:
+        keeper.prepare()
+        hub.unsafe_settings = warn_of_losses(admin, settings)
+
+    return wait_for_kafka(prepare, stopping, hub.kafka_missing) is not STOPPED
 
 
 def _lock_state_dir(settings: Settings) -> IO[bytes]:

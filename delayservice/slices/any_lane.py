@@ -120,6 +120,8 @@ class AnyLane(ABC):
         self._fetch = Fetch(source, self.place)
         self._lost: tuple[Lost, ...] = ()
         """Ranges of offsets that H skipped because retention deleted them, for checkpoints."""
+        self._claimed = Cursor(), NOTHING_READ
+        """Cursor and last record of the checkpoint that this owner took over from."""
 
     @property
     @abstractmethod
@@ -138,6 +140,26 @@ class AnyLane(ABC):
     def awaited_end(self) -> int:
         """Return the source offset, exclusive, up to which the log must be read before H moves; 0:
         there is nothing to wait for.
+        """
+
+    @property
+    @abstractmethod
+    def is_doubtful(self) -> bool:
+        """Return whether the log may have lost records below H, so that nothing is settled, and
+        checkpoints repeat what the one before said.
+        """
+
+    @property
+    def standing(self) -> tuple[Cursor, LastRead]:
+        """Return the committed cursor, and the last record that its owner had read."""
+        if self.is_doubtful:
+            return self._claimed
+        return self.shard.committed, self._proof.checkpoint_last
+
+    @abstractmethod
+    def is_read_by(self, leader_epoch: int) -> bool:
+        """Return whether the newest record was read of the leader with this epoch, or a later one;
+        False: the lane does not know.
         """
 
     @abstractmethod
@@ -198,9 +220,10 @@ class AnyLane(ABC):
         """
 
     @abstractmethod
-    def refit(self, bounds: Bounds, *, is_truncated: bool = False) -> None:
+    def refit(self, bounds: Bounds, *, is_truncated: bool | None = None) -> None:
         """Go on as owner or replica, at the committed cursor, with a log whose start and end are
-        now ``bounds``. ``is_truncated``: whether the log has lost records that were read.
+        now ``bounds``. ``is_truncated``: whether the log has lost records that were read; None: the
+        client has lost its position, which retention may have deleted.
         """
 
     def _skip_lost(self, lost: tuple[Lost, ...], h: int, stored: int, log_start: int) -> None:
@@ -262,13 +285,10 @@ class AnyLane(ABC):
         """Return the shard's part of a checkpoint, with the cursor reached but not committed
         yet.
         """
-        return ShardCheckpoint(
-            self.topic_id,
-            self.shard.staged,
-            self.contracts,
-            self._proof.checkpoint_last,
-            self._lost,
-        )
+        cursor, last_read = self.shard.staged, self._proof.checkpoint_last
+        if self.is_doubtful:
+            cursor, last_read = self._claimed
+        return ShardCheckpoint(self.topic_id, cursor, self.contracts, last_read, self._lost)
 
     def committed(self) -> None:
         """Make the cursor that the last commit carried the committed one, and go on reading the

@@ -122,15 +122,17 @@ class Intake:
         if not trouble.has_moved:
             self._owning.interrupted_safely(slice_, trouble.why)
             return
-        self._refit(slice_, lane, trouble.why, is_truncated=trouble.is_truncated)
+        self._refit(slice_, lane, trouble.why, is_truncated=trouble.is_truncated or None)
 
-    def _refit(self, slice_: Slice, lane: AnyLane, why: str, *, is_truncated: bool) -> None:
+    def _refit(self, slice_: Slice, lane: AnyLane, why: str, *, is_truncated: bool | None) -> None:
         _log.warning("log_moved", topic=lane.topic, partition=lane.partition, why=why)
         try:
             if self._source.topic_id(lane.topic) != lane.topic_id:
                 self._drop_lane(slice_.number, lane.topic)
                 return
             bounds = self._source.bounds(lane.place)
+            if bounds.end < slice_.passed_of(lane):  # asked twice before it is called lost
+                bounds = self._source.bounds(lane.place)
         except KafkaEdgeError as exc:
             stored = lane.shard.stored
             self._source.seek(lane.place, stored, lane.last_below(stored))

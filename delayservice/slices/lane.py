@@ -89,7 +89,7 @@ class Lane(PreciseLane):
         if self._is_adopted and contracts == self.contracts:
             return
         was_wrong = self._label.is_read_otherwise(self.shard.stored, contracts)
-        self.contracts = self._settler.contracts = self._settler.requeuer.contracts = contracts
+        self.contracts = self._settler.contracts = contracts
         self.reader = RecordReader(self.topic, self.partition, contracts, self._secrets)
         self._is_adopted = True
         if was_wrong:
@@ -127,17 +127,18 @@ class Lane(PreciseLane):
         to the log; see ``AnyLane`` for the arguments.
         """
         proof = self._proof
+        self._claimed = cursor, last_read
         newer = proof.first_newer(cursor, last_read)
-        if newer is not None and proof.is_whole:
+        if newer is not None:
             cursor, last_read = Cursor(cursor.key, newer.offset), newer
-        elif newer is not None:
-            self._lose_end(cursor, bounds)
         if self.shard.stored == 0 or last_read.offset >= bounds.end:
             last_read = LastRead(last_read.leader_epoch)  # the epoch shows what H has passed
         cursor = self._fit_to_log(cursor, bounds)
         read_to = stored_without_gap(self._label.gaps, cursor.offset, self.shard.stored)
         self._skip_lost(lost, cursor.offset, read_to, bounds.start)
         proof.take_over(last_read, bounds)
+        if proof.is_unproved:
+            self._fetch.position = NOWHERE  # forces a seek, with which the client checks it
         marked = self.store.marked_from(cursor.offset)
         self.shard.take_over(cursor, marked, bounds.end, bounds.start)
         self.shard.walk.doubts = doubtful(self._label.gaps, self._lost)
@@ -151,13 +152,15 @@ class Lane(PreciseLane):
         newer = self._proof.first_newer(cursor, last_read)
         return cursor if newer is None else Cursor(cursor.key, newer.offset)
 
-    def refit(self, bounds: Bounds, *, is_truncated: bool = False) -> None:
+    def refit(self, bounds: Bounds, *, is_truncated: bool | None = None) -> None:
         """Go on as owner or replica with a changed log; see ``AnyLane`` for the arguments."""
-        cursor, last_read = self.shard.committed, self._proof.checkpoint_last
+        cursor, last_read = self.standing
         position = self._fetch.position
         below = self.last_below(position)
         begun_at = position if below is NOTHING_READ else below.offset + 1
-        if is_truncated or bounds.start <= begun_at:  # else what is missing has expired
+        if is_truncated is None:
+            is_truncated = bounds.start <= begun_at  # else what is missing has expired
+        if is_truncated:
             self._lose_end(cursor, bounds)
             last_read = LastRead(last_read.leader_epoch)
         self._fetch.position = NOWHERE
@@ -167,12 +170,26 @@ class Lane(PreciseLane):
             self.follow(self._fit_to_log(cursor, bounds))
 
     @property
+    def is_doubtful(self) -> bool:
+        """Return whether H may belong to another log than the present one: the client has not
+        checked the position yet, or not all below H was read.
+        """
+        shard = self.shard
+        is_read = shard.stored >= shard.committed.offset and not self._proof.is_unproved
+        return shard.owned and not is_read
+
+    @property
     def awaited_end(self) -> int:
         """Return the source offset, exclusive, up to which the log must be read before H moves; 0:
         there is nothing to wait for.
         """
-        is_doubtful = self.shard.owned and self._proof.is_doubtful
-        return max(self.shard.awaited_end, self.shard.stored if is_doubtful else 0)
+        return self.shard.awaited_end
+
+    def is_read_by(self, leader_epoch: int) -> bool:
+        """Return whether the newest record was read of the leader with this epoch, or a later
+        one.
+        """
+        return self._proof.is_read_by(leader_epoch)
 
     def last_below(self, offset: int) -> LastRead:
         """Return offset and leader epoch of the last record below source offset ``offset``;
@@ -226,7 +243,8 @@ class Lane(PreciseLane):
             self._label.write(self.contracts, has_refused=False, gaps=())
 
     def _read_on(self) -> None:
-        wanted = self._proof.doubted_from(self.shard.wanted)
+        # What the client has not checked yet is not read again: it may be gone.
+        wanted = self.shard.stored if self._proof.is_unproved else self.shard.wanted
         if self._is_adopted and wanted != self._fetch.position:
             self._fetch.go_to(wanted, self.last_below(wanted))
         self._hold_back()
@@ -240,12 +258,15 @@ class Lane(PreciseLane):
         """
         if run.start != self._fetch.position:
             return 0  # read before a seek
-        epoch_before = self._proof.position[0].leader_epoch
+        epochs_before = self._proof.epochs
         try:
             self._proof.prove(run)
         except LogTruncatedError:
             self._fetch.position = NOWHERE  # a seek is needed before the next read
             raise
+        if self._proof.epochs != epochs_before:
+            # Before the store holds a record of this epoch: after a crash the label tells.
+            self._note_position()
         entries = self.reader.read_batch(run.rows)
         if self.reader.has_refused and not self._label.has_refused:
             # Written before the store's S passes the refused record.
@@ -262,9 +283,7 @@ class Lane(PreciseLane):
         if run.rows:
             self._growth.note(*run.rows[0][:2])
             self._growth.note(*run.rows[-1][:2])
-        if self._proof.position[0].leader_epoch > epoch_before >= 0:
-            # After a crash, records of this epoch would seem to replace what the log has lost.
-            self._note_position()
+        self._proof.note(run)
         if run.rows and shard.owned:
             self._read_runs.append((run.stop, run.rows[0][1]))
             self.past_due.note(run.rows, entries)
@@ -292,7 +311,7 @@ class Lane(PreciseLane):
     def _hold_back(self) -> None:
         """Pause fetching while H has too many records to pass, or storing is forbidden."""
         shard = self.shard
-        stores_next = not self._proof.is_doubtful and shard.wanted >= shard.stored
+        stores_next = not self._proof.is_unproved and shard.wanted >= shard.stored
         self._fetch.pause(is_paused=shard.is_full or (stores_next and not self._may_store))
 
     # --- due → settle --------------------------------------------------------------------------
@@ -301,7 +320,7 @@ class Lane(PreciseLane):
         """Move H over records that were read, and return outputs of those it settles; see
         ``AnyLane``.
         """
-        if self._proof.is_doubtful:
+        if self.is_doubtful:
             return []
         self._settler.begin(limit)
         return self.shard.advance_offset(now_ms, limit, self.repairing.pending_at, may_read)
@@ -315,7 +334,7 @@ class Lane(PreciseLane):
         before it takes the next.
         """
         shard = self.shard
-        if self._proof.is_doubtful or not shard.may_advance_key:
+        if self.is_doubtful or not shard.may_advance_key:
             return
         self._settler.begin(limit)
         upto_ms = shard.key_limit_ms(now_ms, self._unwalked_ms())

@@ -32,16 +32,14 @@ class LaneTaker:
         self._await_end = await_end
 
     def take(self, slice_: Slice, lane: AnyLane, bounds: Bounds, stored_before: int) -> None:
-        """Make this node the owner of a shard, from the last checkpoint on; or again, from the
-        committed cursor on, if it is the owner and the log was truncated. ``bounds``: start and end
-        of the log; ``stored_before``: S of the shard before ``bounds`` were queried. Records stored
-        since then may lie above ``bounds.end``, which does not mean that the log was truncated.
+        """Make this node the owner of a shard, from the last checkpoint on. ``bounds``: start and
+        end of the log; ``stored_before``: S of the shard before ``bounds`` were queried. Records
+        stored since then may lie above ``bounds.end``, unless they were read of an earlier leader:
+        then the log was truncated.
         """
-        if stored_before <= bounds.end:
+        if stored_before <= bounds.end and lane.is_read_by(bounds.leader_epoch):
             bounds = bounds._replace(end=max(bounds.end, lane.shard.stored))
         known, now_ms = slice_.known_of(lane.topic), self._edges.clock.wall_ms()
-        if lane.shard.owned:  # and the log was truncated below the offset that the lane awaits
-            known = replace(lane.checkpoint(), cursor=lane.shard.committed)
         if known is not None and known.topic_id == lane.topic_id:
             slice_.stated.setdefault(lane.topic, known.contracts)
         version_max = self._edges.gate.contract_version()

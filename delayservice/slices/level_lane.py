@@ -119,6 +119,15 @@ class LevelLane(AnyLane):
         """
         return self._proof.awaited_end if self.shard.owned else 0
 
+    @property
+    def is_doubtful(self) -> bool:
+        """Return whether the log is read again from below H, because it may have lost records."""
+        return bool(self.awaited_end)
+
+    def is_read_by(self, leader_epoch: int) -> bool:
+        """Return whether ``leader_epoch`` is unknown: a replica reads nothing."""
+        return leader_epoch < 0
+
     def last_below(self, _offset: int) -> LastRead:
         """Return ``NOTHING_READ`` always: the lane remembers no record that a replica read. An
         owner checks the log by reading it again from below H.
@@ -140,6 +149,7 @@ class LevelLane(AnyLane):
         holds newer ones in their place, settle from the first of these. See ``AnyLane`` for the
         arguments, and ``adopt`` for the case that nothing is settled.
         """
+        self._claimed = cursor, last_read
         self._skip_lost(lost, cursor.offset, cursor.offset, bounds.start)
         cursor = self._fit_to_log(cursor, bounds)
         if not self._is_fit:
@@ -159,13 +169,13 @@ class LevelLane(AnyLane):
         self._fetch.go_to(self._proof.begin(cursor.offset, last_read, bounds))
         self._read_on()
 
-    def refit(self, bounds: Bounds, *, is_truncated: bool = False) -> None:  # noqa: ARG002  # no store
+    def refit(self, bounds: Bounds, *, is_truncated: bool | None = None) -> None:  # noqa: ARG002  # no store
         """Go on as owner or replica at the committed cursor, with a log whose start and end are now
         ``bounds``. ``is_truncated`` has no effect, because there is no store.
         """
-        cursor = self.shard.committed
+        cursor, last_read = self.standing
         if self.shard.owned:
-            self.take_over(cursor, bounds, self._proof.checkpoint_last, self._lost)
+            self.take_over(cursor, bounds, last_read, self._lost)
         else:
             self.follow(cursor)
 
@@ -185,8 +195,8 @@ class LevelLane(AnyLane):
         number of new ones. Return 0 if they were read before the last seek; or seek back and return
         0, if the search for lost records needs earlier ones.
         """
-        if run.start != self._fetch.position:
-            return 0  # read before a seek
+        if run.start != self._fetch.position or run.start == run.stop:
+            return 0  # read before a seek, or the log's end at the position
         h = self._proof.offset
         further_back = self._proof.look(run)
         if further_back is not None:

@@ -32,11 +32,21 @@ class _Query:
     stored: Mapping[Place, int]
     awaited: Mapping[Place, int]
 
-    def is_too_short(self, bounds: Bounds, lane: AnyLane) -> bool:
-        """Return whether the log was truncated: its end is below the offset that the shard awaits
-        now, and below the one that it awaited when the query was sent.
+    def is_too_short(self, slice_: Slice, bounds: Bounds, lane: AnyLane) -> bool:
+        """Return whether the log was truncated: its end is below what was read of it before a
+        take-over, or, on its owner, below the offset that the shard awaits now, and below the one
+        that it awaited when the query was sent.
         """
+        if not lane.shard.owned:
+            return is_short(slice_, lane, bounds, self.stored[lane.place])
         return bounds.end < min(lane.awaited_end, self.awaited[lane.place])
+
+
+def is_short(slice_: Slice, lane: AnyLane, bounds: Bounds, stored: int) -> bool:
+    """Return whether a log ends below what was read of it: below H of the last checkpoint, or below
+    ``stored``, S of the lane when the ends were queried.
+    """
+    return bounds.end < max(stored, slice_.passed_of(lane))
 
 
 class LogEndQueries:
@@ -46,7 +56,7 @@ class LogEndQueries:
     Args:
         slices: the slices that the loop serves, by number.
         edges: threads, clock, and calls to Kafka.
-        join: takes over a shard, or takes it over again from a truncated log; takes its slice, its
+        join: takes over a shard, or fits an owned one to a truncated log; takes its slice, its
             lane, the bounds of its log, and its S when the query was sent.
     """
 
@@ -65,6 +75,9 @@ class LogEndQueries:
         self._queries: list[_Query] = []
         self._waiting: dict[AnyLane, None] = {}
         """Lanes whose log ends are queried after a pause; the values have no meaning."""
+        self._short: set[AnyLane] = set()
+        """Lanes whose log was too short by the last answer. A second answer has to confirm it
+        before records are called lost."""
         self._ask_after_s = -math.inf
 
     @property
@@ -76,6 +89,7 @@ class LogEndQueries:
         """Drop all queries and all shards that wait for one, because the writer was lost."""
         self._queries.clear()
         self._waiting.clear()
+        self._short.clear()
 
     def await_end(self, lane: AnyLane) -> None:
         """Query the end of a lane's log after a pause, if the lane awaits an offset. The log may
@@ -87,8 +101,11 @@ class LogEndQueries:
                 self._ask_after_s = self._clock.monotonic_s() + self._rest_s
             self._waiting[lane] = None
 
-    def ask(self, lanes: list[AnyLane]) -> None:
-        """Query the ends of these lanes' logs now, on a helper thread."""
+    def ask(self, lanes: list[AnyLane], short: Iterable[AnyLane] = ()) -> None:
+        """Query the ends of these lanes' logs now, on a helper thread. ``short``: those of them
+        whose logs were too short by a first answer.
+        """
+        self._short.update(short)
         stored = stored_of(lanes)
         future = self._background.submit(lambda: self._succession.bounds(stored.keys()))
         awaited = {lane.place: lane.awaited_end for lane in lanes}
@@ -117,16 +134,21 @@ class LogEndQueries:
             _log.warning("log_ends_not_known", why=str(exc))
             bounds = {}
         for lane in query.lanes:
+            was_short = lane in self._short
+            self._short.discard(lane)
             slice_ = self._slices.get(lane.partition)
             if slice_ is None or slice_.lanes.get(lane.topic) is not lane:
                 continue
             if slice_.phase not in OWNED:
                 continue
-            found = bounds.get(lane.place)
+            found, stored = bounds.get(lane.place), query.stored[lane.place]
             if found is None:
                 self._waiting[lane] = None
-            elif not lane.shard.owned or query.is_too_short(found, lane):
-                self._join(slice_, lane, found, query.stored[lane.place])
+            elif query.is_too_short(slice_, found, lane) and not was_short:
+                self._short.add(lane)
+                self._waiting[lane] = None
+            elif not lane.shard.owned or query.is_too_short(slice_, found, lane):
+                self._join(slice_, lane, found, stored)
             else:
                 self.await_end(lane)
         self._ask_after_s = self._clock.monotonic_s() + self._rest_s

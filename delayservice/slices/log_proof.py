@@ -1,8 +1,12 @@
-"""Check that a log still holds the records that were read from it, by their offsets and leader
-epochs.
+"""Leader epochs of a store's records, by which a log that lost its end and grew again is told from
+the log that was read.
 
 A log that loses its end and grows again has other records at the same offsets. They differ in the
-leader epoch, the number of the partition leader that appended them. It rises with each new leader.
+leader epoch, the number of the partition leader that appended them, which rises with each new
+leader. The Kafka client itself checks each position that it is given with a leader epoch, when it
+is assigned and whenever the leader changes (KIP-320): whether the log still holds what lies below.
+So this module does not read records again. It knows which epoch to give to the client, and where
+each epoch begins in the store, which tells whether H of a checkpoint belongs to the same log.
 """
 
 from __future__ import annotations
@@ -15,8 +19,8 @@ from delayservice.engine.shard import Shard
 
 
 class LogProof:
-    """Known facts about the log of one lane, and checks against them. Only the thread of the
-    worker's loop uses it.
+    """Leader epochs of the records of one lane's store. Only the thread of the worker's loop uses
+    it.
 
     Args:
         topic: the delay topic.
@@ -25,37 +29,40 @@ class LogProof:
 
     Attributes:
         checkpoint_last: on an owner, the last record read, which its next checkpoint names.
-        is_whole: whether the store was empty when this process opened it, or was emptied since, so
-            that this process has read and checked all stored records.
+        epochs: first stored record of each leader epoch, ascending.
+        is_unproved: whether an owner still waits for the first batch, or the end of the log, from
+            a position that the client has to check.
     """
 
     def __init__(self, topic: str, partition: int, shard: Shard) -> None:
         self._name = f"{topic}:{partition}"
         self._shard = shard
         self.checkpoint_last = NOTHING_READ
-        self.is_whole = shard.stored == 0
+        self.epochs: tuple[LastRead, ...] = ()
+        self.is_unproved = False
         self._last_read = NOTHING_READ
         self._read_stop = 0
         """Source offset, exclusive, up to which the log holds no record above ``_last_read``."""
         self._log_start = 0
         """First source offset of the log when ``expire`` was called last."""
-        self._epochs: list[LastRead] = []
-        """First record read of each leader epoch, since the process or an empty store began."""
-        self._doubts: list[LastRead] = []
-        """Records that an owner has to read again, to see whether the log still holds them."""
-        self._unproved_from = self._unproved_stop = 0
-        """Start, and as ``_unproved_stop`` the exclusive end, of the offsets that an earlier
-        process stored after it last wrote the store's label."""
 
-    def restore(self, last_read: LastRead, read_stop: int) -> None:
-        """Set the last record read, and ``read_stop``, the source offset up to which the log was
-        read, exclusive; both come from the store's label. Do nothing if the store no longer holds
-        the record.
+    def restore(
+        self, last_read: LastRead, read_stop: int, epochs: tuple[LastRead, ...] = ()
+    ) -> None:
+        """Set the facts of the store's label: the last record read, ``read_stop``, the source
+        offset up to which the log was read, exclusive, and the first record of each epoch.
+
+        After a crash the label and S may be of different times. A label names an epoch before a
+        record of it is stored, so the epochs below S are known; the last record is not, and the
+        highest of these epochs stands for it at S.
         """
-        if 0 <= last_read.offset < self._shard.stored:
+        stored = self._shard.stored
+        self.epochs = tuple(first for first in epochs if first.offset < stored)
+        if 0 <= last_read.offset < stored <= read_stop:
             self._last_read, self._read_stop = last_read, read_stop
-            if read_stop < self._shard.stored:
-                self._unproved_from, self._unproved_stop = last_read.offset, self._shard.stored
+        elif self.epochs:
+            self._last_read = LastRead(self._newest, stored - 1)
+            self._read_stop = stored
 
     @property
     def position(self) -> tuple[LastRead, int]:
@@ -65,18 +72,9 @@ class LogProof:
         return self._last_read, self._read_stop
 
     @property
-    def is_doubtful(self) -> bool:
-        """Return whether records must be read from the log again before any record is settled."""
-        return bool(self._doubts) or self._unproved_from < self._unproved_stop
-
-    def doubted_from(self, wanted: int) -> int:
-        """Return the lowest source offset that has to be read again; if there is none, ``wanted``,
-        the offset to read next.
-        """
-        doubted = [known.offset for known in self._doubts]
-        if self._unproved_from < self._unproved_stop:
-            doubted.append(self._unproved_from)
-        return min(doubted, default=wanted)
+    def _newest(self) -> int:
+        """Return the highest leader epoch of the stored records; -1: unknown."""
+        return self.epochs[-1].leader_epoch if self.epochs else -1
 
     def last_below(self, offset: int) -> LastRead:
         """Return offset and leader epoch of the last record below ``offset``; ``NOTHING_READ`` if
@@ -86,6 +84,12 @@ class LogProof:
         is_known = is_held and self._last_read.offset < offset <= self._read_stop
         return self._last_read if is_known else NOTHING_READ
 
+    def is_read_by(self, leader_epoch: int) -> bool:
+        """Return whether the newest record was read of the leader with this epoch, or of a later
+        one; -1, an unknown epoch, counts as the same.
+        """
+        return self._newest >= leader_epoch
+
     def first_newer(self, cursor: Cursor, last_read: LastRead) -> LastRead | None:
         """Return the first record read below H whose leader epoch is higher than that of
         ``last_read``, the checkpoint's last record. It was written in the place of a lost record,
@@ -93,35 +97,25 @@ class LogProof:
         """
         if last_read.leader_epoch < 0:
             return None
-        newer = (first for first in self._epochs if first.leader_epoch > last_read.leader_epoch)
+        newer = (first for first in self.epochs if first.leader_epoch > last_read.leader_epoch)
         first = next(newer, None)
         return first if first is not None and first.offset < cursor.offset else None
 
     # --- roles ---------------------------------------------------------------------------------
 
     def follow(self) -> None:
-        """Clear ``checkpoint_last`` and the records that an owner reads again: a replica settles
-        nothing.
-        """
+        """Clear what only an owner needs: a replica settles nothing."""
         self.checkpoint_last = NOTHING_READ
-        self._doubts.clear()
+        self.is_unproved = False
 
     def take_over(self, last_read: LastRead, bounds: Bounds) -> None:
-        """Determine the records that an owner has to read again. ``last_read``: last record read by
-        the owner that wrote the checkpoint; ``bounds``: the log's ends and leader epoch now.
+        """Begin as an owner. ``last_read``: last record read by the owner that wrote the
+        checkpoint; ``bounds``: the log's ends and leader epoch now. If the log has another leader
+        than the one that the last record was read of, the client has to check the position first.
         """
         self.checkpoint_last = last_read
-        known = (last_read, self._last_read)
-        self._doubts = [one for one in known if self._has_to_be_read(one, bounds)]
-
-    def _has_to_be_read(self, known: LastRead, bounds: Bounds) -> bool:
-        """Return whether the record ``known`` has to be read again: it lies below S, and the log
-        has another leader since, so it may have been truncated and grown again.
-        """
-        return (
-            0 <= known.leader_epoch != bounds.leader_epoch
-            and bounds.start <= known.offset < self._shard.stored
-        )
+        is_other = 0 <= self._last_read.leader_epoch != bounds.leader_epoch
+        self.is_unproved = is_other and self.last_below(self._shard.stored) is not NOTHING_READ
 
     # --- forget --------------------------------------------------------------------------------
 
@@ -129,79 +123,60 @@ class LogProof:
         """Note that the log starts at source offset ``start`` now. Return True if the last record
         that was read has expired, so that the client has to seek again.
         """
-        self._unproved_from = max(self._unproved_from, start)
         is_gone = max(self._log_start - 1, 0) <= self._last_read.offset < start - 1
         self._log_start = max(self._log_start, start)
+        gone = sum(1 for after in self.epochs[1:] if after.offset <= start)
+        self.epochs = self.epochs[gone:]
         return is_gone
+
+    def start_over(self) -> None:
+        """Clear all leader epochs, because the store was emptied."""
+        self.epochs = ()
 
     def forget_last(self) -> None:
         """Clear the last record read, because the log may have lost it."""
         self._last_read = NOTHING_READ
-
-    def start_over(self) -> None:
-        """Clear all leader epochs and offsets to be checked, and set ``is_whole``, because the
-        store was emptied.
-        """
-        self._epochs.clear()
-        self._unproved_from = self._unproved_stop = 0
-        self.is_whole = True
+        self.is_unproved = False
 
     # --- read ----------------------------------------------------------------------------------
 
     def prove(self, run: Run) -> None:
-        """Check that polled records agree with the records that were read before, and note their
-        last record and their leader epoch. ``run``: records with consecutive offsets.
+        """Check polled records before they are stored, and note their leader epoch if it is new.
+        ``run``: records with consecutive offsets.
 
         Raises:
-            LogTruncatedError: they do not agree, because the log was truncated; call ``refit`` of
-                the lane.
+            LogTruncatedError: they were written in the place of records that the log has lost; call
+                ``refit`` of the lane.
         """
-        self._doubts = [known for known in self._doubts if known.offset >= run.stop]
-        for known in (self._last_read, self.checkpoint_last):
-            if run.start <= known.offset < run.stop and not _holds(run, known):
-                raise self._truncated(f"offset {known.offset} no longer holds what was read there")
-        self._prove_stored(run)
-        if not run.rows and run.start <= self._read_stop:
-            self._read_stop = max(self._read_stop, run.stop)
+        self.is_unproved = False
         if not run.rows or run.leader_epoch < 0:
             return
-        epoch, first, last = run.leader_epoch, run.rows[0][0], run.rows[-1][0]
-        if epoch > (self._epochs[-1][0] if self._epochs else -1):
-            self._epochs.append(LastRead(epoch, first))
-        if self._shard.owned:
-            self._prove_owned(epoch, first, last)
+        epoch, first, newest = run.leader_epoch, run.rows[0][0], self._newest
+        if epoch > newest >= 0 and first < self._shard.stored:
+            raise self._truncated(f"offset {first} was written after it had been stored")
+        if epoch > newest:
+            self.epochs = (*self.epochs, LastRead(epoch, first))
+        before = self.checkpoint_last
+        is_passed = self._shard.owned and first < self._shard.committed.offset
+        if is_passed and epoch > before.leader_epoch >= 0:
+            why = f"offset {first} was written after H had passed it"
+            raise self._truncated(why, is_stored=False)
+
+    def note(self, run: Run) -> None:
+        """Note that polled records, which were proved, are stored."""
+        if not run.rows:
+            if run.start <= self._read_stop:
+                self._read_stop = max(self._read_stop, run.stop)
+            return
+        if run.leader_epoch < 0:
+            return
+        epoch, last, before = run.leader_epoch, run.rows[-1][0], self.checkpoint_last
+        is_above = self._shard.owned and last >= self._shard.committed.offset
+        if is_above and (last > before.offset or epoch > before.leader_epoch):
+            self.checkpoint_last = LastRead(epoch, last)
         if last > self._last_read.offset:
             self._last_read, self._read_stop = LastRead(epoch, last), run.stop
-
-    def _prove_stored(self, run: Run) -> None:
-        """Check that records which were stored before a crash, after the store's label was written,
-        have no higher leader epoch than the label's last record. Raise ``LogTruncatedError`` for a
-        higher epoch: such a record replaced a lost one.
-        """
-        if not run.start <= self._unproved_from < run.stop:
-            return
-        is_newer = run.leader_epoch > self._last_read.leader_epoch
-        if is_newer and run.rows[0][0] < self._unproved_stop:
-            raise self._truncated(f"offset {run.rows[0][0]} was written after it had been stored")
-        self._unproved_from = run.stop
-
-    def _prove_owned(self, epoch: int, first: int, last: int) -> None:
-        before, h = self.checkpoint_last, self._shard.committed.offset
-        if first < h and epoch > before.leader_epoch >= 0:
-            is_stored = not self.is_whole or self._shard.stored > first
-            why = f"offset {first} was written after H had passed it"
-            raise self._truncated(why, is_stored=is_stored)
-        if last >= h and (last > before.offset or epoch > before.leader_epoch):
-            self.checkpoint_last = LastRead(epoch, last)
 
     def _truncated(self, why: str, *, is_stored: bool = True) -> LogTruncatedError:
         why = f"{self._name} {why}: the log has lost its end, and grown again"
         return LogTruncatedError(why, is_stored=is_stored)
-
-
-def _holds(run: Run, known: LastRead) -> bool:
-    """Return whether ``run``, whose offsets include that of the record ``known``, contains this
-    record, with the same leader epoch.
-    """
-    is_there = any(row[0] == known.offset for row in run.rows)
-    return is_there and run.leader_epoch in (known.leader_epoch, -1)

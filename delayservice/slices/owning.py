@@ -16,7 +16,7 @@ from delayservice.engine.ports import Bounds, Place
 from delayservice.engine.role import Role
 from delayservice.slices.any_lane import AnyLane
 from delayservice.slices.lane_taker import LaneTaker
-from delayservice.slices.log_end_queries import LogEndQueries
+from delayservice.slices.log_end_queries import LogEndQueries, is_short
 from delayservice.slices.parts import LoopParts
 from delayservice.slices.phase import ON_THE_WAY, SERVED, Phase, Step
 from delayservice.slices.slice import Slice
@@ -43,6 +43,7 @@ class Owning:
         self._transaction = parts.transaction
         self._agenda = parts.agenda
         self._succession = edges.succession
+        self._source = edges.source
         self._clock = edges.clock
         self._gate = edges.gate
         self._rest_s = edges.limits.rest_s
@@ -260,17 +261,22 @@ class Owning:
         carries this owner's first checkpoint. ``stored``: S of each shard when the take-over
         started.
         """
-        missing = [place for place in slice_.places if place not in taken.bounds]
         slice_.taken_over(taken, self._gate.epoch(slice_.number))
+        missing, short = [], []
         try:
             for lane in slice_.lanes.values():
-                if lane.place in taken.bounds:
-                    self._taker.take(slice_, lane, taken.bounds[lane.place], stored[lane.place])
+                bounds = taken.bounds.get(lane.place)
+                if bounds is None:  # its leader gave no answer, or it was added meanwhile
+                    missing.append(lane)
+                elif is_short(slice_, lane, bounds, stored[lane.place]):
+                    short.append(lane)
+                else:
+                    self._taker.take(slice_, lane, bounds, stored[lane.place])
         except KafkaEdgeError as exc:  # its log can't be read
             self.interrupted_safely(slice_, str(exc))
             return
-        if missing:  # their leader gave no answer, or they were added meanwhile
-            self._log_end_queries.ask([slice_.lanes[topic] for topic, _ in missing])
+        if missing or short:
+            self._log_end_queries.ask([*missing, *short], short)
         self._transaction.changing.add(slice_.number)
 
     def join(self, slice_: Slice, lanes: list[AnyLane]) -> None:
@@ -282,20 +288,30 @@ class Owning:
         self._roles = None
 
     def _join_lane(self, slice_: Slice, lane: AnyLane, bounds: Bounds, stored_before: int) -> None:
-        if lane.shard.owned:
-            why = f"it ends at {bounds.end}, and {lane.awaited_end} is waited for"
-            _log.warning("log_moved", topic=lane.topic, partition=lane.partition, why=why)
-            if self._transaction.is_open:
-                self._transaction.abort(
-                    f"the log of {lane.topic}:{lane.partition} has lost its end"
-                )
+        if lane.shard.owned and self._transaction.is_open:  # the new writer fits the shard to it
+            self._transaction.abort(f"the log of {lane.topic}:{lane.partition} has moved")
         try:
+            if lane.shard.owned:
+                self._fit_again(slice_, lane, bounds)
+                return
             self._taker.take(slice_, lane, bounds, stored_before)
         except KafkaEdgeError as exc:
             self.interrupted_safely(slice_, str(exc))
             return
         self._transaction.changing.add(slice_.number)
         slice_.move(Step.JOIN)
+
+    def _fit_again(self, slice_: Slice, lane: AnyLane, bounds: Bounds) -> None:
+        """Fit an owned shard to its log, which was shorter than what was read of it. The ends are
+        asked again, because this owner may have written records since the query was sent.
+        """
+        why = f"it ended at {bounds.end}, and {lane.awaited_end} is waited for"
+        _log.warning("log_moved", topic=lane.topic, partition=lane.partition, why=why)
+        is_truncated = lane.shard.stored > bounds.end
+        lane.refit(self._source.bounds(lane.place), is_truncated=is_truncated)
+        self.await_end(lane)
+        self._transaction.touched.add(slice_.number)
+        self._agenda.look_again(lane)
 
     def _serve_from_now(self, slice_: Slice) -> None:
         """Settle records of a slice from now on, because its first checkpoint is committed."""

@@ -169,6 +169,14 @@ class Slice:
         """
         return self._unserved.get(topic)
 
+    def passed_of(self, lane: AnyLane) -> int:
+        """Return H of a shard as it was last committed: by this owner, or by the one before."""
+        if lane.shard.owned:
+            return lane.standing[0].offset
+        known = self._unserved.get(lane.topic)
+        is_same = known is not None and known.topic_id == lane.topic_id
+        return known.cursor.offset if known is not None and is_same else 0
+
     def step_down(self) -> None:
         """Become a replica: return to the committed cursors, stop settling, go on storing."""
         self.move(Step.STEP_DOWN)

@@ -33,7 +33,7 @@ class StoreLabel:
         self._place = place
         self._proof = proof
         if self.known is not None:
-            proof.restore(self.known.last, self.known.read_to)
+            proof.restore(self.known.last, self.known.read_to, self.known.epochs)
 
     @property
     def contracts(self) -> Contracts:
@@ -69,6 +69,7 @@ class StoreLabel:
             self.has_refused if has_refused is None else has_refused,
             self.gaps if gaps is None else gaps,
             *self._proof.position,
+            self._proof.epochs,
         )
         self._store.set_label(self.known.encode())
 

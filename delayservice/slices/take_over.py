@@ -154,7 +154,7 @@ def _agreed(
     if known is None:
         return Contracts([(0, wanted)])
     needed = known.contracts.needed_from(bounds.start)
-    end = max(bounds.end, lane.shard.stored)
+    end = max(bounds.end, lane.shard.stored, known.cursor.offset)
     agreed = needed.extended(end, wanted, lane.offsets_ahead(end, now_ms))
     start, contract = agreed.entries()[-1]
     if (start, contract) in needed.entries():

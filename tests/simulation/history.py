@@ -190,6 +190,8 @@ class ShardHistory:
     """How far all nodes had read when the log was made to start there."""
     unwalked: tuple[int, int] = (0, 0)
     """Offsets that H skipped."""
+    lost_from: int = 2**63
+    """From which offset on the log has lost its end; these records may be left pending."""
 
     @property
     def name(self) -> str:

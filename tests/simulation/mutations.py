@@ -983,9 +983,16 @@ def truncation_is_ignored(original: Any, lane: Lane, bounds: Bounds, **_: Any) -
     original(lane, bounds)
 
 
-def leader_is_not_asked() -> AbstractContextManager[Any]:
+@mistake(LogProof, "take_over")
+def leader_is_not_asked(original: Any, proof: LogProof, *args: Any) -> None:
     """A new owner settles what it has stored, whoever leads the partition by now."""
-    return patch.object(LogProof, "_has_to_be_read", lambda *_: False)
+    original(proof, *args)
+    proof.is_unproved = False
+
+
+def short_log_is_believed_at_once() -> AbstractContextManager[Any]:
+    """An end below H is taken for a loss when it is told for the first time."""
+    return patch("delayservice.slices.owning.is_short", lambda *_: False)
 
 
 @mistake(Lane, "take_over")
@@ -1105,6 +1112,7 @@ LOST: tuple[Mutation, ...] = (
 LOGS: tuple[Mutation, ...] = (
     truncation_is_ignored,
     leader_is_not_asked,
+    short_log_is_believed_at_once,
     epoch_is_not_committed,
     level_log_is_taken_for_the_same,
     recreated_topic_keeps_its_cursor,

@@ -280,6 +280,7 @@ class Node:
         self._see_settings()
         self._connect()
         book = self._book
+        self.watch = SimWatch(self)
         edges = Edges(
             node_id=self.name,
             source=self._source,
@@ -290,7 +291,7 @@ class Node:
             writing=SimBackground(self, "sink"),
             clock=self.clock,
             gate=SimGate(self),
-            clock_watch=SimWatch(self),
+            clock_watch=self.watch,
             observer=SimObserver(),
             routes=self._routes(),
             contract_of=self._contract_of,

@@ -167,10 +167,18 @@ class Oracle:
     def truncated(self, place: Place, topic_id: str, stop: int, epoch: int) -> None:
         """A log has lost everything from ``stop`` on; its leader's epoch tells."""
         before = self.shards[place]
+        before.lost_from = stop
         self._past.setdefault(place, []).append(Past(before, topic_id, stop, epoch))
         gone = [record for offset, record in before.placed.items() if offset >= stop]
         self._lost |= {record.source(place) for record in gone}
         self.shards[place] = before.cut(stop)
+
+    def h_of(self, place: Place) -> int:
+        """H of a shard; 0 where there is no such shard, or its log has lost records: then nodes go
+        by different ones.
+        """
+        is_known = place in self.shards and place not in self._past
+        return self.shards[place].h if is_known else 0
 
     def expired(self, place: Place, start: int, read_to: int) -> None:
         """While no node was up, retention has deleted what lies below ``start``; all had read as
@@ -505,7 +513,10 @@ class Oracle:
         _require(written.key == wish.key, f"{where}: key")
         _require(written.value == wish.value, f"{where}: value")
         _require(tuple(written.headers[:-2]) == wish.own, f"{where}: own headers")
-        shard.placed[written.offset] = placed
+        if written.is_lost:  # before its transaction was committed, so no owner reads it back
+            self._lost.add(source)
+        else:
+            shard.placed[written.offset] = placed
         return settling.place
 
     def _shard_of(self, fields: dict[str, Any], shard: ShardHistory) -> ShardHistory:
@@ -708,6 +719,8 @@ class Oracle:
             passed = shard.has_passed(record)
             if shard.is_cut(record) and shard.h <= record.offset:
                 continue  # whoever has not stored it learns with H only
+            if record.offset >= shard.lost_from and not record.outcome:
+                continue  # whoever goes by the log as it was may know that it has lost its end
             if passed != bool(record.outcome):
                 raise ViolationError(
                     f"{shard.name} offset {record.offset} ({record.op}) "

@@ -68,6 +68,8 @@ class Plan:
     abort: float = 0.0
     broken_call: float = 0.0
     """Odds that a call to Kafka fails: the slice that needed it is released."""
+    short_ends: float = 0.0
+    """Odds that an answer says that a log ends below H; the next answer is right."""
     asked: float = 0.0
     """Odds that the cluster does not say whether targets can be written to."""
     stuck: str = ""
@@ -168,28 +170,29 @@ THEMES: tuple[dict[str, Any], ...] = (
     {"asked": 0.4, "records": 24, "near": 0.8, "batch_records": 3},
 )
 """What some plans are bent towards: protocols break where two rare things meet."""
-SEEDS_OF_LOSS = range(80_000, 81_000)
-"""Seeds of plans in which logs lose what was written to them, or records are delivered at least
-once. Of other seeds with such plans one in a hundred breaks a promise, by the gaps that
-docs/internals/simulation.md lists; so none draws them.
-"""
-
-
-_NO_COPIES: dict[str, Any] = (
-    {"roll_window_ms": NO_ROLL_MS, "other_roll_window_ms": None, "far": 0.0, "recurring": 0.0}
-    | {"rate_per_s": 0.0, "targets_fail": False, "pauses": False, "asked": 0.0, "abort": 0.0}
-    | {"levels": (), "stuck": "", "retention": False, "slots_fail": False, "lanes_change": False}
-    | {"load": False}
-)
-TRUNCATED = _NO_COPIES | {"truncates": True, "records": 16, "append": 0.1, "near": 0.4}
+TRUNCATED: dict[str, Any] = {
+    "truncates": True,
+    "records": 16,
+    "append": 0.1,
+    "near": 0.4,
+    "levels": (),
+} | {"retention": False, "slots_fail": False, "lanes_change": False}
+"""Logs lose their end, and with it what was written there."""
 TRUNCATED_LEVELS = TRUNCATED | {"levels": tuple(LEVELS_MS), "records": 24}
-RECREATED = _NO_COPIES | {"recreates": True, "records": 16, "append": 0.05}
-AT_LEAST_ONCE: dict[str, Any] = {"at_least_once": True, "recurring": 0.0}
-KINDS: tuple[dict[str, Any], ...] = (TRUNCATED, RECREATED, AT_LEAST_ONCE, {})
-"""Logs lose what was written to them. No copies: one may be lost and its original kept, or the
-other way round, and what becomes of the record then is nobody's promise. Or targets get their
-records at least once.
+RECREATED: dict[str, Any] = (
+    {"recreates": True, "records": 16, "append": 0.05, "levels": (), "stuck": "", "load": False}
+    | {"roll_window_ms": NO_ROLL_MS, "other_roll_window_ms": None, "far": 0.0, "recurring": 0.0}
+    | {"rate_per_s": 0.0, "targets_fail": False, "pauses": False, "asked": 0.0, "abort": 0.0}
+    | {"retention": False, "slots_fail": False, "lanes_change": False}
+)
+"""Delay topics are created again. No copies: an owner that has not seen it yet writes those of the
+old topic into the new one.
 """
+AT_LEAST_ONCE: dict[str, Any] = {"at_least_once": True, "recurring": 0.0}
+"""Targets get their records outside of transactions, and perhaps again."""
+KINDS: tuple[dict[str, Any], ...] = (TRUNCATED, TRUNCATED_LEVELS, RECREATED, AT_LEAST_ONCE)
+KINDS_PER_SEED = 16
+"""One of so many seeds draws a plan of each of these kinds."""
 
 
 OUTAGE: dict[str, Any] = {
@@ -265,16 +268,27 @@ def with_homes(seed: int, plan: Plan, kind: dict[str, Any]) -> Plan:
 
 
 def draw_plan(seed: int) -> Plan:
-    """The plan of a seed. Every kind of trouble comes alone, in company, and not at all."""
+    """The plan of a seed, of one of ``KINDS`` or of none of them."""
+    plan, kind = usual_plan(seed), Random(f"loss {seed}").randrange(KINDS_PER_SEED)
+    is_free = seed not in SEEDS_OF_OUTAGE and seed not in SEEDS_OF_HOMES
+    return replace(plan, **KINDS[kind]) if is_free and kind < len(KINDS) else plan
+
+
+def usual_plan(seed: int) -> Plan:
+    """A plan of none of ``KINDS``. Every kind of trouble comes alone, in company, and not at
+    all.
+    """
     rng = Random(f"plan {seed}")
     wrong_secret = Random(f"secret {seed}").choice((0.0,) * 9 + (0.4,))
     denied = Random(f"denied {seed}").choice((0.0,) * 3 + (0.3,))
-    plan = replace(_draw(rng), wrong_secret=wrong_secret, denied=denied, **rng.choice(THEMES))
+    short_ends = Random(f"short ends {seed}").choice((0.0,) * 7 + (0.3,))
+    drawn = {"wrong_secret": wrong_secret, "denied": denied, "short_ends": short_ends}
+    plan = replace(_draw(rng), **drawn | rng.choice(THEMES))
     if seed in SEEDS_OF_OUTAGE:
         return replace(plan, **OUTAGE)
     if seed in SEEDS_OF_HOMES:
         return with_homes(seed, plan, Random(f"kind {seed}").choice(KINDS_OF_HOMES))
-    return replace(plan, **rng.choice(KINDS)) if seed in SEEDS_OF_LOSS else plan
+    return plan
 
 
 def _draw(rng: Random) -> Plan:

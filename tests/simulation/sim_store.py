@@ -132,8 +132,13 @@ class SimStore(Store):
 
     def _drop_unconfirmed(self, again: set[int], stop_offset: int) -> None:
         """What an earlier life had of offsets that come by now becomes visible only if it is
-        appended again: it may have been read by contracts that had ended, and settled since.
+        appended again, marks too: it may have been read by contracts that had ended, and settled
+        since, or the log may have lost it.
         """
+        marks = self._marks
+        self._marks = {
+            o: m for o, m in marks.items() if not self._stop_offset <= m[0] < stop_offset
+        }
         come = set(range(self._stop_offset, stop_offset)) - again
         for offset in self._frames.keys() & come:
             del self._frames[offset]

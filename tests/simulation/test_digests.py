@@ -12,7 +12,7 @@ import pytest
 
 from delayservice.replicas.digest import ShardDigest
 from tests.simulation.blocks import blocks
-from tests.simulation.plan import draw_plan
+from tests.simulation.plan import usual_plan
 from tests.simulation.schedule import run_schedule, silenced
 from tests.simulation.sim_digests import DigestBook, short_slots
 
@@ -25,7 +25,7 @@ def _run(seeds: range) -> tuple[str | None, int, int]:
         for seed in seeds:
             book = DigestBook()
             # A log that expires between two commits leaves no time to be compared in.
-            plan = replace(draw_plan(seed), retention=False)
+            plan = replace(usual_plan(seed), retention=False)
             verdict = run_schedule(seed, plan=plan, book=book)
             if verdict.broken or book.broken:
                 return f"seed {seed}: {verdict.broken or book.broken}", compared, slots

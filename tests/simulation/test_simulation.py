@@ -22,13 +22,15 @@ from tests.simulation.node import MakeStore
 from tests.simulation.plan import (
     AT_LEAST_ONCE,
     HOMES_AWAY,
+    KINDS,
     SEEDS_OF_HOMES,
-    SEEDS_OF_LOSS,
     SEEDS_OF_OUTAGE,
     SETTINGS_DIFFER,
+    TRUNCATED,
     TRUNCATED_LEVELS,
     Plan,
     draw_plan,
+    usual_plan,
     with_homes,
 )
 from tests.simulation.schedule import replay_command, run_schedule, silenced
@@ -38,6 +40,21 @@ BLOCK = 200
 IS_LONG = os.environ.get("SIMULATION_MODE") == "long"
 BLOCKS = 500 if IS_LONG else 8
 BLOCKS_OF_HOMES = 100 if IS_LONG else 2
+BROKE_ONCE = [
+    (TRUNCATED, 510_924),
+    (TRUNCATED_LEVELS, 520_803),
+    (TRUNCATED_LEVELS, 520_971),
+    (TRUNCATED_LEVELS, 521_009),
+    (TRUNCATED_LEVELS, 521_028),
+    (TRUNCATED, 700_046),
+    (TRUNCATED, 700_072),
+    (TRUNCATED, 700_208),
+    (TRUNCATED, 720_001),
+    (TRUNCATED, 720_134),
+    (AT_LEAST_ONCE, 500_487),
+    (AT_LEAST_ONCE, 511_166),
+]
+"""Kinds and seeds of schedules that broke a promise at some time."""
 QUICK_BLOCKS = 2
 """Blocks that `make test` runs; `make long` runs the others."""
 
@@ -63,7 +80,7 @@ def test_every_promise_is_kept_in_every_schedule(block: int) -> None:
 def test_promises_hold_where_settings_differ_and_replicas_restart(block: int) -> None:
     _assert_kept(
         _seeds(70_000, block, BLOCK // 4),
-        lambda seed: replace(draw_plan(seed), **SETTINGS_DIFFER),
+        lambda seed: replace(usual_plan(seed), **SETTINGS_DIFFER),
     )
 
 
@@ -73,7 +90,7 @@ def test_promises_hold_where_dead_letters_and_outcomes_can_not_be_written_for_a_
 ) -> None:
     _assert_kept(
         _seeds(90_000, block, BLOCK // 4),
-        lambda seed: replace(draw_plan(seed), own_topics_fail=True, targets_fail=seed % 2 == 0),
+        lambda seed: replace(usual_plan(seed), own_topics_fail=True, targets_fail=seed % 2 == 0),
     )
 
 
@@ -84,24 +101,22 @@ def test_a_log_that_can_not_be_written_to_keeps_back_no_other_slice_whatever_els
     _assert_kept(
         _seeds(140_000, block, 15),
         lambda seed: replace(
-            with_homes(seed, draw_plan(seed), HOMES_AWAY), own_topics_fail=True, targets_fail=True
+            with_homes(seed, usual_plan(seed), HOMES_AWAY), own_topics_fail=True, targets_fail=True
         ),
     )
 
 
-@pytest.mark.parametrize("block", blocks(8))
-def test_promises_hold_where_logs_lose_their_end_topics_are_made_anew_and_targets_get_more(
-    block: int,
-) -> None:
-    _assert_kept(_seeds(SEEDS_OF_LOSS.start, block, BLOCK // 4))
-
-
+@pytest.mark.parametrize("kind", KINDS, ids=["truncated", "levels", "recreated", "at_least_once"])
 @pytest.mark.parametrize("block", blocks(4))
-def test_promises_hold_where_logs_of_level_topics_lose_their_end(block: int) -> None:
-    _assert_kept(
-        _seeds(83_000, block, BLOCK // 4),
-        lambda seed: replace(draw_plan(seed), **TRUNCATED_LEVELS),
-    )
+def test_promises_hold_where_logs_lose_their_end_topics_are_made_anew_or_targets_get_more(
+    block: int, kind: dict[str, Any]
+) -> None:
+    _assert_kept(_seeds(80_000, block, BLOCK // 8), lambda seed: replace(usual_plan(seed), **kind))
+
+
+@pytest.mark.parametrize(("kind", "seed"), BROKE_ONCE)
+def test_a_promise_that_a_schedule_broke_once_is_kept(kind: dict[str, Any], seed: int) -> None:
+    _assert_kept(range(seed, seed + 1), lambda seed: replace(usual_plan(seed), **kind))
 
 
 @pytest.mark.parametrize("block", blocks(8))
@@ -125,7 +140,7 @@ def test_promises_hold_where_ids_find_home_and_something_else_is_amiss(
 ) -> None:
     _assert_kept(
         range(140_000, 140_020),
-        lambda seed: replace(with_homes(seed, draw_plan(seed), HOMES_AWAY), **more),
+        lambda seed: replace(with_homes(seed, usual_plan(seed), HOMES_AWAY), **more),
     )
 
 
@@ -218,7 +233,7 @@ def _close_at_last(store: Store) -> None:
 
 
 def _run_with(make_store: MakeStore, seeds: range) -> None:
-    _assert_kept(seeds, lambda seed: _without_simulated_disks(draw_plan(seed)), make_store)
+    _assert_kept(seeds, lambda seed: _without_simulated_disks(usual_plan(seed)), make_store)
 
 
 def _seeds(first: int, block: int, size: int = BLOCK) -> range:

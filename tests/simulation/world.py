@@ -484,8 +484,8 @@ class World:
         owners = {n: self.rng.choice(self.nodes) for n in range(self.plan.slices)}
         self._drain(owners)
         self.oracle.check_chains()
-        if self.plan.load:  # a writer that was lost may rest until then
-            self._turn_until(lambda: all(_phase(n, o) is Phase.OWNER for n, o in owners.items()))
+        if self.plan.load:  # a writer that was lost may rest until then, and a clock be in doubt
+            self._turn_until(lambda: all(_serves(n, o) for n, o in owners.items()))
             self._serve_load()
             self._turn_until(lambda: self.oracle.is_drained)
             self.oracle.check_chains()
@@ -602,6 +602,10 @@ class World:
 def _takes_records(topic: Topic, number: int) -> bool:
     is_there = number < topic.partitions
     return is_there and number not in topic.lacking | topic.leaderless
+
+
+def _serves(number: int, node: Node) -> bool:
+    return _phase(number, node) is Phase.OWNER and node.watch.doubt() is None
 
 
 def _phase(number: int, node: Node) -> Phase | None:

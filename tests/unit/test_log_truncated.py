@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import groupby
 from typing import Any, cast
 
 import pytest
@@ -57,18 +56,27 @@ class Log(QuietSource):
 
     def read(self) -> None:
         """Read to the end, as the loop does: whatever the lane seeks."""
-        at = self.seeks[-1][0]
-        while at < len(self.epochs):
-            epoch, offsets = next(groupby(range(at, len(self.epochs)), self.epochs.__getitem__))
-            taken = list(offsets)
-            before = len(self.seeks)
+        done = -1
+        while done < len(self.seeks) or self.lane._fetch.position < len(self.epochs):
+            at, done = self.lane._fetch.position, len(self.seeks)
+            epoch, last = self.seeks[-1][1]
+            if at == self.seeks[-1][0] and epoch >= 0 and self._end_of(epoch) <= last:
+                self.lane.refit(self.bounds, is_truncated=True)  # the client has checked it
+                done = -1
+                continue
+            epochs = self.epochs[at:]
+            count = next((n for n, one in enumerate(epochs) if one != epochs[0]), len(epochs))
+            rows = [_row(n, epochs[0]) for n in range(at, at + count)]
             try:
-                self.lane.ingest(
-                    Run(PLACE, at, [_row(n, epoch) for n in taken], taken[-1] + 1, epoch)
-                )
+                self.lane.ingest(Run(PLACE, at, rows, at + count, epochs[0] if epochs else -1))
             except LogTruncatedError as exc:
                 self.lane.refit(self.bounds, is_truncated=exc.is_stored)
-            at = taken[-1] + 1 if len(self.seeks) == before else self.seeks[-1][0]
+                done = -1
+
+    def _end_of(self, epoch: int) -> int:
+        """What a broker says: where the first later epoch begins, or the log ends."""
+        later = (n for n, one in enumerate(self.epochs) if one > epoch)
+        return next(later, len(self.epochs))
 
     def settle(self, now_ms: int = DUE_MS) -> list[tuple[int, int]]:
         """What is delivered and committed now: offsets, and the epochs of their leaders."""
@@ -167,19 +175,19 @@ def test_the_next_owner_after_that_delivers_nothing_again() -> None:
     assert heir.settle() == []
 
 
-def test_another_leader_alone_costs_one_record_that_is_read_again() -> None:
-    checkpoint = owner_of(Log([OLD] * 10)).lane.checkpoint()
+def test_under_another_leader_nothing_is_settled_before_the_client_has_checked_the_position() -> (
+    None
+):
+    checkpoint = owner_of(Log([OLD] * 10), settled=False).lane.checkpoint()
     log = Log([OLD] * 10)
     log.lane.follow(Cursor())
     log.read()
     log.leader_epoch = NEW
     log.lane.take_over(checkpoint.cursor, log.bounds, checkpoint.last_read)
-    assert log.seeks[-1][0] == 9
+    assert log.seeks[-1] == (10, LastRead(OLD, 9))
+    assert log.settle() == []
     log.read()
-    assert log.lane.shard.stored == 10
-    log.epochs += [NEW]
-    log.read()
-    assert log.settle() == [(10, NEW)]
+    assert log.settle() == [(offset, OLD) for offset in range(10)]
 
 
 def test_under_the_same_leader_nothing_is_read_again() -> None:
@@ -347,7 +355,7 @@ class KeptStore(MemoryStore):
 def test_a_position_is_proved_only_by_a_record_with_no_other_in_between() -> None:
     store = KeptStore()
     owner_of(Log([OLD] * 6, store), settled=False)
-    label = structs.replace(Label.decode(store.label), last=NOTHING_READ, read_to=0)
+    label = structs.replace(Label.decode(store.label), last=NOTHING_READ, read_to=0, epochs=())
     store.set_label(label.encode())  # as of a version that did not note it
     log = Log([OLD] * 8, store)
     log.lane.take_over(Cursor(), log.bounds)
@@ -413,24 +421,36 @@ def test_after_a_crash_a_log_that_was_not_truncated_keeps_its_store(later: int) 
 def test_what_was_stored_is_proved_where_retention_has_deleted_the_last_record_that_the_label_names(
     later: int,
 ) -> None:
-    log = Log([*[OLD] * 8, *[later] * 4], crashed(OLD))
-    log.start = 8
+    store = crashed(OLD)
+    log = Log([*[OLD] * 8, *[later] * 4], store)
+    log.start, log.leader_epoch = 8, NEW
     log.lane.take_over(Cursor(), log.bounds)
-    assert log.seeks[-1] == (8, NOTHING_READ), "the label names offset 5"
+    assert log.seeks[-1] == (10, LastRead(OLD, 9)), "the label names offset 5"
     assert log.settle() == [], "8 and 9 are not proved"
     log.read()
-    is_same = later == OLD
-    kept = [(offset, OLD) for offset in range(8)] if is_same else []
+    kept = [(offset, OLD) for offset in range(8)] if later == OLD else []
     assert log.settle() + log.settle() == [*kept, *((n, later) for n in range(8, 12))]
 
 
-def test_the_label_names_the_last_record_after_retention_has_deleted_it_too() -> None:
-    store = crashed(OLD)
-    log = Log([OLD] * 10, store)
-    log.start = 8
+def test_a_crash_before_the_first_label_leaves_a_store_whose_epoch_is_known() -> None:
+    store = KeptStore()
+    log = Log([OLD] * 4, store)
+    log.lane.follow(Cursor())
+    log.read()
+    log = Log([NEW] * 6, store)
     log.lane.take_over(Cursor(), log.bounds)
-    log.lane.sync_soon()
-    assert Label.decode(store.label).last == LastRead(OLD, 5)
+    log.read()
+    assert log.settle() == [(offset, NEW) for offset in range(6)]
+
+
+def test_checkpoints_repeat_the_one_before_until_it_is_known_where_the_log_was_cut() -> None:
+    checkpoint = owner_of(Log([OLD] * 10)).lane.checkpoint()
+    log = Log([*[OLD] * 4, *[NEW] * 3])
+    log.lane.take_over(checkpoint.cursor, log.bounds, checkpoint.last_read)
+    assert log.lane.checkpoint().cursor == checkpoint.cursor
+    assert log.lane.checkpoint().last_read == checkpoint.last_read
+    log.read()
+    assert log.lane.checkpoint().cursor.offset == 4
 
 
 def test_a_position_is_no_longer_proved_by_a_record_that_retention_has_deleted() -> None:
@@ -445,9 +465,10 @@ def test_a_position_is_no_longer_proved_by_a_record_that_retention_has_deleted()
     assert log.seeks[before:] == [(12, NOTHING_READ)]
 
 
-def test_an_owner_in_doubt_waits_for_all_that_it_has_stored() -> None:
+def test_an_owner_is_in_doubt_until_the_client_has_checked_what_it_has_stored() -> None:
     log = Log([OLD] * 10, crashed(OLD))
+    log.leader_epoch = NEW
     log.lane.take_over(Cursor(offset=10), log.bounds)
-    assert log.lane.awaited_end == 10
+    assert log.lane.is_doubtful
     log.read()
-    assert log.lane.awaited_end == 0
+    assert not log.lane.is_doubtful

@@ -13,7 +13,7 @@ from delayservice.contract.codes import CONTROL_LOST
 from delayservice.contract.contracts import Contract, Contracts
 from delayservice.contract.record import RecordReader
 from delayservice.contract.requeue import write_copy
-from delayservice.engine.checkpoint import NOTHING_READ, LastRead
+from delayservice.engine.checkpoint import LastRead
 from delayservice.engine.cursor import Cursor
 from delayservice.engine.losses import RANGES_MAX, Gap, Lost, doubtful, skipped, with_gap
 from delayservice.engine.outcome import (
@@ -307,7 +307,7 @@ def test_a_store_says_of_which_log_it_is(make_store: MakeStore) -> None:
     again.lane.store.close()
     crashed = Log(log.rows, make_store())
     crashed.lane.follow(Cursor())
-    assert crashed.seeks == [(1, NOTHING_READ)], "what nothing proves is read again"
+    assert crashed.seeks == [(3, LastRead(7, 2))], "the client checks all of it"
 
 
 def test_many_gaps_become_fewer_that_more_depends_on() -> None:

@@ -190,14 +190,15 @@ def test_what_is_put_off_is_read_again_before_the_log_forgets_it() -> None:
     assert held_until_ms(held, NOW_MS, NOW_MS)[0] == NOW_MS + ROUTES.roll_window_ms
 
 
-def test_roll_reaches_no_farther_than_the_contract_of_its_record_whatever_settings_say() -> None:
-    rolling = settler().requeuer
-    later = payload(NOW_MS + 50_000)
-    assert rolling.at_ms(7, later, NOW_MS) == NOW_MS + ROUTES.roll_window_ms
-    before = Contract(roll_window_ms=300)
-    rolling.contracts = Contracts([(0, before), (8, replace(before, roll_window_ms=40_000))])
-    assert rolling.at_ms(7, later, NOW_MS) == NOW_MS + 300
-    assert rolling.at_ms(8, later, NOW_MS) == NOW_MS + ROUTES.roll_window_ms
+def test_a_rolled_record_waits_no_longer_than_any_contract_says_that_may_apply_to_it() -> None:
+    """Settings of 10 s were never a contract of the record that is appended, or will not be."""
+    rolling = settler()
+    entries = [(0, 90_000), (5, 4_000), (9, 60_000)]
+    rolling.contracts = Contracts([(n, Contract(roll_window_ms=ms)) for n, ms in entries])
+    for offset, window_ms in ((7, 4_000), (20, ROUTES.roll_window_ms)):
+        rolled = some(rolling.settle(offset, NOW_MS - 1, payload(NOW_MS + 70_000), NOW_MS, 8))
+        fields = json.loads(dict(rolled[5])["delay-copy"] or b"")
+        assert fields["at"] == NOW_MS + window_ms
 
 
 def test_what_is_fired_before_its_time_and_put_off_is_told_from_what_is_rolled() -> None:

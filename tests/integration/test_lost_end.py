@@ -1,0 +1,151 @@
+"""Settings by which Kafka loses acknowledged records, and a log that loses its end by them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from confluent_kafka import Producer
+from confluent_kafka.admin import (  # type: ignore[attr-defined]  # its stubs don't re-export
+    AdminClient,
+    AlterConfigOpType,
+    ConfigEntry,
+    ConfigResource,
+    NewTopic,
+    ResourceType,
+)
+from structlog.testing import capture_logs
+
+from connectors.kafka.acknowledged import warn_of_losses
+from connectors.kafka.source import KafkaSource
+from delay_devtools.cluster import EmbeddedCluster
+from delayservice.config.settings import Settings
+from delayservice.engine.checkpoint import LastRead
+from delayservice.engine.ports import Place, Run, Trouble
+from tests.integration.bench import await_true
+
+pytestmark = pytest.mark.slow
+
+TOPIC = "delay_topic_any"
+PLACE = (TOPIC, 0)
+S = 60
+VERIFICATION = "transaction_partition_verification_enable"
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[EmbeddedCluster]:
+    with EmbeddedCluster(brokers=3, zookeepers=0) as own:
+        yield own
+
+
+def alter(admin: AdminClient, kind: ResourceType, name: str, **config: str) -> None:
+    entries = [
+        ConfigEntry(key.replace("_", "."), value, incremental_operation=AlterConfigOpType.SET)
+        for key, value in config.items()
+    ]
+    resource = ConfigResource(kind, name, incremental_configs=entries)
+    admin.incremental_alter_configs([resource])[resource].result(S)
+
+
+def problems_of(admin: AdminClient) -> list[str]:
+    with capture_logs() as told:
+        count = warn_of_losses(admin, Settings())
+    found = [p for line in told for p in line.get("problems", ())]
+    assert len(found) == count
+    assert [line["log_level"] for line in told] == ["warning"] * bool(count)
+    return [problem.split(" is ")[0].split(":")[0] for problem in found]
+
+
+def test_a_node_warns_of_settings_by_which_kafka_may_lose_what_it_acknowledged(
+    cluster: EmbeddedCluster,
+) -> None:
+    admin = AdminClient({"bootstrap.servers": cluster.bootstrap})
+    name = "delay_topic_checked"
+    new = NewTopic(name, 1, 3, config={"min.insync.replicas": "1"})
+    admin.create_topics([new])[name].result(S)
+    assert problems_of(admin) == ["min.insync.replicas"]
+    alter(admin, ResourceType.TOPIC, name, unclean_leader_election_enable="true")
+    for number in cluster.broker_ids:
+        alter(admin, ResourceType.BROKER, str(number), **{VERIFICATION: "false"})
+    expected = ["min.insync.replicas", "unclean.leader.election.enable"]
+    expected.append(VERIFICATION.replace("_", "."))
+    await_true(lambda: problems_of(admin) == expected, "all brokers have the setting", S)
+    for number in cluster.broker_ids:
+        alter(admin, ResourceType.BROKER, str(number), **{VERIFICATION: "true"})
+    safe = {"min_insync_replicas": "2", "unclean_leader_election_enable": "false"}
+    alter(admin, ResourceType.TOPIC, name, **safe)
+    await_true(lambda: problems_of(admin) == [], "the settings are safe", S)
+    admin.delete_topics([name])[name].result(S)
+
+
+def test_replication_factor_1_is_one_line(cluster: EmbeddedCluster) -> None:
+    admin = AdminClient({"bootstrap.servers": cluster.bootstrap})
+    names = ["delay_topic_one", "delay_topic_two"]
+    for future in admin.create_topics([NewTopic(name, 1, 1) for name in names]).values():
+        future.result(S)
+    assert problems_of(admin) == ["replication factor 1"]
+    for future in admin.delete_topics(names).values():
+        future.result(S)
+
+
+@contextmanager
+def reader(bootstrap: str, offset: int, epoch: int) -> Iterator[tuple[list[Run], list[Trouble]]]:
+    """What a worker hears first from a position that it knows by a leader epoch."""
+    admin = AdminClient({"bootstrap.servers": bootstrap})
+    source = KafkaSource({"bootstrap.servers": bootstrap}, admin, "test")
+    source.seek(PLACE, offset, LastRead(epoch, offset - 1))
+    runs: list[Run] = []
+    troubles: list[Trouble] = []
+
+    def has_heard() -> bool:
+        runs.extend(source.poll(0.1, 1_000))
+        troubles.extend(source.take_troubles())
+        return bool(runs or troubles)
+
+    try:
+        await_true(has_heard, "the position is checked", S)
+        yield runs, troubles
+    finally:
+        source.close()
+
+
+def append(bootstrap: str, count: int) -> None:
+    producer = Producer({"bootstrap.servers": bootstrap, "acks": 1})
+    for _ in range(count):
+        producer.produce(TOPIC, b"a record", partition=0)
+    assert producer.flush(S) == 0
+
+
+def leader_of(admin: AdminClient, place: Place) -> int:
+    found: Any = admin.list_topics(place[0]).topics[place[0]].partitions[place[1]]
+    return int(found.leader)
+
+
+def test_the_client_tells_by_the_leader_epoch_whether_a_log_has_lost_its_end(
+    cluster: EmbeddedCluster,
+) -> None:
+    admin = AdminClient({"bootstrap.servers": cluster.bootstrap})
+    lossy = {"unclean.leader.election.enable": "true", "min.insync.replicas": "1"}
+    new = NewTopic(TOPIC, num_partitions=1, replica_assignment=[[1, 2]], config=lossy)
+    admin.create_topics([new])[TOPIC].result(S)
+    append(cluster.bootstrap, 4)
+    with reader(cluster.bootstrap, 0, -1) as (runs, _):
+        epoch = runs[-1].leader_epoch
+    with reader(cluster.bootstrap, 4, epoch) as (runs, troubles):
+        assert (runs, troubles) == ([Run(PLACE, 4, [], 4)], []), "an end, so all is there"
+    cluster.stop_broker(2, kill=True)
+    await_true(lambda: leader_of(admin, PLACE) == 1, "broker 1 leads", S)
+    append(cluster.bootstrap, 4)
+    cluster.stop_broker(1, kill=True)
+    cluster.start_broker(2)
+    await_true(lambda: leader_of(admin, PLACE) == 2, "broker 2 leads, which lacks the end", S)
+    append(cluster.bootstrap, 8)
+    with reader(cluster.bootstrap, 8, epoch + 1) as (runs, troubles):
+        assert troubles[0].is_truncated, "of eight records that were read, four are gone"
+        assert runs == []
+    with reader(cluster.bootstrap, 4, epoch) as (runs, troubles):
+        assert runs[0].rows
+        assert troubles == []
+    cluster.start_broker(1)
