@@ -50,6 +50,7 @@ NOT_TYPED: Final = (
         "zkCli.sh",
         "needs the shell that comes with ZooKeeper, which no test installs",
     ),
+    Listed("docs/operations.md", "kafka-transactions.sh", "needs a transaction that hangs"),
     Listed("docs/deployment.md", "docker-compose", _IMAGES),
     Listed("docs/deployment.md", "docker build", _IMAGE_STEPS),
     Listed("docs/deployment.md", "python3.11 -m venv", _IMAGE_STEPS),
