@@ -18,9 +18,10 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic  # its stubs export it here only
 from hypothesis import settings
 
-from delay_devtools.cluster import EmbeddedCluster
+from delay_devtools.cluster import EmbeddedCluster, forget_settings
 from tests.integration.bench import Bench
 
+forget_settings()
 settings.register_profile("tests", deadline=None)  # a machine under load breaks any deadline
 settings.load_profile("tests")
 

@@ -130,7 +130,7 @@ def _log_events() -> Iterator[str]:
                 continue
             logger, first = node.func.value, node.args[0] if node.args else None
             is_log = isinstance(logger, ast.Name) and logger.id == "_log"
-            logs = (is_log and node.func.attr in _LEVELS) or node.func.attr == "start_over"
+            logs = is_log and node.func.attr in _LEVELS
             if logs and isinstance(first, ast.Constant):
                 yield str(first.value)
 

@@ -11,6 +11,7 @@ from delayservice.base.errors import InvalidRequestError, KafkaEdgeError
 from delayservice.contract.codes import printable
 from delayservice.contract.levels import ROCKETMQ_LEVELS_MS
 from delayservice.contract.request import Delay, Header, delay_ms, target_headers
+from delayservice.contract.times import parse_count
 from kafka_delay_client.levels import LevelProducer
 from kafka_delay_client.producer import DelayProducer
 from kafka_delay_client.received import (
@@ -97,7 +98,7 @@ class RetryLadder:
         if message.topic() != self.retry_topic:
             return 0
         text = last_header(all_headers(message), RETRY_ATTEMPT)
-        return int(text) if text is not None and text.isdigit() else 0
+        return parse_count(RETRY_ATTEMPT, text) if text is not None and text.isdigit() else 0
 
     def failed(self, message: Message, error: BaseException) -> HandedOver:
         """Send a failed record to the retry topic, or after all delays to the dead-letter topic.

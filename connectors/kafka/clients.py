@@ -77,7 +77,63 @@ def values_of(messages: Iterable[Any]) -> Iterator[bytes]:
 
 def producer_client(options: Mapping[str, Any]) -> Producer:
     """Return a producer with these options; a transactional one is not yet initialised."""
-    return Producer(dict(options), logger=LOGGER)
+    return Producer({"logger": LOGGER, **options})
+
+
+class CoordinatorLog:
+    """Logger of one transactional producer that keeps the first failure of the connection to the
+    transaction coordinator.
+
+    After such a failure the client sends EndTxn again, and tells only its log. The first copy may
+    reach the broker late, and then ends whatever transaction of this producer is open. So the
+    producer must not begin another one (KAFKA-17754, KIP-890; docs/internals/design.md, rule 15).
+
+    Args:
+        logger: takes all lines of the client's log.
+
+    Attributes:
+        failure: the line about the first failure; empty: there was none.
+    """
+
+    def __init__(self, logger: logging.Logger = LOGGER) -> None:
+        self.failure = ""
+        self._logger = logger
+
+    def log(self, level: int, text: str, facility: str, *line: object) -> None:
+        """Log a line, and keep the first failure. The client calls it from ``poll`` and
+        ``flush``.
+        """
+        told = str(line[-1]) if line else ""
+        if not self.failure and facility in _FAILURES and _COORDINATOR in told:
+            self.failure = told
+        self._logger.log(level, text, facility, *line)
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Return the producer options that this log needs. They have to override all others."""
+        return {
+            "logger": self,
+            "log_level": _LOG_INFO,
+            "log.connection.close": True,
+            "connections.max.idle.ms": 0,  # else the client closes it, and logs nothing
+        }
+
+
+_FAILURES: Final = frozenset({"FAIL", "REQTMOUT"})
+"""Facilities of librdkafka's log for a failed connection and for requests without an answer."""
+_COORDINATOR: Final = "TxnCoordinator"
+"""librdkafka's name of the connection to the transaction coordinator."""
+_LOG_INFO: Final = 6
+"""Syslog level of the line about a closed connection with one request in flight."""
+
+
+def connection_failure(producer: Producer, log: CoordinatorLog) -> str:
+    """Return the first failure of the connection to the coordinator since ``producer`` was made,
+    lines that are on their way included; empty: there was none.
+    """
+    with suppress(KafkaException):  # the producer's next call raises it again
+        producer.poll(0)
+    return log.failure
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +172,7 @@ def connect(producer: Producer, topic: str, timeout_s: float) -> None:
 
 def produce_patiently(producer: Producer, *args: object, **options: object) -> None:
     """Queue a record, with the arguments of ``Producer.produce``; while the client's queue is full,
-    wait until it drains.
+    wait until it drains, at most for ``message.timeout.ms``.
     """
     queue: Callable[..., None] = producer.produce  # its stubs know no null header
     while True:

@@ -17,10 +17,18 @@ from typing import Final, Self, TypeAlias
 from confluent_kafka import IsolationLevel, KafkaError, KafkaException, Message
 from confluent_kafka.admin import AdminClient
 
-from connectors.kafka.clients import KafkaAdmin, flush, produce_patiently, producer_client
-from connectors.kafka.errors import FENCED, PURGED, REFUSALS, error_of
+from connectors.kafka.clients import (
+    CoordinatorLog,
+    KafkaAdmin,
+    connection_failure,
+    flush,
+    produce_patiently,
+    producer_client,
+)
+from connectors.kafka.errors import FENCED, PURGED, Meaning, error_of, meaning_of
 from connectors.kafka.log_ends import ASK_TIMEOUT_S, log_bounds
 from connectors.kafka.scan import consumer_config, scan_partition
+from connectors.kafka.topic_terms import RECORD_BYTES_MAX
 from delayservice.base.errors import KafkaEdgeError
 from delayservice.contract.dead_letters import (
     DeadLetter,
@@ -53,9 +61,6 @@ Advance: TypeAlias = Callable[[int], None]
 
 READ_COMMITTED: Final = IsolationLevel.READ_COMMITTED
 READ_UNCOMMITTED: Final = IsolationLevel.READ_UNCOMMITTED
-
-_OF_ONE_RECORD: Final = REFUSALS.keys()
-"""Error codes that concern one record of a batch and not the others."""
 
 
 def partition_counts(admin: KafkaAdmin) -> dict[str, int]:
@@ -234,9 +239,10 @@ class Replayer:
         """
         self._topic = topic
         self._id = transactional_id
+        self._log = CoordinatorLog()
         self._producer = producer_client(
             {
-                "message.max.bytes": 16 * 1024 * 1024,  # the topic decides, not the client
+                "message.max.bytes": RECORD_BYTES_MAX,  # the topic decides, not the client
                 "message.timeout.ms": 30_000,
                 **client,
                 # One record a batch: what the broker refuses is that record, and no other.
@@ -244,6 +250,7 @@ class Replayer:
                 "transactional.id": transactional_id,
                 "transaction.timeout.ms": TRANSACTION_TIMEOUT_MS,
                 "acks": "all",
+                **self._log.options,
             }
         )
         self._open = False
@@ -294,6 +301,12 @@ class Replayer:
         """
         refused: dict[Place, str] = {}
         failures: list[KafkaError] = []
+        failure = connection_failure(self._producer, self._log)
+        if failure:  # what it has sent last may come late, and end this transaction
+            raise KafkaEdgeError(
+                "the connection to the transaction coordinator has failed; run the replay again, "
+                f"which goes on where it was: {failure}"
+            )
         try:
             self._producer.begin_transaction()
             self._open = True
@@ -370,7 +383,7 @@ def _note(
     """
     if error is None or error.code() in PURGED or error.code() == KafkaError._STATE:  # noqa: SLF001
         return
-    if place is not None and error.code() in _OF_ONE_RECORD:
+    if place is not None and meaning_of(error) in {Meaning.REFUSED, Meaning.UNSUITED}:
         refused[place] = error.str()
     else:
         failures.append(error)

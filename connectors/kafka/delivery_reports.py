@@ -4,17 +4,22 @@ open transaction.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from typing import Final
 
-from confluent_kafka import KafkaError, KafkaException, Message, Producer, ThrottleEvent
+from confluent_kafka import KafkaError, Message, ThrottleEvent
 
-from connectors.kafka.errors import LOST_TARGETS, PURGED, REFUSALS, error_of
+from connectors.kafka.errors import PURGED, Meaning, meaning_of, refusal_code
 from connectors.kafka.record_limits import RecordLimits
-from connectors.kafka.sink_options import lost
 from connectors.kafka.targets import TargetTopics
 from delayservice.engine.outcome import Target
 from delayservice.engine.ports import Place
+
+UNSUITED_S: Final = 60.0
+"""Pause for a topic that takes no records as it is set up, in s: only its owner ends that."""
+_NOT_OF_TOPICS: Final = frozenset({Meaning.PASSING, Meaning.WRITER})
+"""Meanings of errors for which no topic is to blame."""
 
 
 @dataclass(slots=True)
@@ -51,7 +56,7 @@ class DeliveryReports:
         refusals: code and detail of each record that is refused for good, by its shard and source
             offset.
         suspects: topics that refused a record which the broker did not name: their records are sent
-            one by one until a commit succeeds.
+            one by one until one of them is committed.
         purged: topics and partitions with records that were dropped before they were acknowledged.
         throttled_until_s: time until which a quota delays answers, monotonic seconds.
     """
@@ -66,9 +71,8 @@ class DeliveryReports:
         self.refusals: dict[tuple[Place, int], tuple[str, str]] = {}
         self.suspects: set[str] = set()
         self.purged: set[Target] = set()
-        self._refused: set[tuple[Place, int, str]] = set()
-        """Shard, source offset and topic of records that the topic refused, kept until the next
-        commit."""
+        self._blamed: set[str] = set()
+        """Topics that the open transaction's end is put down to."""
         self.throttled_until_s = 0.0
 
     def forget(self) -> None:
@@ -76,11 +80,11 @@ class DeliveryReports:
         self.failed.clear()
         self.refusals.clear()
         self.purged = set()
+        self._blamed.clear()
 
-    def committed(self) -> None:
-        """Trust every topic again, as all records of a transaction were committed."""
-        self.suspects.clear()
-        self._refused.clear()
+    def committed(self, topics: Collection[str]) -> None:
+        """Trust ``topics`` again, as all records for them were committed."""
+        self.suspects.difference_update(topics)
 
     def note_throttle(self, event: ThrottleEvent) -> None:
         """Note until when a quota delays answers, so that partitions are not blamed for it."""
@@ -96,24 +100,6 @@ class DeliveryReports:
         self.failed.append(error)
         return True
 
-    def takes_more(self, producer: Producer, topic: str) -> bool:
-        """Return whether the client takes another record; false: a record or the coordinator has
-        failed the open transaction. As the check adds a record to ``topic``, the caller has to
-        abort the transaction in either case.
-
-        Raises:
-            OwnershipLostError: the client refuses the record for another reason.
-        """
-        try:
-            producer.produce(topic, b"", b"", 0)
-        except BufferError:  # its queue is full: it would have refused to queue anything before
-            return True
-        except KafkaException as exc:
-            if not self.broke_off(error_of(exc)):
-                raise lost("produce", exc) from exc
-            return False
-        return True
-
     def note_failure(self, error: KafkaError | None, message: Message) -> None:
         """Note the delivery report of a failed record. The report names topic and partition, but
         not the record.
@@ -127,10 +113,10 @@ class DeliveryReports:
         self.failed.append(error)
         if error.code() == KafkaError.MSG_SIZE_TOO_LARGE:
             self._limits.note_refused(topic)
-        if error.code() in REFUSALS:
+        meaning = meaning_of(error)
+        if meaning is Meaning.REFUSED:
             self.suspects.add(topic)
-        if error.code() in REFUSALS or error.code() in LOST_TARGETS:
-            self._targets.forget(topic)  # asked again, and judged by what it takes now
+        self._blame(topic, meaning, error)
 
     def note_record(
         self, place: Place, offset: int, topic: str, error: KafkaError | None, _message: object
@@ -141,19 +127,28 @@ class DeliveryReports:
         if error is None or error.code() in PURGED:
             return
         self.failed.append(error)
-        if error.code() in LOST_TARGETS:
-            self._targets.forget(topic)  # asked again, found unfit, and parked
-        elif error.code() in REFUSALS and topic in self.suspects:
-            self.refuse(place, offset, topic, (REFUSALS[error.code()], error.str()))
-        elif error.code() in REFUSALS:  # perhaps it was in a batch with the one to blame
+        meaning = meaning_of(error)
+        if meaning is not Meaning.REFUSED:
+            self._blame(topic, meaning, error)
+        elif topic in self.suspects:
+            self.refuse(place, offset, topic, (refusal_code(error), error.str()))
+        else:  # perhaps it was in a batch with the one to blame
             self.suspects.add(topic)
 
     def refuse(self, place: Place, offset: int, topic: str, reason: tuple[str, str]) -> None:
         """Note that ``topic`` refuses the record for a source offset for good; ``reason``: code and
-        detail. If this is the second time since the last commit, the topic is given up for a while:
-        otherwise records would be sent and aborted endlessly.
+        detail.
         """
         self.refusals[place, offset] = reason
-        if (place, offset, topic) in self._refused:
-            self._targets.give_up({(topic, -1)})
-        self._refused.add((place, offset, topic))
+        self._blame(topic, Meaning.REFUSED)
+
+    def _blame(self, topic: str, meaning: Meaning, error: KafkaError | None = None) -> None:
+        """Put the end of the transaction down to ``topic``, once for all its records."""
+        if topic in self._blamed or meaning in _NOT_OF_TOPICS:
+            return
+        self._blamed.add(topic)
+        if meaning is Meaning.UNSUITED:
+            why = f"refuses records: {error.str() if error is not None else meaning.value}"
+            self._targets.give_up({(topic, -1)}, why, UNSUITED_S)
+        else:
+            self._targets.contradicted(topic)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
+from enum import Enum
 from typing import Final, TypeVar
 
 from confluent_kafka import KafkaError, KafkaException
@@ -11,54 +13,119 @@ from delayservice.contract.codes import TARGET_REFUSED, TOO_LARGE
 
 Answer = TypeVar("Answer")
 
+
+class Meaning(Enum):
+    """Meaning of an error that ends a transaction, which decides what follows. The writer ends in
+    any case.
+    """
+
+    REFUSED = "the topic refuses this record for good: it is dead-lettered"
+    UNSUITED = "the topic takes no records as it is set up: its records are parked for a while"
+    LOST = "the topic is not as it was known: it is looked up again, and its records are parked"
+    PASSING = "it passes by itself: the same is tried again"
+    WRITER = "the producer can't go on, and has nothing to abort: it is fenced or forgotten"
+
+
+_CODES: Final[Mapping[Meaning, Sequence[int]]] = {
+    Meaning.REFUSED: (
+        KafkaError.MSG_SIZE_TOO_LARGE,
+        KafkaError.RECORD_LIST_TOO_LARGE,
+        KafkaError.INVALID_RECORD,
+        KafkaError.POLICY_VIOLATION,
+    ),
+    Meaning.UNSUITED: (
+        KafkaError.INVALID_TIMESTAMP,
+        KafkaError.TOPIC_EXCEPTION,
+        KafkaError.INVALID_CONFIG,
+        KafkaError.INVALID_MSG_SIZE,
+        KafkaError.INVALID_REQUIRED_ACKS,
+        KafkaError.UNSUPPORTED_FOR_MESSAGE_FORMAT,
+        KafkaError.UNSUPPORTED_COMPRESSION_TYPE,
+        KafkaError._BAD_COMPRESSION,  # noqa: SLF001  # librdkafka's local codes have this spelling
+    ),
+    Meaning.LOST: (
+        KafkaError._UNKNOWN_TOPIC,  # noqa: SLF001
+        KafkaError._UNKNOWN_PARTITION,  # noqa: SLF001
+        KafkaError.UNKNOWN_TOPIC_OR_PART,
+        KafkaError.UNKNOWN_TOPIC_ID,
+        KafkaError.INCONSISTENT_TOPIC_ID,
+        KafkaError.TOPIC_AUTHORIZATION_FAILED,
+    ),
+    Meaning.PASSING: (
+        KafkaError._MSG_TIMED_OUT,  # noqa: SLF001
+        KafkaError._TIMED_OUT_QUEUE,  # noqa: SLF001
+        KafkaError.INVALID_MSG,
+        KafkaError.LEADER_NOT_AVAILABLE,
+        KafkaError.NOT_LEADER_FOR_PARTITION,
+        KafkaError.REQUEST_TIMED_OUT,
+        KafkaError.BROKER_NOT_AVAILABLE,
+        KafkaError.REPLICA_NOT_AVAILABLE,
+        KafkaError.NETWORK_EXCEPTION,
+        KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
+        KafkaError.COORDINATOR_NOT_AVAILABLE,
+        KafkaError.NOT_COORDINATOR,
+        KafkaError.NOT_ENOUGH_REPLICAS,
+        KafkaError.NOT_ENOUGH_REPLICAS_AFTER_APPEND,
+        KafkaError.OUT_OF_ORDER_SEQUENCE_NUMBER,  # follows a batch that the broker refused
+        KafkaError.CONCURRENT_TRANSACTIONS,
+        KafkaError.OPERATION_NOT_ATTEMPTED,  # another partition of the request has failed
+        KafkaError.KAFKA_STORAGE_ERROR,
+        KafkaError.FENCED_LEADER_EPOCH,
+        KafkaError.UNKNOWN_LEADER_EPOCH,
+        KafkaError.THROTTLING_QUOTA_EXCEEDED,
+        KafkaError.TRANSACTION_ABORTABLE,
+    ),
+    Meaning.WRITER: (
+        KafkaError._FENCED,  # noqa: SLF001
+        KafkaError.INVALID_PRODUCER_EPOCH,
+        KafkaError.PRODUCER_FENCED,
+        KafkaError.INVALID_PRODUCER_ID_MAPPING,
+        KafkaError.UNKNOWN_PRODUCER_ID,
+        KafkaError.DUPLICATE_SEQUENCE_NUMBER,
+        KafkaError.INVALID_TXN_STATE,
+        KafkaError.TRANSACTION_COORDINATOR_FENCED,
+        KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
+        KafkaError.CLUSTER_AUTHORIZATION_FAILED,
+    ),
+}
+"""Errors that Produce, AddPartitionsToTxn or EndTxn may be answered with, and those that the client
+gives records itself (``ProduceResponse``, KIP-98, KIP-890; ``rd_kafka_handle_Produce_error``)."""
+
+MEANINGS: Final[Mapping[int, Meaning]] = {
+    code: meaning for meaning, codes in _CODES.items() for code in codes
+}
+"""Meaning of each error code that the service expects."""
+
 FENCED: Final = frozenset(
     {
-        KafkaError._FENCED,  # noqa: SLF001  # librdkafka's local error codes have this spelling
+        KafkaError._FENCED,  # noqa: SLF001
         KafkaError.INVALID_PRODUCER_EPOCH,
         KafkaError.PRODUCER_FENCED,
         KafkaError.INVALID_PRODUCER_ID_MAPPING,
         KafkaError.UNKNOWN_PRODUCER_ID,
     }
 )
-"""Errors after which a writer is given up: another producer with its transactional id has taken
-over, or the broker forgot it. From some, the client would recover with a higher epoch, which undoes
-a fence."""
+"""Codes by which a producer learns that another one has its transactional id now."""
 
-REFUSALS: Final[dict[int, str]] = {
-    KafkaError.MSG_SIZE_TOO_LARGE: TOO_LARGE,
-    KafkaError.RECORD_LIST_TOO_LARGE: TOO_LARGE,
-    KafkaError.INVALID_RECORD: TARGET_REFUSED,
-    KafkaError.POLICY_VIOLATION: TARGET_REFUSED,
-}
-"""Codes of dead letters, by permanent error of one record or its target."""
+LOST_TARGETS: Final = frozenset(_CODES[Meaning.LOST])
+"""Codes of a topic or partition that does not exist or may not be described."""
 
-UNKNOWN_TARGETS: Final = frozenset(
-    {
-        KafkaError._UNKNOWN_TOPIC,  # noqa: SLF001
-        KafkaError._UNKNOWN_PARTITION,  # noqa: SLF001
-        KafkaError.UNKNOWN_TOPIC_OR_PART,
-    }
-)
-"""Errors that end when the target topic is created; until then records for it are parked."""
+UNKNOWN_TARGETS: Final = LOST_TARGETS - {KafkaError.TOPIC_AUTHORIZATION_FAILED}
+"""Codes of a topic or partition that does not exist."""
 
-LOST_TARGETS: Final = UNKNOWN_TARGETS | {KafkaError.TOPIC_AUTHORIZATION_FAILED}
-"""Errors of a topic that does not exist or may not be described. The topic is looked up again, and
-records for it are parked."""
 
-ABORTABLE: Final = (
-    REFUSALS.keys()
-    | LOST_TARGETS
-    | {
-        KafkaError._MSG_TIMED_OUT,  # noqa: SLF001
-        KafkaError._TIMED_OUT_QUEUE,  # noqa: SLF001
-        KafkaError.NOT_ENOUGH_REPLICAS,
-        KafkaError.NOT_ENOUGH_REPLICAS_AFTER_APPEND,
-        KafkaError.THROTTLING_QUOTA_EXCEEDED,
-        KafkaError.OUT_OF_ORDER_SEQUENCE_NUMBER,  # follows a batch that the broker refused
-    }
-)
-"""Errors of records and targets after which the transaction is aborted; after any other error the
-writer is given up."""
+def meaning_of(error: KafkaError) -> Meaning:
+    """Return the meaning of the failure of a record. An error that the service does not know is
+    put down to the topic, so that it does not end one writer after the other.
+    """
+    return MEANINGS.get(error.code(), Meaning.UNSUITED)
+
+
+def refusal_code(error: KafkaError) -> str:
+    """Return the code of the dead letter of a record that its topic has refused with ``error``."""
+    is_size = error.code() in {KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.RECORD_LIST_TOO_LARGE}
+    return TOO_LARGE if is_size else TARGET_REFUSED
+
 
 PURGED: Final = frozenset({KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT})  # noqa: SLF001
 """Errors of records that were dropped because their transaction was aborted on purpose."""

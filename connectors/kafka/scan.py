@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from operator import methodcaller
 from typing import Any, Final
 
 import structlog
@@ -18,9 +17,10 @@ from confluent_kafka.admin import AdminClient
 
 from connectors.kafka.clients import KAFKA, Clients
 from connectors.kafka.errors import LOST_TARGETS, answer_of, error_of
+from connectors.kafka.headers import headers_of
 from connectors.kafka.log_ends import ASK_TIMEOUT_S
 from delayservice.base.errors import KafkaEdgeError
-from delayservice.contract.entry import UNREADABLE, Row
+from delayservice.contract.entry import Row
 from delayservice.engine.ports import Run
 
 _log = structlog.get_logger(__name__)
@@ -33,11 +33,6 @@ SCAN_WAIT_MS: Final = 10
 MOVED: Final = frozenset({KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE})  # noqa: SLF001
 """Error codes for an offset that the log does not hold."""
 READ_HINT: Final = "give the service Read on this topic"
-
-_headers_of: Final = methodcaller("headers")
-"""Function that calls ``message.headers()`` from C. For a header name that is not UTF-8 the client
-returns a result *and* sets an exception. A call from C raises the exception; a plain call, once
-Python has optimised it, does not, and the exception appears somewhere later."""
 
 
 def consumer_config(client: Mapping[str, str], name: str) -> dict[str, Any]:
@@ -60,15 +55,9 @@ def consumer_config(client: Mapping[str, str], name: str) -> dict[str, Any]:
 
 
 def row_of(message: Any) -> Row:  # noqa: ANN401  # the client's stubs make every field optional
-    """Return a message as a ``Row``, the form that the record reader takes. Its headers are
-    ``UNREADABLE`` if the name of a header is not UTF-8.
-    """
-    try:
-        headers = _headers_of(message)
-    except (SystemError, UnicodeDecodeError):
-        # A header whose name is not UTF-8: the client raises once, and must not be asked again.
-        headers = UNREADABLE
-    return (message.offset(), message.timestamp()[1], message.key(), message.value(), headers)
+    """Return a message as a ``Row``, the form that the record reader takes."""
+    timestamp_ms = message.timestamp()[1]
+    return (message.offset(), timestamp_ms, message.key(), message.value(), headers_of(message))
 
 
 def take(consumer: Consumer, timeout_s: float, limit: int, gather_s: float = 0.0) -> list[Any]:

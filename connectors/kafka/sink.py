@@ -5,40 +5,36 @@ outputs are written by an idempotent producer without transactions, and flushed;
 records, outcomes, dead letters and checkpoints in a transaction. So only target records can be
 delivered twice.
 
-A commit ends in one of three ways:
+A writer ends (``WriterEndedError``)
 
-- committed
-- aborted for certain: ``TransactionAbortedError``, or ``RefusedError`` with the refused records
-- fenced or unknown: ``OwnershipLostError``. The writer is discarded without an abort, since a
-  delayed EndTxn could hit a later transaction (KAFKA-17754), and never used again.
+- with its first abort, whatever the reason was
+- after a commit, if the connection to the coordinator has failed since the writer was opened: a
+  delayed EndTxn could end its next transaction (KAFKA-17754)
+
+or is lost (``OwnershipLostError``): it is fenced, or a commit has an unknown outcome. Then nothing
+is aborted. In each case it is never used again.
 """
 
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Final
+from typing import Any, Final, NoReturn
 
 import structlog
-from confluent_kafka import KafkaError, KafkaException, Producer
+from confluent_kafka import KafkaException, Producer
 
-from connectors.kafka.clients import KAFKA, Clients, flush, produce_patiently
+from connectors.kafka.clients import KAFKA, Clients, CoordinatorLog, connection_failure, flush
 from connectors.kafka.delivery_reports import DeliveryReports, Stall
-from connectors.kafka.errors import ABORTABLE, FENCED, LOST_TARGETS, REFUSALS, error_of
+from connectors.kafka.errors import MEANINGS, Meaning, error_of
 from connectors.kafka.record_limits import RecordLimits
 from connectors.kafka.sink_options import UNKNOWN_AFTER_MS, SinkOptions, initialise, lost
 from connectors.kafka.targets import TargetTopics
 from connectors.kafka.topic_terms import compresses
 from delayservice.base import faults
-from delayservice.base.errors import (
-    KafkaEdgeError,
-    OwnershipLostError,
-    RefusedError,
-    TransactionAbortedError,
-    WriterGivenUpError,
-)
+from delayservice.base.errors import KafkaEdgeError, WriterEndedError
 from delayservice.contract.codes import TOO_LARGE
 from delayservice.engine.claims import WRITER, encode_key
 from delayservice.engine.outcome import DELIVERED, Output, Target
@@ -46,15 +42,14 @@ from delayservice.engine.ports import Control, Place
 
 COMMIT_TIMEOUT_S: Final = 30.0
 ABORT_TIMEOUT_S: Final = 2.0
-"""Longest wait for an abort, in s; then the writer is given up, and the next owner aborts its
-transaction in half a second. An abort takes long when a partition of the previous transaction takes
-no abort marker, which blocks every new transaction."""
+"""Longest wait for an abort, in s; then the next owner's fence aborts the transaction, which takes
+half a second more. An abort takes long when a partition of the previous transaction takes no abort
+marker, which blocks every new transaction."""
 FLUSH_STEP_S: Final = 0.1
 UNACKNOWLEDGED_S: Final = 3.0
-"""Time without an acknowledgement after which a transaction is aborted, in s, as it holds up the
-worker. While a busy broker goes on acknowledging, the worker waits."""
-SLOW_COMMIT_S: Final = 10.0
-"""Duration of a commit above which the client may have retried it, in s: the writer is given up."""
+"""Time without an acknowledgement, or without room in the client's queue, after which a transaction
+is aborted, in s, as it holds up the worker. While a busy broker goes on acknowledging, the worker
+waits."""
 
 _log = structlog.get_logger(__name__)
 
@@ -81,6 +76,8 @@ class KafkaSink:
         self._producer: Producer | None = None
         self._direct: Producer | None = None
         """Producer of target records for ``at_least_once``; None: ``exactly_once``."""
+        self._log = CoordinatorLog()
+        """Log of ``_producer``."""
         self._headers: list[tuple[str, bytes]] = []
         """Headers of the service's own records, which name the writer of the transaction."""
         self._open = False
@@ -97,7 +94,8 @@ class KafkaSink:
         """
         self.discard()
         writer = self._new_name()
-        producer = self._make(self._options.transactional(writer))
+        self._log = CoordinatorLog()
+        producer = self._make({**self._options.transactional(writer), **self._log.options})
         initialise(producer, writer, self._options)
         self._producer = producer
         self._headers = [(WRITER, writer.encode())]
@@ -108,7 +106,7 @@ class KafkaSink:
     def _new_name(self) -> str:
         return f"{self._options.name_prefix}-{uuid.uuid4().hex[:16]}"
 
-    def _make(self, config: dict[str, str | int | float | bool]) -> Producer:
+    def _make(self, config: Mapping[str, Any]) -> Producer:
         reports = self._reports
         callbacks = {"on_delivery": reports.note_failure, "throttle_cb": reports.note_throttle}
         return self._clients.producer({**config, **callbacks})
@@ -119,12 +117,12 @@ class KafkaSink:
             if producer is not None:
                 producer.purge(blocking=False)
         self._producer = self._direct = None
-        self._reports.suspects.clear()
         self._forget()
 
     def _forget(self) -> None:
         self._open = False
         self._sent_to.clear()
+        self._slices = set()
         self._reports.forget()
         self._limits.flushed()
         self._targets.flushed()
@@ -132,18 +130,29 @@ class KafkaSink:
     @property
     def _fenced_producer(self) -> Producer:
         if self._producer is None:
-            raise WriterGivenUpError(
-                "there is no writer: none was opened, or it was given up after a slow commit or "
-                "because of a partition that does not acknowledge"
-            )
+            raise WriterEndedError("there is no writer: none was opened, or it has ended")
         return self._producer
+
+    def check(self) -> None:
+        """Raise ``WriterEndedError`` if the writer must not begin another transaction, because its
+        connection to the coordinator has failed; not while a transaction is open.
+        """
+        if self._producer is None or self._open:
+            return
+        failure = connection_failure(self._producer, self._log)
+        if failure:
+            self.discard()
+            raise WriterEndedError(f"the connection to the coordinator has failed: {failure}")
 
     def send(self, place: Place, outputs: Sequence[Output]) -> None:
         """Queue outputs of the shard ``place`` for the open transaction; begin one if needed.
 
         Raises:
-            OwnershipLostError: the writer is fenced, given up or not open.
+            OwnershipLostError: the writer is fenced, has ended or is not open.
         """
+        self._targets.counted(outputs)
+        if not outputs:
+            return
         self._begin()
         self._sent_to.update([output[1] for output in outputs])
         if self._direct is None:
@@ -157,6 +166,7 @@ class KafkaSink:
 
     def _begin(self) -> None:
         if not self._open:
+            self.check()
             try:
                 self._fenced_producer.begin_transaction()
             except KafkaException as exc:
@@ -182,18 +192,34 @@ class KafkaSink:
                 try:
                     produce(topic, value, key, partition, headers=headers)
                 except BufferError:  # seldom: let the queue drain
-                    produce_patiently(producer, topic, value, key, partition, headers=headers)
+                    self._produce_patiently(producer, topic, value, key, partition, headers=headers)
             except KafkaException as exc:
                 if not self._takes_on(place, offset, topic, exc):
                     return
         producer.poll(0)
+
+    def _produce_patiently(self, producer: Producer, *args: object, **options: object) -> None:
+        """Queue a record; while the client's queue is full, wait until it drains. If it does not,
+        abort the transaction.
+        """
+        until_s = self._monotonic_s() + UNACKNOWLEDGED_S
+        queue: Callable[..., None] = producer.produce  # its stubs know no null header
+        while True:
+            try:
+                queue(*args, **options)
+            except BufferError:
+                if self._monotonic_s() > until_s:
+                    self._fail("the client's queue is full, and no record of it is acknowledged")
+                producer.poll(0.01)
+            else:
+                return
 
     def _takes_on(self, place: Place, offset: int, topic: str, exc: KafkaException) -> bool:
         """Note why the client refused a record; return whether the client takes other records."""
         error = error_of(exc)
         if self._reports.broke_off(error):
             return False
-        if error.code() not in REFUSALS and error.code() not in LOST_TARGETS:
+        if MEANINGS.get(error.code(), Meaning.WRITER) is Meaning.WRITER:
             raise lost("produce", exc) from exc
         self._reports.note_record(place, offset, topic, error, None)
         return True
@@ -209,7 +235,7 @@ class KafkaSink:
         self._limits.sent(output)
         note = partial(self._reports.note_record, place, offset, topic)
         try:
-            produce_patiently(
+            self._produce_patiently(
                 producer, topic, value, key, partition, headers=headers, on_delivery=note
             )
         except KafkaException as exc:
@@ -230,10 +256,8 @@ class KafkaSink:
         in ``controls``. Return the time at which the brokers had all records, monotonic seconds.
 
         Raises:
-            RefusedError: brokers or client refused records for good; the transaction was aborted.
-            TransactionAbortedError: the transaction was aborted for another reason.
-            OwnershipLostError: the writer is fenced or given up, or the result is unknown.
-            KafkaEdgeError: the service may not write to a topic; the transaction was not committed.
+            WriterEndedError: the transaction was aborted.
+            OwnershipLostError: the writer is fenced, or the result is unknown.
         """
         self._begin()
         producer = self._fenced_producer
@@ -253,12 +277,9 @@ class KafkaSink:
         if self._sent_to:
             faults.point("flushed")
         faults.point("before_commit")
-        started_s = self._monotonic_s()
         self._commit_transaction(producer)
-        self._reports.committed()
+        self._reports.committed(self._sent_to)
         self._forget()
-        if self._monotonic_s() - started_s > SLOW_COMMIT_S:
-            self.discard()  # the next turn claims anew, if this node is the owner still
         return acknowledged_s
 
     def _produce_control(self, producer: Producer, control: Control) -> None:
@@ -269,7 +290,9 @@ class KafkaSink:
         else:
             key = b"%d" % number
             topic, partition = options.checkpoint_topic, options.checkpoint_partition(number)
-        produce_patiently(producer, topic, control.value, key, partition, headers=self._headers)
+        self._produce_patiently(
+            producer, topic, control.value, key, partition, headers=self._headers
+        )
 
     def _flush(self, producer: Producer) -> None:
         """Wait until the brokers have every record; abort and raise if one fails or takes too long.
@@ -311,90 +334,69 @@ class KafkaSink:
             producer.commit_transaction(COMMIT_TIMEOUT_S)
         except KafkaException as exc:
             error = error_of(exc)
-            if error.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:
-                raise self._forbidden(error) from exc
-            is_known = error.code() in ABORTABLE or bool(self._reports.failed)
+            meaning = MEANINGS.get(error.code(), Meaning.WRITER)
+            is_known = meaning is not Meaning.WRITER or bool(self._reports.failed)
             if error.fatal() or not error.txn_requires_abort() or not is_known:
                 raise lost("commit_transaction", exc) from exc
+            if meaning is Meaning.LOST:  # the coordinator does not say which topic it is
+                for topic in self._sent_to:
+                    self._targets.forget(topic)
             self._fail(str(error))
 
-    def _fail(self, why: str) -> None:
-        """Abort; raise ``RefusedError`` with refused records, or ``TransactionAbortedError``."""
+    def _fail(self, why: str) -> NoReturn:
+        """Abort, and raise ``WriterEndedError`` with the refused records; if the writer turns out
+        to be fenced, raise ``OwnershipLostError`` without an abort.
+        """
         self._flush_step(self._fenced_producer)  # reports that are on their way
-        self._give_up_unless_abortable()
-        refusals, sent_to = dict(self._reports.refusals), set(self._sent_to)
-        is_known = bool(self._reports.failed)
+        failed, refusals = list(self._reports.failed), dict(self._reports.refusals)
+        for error in failed:
+            if MEANINGS.get(error.code()) is Meaning.WRITER:
+                raise lost("delivery", KafkaException(error))
+        sent_to, slices = set(self._sent_to), set(self._slices)
         self._limits.learn()
-        producer, waiting = self._fenced_producer, self._reports.purged
-        self.abort()
-        with suppress(KafkaException):  # the next call says what is wrong
-            flush(producer, 0)
-        # Reports of purged records name the partitions that did not acknowledge.
-        waiting |= self._reports.purged
-        if refusals:
-            raise RefusedError(refusals)
-        raise TransactionAbortedError(
-            why, frozenset() if is_known else self._put_aside(waiting, sent_to)
-        )
+        waiting = self._abort()
+        stuck: frozenset[int] = frozenset()
+        if not failed and not refusals:
+            stuck = self._put_aside(waiting, sent_to, slices)
+        if failed:
+            why = f"{why}, first: {failed[0]}"
+        raise WriterEndedError(why, refusals, stuck)
 
-    def _put_aside(self, waiting: set[Target], sent_to: set[str]) -> frozenset[int]:
-        """Give up those of ``waiting``, the targets that have not acknowledged, and the writer;
-        return the slices whose checkpoints were not acknowledged. If nothing was acknowledged, the
-        cluster is slow: give up nothing. ``sent_to``: topics of the transaction's outputs.
-
-        A partition that takes no record takes no abort marker either, which blocks every new
-        transaction of the writer.
+    def _put_aside(
+        self, waiting: set[Target], sent_to: set[str], slices: set[int]
+    ) -> frozenset[int]:
+        """Give up those of ``waiting``, the targets that have not acknowledged; return the
+        ``slices`` whose checkpoints were not acknowledged. If nothing was acknowledged, the cluster
+        is slow: give up nothing. ``sent_to``: topics of the transaction's outputs.
         """
         options = self._options
-        places = {options.checkpoint_partition(number) for number in self._slices}
+        places = {options.checkpoint_partition(number) for number in slices}
         used = len(sent_to) + len(places)
         slow = {partition for topic, partition in waiting if topic == options.checkpoint_topic}
         targets = {target for target in waiting if target[0] in sent_to}
         if len({topic for topic, _ in targets}) + len(slow & places) >= used:
             return frozenset()
-        self._targets.give_up(targets)
-        self.discard()
-        return frozenset(n for n in self._slices if options.checkpoint_partition(n) in slow)
-
-    def _give_up_unless_abortable(self) -> None:
-        """Raise ``OwnershipLostError`` if a record's error is in ``FENCED``, or the transaction's
-        not in ``ABORTABLE``: an abort could then take a higher epoch, which would undo a fence.
-        """
-        for error in self._reports.failed:
-            if error.code() in FENCED:
-                raise lost("delivery", KafkaException(error))
-        if self._reports.takes_more(self._fenced_producer, self._options.claims_topic):
-            return
-        try:  # in this state it commits nothing, but says what broke the transaction
-            self._fenced_producer.commit_transaction(ABORT_TIMEOUT_S)
-        except KafkaException as exc:
-            error = error_of(exc)
-            if error.fatal() or error.code() not in ABORTABLE:
-                raise lost("transaction", exc) from exc
-        else:
-            raise OwnershipLostError("a transaction that had failed was committed after all")
+        self._targets.give_up(targets, "does not acknowledge records in time")
+        return frozenset(n for n in slices if options.checkpoint_partition(n) in slow)
 
     def abort(self) -> None:
-        """Abort the open transaction, if any, and drop its records.
-
-        Raises:
-            OwnershipLostError: the writer is fenced or given up, or the result is unknown.
+        """Abort the open transaction, if there is one, and end the writer. If the abort fails, the
+        fence of the next owner ends the transaction.
         """
-        if not self._open:
-            return
-        producer = self._fenced_producer
-        try:
-            producer.abort_transaction(ABORT_TIMEOUT_S)
-        except KafkaException as exc:
-            raise lost("abort_transaction", exc) from exc
-        self._forget()
+        self._abort()
 
-    def _forbidden(self, error: KafkaError) -> KafkaEdgeError:
-        """Return the error for a topic that the service may not write to. The client does not say
-        which topic, so all are looked up again. The broker may have no transaction to abort.
-        """
-        for topic in self._sent_to:
-            self._targets.forget(topic)  # asked again, found forbidden, and parked
-        return KafkaEdgeError(
-            f"the service may not write to one of the topics of a transaction: {error.str()}"
-        )
+    def _abort(self) -> set[Target]:
+        """Do what ``abort`` does; return the targets with records that were not acknowledged."""
+        if self._open and self._producer is not None:
+            try:
+                self._producer.abort_transaction(ABORT_TIMEOUT_S)
+            except KafkaException as exc:
+                _log.info("abort_not_confirmed", why=str(exc))
+        for producer in (self._producer, self._direct):
+            if producer is not None:
+                producer.purge(blocking=False)
+                with suppress(KafkaException):  # it is fenced: never mind, it is not used again
+                    flush(producer, 0)  # reports of purged records name their targets
+        waiting = set(self._reports.purged)
+        self.discard()
+        return waiting

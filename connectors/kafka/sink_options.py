@@ -12,7 +12,7 @@ from confluent_kafka import KafkaError, KafkaException, Producer
 
 from connectors.kafka.clients import connect
 from connectors.kafka.errors import FENCED, error_of
-from connectors.kafka.topic_terms import BATCH_BYTES
+from connectors.kafka.topic_terms import BATCH_BYTES, RECORD_BYTES_MAX
 from delayservice.base.errors import KafkaEdgeError, OwnershipLostError
 
 INIT_TIMEOUT_S: Final = 20.0
@@ -54,7 +54,7 @@ class SinkOptions:
         return {
             "batch.num.messages": 10_000,
             "batch.size": BATCH_BYTES,
-            "message.max.bytes": 16 * 1024 * 1024,  # the topic decides, not the client
+            "message.max.bytes": RECORD_BYTES_MAX,  # the topic decides, not the client
             "queue.buffering.max.messages": 500_000,
             "queue.buffering.max.kbytes": 65_536,  # large values must not pile up here
             "message.timeout.ms": 40_000,

@@ -12,6 +12,7 @@ from itertools import groupby
 from operator import itemgetter
 from typing import Any, Final
 
+import confluent_kafka
 import structlog
 from confluent_kafka import (
     Consumer,
@@ -21,6 +22,7 @@ from confluent_kafka import (
 from confluent_kafka.admin import AdminClient
 
 from connectors.kafka.clients import KAFKA, NO_GROUP, Clients
+from connectors.kafka.headers import NAMES_ARE_CHECKED
 from connectors.kafka.log_ends import log_bounds
 from connectors.kafka.scan import (
     MOVED,
@@ -101,6 +103,8 @@ class KafkaSource:
         self._catching_up: set[Place] = set()
         self._troubles: list[Trouble] = []
         self._is_woken = False
+        if not NAMES_ARE_CHECKED:
+            _log.warning("header_names_not_checked", client=confluent_kafka.version())
 
     def seek(self, place: Place, offset: int, last_read: LastRead = NOTHING_READ) -> None:
         """Read a partition from ``offset`` on, instead of where it is read now. ``last_read``:

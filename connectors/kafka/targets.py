@@ -25,7 +25,7 @@ from delayservice.contract.codes import (
     TARGET_PAUSED,
 )
 from delayservice.contract.entry import Headers
-from delayservice.engine.outcome import Target
+from delayservice.engine.outcome import Output, Target
 
 _RECHECK_S: Final = 0.25
 """Largest age of metadata by which a target counts as bad, in s. Older ones are read again, as the
@@ -43,6 +43,9 @@ _GIVEN_UP_S: Final = 1.0
 _GIVEN_UP_MAX_S: Final = 60.0
 """Longest pause for a partition that did not acknowledge in time, in s. It begins at
 ``_GIVEN_UP_S`` and doubles, as each time-out delays all other records by two seconds."""
+_CONTRADICTIONS_MAX: Final = 2
+"""Refusals by a topic within a minute after which it is given up: it takes two to find the record
+that is to blame, and one until new metadata are used."""
 _UNSERVED_TIMEOUT_S: Final = 1.0
 """Time-out of ``unserved``, in s: short, as a transaction is open and the question is repeated."""
 _KEPT: Final = 0.9
@@ -55,10 +58,13 @@ _log = structlog.get_logger(__name__)
 
 
 class _Down(NamedTuple):
-    """End (monotonic seconds) and duration (s) of the time for which a target is given up."""
+    """End (monotonic seconds) and duration (s) of the time for which a target is given up, and the
+    reason, which goes on after the topic's name.
+    """
 
     until_s: float
     lasts_s: float
+    why: str
 
 
 class TargetTopics:
@@ -113,6 +119,9 @@ class TargetTopics:
         self._awaited_s: dict[str, float] = {}
         """Time at which a shard began to wait for metadata, monotonic seconds, by topic."""
         self._down: dict[Target, _Down] = {}
+        self._contradicted: dict[str, tuple[int, float]] = {}
+        """How often brokers have contradicted what was known of a topic, and when last, monotonic
+        seconds."""
         self._waited_for: dict[str, tuple[str, float]] = {}
         """Reason and time, monotonic seconds, of failed writes to topics of the service and to
         partitions of delay topics."""
@@ -142,7 +151,7 @@ class TargetTopics:
                 if changes == self._changes:
                     self.fit.add(target)
             return None
-        if not self._is_given_up(target) and not self._is_answered(topic, now_s):
+        if self._given_up(target) is None and not self._is_answered(topic, now_s):
             return self._awaited(topic, now_s), f"topic {topic} is being looked up"
         if topic in self._own and topic not in self._known:
             return None
@@ -196,13 +205,19 @@ class TargetTopics:
         self, topic: str, key: bytes | None, value: bytes | None, headers: Headers
     ) -> tuple[str, str] | None:
         """Return why a topic does not take this record now, as code and sentence; None: it does,
-        and the record counts as part of the open transaction.
+        and the record counts as part of the open transaction until ``counted`` is called.
         """
         found = self._terms.refusal(topic, key, value, headers)
         # A letter that is refused with its content is tried without.
         if found is not None and found[0] != TARGET_LATER and value is None and topic in self._own:
             self._waited_for[topic] = found[1], self._monotonic_s()
         return found
+
+    def counted(self, outputs: Collection[Output]) -> None:
+        """Count ``outputs`` as part of the open transaction, and no other records that ``refusal``
+        has let pass since the last call.
+        """
+        self._terms.counted(outputs)
 
     def flushed(self) -> None:
         """Note that the transaction has ended: bytes for each topic are counted from 0 again."""
@@ -226,24 +241,31 @@ class TargetTopics:
 
     def _judge(self, target: Target) -> tuple[str, str] | None:
         topic, partition = target
-        if self._is_given_up(target):
-            return TARGET_DOWN, f"topic {topic} does not acknowledge records in time"
+        down = self._given_up(target)
+        if down is not None:
+            return TARGET_DOWN, f"topic {topic} {down.why}"
         needed = self._in_sync_needed.get(topic, 0)
         access = self._known.get(topic)
         return obstacle_of(access, topic, partition, needed) or unreached(
             access, topic, partition, self._silent()
         )
 
-    def _is_given_up(self, target: Target) -> bool:
-        """Return whether a target is given up now; for partition -1, whether any partition is."""
+    def _given_up(self, target: Target) -> _Down | None:
+        """Return why and how long a target is given up now; for partition -1, any partition of its
+        topic. None: it is not.
+        """
         if not self._down:
-            return False
+            return None
         now_s, (topic, partition) = self._monotonic_s(), target
-        return any(
-            one[0] == topic
-            and (partition < 0 or one[1] in {partition, -1})
-            and down.until_s > now_s
-            for one, down in self._down.items()
+        return next(
+            (
+                down
+                for one, down in self._down.items()
+                if one[0] == topic
+                and (partition < 0 or one[1] in {partition, -1})
+                and down.until_s > now_s
+            ),
+            None,
         )
 
     def changed(self) -> None:
@@ -260,9 +282,24 @@ class TargetTopics:
             self._terms.forget([topic])
         self.changed()
 
-    def give_up(self, targets: Collection[Target]) -> None:
-        """Count targets that did not acknowledge in time as bad for 1 s. If that happens again
-        within a minute after the pause, the next one is twice as long, up to 60 s.
+    def contradicted(self, topic: str) -> None:
+        """Forget a topic's metadata, since a broker has refused records that fit them. If that goes
+        on, give the topic up: each refusal ends a transaction, with the records of all others.
+        """
+        now_s = self._monotonic_s()
+        times, last_s = self._contradicted.get(topic, (0, _NEVER_S))
+        times = 1 if now_s - last_s > _GIVEN_UP_MAX_S else times + 1
+        if topic not in self._contradicted and len(self._contradicted) >= KNOWN_MAX:
+            self._contradicted.clear()
+        self._contradicted[topic] = times, now_s
+        self.forget(topic)
+        if times > _CONTRADICTIONS_MAX:
+            self.give_up({(topic, -1)}, "refuses records")
+
+    def give_up(self, targets: Collection[Target], why: str, least_s: float = _GIVEN_UP_S) -> None:
+        """Count targets as bad for ``least_s`` seconds. If that happens again within a minute after
+        the pause, the next one is twice as long, up to 60 s. ``why``: what is wrong; it goes on
+        after the topic's name.
         """
         if not targets:
             return
@@ -271,11 +308,12 @@ class TargetTopics:
             recent = {t: d for t, d in self._down.items() if d.until_s + _GIVEN_UP_MAX_S > now_s}
             for target in targets:
                 before = recent.get(target)
-                lasts_s = min(2 * before.lasts_s, _GIVEN_UP_MAX_S) if before else _GIVEN_UP_S
-                recent[target] = _Down(now_s + lasts_s, lasts_s)
+                lasts_s = min(2 * before.lasts_s, _GIVEN_UP_MAX_S) if before else least_s
+                recent[target] = _Down(now_s + lasts_s, lasts_s, why)
             self._down = recent
         self.changed()
-        _log.warning("targets_given_up", targets=sorted(f"{t}:{p}" for t, p in targets)[:10])
+        names = sorted(f"{t}:{p}" for t, p in targets)[:10]
+        _log.warning("targets_given_up", targets=names, why=why)
 
     def unserved(self, targets: Collection[Target]) -> dict[Target, tuple[str, str]]:
         """Return why targets can't acknowledge records, as code and detail, by target; good ones

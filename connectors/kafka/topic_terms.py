@@ -10,9 +10,12 @@ from typing import Final, NamedTuple
 from connectors.kafka.batch_size import batch_bytes
 from delayservice.contract.codes import TARGET_LATER, TARGET_REFUSED, TOO_LARGE
 from delayservice.contract.entry import Headers
+from delayservice.engine.outcome import Output
 
 BATCH_BYTES: Final = 1_000_000
 """Largest size of a batch that the client makes for a partition, in bytes."""
+RECORD_BYTES_MAX: Final = 60_000_000
+"""Size of the largest record that the client's queue has room for, in bytes."""
 CONFIGS: Final = ("max.message.bytes", "cleanup.policy", "min.insync.replicas")
 """Names of the topic settings that are read."""
 _COMPRESSION: Final = ("compression.type", "compression.codec")
@@ -56,6 +59,8 @@ class TopicTerms:
         self._terms: dict[str, Terms] = {}
         self._batched: dict[str, int] = {}
         """Bytes in the open transaction, by topic."""
+        self._reserved: dict[str, int] = {}
+        """Bytes of records that may become part of it, as ``refusal`` let them pass, by topic."""
 
     def learn(self, topic: str, config: Mapping[str, str]) -> bool:
         """Store the settings of a topic; return whether its limits have changed."""
@@ -86,24 +91,46 @@ class TopicTerms:
     ) -> tuple[str, str] | None:
         """Return why a topic does not take this record now, as code and detail; None: it does, or
         its limits are unknown. If the topic takes only small batches, a record that it takes counts
-        as part of the open transaction.
+        as part of the open transaction until ``counted`` is called.
         """
-        terms = self._terms.get(topic)
+        size, terms = batch_bytes(key, value, headers), self._terms.get(topic)
+        found = self._never(topic, size, terms, has_key=key is not None)
+        if found is not None or terms is None or terms.batch_bytes_max >= BATCH_BYTES:
+            return found
+        batched = self._batched.get(topic, 0) + self._reserved.get(topic, 0)
+        if batched and batched + size > terms.batch_bytes_max:
+            return TARGET_LATER, f"the transaction has as much for {topic} as it takes at once"
+        self._reserved[topic] = self._reserved.get(topic, 0) + size
+        return None
+
+    def _never(
+        self, topic: str, size: int, terms: Terms | None, *, has_key: bool
+    ) -> tuple[str, str] | None:
+        """Return why a topic takes a record of ``size`` bytes at no time; None: it may take it."""
+        if size > RECORD_BYTES_MAX:
+            return TOO_LARGE, f"{size} bytes, and the service takes at most {RECORD_BYTES_MAX}"
         if terms is None:
             return None
-        if terms.needs_key and key is None:
+        if terms.needs_key and not has_key:
             return TARGET_REFUSED, f"topic {topic} is compacted and takes no record without a key"
-        size, limit = batch_bytes(key, value, headers), terms.batch_bytes_max
+        limit = terms.batch_bytes_max
         if size > limit and not self._compresses:
             return TOO_LARGE, f"{size} bytes, and max.message.bytes of {topic} is {limit}"
-        if limit >= BATCH_BYTES:
-            return None
-        batched = self._batched.get(topic, 0)
-        if batched and batched + size > limit:
-            return TARGET_LATER, f"the transaction has as much for {topic} as it takes at once"
-        self._batched[topic] = batched + size
         return None
+
+    def counted(self, outputs: Iterable[Output]) -> None:
+        """Count ``outputs`` as part of the open transaction, and no other records that ``refusal``
+        has let pass since the last call: those were dropped.
+        """
+        if not self._reserved:
+            return
+        for _, topic, _, key, value, headers, _, _ in outputs:
+            if topic in self._reserved:
+                size = batch_bytes(key, value, headers)
+                self._batched[topic] = self._batched.get(topic, 0) + size
+        self._reserved.clear()
 
     def flushed(self) -> None:
         """Note that the transaction has ended: bytes for each topic are counted from 0 again."""
         self._batched.clear()
+        self._reserved.clear()

@@ -4,6 +4,10 @@ called, with ``from exc``.
 Every message says what happened, to what, and what to do about it.
 """
 
+from __future__ import annotations
+
+from collections.abc import Mapping
+
 
 class DelayServiceError(Exception):
     """Base class of all errors that this project raises on purpose."""
@@ -56,46 +60,33 @@ class LogTruncatedError(KafkaEdgeError):
         self.is_stored = is_stored
 
 
-class TransactionAbortedError(KafkaEdgeError):
-    """Transaction that was certainly aborted, so that no output is visible. Settle its records
-    again.
-
-    ``stuck``: slices whose checkpoints were not acknowledged in time, while those of other slices
-    were.
-    """
-
-    def __init__(self, why: str, stuck: frozenset[int] = frozenset()) -> None:
-        super().__init__(why)
-        self.stuck = stuck
-
-
-class RefusedError(KafkaEdgeError):
-    """Outputs that can never be written; their transaction was aborted.
-
-    ``refusals`` maps ``((delay topic, partition), source offset)`` of a record to ``(code,
-    detail)``: code and sentence of its dead letter. Dead-letter these records, and settle the
-    transaction's other records again.
-    """
-
-    def __init__(self, refusals: dict[tuple[tuple[str, int], int], tuple[str, str]]) -> None:
-        ((topic, partition), offset), (code, detail) = next(iter(refusals.items()))
-        super().__init__(
-            f"{len(refusals)} records were refused, first {topic}:{partition} offset {offset}: "
-            f"{code} ({detail})"
-        )
-        self.refusals = refusals
-
-
 class OwnershipLostError(KafkaEdgeError):
-    """Writer (transactional id) that is fenced, or whose last commit has an unknown outcome. Open a
-    new writer and claim its slices.
+    """Writer (transactional id) that can't be used any more: it is fenced, or its last commit has
+    an unknown outcome. Open a new writer and claim its slices.
     """
 
 
-class WriterGivenUpError(OwnershipLostError):
-    """Writer (transactional id) that was given up, and whose commits all have a known outcome. Open
-    a new writer at once.
+class WriterEndedError(OwnershipLostError):
+    """Writer that this node ended itself: its open transaction, if there was one, is not visible,
+    and all its commits have a known outcome. Open a new one at once, and settle the records of that
+    transaction again.
+
+    Attributes:
+        refusals: code and detail of the dead letter of each record that a broker refused for good,
+            by ``((delay topic, partition), source offset)``.
+        stuck: slices whose checkpoints were not acknowledged in time, while those of other slices
+            were.
     """
+
+    def __init__(
+        self,
+        why: str,
+        refusals: Mapping[tuple[tuple[str, int], int], tuple[str, str]] | None = None,
+        stuck: frozenset[int] = frozenset(),
+    ) -> None:
+        super().__init__(why)
+        self.refusals = refusals or {}
+        self.stuck = stuck
 
 
 class ClusterError(DelayServiceError):

@@ -6,7 +6,6 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from datetime import datetime
 from pathlib import Path
 from typing import TypeAlias
 
@@ -20,7 +19,6 @@ from delayservice.base.errors import DelayServiceError, KafkaEdgeError
 from delayservice.commands.console import instant
 from delayservice.config.contract import allowlist_for, contract_for, reserved_topics
 from delayservice.config.settings import Settings
-from delayservice.config.units import parse_duration_ms
 from delayservice.contract import names
 from delayservice.contract.codes import TARGET_DENIED, RecordRefusedError
 from delayservice.contract.contracts import Contracts
@@ -29,7 +27,7 @@ from delayservice.contract.entry import INVALID, SCHEDULE
 from delayservice.contract.partitioner import partition_for
 from delayservice.contract.record import RecordReader
 from delayservice.contract.targets import Allowlist
-from delayservice.contract.times import check_is_ms
+from delayservice.contract.times import parse_checked_instant_ms, parse_duration_ms
 
 TIMEOUT_S = 15.0
 _ANY_PARTITION = -1
@@ -117,22 +115,10 @@ def instant_ms(option: str, text: str) -> int:
     Raises:
         DelayServiceError: the time is invalid, has no zone, or looks like seconds.
     """
-    if text.strip().isdecimal():
-        try:
-            return check_is_ms(option, int(text))
-        except RecordRefusedError as exc:
-            raise DelayServiceError(exc.detail) from exc
     try:
-        moment = datetime.fromisoformat(text.strip())
-    except ValueError as exc:
-        raise DelayServiceError(
-            f"{option} {text!r} is no time: write 2026-01-31T08:00:00Z or epoch milliseconds"
-        ) from exc
-    if moment.tzinfo is None:
-        raise DelayServiceError(
-            f"{option} {text!r} has no zone: end it with Z or an offset as +01:00"
-        )
-    return round(moment.timestamp() * 1_000)
+        return parse_checked_instant_ms(option, text.strip().encode())
+    except RecordRefusedError as exc:
+        raise DelayServiceError(exc.detail) from exc
 
 
 def delay_ms(option: str, text: str) -> int:
@@ -143,12 +129,10 @@ def delay_ms(option: str, text: str) -> int:
     Raises:
         DelayServiceError: the duration is invalid.
     """
-    if text.strip().isdecimal():
-        return int(text)
     try:
-        return parse_duration_ms(text)
-    except ValueError as exc:
-        raise DelayServiceError(f"{option}: {exc}") from exc
+        return parse_duration_ms(option, text.strip().encode())
+    except RecordRefusedError as exc:
+        raise DelayServiceError(exc.detail) from exc
 
 
 def read_value(value: str | None, value_file: Path | None, *, null: bool) -> bytes | None:

@@ -17,6 +17,7 @@ from delayservice.commands.spark_audit import read_options, secrets_of, show_fin
 from delayservice.commands.spark_session import (
     EXIT_FINDINGS,
     STATUS,
+    STATUS_JUDGED,
     OutOption,
     PublishOption,
     SessionOptions,
@@ -93,7 +94,7 @@ app.command(epilog=spark_schedule.EPILOG)(spark_schedule.schedule)
     epilog="Examples: [bold]delayservice spark reconcile -c delayservice.toml[/]"
     "\n\n[bold]delayservice spark reconcile -c delayservice.toml --follow --repair 10[/]"
     "\n\n[bold]delayservice spark reconcile --folder n1=/backup/n1 --folder n2=/backup/n2 -b B[/]"
-    f"\n\n{STATUS}"
+    f"\n\n{STATUS_JUDGED}"
 )
 @with_options
 def reconcile(
@@ -121,6 +122,7 @@ def reconcile(
 ) -> None:
     """Compare the copies that nodes hold, and write what differs, a page and a repair plan."""
     require_extra()
+    from connectors.spark.common.failures import EXIT_UNJUDGED
     from connectors.spark.reconcile.run import reconcile as run
     from delayservice.commands import spark_follow
     from delayservice.commands.send import delay_ms
@@ -139,12 +141,13 @@ def reconcile(
     if common.as_json:
         print_json(found.to_json())
     else:
-        out.print(f"{len(found.compared):,} shards compared in {found.seconds:,.0f} s")
+        out.print(f"{found.extent} in {found.seconds:,.0f} s")
         for note in found.notes:
-            err.print(note, style="yellow", markup=False)
-        show_findings(found.findings, found.sample, found.paths["findings"])
+            err.print(f"not compared: {note}", style="yellow", markup=False)
+        if found.status != EXIT_UNJUDGED:
+            show_findings(found.findings, found.sample, found.paths["findings"])
         out.print(f"page {found.paths['report']}\nplan {found.paths['plan']}", markup=False)
-    raise typer.Exit(0 if found.is_clean else EXIT_FINDINGS)
+    raise typer.Exit(found.status)
 
 
 def _reconcile_options(

@@ -12,7 +12,7 @@ from delayservice.base.errors import KafkaEdgeError
 from delayservice.commands.console import err, out, print_error, print_json
 from delayservice.commands.options import KafkaOptions, with_options
 from delayservice.commands.spark_session import (
-    STATUS,
+    STATUS_JUDGED,
     OutOption,
     PublishOption,
     Running,
@@ -37,7 +37,7 @@ AUDIT_EPILOG: Final = (
     "Examples: [bold]delayservice spark audit -b localhost:9092 --late 5s[/]"
     "\n\n[bold]delayservice spark audit -c delayservice.toml --all-topics --publish[/]"
     "\n\n[bold]delayservice spark audit -c delayservice.toml --follow[/]"
-    f"\n\n{STATUS[:-1]}, 4 nothing was found and something could not be judged."
+    f"\n\n{STATUS_JUDGED}"
 )
 ARCHIVE_EPILOG: Final = (
     "Examples: [bold]delayservice spark archive -c delayservice.toml --out s3a://ops/delay[/]"
@@ -237,24 +237,28 @@ def _follow(
     job: Running, options: AuditOptions, interval_s: float, *, from_start: bool, as_json: bool
 ) -> int:
     """Audit the new records every ``interval_s`` seconds until Ctrl-C or SIGTERM; return the exit
-    status, as for all findings so far. ``from_start``: begin with the records already in the logs.
+    status: that of all findings so far, or 1 if there are none and the last attempt failed.
+    ``from_start``: begin with the records already in the logs.
     """
     from connectors.spark.audit import Following
-    from connectors.spark.audit.result import exit_status
+    from connectors.spark.common.failures import exit_status
     from connectors.spark.common.progress import each_interval
 
     following = Following(job.spark, options, from_start=from_start)
+    failed = False
     with told_to_stop() as stop:
         for _ in each_interval(interval_s, stop, job.say):
             job.say("auditing what has come")
             try:
                 found = following.step()
             except KafkaEdgeError as exc:
+                failed = True
                 print_error(f"{exc}; it is tried again in {interval_s:.0f} s")
             else:
+                failed = False
                 _show_interval(following.manifest, found, as_json=as_json)
     manifest = following.manifest
-    return exit_status(len(manifest.findings), len(manifest.unjudged))
+    return exit_status(len(manifest.findings), len(manifest.unjudged)) or int(failed)
 
 
 def _show_interval(manifest: AuditManifest, found: AuditResult, *, as_json: bool) -> None:

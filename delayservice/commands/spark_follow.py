@@ -5,11 +5,12 @@ from __future__ import annotations
 import sys
 import time
 
+from connectors.spark.common.failures import EXIT_FINDINGS, EXIT_UNJUDGED
 from connectors.spark.reconcile.follow import Followed, FollowOptions, Repairs, follow
 from connectors.spark.reconcile.options import ReconcileOptions
 from connectors.spark.reconcile.result import ReconcileResult
 from delayservice.commands.console import err, out, print_json
-from delayservice.commands.spark_session import EXIT_FINDINGS, Running, told_to_stop
+from delayservice.commands.spark_session import Running, told_to_stop
 
 EXIT_FAILED = 1
 
@@ -37,11 +38,11 @@ def run(
 
 
 def _show(found: ReconcileResult, made: Repairs) -> None:
-    what = ", ".join(f"{count:,} {kind}" for kind, count in found.findings.items()) or "all equal"
-    counts = found.counts
-    compared = f"{counts.records:,} of {counts.pending:,} pending records compared"
-    style = "green" if found.is_clean else "bold red"
-    out.print(f"{_now()} {what}; {compared} in {found.seconds:,.0f} s", style=style, markup=False)
+    what = ", ".join(f"{count:,} {kind}" for kind, count in found.findings.items())
+    style = "bold red" if what else "green" if found.is_clean else "yellow"
+    what = what or ("all equal" if found.is_clean else "nothing found")
+    text = f"{_now()} {what}; {found.extent} in {found.seconds:,.0f} s"
+    out.print(text, style=style, markup=False)
     for why, steps in made.left.items():
         out.print(f"         {steps:,} steps of the plan wait for you: {why}", markup=False)
     if made.made:
@@ -55,8 +56,7 @@ def _now() -> str:
 
 def status_of(done: Followed) -> int:
     """Return the exit status after repeated comparisons: 3: the last one found a difference; else
-    1: a comparison failed; else 0.
+    1: a comparison failed; else 4: the last one did not compare all, or none was made; else 0.
     """
-    if done.last is not None and not done.last.is_clean:
-        return EXIT_FINDINGS
-    return EXIT_FAILED if done.failed else 0
+    last = EXIT_UNJUDGED if done.last is None else done.last.status
+    return EXIT_FAILED if done.failed and last != EXIT_FINDINGS else last

@@ -36,6 +36,7 @@ NEEDED: Final = ("pyspark", "pyarrow", "pandas", "matplotlib", "jinja2")
 
 EXIT_FINDINGS: Final = 3
 STATUS: Final = "Exit status: 0 clean, 1 an error, 2 wrong usage, 3 something was found."
+STATUS_JUDGED: Final = f"{STATUS[:-1]}, 4 nothing was found and not all could be judged."
 
 _STRAY: Final = Path("artifacts")
 """Folder that Spark 4.0.0 always creates in the working directory; removed if empty."""

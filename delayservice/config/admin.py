@@ -9,7 +9,7 @@ from pydantic import Field, SecretStr, model_validator
 
 from delayservice.base.errors import SettingsError
 from delayservice.config.secret_files import read_secret_text
-from delayservice.config.units import Listen, ListText, Section
+from delayservice.config.units import Listen, ListText, Section, matching
 
 TOKEN_CHARS_MIN: Final = 16
 _LOOPBACK: Final = ("127.", "[::1]:", "localhost:")
@@ -20,7 +20,10 @@ def made_token_path(state_dir: Path) -> Path:
     return state_dir / "admin_token"
 
 
-HostName = Annotated[str, Field(pattern=r"^\*$|^[A-Za-z0-9._:\[\]-]{1,253}$")]
+HostName = Annotated[
+    str,
+    matching(r"\*|[A-Za-z0-9._:\[\]-]{1,253}", "write a host's name or address, or * for any"),
+]
 
 
 class Admin(Section):

@@ -3,27 +3,42 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal, Self, TypeAlias
 
 from pydantic import Field, SecretStr, model_validator
 
 from delayservice.config.secret_files import read_secret_text
-from delayservice.config.units import DAY_MS, DurationMs, DurationS, ListText, Section
+from delayservice.config.units import (
+    DAY_MS,
+    DurationMs,
+    DurationS,
+    ListText,
+    Section,
+    Servers,
+    matching,
+)
 
 _SESSION_S_MAX = 60
-_ACL_ID = r"^[^\s:]+(:[A-Za-z0-9+/]{27}=)?$"
-_HOSTS = r"^$|^[^\s,/@]+:\d{1,5}(,[^\s,/@]+:\d{1,5})*$"
+_AclId: TypeAlias = Annotated[
+    str,
+    matching(
+        r"[^\s:]+(:[A-Za-z0-9+/]{27}=)?",
+        "write a user's name for sasl, and user:digest for digest (28 characters of base64)",
+    ),
+]
 
 
 class ZooKeeper(Section):
     """The ZooKeeper ensemble in which nodes elect the owner of each slice."""
 
-    hosts: Annotated[str, Field(pattern=_HOSTS)] = Field(
+    hosts: Servers = Field(
         default="",
         description="Servers: `host:port`, separated by commas. Empty: this node runs alone and "
         "owns every slice.",
     )
-    root: Annotated[str, Field(pattern=r"^(/[A-Za-z0-9._-]+)+$")] = Field(
+    root: Annotated[
+        str, matching(r"(/[A-Za-z0-9._-]+)+", "write a path such as /delayservice or /team/delays")
+    ] = Field(
         default="/delayservice",
         description="ZooKeeper path of this cluster; the same on every node.",
     )
@@ -44,7 +59,7 @@ class ZooKeeper(Section):
         default=None, description="Password of `username` in ZooKeeper."
     )
     password_file: Path | None = Field(default=None, description="File that holds `password`.")
-    accepted: Annotated[tuple[Annotated[str, Field(pattern=_ACL_ID)], ...], ListText] = Field(
+    accepted: Annotated[tuple[_AclId, ...], ListText] = Field(
         default=(),
         description="Further users with write access while user or password are replaced: names "
         "for `sasl`, `user:digest` for `digest`.",

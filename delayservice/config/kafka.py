@@ -14,7 +14,7 @@ from typing import Annotated, Literal, TypeAlias
 from pydantic import AfterValidator, Field, SecretStr
 
 from delayservice.base.errors import SettingsError
-from delayservice.config.units import Section
+from delayservice.config.units import Brokers, Section, names_of
 
 ClientRole: TypeAlias = Literal["consumer", "producer", "admin"]
 OptionValue: TypeAlias = str | int | float | bool | SecretStr
@@ -41,6 +41,8 @@ RESERVED: Mapping[str, str] = {
     "enable.partition.eof": "the service relies on it to know the end of a partition",
     "transaction.timeout.ms": "it bounds how long a dead owner's transaction holds up consumers",
     "message.timeout.ms": "it has to fit the transaction's timeout",
+    "log.connection.close": "it would hide failed connections, after which a writer has to end",
+    "connections.max.idle.ms": "the client would close connections without a line in its log",
     "transactional.id": "it fences the owner of a slice; see kafka.transactional_id_prefix",
     "enable.idempotence": f"{_ONCE}, so it is always on",
     "enable.gapless.guarantee": _ONCE,
@@ -101,11 +103,11 @@ Options: TypeAlias = Annotated[dict[str, OptionValue], AfterValidator(_guard), F
 class Kafka(Section):
     """Connection to Kafka."""
 
-    bootstrap: str = Field(
+    bootstrap: Brokers = Field(
         default="",
         description="Brokers to connect to first: `host:port`, separated by commas. Required.",
     )
-    transactional_id_prefix: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,128}$")] = Field(
+    transactional_id_prefix: Annotated[str, names_of(1, 128)] = Field(
         default="delayservice",
         description="Prefix of each worker's `transactional.id`, which fences former owners. "
         "Change it only while all nodes are stopped.",

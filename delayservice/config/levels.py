@@ -7,7 +7,15 @@ from typing import Annotated, Literal, Self
 
 from pydantic import ByteSize, Field, model_validator
 
-from delayservice.config.units import MIB, YEAR_MS, Bytes, DurationMs, ListText, Section
+from delayservice.config.units import (
+    MIB,
+    YEAR_MS,
+    Bytes,
+    DurationMs,
+    ListText,
+    Section,
+    names_of,
+)
 from delayservice.contract.levels import PRESETS, level_topic
 
 _LEVEL_MS_MIN = 100
@@ -31,7 +39,7 @@ class Levels(Section):
         description="Delays of the levels, ascending, instead of `preset`. Add new ones at the "
         "end. Empty: no levels.",
     )
-    prefix: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,240}$")] = Field(
+    prefix: Annotated[str, names_of(1, 240)] = Field(
         default="delay_topic_",
         description="Prefix of level topics; level 3 of the default is `delay_topic_3`.",
     )

@@ -34,6 +34,7 @@ from delayservice.config.units import (
     Section,
     Topic,
     TopicPattern,
+    names_of,
 )
 
 _SECRET_CHARS_MIN = 16
@@ -62,7 +63,7 @@ def _secret(path: Path, text: bytes) -> bytes:
 class NodeSettings(Section):
     """One node: its name, its worker processes and its folder on disk."""
 
-    node_id: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,128}$")] = Field(
+    node_id: Annotated[str, names_of(1, 128)] = Field(
         default_factory=socket.gethostname,
         description="Name of this node; unique, and the same after a restart. Default: the host "
         "name.",
@@ -101,7 +102,7 @@ class NodeSettings(Section):
         description="File of further accepted secrets, one per line, for the time while "
         "`cluster_secret` is replaced.",
     )
-    rack: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{0,128}$")] = Field(
+    rack: Annotated[str, names_of(0, 128)] = Field(
         default="",
         description="Rack or zone; copies of a slice go to different ones where possible. Empty: "
         "a rack of its own.",

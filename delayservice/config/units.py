@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Annotated, TypeAlias
 
 from pydantic import (
@@ -88,6 +89,26 @@ def _read_list(value: object) -> object:
     return [part.strip() for part in value.split(",") if part.strip()]
 
 
+def matching(pattern: str, told: str) -> AfterValidator:
+    """Return the validator of a text that must match ``pattern`` as a whole; ``told``: what the
+    error says instead of the pattern.
+    """
+    regex = re.compile(pattern)
+
+    def read(text: str) -> str:
+        if not regex.fullmatch(text):
+            raise ValueError(told)
+        return text
+
+    return AfterValidator(read)
+
+
+def names_of(chars_min: int, chars_max: int, more: str = "") -> AfterValidator:
+    """Return the validator of a name as Kafka allows them, or with further characters ``more``."""
+    told = f"write {chars_min} to {chars_max} of the characters A-Z a-z 0-9 . _ - {more}".rstrip()
+    return matching(rf"[A-Za-z0-9._{re.escape(more)}-]{{{chars_min},{chars_max}}}", told)
+
+
 def _read_topic(name: str) -> str:
     if name in {".", ".."}:
         raise ValueError("Kafka allows no topic of this name")
@@ -121,27 +142,50 @@ HeaderBytes: TypeAlias = Annotated[
 ]
 """Type of a setting for the largest size of one header, in bytes."""
 
-Topic: TypeAlias = Annotated[
-    str, Field(pattern=r"^[A-Za-z0-9._-]{1,249}$"), AfterValidator(_read_topic)
-]
+Topic: TypeAlias = Annotated[str, names_of(1, 249), AfterValidator(_read_topic)]
 """Type of a setting: a topic name that Kafka allows."""
 
-TopicPattern: TypeAlias = Annotated[str, Field(pattern=r"^[A-Za-z0-9._*?-]{1,249}$")]
+TopicPattern: TypeAlias = Annotated[str, names_of(1, 249, "*?")]
 """Type of a setting: a pattern of topic names. ``*`` matches any characters, ``?`` one."""
 
+_HOST = r"(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)"
+_PORT_MAX = 65_535
 
-def _read_listen(listen: str) -> str:
-    if listen and int(listen.rpartition(":")[2]) > 65_535:  # noqa: PLR2004 (the last TCP port)
-        raise ValueError("a port is 65535 at most")
-    return listen
+
+def _read_ports(text: str) -> str:
+    ports = [address.rpartition(":")[2].strip() for address in text.split(",")]
+    if any(port.isdecimal() and int(port) > _PORT_MAX for port in ports):
+        raise ValueError(f"a port is {_PORT_MAX} at most")
+    return text
 
 
 Listen: TypeAlias = Annotated[
     str,
-    Field(pattern=r"^$|^(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):\d{1,5}$"),
-    AfterValidator(_read_listen),
+    matching(rf"(?:{_HOST}:[0-9]{{1,5}})?", "write host:port, or nothing for no server"),
+    AfterValidator(_read_ports),
 ]
 """Type of a setting: address ``host:port`` to listen on; empty: the server is off."""
+
+Servers: TypeAlias = Annotated[
+    str,
+    matching(
+        rf"(?:{_HOST}:[0-9]{{1,5}}(?:,(?!$)|$))*",
+        "write host:port for each server, separated by commas, without blanks",
+    ),
+    AfterValidator(_read_ports),
+]
+"""Type of a setting: addresses ``host:port`` to connect to, separated by commas; empty: none."""
+
+
+Brokers: TypeAlias = Annotated[
+    str,
+    matching(
+        rf"(?:(?:[A-Za-z0-9_]+://)?{_HOST}(?::[0-9]{{1,5}})?(?:\s*,\s*(?!$)|$))*",
+        "write host:port for each broker, separated by commas",
+    ),
+    AfterValidator(_read_ports),
+]
+"""Type of a setting: brokers as librdkafka takes them, so ports may be left out; empty: none."""
 
 
 class Section(BaseModel):

@@ -70,9 +70,8 @@ the due time."""
 UNREADABLE: Headers = [("", None)]
 """Object, compared by identity, that stands for headers that the client library can't decode.
 
-Kafka's header names are UTF-8 by protocol, yet a broker accepts any bytes. The first
-``Message.headers()`` of confluent-kafka 2.16.1 then raises ``SystemError`` (its cause is the
-``UnicodeDecodeError``); a second one returns a tuple with a null pointer in it, so call it once.
+Kafka's header names are UTF-8 by protocol, yet a broker accepts any bytes. confluent-kafka 2.16.1
+raises ``SystemError`` for a name that is not UTF-8, and cuts a name at a zero byte.
 """
 
 Row: TypeAlias = tuple[int, int, bytes | None, bytes | None, Headers | None]

@@ -39,7 +39,7 @@ _TIME_AND_TARGET = 2
 _TIME_TARGET_AND_ID = 3
 _UNREADABLE_REFUSAL: Refusal = (
     HEADER_INVALID,
-    "a header name is not UTF-8, so no header could be read",
+    "a header name is not UTF-8 or has a zero byte, so no header could be read",
 )
 
 _CLAIMS = names.COPY_NAMES | names.HOME_NAMES

@@ -186,7 +186,7 @@ def target_headers(topic: str, partition: int | None, key: TargetKey) -> list[He
             raise InvalidRequestError(f"partition is {partition!r}: give a partition's number")
         headers.append((names.DELAY_TARGET_PARTITION, str(partition)))
     if key is not None:
-        headers.append((names.DELAY_TARGET_KEY, None if isinstance(key, _NoKey) else key))
+        headers.append((names.DELAY_TARGET_KEY, None if isinstance(key, _NoKey) else _bytes(key)))
     return headers
 
 
@@ -206,7 +206,8 @@ def plain_headers(headers: OwnHeaders) -> list[Header]:
 
     Raises:
         InvalidRequestError: one of them is an input header of the service, or would be removed
-            before delivery, or is one by which the service knows its own records.
+            before delivery, or is one by which the service knows its own records; or its name has
+            a zero byte.
     """
     own = list(headers.items() if isinstance(headers, Mapping) else headers)
     for name, _ in own:
@@ -215,7 +216,14 @@ def plain_headers(headers: OwnHeaders) -> list[Header]:
                 f"header {name} is the service's: use the argument of that meaning, and "
                 "own_headers(message) to send a record on"
             )
-    return own
+        if "\0" in name:
+            raise InvalidRequestError(f"header name {name!r} has a zero byte")
+    return [(name, _bytes(value)) for name, value in own]
+
+
+def _bytes(value: bytes | str | None) -> bytes | None:
+    """Encode text, of which the client library would write only what is before a zero byte."""
+    return value.encode() if isinstance(value, str) else value
 
 
 def id_bytes(record_id: Text, bytes_max: int) -> bytes:

@@ -39,9 +39,11 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MILLISECOND = timedelta(milliseconds=1)
 
 _RFC3339 = re.compile(
-    rb"(\d{4}-\d\d-\d\d)[Tt ]((?:[01]\d|2[0-3]):[0-5]\d:[0-5]\d)"
-    rb"(?:\.(\d+))?([Zz]|[+-](?:[01]\d|2[0-3]):[0-5]\d)"
+    rb"(\d{4}-\d\d-\d\d)[Tt ]((?:[01]\d|2[0-3]):[0-5]\d)(?::([0-5]\d)(?:\.(\d+))?)?"
+    rb"([Zz]|[+-](?:[01]\d|2[0-3])(?::[0-5]\d)?)"
 )
+"""RFC 3339, and what is left out by libraries where it is zero: seconds (Java's ``OffsetDateTime``)
+and the minutes of the offset (PostgreSQL)."""
 _DURATION = re.compile(
     rb"P(?=\d|T\d)(?:(\d+)W)?(?:(\d+)D)?"
     rb"(?:T(?=\d)(?:(\d+)H)?(?:(\d+)M)?(?:(\d+)(?:[.,](\d+))?S)?)?"
@@ -84,7 +86,8 @@ def parse_count(name: str, value: bytes | None) -> int:
 
 
 def parse_instant_ms(name: str, value: bytes | None) -> int:
-    """Return the instant in a header's value: epoch milliseconds, or RFC 3339 with an offset.
+    """Return the instant in a header's value: epoch milliseconds, or RFC 3339 with an offset, of
+    which seconds and the minutes of the offset may be left out.
 
     Args:
         name: name of the header, for the error.
@@ -103,10 +106,11 @@ def parse_instant_ms(name: str, value: bytes | None) -> int:
         raise _refused(
             name, value, "epoch milliseconds or RFC 3339 with Z or an offset is expected"
         )
-    date, clock, fraction, zone = match.groups()
-    offset = b"+00:00" if zone in b"Zz" else zone
+    date, clock, seconds, fraction, zone = match.groups()
+    offset = b"+00:00" if zone in b"Zz" else zone if b":" in zone else zone + b":00"
+    text = date + b"T" + clock + b":" + (seconds or b"00") + offset
     try:
-        instant = datetime.fromisoformat((date + b"T" + clock + offset).decode("ascii"))
+        instant = datetime.fromisoformat(text.decode("ascii"))
     except ValueError as exc:
         raise _refused(name, value, "there is no such date") from exc
     return (instant - _EPOCH) // _MILLISECOND + _fraction_ms(fraction)

@@ -109,10 +109,6 @@ class Walk:
             self.victims.pop(entry[0], None)
             self.x_of_copies.pop(entry[0], None)
 
-    def abort(self) -> None:
-        """Forget the records that the aborted transaction had requeued."""
-        self.in_flight_staged.clear()
-
     def take(self, entry: Entry, k: Key, now_ms: int, outputs: list[Output]) -> bool:
         """Add the outputs of ``entry``, the next record that H passes, and of its victims to
         ``outputs``, and return True; add nothing and return False if the record waits. ``k``: K of

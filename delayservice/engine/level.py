@@ -138,7 +138,8 @@ class LevelShard:
     """State of one level topic's partition on one node. Not thread-safe.
 
     Like ``engine.shard.Shard`` it only *stages*: records are settled by ``commit``, after the
-    transaction with the outputs and the staged cursor was committed; ``abort`` undoes the staging.
+    transaction with the outputs and the staged cursor was committed; else the shard is taken over
+    anew.
 
     Attributes:
         owned: whether this node settles.
@@ -284,13 +285,6 @@ class LevelShard:
         self._bytes = self._bytes - _content_bytes(gone) if self._rows else 0
         self._staged_rows = 0
         self.committed = self.staged
-
-    def abort(self) -> None:
-        """Return to the committed cursor after a transaction that was certainly aborted. The rows
-        that it settled are kept, to be settled again.
-        """
-        self._staged_rows = 0
-        self.staged = self.committed
 
 
 def _content_bytes(rows: Sequence[Row]) -> int:

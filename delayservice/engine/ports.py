@@ -137,8 +137,9 @@ class Control(NamedTuple):
 
 class Sink(Protocol):
     """Producer of a worker's outputs, checkpoints and claims: one transactional producer at a time,
-    the *writer*. ``open`` and ``commit`` run on a helper thread, during which no other method is
-    called.
+    the *writer*. It ends with its first abort, and with the first failure of the connection to its
+    coordinator; then a new one is opened, and takes all slices over. ``open`` and ``commit`` run on
+    a helper thread, during which no other method is called.
     """
 
     def open(self) -> str:
@@ -149,12 +150,15 @@ class Sink(Protocol):
             KafkaEdgeError: Kafka refuses, or does not answer.
         """
 
+    def check(self) -> None:
+        """Raise ``WriterEndedError`` if the writer must not begin another transaction."""
+
     def send(self, place: Place, outputs: Sequence[Output]) -> None:
         """Write outputs of the shard ``place``. They become visible with the next commit; under the
         guarantee ``at_least_once``, those with outcome ``DELIVERED`` are visible at once.
 
         Raises:
-            OwnershipLostError: the writer is fenced.
+            OwnershipLostError: the writer is fenced or has ended.
         """
 
     def commit(self, controls: Sequence[Control]) -> float | None:
@@ -162,18 +166,14 @@ class Sink(Protocol):
         broker had acknowledged the last record, monotonic seconds, or None if that is not known.
 
         Raises:
-            RefusedError: the broker refused some outputs; the transaction was aborted.
-            TransactionAbortedError: it was aborted for another reason; no output is visible.
+            WriterEndedError: the transaction was aborted; no output is visible.
             OwnershipLostError: the writer is fenced, or the result of the commit is unknown.
             KafkaEdgeError: the commit failed in another way; the writer can't be used any more.
         """
 
     def abort(self) -> None:
-        """Abort all outputs sent since the last commit. Don't call it after a commit with an
-        unknown result.
-
-        Raises:
-            OwnershipLostError: the writer is fenced, or the abort itself failed.
+        """Abort all outputs sent since the last commit, and end the writer. Don't call it after a
+        commit with an unknown result.
         """
 
     def discard(self) -> None:
@@ -203,8 +203,8 @@ class WritableTargets(Protocol):
         self, topic: str, key: bytes | None, value: bytes | None, headers: Headers
     ) -> tuple[str, str] | None:
         """Return why a writable topic refuses this record, as code and detail. None: it accepts the
-        record, whose bytes then count as part of the open transaction. Code ``TARGET_LATER``: the
-        topic can take it in a later transaction.
+        record, whose bytes count as part of the open transaction unless it is not among the outputs
+        that are sent next. Code ``TARGET_LATER``: the topic can take it in a later transaction.
         """
 
 

@@ -11,7 +11,7 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from delayservice.contract.codec import Payload, next_attempt, turn_of, with_turn
+from delayservice.contract.codec import Meta, Payload, next_attempt, turn_of, with_turn
 from delayservice.contract.codes import (
     CRON_INVALID,
     SLOT_FULL,
@@ -49,6 +49,8 @@ from delayservice.engine.verdicts import Verdicts
 _SERVICE_TOPIC_MS: Final = 2_000
 """First wait of a record whose dead letter or outcomes-topic record can't be written, ms."""
 _SENT: Final = (outcome.DELIVERED, outcome.FIRED)
+_CALENDAR_COST: Final = 20
+"""Outputs of other records that take as long as a search of the calendar and what follows it."""
 
 
 class Settler:
@@ -88,6 +90,7 @@ class Settler:
         self.contracts: Contracts | None = None
         """The contracts of the shard's records; None: settings alone decide which targets are
         allowed."""
+        self._searches_left = 1
 
     @property
     def has_limits(self) -> bool:
@@ -95,6 +98,12 @@ class Settler:
         record off.
         """
         return self._flow is not None
+
+    def begin(self, limit: int) -> None:
+        """Begin a walk over records with about ``limit`` outputs at most. It settles fewer cron
+        schedules, so that other shards do not wait for the calendar; at least one.
+        """
+        self._searches_left = max(limit // _CALENDAR_COST, 1)
 
     def denial(self, offset: int, target: str) -> tuple[str, str] | None:
         """Return why settings deny ``target`` to the record at source offset ``offset``, as code
@@ -123,10 +132,23 @@ class Settler:
         - it is not due, and no roll is due either, after the clock stepped back;
         - the topic of its output is being looked up;
         - it has to be requeued, and there is no topic for that, or it can't be written to;
-        - the broker refused it, and its dead letter can't be written.
+        - the broker refused it, and its dead letter can't be written;
+        - it is a cron schedule, and this walk has settled its share of these.
         """
+        if payload[6] is not None and not self._may_search(payload[6]):
+            return None
         output = self._settled(offset, key_ms, payload, now_ms, base)
         return output if output is None or self._can_follow(output, payload) else None
+
+    def _may_search(self, meta: Meta) -> bool:
+        """Return whether the record with this ``meta`` may be settled in this walk, and count it if
+        it needs the calendar.
+        """
+        recurrence = recurrence_of(meta)
+        if recurrence is None or not recurrence.cron:
+            return True
+        self._searches_left -= 1
+        return self._searches_left >= 0
 
     def _can_follow(self, output: Output, payload: Payload) -> bool:
         """Return False if the delay topic can't be written to, and the output is a requeued record

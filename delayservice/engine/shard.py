@@ -8,8 +8,8 @@ deterministic order, so it may stop either at any point:
 ``advance_key``     moves K with H fixed: settles pending records in key order, up to now.
 
 Both only *stage*: records are settled by ``commit``, after the transaction with the outputs and the
-staged cursor was committed; ``abort`` undoes the staging. Rules quoted by number are those of
-``docs/internals/design.md``.
+staged cursor was committed. If it is not, the shard is taken over anew. Rules quoted by number are
+those of ``docs/internals/design.md``.
 """
 
 from __future__ import annotations
@@ -71,7 +71,6 @@ class Shard:
         self._names = RecentNames()
         self._queue: list[Entry] = []
         self._passed: list[Entry] = []
-        self._rewalk = 0
         self.is_held = False
         self._log_start = 0
         """Start of the log at take-over, a source offset; H skips the offsets below it."""
@@ -120,7 +119,6 @@ class Shard:
         self._queue.clear()
         self._passed.clear()
         self._queue_bytes = 0
-        self._rewalk = 0
 
     # --- poll and store ------------------------------------------------------------------------
 
@@ -270,7 +268,6 @@ class Shard:
         walk.begin(queue, pending_at)
         k = self.staged.key
         k_ms = k[0]
-        is_held = False
         walked = 0
         log_start = self._log_start
         for entry in queue if is_caught_up else [e for e in queue if e[0] < log_start]:
@@ -282,7 +279,6 @@ class Shard:
                 if len(outputs) >= limit:
                     break
                 if not walk.take(entry, k, now_ms, outputs):
-                    is_held = True
                     break
                 passed.append(entry)
             walked += 1
@@ -293,26 +289,14 @@ class Shard:
         if not queue and not passed:
             self._queue_bytes = 0
         self.staged = Cursor(k, reached)
-        if is_held and is_caught_up and reached < self._rewalk:
-            self._read_again(reached)
         return outputs
-
-    def _read_again(self, offset: int) -> None:
-        """Set ``read`` back to ``offset``, at which H waits, and empty the queue, so that the
-        pending records without ids that were dropped before an abort are read again.
-        """
-        self._queue.clear()
-        self._queue_bytes = content_bytes(self._passed)
-        self.read = offset
-        self._rewalk = 0
 
     @property
     def may_advance_key(self) -> bool:
-        """Return whether ``advance_key`` may settle records: all below H are stored; H has passed
-        all offsets again that it had passed before an abort, which dropped some records; and it has
+        """Return whether ``advance_key`` may settle records: all below H are stored, and H has
         passed the lost part of the log, of which stored records would be late otherwise.
         """
-        return self.stored >= self.staged.offset >= max(self._rewalk, self._log_start)
+        return self.stored >= self.staged.offset >= self._log_start
 
     def key_limit_ms(self, now_ms: int, unwalked_ms: int | None) -> int:
         """Return the key time up to which ``advance_key`` may settle, epoch ms: now, or earlier the
@@ -385,15 +369,3 @@ class Shard:
         self._passed.clear()
         self._queue_bytes = content_bytes(self._queue)
         self.committed = self.staged
-
-    def abort(self) -> None:
-        """Undo the staging after a transaction that was certainly aborted.
-
-        Records that H has passed return to the queue, except the pending ones without ids, which
-        ``advance_offset`` dropped. K waits until H has passed their offsets again.
-        """
-        self.walk.abort()
-        self._rewalk = max(self._rewalk, self.staged.offset)
-        self.staged = self.committed
-        self._queue[:0] = self._passed
-        self._passed.clear()

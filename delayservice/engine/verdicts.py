@@ -44,7 +44,3 @@ class Verdicts:
             self.refused.pop(offset, None)
             self.stripped.discard(offset)
         self.staged.clear()
-
-    def aborted(self) -> None:
-        """Keep all refusals, because the transaction was aborted."""
-        self.staged.clear()

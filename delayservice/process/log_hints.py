@@ -52,6 +52,10 @@ HINTS: Final[Mapping[str, str]] = {
     "handed_over": "this worker delivers the slice no more; its cursor is committed",
     "handing_over": "the owner entry names the next owner (to), which prepares to take over",
     "ids_damaged": "the store of this shard is rebuilt from Kafka",
+    "header_names_not_checked": (
+        "this build of confluent-kafka is not known to the service: header names are cut at a zero "
+        "byte, and such records are not refused; install the version that the service names"
+    ),
     "kafka_found": "Kafka answers again",
     "leaders_not_seen": "the leaders of partitions are not known; asked again",
     "log_end_not_known": "the end of this partition is not known; asked again",
@@ -84,10 +88,6 @@ HINTS: Final[Mapping[str, str]] = {
         "owner entries of this worker's former process were deleted from ZooKeeper"
     ),
     "question_failed": "a query of the admin API to this worker failed; the service goes on",
-    "records_refused": (
-        "the broker refused these records for good: they become dead letters, see their "
-        "delay-error-detail. The next transaction delivers the rest of theirs, which was aborted"
-    ),
     "registration_gone": "this node's entry in ZooKeeper was deleted; it is written again",
     "repair_topic_not_read": "this node takes no repair orders until the topic can be read",
     "request_failed": "the admin API answered with status 500; the traceback says why",
@@ -106,6 +106,10 @@ HINTS: Final[Mapping[str, str]] = {
         "a part of the store can't be read; its records are read again from Kafka. Look at the disk"
     ),
     "slot_rebuilt": "frames is the number of records that were read again from Kafka",
+    "slots_missing": (
+        "usual after a crash: these slots were settled before it. Those that were not are read "
+        "again from Kafka, with slot_damaged"
+    ),
     "space_not_reclaimed": "the disk space of a removed shard is freed at a later compaction",
     "storing_resumed": "the disk has room again; records that were left in Kafka are stored now",
     "storing_stopped": "new records stay in Kafka, delivery goes on; free or add disk space",
@@ -119,7 +123,7 @@ HINTS: Final[Mapping[str, str]] = {
         "blocked targets before it that were not logged"
     ),
     "targets_given_up": (
-        "these targets did not acknowledge in time; their records are parked meanwhile"
+        "these targets can't take records now, see the reason; their records are parked meanwhile"
     ),
     "targets_not_seen": "the state of target topics is not known; asked again",
     "took_over": "this worker delivers the slice now; shards holds the cursor of each delay topic",
@@ -138,10 +142,6 @@ HINTS: Final[Mapping[str, str]] = {
         "known topics are served on; changes are not seen until a look succeeds"
     ),
     "topics_small": "topics with too few replicas or partitions for these brokers: why names them",
-    "transaction_aborted": (
-        "the transaction has no effect; its records are delivered by the next one"
-    ),
-    "transaction_dropped": "the transaction has no effect; its records are delivered later",
     "unused_shard_removed": "this store held a slice that the worker serves no more",
     "waiting_for_kafka": (
         "the worker starts when Kafka answers; check address, rights and missing topics"
@@ -170,6 +170,10 @@ HINTS: Final[Mapping[str, str]] = {
         "did not die, look at that node"
     ),
     "writer_fenced": "open transactions of a former owner were ended; it can't write any more",
+    "writer_ended": (
+        "its open transaction has no effect; a new writer takes the slices over and delivers the "
+        "records. If it repeats, the reason names the topic or the connection"
+    ),
     "writer_not_opened": (
         "no transactions are possible, so the worker may own no slice until it succeeds. Check "
         "the brokers, transaction.max.timeout.ms, the copies of __transaction_state, and Write on "

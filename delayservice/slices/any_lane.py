@@ -3,8 +3,8 @@
 
 ``docs/glossary.md`` defines H, S, K, cursor and mark. A lane *owns* its shard from ``take_over`` to
 ``follow`` or ``step_down``, and settles its records; else it is a *replica*. What it settles takes
-effect with the next commit of the worker, whose result the caller reports by ``committed`` or
-``aborted``.
+effect with the next commit of the worker, whose success the caller reports by ``committed``.
+Without it, the caller steps down, and takes the shard over again.
 """
 
 from __future__ import annotations
@@ -247,7 +247,7 @@ class AnyLane(ABC):
     def settle_due(self, now_ms: int, limit: int, bytes_max: int) -> Iterable[list[Output]]:
         """Settle records that are due at ``now_ms``, epoch ms, and yield their outputs in lists, in
         all about ``limit`` outputs and ``bytes_max`` payload bytes at most. The caller sends each
-        list before it takes the next; or it aborts the transaction, and takes no other list.
+        list before it takes the next.
         """
 
     @abstractmethod
@@ -276,14 +276,6 @@ class AnyLane(ABC):
         """
         self.shard.commit()
         self.verdicts.committed()
-        self._read_on()
-
-    def aborted(self) -> None:
-        """Go back to the committed cursor, because the transaction was certainly aborted, and go on
-        reading the log.
-        """
-        self.shard.abort()
-        self.verdicts.aborted()
         self._read_on()
 
     @abstractmethod

@@ -303,23 +303,21 @@ class Lane(PreciseLane):
         """
         if self._proof.is_doubtful:
             return []
-        read = self.shard.read
-        outputs = self.shard.advance_offset(now_ms, limit, self.repairing.pending_at, may_read)
-        if self.shard.read < read:  # H reads again what it had passed before an abort
-            self._read_on()
-        return outputs
+        self._settler.begin(limit)
+        return self.shard.advance_offset(now_ms, limit, self.repairing.pending_at, may_read)
 
     def settle_due(self, now_ms: int, limit: int, bytes_max: int) -> Iterator[list[Output]]:
         """Move K over stored records due at ``now_ms``, epoch ms, and yield their outputs in lists;
         see ``AnyLane`` for the limits.
 
         The lists are short, so that Kafka sends one while the next is read, and a list reuses
-        memory that is still in the processor's cache (``bench whole``). The caller sends each list,
-        or aborts the transaction and takes no other.
+        memory that is still in the processor's cache (``bench whole``). The caller sends each list
+        before it takes the next.
         """
         shard = self.shard
         if self._proof.is_doubtful or not shard.may_advance_key:
             return
+        self._settler.begin(limit)
         upto_ms = shard.key_limit_ms(now_ms, self._unwalked_ms())
         after = shard.staged.key
         settled = 0

@@ -11,7 +11,7 @@ from typing import Final
 
 import structlog
 
-from delayservice.base.errors import KafkaEdgeError, OwnershipLostError, WriterGivenUpError
+from delayservice.base.errors import KafkaEdgeError, OwnershipLostError, WriterEndedError
 from delayservice.engine.ports import Bounds, Place
 from delayservice.engine.role import Role
 from delayservice.slices.any_lane import AnyLane
@@ -22,7 +22,7 @@ from delayservice.slices.phase import ON_THE_WAY, SERVED, Phase, Step
 from delayservice.slices.slice import Slice
 from delayservice.slices.take_over import Taken
 from delayservice.slices.take_overs import TakeOver, TakeOvers
-from delayservice.slices.transaction import Ended
+from delayservice.slices.transaction import Commit
 from delayservice.slices.writer import LOSSES_MAX, WriterOpener
 
 _FAILURES_MAX: Final = 4
@@ -160,20 +160,35 @@ class Owning:
         Those that this node is still to own are claimed again by a new writer. ``lost``: the error.
         """
         why = str(lost)
-        _log.warning("ownership_lost", writer=self._transaction.writer, why=why)
-        if not isinstance(lost, WriterGivenUpError):
+        if isinstance(lost, WriterEndedError):
+            _log.warning("writer_ended", writer=self._transaction.writer, why=why)
+            self._dispose(lost)
+        else:
+            _log.warning("ownership_lost", writer=self._transaction.writer, why=why)
             self._opener.count_loss()
         self._transaction.discard()
         self._take_overs.clear()
         self._log_end_queries.clear()
         for number, slice_ in self._slices.items():
             if slice_.phase is not Phase.REPLICA:
-                if slice_.phase in ON_THE_WAY:  # later, a commit has succeeded since the claim
+                if slice_.phase in ON_THE_WAY or slice_.uncommitted.records:
                     self._count_failure(slice_, why)
                 self.step_down(slice_)
                 if self._opener.losses > LOSSES_MAX:
                     self._gate.gave_up(number, why)
         self._roles = None
+
+    def _dispose(self, ended: WriterEndedError) -> None:
+        """Note the records that brokers refused, which are dead-lettered when they are settled
+        again; leave slices with unacknowledged checkpoints to other nodes.
+        """
+        for (place, offset), reason in ended.refusals.items():
+            slice_ = self._slices.get(place[1])
+            if slice_ is not None and place[0] in slice_.lanes:
+                slice_.lanes[place[0]].verdicts.refuse([(offset, reason)])
+        for number in ended.stuck & self._slices.keys():
+            self._slices[number].trouble = str(ended)
+            self._give_up(number, str(ended))
 
     # --- take over -----------------------------------------------------------------------------
 
@@ -184,16 +199,12 @@ class Owning:
             self._hear_take_over(job)
         self._log_end_queries.hear(may_join=self._transaction.commit is None)
 
-    def hear_commit(self, ended: Ended) -> None:
-        """Process the end of a commit: take over the slices it claimed, serve those whose first
-        checkpoint it carried, become a replica of those it released. If it failed, count that for
-        its slices.
+    def hear_commit(self, commit: Commit) -> None:
+        """Process the success of a commit: take over the slices it claimed, serve those whose first
+        checkpoint it carried, become a replica of those it released.
         """
-        if ended.why:
-            self._failed(ended)
-            return
         upgraded = []
-        for number in ended.commit.checkpoints:
+        for number in commit.checkpoints:
             slice_ = self._slices.get(number)
             if slice_ is None or slice_.phase is not Phase.TAKEN:
                 continue
@@ -201,19 +212,10 @@ class Owning:
                 upgraded.append(number)
             else:
                 self._serve_from_now(slice_)
-        for number in ended.commit.releasing:
+        for number in commit.releasing:
             self._released(number)
-        claimed = [n for n in ended.commit.claiming if n in self._slices]
+        claimed = [n for n in commit.claiming if n in self._slices]
         self._begin_take_over([*claimed, *upgraded], upgraded)
-
-    def _failed(self, ended: Ended) -> None:
-        """Count a failed commit for its slices; release those with unacknowledged checkpoints."""
-        for number in {*ended.commit.checkpoints, *ended.commit.claiming}:
-            slice_ = self._slices.get(number)
-            if slice_ is not None:
-                self._count_failure(slice_, ended.why)
-        for number in ended.stuck & self._slices.keys():
-            self.interrupted_safely(self._slices[number], ended.why)
 
     def _count_failure(self, slice_: Slice, why: str) -> None:
         """Count a failed commit of a slice; after ``_FAILURES_MAX``, leave it to other nodes."""
@@ -290,7 +292,9 @@ class Owning:
             why = f"it ends at {bounds.end}, and {lane.awaited_end} is waited for"
             _log.warning("log_moved", topic=lane.topic, partition=lane.partition, why=why)
             if self._transaction.is_open:
-                self._transaction.start_over("transaction_dropped", slice=slice_.number)
+                self._transaction.abort(
+                    f"the log of {lane.topic}:{lane.partition} has lost its end"
+                )
         try:
             self._taker.take(slice_, lane, bounds, stored_before)
         except KafkaEdgeError as exc:
@@ -364,7 +368,7 @@ class Owning:
         self._give_up(slice_.number, why)
         if slice_.phase in SERVED:
             if slice_.uncommitted.records and self._transaction.commit is None:
-                self._transaction.start_over("transaction_dropped", slice=slice_.number)
+                self._transaction.abort(why)
             self._release(slice_)
 
     def interrupted_safely(self, slice_: Slice, why: str) -> None:

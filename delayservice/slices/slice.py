@@ -133,18 +133,12 @@ class Slice:
         """Make the cursors that the last commit carried the committed ones, in all lanes.
         ``now_ms``: now, epoch milliseconds.
         """
-        self.failures = 0
+        if self.uncommitted.records:  # a first checkpoint proves nothing: it carries no outputs
+            self.failures = 0
         self.stated.clear()
         for lane in self.lanes.values():
             lane.committed()
         self.flow.commit(now_ms)
-
-    def aborted(self) -> None:
-        """Put all lanes back to their committed cursors, after an abort of the transaction."""
-        for lane in self.lanes.values():
-            lane.aborted()
-        self.flow.abort()
-        self.uncommitted.clear()
 
     # --- ownership -----------------------------------------------------------------------------
 

@@ -10,17 +10,12 @@ from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, NoReturn
 
 import structlog
 
 from delayservice.base import faults
-from delayservice.base.errors import (
-    KafkaEdgeError,
-    OwnershipLostError,
-    RefusedError,
-    TransactionAbortedError,
-)
+from delayservice.base.errors import KafkaEdgeError, OwnershipLostError, WriterEndedError
 from delayservice.engine.claims import CLAIM, RELEASE, encode_word
 from delayservice.engine.outcome import Output
 from delayservice.engine.pacing import Pacer
@@ -94,21 +89,6 @@ class Commit:
         return bool(self.claiming or self.releasing)
 
 
-@dataclass(frozen=True, slots=True)
-class Ended:
-    """Result of a commit.
-
-    Attributes:
-        commit: the commit that has ended.
-        why: why it was certainly aborted; empty: it was committed.
-        stuck: slices whose checkpoints the broker did not acknowledge in time.
-    """
-
-    commit: Commit
-    why: str = ""
-    stuck: frozenset[int] = frozenset()
-
-
 class Transaction:
     """Open transaction of one worker, and its commit. Only the thread of the worker's loop uses it.
 
@@ -144,65 +124,41 @@ class Transaction:
         self._last_commit_s = -math.inf
         self._turns = 0
         """Number of claims written by this process."""
-        self._resettle = False
         self._probes: deque[Probe] = deque(maxlen=_PROBES_MAX)
 
     # --- fill ----------------------------------------------------------------------------------
 
     def send(self, slice_: Slice, lane: AnyLane, outputs: list[Output]) -> None:
-        """Add outputs of a lane. Raise ``OwnershipLostError`` if the writer was fenced,
-        ``RefusedError`` if an output can never be written.
+        """Add outputs of a lane. Raise ``OwnershipLostError`` if the writer is lost or has
+        ended.
         """
-        if not outputs:
-            return
-        faults.point("before_produce")
-        self.is_open = True
+        if outputs:
+            faults.point("before_produce")
+            self.is_open = True
         self._sink.send(lane.place, outputs)
         slice_.uncommitted.add(outputs, lane.topic, lane.past_due)
         self.records += len(outputs)
 
-    def _put_back(self, refused: RefusedError) -> None:
-        """Abort the transaction, and note the refused records, which are dead-lettered when they
-        are settled again. Raise ``OwnershipLostError`` if the abort failed.
+    def abort(self, why: str) -> NoReturn:
+        """Abort the transaction for the reason ``why``, which ends the writer: raise
+        ``WriterEndedError``. A new writer settles the records again.
         """
-        for (place, offset), reason in refused.refusals.items():
-            slice_ = self._slices.get(place[1])
-            if slice_ is not None and place[0] in slice_.lanes:
-                slice_.lanes[place[0]].verdicts.refuse([(offset, reason)])
-        self.start_over("records_refused", why=str(refused))
-
-    def start_over(self, event: str, **facts: object) -> None:
-        """Log warning ``event`` with the fields ``facts``, and abort the transaction; its records
-        are settled again. Raise ``OwnershipLostError`` if the abort failed.
-        """
-        _log.warning(event, **facts)
         self._sink.abort()
-        self._aborted()
+        raise WriterEndedError(why)
 
-    def _aborted(self) -> None:
-        self.is_open = False
-        self.records = 0
-        self._resettle = True
-        for number in self.touched:
-            slice_ = self._slices.get(number)
-            if slice_ is not None:
-                slice_.aborted()
-                for lane in slice_.lanes.values():
-                    self._agenda.look_again(lane)
-
-    def take_aborted(self) -> bool:
-        """Return whether a transaction was aborted since the last call of this method."""
-        resettle, self._resettle = self._resettle, False
-        return resettle
+    def check_writer(self) -> None:
+        """Raise ``WriterEndedError`` if the writer must not begin another transaction."""
+        self._sink.check()
 
     def discard(self) -> None:
         """Discard the writer, the open transaction, and the commit under way, without a result."""
         self._sink.discard()
         self.writer = ""
+        if self.commit is not None:
+            self.forgettable += self.commit.forgotten
         self.commit = None
         self.is_open = False
         self.records = 0
-        self.forgettable.clear()
         self.touched.clear()
         self.changing.clear()
 
@@ -343,13 +299,13 @@ class Transaction:
         if self.commit is not None:
             self.commit.future.exception()
 
-    def hear(self) -> Ended | None:
-        """Process and return the result of the commit; None: it has not ended, or none is under
+    def hear(self) -> Commit | None:
+        """Process the result of the commit, and return it; None: it has not ended, or none is under
         way.
 
         Raises:
-            OwnershipLostError: the writer was fenced, or the result is unknown; the next owner
-                reads it from the checkpoint topic.
+            OwnershipLostError: the writer has ended with an abort, or was fenced, or the result is
+                unknown; the next owner reads it from the checkpoint topic.
         """
         commit = self.commit
         if commit is None or not commit.future.done():
@@ -362,30 +318,18 @@ class Transaction:
             committed = True
             if commit.probe is not None:
                 commit.probe.acknowledged_s = acknowledged_s
-        except RefusedError as refused:
-            self._take_back(commit)
-            self._put_back(refused)
-            return Ended(commit, str(refused))
-        except TransactionAbortedError as aborted:
-            _log.warning("transaction_aborted", why=str(aborted))
-            self._take_back(commit)
-            self._aborted()
-            return Ended(commit, str(aborted), aborted.stuck)
         except OwnershipLostError:
             raise
         except KafkaEdgeError as lost:
             raise OwnershipLostError(str(lost)) from lost
         finally:
+            if not committed:
+                self.forgettable += commit.forgotten
             self._pacer.observe(elapsed_s * 1000)
             self._observer.transaction(commit.checkpoints.keys(), elapsed_s, committed=committed)
         faults.point("after_commit")
         self._committed(commit)
-        return Ended(commit)
-
-    def _take_back(self, commit: Commit) -> None:
-        """Include the checkpoints and deletions of an aborted commit in the next commit."""
-        self.touched |= commit.checkpoints.keys()
-        self.forgettable += commit.forgotten
+        return commit
 
     def _committed(self, commit: Commit) -> None:
         self.records = 0

@@ -12,6 +12,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
+import structlog
+
 from delayservice.base.errors import OwnershipLostError
 from delayservice.engine.cursor import Cursor
 from delayservice.engine.flow import Flow
@@ -31,6 +33,8 @@ from delayservice.slices.transaction import Transaction
 from delayservice.slices.upkeep import Upkeep
 
 _ASK_THE_TIME_S: Final = 1.0
+
+_log = structlog.get_logger(__name__)
 
 
 class WorkerLoop:
@@ -106,12 +110,11 @@ class WorkerLoop:
             self._owning.lose_writer(lost)
 
     def _turn(self, wait_ms_max: int | None) -> None:
-        began_s, waited_s = self._clock.monotonic_s(), 0.0
+        began_s = self._clock.monotonic_s()
         self._hear_helpers()
         self._owning.follow_roles()
-        if not self._transaction.take_aborted():
-            wait_ms = self._waits.wait_ms() if wait_ms_max is None else wait_ms_max
-            waited_s = self._intake.poll(wait_ms, self._waits.gather_ms(wait_ms))
+        wait_ms = self._waits.wait_ms() if wait_ms_max is None else wait_ms_max
+        waited_s = self._intake.poll(wait_ms, self._waits.gather_ms(wait_ms))
         self._hear_helpers()
         self._serve()
         self._upkeep.turn()
@@ -122,10 +125,10 @@ class WorkerLoop:
         self._owning.hear_helpers()
 
     def _hear_commit(self) -> None:
-        ended = self._transaction.hear()
-        if ended is not None:
-            self._upkeep.active |= ended.commit.checkpoints.keys()
-            self._owning.hear_commit(ended)
+        commit = self._transaction.hear()
+        if commit is not None:
+            self._upkeep.active |= commit.checkpoints.keys()
+            self._owning.hear_commit(commit)
 
     def _serve(self) -> None:
         """Settle due records and commit when it is time; settle nothing while the clock is not
@@ -135,6 +138,7 @@ class WorkerLoop:
         transaction = self._transaction
         if transaction.commit is not None or not transaction.writer:
             return
+        transaction.check_writer()
         self._owning.follow_roles()
         doubt = self._clock_watch.doubt()
         if doubt is None:
@@ -142,7 +146,8 @@ class WorkerLoop:
                 self._settling.settle()
         else:
             if transaction.is_open:
-                transaction.start_over("clock_in_doubt", why=doubt)
+                _log.warning("clock_in_doubt", why=doubt)
+                transaction.abort(f"the clock is in doubt: {doubt}")
             self._ask_the_time()
         self._commit_when_time()
 
@@ -225,7 +230,7 @@ class WorkerLoop:
             self._transaction.wait()
             self._hear_commit()
             if self._transaction.is_open:
-                self._transaction.start_over("transaction_dropped")
+                self._transaction.abort("a shard of it is served no more")
         except OwnershipLostError as lost:
             self._owning.lose_writer(lost)
 

@@ -9,6 +9,7 @@ kills the servers and, unless they are to be kept, removes the files.
 """
 
 import base64
+import os
 import shutil
 import signal
 import tempfile
@@ -29,6 +30,7 @@ from delay_devtools.ports import LOOPBACK, free_ports
 from delay_devtools.probe import kafka_probe, zookeeper_probe
 from delay_devtools.servers import BrokerPlan, Jvm, ZooKeeperPlan
 from delayservice.base.errors import ClusterError
+from delayservice.config.layers import ENV_PREFIX
 from delayservice.smoke.progress import Steps
 from delayservice.smoke.signals import ignored_signals
 
@@ -39,6 +41,17 @@ _PORTS_PER_BROKER = 3
 _PORTS_PER_ZOOKEEPER = 3
 _CLASH_WORDS = ("Address already in use", "BindException")
 _NO_PROPERTIES: Mapping[str, str] = MappingProxyType({})
+
+
+def forget_settings() -> list[str]:
+    """Remove the service's settings from the environment of this process, and so from that of its
+    children, because they name another cluster than one that is started here. Return the names of
+    the variables.
+    """
+    names = [name for name in os.environ if name.startswith(ENV_PREFIX)]
+    for name in names:
+        del os.environ[name]
+    return names
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +165,8 @@ class EmbeddedCluster:
         return self._running
 
     def start(self) -> None:
-        """Start all servers and return when all of them are ready.
+        """Start all servers and return when all of them are ready. ``forget_settings`` is called,
+        so that what runs on this cluster takes no setting from the environment.
 
         Raises:
             ClusterError: the cluster is started already, there is no Java, a jar can't be fetched,
@@ -160,6 +174,7 @@ class EmbeddedCluster:
         """
         if self._running is not None:
             raise ClusterError("The cluster is already started. Stop it before starting it again.")
+        forget_settings()
         java, class_path = find_java(), ensure_jars(read_lock(self._kafka))
         folder = self._open_folder()
         jvm = Jvm(java, class_path, folder / "log4j2.properties")

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -26,7 +26,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # its stubs d
 from rich.console import Console
 
 from delay_devtools import clients
-from delay_devtools.cluster import EmbeddedCluster, started
+from delay_devtools.cluster import EmbeddedCluster, forget_settings, started
 from delay_devtools.ports import LOOPBACK, free_ports
 from delay_devtools.service import ServiceProcess
 from delayservice.base.errors import ClusterError
@@ -94,6 +94,7 @@ def run(after: str, *, once: bool, as_json: bool) -> int:
     """
     delay_s = delay_ms("--after", after) / 1_000
     console = Console(stderr=as_json)
+    forgotten = forget_settings()
     started_s = time.monotonic()
     with stop_signals():
         try:
@@ -104,7 +105,7 @@ def run(after: str, *, once: bool, as_json: bool) -> int:
                 _tell(console, first)
                 _sum_up(console, world, first, seconds, as_json=as_json)
                 if not once:
-                    _invite(console, world)
+                    _invite(console, world, forgotten)
                     _go_on(consumer, service, console)
         except KeyboardInterrupt:
             console.print("Stopped.", style="dim")
@@ -266,13 +267,16 @@ def _sum_up(
         print(json.dumps(facts), flush=True)  # noqa: T201  # for programs
 
 
-def _invite(console: Console, world: World) -> None:
-    """Print the next commands to try, without line breaks so that they can be pasted."""
+def _invite(console: Console, world: World, forgotten: Sequence[str]) -> None:
+    """Print the next commands to try, without line breaks so that they can be pasted.
+    ``forgotten``: variables of the environment that would override the configuration file.
+    """
     command = Path(sys.executable).with_name("delayservice")
     lines = (
         "",
         f"The page: http://{world.page}",
         "From another terminal:",
+        *([f"  unset {' '.join(forgotten)}"] if forgotten else []),
         f"  export DELAYSERVICE_CONFIG={world.config}",
         f"  {command} send delay_topic_any again --after 30s --target {TARGET} --id reminder-17",
         f"  {command} pending",

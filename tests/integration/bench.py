@@ -117,7 +117,7 @@ class Bench:
             {
                 "bootstrap.servers": bootstrap,
                 "linger.ms": 2,
-                "message.max.bytes": 10_000_000,
+                "message.max.bytes": 20_000_000,
                 "log_level": 0,  # the cluster's end is no news
             }
         )
@@ -373,7 +373,7 @@ class Reader:
 
 def aborts(service: ServiceProcess) -> list[object]:
     """Return the events of a service that lost a transaction or its writer."""
-    names = ("transaction_aborted", "records_refused", "ownership_lost")
+    names = ("writer_ended", "ownership_lost")
     return [event for name in names for event in service.events(name)]
 
 

@@ -31,13 +31,12 @@ FAR_MS: Final = 3_600_000
 SETTLE_IN_S: Final = 5
 SMALL_BYTES: Final = 1_000
 EVENTS: Final = (
-    "transaction_aborted",
-    "records_refused",
+    "writer_ended",
     "ownership_lost",
     "targets_given_up",
     "worker_died",
 )
-"""Log lines that are counted: aborts, refusals, writers lost."""
+"""Log lines that are counted: writers that ended or were lost, targets, workers."""
 
 
 @dataclass

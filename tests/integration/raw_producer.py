@@ -1,4 +1,4 @@
-"""A producer for what no polite client writes: header names of any bytes (librdkafka's C API)."""
+"""A producer of header names of any bytes, by librdkafka's C API."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Final
 import confluent_kafka
 
 _PRODUCER: Final = 0
-_END, _TOPIC, _PARTITION, _VALUE, _KEY, _MSGFLAGS, _HEADER = 0, 1, 3, 4, 5, 7, 9
+_END, _TOPIC, _PARTITION, _VALUE, _KEY, _MSGFLAGS, _HEADERS = 0, 1, 3, 4, 5, 7, 10
 _COPY: Final = 2
 _FLUSH_MS: Final = 30_000
 
@@ -33,15 +33,19 @@ def produce_raw(
         assert lib.rd_kafka_conf_set(conf, name, text, why, len(why)) == 0, why.value
     producer = ctypes.c_void_p(lib.rd_kafka_new(_PRODUCER, conf, why, len(why)))
     assert producer.value, why.value
+    lib.rd_kafka_headers_new.restype = ctypes.c_void_p
+    made = ctypes.c_void_p(lib.rd_kafka_headers_new(ctypes.c_size_t(len(headers))))
+    for name, content in headers:
+        sizes = ctypes.c_ssize_t(len(name)), ctypes.c_ssize_t(len(content))
+        assert lib.rd_kafka_header_add(made, name, sizes[0], content, sizes[1]) == 0
     arguments: list[object] = [
         *(ctypes.c_int(_TOPIC), topic.encode()),
         *(ctypes.c_int(_PARTITION), ctypes.c_int32(0)),
         *(ctypes.c_int(_VALUE), value, ctypes.c_size_t(len(value))),
         *(ctypes.c_int(_KEY), key, ctypes.c_size_t(len(key))),
         *(ctypes.c_int(_MSGFLAGS), ctypes.c_int(_COPY)),
+        *(ctypes.c_int(_HEADERS), made),
     ]
-    for header, content in headers:
-        arguments += [ctypes.c_int(_HEADER), header, content, ctypes.c_ssize_t(len(content))]
     error = lib.rd_kafka_producev(producer, *arguments, ctypes.c_int(_END))
     assert error == 0, error
     assert lib.rd_kafka_flush(producer, _FLUSH_MS) == 0

@@ -167,7 +167,7 @@ def assert_no_pause_once_known(service: ServiceProcess) -> None:
     the machine is: what waits for the target is not in any.
     """
     known = min(happened(service, "target_blocked"))
-    pauses = happened(service, "transaction_aborted") + happened(service, "ownership_lost")
+    pauses = happened(service, "writer_ended") + happened(service, "ownership_lost")
     assert pauses
     assert max(pauses) <= known + SAME_TRANSACTION
 
@@ -195,7 +195,7 @@ def test_a_target_that_never_existed_costs_no_pause(bench: Bench) -> None:
     bad = bench.target_name("never")
     service = play(bench, bad, lambda: None)
     assert_parked(bench, bad)
-    assert not service.events("transaction_aborted")
+    assert not service.events("writer_ended")
 
 
 def test_a_target_that_is_deleted_costs_no_pause_once_it_is_known(bench: Bench) -> None:
@@ -236,7 +236,7 @@ def test_a_target_with_too_few_copies_in_sync_from_the_start_costs_no_pause(
         service = play(bench, bad, lambda: None)
     finally:
         brokers.start_broker(BAD_BROKER)
-    assert not service.events("transaction_aborted")
+    assert not service.events("writer_ended")
     bench.await_match(bad, lambda one: one.header("delay-attempt"))
 
 

@@ -63,5 +63,5 @@ def test_a_throttled_service_is_late_and_loses_doubles_and_aborts_nothing(
         assert service.stop() == 0
         assert sorted(one.value or b"" for one in bench.read_all(target)) == sorted(values)
         assert late_ms > THROTTLED_MS_MIN
-        for event in ("transaction_aborted", "ownership_lost", "slice_interrupted"):
+        for event in ("writer_ended", "ownership_lost", "slice_interrupted"):
             assert service.events(event) == []

@@ -108,10 +108,6 @@ class World:
         self.committed += self.staged
         self.staged = []
 
-    def abort(self) -> None:
-        self.shard.abort()
-        self.staged = []
-
     def take_over(self) -> None:
         self._own(self.shard.committed)
         self.staged = []
@@ -141,7 +137,7 @@ TURNS: st.SearchStrategy[list[list[Step]]] = st.lists(
         st.integers(0, 99).map(lambda ms: lambda world: world.wait(ms))
         | st.just(World.wait_nearly),
         st.integers(1, 9).map(lambda limit: lambda world: world.settle(limit)),
-        st.sampled_from([World.go_on, World.commit, World.commit, World.abort, World.take_over]),
+        st.sampled_from([World.go_on, World.commit, World.commit, World.take_over]),
     ).map(list),
     max_size=20,
 )

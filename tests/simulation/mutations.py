@@ -16,12 +16,10 @@ from functools import wraps
 from typing import Any, TypeAlias
 from unittest.mock import patch
 
-from confluent_kafka import IsolationLevel, KafkaError, KafkaException
+from confluent_kafka import IsolationLevel, KafkaException
 from msgspec.structs import replace
 
 from connectors.kafka.checkpoints import KafkaCheckpoints
-from connectors.kafka.delivery_reports import DeliveryReports
-from connectors.kafka.errors import ABORTABLE
 from connectors.kafka.log_ends import log_bounds
 from connectors.kafka.record_limits import RecordLimits
 from connectors.kafka.sink import KafkaSink
@@ -458,20 +456,6 @@ def _observe_only(shard: Shard, start: int, entries: Sequence[Entry], stop: int)
     return []
 
 
-@mistake(Shard, "abort")
-def passed_is_not_walked_again(original: Any, shard: Shard) -> None:
-    """After an abort H goes on where it was, although K has to go back."""
-    shard._passed.clear()
-    original(shard)
-
-
-@mistake(Shard, "abort")
-def key_does_not_wait_after_abort(original: Any, shard: Shard) -> None:
-    """After an abort K goes on before H has come as far as before."""
-    original(shard)
-    shard._rewalk = 0
-
-
 @mistake(Shard, "advance_key")
 def held_is_skipped(original: Any, shard: Shard, *args: Any) -> list[Output]:
     """K goes on behind a record that has to wait."""
@@ -700,18 +684,6 @@ def stale_claim(original: Any, succession: KafkaSuccession, slices: Any) -> Any:
 # --- what a client says, and what follows from it -------------------------------------------------
 
 
-@mistake(DeliveryReports, "takes_more")
-def refused_transaction_is_aborted(_: Any, reports: DeliveryReports, *_args: Any) -> bool:
-    """A flush that stalls is followed by an abort, whatever the coordinator has said."""
-    return not any(error.code() == KafkaError._STATE for error in reports.failed)
-
-
-def forgotten_id_is_abortable() -> AbstractContextManager[Any]:
-    """After an abort, a writer whose id the coordinator has forgotten goes on."""
-    wrong = ABORTABLE | {KafkaError.INVALID_PRODUCER_ID_MAPPING}
-    return patch("connectors.kafka.sink.ABORTABLE", wrong)
-
-
 @mistake(KafkaSink, "_commit_transaction")
 def no_answer_is_abortable(original: Any, sink: KafkaSink, producer: Any) -> None:
     """A commit without an answer is aborted."""
@@ -724,9 +696,33 @@ def no_answer_is_abortable(original: Any, sink: KafkaSink, producer: Any) -> Non
         raise
 
 
-def slow_writer_goes_on() -> AbstractContextManager[Any]:
-    """A writer whose commit the client may have sent twice is used again."""
-    return patch("connectors.kafka.sink.SLOW_COMMIT_S", 1e9)
+def failed_connection_is_ignored() -> AbstractContextManager[Any]:
+    """Rule 15: a writer whose client may have sent a commit twice is used again."""
+    return patch("connectors.kafka.sink.connection_failure", lambda *_: "")
+
+
+def aborted_writer_is_used_again() -> AbstractContextManager[Any]:
+    """Rule 15: a writer begins another transaction after an abort."""
+
+    def abort(original: Any, sink: KafkaSink) -> Any:
+        kept = None if sink._producer is None else (sink._producer, sink._headers)
+        waiting = original(sink)
+        sink.kept = kept  # type: ignore[attr-defined]
+        return waiting
+
+    def open_again(original: Any, sink: KafkaSink) -> Any:
+        kept = getattr(sink, "kept", None)
+        sink.kept = None  # type: ignore[attr-defined]
+        if kept is None:
+            return original(sink)
+        sink._producer, sink._headers = kept
+        return kept[1][0][1].decode()
+
+    return _together(
+        replaced(KafkaSink, "_abort", abort),
+        replaced(KafkaSink, "open", open_again),
+        failed_connection_is_ignored(),
+    )
 
 
 def tombstone_is_ignored() -> AbstractContextManager[Any]:
@@ -1077,18 +1073,15 @@ OTHERS: tuple[Mutation, ...] = (
     uncertain_taken_for_committed,
     base_one_too_high,
     no_scan_back,
-    passed_is_not_walked_again,
-    key_does_not_wait_after_abort,
     held_is_skipped,
     added_lane_in_checkpoint,
     unserved_cursor_dropped,
 )
 
 CLIENTS: tuple[Mutation, ...] = (
-    refused_transaction_is_aborted,
-    forgotten_id_is_abortable,
     no_answer_is_abortable,
-    slow_writer_goes_on,
+    failed_connection_is_ignored,
+    aborted_writer_is_used_again,
     tombstone_is_ignored,
     other_slices_checkpoint_is_followed,
     tail_reads_uncommitted,

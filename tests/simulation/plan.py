@@ -58,8 +58,9 @@ class Plan:
     tick: float = 0.0
     append: float = 0.0
     uncertain: float = 0.0
-    slow: float = 0.0
-    """Odds that a commit takes so long that its writer is not to be trusted any more."""
+    resent: float = 0.0
+    """Odds that the connection to the coordinator fails while a transaction ends, so that the
+    client sends its end again."""
     queue_full: float = 0.0
     """Odds that a producer takes a record only after some have been sent."""
     forgets: float = 0.0
@@ -321,7 +322,7 @@ def _draw(rng: Random) -> Plan:
         append=odds(0.2),
         uncertain=rng.choice((0.0, 0.1, 0.4)),
         abort=rng.choice((0.0, 0.0, 0.15)),
-        slow=rng.choice((0.0, 0.0, 0.05)),
+        resent=rng.choice((0.0, 0.0, 0.05)),
         queue_full=rng.choice((0.0, 0.0, 0.1)),
         forgets=rng.choice((0.0, 0.0, 0.05)),
         intruder=rng.choice((0.0, 0.0, 0.0, 0.2)),

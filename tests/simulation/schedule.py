@@ -21,7 +21,7 @@ SHORT: Mapping[str, float] = {
     "sink.UNKNOWN_AFTER_MS": 15,
     "sink.UNACKNOWLEDGED_S": 0.03,
     "sink.COMMIT_TIMEOUT_S": 0.3,
-    "sink.SLOW_COMMIT_S": 0.1,
+    "delivery_reports.UNSUITED_S": 0.2,
     "succession.PATIENCE_S": 0.01,
     "succession.ANSWER_S": 0.2,
     "scan.SCAN_STALL_S": 0.03,

@@ -8,6 +8,7 @@ the clock. What a client does on threads of its own, it does between two calls.
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, Future
@@ -32,7 +33,15 @@ from delayservice.contract.entry import Headers
 from delayservice.engine.claims import decode_key
 from delayservice.engine.ports import Place
 from tests.simulation.history import ViolationError
-from tests.simulation.sim_log import CLAIMS, OPEN, Epoch, Topic, Transaction, Written
+from tests.simulation.sim_log import (
+    CLAIMS,
+    COMMITTED,
+    OPEN,
+    Epoch,
+    Topic,
+    Transaction,
+    Written,
+)
 
 if TYPE_CHECKING:
     from tests.simulation.node import Node
@@ -145,6 +154,9 @@ class SimProducer:
         self._log = node.world.log
         self._id: str = options.get("transactional.id", "")
         self._report: Callable[..., None] | None = options.get("on_delivery")
+        self._logger: Any = options.get("logger")
+        self._lines: list[str] = []
+        """Of the client's log, until it is polled."""
         self._epoch: Epoch = (-1, -1)
         self._state = _NEW
         self._error = KafkaError(KafkaError._STATE)
@@ -252,6 +264,9 @@ class SimProducer:
         self._queue.clear()
 
     def _serve(self) -> int:
+        lines, self._lines = self._lines, []
+        for line in lines:
+            self._logger.log(logging.INFO, "%s [%s] %s", "FAIL", self._id, line)
         reports, self._reports = self._reports, []
         for report, error, queued in reports:
             report(error, queued)
@@ -268,6 +283,9 @@ class SimProducer:
 
     def _send_batch(self, topic: Topic, place: Place, batch: list[_Queued]) -> None:
         if self._is_held_up(topic, place, batch) or not self._may_add(place, batch):
+            return
+        if topic.is_strict:
+            self._fail(batch, KafkaError.INVALID_TIMESTAMP)
             return
         world = self._world
         if sum(queued.size for queued in batch) > topic.bytes_max:
@@ -327,6 +345,11 @@ class SimProducer:
             if self._world.flip(0.5):
                 return False
             log.complete_markers(self._id)
+        elif self._transaction is not None and self._transaction.state != OPEN:
+            if place in self._transaction.first_offsets:  # it was ended by a late EndTxn
+                self._fail(batch, KafkaError.INVALID_TXN_STATE)
+            else:
+                self._transaction = None  # the coordinator begins another
         return self._state == _BEGUN
 
     def _fail(self, batch: Sequence[_Queued], code: int) -> None:
@@ -366,10 +389,17 @@ class SimProducer:
         self._transaction = None
         self._state = _READY
         self._node.trace("has committed")
-        if world.flip(world.plan.slow):
-            self._log.repeated.add(self._id)
-            world.pass_time(0.2)
+        self._resend(commit=True)
         self._node.point("after commit")
+
+    def _resend(self, *, commit: bool) -> None:
+        """The connection may have failed, so that the end of the transaction was sent twice; the
+        client tells only its log.
+        """
+        if self._world.flip(self._world.plan.resent):
+            self._log.repeated[self._id] = commit
+            self._lines.append("[thrd:TxnCoordinator]: TxnCoordinator: Disconnected")
+            self._node.trace("has sent EndTxn twice")
 
     def _end(self, transaction: Transaction | None, *, commit: bool) -> None:
         """``EndTxn``."""
@@ -377,7 +407,14 @@ class SimProducer:
             self._break(_FATAL, KafkaError._FENCED)
             self._is_told = True
             raise KafkaException(self._error)
-        if transaction is not None and transaction.state == OPEN:  # else it came late
+        if transaction is None:
+            return
+        if transaction.state != OPEN:
+            if (transaction.state == COMMITTED) != commit:
+                self._break(_FATAL, KafkaError.INVALID_TXN_STATE)
+                self._is_told = True
+                raise KafkaException(self._error)
+        else:
             lazy = self._world.plan.lazy_markers
             self._log.decide(transaction, commit=commit, lazy_markers=lazy)
 
@@ -396,6 +433,7 @@ class SimProducer:
             self._node.trace(f"is {self._id} again")
         elif transaction is not None or is_forgotten:
             self._end(transaction, commit=False)
+            self._resend(commit=False)
         self._error = KafkaError(KafkaError._STATE)
         self._state = _READY
         self._node.trace("aborts")

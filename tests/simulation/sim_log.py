@@ -125,6 +125,7 @@ class Topic:
         leaderless: partitions without a leader.
         lacking: partitions with too few copies in sync.
         bytes_max: of a batch.
+        is_strict: it takes no timestamp that the service writes.
     """
 
     name: str
@@ -134,6 +135,7 @@ class Topic:
     leaderless: set[int] = field(default_factory=set)
     lacking: set[int] = field(default_factory=set)
     bytes_max: int = 1_000_000
+    is_strict: bool = False
 
     @property
     def topic_id(self) -> str:
@@ -143,9 +145,8 @@ class Topic:
     @property
     def is_fit(self) -> bool:
         """Whether everything can be written to it."""
-        return bool(
-            self.partitions and not self.is_forbidden and not self.leaderless and not self.lacking
-        )
+        is_bad = self.is_forbidden or self.is_strict or self.leaderless or self.lacking
+        return bool(self.partitions and not is_bad)
 
 
 class SimLog:
@@ -157,8 +158,9 @@ class SimLog:
         open: the open transaction of each writer of the service that has one.
         fenced: writers whose id a later producer took.
         marking: decided transactions that still lack a marker somewhere.
-        repeated: writers whose client has sent a commit twice; the second is on its way, and ends
-            whatever is open when it comes (KAFKA-17754).
+        repeated: writers whose client has sent the end of a transaction twice, each with whether it
+            is a commit; one copy is on its way, and ends whatever is open when it comes
+            (KAFKA-17754).
     """
 
     def __init__(self, decided: Callable[[Transaction], None]) -> None:
@@ -175,7 +177,7 @@ class SimLog:
         self.open: dict[str, Transaction] = {}
         self.fenced: set[str] = set()
         self.marking: list[Transaction] = []
-        self.repeated: set[str] = set()
+        self.repeated: dict[str, bool] = {}
 
     def make_topic(self, name: str, partitions: int) -> Topic:
         """Make a topic."""
@@ -299,7 +301,7 @@ class SimLog:
         the new epoch. ``doubt_commits``: a commit without an answer had arrived before.
         """
         before = self.epochs.get(writer)
-        self.repeated.discard(writer)
+        self.repeated.pop(writer, None)
         if writer in self._unused:
             self._unused.remove(writer)
         else:

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from tests.simulation import test_take_over
 from tests.simulation.home_mutations import WITH_HOMES
 from tests.simulation.mutations import (
     CLIENTS,
@@ -20,7 +19,6 @@ from tests.simulation.mutations import (
     OTHERS,
     OWNERSHIP,
     Mutation,
-    key_does_not_wait_after_abort,
 )
 from tests.simulation.plan import (
     AT_LEAST_ONCE,
@@ -65,7 +63,7 @@ ALONE: dict[str, Any] = {"slices": 1, "nodes": 2, "moves": 0.01, "uncertain": 0.
 UNTROUBLED: dict[str, Any] = {"late": 0.0, "helper": 0.0, "abort": 0.0, "crash": 0.0} | {
     "give_up": 0.0,
     "uncertain": 0.0,
-    "slow": 0.0,
+    "resent": 0.0,
     "forgets": 0.0,
     "intruder": 0.0,
     "broken_call": 0.0,
@@ -91,7 +89,6 @@ UNTROUBLED: dict[str, Any] = {"late": 0.0, "helper": 0.0, "abort": 0.0, "crash":
     "queue_full": 0.0,
 }
 """Nothing goes wrong but what a plan adds."""
-FORGOTTEN: dict[str, Any] = HANDS | {"forgets": 0.3, "other_node": 0.12, "near": 0.9}
 BENT: dict[str, dict[str, Any]] = {
     # Needs a copy that comes back after both its canceller and its time.
     "dead_copy_delivered": {"roll_window_ms": 15, "ids": 4, "records": 30, "poll_records": 1}
@@ -115,18 +112,12 @@ BENT: dict[str, dict[str, Any]] = {
     | {"transaction_interval_ms": 200, "abort": 0.3, "near": 0.9, "late": 0.5, "append": 0.3}
     | {"tick": 0.1, "ids": 4, "records": 60, "transaction_records": 50, "poll_records": 50}
     | {"batch_records": 50, "queue_max": 50, "far": 0.0, "roll_window_ms": NO_ROLL_MS}
-    | {"recurring": 0.0, "targets_fail": False, "pauses": False, "slow": 0.0, "intruder": 0.0},
+    | {"recurring": 0.0, "targets_fail": False, "pauses": False, "resent": 0.0, "intruder": 0.0},
     "early_after_clock_back": {"clock_back": True, "records": 24, "again": 0.5, "near": 0.9}
     | {"tick": 0.05, "append": 0.1, "crash": 0.0, "actions": 200},
-    "key_does_not_wait_after_abort": ALONE
-    | {"transaction_interval_ms": 200, "abort": 0.4, "near": 0.9, "late": 0.2, "append": 0.2}
-    | {"tick": 0.1, "ids": 2, "records": 60, "transaction_records": 50, "poll_records": 50}
-    | {"batch_records": 1, "queue_max": 50},
     "fire_overlaps_roll": OVERLAPS,
-    # Need a writer that is fenced, and then forgotten, with a transaction in its queue.
-    "refused_transaction_is_aborted": FORGOTTEN,
-    "forgotten_id_is_abortable": FORGOTTEN,
-    "slow_writer_goes_on": {"slow": 0.1, "near": 0.9, "actions": 200},
+    "failed_connection_is_ignored": {"resent": 0.2, "near": 0.9, "actions": 200, "abort": 0.0},
+    "aborted_writer_is_used_again": {"resent": 0.2, "near": 0.9, "actions": 200, "abort": 0.4},
     "tombstone_is_ignored": {"intruder": 1.0, "crash": 0.05, "moves": 0.3, "actions": 200},
     "other_slices_checkpoint_is_followed": {"intruder": 0.7, "slices": 3, "records": 20},
     "bad_targets_are_forgotten": {"targets_fail": True, "load": True, "rate_per_s": 0.0},
@@ -156,14 +147,13 @@ BENT: dict[str, dict[str, Any]] = {
 """Plans for mistakes that need the rarest of meetings."""
 
 
-UNSEEN = {"key_does_not_wait_after_abort", "latest_claim", "leader_is_not_asked", "to_lso"}
-"""Mistakes that these schedules meet too seldom, or never. The first breaks the order of what a
-turn of H had passed, which no topic shows: ``test_take_over`` sees it. The second needs a claimant
-that sleeps while the writer before it claims again, dies before it serves, and a third node takes
-over: about one schedule in a thousand; ``tests/unit/test_claims.py`` takes the same steps. The
-third is hidden since the epoch of the last record that was read outlives the record, so that the
-client itself proves what lies behind it: ``tests/unit/test_log_truncated.py`` sees it. The fourth
-needs a release whose marker is written long before that of the checkpoint in the same transaction.
+UNSEEN = {"latest_claim", "leader_is_not_asked", "to_lso"}
+"""Mistakes that these schedules meet too seldom, or never. The first needs a claimant that sleeps
+while the writer before it claims again, dies before it serves, and a third node takes over: about
+one schedule in a thousand; ``tests/unit/test_claims.py`` takes the same steps. The second is hidden
+since the epoch of the last record that was read outlives the record, so that the client itself
+proves what lies behind it: ``tests/unit/test_log_truncated.py`` sees it. The third needs a release
+whose marker is written long before that of the checkpoint in the same transaction.
 """
 
 
@@ -221,11 +211,6 @@ def test_without_a_mistake_the_first_of_these_schedules_keep_every_promise() -> 
             seed = SEEDS_WITH_HOMES[number]
             verdict = run_schedule(seed, plan=with_homes(seed, draw_plan(seed), kind))
             assert verdict.broken is None, f"seed {seed}: {verdict.broken}"
-
-
-def test_k_that_does_not_wait_after_an_abort_is_seen_step_by_step() -> None:
-    with key_does_not_wait_after_abort(), pytest.raises(AssertionError):
-        test_take_over.test_after_an_abort_k_waits_for_h_although_a_part_is_committed()
 
 
 def _first_seed(name: str) -> tuple[str, int | None]:

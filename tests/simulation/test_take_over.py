@@ -55,27 +55,3 @@ def test_a_copy_that_comes_back_before_the_answer_to_its_commit_is_waited_for_no
         (output[0], output[7]) for output in node.shard.advance_offset(50, 10, nothing_fired)
     ]
     assert settled == [(outcome.CANCELLED, 1), (outcome.CANCELLED, 2)]
-
-
-def test_after_an_abort_k_waits_for_h_although_a_part_is_committed() -> None:
-    log: list[Entry] = [
-        (0, SCHEDULE, 60, None, _payload(None, 60, 0), None),
-        (1, CANCEL, 0, b"x", (None, None, []), None),
-        (2, CANCEL, 0, b"x", (None, None, []), None),
-        (3, SCHEDULE, 50, None, _payload(None, 50, 3), None),
-    ]
-    node = Node(roll_window_ms=1_000)
-    node.shard.take_over(Cursor(), [], end=0)
-    for offset in range(4):
-        node.ingest(offset, log)
-    node.shard.advance_offset(40, 10, nothing_fired)
-    node.shard.abort()
-
-    assert len(node.shard.advance_offset(70, 1, nothing_fired)) == 1
-    node.shard.commit()
-    assert node.shard.staged.offset == 2
-    assert not node.shard.may_advance_key  # what lies at 3 was pending, and was forgotten
-
-    node.shard.advance_offset(70, 10, nothing_fired)
-    delivered = [output[7] for output in node.walk_key((60, 0), 70)]
-    assert delivered == [3, 0]

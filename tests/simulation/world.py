@@ -222,14 +222,14 @@ class World:
                 log.compact(place, rng.choice((stable, rng.randint(0, stable))))
 
     def _commit_late(self) -> None:
-        """A commit arrives, of the transaction that it was meant for or of the next one."""
+        """The end of a transaction arrives, of the one that it was meant for or of the next one."""
         log = self.log
         late = [t for t in log.open.values() if t.in_doubt or t.writer in log.repeated]
         if late:
-            self.trace("a commit arrives late")
             transaction = self.rng.choice(late)
-            log.repeated.discard(transaction.writer)
-            log.decide(transaction, commit=True, lazy_markers=self.plan.lazy_markers)
+            commit = log.repeated.pop(transaction.writer, True) or transaction.in_doubt
+            self.trace(f"{'a commit' if commit else 'an abort'} arrives late")
+            log.decide(transaction, commit=commit, lazy_markers=self.plan.lazy_markers)
 
     def _coordinate(self) -> None:
         """The coordinator gives up a writer that takes too long, or forgets one that is idle."""
@@ -358,11 +358,14 @@ class World:
         if not topic.is_fit:
             self._restore(topic)
             return
-        trouble = self.rng.choice(("gone", "forbidden", "without a leader", "lacking a copy"))
+        kinds = ("gone", "forbidden", "strict", "without a leader", "lacking a copy")
+        trouble = self.rng.choice(kinds)
         if trouble == "gone":
             topic.partitions = self.rng.randrange(TARGET_PARTITIONS)
         elif trouble == "forbidden":
             topic.is_forbidden = True
+        elif trouble == "strict":
+            topic.is_strict = True
         else:
             some = topic.leaderless if trouble == "without a leader" else topic.lacking
             some.add(self.rng.randrange(TARGET_PARTITIONS))
@@ -371,7 +374,7 @@ class World:
     def _restore(self, topic: Topic) -> None:
         if topic.name not in self.plan.topics:
             topic.partitions = TARGET_PARTITIONS
-        topic.is_forbidden = False
+        topic.is_forbidden = topic.is_strict = False
         topic.leaderless.clear()
         topic.lacking.clear()
 

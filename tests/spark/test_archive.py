@@ -15,6 +15,7 @@ from connectors.spark.archive import ARCHIVE, Archive, ArchiveOptions, audit_arc
 from connectors.spark.audit import AuditOptions, AuditResult, audit
 from delay_devtools.cluster import EmbeddedCluster
 from delay_devtools.drill.run import KINDS, DrillOptions, audit_options, prepared
+from delayservice.base.errors import DelayServiceError
 from tests.spark.made_history import MadeHistory
 
 MINUTE = 60_000
@@ -85,6 +86,21 @@ def test_batches_are_added_and_values_are_kept_where_they_are_asked_for(
     result = audit_archive(spark, options(h, tmp_path / "out"), str(path))
     assert result.findings == {"altered": 1, "lost": 1}
     assert Archive(str(path)).numbers() == [0, 1]
+
+
+def test_an_archive_refuses_a_topic_that_was_created_again(
+    spark: SparkSession, history: MadeHistory, tmp_path: Path
+) -> None:
+    h = history
+    h.plain(10)
+    h.settled(h.now_ms)
+    written(spark, h, tmp_path)
+    h.make_anew()
+    h.plain(20)
+    h.settled(h.now_ms)
+    with pytest.raises(DelayServiceError, match=f"topic {h.delay} was deleted and created again"):
+        written(spark, h, tmp_path)
+    assert Archive(str(tmp_path)).numbers() == [0]
 
 
 def test_a_batch_that_is_made_again_takes_the_place_of_the_first(

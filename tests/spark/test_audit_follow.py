@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import uuid
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from confluent_kafka import Producer
 from pyspark.sql import SparkSession
 
 from connectors.spark.audit import AuditOptions, AuditResult, Following, audit
+from connectors.spark.common import cut
 from delay_devtools.cluster import EmbeddedCluster
 from delay_devtools.drill.wire import signed_copy
 from delayservice.base import faults
@@ -122,6 +125,44 @@ def test_cancels_find_what_was_pending_at_an_earlier_cut(
     assert step(following).findings == {}
     assert found_in(spark, tmp_path) == [("lost", ignored)]
     assert audit(spark, options(h, tmp_path / "once")).findings == {"lost": 1}
+
+
+def test_what_an_open_transaction_hides_is_unjudged_until_a_later_cut_judges_it(
+    spark: SparkSession, history: MadeHistory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usual = cut.take_cut.__kwdefaults__ or {}
+    monkeypatch.setattr(cut.take_cut, "__kwdefaults__", {**usual, "open_wait_s": 1.0})
+    h = history
+    due_ms = h.now_ms - MINUTE
+    to_other, far = h.source(due_ms, target=h.other), ("delay-id", b"far")
+    named = h.source(h.now_ms + 100 * MINUTE, far)
+    h.flush()
+    tx = {"transactional.id": f"tx-{uuid.uuid4().hex}", "transaction.timeout.ms": 600_000}
+    producer = Producer({**h.client, **tx, "log_level": 0})
+    producer.init_transactions(60)
+    producer.begin_transaction()
+    producer.produce(h.target, b"of a stranger", partition=0)
+    producer.flush(60)
+    lost = h.source(due_ms)
+    cancel = h.write(h.delay, [far, ("delay-op", b"cancel")], value=None)
+    h.outcome("cancelled", cancel, far)
+    h.delivery(to_other, due_ms, topic=h.other)
+    h.settled(h.now_ms)
+    following = Following(spark, options(h, tmp_path))
+    hidden = {"behind_open_transaction": 2}
+    try:
+        for _ in range(2):
+            found = following.step()
+            assert (found.findings, found.unjudged, found.status) == ({}, hidden, 4)
+            assert following.manifest.unjudged == hidden
+    finally:
+        producer.abort_transaction(60)
+    h.outcome("cancelled", named, far, by=cancel)
+    h.settled(h.now_ms)
+    found = following.step()
+    assert (found.findings, found.unjudged, found.status) == ({"lost": 1}, {}, 3)
+    assert found_in(spark, tmp_path) == [("lost", lost)]
+    assert following.manifest.unjudged == {}
 
 
 def test_an_output_that_is_ahead_waits_for_its_checkpoint(

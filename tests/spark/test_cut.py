@@ -12,11 +12,11 @@ from confluent_kafka import Producer
 from pyspark.sql import SparkSession
 
 from connectors.kafka.scan import scan_partition
-from connectors.spark.audit import AuditOptions, audit
+from connectors.spark.audit import AuditOptions, audit, audit_at
 from connectors.spark.common import newest
 from connectors.spark.common.cut import Cut, take_cut
 from delay_devtools.cluster import EmbeddedCluster
-from delayservice.base.errors import KafkaEdgeError
+from delayservice.base.errors import InvalidRequestError, KafkaEdgeError
 from delayservice.contract.contracts import CONTRACT_VERSION, Contract, Contracts
 from tests.spark.made_history import MadeHistory
 
@@ -154,3 +154,25 @@ def test_an_audit_of_all_topics_reads_none_of_the_service(tmp_path: Path) -> Non
     topics = ["delay_checkpoint", "delay_checkpoint_claims", "delay_dead_letter", "delay_outcomes"]
     chosen = options.choose([], [*topics, "delay_pauses", "findings", "__internal", "orders"])
     assert chosen == {"delay_dead_letter", "delay_outcomes", "orders"}
+    with pytest.raises(KafkaEdgeError, match="there is no topic findings"):
+        options.choose([], [*topics, "orders"])
+
+
+def test_an_audit_at_a_cut_finds_dead_letters_and_outcomes_by_the_names_in_its_options(
+    spark: SparkSession, history: MadeHistory, tmp_path: Path
+) -> None:
+    refused = history.write(history.delay, [("delay-at", b"soon")])
+    history.letter(refused, ("delay-at", b"soon"), code="time-invalid")
+    history.settled(history.now_ms)
+    options = AuditOptions(
+        history.client,
+        str(tmp_path),
+        history.checkpoint,
+        history.dead_letter,
+        history.outcomes,
+    )
+    with pytest.raises(InvalidRequestError, match="the cut leaves out delay_dead_letter_"):
+        audit_at(spark, options, cut_of(history))
+    taken = take_cut(history.client, history.checkpoint, options.choose)
+    found = audit_at(spark, options, taken)
+    assert (found.status, found.counts["dead_lettered"]) == (0, 1)

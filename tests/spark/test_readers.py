@@ -9,9 +9,11 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from confluent_kafka import Producer
 from pyspark.sql import DataFrame, SparkSession
 
-from connectors.spark.common.topics import ROW_SCHEMA
+from connectors.spark.common.failures import FAILURES, reason
+from connectors.spark.common.topics import ROW_SCHEMA, Span, read_topic
 from connectors.spark.ledger.expressions import COMPLETE, DOUBTFUL, HASHED, ORDINARY
 from connectors.spark.ledger.facts import LETTER, OUTCOME
 from connectors.spark.ledger.native import (
@@ -23,9 +25,11 @@ from connectors.spark.ledger.outputs import OutputRows
 from connectors.spark.ledger.rows import COLUMNS, Ledger, name_hash, value_hash
 from connectors.spark.ledger.sources import SourceRows
 from connectors.spark.ledger.unread import ledger_of
+from delay_devtools.cluster import EmbeddedCluster
 from delayservice.contract.aliases import KNOWN
 from delayservice.contract.contracts import CONTRACT_VERSION, HOMES_VERSION, Contract, Contracts
 from delayservice.contract.names import HOME_NAMES
+from tests.conftest import MakeTopic
 
 DELAY, LEVEL, LETTERS, OUTCOMES = "delay_topic_any", "delay_topic_1", "letters", "outcomes"
 TARGETS = ("to_a", "to_d", "other")  # with hashes above and below 0
@@ -284,3 +288,18 @@ def settling(rows: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
 def _cleared(spark: SparkSession) -> Iterable[None]:
     yield
     spark.catalog.clearCache()
+
+
+def test_a_record_whose_bytes_were_altered_on_a_brokers_disk_is_never_read(
+    spark: SparkSession, cluster: EmbeddedCluster, make_topic: MakeTopic
+) -> None:
+    topic = make_topic("altered")
+    producer = Producer({"bootstrap.servers": cluster.bootstrap})
+    producer.produce(topic, b"as it was written")
+    assert producer.flush(60) == 0
+    (segment,) = cluster.folder.glob(f"**/{topic}-0/*.log")
+    segment.write_bytes(segment.read_bytes().replace(b"as it was", b"as it has"))
+    client = {"bootstrap.servers": cluster.bootstrap, "java.check.crcs": "false"}
+    with pytest.raises(FAILURES) as raised:
+        read_topic(spark, client, {(topic, 0): Span(0, 1)}, 1).collect()
+    assert f"batch for partition {topic}-0 at offset 0 is invalid" in reason(raised.value)

@@ -129,6 +129,22 @@ def test_copies_that_agree_are_clean_and_their_plan_is_empty(
     assert "All copies agree" in (tmp_path / "out" / "report.html").read_text()
 
 
+def test_a_copy_that_is_compared_with_nothing_is_not_called_equal(
+    spark: SparkSession, world: World, tmp_path: Path
+) -> None:
+    folders = {"n1": str(tmp_path / "n1")}
+    for partition in range(2):
+        world.keep(tmp_path / "n1", partition, world.shape(partition))
+    result = reconcile(spark, options(world, tmp_path / "out", folders=folders))
+    assert (result.findings, result.status, result.is_clean) == ({}, 4, False)
+    assert (result.counts.uncompared, result.counts.records) == (2, 0)
+    assert any("2 shards have no second copy" in note for note in result.notes)
+    assert "Not all copies were compared" in (tmp_path / "out" / "report.html").read_text()
+    deep = reconcile(spark, options(world, tmp_path / "out", folders=folders, deep=True))
+    assert (deep.status, deep.counts.uncompared) == (0, 0)
+    assert deep.counts.records == deep.counts.pending > 0
+
+
 def test_rocksdb_copies_are_compared_as_wheels_are(
     spark: SparkSession, world: World, tmp_path: Path
 ) -> None:

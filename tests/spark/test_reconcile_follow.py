@@ -1,4 +1,4 @@
-"""``delayservice spark reconcile --follow`` as a process outlives failures, and ends when told."""
+"""Jobs with ``--follow`` as processes outlive failures, and end when told."""
 
 from __future__ import annotations
 
@@ -25,10 +25,12 @@ from tests.stopwatch import Stopwatch
 
 
 @contextmanager
-def following(world: World, folder: Path, *more: str) -> Iterator[subprocess.Popen[str]]:
+def following(
+    world: World, folder: Path, *more: str, job: str = "reconcile"
+) -> Iterator[subprocess.Popen[str]]:
     topics = {"checkpoint": world.checkpoint, "digests": world.digests, "repairs": world.repairs}
     sets = [f"topics.{name}={topic}" for name, topic in topics.items()]
-    words = ["spark", "reconcile", "--follow", "--interval", "1s", "--json", *more]
+    words = ["spark", job, "--follow", "--interval", "1s", "--json", *more]
     words += ["-b", world.bootstrap, "--master", "local[2]", "--out", str(folder / "out")]
     words += ["--conf", QUICK_JAVA]
     words += [word for one in [*sets, f"topics.audit={world.audit}"] for word in ("--set", one)]
@@ -51,7 +53,7 @@ def lines(folder: Path) -> list[dict[str, Any]]:
 
 
 def failures(folder: Path) -> int:
-    return (folder / "stderr").read_text().count("not compared, tried again")
+    return (folder / "stderr").read_text().count("tried again")
 
 
 def last_words(folder: Path) -> str:
@@ -85,6 +87,17 @@ def test_a_comparison_that_fails_is_tried_again_and_sigterm_ends_it(
     pending = sum(len(world.pending(partition)) for partition in range(2))
     assert (told["findings"], told["repairs"]["made"]) == ({"missing": 1}, 0)
     assert (told["records"], told["pending"]) == (pending, pending + 2 * NEAR)
+
+
+def test_an_audit_whose_last_attempt_failed_does_not_end_as_clean(
+    cluster: EmbeddedCluster, make_topic: MakeTopic, tmp_path: Path
+) -> None:
+    world = World(cluster.bootstrap, make_topic)
+    world.checkpoint = f"{world.checkpoint}_none"
+    with following(world, tmp_path, job="audit") as process:
+        await_true(lambda: failures(tmp_path) >= 1, "an attempt fails", 120)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(120) == 1
 
 
 def test_repairs_are_for_running_nodes_that_are_followed() -> None:

@@ -13,15 +13,17 @@ import pytest
 from confluent_kafka import Producer
 from confluent_kafka.cimpl import NewTopic  # its stubs export it here only
 from pyspark.errors import PySparkException
+from tenacity import Retrying, stop_after_delay, wait_fixed
 
 from connectors.kafka.clients import admin_client
 from connectors.kafka.dead_letters import partition_counts
-from connectors.spark.schedule.check import VALUE_INVALID
+from connectors.spark.schedule.check import ROW_UNREADABLE
 from connectors.spark.schedule.mapping import Fields
 from connectors.spark.schedule.stream import INFER, Stream, StreamOptions, start_stream
 from delayservice.base import faults
 from delayservice.base.errors import InvalidRequestError
 from tests.conftest import MakeTopic
+from tests.described import topic_id_of
 from tests.integration.bench import Header, await_true
 from tests.spark.schedule_desk import CONTRACT, DUE_MS, Desk
 
@@ -136,13 +138,13 @@ def test_bad_records_are_rejected_with_their_place_and_the_others_go_on(feed: Fe
     (good,) = feed.desk.reminders(1)
     feed.add(b"{nothing", good, None, good | {"due": None}, b'{"due": "soon"}', b"[1]")
     done = feed.run()
-    assert (done.written, done.rejected) == (1, {VALUE_INVALID: 4, "time-invalid": 1})
+    assert (done.written, done.rejected) == (1, {ROW_UNREADABLE: 4, "time-invalid": 1})
     places = {
-        0: VALUE_INVALID,
-        2: VALUE_INVALID,
+        0: ROW_UNREADABLE,
+        2: ROW_UNREADABLE,
         3: "time-invalid",
-        4: VALUE_INVALID,
-        5: VALUE_INVALID,
+        4: ROW_UNREADABLE,
+        5: ROW_UNREADABLE,
     }
     assert feed.rejected() == {f"{feed.topic}:0:{n}": code for n, code in places.items()}
     first = feed.desk.spark.read.parquet(f"{feed.desk.rejected_path}/*").orderBy("file").first()
@@ -274,6 +276,45 @@ def test_what_does_not_fit_is_refused_before_anything_begins(
     with pytest.raises(InvalidRequestError, match=words):
         feed.run(feed.desk.fields(value=None, key=None), **changed)
     assert not (feed.folder / "state").exists()
+
+
+def test_a_stream_refuses_a_topic_that_was_created_again(feed: Feed) -> None:
+    feed.add(*feed.desk.reminders(10))
+    assert feed.run().written == 10
+    recreate(feed)
+    feed.add(*feed.desk.reminders(25, user="new"))
+    with pytest.raises(InvalidRequestError, match=f"topic {feed.topic} was deleted"):
+        feed.run()
+    assert len(feed.desk.written()) == 10
+
+
+def test_a_running_stream_ends_where_its_topic_is_created_again(
+    feed: Feed, at_point: Callable[[Callable[[], None]], None]
+) -> None:
+    def replaced() -> None:
+        at_point(nothing)
+        recreate(feed)
+        feed.add(*feed.desk.reminders(25, user="new"))
+
+    feed.add(*feed.desk.reminders(10))
+    at_point(replaced)
+    stream = feed.start(every_ms=100)
+    await_true(lambda: not stream.is_active, "it ends", WAIT_S)
+    with pytest.raises(PySparkException, match=f"topic {feed.topic} was deleted"):
+        stream.stop()
+    assert len(feed.desk.written()) == 10
+
+
+def recreate(feed: Feed) -> None:
+    """Delete the topic and create it again."""
+    admin = admin_client(feed.desk.client)
+    former = topic_id_of(admin, feed.topic)
+    admin.delete_topics([feed.topic])[feed.topic].result(30)
+    for attempt in Retrying(stop=stop_after_delay(WAIT_S), wait=wait_fixed(0.1)):
+        with attempt:  # the broker forgets a deleted topic after a while
+            admin.create_topics([NewTopic(feed.topic, 2, 1)])[feed.topic].result(30)
+    await_true(lambda: topic_id_of(admin, feed.topic) != former, "the topic is another one")
+    feed.producer = Producer(feed.desk.client)  # the other one remembers the topic
 
 
 def test_a_folder_is_of_one_stream(feed: Feed, make_topic: MakeTopic) -> None:

@@ -203,8 +203,12 @@ class Writer:
         self.opened.append(self.name)
         return self.name
 
+    def check(self) -> None:
+        self._may("check")
+
     def send(self, place: Place, outputs: Sequence[Output]) -> None:
-        self._may("send")
+        if outputs:
+            self._may("send")
         self.open_outputs += [(place, output) for output in outputs]
 
     def commit(self, controls: Sequence[Control]) -> None:

@@ -14,10 +14,10 @@ from typing import Any, NamedTuple
 import msgspec
 import pyarrow as pa
 
-from connectors.spark.audit.result import exit_status
 from connectors.spark.audit.row_judges import COUNT, LINE, IdJudge, PassedTimes, RowJudge
 from connectors.spark.audit.rules import Rules, ShardRules
 from connectors.spark.audit.verdicts import CERTAIN, FOUND, SETTLED, UNJUDGED
+from connectors.spark.common.failures import exit_status
 from connectors.spark.ledger.facts import DELIVERED, LETTER, NEVER_MS, OUTCOME
 from connectors.spark.ledger.outputs import OutputRows
 from connectors.spark.ledger.rows import SCHEMA, Ledger, LedgerRow, name_hash
@@ -77,6 +77,7 @@ class World:
         """Where the first partition's contract becomes ``HOMES``."""
         self.secrets: tuple[bytes, ...] = (SECRET,)
         self.start = 0
+        self.judged_from: int | None = None
         self.rules: dict[str, Any] = {}
         self.cursor = self.cursor_at_home = Cursor()
 
@@ -236,7 +237,7 @@ class World:
         here, there = len(self.logs[DELAY]) + self.markers, len(self.logs[HOME])
         first = ShardRules(
             *(f"{DELAY}:0", self.cursor, self.cursor, self.start, here, contracts),
-            judged_from=self.start,
+            judged_from=self.start if self.judged_from is None else self.judged_from,
         )
         second = ShardRules(f"{DELAY}:1", *(self.cursor_at_home,) * 2, 0, there, at_home)
         rules = Rules(

@@ -58,6 +58,9 @@ def test_a_delay_that_the_service_would_refuse_is_refused_by_name(delay: Any) ->
         (datetime(1970, 1, 1, 0, 0, 0, 1_001, tzinfo=UTC), 2),
         ("1970-01-01T01:00:01+01:00", 1_000),
         ("1971-01-01T00:00:00Z", 31_536_000_000),  # a text says what it means
+        ("2030-01-01T01:00Z", 1_893_459_600_000),  # Java leaves out zero seconds
+        ("2030-01-01T01:00+01:00", 1_893_456_000_000),
+        ("2030-01-01 01:00:00.0001+01", 1_893_456_000_001),  # PostgreSQL, minutes of the offset
         (0, 0),
         (99_999_999, 99_999_999),
         (100_000_000_000, 100_000_000_000),
@@ -73,6 +76,10 @@ def test_an_instant_is_epoch_milliseconds_rounded_up(at: Any, ms: int) -> None:
         (datetime(2030, 1, 1), "at is 2030-01-01 00:00:00, without a time zone"),  # noqa: DTZ001
         (datetime(1969, 12, 31, tzinfo=UTC), "at is -86400000 ms"),
         ("2030-01-01T00:00:00", "Z or an offset is expected"),
+        ("2030-01-01T00:00", "Z or an offset is expected"),
+        ("2030-01-01T00:00.5Z", "Z or an offset is expected"),
+        ("2030-01-01T00Z", "Z or an offset is expected"),
+        ("2030-01-01T00:00:00+0100", "Z or an offset is expected"),
         (1.5e12, "whole milliseconds"),
         (1_893_456_000, r"looks like seconds: .* \(1893456000000\)"),
         ("1893456000", "looks like seconds"),
@@ -145,7 +152,7 @@ def test_the_outputs_key_is_kept_replaced_or_left_out() -> None:
     assert target_headers("orders", None, None) == [("delay-target-topic", "orders")]
     assert target_headers("orders", 3, "k")[1:] == [
         ("delay-target-partition", "3"),
-        ("delay-target-key", "k"),
+        ("delay-target-key", b"k"),
     ]
     assert target_headers("orders", None, NO_KEY)[1:] == [("delay-target-key", None)]
 
@@ -160,6 +167,13 @@ def test_own_headers_that_the_service_would_read_or_drop_are_refused(name: str) 
         ("trace", b"1"),
         ("delay-mine", None),
     ]
+
+
+def test_no_byte_of_a_header_is_lost_in_the_client_library() -> None:
+    assert plain_headers({"trace": "a\0b"}) == [("trace", b"a\0b")]
+    assert target_headers("orders", None, "a\0b")[1:] == [("delay-target-key", b"a\0b")]
+    with pytest.raises(InvalidRequestError, match="zero byte"):
+        plain_headers([("trace\0id", b"1")])
 
 
 def test_an_id_has_at_least_one_byte_and_at_most_the_services_limit() -> None:

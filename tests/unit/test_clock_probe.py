@@ -63,7 +63,7 @@ def test_the_transaction_that_is_open_when_the_clock_comes_into_doubt_is_dropped
     assert stage.sink.aborted == 1
     assert stage.delivered() == []
     stage.clock_watch.reason = None
-    stage.step(100, 2)
+    stage.step(100, 6)
     assert stage.delivered() == [(0, 0)]
 
 

@@ -10,7 +10,7 @@ import kubernetes_validate  # type: ignore[import-untyped]
 import pytest
 import yaml
 
-from connectors.spark.audit.result import EXIT_FINDINGS, EXIT_UNJUDGED
+from connectors.spark.common.failures import EXIT_FINDINGS, EXIT_UNJUDGED
 from delayservice.config.settings import load
 from delayservice.process.worker import STOP_TIMEOUT_S
 from tests.deployed import ROOT, parse, services
@@ -168,8 +168,7 @@ def test_a_job_is_not_done_again_because_it_found_something(job: dict[str, Any])
     (rule,) = spec["podFailurePolicy"]["rules"]
     assert rule["action"] == "FailJob"
     assert rule["onExitCodes"]["containerName"] == container["name"]
-    found = [EXIT_FINDINGS, EXIT_UNJUDGED] if container["name"] == "audit" else [EXIT_FINDINGS]
-    assert rule["onExitCodes"]["values"] == found
+    assert rule["onExitCodes"]["values"] == [EXIT_FINDINGS, EXIT_UNJUDGED]
     assert pod_of(job)["restartPolicy"] == "Never"
     # It is over before the next one begins, which replaces its results.
     assert job["spec"]["concurrencyPolicy"] == "Forbid"

@@ -284,7 +284,10 @@ def test_a_filter_of_sources_leaves_a_dead_letter_without_one() -> None:
     [
         (["list", "--code", "nonsense"], "target-denied"),
         (["list", "--source", "a b"], "TOPIC[:PARTITION[:OFFSET]]"),
-        (["list", "--since", "yesterday"], "--since 'yesterday' is no time"),
+        (
+            ["list", "--since", "yesterday"],
+            "--since is 'yesterday': epoch milliseconds or RFC 3339",
+        ),
         (["replay", "--at", "1", "--delay", "1", "--yes"], "not both"),
         (["replay"], "--yes"),
         (["list"], "kafka.bootstrap is not set"),

@@ -149,11 +149,6 @@ def test_it_holds_back_while_enough_waits_and_fetches_again_when_half_is_gone() 
     assert stage.is_paused()
     assert len(stage.settle(due_ms + 6)) == 1
     assert not stage.is_paused()
-    stage.lane.aborted()
-    assert stage.is_paused()
-    assert len(stage.settle(due_ms + 20)) == 12
-    stage.lane.committed()
-    assert not stage.is_paused()
 
 
 def test_a_pause_does_not_outlive_the_ownership() -> None:

@@ -116,20 +116,6 @@ def test_the_cursor_means_what_rule_1_says() -> None:
         assert settled == list(range(staged.offset))
 
 
-def test_what_was_aborted_is_settled_again_and_what_was_committed_is_not() -> None:
-    owned = Owned()
-    owned.take(*(row(offset) for offset in range(6)))
-    later_ms = NOW_MS + LEVEL_MS
-    first = owned.settle(later_ms, limit=4)
-    assert owned.shard.staged.offset == 4
-    owned.shard.abort()
-    assert owned.shard.staged == Cursor()
-    assert owned.settle(later_ms, limit=4) == first
-    owned.shard.commit()
-    assert owned.shard.committed.offset == 4
-    assert offsets(owned.settle(later_ms)) == [4, 5]
-
-
 def test_the_cursor_passes_offsets_without_a_record_only_when_their_turn_has_come() -> None:
     owned = Owned()
     owned.take(row(3), stop=9)

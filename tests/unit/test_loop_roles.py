@@ -9,8 +9,7 @@ import pytest
 from delayservice.base.errors import (
     KafkaEdgeError,
     OwnershipLostError,
-    TransactionAbortedError,
-    WriterGivenUpError,
+    WriterEndedError,
 )
 from delayservice.engine.claims import CLAIM, encode_word
 from delayservice.engine.ports import Control
@@ -199,9 +198,7 @@ def test_a_writer_that_can_t_be_opened_is_tried_again_once_a_second_also_without
 
 
 @pytest.mark.parametrize("is_claim", [True, False], ids=["claim", "first_checkpoint"])
-@pytest.mark.parametrize(
-    "error", [TransactionAbortedError, WriterGivenUpError, OwnershipLostError, KafkaEdgeError]
-)
+@pytest.mark.parametrize("error", [WriterEndedError, OwnershipLostError, KafkaEdgeError])
 def test_a_slice_whose_first_commit_fails_again_and_again_is_left_to_others(
     monkeypatch: pytest.MonkeyPatch, error: type[Exception], *, is_claim: bool
 ) -> None:

@@ -55,6 +55,14 @@ def test_attempts_are_counted_in_the_groups_own_retry_topic_only() -> None:
         assert ladder.attempts(message("retry_g", [("retry-attempt", odd)])) == 0
 
 
+def test_a_record_with_an_endless_number_of_attempts_goes_to_the_dead_letter_topic() -> None:
+    client = DelayProducer(NOWHERE)
+    endless = message("retry_g", [("retry-attempt", b"9" * 5_000)])
+    handed = RetryLadder("g", client).failed(endless, ValueError("no"))
+    assert handed.topic == "dead_letter_g"
+    client.producer.purge()
+
+
 @pytest.mark.parametrize("wrong", [{"delays": []}, {"delays": [-1]}, {"retry_topic": "delay_x"}])
 def test_a_ladder_that_can_not_be_climbed_is_refused(wrong: dict[str, object]) -> None:
     with pytest.raises(InvalidRequestError):

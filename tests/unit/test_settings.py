@@ -6,6 +6,7 @@ import contextlib
 import math
 import os
 import pickle
+from collections.abc import Iterable, Iterator
 from decimal import Decimal
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from pydantic import SecretStr
 from delayservice.base.errors import SettingsError
 from delayservice.config.layers import known_names
 from delayservice.config.reference import HIDDEN, effective, redacted, reference, secret_values
-from delayservice.config.settings import load, load_with_origins, workers_default
+from delayservice.config.settings import Settings, load, load_with_origins, workers_default
 from delayservice.config.units import format_duration, parse_duration_ms
 
 UNITS = {
@@ -114,6 +115,50 @@ def test_one_underscore_too_few_is_noticed_and_foreign_variables_are_not() -> No
 )
 def test_what_is_out_of_bounds_is_refused_before_anything_starts(written: str) -> None:
     assert refused(written)
+
+
+@pytest.mark.parametrize(
+    ("written", "told"),
+    [
+        ("zookeeper.hosts=127.0.0.1:99999", "a port is 65535 at most"),
+        ("zookeeper.hosts=a:2181;b:2181", "write host:port for each server, separated by commas"),
+        ("zookeeper.hosts=a:2181,", "write host:port for each server"),
+        ("zookeeper.hosts=a", "write host:port for each server"),
+        ("zookeeper.root=delays", "write a path such as /delayservice"),
+        ("kafka.bootstrap=a:9092,b:99999", "a port is 65535 at most"),
+        ("kafka.bootstrap=a:9092;b:9092", "write host:port for each broker"),
+        ("metrics.listen=9464", "write host:port, or nothing"),
+        ("admin.hosts=a/b", "write a host's name or address, or *"),
+        ("node.node_id=a b", "write 1 to 128 of the characters A-Z a-z 0-9 . _ -"),
+        ("topics.delay=a b", "write 1 to 249 of the characters A-Z a-z 0-9 . _ -"),
+        ("targets.default.allow=a+", "0-9 . _ - *?"),
+    ],
+)
+def test_a_refused_text_is_answered_by_a_sentence(written: str, told: str) -> None:
+    assert told in refused(written)
+
+
+def test_no_setting_answers_with_a_regular_expression() -> None:
+    def patterns(schema: object) -> Iterator[object]:
+        below = schema.values() if isinstance(schema, dict) else schema
+        if isinstance(schema, dict) and schema.get("type") == "string" and "pattern" in schema:
+            yield schema
+        for value in below if isinstance(below, Iterable) and not isinstance(below, str) else ():
+            yield from patterns(value)
+
+    assert list(patterns(Settings.model_json_schema())) == []
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        "zookeeper.hosts=[::1]:2181,zk_1.example:2182",
+        "kafka.bootstrap=PLAINTEXT://a:9092, b,[::1]:9093",
+        "metrics.listen=[::]:0",
+    ],
+)
+def test_addresses_may_be_names_or_of_both_versions(written: str) -> None:
+    load(None, [written, "node.cluster_secret=only-for-this-test"], {})
 
 
 def test_every_finding_is_one_line() -> None:

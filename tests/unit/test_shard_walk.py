@@ -7,7 +7,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from delayservice.contract.codec import Payload
-from delayservice.contract.codes import TARGET_UNKNOWN
 from delayservice.contract.contracts import Contract, Contracts
 from delayservice.contract.entry import CANCEL, COPY, FIRE, SCHEDULE, Entry, Headers
 from delayservice.engine import outcome
@@ -67,10 +66,6 @@ def test_what_is_fired_is_read_as_long_as_there_is_time_and_one_record_in_any_ca
         walked.advance_offset(1, 10_000, pending_at, lambda: len(reads) % 40 != 0)
         turns.append(len(reads) - before)
     assert turns == [40, 40, 20]
-    slow = len(reads)
-    walked.abort()
-    walked.advance_offset(1, 10_000, pending_at, lambda: False)
-    assert len(reads) == slow + 1
 
 
 def test_fires_that_hit_nothing_read_nothing_and_are_walked_at_once() -> None:
@@ -276,71 +271,3 @@ def test_a_cancel_that_was_written_before_the_due_time_wins_although_h_is_not_th
     assert walked.walk_k(NOW_MS + 110) == []
     assert walked.walk_h(NOW_MS + 110) == [(outcome.CANCELLED, 0), (outcome.CANCELLED, 1)]
     assert walked.walk_k(NOW_MS + 110) == []
-
-
-def test_after_an_abort_k_waits_until_h_has_walked_as_far_as_before() -> None:
-    walked = Walked()
-    walked.own(Cursor())
-    walked.write(1_000, headers=[("delay-id", b"a")])
-    walked.write(*[0] * 5)
-    walked.cancel(b"a", NOW_MS)
-    walked.cancel(b"nobody", NOW_MS)
-    walked.read()
-    first = walked.walk_h(NOW_MS), walked.walk_k(NOW_MS)
-    assert first[1] == sent(1, 2, 3, 4, 5)
-    walked.lane.aborted()
-    walked.staged.clear()
-    assert walked.walk_k(NOW_MS) == [], "H has forgotten them as pending: K may not pass them yet"
-    assert walked.lane.shard.staged == Cursor()
-    again = walked.walk_h(NOW_MS, limit=1)
-    assert walked.lane.shard.staged.offset < 8
-    assert walked.walk_k(NOW_MS) == []
-    again += walked.walk_h(NOW_MS)
-    assert (again, walked.walk_k(NOW_MS)) == first
-    walked.commit()
-    assert walked.delivered() == [1, 2, 3, 4, 5]
-
-
-def test_after_an_abort_k_goes_on_where_h_waits_at_a_record_that_it_had_passed_before() -> None:
-    """What H had passed behind that record is read again, for K may go beyond it."""
-    walked = Walked()
-    walked.own(Cursor())
-    walked.write(1_000, headers=[("delay-id", b"a")])
-    walked.write(500)
-    walked.cancel(b"a", NOW_MS)
-    walked.write(300, 700)
-    walked.read()
-    cancelled = [(outcome.CANCELLED, 0), (outcome.CANCELLED, 2)]
-    assert walked.walk_h(NOW_MS) == cancelled
-    walked.lane.aborted()
-    walked.staged.clear()
-    walked.targets.why[WIDE.outcomes, -1] = (TARGET_UNKNOWN, "it is gone")
-    now_ms = NOW_MS + 600
-    assert walked.walk_h(now_ms) == []
-    assert walked.lane.shard.staged.offset == walked.log.positions[TOPIC, 0] == 2
-    assert walked.walk_k(now_ms) == sent(1), "K does not wait for H"
-    walked.commit()
-    del walked.targets.why[WIDE.outcomes, -1]
-    walked.read()
-    assert walked.walk_h(now_ms) == [*cancelled, *sent(3)]
-    assert walked.walk_k(NOW_MS + 2_000) == sent(4)
-    walked.commit()
-    assert walked.delivered() == [1, 3, 4]
-
-
-def test_two_aborts_in_a_row_and_more_records_between_change_nothing() -> None:
-    walked = Walked()
-    walked.own(Cursor())
-    walked.write(*[0] * 5)
-    for _ in range(3):
-        walked.read()
-        walked.walk_h(NOW_MS)
-        walked.walk_k(NOW_MS)
-        walked.lane.aborted()
-        walked.staged.clear()
-        walked.write(0)
-    walked.read()
-    walked.walk_h(NOW_MS)
-    walked.walk_k(NOW_MS)
-    walked.commit()
-    assert walked.delivered() == list(range(8))

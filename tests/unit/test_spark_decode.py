@@ -20,7 +20,7 @@ from connectors.spark.common.topics import java_options
 from delayservice.base.errors import DelayServiceError
 from delayservice.contract.codec import Payload
 from delayservice.contract.contracts import Contract, Contracts
-from delayservice.contract.entry import COPY, INVALID, SCHEDULE, UNREADABLE, Headers, Row
+from delayservice.contract.entry import COPY, INVALID, SCHEDULE, UNREADABLE, Row
 from delayservice.contract.partitioner import partition_for
 from delayservice.contract.requeue import write_copy
 from tests.unit.spark_world import batch_of_records
@@ -48,11 +48,11 @@ def test_a_record_without_headers_has_none() -> None:
     assert headers_of(batch) == [[], [("a", b"1")]]
 
 
-def test_names_are_cut_and_refused_as_by_the_services_client() -> None:
-    odd: Headers = [("\N{REPLACEMENT CHARACTER}x", b"1")]
-    found = headers_of(batch_of([(0, 0, None, None, [("a\0b", b"1")]), (1, 0, None, None, odd)]))
-    assert found[0] == [("a", b"1")]
-    assert found[1] is UNREADABLE
+def test_headers_that_the_service_cant_read_are_unreadable() -> None:
+    names = ["\N{REPLACEMENT CHARACTER}x", "a\0b", "a"]
+    rows: list[Row] = [(n, 0, None, None, [(name, b"1")]) for n, name in enumerate(names)]
+    found = headers_of(batch_of(rows))
+    assert [headers is UNREADABLE for headers in found] == [True, True, False]
 
 
 def test_a_batch_is_parted_by_the_partition_that_records_come_from() -> None:

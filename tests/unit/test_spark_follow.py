@@ -12,7 +12,7 @@ from connectors.spark.reconcile.follow import Followed
 from delayservice.base.errors import InvalidRequestError
 from delayservice.commands.spark_follow import status_of
 
-CLEAN, WRONG = SimpleNamespace(is_clean=True), SimpleNamespace(is_clean=False)
+CLEAN, WRONG, PART = (SimpleNamespace(status=status) for status in (0, 3, 4))
 
 
 def test_an_audit_that_follows_is_not_limited_to_ranges() -> None:
@@ -23,7 +23,16 @@ def test_an_audit_that_follows_is_not_limited_to_ranges() -> None:
 
 @pytest.mark.parametrize(
     ("failed", "last", "status"),
-    [(0, CLEAN, 0), (0, None, 0), (1, CLEAN, 1), (1, None, 1), (0, WRONG, 3), (1, WRONG, 3)],
+    [
+        (0, CLEAN, 0),
+        (0, None, 4),
+        (0, PART, 4),
+        (1, CLEAN, 1),
+        (1, None, 1),
+        (1, PART, 1),
+        (0, WRONG, 3),
+        (1, WRONG, 3),
+    ],
 )
 def test_what_was_found_last_counts_most_and_a_failure_shows(
     failed: int, last: object, status: int

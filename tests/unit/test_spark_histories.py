@@ -930,10 +930,35 @@ def target_not_read(w: World) -> None:
     w.rules = {"read": frozenset({0, 1})}
 
 
-@case(at_ms=HOUR)
+HIDDEN = {"behind_open_transaction": 1}
+TARGET_IS_OPEN = {"open_places": frozenset({(HASHES[TARGET], 0)})}
+
+
+@case(unjudged=HIDDEN, at_ms=HOUR)
 def behind_an_open_transaction(w: World) -> None:
     w.source(T, T + 10_000)
-    w.rules = {"open_places": frozenset({(HASHES[TARGET], 0)})}
+    w.rules = TARGET_IS_OPEN
+
+
+@case(unjudged=HIDDEN)
+def outcome_of_a_cancel_behind_an_open_transaction(w: World) -> None:
+    record, cancel = told_of(w, b"cancel")
+    w.outcome(T + 1_010, "cancelled", cancel)
+    w.rules = {"open_places": frozenset({(HASHES[OUTCOMES], 0)})}
+    assert record < cancel
+
+
+@case(unjudged=HIDDEN, at_ms=HOUR)
+def copy_of_a_delivery_behind_an_open_transaction(w: World) -> None:
+    w.delivery(T + 10_000, w.source(T, T + 10_000), T + 10_000, topic=OTHER)
+    w.rules = TARGET_IS_OPEN
+
+
+@case(at_ms=HOUR)
+def behind_an_open_transaction_below_the_range(w: World) -> None:
+    w.source(T, T + 10_000)
+    w.judged_from = 1
+    w.rules = TARGET_IS_OPEN
 
 
 @case(("overdue", 0), ("overdue", 1), at_ms=None)
@@ -995,7 +1020,6 @@ def test_what_is_mirrored_or_redelivered_is_counted() -> None:
     assert judged(what_consumers_and_mirrors_copy).counts["mirrored"] == 4
     redelivered = judged(redelivered_after_a_crash_under_at_least_once)
     assert redelivered.counts["redelivered"] == 1
-    assert judged(behind_an_open_transaction).counts["behind_open_transaction"] == 1
 
 
 def test_the_judge_shares_no_code_with_what_settles_records() -> None:

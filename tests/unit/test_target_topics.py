@@ -344,7 +344,7 @@ def test_a_partition_that_did_not_acknowledge_is_given_up_for_a_second() -> None
     stage = Stage()
     stage.known(orders=[3, 3], mails=[3])
     assert stage.code("orders", 0) is None
-    stage.targets.give_up([("orders", 0)])
+    stage.targets.give_up([("orders", 0)], "is slow")
     assert stage.targets.fit == set()
     assert stage.code("orders", 0) == TARGET_DOWN
     assert stage.code("orders", -1) == TARGET_DOWN, "the client could choose the same"
@@ -361,7 +361,7 @@ def test_what_is_given_up_for_nothing_changes_nothing() -> None:
     stage = Stage()
     stage.known(orders=[3])
     assert stage.code() is None
-    stage.targets.give_up([])
+    stage.targets.give_up([], "is slow")
     assert stage.targets.fit == {ORDERS}
 
 

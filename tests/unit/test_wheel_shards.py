@@ -6,6 +6,7 @@ from pathlib import Path
 from random import Random
 
 import pytest
+from structlog.testing import capture_logs
 
 from delayservice.base.errors import SlotDamagedError
 from delayservice.engine.cursor import START_KEY, Cursor, Key
@@ -81,6 +82,28 @@ def test_a_file_goes_when_every_shard_in_it_has_passed_it(tmp_path: Path) -> Non
     assert not first.exists()
     assert len(slot_files(tmp_path)) == 5
     wheel.close()
+
+
+def test_after_a_crash_only_a_file_that_is_still_needed_is_missed(tmp_path: Path) -> None:
+    wheel = Wheel(tmp_path, OPTIONS)
+    stores = filled(wheel, 3, with_ids=0)
+    stores[0].sync()
+    passed = Cursor((START_MS + 2 * SLOT_MS, 0), 13)
+    for store in stores:
+        store.prune(passed)
+    wheel.abandon()
+    slot_files(tmp_path)[0].unlink()  # the first one that K has not passed
+
+    with capture_logs() as logs:
+        again = Wheel(tmp_path, OPTIONS)
+        store = opened(again, 0, 13)
+        store.prune(passed)
+    assert [(one["log_level"], one["event"]) for one in logs] == [("info", "slots_missing")]
+    assert logs[0]["slots"] == 3
+    with pytest.raises(SlotDamagedError) as damage:
+        store.read_due(passed.key, FAR_MS, 50)
+    assert damage.value.start_ms == START_MS + 2 * SLOT_MS
+    again.close()
 
 
 def test_one_damaged_file_is_read_again_by_each_of_its_shards(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -11,8 +12,7 @@ from structlog.testing import capture_logs
 from delayservice.base.errors import (
     KafkaEdgeError,
     OwnershipLostError,
-    RefusedError,
-    TransactionAbortedError,
+    WriterEndedError,
 )
 from delayservice.contract.contracts import Contract, Contracts
 from delayservice.engine import outcome
@@ -24,7 +24,7 @@ from delayservice.engine.checkpoint import (
 )
 from delayservice.engine.claims import CLAIM, Tenure, encode_key, encode_word
 from delayservice.engine.cursor import Cursor
-from delayservice.engine.ports import Bounds, Run, Trouble
+from delayservice.engine.ports import Bounds, Control, Run, Trouble
 from delayservice.engine.role import Role
 from delayservice.slices.limits import Limits
 from delayservice.slices.phase import Phase
@@ -105,6 +105,20 @@ def test_bursts_on_all_shards_share_a_transaction_evenly() -> None:
     assert set(counts.values()) == {250}
 
 
+def test_many_cron_schedules_at_once_do_not_hold_up_other_shards() -> None:
+    stage = Stage(0, 1)
+    stage.own()
+    stage.write(0, *[0] * 3_000, headers=[("delay-cron", b"0 9 1 1 *")])
+    stage.write(1, *[0] * 10)
+    stage.step(10)
+    schedules = [output for place, output in stage.sink.sent() if place[1] == 0]
+    assert len(schedules) in range(1, 1_201)
+    assert len(stage.delivered()) == 10
+    stage.step(10, 10)
+    schedules = [output for place, output in stage.sink.sent() if place[1] == 0]
+    assert [output[0] for output in schedules] == [outcome.ROLLED] * 3_000
+
+
 def test_one_commit_carries_outputs_checkpoints_claims_and_releases_of_different_slices() -> None:
     stage = Stage(0, 1, 2)
     stage.gate.says(Role.OWNER, [0, 1])
@@ -176,59 +190,6 @@ def test_while_a_commit_is_on_its_way_records_are_stored_and_none_is_settled() -
 # --- aborted ------------------------------------------------------------------------------------
 
 
-def test_after_an_abort_nothing_is_read_before_the_same_is_settled_again() -> None:
-    stage = Stage(0, 1)
-    stage.own()
-    stage.write(0, 0, 0)
-    stage.write(1, 0)
-    stage.sink.refuses_to["commit"] = TransactionAbortedError("not acknowledged")
-    stage.step(10)
-    assert stage.delivered() == []
-    polls = stage.logs.polls
-    stage.write(0, 0)
-    stage.step(10)
-    assert stage.logs.polls == polls
-    assert sorted(stage.delivered()) == [(0, 0), (0, 1), (1, 0)]
-    stage.step(10)
-    assert sorted(stage.delivered()) == [(0, 0), (0, 1), (0, 2), (1, 0)]
-    assert ([0, 1], False) in stage.heard.transactions
-
-
-@pytest.mark.parametrize("visible_at_commit", [True, False])
-def test_after_an_abort_late_records_wait_for_no_poll(visible_at_commit: bool) -> None:  # noqa: FBT001
-    stage = Stage(0, 1, limits=Limits(visible_at_commit=visible_at_commit))
-    stage.own()
-    stage.step(600, 2)
-    for number in (0, 1):
-        stage.write(number, -5_000)  # no such delay: a dead letter, due by any K
-    refused = RefusedError({((TOPIC, 0), 0): ("too-large", "why")})
-    stage.sink.refuses_to["commit"] = refused
-    waits_ms = []
-    while len(stage.sink.sent()) < 2:
-        stage.loop.step(0)
-        if len(stage.sink.sent()) < 2:
-            waits_ms.append(stage.loop._waits.wait_ms())
-            stage.clock.now_ms += 1
-        assert len(waits_ms) < 50
-    assert max(waits_ms) <= 10
-
-
-def test_an_abort_undoes_nothing_of_a_claim_and_a_release_which_go_with_the_next_commit() -> None:
-    stage = Stage(0, 1)
-    stage.gate.says(Role.OWNER, [0])
-    stage.step(10, 4)
-    stage.gate.says(Role.REPLICA, [0])
-    stage.gate.says(Role.OWNER, [1])
-    stage.sink.refuses_to["commit"] = TransactionAbortedError("not acknowledged")
-    stage.step(10)
-    assert not stage.heritage.fenced
-    stage.step(10)
-    assert sorted(stage.sink.committed[-1].words) == [(0, "release"), (1, "claim")]
-    stage.step(10, 3)
-    assert stage.of(1).is_owner
-    assert stage.of(0).phase is Phase.REPLICA
-
-
 def test_a_record_that_the_broker_refuses_is_dead_lettered_and_the_rest_of_its_transaction_is_not() -> (  # noqa: E501
     None
 ):
@@ -237,8 +198,8 @@ def test_a_record_that_the_broker_refuses_is_dead_lettered_and_the_rest_of_its_t
     stage.write(0, 0, 0, 0)
     stage.write(1, 0)
     refused = {((TOPIC, 0), 1): ("too-large", "more than it takes")}
-    stage.sink.refuses_to["commit"] = RefusedError(refused)
-    stage.step(10, 2)
+    stage.sink.refuses_to["commit"] = WriterEndedError("refused", refused)
+    stage.step(10, 6)
     kinds = {(place[1], output[7]): output[0] for place, output in stage.sink.sent()}
     assert kinds == {
         (0, 0): outcome.DELIVERED,
@@ -248,14 +209,39 @@ def test_a_record_that_the_broker_refuses_is_dead_lettered_and_the_rest_of_its_t
     }
 
 
-def test_what_this_node_can_t_commit_again_and_again_is_left_to_another() -> None:
+def test_what_this_node_can_t_commit_again_and_again_is_left_to_another(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     stage = Stage(0, 1)
     stage.own()
     stage.write(0, 0)
-    for _ in range(4):
-        stage.sink.refuses_to["commit"] = TransactionAbortedError("not acknowledged")
+    commit = stage.sink.commit
+
+    def refuse_outputs(controls: Sequence[Control]) -> None:
+        if stage.sink.open_outputs:
+            stage.sink.open_outputs.clear()
+            raise WriterEndedError("not acknowledged")
+        commit(controls)
+
+    monkeypatch.setattr(stage.sink, "commit", refuse_outputs)
+    while not stage.gate.given_up:
         stage.step(50)
     assert stage.gate.given_up == [(0, "not acknowledged")]
+    assert len(stage.sink.opened) == 4
+
+
+@pytest.mark.parametrize("call", ["check", "commit"])
+def test_a_writer_that_has_ended_is_replaced_at_once_and_counts_as_no_loss(call: str) -> None:
+    stage = Stage(0, 1)
+    stage.own()
+    for number in range(5):
+        stage.write(0, 0)
+        stage.sink.refuses_to[call] = WriterEndedError("an abort, or a failed connection")
+        stage.step(10, 7)
+        assert stage.gate.served == {0, 1}
+        assert stage.delivered() == [(0, offset) for offset in range(number + 1)]
+    assert len(stage.sink.opened) == 6
+    assert not stage.gate.given_up
 
 
 # --- lost ---------------------------------------------------------------------------------------
@@ -394,8 +380,8 @@ def test_a_claim_that_is_to_be_forgotten_is_still_to_be_after_an_abort() -> None
     stage.own()
     assert stage.loop._transaction.forgettable
     stage.write(0, 0)
-    stage.sink.refuses_to["commit"] = TransactionAbortedError("a target is slow")
-    stage.step(10, 3)
+    stage.sink.refuses_to["commit"] = WriterEndedError("a target is slow")
+    stage.step(10, 8)
     assert ([0], False) in stage.heard.transactions
     forgotten = [c for one in stage.sink.committed for c in one.controls if c.writer == "old"]
     assert [(c.slice_no, c.value) for c in forgotten] == [(0, None)]
@@ -524,9 +510,9 @@ def test_what_is_staged_when_that_is_found_out_is_settled_again_and_once() -> No
     assert stage.delivered() == []
     with capture_logs() as told:
         stage.step(300, 2)
-    assert "transaction_dropped" in [line["event"] for line in told]
-    stage.step(3_000, 4)
-    assert stage.delivered() == [(0, offset) for offset in range(6)]
+    assert "writer_ended" in [line["event"] for line in told]
+    stage.step(3_000, 6)
+    assert sorted(stage.delivered()) == [(0, offset) for offset in range(6)]
 
 
 def test_an_owner_that_waits_for_what_its_log_holds_asks_now_and_then_and_goes_on_waiting() -> None:

@@ -65,14 +65,14 @@ class Archive:
         text = msgspec.json.encode(facts).decode()
         write_text(f"{self._path}/batches/{number:08d}.json", text)
 
-    def facts_before(self, number: int) -> BatchFacts | None:
-        """Return the facts of the last complete batch before ``number``; None: there is no earlier
-        batch.
+    def newest(self, before: int | None = None) -> BatchFacts | None:
+        """Return the facts of the last complete batch, or of the last one before number ``before``;
+        None: there is no such batch.
 
         Raises:
             DelayServiceError: the file of facts can't be read.
         """
-        numbers = [one for one in self.numbers() if one < number]
+        numbers = [one for one in self.numbers() if before is None or one < before]
         return self._facts(numbers[-1]) if numbers else None
 
     def numbers(self) -> list[int]:

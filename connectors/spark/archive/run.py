@@ -21,6 +21,7 @@ from connectors.spark.audit import snapshot
 from connectors.spark.audit.evidence import NO_PAST, EarlierCut, gather
 from connectors.spark.audit.options import AuditOptions
 from connectors.spark.audit.run import cut_of
+from connectors.spark.common.cut import Cut
 from connectors.spark.common.files import read_text
 from connectors.spark.common.topics import stream_topics
 from connectors.spark.ledger.expressions import RECORD
@@ -58,9 +59,11 @@ def start_archive(spark: SparkSession, options: ArchiveOptions) -> StreamingQuer
 
     Raises:
         KafkaEdgeError: the cluster can't be read, or a topic named in the options does not exist.
+        DelayServiceError: a topic was created again since the archive was begun.
     """
     audit = options.audit
     cut = cut_of(audit)
+    _check_topics(Archive(audit.out).newest(), cut, audit.out)
     topics = sorted({topic for topic, _ in cut.spans})
     records = stream_topics(spark, audit.client, topics, _RECORDS_MAX)
     writer = (
@@ -100,25 +103,13 @@ class _Batches:
         records.sortWithinPartitions("topic", "partition", "offset").write.mode(
             "overwrite"
         ).parquet(self._archive.folder(number))
-        cut = cut_of(replace(self._options.audit, targets=()))
-        evidence = gather(self._options.audit.client, cut, self._past(number, cut.topic_ids))
+        audit = self._options.audit
+        before = self._archive.newest(number)
+        cut = cut_of(replace(audit, targets=()))
+        known_ids = _check_topics(before, cut, audit.out)
+        evidence = gather(audit.client, cut, _past(before))
+        cut = replace(cut, topic_ids={**known_ids, **cut.topic_ids})
         self._archive.commit(number, BatchFacts(ends, snapshot.encode(cut, evidence)))
-
-    def _past(self, number: int, topic_ids: Mapping[str, str]) -> EarlierCut:
-        """Return the facts that the batch before ``number`` kept, without topics that were deleted
-        or created again since. ``topic_ids``: Kafka's present id of each topic.
-        """
-        before = self._archive.facts_before(number)
-        if before is None:
-            return NO_PAST
-        cut, evidence = snapshot.decode(before.cut)
-        same = {topic for topic, known in cut.topic_ids.items() if topic_ids.get(topic) == known}
-        return EarlierCut(
-            ends={place: end for place, end in before.ends_by_place().items() if place[0] in same},
-            starts={p: at for p, at in evidence.starts.items() if p[0] in same},
-            judged={p: at for p, at in evidence.judged.items() if p[0] in same},
-            seen_ms={p: at for p, at in evidence.seen_ms.items() if p[0] in same},
-        )
 
     def _ends(self, number: int) -> list[tuple[str, int, int]]:
         """Return topic, partition and exclusive end offset of a batch for each log, from the file
@@ -137,3 +128,35 @@ class _Batches:
                 f"{path} does not say how far batch {number} reads ({exc}): is it of another "
                 "version of Spark?"
             ) from exc
+
+
+def _check_topics(before: BatchFacts | None, cut: Cut, out: str) -> Mapping[str, str]:
+    """Return Kafka's ids of all topics that an archive has read.
+
+    Args:
+        before: facts of the archive's newest batch; None: there is none.
+        cut: a cut taken now.
+        out: folder of the archive.
+
+    Raises:
+        DelayServiceError: a topic has another id now. The archive holds records of the former one
+            under the same offsets, and Spark would go on at an offset of it.
+    """
+    if before is None:
+        return {}
+    known = snapshot.decode(before.cut)[0].topic_ids
+    for topic, topic_id in sorted(cut.topic_ids.items()):
+        if known.get(topic, topic_id) != topic_id:
+            raise DelayServiceError(
+                f"topic {topic} was deleted and created again since the archive in {out} was "
+                "begun, and it holds what the former one had: write to another folder from now on"
+            )
+    return known
+
+
+def _past(before: BatchFacts | None) -> EarlierCut:
+    """Return what an archive's newest batch has kept for the next one."""
+    if before is None:
+        return NO_PAST
+    _, evidence = snapshot.decode(before.cut)
+    return EarlierCut(before.ends_by_place(), evidence.starts, evidence.judged, evidence.seen_ms)

@@ -3,7 +3,7 @@
 from connectors.spark.audit.frames import findings
 from connectors.spark.audit.options import AuditOptions, OffsetRange
 from connectors.spark.audit.result import AuditResult
-from connectors.spark.audit.run import Following, audit, audit_at
+from connectors.spark.audit.run import Following, audit, audit_at, cut_of
 from connectors.spark.audit.verdicts import FINDING
 
 __all__ = [
@@ -14,5 +14,6 @@ __all__ = [
     "OffsetRange",
     "audit",
     "audit_at",
+    "cut_of",
     "findings",
 ]

@@ -12,6 +12,7 @@ from pyspark.sql import functions as sf
 
 from connectors.spark.audit.match import PENDING, SOUND, of_records, remembered, remembered_outputs
 from connectors.spark.audit.row_judges import ledger_rows
+from connectors.spark.audit.rules import OPEN as HIDDEN
 from connectors.spark.audit.rules import Rules
 from connectors.spark.audit.state import (
     GONE,
@@ -135,18 +136,22 @@ class CarriedState:
             waiting: ledger rows of pending records that ``plain_blocks`` has found.
             sound: ledger rows of correct deliveries that ``plain_blocks`` has found.
         """
-        carried = self._packed(decided, CARRIED).join(self._found, _ROW, "left_anti")
+        is_hidden = sf.col("kind") == HIDDEN
+        again = self._packed(decided.where(is_hidden), CARRIED)
+        carried = self._packed(decided.where(~is_hidden), CARRIED)
+        carried = carried.join(self._found, _ROW, "left_anti")
         is_later = (sf.col("role") == SOURCE) & (sf.col("key_ms") > self._due_ms)
         still = of_records(matched.where(sf.col("status") == PENDING))
         still = still.join(self._found, KEY, "left_anti")
         pending = waiting.unionByName(still).unionByName(carried.where(is_later))
         paired = remembered(matched.where(sf.col("status") == SOUND))
         settled = paired.unionByName(self._packed(decided, SETTLED))
-        gone = self._found.join(settled, KEY, "left_semi").select(*COLUMNS, "bucket")
+        moved = settled.select(*KEY).unionByName(again.select(*KEY))
+        gone = self._found.join(moved, KEY, "left_semi").select(*COLUMNS, "bucket")
         is_kept = [r for r in self._runs if r.kind != OPEN and r.bucket not in self._due]
         new = [
             *self._waiting(pending),
-            *self._written(carried.where(~is_later), OPEN),
+            *self._written(carried.where(~is_later).unionByName(again), OPEN),
             *self._written(gone, GONE),
             *self._judged(settled.unionByName(sound.transform(remembered_outputs)), is_kept),
         ]

@@ -83,11 +83,14 @@ class Group:
     undecided: Sequence[OutputRow] = ()
     rows: Sequence[LedgerRow] = field(default=(), repr=False)
 
-    def carried(self, when: int = CERTAIN) -> Iterator[RecordVerdict]:
-        """Yield ``CARRIED`` verdicts, which hand all ledger rows of the group to the next cut;
-        ``when``: condition under which these verdicts count, such as ``IF_MARKED``.
+    def carried(self, when: int = CERTAIN, reason: str = "") -> Iterator[RecordVerdict]:
+        """Yield ``CARRIED`` verdicts, which hand all ledger rows of the group to the next cut.
+
+        Args:
+            when: condition under which these verdicts count, such as ``IF_MARKED``.
+            reason: why the record, which is settled, can't be judged yet; empty: it is pending.
         """
-        return (self.kept(CARRIED, row, when) for row in self.rows)
+        return (self.kept(CARRIED, row, when)._replace(kind=reason) for row in self.rows)
 
     def carried_undecided(self) -> Iterator[RecordVerdict]:
         """Yield ``CARRIED`` verdicts, which hand the rows of the ``undecided`` outputs to the next

@@ -115,6 +115,11 @@ def _judge(
     if _is_ahead(source, first, rules):
         yield from group.carried()
         return
+    if _may_be_copy(source, first, rules):
+        counts["not_checkable"] += 1
+        yield from unseen(source, OPEN, rules)
+        yield from group.carried(reason=OPEN)
+        return
     counts[_COUNTED[first.role]] += 1
     yield from _unless_checkpointed(source, first, rules)
     yield from problems(source, first, rules, counts)
@@ -330,18 +335,17 @@ def _without_output(
     key_ms = max(source.key_ms, source.written_ms)
     since_ms = source.written_ms if is_named else key_ms
     reason, when = rules.unseen(source, since_ms), CERTAIN if by_key else IF_MARKED
-    if reason == OPEN:
-        counts[OPEN] += when == CERTAIN
-        yield from group.carried(when)
-        return
     if reason is not None and by_key and is_named and rules.unseen(source, key_ms) is None:
-        yield from unseen(source, reason, rules, counts, IF_MARKED)
+        yield from unseen(source, reason, rules, IF_MARKED)
         yield settled_row(group, _NOWHERE._replace(role=UNJUDGED_ROLE), when=IF_MARKED)
         reason, when, since_ms = None, IF_UNMARKED, key_ms
     if reason is not None:
         counts["not_checkable"] += by_key
-        yield from unseen(source, reason, rules, counts, when)
-        yield settled_row(group, _NOWHERE._replace(role=UNJUDGED_ROLE), when=when)
+        yield from unseen(source, reason, rules, when)
+        if reason == OPEN:  # the next cut may see what settles it
+            yield from group.carried(when, OPEN)
+        else:
+            yield settled_row(group, _NOWHERE._replace(role=UNJUDGED_ROLE), when=when)
         return
     detail = "it was cancelled, replaced or fired, and nothing settles it"
     if by_key:
@@ -379,6 +383,15 @@ def _is_ahead(source: SourceRow, output: OutputRow, rules: Rules) -> bool:
     """
     is_young = output.at_ms > rules.unsettled_since_ms
     return is_young and source.facts.record_id is None and not _is_checkpointed(source, rules)
+
+
+def _may_be_copy(source: SourceRow, output: OutputRow, rules: Rules) -> bool:
+    """Return whether a delivery in another topic than the record's target may be a consumer's copy
+    of one that an open transaction hides.
+    """
+    if output.role != DELIVERED or output.topic == source.topic:
+        return False
+    return rules.unseen_target(source, max(source.key_ms, source.written_ms)) == OPEN
 
 
 def _unless_checkpointed(

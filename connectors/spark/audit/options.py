@@ -89,16 +89,17 @@ class AuditOptions:
         ``contracts``: the contracts of all shards.
 
         Raises:
-            KafkaEdgeError: the dead-letter topic, the outcome topic or a named target does not
-                exist.
+            KafkaEdgeError: the dead-letter topic, the outcome topic, a named target or the topic
+                for results does not exist.
         """
         needed = {self.dead_letter, self.outcomes, *self.targets}
-        missing = sorted(needed - set(topics))
+        published = set() if self.topic is None else {self.topic}
+        missing = sorted((needed | published) - set(topics))
         if missing:
             raise KafkaEdgeError(
                 f"there is no topic {', '.join(missing)}: name dead letters and outcomes as the "
-                "service's settings topics.dead_letter and topics.outcomes do, and targets that "
-                "exist"
+                "service's settings topics.dead_letter and topics.outcomes do, and targets and a "
+                "topic for results that exist"
             )
         never = {self.checkpoint, f"{self.checkpoint}_claims", self.topic, *self.never}
         if self.all_topics:

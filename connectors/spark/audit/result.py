@@ -8,12 +8,11 @@ from typing import Any, Final
 
 from connectors.spark.audit.options import OffsetRange
 from connectors.spark.common.cut import Cut
+from connectors.spark.common.failures import exit_status
 
 SAMPLE_ROWS: Final = 20
 VERSION: Final = 2
 """Version of the format of findings and summaries."""
-EXIT_FINDINGS: Final = 3
-EXIT_UNJUDGED: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,12 +84,3 @@ class AuditResult:
             "unjudged_path": self.unjudged_path,
             "cut": self.cut.to_json(),
         }
-
-
-def exit_status(findings: int, unjudged: int) -> int:
-    """Return the exit status of an audit: 3 if there are findings, 4 if there are only unjudged
-    records, else 0. The arguments are the numbers of both, or of their kinds.
-    """
-    if findings:
-        return EXIT_FINDINGS
-    return EXIT_UNJUDGED if unjudged else 0

@@ -17,9 +17,10 @@ from pyspark.sql import functions as sf
 
 from connectors.spark.audit.group import Group, base_of, group_of, named_row, without_undecided
 from connectors.spark.audit.judge import judge
-from connectors.spark.audit.rules import Rules, ShardRules
+from connectors.spark.audit.rules import OPEN, Rules, ShardRules
 from connectors.spark.audit.settlement import elsewhere, own_place, place_at
 from connectors.spark.audit.verdicts import (
+    CARRIED,
     CERTAIN,
     FOUND,
     IF_MARKED,
@@ -174,7 +175,8 @@ class RowJudge:
         yield from (_finding_row(f) for f in found if self._keeps or f.verdict <= UNJUDGED)
         line = _line_of(group, found, self._rules)
         if line is not None:
-            yield _line_row(group, *line)
+            is_hidden = any(one.verdict == CARRIED and one.kind == OPEN for one in found)
+            yield _line_row(group, *line) | {"kind": OPEN if is_hidden else ""}
 
 
 def _finding_row(one: RecordVerdict) -> _Row:
@@ -330,8 +332,9 @@ class IdJudge:
             source = held[number]["source"] or f"{own.name}:{held[number]['offset']}"
             found = {"verdict": FOUND, "kind": WRONG_OUTCOME, "detail": why, "packed": None}
             yield held[number] | found | {"source": source}
+        is_hidden = any(row["kind"] == OPEN for row in held)
         for number, line in enumerate(lines):
-            if number not in wrong and _may_matter(line, own):
+            if number not in wrong and _may_matter(line, own, is_hidden=is_hidden):
                 yield _finding_row(named_row(shard, line, record_id))
 
     def _passed_ms(self, shard: int) -> Callable[[int], int | None]:
@@ -371,11 +374,12 @@ class IdJudge:
         return is_true[row["when"]]
 
 
-def _may_matter(line: Line, own: ShardRules) -> bool:
+def _may_matter(line: Line, own: ShardRules, *, is_hidden: bool) -> bool:
     """Return whether the next cut needs a judged record: H of the earlier cursor has not passed it,
-    so it may still cancel others, or it waits for its home and has not arrived there.
+    so it may still cancel others; or it waits for its home and has not arrived there; or it may
+    have cancelled another record of its id, which is judged again (``is_hidden``).
     """
     if not line.settlement:
         return False
     waits = line.kind == HOMEBOUND and line.settlement == "requeued" and not line.is_home
-    return waits or line.offset >= own.earlier.offset
+    return is_hidden or waits or line.offset >= own.earlier.offset

@@ -30,6 +30,7 @@ from connectors.spark.audit.evidence import (
 from connectors.spark.audit.logs import KafkaLogs, Logs
 from connectors.spark.audit.options import AuditOptions, OffsetRange
 from connectors.spark.audit.result import SAMPLE_ROWS, AuditResult
+from connectors.spark.audit.rules import OPEN
 from connectors.spark.audit.state import AuditManifest, LogPosition, State
 from connectors.spark.audit.verdicts import FINDING
 from connectors.spark.common.cut import Cut, take_cut
@@ -70,8 +71,15 @@ def audit_at(
     Raises:
         KafkaEdgeError: the cluster can't be read, or the results can't be published.
         DelayServiceError: a range of the options is of a shard that no checkpoint names.
+        InvalidRequestError: the cut leaves out a topic that an audit needs.
     """
     began_s = time.monotonic() if began_s is None else began_s
+    cut = replace(cut, dead_letter=options.dead_letter, outcomes=options.outcomes)
+    read = {topic for topic, _ in cut.others}
+    if missing := {cut.dead_letter, cut.outcomes, *options.targets} - read:
+        raise InvalidRequestError(
+            f"the cut leaves out {', '.join(sorted(missing))}: take it with cut_of(options)"
+        )
     evidence = gather(options.client, cut)
     logs = KafkaLogs(spark, options.client, evidence)
     return audited(spark, options, cut, evidence, logs, began_s)
@@ -236,6 +244,8 @@ def _manifest(
         )
         for place, span in sorted(cut.spans.items())
     )
+    # This cut has judged again what an open transaction hid at the one before.
+    final = {reason: count for reason, count in before.unjudged.items() if reason != OPEN}
     return AuditManifest(
         number=before.number + 1,
         taken_ms=cut.taken_ms,
@@ -243,7 +253,7 @@ def _manifest(
         logs=logs,
         runs=step.runs,
         findings=dict(Counter(before.findings) + Counter(result.findings)),
-        unjudged=dict(Counter(before.unjudged) + Counter(result.unjudged)),
+        unjudged=dict(Counter(final) + Counter(result.unjudged)),
         audit=before.audit or uuid.uuid4().hex,
     )
 

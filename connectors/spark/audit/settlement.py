@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterator
 from typing import Final
 
 from connectors.spark.audit.group import base_of
-from connectors.spark.audit.rules import OPEN, Rules
+from connectors.spark.audit.rules import Rules
 from connectors.spark.audit.verdicts import (
     ALTERED,
     CERTAIN,
@@ -83,7 +83,7 @@ def problems(
     facts, told = source.facts, output.facts
     settlement = SETTLEMENTS.get(settlement_name(output.role, told.outcome))
     if facts.code == HEADER_INVALID and output.role == DELIVERED:
-        yield from unseen(source, HEADERS_UNREADABLE, rules, counts, CERTAIN)
+        yield from unseen(source, HEADERS_UNREADABLE, rules)
         counts["not_checkable"] += 1
     elif output.role == LETTER and not told.code:
         detail = "a dead letter without delay-error: its cause is not known"
@@ -95,7 +95,7 @@ def problems(
         detail = f"{KIND_NAMES[facts.kind]} was {settlement.verb}"
         yield finding_of(WRONG_OUTCOME, source, output, rules, detail)
     elif output.role == DELIVERED:
-        yield from _delivery(source, output, rules, counts)
+        yield from _delivery(source, output, rules)
     elif output.role == LETTER:
         yield from _letter(source, output, rules)
         yield from _sourced(source, output, rules)
@@ -119,10 +119,8 @@ def _told(source: SourceRow, output: OutputRow, rules: Rules) -> Iterator[Record
         yield from _sourced(source, output, rules)
 
 
-def _delivery(
-    source: SourceRow, output: OutputRow, rules: Rules, counts: Counter[str]
-) -> Iterator[RecordVerdict]:
-    yield from _misplaced(source, output, rules, counts)
+def _delivery(source: SourceRow, output: OutputRow, rules: Rules) -> Iterator[RecordVerdict]:
+    yield from _misplaced(source, output, rules)
     yield from _changed(source, output, rules)
     if source.facts.is_armed:
         yield from _mistimed(source, output, rules)
@@ -154,14 +152,11 @@ def _sourced(source: SourceRow, output: OutputRow, rules: Rules) -> Iterator[Rec
         yield finding_of(ALTERED, source, output, rules, detail)
 
 
-def _misplaced(
-    source: SourceRow, output: OutputRow, rules: Rules, counts: Counter[str]
-) -> Iterator[RecordVerdict]:
+def _misplaced(source: SourceRow, output: OutputRow, rules: Rules) -> Iterator[RecordVerdict]:
     if output.topic != source.topic:
-        since_ms = max(source.key_ms, source.written_ms)
-        reason = rules.unseen_target(source, since_ms)
+        reason = rules.unseen_target(source, max(source.key_ms, source.written_ms))
         if reason is not None:  # it may be a consumer's copy of a delivery that can't be seen
-            yield from unseen(source, reason, rules, counts, CERTAIN)
+            yield from unseen(source, reason, rules)
             return
         detail = f"its target is {rules.topic(source)}"
         yield finding_of(WRONG_TARGET, source, output, rules, detail)
@@ -340,14 +335,12 @@ def gone_home(source: SourceRow, output: OutputRow, rules: Rules) -> Iterator[Re
 
 
 def unseen(
-    source: SourceRow, reason: str, rules: Rules, counts: Counter[str], when: int
+    source: SourceRow, reason: str, rules: Rules, when: int = CERTAIN
 ) -> Iterator[RecordVerdict]:
     """Yield the record as unjudged for ``reason``; nothing below the first offset that is judged.
-    If the reason is an open transaction, only add it to ``counts``. ``when``: condition.
+    ``when``: condition.
     """
-    if reason == OPEN:
-        counts[OPEN] += when == CERTAIN
-    elif source.offset >= rules.shards[source.shard].judged_from:
+    if source.offset >= rules.shards[source.shard].judged_from:
         detail = "it is settled, and what settles it may be where nothing could be read"
         yield finding_of(reason, source, None, rules, detail, when)._replace(verdict=UNJUDGED)
 

@@ -129,21 +129,18 @@ def values_of(batch: pa.RecordBatch) -> list[bytes | None]:
 
 def headers_of(batch: pa.RecordBatch) -> list[Headers]:
     """Return the headers of each record of a batch; ``UNREADABLE`` for a record with a header name
-    that is not UTF-8.
-
-    Java shows the bytes of such a name as replacement characters, and the service's client can't
-    read any header of the record. That client also cuts a name at a zero byte, which Java does not.
+    that the service's client can't read, which is one that is not UTF-8 or has a zero byte. Java
+    shows the bytes of the former as replacement characters.
     """
     flat, found = header_lists(batch.column("headers"))
     names = pc.unique(flat.field("key")).to_pylist()
-    odd = any("\0" in name or _REPLACEMENT in name for name in names)
-    return [_as_service_reads(headers) for headers in found] if odd else found
+    if not any(map(_is_odd, names)):
+        return found
+    return [UNREADABLE if any(_is_odd(n) for n, _ in headers) else headers for headers in found]
 
 
-def _as_service_reads(headers: Headers) -> Headers:
-    if any(_REPLACEMENT in name for name, _ in headers):
-        return UNREADABLE
-    return [(name.partition("\0")[0], value) for name, value in headers]
+def _is_odd(name: str) -> bool:
+    return "\0" in name or _REPLACEMENT in name
 
 
 class ShardReader:

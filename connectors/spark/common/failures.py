@@ -1,4 +1,4 @@
-"""Describes failures of Spark in one sentence."""
+"""Describes failures of Spark in one sentence, and verdicts of jobs as exit status."""
 
 from __future__ import annotations
 
@@ -11,6 +11,9 @@ from pyspark.errors import PySparkException
 FAILURES: Final = (PySparkException, Py4JJavaError)
 """Exceptions that a failed Spark job raises; ``Py4JJavaError`` where PySpark has no class of its
 own."""
+
+EXIT_FINDINGS: Final = 3
+EXIT_UNJUDGED: Final = 4
 
 _TRACEBACK: Final = "Traceback (most recent call last)"
 _ERROR: Final = re.compile(r"[A-Za-z_][\w.]*(?:: |$)")
@@ -38,3 +41,13 @@ def _innermost(exc: Py4JJavaError) -> str:
     while cause.getCause() is not None:
         cause = cause.getCause()
     return str(cause.toString())
+
+
+def exit_status(findings: int, unjudged: int) -> int:
+    """Return the exit status of an audit or a comparison: 3 if there are findings, 4 if there are
+    none and something was not judged, else 0. The arguments are the numbers of both, or of their
+    kinds.
+    """
+    if findings:
+        return EXIT_FINDINGS
+    return EXIT_UNJUDGED if unjudged else 0

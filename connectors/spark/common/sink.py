@@ -13,6 +13,7 @@ by every task, past open transactions.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager, suppress
@@ -27,6 +28,7 @@ from confluent_kafka import (
     ConsumerGroupTopicPartitions,
     KafkaError,
     KafkaException,
+    Producer,
     TopicPartition,
 )
 from pyspark import TaskContext
@@ -34,8 +36,11 @@ from pyspark.sql import Column, DataFrame
 from tenacity import Retrying, retry_if_exception, stop_after_delay, wait_fixed
 
 from connectors.kafka.clients import (
+    LOGGER,
+    CoordinatorLog,
     KafkaAdmin,
     admin_client,
+    connection_failure,
     consumer_client,
     flush,
     produce_patiently,
@@ -57,6 +62,9 @@ TRANSACTION_TIMEOUT_MS: Final = 45_000
 """Time after which the broker aborts the transaction of a dead job, in ms. Until then, consumers of
 the delay topic, the service included, wait."""
 
+_QUIET: Final = LOGGER.getChild("bulk")
+"""Logger of the producers, for errors only: each retry of the client would be a warning."""
+_QUIET.setLevel(logging.ERROR)
 _INIT_S: Final = 60.0
 _ASK_S: Final = 30.0
 _COMMIT_S: Final = 30.0
@@ -286,7 +294,15 @@ class _Part:
         self._id = f"{sink.name}-{number}"
         group = {**consumer_config(sink.client, "schedule"), "group.id": sink.name}
         self._group = consumer_client(group)
-        self._producer = producer_client(
+        self._log = CoordinatorLog(_QUIET)
+        self._producer = self._make()
+        self._written: int | None = None
+        """Mark of the last transaction of this writer; None: it has committed none."""
+
+    def _make(self) -> Producer:
+        sink = self._sink
+        self._log = CoordinatorLog(_QUIET)
+        return producer_client(
             {
                 "linger.ms": 5,
                 "queue.buffering.max.kbytes": 65_536,
@@ -296,6 +312,7 @@ class _Part:
                 "partitioner": "murmur2_random",  # as Java and ``DelayProducer`` choose
                 "transactional.id": self._id,
                 "acks": "all",
+                **self._log.options,
             }
         )
 
@@ -304,6 +321,10 @@ class _Part:
         """Progress of the part when this writer began, as a mark; None: it was never stored, or
         Kafka has deleted it. The first read fences earlier writers.
         """
+        return self._fenced()
+
+    def _fenced(self) -> int | None:
+        """Fence earlier writers of the part, and return its progress as a mark."""
         faults.point("bulk_fencing")
         with _explained(self._id):
             with suppress(KafkaException):  # init_transactions says what is wrong
@@ -314,6 +335,17 @@ class _Part:
         faults.point("bulk_fenced")
         return None if found.offset < 0 else found.offset
 
+    def _begin_anew(self) -> None:
+        """Take the part's transactional id again if the connection to the coordinator has failed:
+        what was sent last may come late, and end a transaction of the former producer only.
+        """
+        if self._written is None or not connection_failure(self._producer, self._log):
+            return
+        self._producer = self._make()
+        found = self._fenced()
+        if found != self._written:
+            raise KafkaEdgeError(f"{self._id}: another run of this job has taken over")
+
     def write(self, records: Iterable[Record], mark: int) -> None:
         """Write records, and store the part's progress after them (``mark``), in one transaction.
 
@@ -321,6 +353,7 @@ class _Part:
             KafkaEdgeError: nothing was written, or it is unknown whether; the next writer reads the
                 stored progress.
         """
+        self._begin_anew()
         with _explained(self._id):
             self._producer.begin_transaction()
             with ExitStack() as undo:
@@ -328,6 +361,7 @@ class _Part:
                 self._fill(records, mark)
                 undo.pop_all()
             self._commit()
+        self._written = mark
         faults.point("bulk_committed")
 
     def _fill(self, records: Iterable[Record], mark: int) -> None:

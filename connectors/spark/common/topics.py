@@ -25,6 +25,9 @@ _FETCH: Final = {
     "kafka.max.partition.fetch.bytes": "16777216",
     "kafka.receive.buffer.bytes": "1048576",
 }
+_ALWAYS: Final = {"check.crcs": "true", "allow.auto.create.topics": "false"}
+"""Options of Java's consumer that no setting changes: a batch whose bytes were altered ends the
+job, and a look-up creates no topic."""
 _PLAIN_LOGIN: Final = "org.apache.kafka.common.security.plain.PlainLoginModule"
 _SCRAM_LOGIN: Final = "org.apache.kafka.common.security.scram.ScramLoginModule"
 _SHARED: Final = frozenset(
@@ -125,6 +128,7 @@ def java_options(client: Mapping[str, str]) -> dict[str, str]:
     A user name and password become a login module. PEM files are passed by content, as executors
     lack the files. An option with the prefix ``java.`` is passed on without that prefix: such
     options are for settings of Java's client that are not translated here. Others are dropped.
+    Those in ``_ALWAYS`` override all.
 
     Raises:
         DelayServiceError: the SASL mechanism is not translated, or a PEM file can't be read.
@@ -132,6 +136,7 @@ def java_options(client: Mapping[str, str]) -> dict[str, str]:
     options = {name: value for name, value in client.items() if name in _SHARED}
     options |= _sasl(client) | _tls(client)
     options |= {n.removeprefix("java."): v for n, v in client.items() if n.startswith("java.")}
+    options |= _ALWAYS
     return {f"kafka.{name}": value for name, value in options.items()}
 
 

@@ -26,8 +26,8 @@ RECORD: Final = ("topic", "partition", "offset", "timestamp_ms", "key", "value",
 
 _DIGITS_MAX: Final = 18
 _ODD_IN_NAMES: Final = ("\0", "\N{REPLACEMENT CHARACTER}")
-"""Characters in header names that the service and Java read differently: the service's client cuts
-a name at the first; Java puts the second in place of bytes that are not UTF-8."""
+"""Characters of header names for which the service refuses a record; Java puts the second in place
+of bytes that are not UTF-8."""
 
 
 def exact_number(text: Column, digits_max: int = _DIGITS_MAX) -> Column:

@@ -10,6 +10,7 @@ from matplotlib.axes import Axes
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as sf
 
+from connectors.spark.common.failures import EXIT_FINDINGS, EXIT_UNJUDGED
 from connectors.spark.common.page import (
     BAD,
     Chart,
@@ -33,6 +34,11 @@ _AXIS_INCHES: Final = 1.0
 _TICKS: Final = 5
 _PALEST: Final = 0.3
 _AGREE: Final = "Every copy that was compared holds what the others hold, and nothing is missing."
+_HEADINGS: Final = {
+    0: "All copies agree",
+    EXIT_FINDINGS: "Copies differ",
+    EXIT_UNJUDGED: "Not all copies were compared",
+}
 _DIFFER: Final = "Which copy is right is what the delay topics say, not what most copies hold."
 _REPAIR: Final = (
     "Each step has a node put a range aside and read it again from the delay topic. Look at it "
@@ -91,11 +97,11 @@ def page(result: ReconcileResult, where: Heat | None) -> str:
     return write_page(
         HtmlPage(
             title="Copies compared",
-            heading="All copies agree" if result.is_clean else "Copies differ",
+            heading=_HEADINGS[result.status],
             lead=f"Compared at {moment(result.plan.made_ms)} UTC. Cluster {result.plan.cluster}. "
             f"{_AGREE if result.is_clean else ''}",
             facts=_facts(result),
-            warnings=[] if result.is_clean else [_DIFFER],
+            warnings=[_DIFFER] if result.findings else [],
             notes=[*notes, *(f"Not compared: {note}." for note in result.notes)],
             sections=[*sections, _copies(result)],
             footer=f"Plan {result.plan.id}. Findings: {result.paths['findings']}.",
@@ -113,6 +119,7 @@ def _facts(result: ReconcileResult) -> list[tuple[str, object]]:
         ("of pending", counts.pending),
         ("digest rows", counts.slot_rows),
         ("slots held against the log", counts.slots_differing),
+        ("shards not compared", counts.uncompared),
         ("records that the log can't judge", counts.unjudged),
         ("steps of the plan", len(result.plan.steps)),
         ("seconds", round(result.seconds, 1)),

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from connectors.spark.common.failures import exit_status
 from connectors.spark.reconcile.compare import FINDINGS_VERSION
 from connectors.spark.reconcile.digests import Comparison
 from connectors.spark.reconcile.repair_plan import Copy, Plan
@@ -27,6 +28,7 @@ class Counts:
         records: pending records that were compared with another copy or with the log.
         unjudged: records of copies with offsets below the start of the log, in the slots compared
             record by record. The log can't judge them, so they are no findings.
+        uncompared: shards of which no copy was compared with another copy or with the log.
     """
 
     slot_rows: int = 0
@@ -36,12 +38,23 @@ class Counts:
     pending: int = 0
     records: int = 0
     unjudged: int = 0
+    uncompared: int = 0
 
     def notes(self) -> list[str]:
-        """Return notes for users about records that could not be judged; empty: there are none."""
-        said = "records in slots that differ lie below the start of their delay topic"
-        why = "retention has deleted them there, so the log can't judge them; they are left as are"
-        return [f"{self.unjudged} {said}: {why}"] if self.unjudged else []
+        """Return notes for users about what could not be judged; empty: there is nothing."""
+        notes = []
+        if self.uncompared:
+            notes.append(
+                f"{self.uncompared:,} shards have no second copy that could be compared; --deep "
+                "compares one copy with the delay topic"
+            )
+        if self.unjudged:
+            notes.append(
+                f"{self.unjudged:,} records in slots that differ lie below the start of their "
+                "delay topic: retention has deleted them there, so the log can't judge them; they "
+                "are left as are"
+            )
+        return notes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,8 +85,25 @@ class ReconcileResult:
 
     @property
     def is_clean(self) -> bool:
-        """Return whether there are no findings."""
-        return not self.findings
+        """Return whether everything was compared and there are no findings."""
+        return self.status == 0
+
+    @property
+    def status(self) -> int:
+        """Return the exit status of the command: 3 if there are findings, 4 if there are none and
+        something was not compared, else 0.
+        """
+        left = self.counts.uncompared + self.counts.unjudged
+        return exit_status(len(self.findings), left if self.compared else 1)
+
+    @property
+    def extent(self) -> str:
+        """Return how much was compared, as a part of a sentence."""
+        counts, shards = self.counts, len(self.compared)
+        return (
+            f"{max(0, shards - counts.uncompared):,} of {shards:,} shards, {counts.records:,} of "
+            f"{counts.pending:,} pending records compared"
+        )
 
     def to_json(self) -> dict[str, object]:
         """Return the result as the content of ``summary.json``, ready for a JSON encoder."""

@@ -143,6 +143,9 @@ class _Reconciling:
             logged, found = self._spark.createDataFrame([], _LOGGED), self._others(replicas)
         found = kept(found.coalesce(1), self._options.path("findings"))
         plan, more = self._plan(cut, replicas, found, logged)
+        least = 1 if every else 2
+        alone = sum(len(one.nodes) < least for one in replicas.compared)
+        counts.uncompared = alone + len(cut.unserved)
         result = self._result((*cut.notes, *counts.notes(), *more), replicas, found, plan)
         self._write(result, found)
         return result
@@ -156,11 +159,12 @@ class _Reconciling:
                 f"none of the delay topics that {self._options.checkpoint} speaks of is there: "
                 f"{', '.join(sorted(named))}; give this user Read on them if they are"
             )
-        missing = wanted - cut.partitions.keys()
-        if missing:
+        topics = {*wanted, self._options.topic or self._options.checkpoint}
+        if missing := topics - cut.partitions.keys():
             raise KafkaEdgeError(
-                f"there is no topic {', '.join(missing)}: name it as the setting topics.digests "
-                "does, enable digests on the nodes, or compare the nodes' folders"
+                f"there is no topic {', '.join(sorted(missing))}: name it as the settings "
+                "topics.digests and topics.audit do, enable digests on the nodes, or compare the "
+                "nodes' folders"
             )
         return cut
 

@@ -32,8 +32,8 @@ JUDGED: Final = (
 )
 """Columns of ``mapping.drafts``, with the error code and reason of each rejected row."""
 
-VALUE_INVALID: Final = "value-invalid"
-"""Code of a row whose value can't be parsed. No dead letter has it, as the row is never written."""
+ROW_UNREADABLE: Final = "row-unreadable"
+"""Code of a row that can't be read. No dead letter has it, as the row is never written."""
 
 _HEADER_EXTRA_BYTES: Final = 10
 _BEYOND_ALL_OFFSETS: Final = 0
@@ -72,11 +72,14 @@ def check(rules: RowRules) -> Check:
     def judged(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         judge = ScheduleCheck(rules)
         for batch in batches:
+            unreadable = batch.column("refusal").to_pylist()
             refusals = [
                 judge.refusal((_BEYOND_ALL_OFFSETS, rules.now_ms, *record))
-                for record in records_of(batch)
+                if why is None
+                else (ROW_UNREADABLE, why)
+                for record, why in zip(records_of(batch), unreadable, strict=True)
             ]
-            yield _with_verdicts(batch, refusals)
+            yield _with_verdicts(batch.drop_columns(["refusal"]), refusals)
 
     return judged
 
@@ -95,10 +98,8 @@ class ScheduleCheck:
 
     def refusal(self, row: Row) -> Refusal | None:
         """Return error code and reason if the service would not deliver a record; None: it would.
-        ``row``: the record as the service would read it; headers None: its value was not parsed.
+        ``row``: the record as the service would read it.
         """
-        if row[4] is None:
-            return VALUE_INVALID, "the value is no JSON object of the schema"
         size = _size(row)
         if size > self._rules.record_bytes_max:
             return TOO_LARGE, (

@@ -35,16 +35,20 @@ MAPPABLE: Final = frozenset(
 """Headers of the service that may be mapped in ``Fields.headers``; each of its other headers has a
 field of its own in ``Fields``."""
 
-DRAFT_COLUMNS: Final = ("file", "id", "value", "headers", "row")
+DRAFT_COLUMNS: Final = ("file", "id", "value", "headers", "row", "refusal")
 
+REFUSAL: Final = "row.refusal"
+"""Column of rows: why the row can't be read; null: it can."""
+CSV_PLACE: Final = "csv.place"
+"""Column of rows of CSV files: file and line of the row, ``file:line``."""
+CSV_TEXT: Final = "csv.text"
+"""Column of rows of CSV files: lines of a row that can't be read; null: it can."""
 PLACE: Final = "kafka.place"
 """Column of rows from a topic: place of the record, ``topic:partition:offset``."""
 VALUE: Final = "kafka.value"
 KEY: Final = "kafka.key"
 """Columns of rows from a topic: unchanged value (``VALUE``) and key (``KEY``) of the record."""
-IS_VALID: Final = "kafka.valid"
-"""Column of rows from a topic: false if the record's value could not be parsed."""
-
+_OWN: Final = frozenset({REFUSAL, CSV_PLACE, CSV_TEXT})
 _ID_DIGITS: Final = 32
 _WHOLE = (types.ByteType, types.ShortType, types.IntegerType, types.LongType)
 _NESTED = (types.StructType, types.ArrayType, types.MapType)
@@ -87,10 +91,10 @@ def drafts(rows: DataFrame, fields: Fields) -> DataFrame:
     """Return a row for each row of ``rows``, with the delayed record that it asks for, unchecked.
 
     Returns:
-        Columns ``DRAFT_COLUMNS``: ``file`` string, the file of the row, or empty; ``id`` and
+        Columns ``DRAFT_COLUMNS``: ``file`` string, the place of the row, or empty; ``id`` and
         ``value`` binary; ``headers`` array of ``{key: string, value: binary}``, in the order of
-        writing; ``row`` string, the row as JSON. For rows from a topic, ``file`` is the record's
-        place, ``row`` its value, and ``headers`` null if the value could not be parsed.
+        writing; ``row`` string, the row as JSON, or the value of a record of a topic; ``refusal``
+        string, why the row can't be read, or null.
 
     Raises:
         InvalidRequestError: a column is missing or has a wrong type, or the fields contradict each
@@ -99,12 +103,13 @@ def drafts(rows: DataFrame, fields: Fields) -> DataFrame:
     if PLACE in rows.columns:
         file, text = _column(PLACE), _column(VALUE).cast("string")
         named = sf.substring_index(file, ":", -2)
-        is_valid = _column(IS_VALID)
     else:
+        text = sf.to_json(sf.struct(*map(_column, _columns(rows))))
         file = sf.input_file_name()
-        text = sf.to_json(sf.struct(*(_column(name) for name in rows.columns)))
+        if CSV_PLACE in rows.columns:
+            file, text = _column(CSV_PLACE), sf.coalesce(_column(CSV_TEXT), text)
         named = sf.substring(sf.sha2(text, 256), 1, _ID_DIGITS)
-        is_valid = sf.lit(True)  # noqa: FBT003  # a literal of Spark's
+    is_refused = REFUSAL in rows.columns
     made = sf.concat(sf.lit(f"{fields.job}:"), named).cast("binary")
     record_id = made if fields.id is None else _bytes(rows, "id", fields.id)
     value = text.cast("binary") if fields.value is None else _bytes(rows, "value", fields.value)
@@ -113,9 +118,15 @@ def drafts(rows: DataFrame, fields: Fields) -> DataFrame:
         file.alias("file"),
         record_id.alias("id"),
         value.alias("value"),
-        sf.when(is_valid, headers).alias("headers"),
+        headers.alias("headers"),
         text.alias("row"),
+        (_column(REFUSAL) if is_refused else sf.lit(None).cast("string")).alias("refusal"),
     )
+
+
+def _columns(rows: DataFrame) -> list[str]:
+    """Return the names of the columns of the input."""
+    return [name for name in rows.columns if name not in _OWN]
 
 
 def _headers(rows: DataFrame, fields: Fields, record_id: Column) -> list[Column]:
@@ -169,7 +180,7 @@ def _chosen(
         of_column: makes the bytes from a column; None: ``_bytes``.
         of_text: checks and converts a fixed text.
     """
-    if not text.startswith(FIXED) and text in rows.columns:
+    if not text.startswith(FIXED) and text in _columns(rows):
         return (of_column or _bytes)(rows, what, text)
     try:
         fixed = of_text(text.removeprefix(FIXED))
@@ -183,6 +194,8 @@ def _bytes(rows: DataFrame, what: str, name: str) -> Column:
     UTF-8 text.
     """
     column, kind = _column(name), _type(rows, what, name)
+    if CSV_PLACE in rows.columns and what != "value":
+        column = sf.nullif(column, sf.lit(""))  # CSV has no null: an empty cell says nothing
     if isinstance(kind, types.BinaryType):
         return column
     if isinstance(kind, _NESTED):
@@ -226,13 +239,13 @@ def _fixed_delay(text: str) -> str:
 
 
 def _type(rows: DataFrame, what: str, name: str) -> types.DataType:
-    if name not in rows.columns:
+    if name not in _columns(rows):
         raise InvalidRequestError(f"{what}: {_no_column(rows, name)}")
     return rows.schema[name].dataType
 
 
 def _no_column(rows: DataFrame, name: str) -> str:
-    return f"the input has no column {name!r}, it has {', '.join(rows.columns)}"
+    return f"the input has no column {name!r}, it has {', '.join(_columns(rows))}"
 
 
 def _column(name: str) -> Column:

@@ -37,7 +37,8 @@ from connectors.spark.common.progress import Say
 from connectors.spark.common.sink import PARTS_MAX, TopicSink, sink_client
 from connectors.spark.common.topics import native_options, read_topic
 from connectors.spark.schedule.check import JUDGED, RowRules, check
-from connectors.spark.schedule.mapping import Fields, drafts
+from connectors.spark.schedule.csv_rows import read_csv
+from connectors.spark.schedule.mapping import REFUSAL, Fields, drafts
 from delayservice.base.errors import DelayServiceError, InvalidRequestError
 from delayservice.contract import names
 from delayservice.contract.contracts import Contract
@@ -136,7 +137,8 @@ def read_rows(spark: SparkSession, where: str, kind: str | None = None) -> DataF
     """Return the rows of a file, a folder, a pattern of either, or a table; ``kind``: one of
     ``FORMATS``, None: by the ending of ``where``.
 
-    CSV files have column names in their first line, and all their values are text.
+    CSV files have column names in their first line, and all their values are text. Rows of CSV and
+    JSON that can't be read have a reason in the column ``mapping.REFUSAL``.
 
     Raises:
         InvalidRequestError: the format is not given and unclear from the name, or the input can't
@@ -151,9 +153,15 @@ def read_rows(spark: SparkSession, where: str, kind: str | None = None) -> DataF
     try:
         if found == "table":
             return spark.table(where)
-        return spark.read.format(found).options(header="true").load(where)
+        if found == "csv":
+            return read_csv(spark, where)
+        rows = spark.read.options(columnNameOfCorruptRecord=REFUSAL).format(found).load(where)
     except FAILURES as exc:
         raise InvalidRequestError(f"{where} can't be read as {found}: {reason(exc)}") from exc
+    if REFUSAL not in rows.columns:
+        return rows
+    why = sf.when(sf.col(f"`{REFUSAL}`").isNotNull(), sf.lit("the line is no JSON object"))
+    return rows.withColumn(REFUSAL, why)
 
 
 def schedule(

@@ -18,6 +18,7 @@ import uuid
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Any, Final
 
 import msgspec
@@ -26,8 +27,9 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
 from xxhash import xxh3_64_hexdigest
 
-from connectors.kafka.clients import admin_client
+from connectors.kafka.clients import KafkaAdmin, admin_client
 from connectors.kafka.dead_letters import partition_counts
+from connectors.kafka.scan import topic_ids
 from connectors.spark.common.failures import reason
 from connectors.spark.common.files import delete, is_there, read_text, write_text
 from connectors.spark.common.frames import counts_by
@@ -35,7 +37,7 @@ from connectors.spark.common.progress import Say
 from connectors.spark.common.sink import TopicSink
 from connectors.spark.common.topics import java_options, native_options
 from connectors.spark.schedule.check import JUDGED, RowRules, check
-from connectors.spark.schedule.mapping import IS_VALID, KEY, PLACE, VALUE, drafts
+from connectors.spark.schedule.mapping import KEY, PLACE, REFUSAL, VALUE, drafts
 from connectors.spark.schedule.run import (
     REJECTED,
     VERSION,
@@ -104,11 +106,13 @@ def start_stream(
         say: called with a line about each completed batch.
 
     Raises:
-        InvalidRequestError: the mapping does not fit, a topic is missing, or the folder is that of
-            another stream.
-        DelayServiceError: a cluster does not answer, or the stored state can't be used.
+        InvalidRequestError: the mapping does not fit, a topic is missing or was created again since
+            the stream began, or the folder is that of another stream.
+        DelayServiceError: a cluster does not answer or knows no id of a topic, or the stored state
+            can't be used.
     """
-    if stream.from_topic not in partition_counts(admin_client(native_options(stream.source))):
+    cluster = admin_client(native_options(stream.source))
+    if stream.from_topic not in partition_counts(cluster):
         raise InvalidRequestError(f"there is no topic {stream.from_topic} to read")
 
     def rules() -> RowRules:
@@ -126,17 +130,21 @@ def start_stream(
     given = sorted((name, value) for name, value in asdict(fields).items() if value)
     sink = replace(sink, mapping=xxh3_64_hexdigest(repr((given, schema)).encode()))
     marks: list[int | None] = []
+    served = admin_client(native_options(options.client))
     if state is None:
         name = f"{options.name}-{uuid.uuid4().hex[:16]}"
-        state = _State(name, options.topic, stream.from_topic, sink.parts, schema)
+        ids = _id_of(served, options.topic), _id_of(cluster, stream.from_topic)
+        state = _State(name, options.topic, stream.from_topic, *ids, sink.parts, schema)
         sink = replace(sink, name=name)
         sink.begin()
         write_text(path, msgspec.json.encode(state).decode())
     else:
+        _refuse_another(state, served, cluster, stream.checkpoint)
         sink = replace(sink, name=state.name, parts=state.parts)
         marks = sink.fence()
     rejected_path = f"{options.rejected_path}/{state.name}"
-    started = Stream(sink, rules, rejected_path, say, is_lost=None in marks)
+    same = partial(_refuse_another, state, served, cluster, stream.checkpoint)
+    started = Stream(sink, rules, rejected_path, say, same, is_lost=None in marks)
     started.start(asked, stream)
     return started
 
@@ -157,6 +165,7 @@ class Stream:
         rules: Callable[[], RowRules],
         rejected_path: str,
         say: Say,
+        check_topics: Callable[[], None],
         *,
         is_lost: bool,
     ) -> None:
@@ -167,6 +176,7 @@ class Stream:
         self._sink = sink
         self._rules = rules
         self._say = say
+        self._check_topics = check_topics
         self._is_lost = is_lost
         self._spent: str | None = None
         """Folder of the last batch's rejected records, if there were none; the next batch deletes
@@ -223,12 +233,14 @@ class Stream:
 
     def _write(self, asked: DataFrame, batch: int) -> None:
         began_s = time.monotonic()
+        self._check_topics()
         path = f"{self.rejected_path}/batch={batch}"
         rejected = self._decide(asked, batch, path)
         bad = asked.sparkSession.read.schema(REJECTED).parquet(path).select("file")
         good = asked.join(bad, "file", "left_anti") if rejected else asked
         offset = sf.substring_index("file", ":", -1).cast("long")
         written = self._sink.write(good, batch, offset, sf.col("file"))
+        self._check_topics()  # it may have been created again while it was read
         faults.point("bulk_written")
         self._spent = None if rejected else path
         self.batches += 1
@@ -266,6 +278,7 @@ class _State(msgspec.Struct):
         name: name of the stream's sink: the job's name and a random text.
         topic: name of the delay topic.
         from_topic: name of the topic to read.
+        topic_id, from_topic_id: Kafka's ids of both topics.
         parts: number of parts in which the sink writes.
         schema: fields of the JSON values, as Spark DDL; None: values are not parsed.
     """
@@ -273,8 +286,50 @@ class _State(msgspec.Struct):
     name: str
     topic: str
     from_topic: str
+    topic_id: str
+    from_topic_id: str
     parts: int
     schema: str | None
+
+
+def _id_of(admin: KafkaAdmin, topic: str) -> str:
+    """Return Kafka's id of a topic.
+
+    Raises:
+        DelayServiceError: the broker that answers does not know the topic.
+    """
+    found = topic_ids(admin, [topic]).get(topic)
+    if found is None:
+        raise DelayServiceError(f"topic {topic} can't be described: try again")
+    return found
+
+
+def _refuse_another(
+    state: _State, served: KafkaAdmin, cluster: KafkaAdmin, checkpoint: str
+) -> None:
+    """Refuse to go on if a topic was deleted and created again since the stream began: the stream's
+    offsets and what it has written are of the former topic. A topic that a broker does not know is
+    passed over, as brokers learn of a topic one after another.
+
+    Args:
+        state: facts about the stream.
+        served: client of the cluster with the delay topic.
+        cluster: client of the cluster with the topic to read.
+        checkpoint: folder for the state of the stream.
+
+    Raises:
+        InvalidRequestError: a topic has another id.
+    """
+    for admin, topic, known in (
+        (served, state.topic, state.topic_id),
+        (cluster, state.from_topic, state.from_topic_id),
+    ):
+        if topic_ids(admin, [topic]).get(topic, known) != known:
+            raise InvalidRequestError(
+                f"topic {topic} was deleted and created again since this stream began, and "
+                f"{checkpoint} is of the former one: delete that folder to begin anew, or name "
+                "another"
+            )
 
 
 def _kept(path: str, stream: StreamOptions, options: ScheduleOptions) -> _State | None:
@@ -317,7 +372,7 @@ def _rows(records: DataFrame, schema: str | None) -> DataFrame:
         sf.concat_ws(":", "topic", "partition", "offset").alias(PLACE),
     ]
     if schema is None:
-        return records.select(*own, sf.lit(True).alias(IS_VALID))  # noqa: FBT003  # Spark's literal
+        return records.select(*own)
     named = {"columnNameOfCorruptRecord": _CORRUPT}
     text = sf.col("value").cast("string")
     try:
@@ -327,9 +382,10 @@ def _rows(records: DataFrame, schema: str | None) -> DataFrame:
         raise InvalidRequestError(
             f"schema {schema!r} does not name columns: {reason(exc)}"
         ) from exc
-    is_valid = sf.col("row").isNotNull() & sf.col(f"row.`{_CORRUPT}`").isNull()
+    is_wrong = sf.col("row").isNull() | sf.col(f"row.`{_CORRUPT}`").isNotNull()
+    why = sf.when(is_wrong, sf.lit("the value is no JSON object of the schema"))
     names = [f"`{name}`" for name in rows.columns if name != "row"]
-    return rows.select("row.*", *names, is_valid.alias(IS_VALID)).drop(_CORRUPT)
+    return rows.select("row.*", *names, why.alias(REFUSAL)).drop(_CORRUPT)
 
 
 def _inferred(spark: SparkSession, stream: StreamOptions) -> str:

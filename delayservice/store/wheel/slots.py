@@ -366,14 +366,20 @@ class Slots:
             self._unqueue(shard, slot)
             slot.note(shard.number, count_records(rows), *bounds_of(rows))
 
-    def check_file(self, slot: Slot) -> None:
-        """Cut a slot's file to the size in the horizon file; a shorter one is condemned."""
+    def check_file(self, slot: Slot) -> bool:
+        """Cut a slot's file to the size in the horizon file; a shorter one is condemned. Return
+        whether it is there; the rows of a missing one are to be read from the log again.
+        """
         path = self.path_of(slot.start_ms)
         size = self._files.size_of(path) if slot.size else 0
+        if size < 0:
+            self._lose(slot)
+            return False
         if size > slot.size:
             self._files.cut(path, slot.size)
         elif size < slot.size:
-            self.condemn(slot, f"the file has {max(size, 0)} bytes of {slot.size}")
+            self.condemn(slot, f"the file has {size} bytes of {slot.size}")
+        return True
 
     def condemn(self, slot: Slot, reason: str) -> None:
         """Quarantine a slot's damaged file, and note that its rows are to be read from the log
@@ -383,6 +389,9 @@ class Slots:
         _log.error("slot_condemned", path=path, why=reason, shards=slot.users)
         if self._files.exists(path):
             self._folder.quarantine(path, file_name(slot.start_ms))
+        self._lose(slot)
+
+    def _lose(self, slot: Slot) -> None:
         self._reader.forget(slot.start_ms)
         self._file_bytes -= slot.size
         slot.size = 0

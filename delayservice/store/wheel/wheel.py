@@ -177,15 +177,20 @@ class Wheel:
         write_horizon(self._path, self._horizon_files, encode_horizon(empty))
 
     def _check_files(self) -> None:
-        """Remove unlisted slot files, cut longer ones to the listed size, quarantine short ones."""
+        """Remove unlisted slot files, cut longer ones to the listed size, quarantine short ones.
+
+        A missing file is no error here: ``prune`` removes a settled slot's file at once, which the
+        horizon file may still list after a crash. If it is needed, reading it is the error.
+        """
         self._files.make_dir(f"{self._path}/{FOLDER}")
         slots = self.slots.by_start.values()
         known = {file_name(slot.start_ms) for slot in slots if slot.size}
         for name in self._files.list_dir(f"{self._path}/{FOLDER}"):
             if name not in known:
                 self._files.remove(f"{self._path}/{FOLDER}/{name}")
-        for slot in slots:
-            self.slots.check_file(slot)
+        missing = [slot.start_ms for slot in slots if not self.slots.check_file(slot)]
+        if missing:
+            _log.info("slots_missing", path=self._path, slots=len(missing), first_ms=min(missing))
 
     def close(self) -> None:
         """Sync, close all files and unlock the folder, unless the wheel is closed."""
