@@ -54,15 +54,19 @@ def seconds(event: dict[str, Any]) -> float:
 
 
 def kill_worker_of(group: NodeGroup) -> tuple[LocalNode, LocalNode, float]:
-    """Kill an owner's worker, and wait until the other node has taken its slices over. Return the
+    """Kill an owner's worker until the other node has taken its slices over. The first time, the
+    worker that replaces it may be faster; after two crashes the other node is preferred. Return the
     node, the other one, and when that has taken over, in epoch seconds.
     """
     victim = group.owner(0)
     (successor,) = (node for node in group.nodes.values() if node is not victim)
-    before = group.owned_by(victim)
-    (worker,) = victim.service.workers()
-    worker.send_signal(signal.SIGKILL)
-    group.await_successors(before, [])
+    for _ in range(3):
+        before = group.owned_by(victim)
+        (worker,) = victim.service.workers()
+        worker.send_signal(signal.SIGKILL)
+        group.await_successors(before, [])
+        if set(before) <= group.owned_by(successor).keys():
+            break
     assert set(before) <= group.owned_by(successor).keys()
     return victim, successor, min(group.owners()[n].from_ms for n in before) / 1_000
 
@@ -72,8 +76,8 @@ def test_a_killed_workers_slices_are_taken_over_long_before_its_session_would_en
 ) -> None:
     group = make_group(f"zookeeper.session_timeout_s={SESSION_S}")
     victim, successor, taken_s = kill_worker_of(group)
-    (died,) = victim.service.events("worker_died")
-    (ended,) = victim.service.events("worker_session_ended")
+    died = victim.service.events("worker_died")[-1]
+    ended = victim.service.events("worker_session_ended")[-1]
     assert seconds(died) <= seconds(ended) <= taken_s < seconds(died) + TAKEN_S_MAX
     (connected,) = successor.service.events("zookeeper_connected")
     assert connected["session_timeout_s"] == SESSION_S
