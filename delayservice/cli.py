@@ -76,6 +76,9 @@ def run(
     ] = None,
 ) -> None:
     """Run a node until it is told to stop (SIGTERM or Ctrl-C)."""
+    from delayservice.process import fork_server
+
+    fork_server.start_server()  # its imports take as long as those below
     from delayservice.config.reference import effective, require_values
 
     loaded = load(config, sets, is_node=True)

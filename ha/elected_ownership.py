@@ -40,6 +40,7 @@ class ElectedOwnership:
         alert_s: seconds for which an owner goes on after it has named its heir; longer than waking
             the heir's loop takes.
         kept: slices of which this node had copies before its start.
+        noted: called with id and password of each ZooKeeper session; must return at once.
     """
 
     def __init__(
@@ -52,6 +53,7 @@ class ElectedOwnership:
         boot_s: Callable[[], float],
         alert_s: float,
         kept: frozenset[int] = frozenset(),
+        noted: Callable[[int, bytes], None] = lambda *_: None,
     ) -> None:
         pace = ElectionPace(
             placement.claim_stagger_ms / 1000,
@@ -63,7 +65,9 @@ class ElectedOwnership:
         self._me = me
         self._election = Election(me, worker, replicas, pace, kept)
         self._lease = Lease(boot_s)
-        self._thread = ElectionThread(zookeeper, placement, me, worker, self._election, self._lease)
+        self._thread = ElectionThread(
+            zookeeper, placement, me, worker, self._election, self._lease, noted
+        )
 
     @property
     def has_failed(self) -> bool:
@@ -132,15 +136,12 @@ class ElectedOwnership:
         self._thread.wake.set()
 
     def standing(self, slice_no: int, standing: SliceStanding) -> None:
-        """Report the progress of this node's copy of a slice. Wake the election thread if this
-        worker may own the slice now and could not before.
+        """Report the progress of this node's copy of a slice. Wake the election thread if the copy
+        has caught up.
         """
-        now_s = self._lease.now_s()
         with self._thread.lock:
-            could = self._election.verdict(slice_no, now_s).may_own
-            self._election.standing(slice_no, standing)
-            can = self._election.verdict(slice_no, now_s).may_own
-        if can and not could:
+            has_caught_up = self._election.standing(slice_no, standing)
+        if has_caught_up:
             self._thread.wake.set()
 
     def serve(self, slices: Collection[SliceFacts]) -> frozenset[int]:

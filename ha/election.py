@@ -133,13 +133,16 @@ class Election:
             state.is_giving_up = False
 
     def _inherit(self, state: SliceElection, before: Seat | None, seat: Seat) -> None:
-        """Set heir and giver (former owner) from the note of an owner that left, or clear them."""
+        """Set from the note of an owner that left who its heir is, who gave the slice away, and
+        whether it has to be rescued; or clear that.
+        """
         last = before.owner if before and not seat.owner else None
         if last is not None:
-            state.heir, state.giver = last.heir, last
+            state.heir, state.giver, state.is_rescued = last.heir, last, not last.heir
         else:
             is_handed = seat.is_mine and state.heir == self._me.node_id
             state.heir, state.giver = "", state.giver if is_handed else None
+            state.is_rescued = state.is_rescued and seat.is_mine
         self._drop_gone_giver(state)
 
     def _drop_gone_giver(self, state: SliceElection) -> None:
@@ -170,11 +173,18 @@ class Election:
         if state is not None and state.seat is not None and state.seat.is_mine:
             state.trouble = why
 
-    def standing(self, slice_no: int, standing: SliceStanding) -> None:
-        """Set the progress of this node's copy of a slice: what is stored, and how far it lags."""
+    def standing(self, slice_no: int, standing: SliceStanding) -> bool:
+        """Set the progress of this node's copy of a slice: what is stored, and how far it lags.
+        Return whether the copy has caught up since the last call.
+        """
         state = self._slices.get(slice_no)
-        if state is not None:
-            state.standing = standing
+        if state is None:
+            return False
+        before, state.standing = state.standing, standing
+        return self._is_close(standing) and not self._is_close(before)
+
+    def _is_close(self, standing: SliceStanding) -> bool:
+        return standing.lag_s <= self._pace.lag_s_max
 
     def judge(self, facts: WorkerFacts) -> bool:
         """Set the facts about this worker; return whether its electability has changed."""
@@ -368,7 +378,8 @@ class Election:
                 state.is_handing_over = True
                 self._wake_s = now_s
             return ""
-        tenure_s = max(self._pace.tenure_s, self._pace.handed_s if state.giver else 0.0)
+        is_moved = state.giver is not None or state.is_rescued
+        tenure_s = max(self._pace.tenure_s, self._pace.handed_s if is_moved else 0.0)
         if not has_to_go and not self._is_over(state.since_s + tenure_s, now_s):
             return ""
         ready = (node_id for node_id in candidates if self.view.is_ready(node_id, slice_no))
@@ -386,7 +397,8 @@ class Election:
             wait_s = 0.0
         elif state.heir in ranked:
             wait_s += self._pace.heir_s
-        if verdict.is_last_resort:
+        is_alone = ranked == (me,) and self._is_close(state.standing)
+        if verdict.is_last_resort and not is_alone:
             wait_s += self._pace.last_s
         claim_s = state.since_s + wait_s if wait_s else now_s
         if self._is_over(max(claim_s, rested_s), now_s):

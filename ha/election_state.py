@@ -57,9 +57,10 @@ class ElectionPace:
         alert_s: time for which an owner goes on after naming its heir; longer than it takes to wake
             the heir's loop.
         tenure_s: time for which a new owner keeps a slice before it hands over to a better node.
-        handed_s: like ``tenure_s``, for an owner that got the slice from a living one. Until a
-            partition's leader is stable, nodes may count different ones as leader, and would hand
-            over to each other after a shorter time.
+        handed_s: like ``tenure_s``, for an owner that got the slice from a living one, or from one
+            that died or could not serve it. Until a partition's leader is stable, nodes may count
+            different ones as leader, and would hand over to each other after a shorter time; and a
+            crash should not cost a second pause.
         first_s: extra delay of every candidate but the best, for a slice that it reads for the
             first time: when a cluster starts, no copy is ready at once.
         heir_s: extra delay of other candidates while the heir named by the last owner is alive.
@@ -109,6 +110,8 @@ class SliceElection:
     giver: OwnerNote | None = None
     """Owner that handed the slice over to this node; None: there is no such owner, or it is not
     alive."""
+    is_rescued: bool = False
+    """Whether the last owner left the slice without an heir: it died, or could not serve it."""
     trouble: str = ""
     """Reason why this worker, as the owner, can't serve the slice; empty: it can."""
     is_giving_up: bool = False

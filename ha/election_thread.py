@@ -48,6 +48,7 @@ class ElectionThread:
         worker: number of this worker in its node.
         election: the decisions; changed only while ``lock`` is held, as many threads report to it.
         lease: time for which roles are valid without an answer from ZooKeeper.
+        noted: called with id and password of each ZooKeeper session; must return at once.
 
     Attributes:
         lock: lock that protects ``election``.
@@ -72,6 +73,7 @@ class ElectionThread:
         worker: int,
         election: Election,
         lease: Lease,
+        noted: Callable[[int, bytes], None],
     ) -> None:
         self._me = me
         self._worker = worker
@@ -90,7 +92,7 @@ class ElectionThread:
         self.pin: PinNote | None = None
         self.unusable = ""
         self.has_failed = False
-        self.ensemble = Ensemble(zookeeper, self.changed)
+        self.ensemble = Ensemble(zookeeper, self.changed, noted)
         self._session = self.ensemble.session
         self._changes: SimpleQueue[int] = SimpleQueue()
         self._has_told = False  # the election that this worker leaves

@@ -64,13 +64,19 @@ class Ensemble:
         options: address of ZooKeeper and login.
         changed: called, from a thread of kazoo's, with what to read again: the number of a slice,
             ``MEMBERS``, or ``EVERYTHING`` when the connection comes or goes. Must not block.
+        noted: called in the same way with id and password of each session.
 
     Attributes:
         session: session with ZooKeeper, which the owner of this object opens, replaces and closes.
     """
 
-    def __init__(self, options: ZooKeeper, changed: Callable[[int], None]) -> None:
-        self.session = Session(options, changed)
+    def __init__(
+        self,
+        options: ZooKeeper,
+        changed: Callable[[int], None],
+        noted: Callable[[int, bytes], None] = lambda *_: None,
+    ) -> None:
+        self.session = Session(options, changed, noted)
         self._unreadable: set[str] = set()
 
     def prepare(self) -> None:

@@ -56,8 +56,15 @@ class KazooLog(logging.Logger):
             _log.debug("zookeeper_client", what=self.trouble)
 
 
-def make_client(options: ZooKeeper, log: KazooLog) -> KazooClient:
-    """Return a ZooKeeper client for one session, not started yet. ``log``: logger of the client.
+def make_client(
+    options: ZooKeeper, log: KazooLog, resumed: tuple[int, bytes] | None = None
+) -> KazooClient:
+    """Return a ZooKeeper client for one session, not started yet.
+
+    Args:
+        options: address of ZooKeeper and login.
+        log: logger of the client.
+        resumed: id and password of the session to go on with; None: a new session.
 
     Raises:
         DelayServiceError: the login is SASL, and the package for that is missing.
@@ -71,6 +78,7 @@ def make_client(options: ZooKeeper, log: KazooLog) -> KazooClient:
     return KazooClient(
         hosts=options.hosts,
         timeout=options.session_timeout_s,
+        client_id=resumed,
         connection_retry=KazooRetry(max_tries=-1, delay=0.05, max_delay=_RECONNECT_S_MAX),
         command_retry=KazooRetry(max_tries=1),
         logger=log,
@@ -97,14 +105,17 @@ def make_client(options: ZooKeeper, log: KazooLog) -> KazooClient:
 
 
 @contextmanager
-def connected(options: ZooKeeper) -> Iterator[KazooClient]:
-    """Yield a connected ZooKeeper client for an operator's command, and close it afterwards.
+def connected(
+    options: ZooKeeper, resumed: tuple[int, bytes] | None = None
+) -> Iterator[KazooClient]:
+    """Yield a connected ZooKeeper client, and close it and its session afterwards. ``resumed``: id
+    and password of the session to go on with; None, or if it has ended: a new session.
 
     Raises:
         DelayServiceError: no server answers within 15 s.
     """
     log = KazooLog()
-    client = make_client(options, log)
+    client = make_client(options, log, resumed)
     try:
         try:
             client.start(_CONNECT_S)

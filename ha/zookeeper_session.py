@@ -36,14 +36,21 @@ class Session:
         options: address of ZooKeeper and login.
         changed: called, from a thread of kazoo's, with what to read again: the number of a slice,
             ``MEMBERS``, or ``EVERYTHING`` when the connection comes or goes. Must not block.
+        noted: called in the same way with id and password of each session.
 
     Attributes:
         client: kazoo's client of this session.
     """
 
-    def __init__(self, options: ZooKeeper, changed: Callable[[int], None]) -> None:
+    def __init__(
+        self,
+        options: ZooKeeper,
+        changed: Callable[[int], None],
+        noted: Callable[[int, bytes], None] = lambda *_: None,
+    ) -> None:
         self._options = options
         self._changed = changed
+        self._noted = noted
         self._root = options.root
         self._kazoo_log = KazooLog()
         self._lost = threading.Event()
@@ -61,6 +68,8 @@ class Session:
             # Only now: a moment later kazoo calls it closed.
             self.is_refused = self.client.client_state == KeeperState.AUTH_FAILED
             self._lost.set()
+        elif (resumable := self.client.client_id) is not None:
+            self._noted(*resumable)
         self._changed(EVERYTHING)
 
     def connect(self) -> None:

@@ -16,7 +16,7 @@ from typing import Any, Final
 import structlog
 from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME, KafkaError, KafkaException, Message, Producer
 
-from connectors.kafka.clients import producer_client
+from connectors.kafka.clients import connect, producer_client
 from delayservice.engine.claims import encode_key
 
 _ANSWER_S: Final = 2.0
@@ -59,7 +59,7 @@ class BrokerClock:
             if self._producer is None:
                 self._producer = self._make(self._options)
                 # Connect first: otherwise the first answer is too slow to compare clocks by.
-                self._producer.list_topics(self._topic, _ANSWER_S)
+                connect(self._producer, self._topic, _ANSWER_S)
             # Each answer with the time of its own record: a late one comes during the next flush.
             answered = partial(self._answered, time.monotonic())
             self._producer.produce(

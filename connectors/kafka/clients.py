@@ -165,6 +165,19 @@ KAFKA: Final = Clients()
 """Factories of librdkafka's clients, with the clock of this machine."""
 
 
+def connect(producer: Producer, topic: str, timeout_s: float) -> None:
+    """Connect a new producer to a broker, within ``timeout_s`` seconds at most, and raise no error:
+    the call that needs the connection does. ``topic``: any topic.
+
+    Without a connection, ``init_transactions`` waits for a timer of the client's, half a second
+    and more. The first metadata come by the address that the settings name, and the client then
+    drops that connection; the second ones come by that of a broker.
+    """
+    with suppress(KafkaException):
+        producer.list_topics(topic, timeout_s)
+        producer.list_topics(topic, timeout_s)
+
+
 def produce_patiently(producer: Producer, *args: object, **options: object) -> None:
     """Queue a record, with the arguments of ``Producer.produce``; while the client's queue is full,
     wait until it drains, at most for ``message.timeout.ms``.

@@ -5,12 +5,12 @@ a writer begins and ends.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
 from confluent_kafka import KafkaError, KafkaException, Producer
 
+from connectors.kafka.clients import connect
 from connectors.kafka.errors import FENCED, error_of
 from connectors.kafka.topic_terms import BATCH_BYTES, RECORD_BYTES_MAX
 from delayservice.base.errors import KafkaEdgeError, OwnershipLostError
@@ -69,14 +69,10 @@ class SinkOptions:
 def initialise(producer: Producer, writer: str, options: SinkOptions) -> None:
     """Register a transactional producer at its coordinator, before its first transaction.
 
-    A connection is made first: without one, ``init_transactions`` waits for a timer of the client,
-    50 ms and often 500; with one it takes 10 ms (``bench failover``).
-
     Raises:
         KafkaEdgeError: the cluster does not answer, or refuses the transactional id ``writer``.
     """
-    with suppress(KafkaException):  # init_transactions says what is wrong
-        producer.list_topics(options.checkpoint_topic, CONNECT_TIMEOUT_S)
+    connect(producer, options.checkpoint_topic, CONNECT_TIMEOUT_S)
     try:
         producer.init_transactions(INIT_TIMEOUT_S)
     except KafkaException as exc:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Executor, ThreadPoolExecutor
-from contextlib import suppress
 from typing import Any, Final
 
 import structlog
@@ -16,7 +15,7 @@ from confluent_kafka import IsolationLevel, KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient
 
 from connectors.kafka.checkpoints import KafkaCheckpoints
-from connectors.kafka.clients import KAFKA, Clients
+from connectors.kafka.clients import KAFKA, Clients, connect
 from connectors.kafka.errors import error_of
 from connectors.kafka.log_ends import log_bounds, log_ends, many_bounds
 from connectors.kafka.scan import consumer_config, scan_partition
@@ -30,6 +29,8 @@ FENCES_AT_ONCE: Final = 8
 """Number of clients that fence in parallel, as each has threads."""
 FENCE_TIMEOUT_S: Final = 20.0
 OWN_FENCE_TIMEOUT_S: Final = 1.0
+FENCE_RETRY_S: Final = 0.05
+"""Wait for a fence before it is asked for again, in s; it doubles each time."""
 CONNECT_TIMEOUT_S: Final = 5.0
 PATIENCE_S: Final = 1.0
 """Longest wait for another writer's open transaction before that writer is fenced, in s."""
@@ -155,15 +156,11 @@ class KafkaSuccession:
 
     def _fence_one(self, writer: str) -> None:
         started_s = self._clients.monotonic_s()
-        producer = self._clients.producer(
-            {**self._producer, "transactional.id": writer, "transaction.timeout.ms": 10_000}
-        )
-        with suppress(KafkaException):  # init_transactions says what is wrong
-            # Before any connection stands it would wait for a timer of the client's.
-            producer.list_topics(self._claims_topic, CONNECT_TIMEOUT_S)
         is_own = writer in self._given_up
         try:
-            producer.init_transactions(OWN_FENCE_TIMEOUT_S if is_own else FENCE_TIMEOUT_S)
+            self._fence_until(
+                writer, started_s + (OWN_FENCE_TIMEOUT_S if is_own else FENCE_TIMEOUT_S)
+            )
         except KafkaException as exc:
             # The transaction of that writer is decided, but a partition takes no marker: perhaps
             # for hours, if a target has too few copies in sync. This process begins no other
@@ -183,6 +180,29 @@ class KafkaSuccession:
                 del self._fenced[next(iter(self._fenced))]
         took_ms = round((self._clients.monotonic_s() - started_s) * 1000)
         _log.info("writer_fenced", writer=writer, took_ms=took_ms)
+
+    def _fence_until(self, writer: str, deadline_s: float) -> None:
+        """Fence a writer. Raise ``KafkaException`` if it is refused, or not done by ``deadline_s``.
+
+        The broker answers CONCURRENT_TRANSACTIONS until it has aborted the writer's transaction,
+        which takes milliseconds. The client asks again after half a second, and has no setting for
+        that, but asks at once when it is called again.
+        """
+        producer = self._clients.producer(
+            {**self._producer, "transactional.id": writer, "transaction.timeout.ms": 10_000}
+        )
+        connect(producer, self._claims_topic, CONNECT_TIMEOUT_S)
+        wait_s = FENCE_RETRY_S
+        while True:
+            left_s = deadline_s - self._clients.monotonic_s()
+            try:
+                producer.init_transactions(min(wait_s, max(left_s, 0.0)))
+            except KafkaException as exc:
+                if left_s <= wait_s or not error_of(exc).retriable():
+                    raise
+                wait_s *= 2  # a slow broker may need longer for its answer
+            else:
+                return
 
     def read_to_end(self, slices: Collection[int]) -> Mapping[int, bytes | None]:
         """Wait until the checkpoint topic's partitions of these slices are read to their ends;

@@ -120,7 +120,8 @@ class Placement(Section):
         ge=0,
         le=3600,
         description="Seconds for which a partition must keep its leader before the slice moves to "
-        "that broker's node. Larger: fewer moves.",
+        "that broker's node, and a slice its owner after a crash of the one before. Larger: fewer "
+        "moves.",
     )
     claim_stagger_ms: DurationMs = Field(
         default=150,

@@ -32,6 +32,7 @@ class Cause(Enum):
     ZOOKEEPER_UNUSABLE = "zookeeper_unusable"
     LOOP_HANGS = "loop_hangs"
     DISK_HANGS = "disk_hangs"
+    WRITER_REFUSED = "writer_refused"
     CLOCK_IN_DOUBT = "clock_in_doubt"
     BROKER_UNREACHABLE = "broker_unreachable"
     CRASHED = "crashed"
@@ -49,6 +50,8 @@ class WorkerFacts(NamedTuple):
         zookeeper: why there is no session in which slices can be owned; empty: there is one.
         turn_s: duration of the present iteration of its loop, seconds.
         disk_s: time for which the disk of its stores has not answered, seconds.
+        writer: why no transactional producer can be opened; empty: one can, or it is too early to
+            tell.
         clock: why the wall clock is not trusted; empty: it is.
         is_clock_known: False before the wall clock was compared with a broker's.
         broker: why a broker that other nodes may reach can't be reached; empty: all can be.
@@ -62,6 +65,7 @@ class WorkerFacts(NamedTuple):
     zookeeper: str = ""
     turn_s: float = 0.0
     disk_s: float = 0.0
+    writer: str = ""
     clock: str = ""
     is_clock_known: bool = True
     broker: str = ""
@@ -141,6 +145,9 @@ def _of_worker(worker: WorkerFacts) -> Verdict:
     elif worker.disk_s > DISK_S_MAX:
         reason = f"the disk of the stores has not answered for {worker.disk_s:.0f} s"
         verdict = Verdict(Cause.DISK_HANGS, reason)
+    elif worker.writer:
+        reason = f"Kafka opens no transactional producer: {worker.writer}"
+        verdict = Verdict(Cause.WRITER_REFUSED, reason)
     elif worker.clock:
         verdict = Verdict(
             Cause.CLOCK_IN_DOUBT, worker.clock, is_last_resort=not worker.is_clock_known

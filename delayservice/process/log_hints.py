@@ -172,6 +172,10 @@ HINTS: Final[Mapping[str, str]] = {
         "replaced. Look at the disk"
     ),
     "worker_not_electable": "this worker owns no slice until the cause is gone",
+    "worker_session_ended": "other workers take its slices over without waiting for the session",
+    "worker_session_left": (
+        "ZooKeeper ends the dead worker's session after its timeout; its slices wait until then"
+    ),
     "worker_silent": (
         "the worker has not reported for silent_s seconds; the process is killed and replaced. "
         "Look at memory and processors"
@@ -186,8 +190,9 @@ HINTS: Final[Mapping[str, str]] = {
         "records. If it repeats, the reason names the topic or the connection"
     ),
     "writer_not_opened": (
-        "no transactions are possible; slices are given up until it succeeds. Check the "
-        "brokers, and Write on the transactional ids"
+        "no transactions are possible, so the worker may own no slice until it succeeds. Check "
+        "the brokers, transaction.max.timeout.ms, the copies of __transaction_state, and Write on "
+        "the transactional ids"
     ),
     "zookeeper_client": "a message of the ZooKeeper client",
 }

@@ -7,17 +7,19 @@ dies, serves metrics, and stops all workers in good order on SIGTERM.
 from __future__ import annotations
 
 import fcntl
-import multiprocessing
+import math
 import os
 import secrets
 import signal
 import socket
 import threading
 import time
+from contextlib import suppress
 from dataclasses import dataclass
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from queue import Empty, SimpleQueue
 from typing import IO, Final
 
 import structlog
@@ -28,17 +30,19 @@ from connectors.kafka.topics import TopicKeeper
 from delayservice.admin.http_server import HttpServer
 from delayservice.admin.metrics_app import make_metrics_app
 from delayservice.admin.server import AdminServer
-from delayservice.base.errors import SettingsError
+from delayservice.base.errors import DelayServiceError, SettingsError
 from delayservice.config.reference import secret_values
 from delayservice.config.settings import Settings
 from delayservice.engine.electability import SILENT_S_MAX, TURN_S_MAX
 from delayservice.inspection.asking import WorkerClient
 from delayservice.metrics.hub import MetricsHub
-from delayservice.process import logs
+from delayservice.process import fork_server, logs
+from delayservice.process.fork_server import CONTEXT
 from delayservice.process.stores import remove_strangers
 from delayservice.process.waiting import STOPPED, wait_for_kafka
 from delayservice.process.worker import STOP_TIMEOUT_S
 from delayservice.process.worker_entry import run_worker
+from ha.shared_session import SharedSession
 
 RESTART_WAIT_S_MAX = 30.0
 """Longest pause before a worker is started again, in s. The pause doubles each time that the worker
@@ -55,8 +59,6 @@ HUNG_S_MAX: Final = 300.0
 """Time for which a worker's loop may hang before the worker is killed, in s. It hangs when one
 iteration takes longer than ``TURN_S_MAX``; opening large stores on a slow disk takes a few minutes.
 """
-_STOPPED: Final = (0, -signal.SIGTERM)
-"""Exit statuses of a worker that SIGTERM stopped, the second before it could handle the signal."""
 _log = structlog.get_logger(__name__)
 
 
@@ -190,7 +192,7 @@ def _write_new(path: Path, text: str) -> None:
 @dataclass(slots=True)
 class _Child:
     process: BaseProcess
-    pipe: Connection
+    session: SharedSession
     client: WorkerClient
     started_s: float
     silent_s: float = 0.0
@@ -219,8 +221,9 @@ class Supervisor:
         self._instance = instance
         self._cluster_secrets = cluster_secrets
         self._hub = hub
-        self._context = multiprocessing.get_context("spawn")
         self._children: dict[int, _Child] = {}
+        self._reports: SimpleQueue[tuple[int, bytes | None]] = SimpleQueue()
+        """Reports of workers by their numbers; None: the worker has ended."""
         self._due_s: dict[int, float] = {}
         self._restarts: dict[int, int] = {}
 
@@ -236,7 +239,7 @@ class Supervisor:
                 self._start(index)
             while not stopping.is_set():
                 began_s = time.monotonic()
-                self._listen(_TURN_S)
+                self._listen(min(_TURN_S, max(self._next_start_s - began_s, 0.0)))
                 self._end_hung(min(time.monotonic() - began_s, _TURN_S))
                 self._restart_dead()
         except BaseException:
@@ -246,9 +249,10 @@ class Supervisor:
             raise
 
     def _start(self, index: int) -> None:
-        mine, its = self._context.Pipe()
-        asking, asked = self._context.Pipe()
-        process = self._context.Process(
+        mine, its = CONTEXT.Pipe()
+        asking, asked = CONTEXT.Pipe()
+        session = SharedSession(CONTEXT)
+        process = CONTEXT.Process(
             target=run_worker,
             args=(
                 self._settings,
@@ -258,30 +262,38 @@ class Supervisor:
                 self._restarts.get(index, 0),
                 its,
                 asked,
+                session,
             ),
             name=f"delayservice-worker-{index}",
         )
-        process.start()
+        fork_server.start(process)
         its.close()
         asked.close()
         client = WorkerClient(asking, f"worker {index}")
-        self._children[index] = _Child(process, mine, client, time.monotonic())
+        self._children[index] = _Child(process, session, client, time.monotonic())
+        # A worker may stop in the middle of a report, which blocks whoever reads it.
+        reading = threading.Thread(
+            target=self._read, args=(index, mine), name=f"reports-{index}", daemon=True
+        )
+        reading.start()
         _log.info("worker_started", worker=index, pid=process.pid)
+
+    def _read(self, index: int, pipe: Connection) -> None:
+        with pipe, suppress(EOFError, OSError):
+            while True:
+                self._reports.put((index, pipe.recv_bytes()))
+        self._reports.put((index, None))
 
     def _listen(self, timeout_s: float) -> None:
         """Wait up to ``timeout_s`` for reports of workers, and pass them to the hub. Clean up after
         workers that have ended, and schedule their restart.
         """
-        pipes = {child.pipe: index for index, child in self._children.items()}
-        for ready in wait(list(pipes), timeout_s):
-            if not isinstance(ready, Connection):
-                continue
-            index = pipes[ready]
-            try:
-                self._hub.update(index, ready.recv_bytes())
-            except (EOFError, OSError):
+        with suppress(Empty):
+            index, report = self._reports.get(timeout=timeout_s)
+            if report is None:
                 self._buried(index)
-                continue
+                return
+            self._hub.update(index, report)
             self._children[index].silent_s = 0.0
             self._children[index].has_reported = True
 
@@ -305,13 +317,13 @@ class Supervisor:
 
     def _buried(self, index: int) -> None:
         child = self._children.pop(index)
-        child.pipe.close()
         child.process.join()
+        self._end_session(index, child)
         lived_s = time.monotonic() - child.started_s
         # A hang soon after the start counts as a crash soon after the start.
         steady_s = lived_s - child.hung_s
         tries = 0 if steady_s > STEADY_S else self._restarts.get(index, 0)
-        wait_s = min(0.2 * 2**tries, RESTART_WAIT_S_MAX)
+        wait_s = min(0.2 * 2 ** (tries - 1), RESTART_WAIT_S_MAX) if tries else 0.0
         self._restarts[index] = tries + 1
         self._due_s[index] = time.monotonic() + wait_s
         self._hub.forget(index)
@@ -322,6 +334,24 @@ class Supervisor:
             lived_s=round(lived_s, 1),
             next_in_s=round(wait_s, 1),
         )
+
+    def _end_session(self, index: int, child: _Child) -> None:
+        """Start to end a dead worker's ZooKeeper session, so that other workers take its slices
+        over before the session timeout.
+        """
+
+        def run() -> None:
+            try:
+                if child.session.end(self._settings.zookeeper):
+                    _log.info("worker_session_ended", worker=index)
+            except DelayServiceError as exc:
+                _log.warning("worker_session_left", worker=index, why=str(exc))
+
+        threading.Thread(target=run, name=f"end-session-{index}", daemon=True).start()
+
+    @property
+    def _next_start_s(self) -> float:
+        return min(self._due_s.values(), default=math.inf)
 
     def _restart_dead(self) -> None:
         for index, due_s in list(self._due_s.items()):
@@ -350,5 +380,5 @@ class Supervisor:
                 _log.error("worker_killed", worker=index, hint="it did not stop in time")
                 child.process.kill()
                 child.process.join()
-            status = status or int(child.process.exitcode not in _STOPPED)
+            status = status or int(child.process.exitcode != 0)
         return status

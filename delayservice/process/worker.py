@@ -141,6 +141,7 @@ class Worker:
             self._clock_watch,
             self._disk,
             lambda: self._thread.turn_s,
+            lambda: self._thread.loop.writer_trouble,
             crashes,
         )
 
@@ -149,7 +150,8 @@ class Worker:
         self._checkpoints.start()
         self._refresh()
         self._thread.start()
-        self._repeat("topics", self._settings.topics.refresh_s, self._refresh)
+        refresh_s = self._settings.topics.refresh_s
+        self._repeat("topics", refresh_s, self._refresh, first_s=refresh_s)
         looking = threading.Thread(
             target=self._targets.topics.serve,
             args=(threading.Event(),),
@@ -198,13 +200,19 @@ class Worker:
             topics.append(repairs)
         return topics
 
-    def _repeat(self, name: str, every_s: float, ask: Callable[[], object]) -> None:
-        """Call ``ask`` every ``every_s`` seconds on a new daemon thread ``name``: it may block."""
+    def _repeat(
+        self, name: str, every_s: float, ask: Callable[[], object], *, first_s: float = 0.0
+    ) -> None:
+        """Call ``ask`` after ``first_s`` and then every ``every_s`` seconds on a new daemon thread
+        ``name``: it may block.
+        """
         turn = threading.Event()
 
         def run() -> None:
-            while not turn.wait(every_s):
+            turn.wait(first_s)
+            while True:
                 ask()
+                turn.wait(every_s)
 
         thread = threading.Thread(target=run, name=name, daemon=True)
         thread.start()

@@ -6,6 +6,7 @@ import os
 import signal
 import socket
 import threading
+from collections.abc import Callable
 from contextlib import suppress
 from multiprocessing.connection import Connection
 
@@ -18,13 +19,14 @@ from delayservice.config.reference import secret_values
 from delayservice.config.settings import Settings
 from delayservice.contract.contracts import CONTRACT_VERSION
 from delayservice.inspection.asking import answer_questions
-from delayservice.process import logs
+from delayservice.process import fork_server, logs
 from delayservice.process.stores import Stores
 from delayservice.process.waiting import STOPPED, reporting, wait_for_kafka
 from delayservice.process.worker import EXIT_FAILED, EXIT_ORPHANED, Worker
 from ha.elected_ownership import ElectedOwnership
 from ha.notes import NodeNote
 from ha.ownership import Ownership, Standalone
+from ha.shared_session import SharedSession
 
 ALERT_S = 0.3
 """Time from the naming of an heir (next owner) to the stop of the present owner, in s: enough for
@@ -41,6 +43,7 @@ def run_worker(
     crashes: int,
     pipe: Connection,
     questions: Connection,
+    session: SharedSession,
 ) -> None:
     """Run worker ``index`` as the main function of its process, and exit: with status 0 after
     SIGTERM, with another one after a failure.
@@ -53,12 +56,14 @@ def run_worker(
         crashes: consecutive earlier processes of this worker that ended soon after their start.
         pipe: connection to the supervisor for reports; this process ends when it is closed.
         questions: connection on which queries come and are answered.
+        session: this worker's ZooKeeper session, for the supervisor.
     """
     hidden = [*secret_values(settings), *(secret.decode("latin-1") for secret in secrets)]
     logs.configure(settings.log, settings.node.node_id, index, secrets=hidden)
     stopping = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stopping.set())
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the supervisor decides what Ctrl-C means
+    fork_server.accept_signals()
     keeper = TopicKeeper(admin_client(settings.kafka.client_config("admin")), settings)
     _end_with_supervisor(pipe)
     try:
@@ -66,7 +71,7 @@ def run_worker(
             layout = wait_for_kafka(keeper.layout, stopping, waits)
             if layout is STOPPED:
                 return
-            ownership = make_ownership(settings, instance, index)
+            ownership = make_ownership(settings, instance, index, session.note)
             worker = Worker(settings, secrets, index, ownership, layout, crashes)
             answer_questions(questions, worker.answer)
             worker.begin()
@@ -91,7 +96,12 @@ def _end_with_supervisor(pipe: Connection) -> None:
     threading.Thread(target=watch, name="supervisor-watch", daemon=True).start()
 
 
-def make_ownership(settings: Settings, instance: str, index: int) -> Ownership:
+def make_ownership(
+    settings: Settings,
+    instance: str,
+    index: int,
+    noted: Callable[[int, bytes], None] = lambda *_: None,
+) -> Ownership:
     """Return the object that decides which slices worker ``index`` keeps and owns, by election in
     ZooKeeper or alone, and start it.
 
@@ -99,6 +109,7 @@ def make_ownership(settings: Settings, instance: str, index: int) -> Ownership:
         settings: settings of the node; without ``zookeeper.hosts`` the worker owns all its slices.
         instance: identity of this node among nodes of the same name.
         index: number of the worker on its node, from 0.
+        noted: called with id and password of each ZooKeeper session; must return at once.
     """
     node = settings.node
     me = NodeNote(
@@ -121,6 +132,7 @@ def make_ownership(settings: Settings, instance: str, index: int) -> Ownership:
         boot_s=clock.boot_s,
         alert_s=ALERT_S,
         kept=Stores(settings, index).kept_slices(),
+        noted=noted,
     )
     elected.start()
     return elected

@@ -1,5 +1,5 @@
-"""Facts about a worker, gathered on threads that may block, and a verdict on them twice a second:
-whether the worker may own slices.
+"""Facts about a worker, gathered on threads that may block, and a verdict on them several times a
+second: whether the worker may own slices.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from delayservice.engine.electability import ELECTABLE, Verdict, WorkerFacts
 from delayservice.process.disk import DiskWatch
 from ha.ownership import Ownership
 
-_JUDGED_EVERY_S: Final = 0.5
+_JUDGED_EVERY_S: Final = 0.1
 _ASKED_EVERY_S: Final = 0.5
 _DISK_EVERY_S: Final = 1.0
 
@@ -37,6 +37,7 @@ class WorkerWatch:
         clock_watch: check of the wall clock.
         disk: watch of the stores' disk.
         turn_s: returns for how long the current iteration of the loop has lasted, in s.
+        writer_trouble: returns why no transactional producer can be opened; empty: one can.
         crashes: consecutive earlier processes of this worker that ended soon after their start.
 
     Attributes:
@@ -53,6 +54,7 @@ class WorkerWatch:
         clock_watch: ClockWatch,
         disk: DiskWatch,
         turn_s: Callable[[], float],
+        writer_trouble: Callable[[], str],
         crashes: int,
     ) -> None:
         self.verdict: Verdict = ELECTABLE
@@ -62,6 +64,7 @@ class WorkerWatch:
         self._clock_watch = clock_watch
         self._disk = disk
         self._turn_s = turn_s
+        self._writer_trouble = writer_trouble
         self._crashes = crashes
         self._started_s = clock.monotonic_s()
         self._reach = reach
@@ -86,6 +89,7 @@ class WorkerWatch:
             kafka=self._reach.trouble,
             turn_s=self._turn_s(),
             disk_s=self._disk.waiting_s,
+            writer=self._writer_trouble(),
             clock=doubt or "",
             is_clock_known=doubt != NOT_COMPARED,
             broker=self._reach.broker,

@@ -11,7 +11,8 @@ from delayservice.slices.settling import Settling
 from delayservice.slices.upkeep import Upkeep
 
 _NOT_SETTLING_WAIT_MS: Final = 50.0
-"""Longest wait for records while no writer is open or the clock is not trusted, in milliseconds."""
+"""Longest wait for records while no writer is open, the clock is not trusted, or slices catch up,
+in milliseconds."""
 _CHANGING_WAIT_MS: Final = 5.0
 """Wait for records while a slice is taken over or released, in milliseconds."""
 _HELPER_WAIT_MS: Final = 2.0
@@ -57,6 +58,8 @@ class Waits:
         wait_ms = float(limits.idle_wait_ms)
         if self._upkeep.is_busy:
             wait_ms = _BUSY_WAIT_MS
+        if self._upkeep.is_hurried:
+            wait_ms = min(wait_ms, _NOT_SETTLING_WAIT_MS)
         if self._owning.lacks_writer or self._edges.clock_watch.doubt() is not None:
             return min(wait_ms, _NOT_SETTLING_WAIT_MS)
         if self._settling.is_hungry:

@@ -66,6 +66,13 @@ class Owning:
         return self._role_of.get(number, Role.REPLICA)
 
     @property
+    def writer_trouble(self) -> str:
+        """Return why no writer can be opened; empty: one can, or it is too early to tell. Any
+        thread may call.
+        """
+        return self._opener.trouble
+
+    @property
     def is_opening(self) -> bool:
         """Return whether a writer is being opened."""
         return self._opener.is_opening
@@ -131,8 +138,11 @@ class Owning:
 
     @property
     def lacks_writer(self) -> bool:
-        """Return whether this worker needs a writer, as owner or heir of a slice, and has none."""
-        return self._is_writer_wanted and not self._transaction.writer
+        """Return whether this worker has no writer and needs one: as owner or heir of a slice, or
+        as it may own none before it could open one.
+        """
+        is_wanted = self._is_writer_wanted or bool(self._opener.trouble)
+        return is_wanted and not self._transaction.writer
 
     def _hear_opening(self) -> None:
         try:
@@ -143,10 +153,6 @@ class Owning:
             self._succession.enter(writer)
         except KafkaEdgeError as exc:
             _log.warning("writer_not_opened", why=str(exc))
-            for number, slice_ in self._slices.items():
-                if slice_.lanes and self.role(number) is Role.OWNER:
-                    slice_.trouble = str(exc)
-                    self._gate.gave_up(number, str(exc))
             return
         self._roles = None  # the claims waited for the writer
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Final
 
 from delayservice.base.errors import KafkaEdgeError
@@ -20,6 +20,9 @@ _TENDED_PER_S: Final = 20
 """Largest number of idle slices per second whose digests and metrics are updated."""
 _ROUND_S: Final = 4.0
 """Least time between two updates of an idle slice, seconds."""
+_BEHIND_AT_ONCE: Final = 4
+"""Largest number of slices that catch up, or are new, and are updated each ``follow_s``: the sooner
+it is known that they have caught up, the sooner they can be owned."""
 
 
 class Upkeep:
@@ -55,12 +58,16 @@ class Upkeep:
         self._interrupted = interrupted
         self._news: set[int] = set()
         self._busy: set[int] = set()
+        self._behind: dict[int, None] = {}
+        """Slices that catch up or are new, the longest known first."""
         self._round: deque[int] = deque()
         self._news_s = self._tended_s = self._synced_s = edges.clock.monotonic_s()
+        self._hurried_s = -math.inf
 
     def add(self, number: int) -> None:
         """Update the digests and metrics of slice ``number`` from now on."""
         self._round.append(number)
+        self._behind[number] = None
 
     def active_now(self, number: int) -> None:
         """Mark slice ``number`` as changed: its metrics are updated within about a second."""
@@ -69,6 +76,7 @@ class Upkeep:
     def remove(self, number: int) -> None:
         """Stop updating slice ``number``, which was added before."""
         self._round.remove(number)
+        self._behind.pop(number, None)
 
     def follow_again(self, number: int) -> None:
         """Apply the newest checkpoint of slice ``number`` again soon, because its lanes have
@@ -87,6 +95,11 @@ class Upkeep:
     def is_busy(self) -> bool:
         """Return whether a repair command, or a read of a whole copy from disk, is unfinished."""
         return bool(self._busy)
+
+    @property
+    def is_hurried(self) -> bool:
+        """Return whether slices catch up or are new."""
+        return bool(self._behind)
 
     def turn(self) -> None:
         """Do the periodic work that is due now: apply checkpoints, update digests and metrics, sync
@@ -118,6 +131,8 @@ class Upkeep:
             self._interrupted(slice_, str(exc))
             return
         self.active.add(slice_.number)
+        if slice_.number in self._behind:
+            self._hurried_s = -math.inf
         if read_back is not None:
             self._heard(slice_, read_back)
 
@@ -132,6 +147,9 @@ class Upkeep:
         now_s = self._clock.monotonic_s()
         elapsed_s = now_s - self._tended_s
         if elapsed_s < self._limits.tend_s:
+            if self._behind and now_s - self._hurried_s >= self._limits.follow_s:
+                self._hurried_s = now_s
+                self._tend_all(list(self._behind)[:_BEHIND_AT_ONCE])
             return
         self._tended_s = now_s
         due, self.active = self.active, set()
@@ -139,16 +157,20 @@ class Upkeep:
         for _ in range(min(len(self._round), math.ceil(per_s * elapsed_s))):
             due.add(self._round[0])
             self._round.rotate(-1)
-        for number in due:
-            slice_ = self._slices.get(number)
-            if slice_ is not None:
-                self._tend_one(slice_)
+        self._tend_all(due)
 
-    def _tend_one(self, slice_: Slice) -> None:
-        if _turn_copies(slice_):
-            self._busy.add(slice_.number)
-        if self._tended(slice_):
-            self.active.add(slice_.number)
+    def _tend_all(self, numbers: Iterable[int]) -> None:
+        for number in numbers:
+            slice_ = self._slices.get(number)
+            if slice_ is None:
+                continue
+            if _turn_copies(slice_):
+                self._busy.add(number)
+            is_behind = self._tended(slice_)
+            self._behind.pop(number, None)
+            if is_behind:
+                self.active.add(number)
+                self._behind[number] = None  # as the last one
 
     # --- stores --------------------------------------------------------------------------------
 

@@ -82,6 +82,13 @@ class WorkerLoop:
         """Return whether this worker claims, takes over, owns or releases any slice."""
         return self._owning.is_settling
 
+    @property
+    def writer_trouble(self) -> str:
+        """Return why no writer can be opened; empty: one can, or it is too early to tell. Any
+        thread may call.
+        """
+        return self._owning.writer_trouble
+
     def attend(self, number: int) -> None:
         """Begin the queued repair commands of a slice in the loop's next iteration. Any thread may
         call this.

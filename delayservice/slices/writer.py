@@ -18,6 +18,8 @@ _LOSS_REST_S: Final = 0.1
 the power of their number."""
 _LOSS_REST_S_MAX: Final = 5.0
 """Longest pause before a new writer is opened after losses in a row, seconds."""
+_SLOW_S: Final = 5.0
+"""Time for which a writer may be opened before that counts as trouble, seconds."""
 _LOSSES_S: Final = 20.0
 """Longest time between two losses of a writer that count as losses in a row, seconds."""
 
@@ -37,6 +39,8 @@ class WriterOpener:
         self._edges = edges
         self._clock = edges.clock
         self._opening: Future[str] | None = None
+        self._began_s = math.inf
+        self._refusal = ""
         self._open_after_s = -math.inf
         self._lost_s = -math.inf
 
@@ -45,12 +49,21 @@ class WriterOpener:
         """Return whether a writer is being opened."""
         return self._opening is not None
 
+    @property
+    def trouble(self) -> str:
+        """Return why no writer can be opened; empty: the last one could, or it is too early to
+        tell. Any thread may call.
+        """
+        took_s = self._clock.monotonic_s() - self._began_s
+        return self._refusal or (f"no answer for {took_s:.0f} s" if took_s > _SLOW_S else "")
+
     def open_when_time(self) -> bool:
         """Start to open a writer, unless one is being opened or the pause after a loss or a failed
         opening is not over. Return whether it was started.
         """
         if self._opening is not None or self._clock.monotonic_s() < self._open_after_s:
             return False
+        self._began_s = self._clock.monotonic_s()
         self._opening = self._edges.writing.submit(self._edges.sink.open)
         return True
 
@@ -61,12 +74,15 @@ class WriterOpener:
         opening = self._opening
         if opening is None or not opening.done():
             return None
-        self._opening = None
+        self._opening, self._began_s = None, math.inf
         try:
-            return opening.result()
-        except KafkaEdgeError:
+            writer = opening.result()
+        except KafkaEdgeError as exc:
             self._open_after_s = self._clock.monotonic_s() + _OPEN_RETRY_S
+            self._refusal = str(exc)
             raise
+        self._refusal = ""
+        return writer
 
     def count_loss(self) -> None:
         """Count a lost writer. From the second in a row on, delay the opening of the next one,

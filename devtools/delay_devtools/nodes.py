@@ -46,6 +46,7 @@ def sets_of_several(zookeeper: str, root: str) -> list[str]:
         f"zookeeper.username={USER}",
         f"zookeeper.password={SECRET}",
         f"node.cluster_secret={SECRET}",
+        "placement.leader_stable_s=3",  # else slices come home a minute after a crash
     ]
 
 

@@ -216,6 +216,8 @@ def write_zookeeper(
         "4lw.commands.whitelist": "ruok,srvr,stat,mntr,cons,conf",
         # The shortest session is two ticks: tests of lost sessions want it short.
         "tickTime": "500",
+        # The longest one is twenty: tests in which it must not end want it long.
+        "maxSessionTimeout": "60000",
         "initLimit": "40",
         "syncLimit": "20",
         "maxClientCnxns": "0",

@@ -137,7 +137,7 @@ class ServiceProcess:
 
     def workers(self) -> list[psutil.Process]:
         """Return the service's worker processes."""
-        return [p for p in self.processes()[1:] if _is(p, _is_worker)]
+        return [p for p in self.processes()[1:] if _is(p, is_worker)]
 
     def freeze(self) -> None:
         """Send SIGSTOP to every process of the tree."""
@@ -191,5 +191,7 @@ def _is_stopped(process: psutil.Process) -> bool:
     return bool(process.status() == psutil.STATUS_STOPPED)
 
 
-def _is_worker(process: psutil.Process) -> bool:
-    return "spawn_main" in " ".join(process.cmdline())
+def is_worker(process: psutil.Process) -> bool:
+    """Return whether a process below the supervisor is a worker: a fork of the fork server."""
+    parent = process.parent()
+    return parent is not None and "multiprocessing.forkserver" in " ".join(parent.cmdline())

@@ -18,6 +18,7 @@ from typing import Final, Self
 import psutil
 
 from delay_devtools.ports import LOOPBACK, free_ports
+from delay_devtools.service import is_worker
 from tests.docs.kafka_tools import put_tools, stand_in
 from tests.docs.pages import ROOT, Command, bare
 from tests.docs.tables import ASKS, SERVERS, STATUSES
@@ -129,8 +130,7 @@ class Machine:
     def worker_pid(self) -> int:
         """A process of the node that delivers."""
         node = psutil.Process(self.servers[SERVERS[1]].pid)
-        workers = [p for p in node.children(recursive=True) if "spawn_main" in str(p.cmdline())]
-        return workers[0].pid
+        return next(p.pid for p in node.children(recursive=True) if is_worker(p))
 
 
 class Server:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
@@ -63,6 +64,23 @@ def test_an_owner_that_was_taken_over_commits_nothing_more(
         first.sink.commit([first.checkpoint(taken.claim, 2)])
     second.serve(b"2", found.claim)
     assert topics.delivered() == [b"1", b"2"]
+
+
+def test_a_fence_of_an_open_transaction_does_not_wait_for_the_clients_half_second(
+    topics: Topics, make_worker: Callable[[str], Worker]
+) -> None:
+    took_s = []
+    for number in range(5):
+        frozen, second = make_worker(f"frozen{number}"), make_worker(f"second{number}")
+        frozen.sink.send(PLACE, [(DELIVERED, topics.target, 0, None, b"never", [], 1, 0)])
+        assert frozen.sink._fenced_producer.flush(30) == 0
+        began_s = time.monotonic()
+        second.succession.fence([frozen.writer])
+        took_s.append(time.monotonic() - began_s)
+        with pytest.raises(OwnershipLostError):
+            frozen.sink.commit([])
+    assert min(took_s) < 0.45, took_s  # the least of them: the machine may be busy
+    assert topics.delivered() == []
 
 
 def test_a_released_slice_is_taken_without_a_fence_and_its_writer_serves_on(

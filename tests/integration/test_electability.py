@@ -162,6 +162,20 @@ def test_a_node_whose_name_is_taken_is_not_ready_and_says_by_whom(nodes: Nodes) 
     assert twin.events("took_over") == []
 
 
+def test_a_node_for_which_kafka_opens_no_transactional_producer_is_not_ready(
+    tmp_path: Path,
+) -> None:
+    shorter = {"transaction.max.timeout.ms": "30000"}  # than the service asks for
+    with (
+        EmbeddedCluster(zookeepers=0, broker_properties=shorter) as own,
+        Bench(own.bootstrap, tmp_path) as bench,
+    ):
+        node = bench.start()
+        await_unready(node, "Kafka opens no transactional producer")
+        assert 'reason="writer_refused"' in unelectable(node)
+        assert node.stop() == 0
+
+
 # --- what it has does not work -------------------------------------------------------------------
 
 

@@ -9,11 +9,13 @@ from pathlib import Path
 
 import pytest
 
+from ha.election_state import ElectionPace
 from tests.transcripts.events import Events
 from tests.transcripts.world import World
 
 FOLDER = Path(__file__).parent
 Story = Callable[[World], None]
+HANDED_S = ElectionPace().handed_s
 
 
 def cold_start(world: World) -> None:
@@ -44,9 +46,12 @@ def owner_frozen(world: World) -> None:
     three_at_work(world)
     world.do("b", "freeze")
     world.run(8)
-    assert world.serving()[1] in (["a"], ["c"])
+    successor = world.serving()[1]
+    assert successor in (["a"], ["c"])
     world.do("b", "wake")
-    world.run(10)
+    world.run(HANDED_S - 10)
+    assert world.serving()[1] == successor
+    world.run(20)
     assert world.serving()[1] == ["b"]
 
 
@@ -91,12 +96,14 @@ def last_one_leaves(world: World) -> None:
 
 
 def worker_restarted(world: World) -> None:
-    """A worker is started again by its supervisor: what it left behind is not waited for."""
+    """A worker is started again before its session has ended: what it left is not waited for."""
     three_at_work(world)
     world.do("b", "kill")
     world.run(1)
     world.start("b", again_as="b1")
     world.run(7)
+    assert world.serving()[1] in (["a"], ["c"])
+    world.run(HANDED_S)
     assert world.serving()[1] == ["b"]
 
 
@@ -193,6 +200,7 @@ def lagging_replica(world: World) -> None:
     world.run(8)
     world.start("b").behind_s = 60
     world.run(6)
+    world.run(HANDED_S)
     assert world.serving()[1] in (["a"], ["c"])
     world.events.say("---", "b has caught up")
     world.node("b").behind_s = 0
@@ -210,7 +218,7 @@ def partitions_added(world: World) -> None:
 
 
 def given_up(world: World) -> None:
-    """A node can't serve a slice; another can, and has it until the first is able again."""
+    """A node can't serve a slice; another can, and has it for a minute at least."""
     world.broken = {"b": {1}}
     for name in "abc":
         world.start(name)
@@ -218,7 +226,7 @@ def given_up(world: World) -> None:
     assert world.serving()[1] in (["a"], ["c"])
     world.events.say("---", "b is whole again")
     world.broken = {}
-    world.run(30)
+    world.run(HANDED_S)
     assert world.serving()[1] == ["b"]
 
 

@@ -85,7 +85,7 @@ class Node:
         self._turn_due_s = math.inf
         self._turns: list[float] = []
         self.link = Link(world.zookeeper, self._changed)
-        with patch.object(election_thread, "Ensemble", lambda _options, _changed: self.link):
+        with patch.object(election_thread, "Ensemble", lambda *_: self.link):
             self.ownership = ElectedOwnership(
                 ZooKeeper(hosts="model:2181"),
                 world.placement,

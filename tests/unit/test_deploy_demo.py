@@ -18,6 +18,7 @@ OTHERWISE = {
     "metrics.listen": "any free port, for the nodes share an address",
     "admin.listen": "any free port, for the nodes share an address",
     "zookeeper.session_timeout_s": "a dead node is noticed soon, to keep the demo short",
+    "placement.leader_stable_s": "slices come home soon after a crash, as above",
     "node.workers": "three nodes share the cores that one node has",
     "targets.default.allow": "its own topics",
     "node.cluster_secret": "one for all runs, for nothing else is signed with it",

@@ -87,13 +87,16 @@ def test_what_is_within_its_bound_does_not_count(worker: WorkerFacts, copy: Copy
 
 
 def test_the_reason_named_is_the_one_that_causes_the_others() -> None:
-    all_at_once = WorkerFacts(99, "kafka", "zookeeper", 99, 99, "clock", crashes=9, lived_s=0)
+    all_at_once = WorkerFacts(
+        99, "kafka", "zookeeper", 99, 99, "writer", "clock", crashes=9, lived_s=0
+    )
     expected: list[tuple[str, Cause, Any]] = [
         ("silent_s", Cause.WORKER_SILENT, 0.0),
         ("kafka", Cause.KAFKA_UNREACHABLE, ""),
         ("zookeeper", Cause.ZOOKEEPER_UNUSABLE, ""),
         ("turn_s", Cause.LOOP_HANGS, 0.0),
         ("disk_s", Cause.DISK_HANGS, 0.0),
+        ("writer", Cause.WRITER_REFUSED, ""),
         ("clock", Cause.CLOCK_IN_DOUBT, ""),
         ("crashes", Cause.CRASHED, 0),
     ]

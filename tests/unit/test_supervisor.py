@@ -7,6 +7,7 @@ import math
 import os
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,8 @@ from delayservice.engine.electability import SILENT_S_MAX, TURN_S_MAX
 from delayservice.metrics.hub import MetricsHub
 from delayservice.metrics.snapshot import Snapshot, encode_snapshot
 from delayservice.process import node
+from delayservice.process.fork_server import CONTEXT
+from ha.shared_session import SharedSession
 
 ROOT = Path(__file__).parents[2]
 NODE = """
@@ -75,11 +78,11 @@ class Process:
 def supervising(*, has_reported: bool) -> tuple[node.Supervisor, Process]:
     settings = load(None, ["node.workers=1"], {})
     supervisor = node.Supervisor(settings, (b"secret",), "me", MetricsHub(settings))
-    process, (mine, _) = Process(), supervisor._context.Pipe()
+    process = Process()
     nobody: Any = None
     child: Any = node._Child(
         process,  # type: ignore[arg-type]
-        mine,
+        SharedSession(CONTEXT),
         nobody,
         time.monotonic(),
         has_reported=has_reported,
@@ -153,8 +156,23 @@ def test_the_lives_of_a_worker_that_ended_soon_are_counted_for_the_next_one() ->
         child = supervisor._children[0]
         supervisor._buried(0)
         assert supervisor._restarts[0] == crashes
-        child.pipe, _ = supervisor._context.Pipe()
         supervisor._children[0] = child
     child.started_s -= 3_600
     supervisor._buried(0)
     assert supervisor._restarts[0] == 1, "it lived for long"
+
+
+def test_a_worker_that_stops_in_the_middle_of_a_report_does_not_block_the_supervisor() -> None:
+    supervisor, _ = supervising(has_reported=True)
+    supervisor._children[1] = supervisor._children[0]
+    pipes = [CONTEXT.Pipe() for _ in range(2)]
+    for index, (mine, _) in enumerate(pipes):
+        threading.Thread(target=supervisor._read, args=(index, mine), daemon=True).start()
+    (_, stopped), (_, other) = pipes
+    os.write(stopped.fileno(), b"\0\0")  # half of a length
+    other.send_bytes(encode_snapshot(Snapshot(1, turn_s=7.0)))
+    supervisor._listen(60)
+    assert supervisor._hub.turn_s(1) == pytest.approx(7.0)
+    stopped.close()
+    supervisor._listen(60)
+    assert list(supervisor._children) == [1]
