@@ -36,14 +36,10 @@ BURST = 4_000
 CONNECTION = "the connection to the coordinator has failed"
 
 
-@pytest.fixture(
-    params=[
-        pytest.param(None, id="newest", marks=pytest.mark.sample),
-        pytest.param("3.9", id="3.9"),
-    ]
-)
+@pytest.fixture
 def proxied(request: pytest.FixtureRequest) -> Iterator[ProxiedCluster]:
-    with ProxiedCluster(1, 0, kafka=request.param) as cluster:
+    """A cluster of the version that a test's parameter names; without one, of the newest."""
+    with ProxiedCluster(1, 0, kafka=getattr(request, "param", None)) as cluster:
         yield cluster
 
 
@@ -94,7 +90,16 @@ class Load:
         self._bench.send_later(headers, key=b"k", value=value, partition=partition)
 
 
-@pytest.mark.parametrize("commit", [True, False], ids=["commit", "abort"])
+@pytest.mark.parametrize(
+    ("proxied", "commit"),
+    [
+        pytest.param(None, True, id="newest-commit", marks=pytest.mark.sample),
+        pytest.param(None, False, id="newest-abort"),
+        pytest.param("3.9", True, id="3.9-commit"),
+        pytest.param("3.9", False, id="3.9-abort"),
+    ],
+    indirect=["proxied"],
+)
 def test_late_end_of_a_transaction_loses_and_doubles_nothing(
     bench: Bench, proxied: ProxiedCluster, *, commit: bool
 ) -> None:
