@@ -18,7 +18,7 @@ is aborted. In each case it is never used again.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any, Final, NoReturn
@@ -41,11 +41,13 @@ from delayservice.engine.outcome import DELIVERED, Output, Target
 from delayservice.engine.ports import Control, Place
 
 COMMIT_TIMEOUT_S: Final = 30.0
-ABORT_TIMEOUT_S: Final = 2.0
-"""Longest wait for an abort, in s; then the next owner's fence aborts the transaction, which takes
-half a second more. An abort takes long when a partition of the previous transaction takes no abort
-marker, which blocks every new transaction."""
+ABORT_TIMEOUT_S: Final = 0.3
+"""Longest wait for an abort, in s; then the next owner's fence aborts the transaction, in a tenth
+of a second. An abort takes long when records are on their way to a broker that does not answer, or
+a partition of the previous transaction takes no marker, which blocks every new transaction."""
 FLUSH_STEP_S: Final = 0.1
+LOOKED_UP_S: Final = 0.5
+"""Time of a flush after which the topics of its transaction are looked up, in s."""
 UNACKNOWLEDGED_S: Final = 3.0
 """Time without an acknowledgement, or without room in the client's queue, after which a transaction
 is aborted, in s, as it holds up the worker. While a busy broker goes on acknowledging, the worker
@@ -83,6 +85,8 @@ class KafkaSink:
         self._open = False
         self._sent_to: set[str] = set()
         """Topics of the outputs in the open transaction."""
+        self._used: set[str] = set()
+        """Topics of all outputs of the writer."""
         self._slices: set[int] = set()
         """Slices whose checkpoints are part of the present commit."""
 
@@ -93,6 +97,8 @@ class KafkaSink:
             KafkaEdgeError: the cluster does not answer, or refuses the id.
         """
         self.discard()
+        self._used.clear()
+        self._targets.remade.clear()
         writer = self._new_name()
         self._log = CoordinatorLog()
         producer = self._make({**self._options.transactional(writer), **self._log.options})
@@ -135,14 +141,24 @@ class KafkaSink:
 
     def check(self) -> None:
         """Raise ``WriterEndedError`` if the writer must not begin another transaction, because its
-        connection to the coordinator has failed; not while a transaction is open.
+        connection to the coordinator has failed, or a topic that it wrote to was created again; not
+        while a transaction is open.
         """
         if self._producer is None or self._open:
             return
         failure = connection_failure(self._producer, self._log)
-        if failure:
+        why = f"the connection to the coordinator has failed: {failure}" if failure else ""
+        why = why or self._remade(self._used)
+        if why:
             self.discard()
-            raise WriterEndedError(f"the connection to the coordinator has failed: {failure}")
+            raise WriterEndedError(why)
+
+    def _remade(self, topics: Collection[str]) -> str:
+        """Return which of ``topics`` was deleted and created again since the writer was opened;
+        empty: none.
+        """
+        remade = sorted(self._targets.remade.intersection(topics))
+        return f"topic {remade[0]} was deleted and created again" if remade else ""
 
     def send(self, place: Place, outputs: Sequence[Output]) -> None:
         """Queue outputs of the shard ``place`` for the open transaction; begin one if needed.
@@ -154,7 +170,9 @@ class KafkaSink:
         if not outputs:
             return
         self._begin()
-        self._sent_to.update([output[1] for output in outputs])
+        topics = {output[1] for output in outputs}
+        self._sent_to |= topics
+        self._used |= topics
         if self._direct is None:
             self._produce(self._fenced_producer, place, outputs)
             return
@@ -209,7 +227,8 @@ class KafkaSink:
                 queue(*args, **options)
             except BufferError:
                 if self._monotonic_s() > until_s:
-                    self._fail("the client's queue is full, and no record of it is acknowledged")
+                    why = "the client's queue is full, and no record of it is acknowledged"
+                    self._fail(why, is_stalled=True)
                 producer.poll(0.01)
             else:
                 return
@@ -303,23 +322,26 @@ class KafkaSink:
         while left := self._flush_step(producer):
             waited_s = self._monotonic_s() - started_s
             stalled_s = stall.seconds(left, self._monotonic_s(), self._reports.throttled_until_s)
-            if waited_s > UNKNOWN_AFTER_MS / 1000:
-                self._fail_if_target_is_gone()
+            if waited_s > LOOKED_UP_S:
+                self._fail_if_target_is_gone(waited_s)
             if self._reports.failed or stalled_s > UNACKNOWLEDGED_S or waited_s > COMMIT_TIMEOUT_S:
-                self._fail(f"{left} records were not acknowledged")
+                self._fail(f"{left} records were not acknowledged", is_stalled=True)
         if self._reports.failed:
             self._fail("records were refused by the broker")
 
-    def _fail_if_target_is_gone(self) -> None:
-        """Abort and raise if a topic of the transaction can't acknowledge records, such as a
-        deleted one: the client would retry until its time-out.
+    def _fail_if_target_is_gone(self, waited_s: float) -> None:
+        """Abort and raise if a topic of the transaction can't acknowledge records, such as one that
+        was deleted and perhaps created again: the client would retry until its time-out. It has
+        waited for ``waited_s`` seconds.
         """
         try:
             gone = self._targets.unserved({(topic, -1) for topic in self._sent_to})
         except KafkaEdgeError as exc:  # asked again with the next step, until there is no time left
             _log.debug("targets_not_seen", why=str(exc))
             return
-        if gone:
+        if why := self._remade(self._sent_to):
+            self._fail(why)
+        if gone and waited_s > UNKNOWN_AFTER_MS / 1000:
             self._fail("; ".join(detail for _, detail in gone.values()))
 
     def _flush_step(self, producer: Producer) -> int:
@@ -343,9 +365,10 @@ class KafkaSink:
                     self._targets.forget(topic)
             self._fail(str(error))
 
-    def _fail(self, why: str) -> NoReturn:
+    def _fail(self, why: str, *, is_stalled: bool = False) -> NoReturn:
         """Abort, and raise ``WriterEndedError`` with the refused records; if the writer turns out
-        to be fenced, raise ``OwnershipLostError`` without an abort.
+        to be fenced, raise ``OwnershipLostError`` without an abort. ``is_stalled``: partitions that
+        have not acknowledged are to blame, unless a record was refused.
         """
         self._flush_step(self._fenced_producer)  # reports that are on their way
         failed, refusals = list(self._reports.failed), dict(self._reports.refusals)
@@ -356,7 +379,7 @@ class KafkaSink:
         self._limits.learn()
         waiting = self._abort()
         stuck: frozenset[int] = frozenset()
-        if not failed and not refusals:
+        if is_stalled and not failed and not refusals:
             stuck = self._put_aside(waiting, sent_to, slices)
         if failed:
             why = f"{why}, first: {failed[0]}"

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from typing import Final, NamedTuple
 
 import structlog
@@ -76,6 +76,8 @@ class TargetTopics:
 
     Attributes:
         fit: targets that were found good and need no call of ``obstacle``, until ``changed``.
+        remade: topics that were found to be deleted and created again, until the sink clears it: a
+            producer that wrote to them may go on with their former leaders.
 
     Args:
         admin: client to ask with.
@@ -104,6 +106,9 @@ class TargetTopics:
         self._is_delay_topic = is_delay_topic
         self._own = frozenset(own)
         self.fit: set[Target] = set()
+        self.remade: set[str] = set()
+        self._ids: dict[str, str] = {}
+        """Id of each topic when it was last seen."""
         self._why_paused = why_paused
         self._admin = admin
         self._monotonic_s = monotonic_s
@@ -396,6 +401,7 @@ class TargetTopics:
             )
             for topic, config in configs.items():
                 changed = self._terms.learn(topic, config) or changed
+            self._note_ids(found)
             self._known |= found
             self._asked_s |= dict.fromkeys(found, now_s)
             for topic, needed in list(self._in_sync_needed.items()):
@@ -406,6 +412,11 @@ class TargetTopics:
         if changed:
             self.changed()
         return found.keys()
+
+    def _note_ids(self, found: Mapping[str, Access]) -> None:
+        ids = {topic: access.topic_id for topic, access in found.items() if access.topic_id}
+        self.remade |= {topic for topic, one in ids.items() if self._ids.get(topic, one) != one}
+        self._ids |= ids
 
     def _wants_config(self, topic: str, access: Access) -> bool:
         """Return whether a topic's settings have to be read: they are unknown, restrict records, or
@@ -430,6 +441,7 @@ class TargetTopics:
         self._terms.forget(extra)
         for topic in extra:
             del self._known[topic]
+            self._ids.pop(topic, None)
             self._asked_s.pop(topic, None)
             self._in_sync_needed.pop(topic, None)
         return is_any_good

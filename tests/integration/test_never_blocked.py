@@ -206,6 +206,27 @@ def test_a_target_that_is_deleted_costs_no_pause_once_it_is_known(bench: Bench) 
 
 
 @pytest.mark.night
+def test_target_made_again_with_other_leaders_costs_the_others_one_short_pause(
+    bench: Bench,
+) -> None:
+    topic = bench.target_name("again")
+
+    def make(*leaders: int) -> None:
+        new = NewTopic(topic, len(leaders), replica_assignment=[[one] for one in leaders])
+        bench.admin.create_topics([new], operation_timeout=30)[topic].result(30)
+
+    def make_again() -> None:
+        bench.admin.delete_topics([topic])[topic].result(30)
+        await_true(lambda: bench.partitions_of(topic) == 0, "it is gone")
+        make(3, 1, 2)
+
+    make(1, 2, 3)
+    service = play(bench, topic, make_again)
+    assert 1 <= len(service.events("writer_ended")) <= 3
+    bench.await_match(topic, lambda one: one.value)
+
+
+@pytest.mark.night
 @pytest.mark.parametrize(
     ("copies", "in_sync_min"),
     [

@@ -19,6 +19,7 @@ from tests.simulation.world import World
 SHORT: Mapping[str, float] = {
     "sink.FLUSH_STEP_S": 0.001,
     "sink.UNKNOWN_AFTER_MS": 15,
+    "sink.LOOKED_UP_S": 0.005,
     "sink.UNACKNOWLEDGED_S": 0.03,
     "sink.COMMIT_TIMEOUT_S": 0.3,
     "delivery_reports.UNSUITED_S": 0.2,
