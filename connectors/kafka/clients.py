@@ -33,6 +33,10 @@ FORCED_CONSUMER: Final[Mapping[str, Any]] = {**FORCED, "check.crcs": True}
 """Options of every consumer: a batch whose bytes were altered on a broker's disk or on the way is
 an error, and none of its records is returned."""
 
+RECONNECT_MS_MAX: Final = 1_000
+"""Longest pause before a client connects to a broker again, in ms. The client doubles it after each
+failure, up to 10 s by itself, which all records of a broker that is back again would wait for."""
+
 
 class KafkaAdmin(AdminClient):
     """An admin client that keeps the last of the errors in ``UNREACHABLE``, which the errors of

@@ -15,7 +15,7 @@ from confluent_kafka import (
 )
 from confluent_kafka.admin import AdminClient
 
-from connectors.kafka.clients import KAFKA, Clients
+from connectors.kafka.clients import KAFKA, RECONNECT_MS_MAX, Clients
 from connectors.kafka.errors import LOST_TARGETS, answer_of, error_of
 from connectors.kafka.headers import headers_of
 from connectors.kafka.log_ends import ASK_TIMEOUT_S
@@ -51,6 +51,7 @@ def consumer_config(client: Mapping[str, str], name: str) -> dict[str, Any]:
     ``client``: librdkafka options from the settings; ``name``: part of the group id.
     """
     return {
+        "reconnect.backoff.max.ms": RECONNECT_MS_MAX,
         "fetch.wait.max.ms": 500,
         "fetch.error.backoff.ms": 100,
         "fetch.queue.backoff.ms": 20,  # the default, a second, is how long a full queue pauses it

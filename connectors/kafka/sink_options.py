@@ -10,7 +10,7 @@ from typing import Final
 
 from confluent_kafka import KafkaError, KafkaException, Producer
 
-from connectors.kafka.clients import connect
+from connectors.kafka.clients import RECONNECT_MS_MAX, connect
 from connectors.kafka.errors import FENCED, error_of
 from connectors.kafka.topic_terms import BATCH_BYTES, RECORD_BYTES_MAX
 from delayservice.base.errors import KafkaEdgeError, OwnershipLostError
@@ -58,6 +58,7 @@ class SinkOptions:
             "queue.buffering.max.messages": 500_000,
             "queue.buffering.max.kbytes": 65_536,  # large values must not pile up here
             "message.timeout.ms": 40_000,
+            "reconnect.backoff.max.ms": RECONNECT_MS_MAX,
             "topic.metadata.propagation.max.ms": UNKNOWN_AFTER_MS,
             "delivery.report.only.error": True,
             **self.client,

@@ -113,8 +113,10 @@ BENT: dict[str, dict[str, Any]] = {
     | {"tick": 0.1, "ids": 4, "records": 60, "transaction_records": 50, "poll_records": 50}
     | {"batch_records": 50, "queue_max": 50, "far": 0.0, "roll_window_ms": NO_ROLL_MS}
     | {"recurring": 0.0, "targets_fail": False, "pauses": False, "resent": 0.0, "intruder": 0.0},
-    "early_after_clock_back": {"clock_back": True, "records": 24, "again": 0.5, "near": 0.9}
-    | {"tick": 0.05, "append": 0.1, "crash": 0.0, "actions": 200},
+    # Needs a record that comes late by K, and a clock that steps back before H gets there.
+    "early_after_clock_back": UNTROUBLED
+    | {"clock_back": True, "records": 80, "near": 0.95, "again": 0.0, "slices": 1, "nodes": 2}
+    | {"append": 0.3, "actions": 300, "moves": 0.0},
     "fire_overlaps_roll": OVERLAPS,
     "failed_connection_is_ignored": {"resent": 0.2, "near": 0.9, "actions": 200, "abort": 0.0},
     "aborted_writer_is_used_again": {"resent": 0.2, "near": 0.9, "actions": 200, "abort": 0.4},
