@@ -36,7 +36,7 @@ TROUBLE_S: Final = 15
 BAD_BROKER: Final = 3
 SOUND_BROKERS: Final = (1, 2)
 PAUSE_MS: Final = 7_000
-"""The longest: 3 s of stall, 2 s for an abort that can't end, 1 s for the fence, and a retry."""
+"""The longest: 3 s of stall, 0.3 s for an abort that can't end, 1 s for the fence, and a retry."""
 SAME_TRANSACTION: Final = timedelta(seconds=2)
 """By then the writer of the transaction in which the target was recognised is given up."""
 
