@@ -48,7 +48,7 @@ def warn_of_losses(admin: AdminClient, settings: Settings) -> int:
         if topic.error is None and _is_asked_for(name, settings)
     }
     asked = [ConfigResource(ResourceType.TOPIC, name) for name in copies]
-    topics = _configs(admin.describe_configs(asked))
+    topics = _configs(admin.describe_configs(asked)) if asked else {}
     # A broker answers only for itself, so each is asked alone.
     resources = [ConfigResource(ResourceType.BROKER, str(n)) for n in sorted(found.brokers)]
     brokers = _configs({one: admin.describe_configs([one])[one] for one in resources})

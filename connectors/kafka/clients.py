@@ -116,7 +116,9 @@ class CoordinatorLog:
         ``flush``.
         """
         told = str(line[-1]) if line else ""
-        if not self.failure and facility in _FAILURES and _COORDINATOR in told:
+        # With ``debug`` set, the client logs at that level that it closes connections on purpose.
+        is_failure = level > logging.DEBUG and facility in _FAILURES and _COORDINATOR in told
+        if is_failure and not self.failure:
             self.failure = told
         self._logger.log(level, text, facility, *line)
 
