@@ -10,6 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from confluent_kafka import Producer
+from confluent_kafka.admin import AdminClient
 from pyspark.sql import DataFrame, SparkSession
 
 from connectors.spark.common.failures import FAILURES, reason
@@ -300,6 +301,10 @@ def test_a_record_whose_bytes_were_altered_on_a_brokers_disk_is_never_read(
     (segment,) = cluster.folder.glob(f"**/{topic}-0/*.log")
     segment.write_bytes(segment.read_bytes().replace(b"as it was", b"as it has"))
     client = {"bootstrap.servers": cluster.bootstrap, "java.check.crcs": "false"}
-    with pytest.raises(FAILURES) as raised:
-        read_topic(spark, client, {(topic, 0): Span(0, 1)}, 1).collect()
+    try:
+        with pytest.raises(FAILURES) as raised:
+            read_topic(spark, client, {(topic, 0): Span(0, 1)}, 1).collect()
+    finally:  # other tests on this cluster read all topics
+        admin = AdminClient({"bootstrap.servers": cluster.bootstrap})
+        admin.delete_topics([topic])[topic].result(60)
     assert f"batch for partition {topic}-0 at offset 0 is invalid" in reason(raised.value)
