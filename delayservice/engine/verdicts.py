@@ -44,3 +44,9 @@ class Verdicts:
             self.refused.pop(offset, None)
             self.stripped.discard(offset)
         self.staged.clear()
+
+    def step_down(self) -> None:
+        """Keep all refusals: the open transaction has not settled them, and the next commit may
+        carry a first checkpoint only.
+        """
+        self.staged.clear()

@@ -186,6 +186,7 @@ class Slice:
             if lane.shard.owned:
                 if topic in self.stated:
                     lane.adopt(self.stated[topic])
+                lane.verdicts.step_down()
                 lane.step_down()
         self.stated.clear()
         self.follower.stepped_down(self.lanes, self.claim)

@@ -209,6 +209,28 @@ def test_a_record_that_the_broker_refuses_is_dead_lettered_and_the_rest_of_its_t
     }
 
 
+def test_refused_record_whose_dead_letter_was_not_committed_is_dead_lettered_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    stage = Stage(0)
+    stage.own()
+    stage.write(0, 0)
+    refused = {((TOPIC, 0), 0): ("too-large", "more than it takes")}
+    errors = [WriterEndedError("refused", refused), WriterEndedError("a target is slow")]
+    commit = stage.sink.commit
+
+    def fail_twice(controls: Sequence[Control]) -> None:
+        if stage.sink.open_outputs and errors:
+            stage.sink.open_outputs.clear()
+            raise errors.pop(0)
+        commit(controls)
+
+    monkeypatch.setattr(stage.sink, "commit", fail_twice)
+    stage.step(10, 20)
+    assert not errors
+    assert [output[0] for _, output in stage.sink.sent()] == [outcome.DEAD_LETTERED]
+
+
 def test_what_this_node_can_t_commit_again_and_again_is_left_to_another(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
