@@ -14,9 +14,9 @@ COMPILE = $(BIN)/uv pip compile --quiet --generate-hashes --no-emit-index-url --
 define make_venv
 	@test -n "$(PYTHON)" || { echo "Python 3.11 or later with venv is needed. Type:" \
 		"sudo apt-get install -y python3 python3-venv" >&2; exit 1; }
-	rm -rf $(1) && $(PYTHON) -m venv $(1)
-	$(1)/bin/python -m pip install --disable-pip-version-check --require-hashes $(2)
-	$(1)/bin/python -m pip install --quiet --disable-pip-version-check \
+	@rm -rf $(1) && $(PYTHON) -m venv $(1)
+	@$(1)/bin/python -m pip install --disable-pip-version-check --require-hashes $(2)
+	@$(1)/bin/python -m pip install --quiet --disable-pip-version-check \
 		--no-deps --no-build-isolation -e .
 	@echo "$(CURDIR)/devtools" > "$$($(1)/bin/python -c \
 		'import sysconfig; print(sysconfig.get_path("purelib"))')/devtools.pth"
@@ -41,6 +41,7 @@ venv: $(STAMP)  ## build .venv when it is missing or stale
 
 # Built anew, not updated: a stale one may come from another Python or another folder.
 $(STAMP):
+	@echo "making $(VENV)"
 	$(call make_venv,$(VENV),--quiet -r requirements/node.txt -r requirements/spark.txt -r requirements/dev.txt)
 	@touch $@
 

@@ -17,7 +17,8 @@ from pathlib import Path
 import pytest
 
 from delay_devtools.cluster import EmbeddedCluster
-from tests.integration.bench import Bench, await_true
+from tests.conftest import MakeTopic
+from tests.integration.bench import Bench, Reader, await_true
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -100,6 +101,13 @@ def build(into: Path, umask: int) -> Path:
     return wheel
 
 
+def download(lock: Path, into: Path) -> None:
+    """What a lock lists, each by its hash; what comes as source only is built."""
+    pip = [sys.executable, "-m", "pip", "wheel", "--quiet", "--disable-pip-version-check"]
+    locked = ["--no-build-isolation", "--no-deps", "--require-hashes", "--requirement", str(lock)]
+    subprocess.run([*pip, *locked, "--wheel-dir", str(into)], check=True, env=bare_environment())
+
+
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     given = os.environ.get("DIST")
@@ -111,11 +119,8 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def packages(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What the lock lists, each by its hash; what comes as source only is built."""
     folder = tmp_path_factory.mktemp("packages")
-    pip = [sys.executable, "-m", "pip", "wheel", "--quiet", "--disable-pip-version-check"]
-    locked = ["--no-build-isolation", "--require-hashes", "--requirement", str(LOCK)]
-    subprocess.run([*pip, *locked, "--wheel-dir", str(folder)], check=True, env=bare_environment())
+    download(LOCK, folder)
     return folder
 
 
@@ -130,6 +135,14 @@ def client_venv(wheel: Path, packages: Path, tmp_path_factory: pytest.TempPathFa
 def node_venv(wheel: Path, packages: Path, tmp_path_factory: pytest.TempPathFactory) -> Venv:
     made = Venv(tmp_path_factory.mktemp("node"), packages)
     made.install(wheel, "node")
+    return made
+
+
+@pytest.fixture(scope="module")
+def spark_venv(wheel: Path, packages: Path, tmp_path_factory: pytest.TempPathFactory) -> Venv:
+    download(LOCK.with_name("spark.txt"), packages)
+    made = Venv(tmp_path_factory.mktemp("spark"), packages)
+    made.install(wheel, "spark")
     return made
 
 
@@ -199,6 +212,20 @@ def test_a_job_without_spark_names_its_extra(node_venv: Venv) -> None:
     assert done.returncode == 1
     said = " ".join(done.stderr.split())
     assert re.search(r"need pyspark.*\[spark\]", said), done.stderr
+
+
+@pytest.mark.night
+def test_a_job_of_spark_runs_with_its_extra_alone(
+    cluster: EmbeddedCluster, make_topic: MakeTopic, spark_venv: Venv, tmp_path: Path
+) -> None:
+    rows = tmp_path / "rows.csv"
+    rows.write_text("due,text\n2030-01-01T00:00:00Z,later\n", "utf-8")
+    topic, target = make_topic("delay_topic"), make_topic("to")
+    words = ["--topic", topic, "--at", "due", "--value", "text", "-t", target]
+    sets = ["-b", cluster.bootstrap, "--set", "targets.default.allow=*", "--master", "local[2]"]
+    spark_venv.done("delayservice", "spark", "schedule", rows, *words, *sets)
+    with Reader(cluster.bootstrap, [topic]) as reader:
+        assert len(reader.to_end()) == 1
 
 
 def test_the_load_of_the_compose_file_needs_no_extra(node_venv: Venv) -> None:
