@@ -29,11 +29,11 @@ class LevelProducer(ProducerClient):
     A level topic costs the service less than the topic of ``DelayProducer``. Its records have no
     ids, so they can't be cancelled.
 
+    ``producer`` and ``close_timeout_s`` are those of ``ProducerClient``.
+
     Args:
-        producer: a producer of confluent-kafka, or options for one that override ``base.DEFAULTS``.
         levels_ms: delays of the levels in the service's settings, ascending, milliseconds.
         topic_prefix: name of a level topic without the level's number.
-        close_timeout_s: longest wait for acknowledgements at the end of a ``with`` block, seconds.
 
     Raises:
         InvalidRequestError: ``levels_ms`` is empty, or does not ascend from above 0.

@@ -34,14 +34,13 @@ class DelayProducer(ProducerClient):
     partition chosen by murmur2 of the id, where its cancel goes too. For a record without an id,
     the producer's own partitioner chooses by the key.
 
+    ``producer`` and ``close_timeout_s`` are those of ``ProducerClient``.
+
     Args:
-        producer: a producer of confluent-kafka, or options for one that override ``base.DEFAULTS``.
-        delay_topic: the delay topic to write to.
         partitions_before: partition counts that the delay topic had before, if records written then
             may still be pending. Changes that this producer observes are added automatically.
         id_bytes_max: largest size of an id, bytes: the service's setting
             ``delivery.id_bytes_max``.
-        close_timeout_s: longest wait for acknowledgements at the end of a ``with`` block, seconds.
 
     Raises:
         InvalidRequestError: ``partitions_before`` holds a count below 1.
