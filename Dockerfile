@@ -17,18 +17,16 @@ ARG BASE_IMAGE=python:3.11.13-slim-bookworm
 
 FROM ${BASE_IMAGE} AS build
 
-# Wheels, and every one by its hash: what was tested is what runs, and nothing is compiled. One
-# package, for logging in to ZooKeeper by SASL, comes as source only, which is Python: setuptools,
-# by its hash too, makes a wheel of it, as of the service.
+# Every package by its hash: what was tested is what runs, and nothing is compiled. One package, for
+# logging in to ZooKeeper by SASL, comes as source only, which is Python: setuptools makes a wheel of
+# it, as of the service.
 COPY requirements /src/requirements
 RUN python -m venv /opt/build \
     && /opt/build/bin/pip install --no-cache-dir --require-hashes \
         -r /src/requirements/build.txt \
     && /opt/build/bin/pip wheel --no-cache-dir --no-build-isolation --require-hashes \
-        --wheel-dir /opt/wheels -r /src/requirements/zookeeper-sasl.txt \
-    && python -m venv /opt/delayservice \
-    && /opt/delayservice/bin/pip install --no-cache-dir --only-binary :all: --require-hashes \
-        -r /src/requirements/run.txt
+        --only-binary :all: --no-binary pure-sasl --wheel-dir /opt/wheels \
+        -r /src/requirements/node.txt
 
 COPY pyproject.toml README.md LICENSE /src/
 COPY delayservice /src/delayservice
@@ -36,6 +34,7 @@ COPY connectors /src/connectors
 COPY ha /src/ha
 RUN /opt/build/bin/pip wheel --no-cache-dir --no-index --no-deps --no-build-isolation \
         --wheel-dir /opt/wheels /src \
+    && python -m venv /opt/delayservice \
     && /opt/delayservice/bin/pip install --no-cache-dir --no-index --no-deps /opt/wheels/*.whl
 
 FROM ${BASE_IMAGE} AS runtime
@@ -82,7 +81,7 @@ FROM java AS spark-build
 COPY --from=build /opt/build /opt/build
 COPY requirements /src/requirements
 # PySpark comes as source only, which is Python around Spark's jars: a wheel is made of it.
-RUN /opt/build/bin/pip wheel --no-cache-dir --no-build-isolation --require-hashes \
+RUN /opt/build/bin/pip wheel --no-cache-dir --no-build-isolation --require-hashes --no-deps \
         --only-binary :all: --no-binary pyspark --wheel-dir /opt/spark-wheels \
         -r /src/requirements/spark.txt
 COPY --from=build /opt/delayservice /opt/delayservice

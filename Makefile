@@ -1,13 +1,26 @@
 # Everything runs from .venv, which is built when it is missing or stale.
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv check format test try demo simulate crash long night compat dist faults fault-tools alert-tools compose-tools helm-tools browser-tools lock lock-jars clean containers container-tools
+.PHONY: help venv check format test try demo simulate crash long night compat wheel dist faults fault-tools alert-tools compose-tools helm-tools manifest browser-tools lock lock-jars clean containers container-tools
 
 VENV := .venv
 BIN := $(VENV)/bin
-CODE := delayservice connectors ha client devtools tests examples
-COMPILE = $(BIN)/uv pip compile --quiet --generate-hashes --no-emit-index-url \
+CODE := delayservice connectors ha devtools tests docs/examples
+COMPILE = $(BIN)/uv pip compile --quiet --generate-hashes --no-emit-index-url --no-annotate \
 	--no-emit-find-links --universal --python-version 3.11 --custom-compile-command "make lock"
+
+# A venv of the folder $(1) with what the options $(2) list, each package by its hash, and the clone
+# itself. Its development tools are in no wheel, so their folder is put on the path.
+define make_venv
+	@test -n "$(PYTHON)" || { echo "Python 3.11 or later with venv is needed. Type:" \
+		"sudo apt-get install -y python3 python3-venv" >&2; exit 1; }
+	@rm -rf $(1) && $(PYTHON) -m venv $(1)
+	@$(1)/bin/python -m pip install --disable-pip-version-check --require-hashes $(2)
+	@$(1)/bin/python -m pip install --quiet --disable-pip-version-check \
+		--no-deps --no-build-isolation -e .
+	@echo "$(CURDIR)/devtools" > "$$($(1)/bin/python -c \
+		'import sysconfig; print(sysconfig.get_path("purelib"))')/devtools.pth"
+endef
 
 # The first Python of 3.11 or later that can make a venv; no name when there is none.
 ifndef PYTHON
@@ -18,7 +31,7 @@ endif
 
 # The stamp's name is made of what the venv was made of. File times would not do: a checkout may
 # bring an older lock with a newer time, and a copied .venv still belongs to the folder it was in.
-SOURCES := requirements/dev.txt $(wildcard requirements/*.in) pyproject.toml client/pyproject.toml devtools/pyproject.toml
+SOURCES := pyproject.toml $(wildcard requirements/*.txt)
 STAMP := $(VENV)/.built-$(shell { pwd; $(PYTHON) -V; cat $(SOURCES); } 2>&1 | cksum | cut -d' ' -f1)
 
 help:  ## show this list
@@ -28,14 +41,8 @@ venv: $(STAMP)  ## build .venv when it is missing or stale
 
 # Built anew, not updated: a stale one may come from another Python or another folder.
 $(STAMP):
-	@test -n "$(PYTHON)" || { echo "Python 3.11 or later with venv is needed. Type:" \
-		"sudo apt-get install -y python3 python3-venv" >&2; exit 1; }
-	rm -rf $(VENV)
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check \
-		--require-hashes -r requirements/dev.txt
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check \
-		--no-deps --no-build-isolation -e . -e client -e devtools
+	@echo "making $(VENV)"
+	$(call make_venv,$(VENV),--quiet -r requirements/node.txt -r requirements/spark.txt -r requirements/dev.txt)
 	@touch $@
 
 check: $(STAMP)  ## format, lint, types
@@ -55,25 +62,17 @@ test: check  ## check, then what shows within minutes whether a change is sound;
 	$(BIN)/pytest -n 2 --dist loadfile --durations=10 -m quick $(ARGS) || status=1; \
 	exit $$status
 
-# Needs a tenth of what tests need, so it has a venv of its own unless the whole one is there.
+# Needs no Spark, so it has a venv of its own unless the whole one is there.
 TRY := $(if $(wildcard $(STAMP)),$(VENV),.venv-try)
-TRY_STAMP := $(TRY)/$(if $(wildcard $(STAMP)),$(notdir $(STAMP)),.built-$(shell { pwd; $(PYTHON) -V; \
-	cat requirements/devtools.txt pyproject.toml devtools/pyproject.toml; } 2>&1 | cksum | cut -d' ' -f1))
+TRY_STAMP := $(TRY)/$(notdir $(STAMP))
 
 try: $(TRY_STAMP)  ## Kafka, a node and a first delayed record, to play with; ARGS as --once
 	$(TRY)/bin/delayservice dev try $(ARGS)
 
 .venv-try/.built-%:
-	@test -n "$(PYTHON)" || { echo "Python 3.11 or later with venv is needed. Type:" \
-		"sudo apt-get install -y python3 python3-venv" >&2; exit 1; }
-	@echo "1/3  making .venv-try"
-	@rm -rf .venv-try && $(PYTHON) -m venv .venv-try
-	@echo "2/3  installing what the service and an embedded Kafka need (about 200 MB)"
-	@.venv-try/bin/python -m pip install --disable-pip-version-check --no-compile \
-		--require-hashes -r requirements/devtools.txt
-	@.venv-try/bin/python -m pip install --quiet --disable-pip-version-check --no-deps \
-		--no-build-isolation -e . -e devtools
-	@echo "3/3  starting Kafka"
+	@echo "1/2  making .venv-try with what the service and an embedded Kafka need"
+	$(call make_venv,.venv-try,--no-compile -r requirements/node.txt -r requirements/dev.txt)
+	@echo "2/2  starting Kafka"
 	@touch $@
 
 demo: $(TRY_STAMP)  ## the main job on a real cluster, with the service killed in it
@@ -92,7 +91,7 @@ $(JARS): $(STAMP) connectors/spark/common/jars.lock
 		|| { cat $@.log; echo "The connector was not installed: each job fetches it" >&2; }
 
 # What fills the machine by itself, Spark and what kills nodes, runs alone, last.
-long: $(STAMP) browser-tools $(JARS)  ## every other test, on real servers and without, three faults too; ARGS reach pytest
+long: $(STAMP) browser-tools helm-tools $(JARS)  ## every other test, on real servers and without, three faults too; ARGS reach pytest
 	@status=0; \
 	$(BIN)/pytest -n auto --dist worksteal --durations=10 -m long $(ARGS) || status=1; \
 	$(BIN)/pytest -n 2 --dist loadfile --ignore tests/spark --durations=25 \
@@ -104,13 +103,22 @@ long: $(STAMP) browser-tools $(JARS)  ## every other test, on real servers and w
 night: $(STAMP)  ## what takes its time on a cluster and CI leaves out; ARGS reach pytest
 	$(BIN)/pytest -m night $(ARGS)
 
-dist: $(STAMP)  ## build the wheels of service and client, and try them in venvs of their own
-	rm -rf dist
-	PYTHON=$(BIN)/python deploy/build-wheels dist
-	DIST=$(CURDIR)/dist $(BIN)/pytest tests/integration/test_packages.py $(ARGS)
+# A copy is built, because a build takes up what earlier ones left beside its sources. Clock, umask
+# and modes are fixed, so that the same commit gives the same bytes.
+DIST := dist
+wheel: $(STAMP)  ## build the wheel into the folder DIST
+	@stage=$$(mktemp -d) && trap 'rm -rf "$$stage"' EXIT && umask 022 \
+	&& cp -R pyproject.toml README.md LICENSE delayservice connectors ha "$$stage" \
+	&& chmod -R u=rwX,go=rX "$$stage" \
+	&& SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct || echo 315532800) \
+		$(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-index --no-deps \
+		--no-build-isolation --check-build-dependencies --wheel-dir "$(DIST)" "$$stage"
+
+dist: wheel  ## build the wheel, and try it in venvs of its own
+	DIST=$(abspath $(DIST)) $(BIN)/pytest tests/integration/test_packages.py $(ARGS)
 
 # As root, on Debian: Docker Engine is unpacked and started for this alone, and removed afterwards.
-containers: $(STAMP) container-tools  ## build the images, run Compose and Kubernetes files; ARGS as --parts=images
+containers: $(STAMP) container-tools manifest  ## build the images, run Compose and Kubernetes files; ARGS as --parts=images
 	$(BIN)/python -m tests.containers $(ARGS)
 
 KAFKAS := 3.9 4.3
@@ -151,6 +159,13 @@ helm-tools: $(STAMP)  ## build Helm, which the tests of the chart need, if Go is
 	@command -v helm > /dev/null || test -x $(BIN)/helm || GOBIN=$(abspath $(BIN)) go install $(HELM) \
 		|| echo "Some tests will be skipped: go 1.24 or later is needed to build $(HELM)" >&2
 
+# For a cluster without a release of Helm, and for `make containers`.
+manifest: helm-tools  ## render the chart into deploy/kubernetes/elsewhere.yaml; ARGS as --set 'targets={orders*}'
+	"$$(command -v helm || echo $(BIN)/helm)" template delayservice deploy/helm/delayservice \
+		--kube-version 1.33 --namespace kafka --set zookeeper.create=true \
+		--set existingSecret=delayservice --set 'targets={orders*,payments}' \
+		--set kafka.bootstrap=my-cluster-kafka-bootstrap:9092 $(ARGS) > deploy/kubernetes/elsewhere.yaml
+
 container-tools:  ## install what `make containers` needs of Debian, if root and missing
 	$(call install,mmdebstrap podman catatonit docker-compose runc iptables ip,mmdebstrap podman catatonit \
 		buildah runc netavark aardvark-dns iptables docker-compose iproute2)
@@ -158,21 +173,19 @@ container-tools:  ## install what `make containers` needs of Debian, if root and
 browser-tools:  ## install what the tests of the page need of Debian, if root and missing
 	$(call install,chromium chromedriver,chromium chromium-driver)
 
-lock: $(STAMP)  ## write the lock files anew from requirements/*.in
-	$(COMPILE) requirements/build.in -o requirements/build.txt
-	$(COMPILE) requirements/run.in -o requirements/run.txt
-	$(COMPILE) -c requirements/run.txt requirements/zookeeper-sasl.in \
-		-o requirements/zookeeper-sasl.txt
-	$(COMPILE) -c requirements/run.txt requirements/run.in requirements/spark.in \
-		-o requirements/spark.txt
-	$(COMPILE) -c requirements/run.txt requirements/run.in requirements/devtools.in requirements/build.in \
-		-o requirements/devtools.txt
-	$(COMPILE) -c requirements/spark.txt -c requirements/devtools.txt $(wildcard requirements/*.in) -o requirements/dev.txt
+# Spark and the tests come on top of what a node needs, and are installed beside it.
+BESIDE_NODE = -c requirements/node.txt \
+	$$(sed -n 's/^\([a-z0-9._-]*\)==.*/--no-emit-package \1/p' requirements/node.txt) pyproject.toml
+lock: $(STAMP)  ## write the lock files anew from pyproject.toml
+	sed -n 's/^requires = \["\(.*\)"\].*/\1/p' pyproject.toml | $(COMPILE) - -o requirements/build.txt
+	$(COMPILE) --extra node pyproject.toml -o requirements/node.txt
+	$(COMPILE) --extra spark $(BESIDE_NODE) -o requirements/spark.txt
+	$(COMPILE) --extra dev -c requirements/spark.txt $(BESIDE_NODE) -o requirements/dev.txt
 
 lock-jars: $(STAMP)  ## write the locks of the jars anew
 	$(BIN)/python -m delay_devtools.lock_jars
 	$(BIN)/python -m connectors.spark.common.jars --lock
 
 clean:  ## remove .venv and every cache in this folder
-	rm -rf $(VENV) .venv-try build client/build devtools/build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info client/*.egg-info devtools/*.egg-info
+	rm -rf $(VENV) .venv-try build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info
 	find $(CODE) -name __pycache__ -type d -prune -exec rm -rf {} +

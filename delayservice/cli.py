@@ -13,7 +13,8 @@ Exit statuses:
 from __future__ import annotations
 
 import sys
-from importlib.metadata import entry_points
+from importlib import import_module
+from importlib.util import find_spec
 from typing import Annotated
 
 import typer
@@ -32,7 +33,6 @@ from delayservice.commands import (
     zookeeper,
 )
 from delayservice.commands.console import err, out, print_error, print_json
-from delayservice.commands.extras import add_placeholders
 from delayservice.commands.options import (
     CommonOptions,
     ConfigOption,
@@ -176,14 +176,10 @@ app.add_typer(spark.app, name="spark")
 app.add_typer(zookeeper.app, name="zookeeper")
 app.add_typer(smoke.dev, name="dev")
 
-# Commands of other distributions, as kafka-delay-devtools, are functions that add them.
-_others = entry_points(group="delayservice.commands")
-for _added in _others:
-    _added.load()(app)
-if not _others:
-    add_placeholders(app, "demo", "bench")
-    add_placeholders(smoke.dev, "up", "try")
-    add_placeholders(spark.app, "drill")
+# A clone has the development tools beside the package, and no wheel has them. They import the
+# service, so it names them only here.
+if find_spec("delay_devtools") is not None:
+    import_module("delay_devtools.commands").add_to(app)
 
 
 def main() -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib.util import find_spec
 from typing import Final
 
 import structlog
@@ -65,15 +64,7 @@ def make_client(
         options: address of ZooKeeper and login.
         log: logger of the client.
         resumed: id and password of the session to go on with; None: a new session.
-
-    Raises:
-        DelayServiceError: the login is SASL, and the package for that is missing.
     """
-    if options.auth == "sasl" and find_spec("puresasl") is None:
-        raise DelayServiceError(
-            "zookeeper.auth = 'sasl' needs the package pure-sasl, which is not installed: install "
-            "it, or the service with its extra zookeeper-sasl, or log in with 'digest'"
-        )
     password = options.secret()
     return KazooClient(
         hosts=options.hosts,

@@ -49,7 +49,7 @@ class Service:
 
 
 LARGE = "docker-compose.yml"
-SMALL = "docker-compose.small.yml"
+SMALL = "deploy/docker-compose.small.yml"
 
 
 def compose(file: str = LARGE) -> dict[str, Any]:

@@ -18,7 +18,7 @@ import click
 import typer
 from pydantic import BaseModel
 
-import kafka_delay_client
+import connectors.kafka.client
 from connectors.spark import audit
 from connectors.spark.reconcile import compare, repair_plan
 from delayservice.cli import app
@@ -51,7 +51,7 @@ def collect() -> dict[str, list[str]]:
         "admin routes and keys": _admin(),
         "ZooKeeper nodes": _zookeeper_nodes(),
         "Python imports": [
-            *(f"kafka_delay_client.{name}" for name in kafka_delay_client.__all__),
+            *(f"connectors.kafka.client.{name}" for name in connectors.kafka.client.__all__),
             *(f"connectors.spark.audit.{name}" for name in audit.__all__),
             "connectors.spark.reconcile.compare.compare",
             "connectors.spark.reconcile.store_source.StoreSource",

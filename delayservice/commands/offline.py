@@ -58,16 +58,14 @@ def inspect(
 
     With --json, facts are one object, and records one object on a line each.
     """
-    from delayservice.commands import inspect as inspecting
+    from delayservice.commands import stored
 
     asked = (since, until, record_id, target, limit)
     if not (records or values or any(option is not None for option in asked)):
-        is_whole = inspecting.show_facts(path, as_json=as_json)
+        is_whole = stored.show_facts(path, as_json=as_json)
     else:
-        wanted = inspecting.wanted(since, until, record_id, target)
-        is_whole = inspecting.show_records(
-            path, wanted, limit or LIMIT, values=values, as_json=as_json
-        )
+        wanted = stored.wanted(since, until, record_id, target)
+        is_whole = stored.show_records(path, wanted, limit or LIMIT, values=values, as_json=as_json)
     raise typer.Exit(0 if is_whole else 1)
 
 

@@ -15,7 +15,7 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 
 from delayservice.base.errors import StoreError
 from delayservice.commands.console import err, out, print_json
-from delayservice.commands.inspect import shard_names, shard_text, time_text
+from delayservice.commands.stored import shard_names, shard_text, time_text
 from delayservice.store.findings import CheckVerdict, Finding
 from delayservice.store.offline import verify as check
 from delayservice.store.offline import wheel_reader

@@ -110,7 +110,7 @@ PYTHON_NOT_RUN: Final = (
         _FRAGMENT,
     ),
     Listed("docs/client.md", "from datetime import", _RECIPE),
-    Listed("docs/client.md", "from kafka_delay_client import LevelProducer", "needs levels"),
+    Listed("docs/client.md", "from connectors.kafka.client import LevelProducer", "needs levels"),
     Listed("docs/internals/retry-ladder.md", "producer = Producer(", _FRAGMENT),
     Listed("docs/header-contract.md", "to_reports =", _FRAGMENT),
     Listed(

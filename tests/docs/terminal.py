@@ -26,7 +26,7 @@ from tests.integration.bench import await_true
 
 _WAIT_S: Final = 90.0
 _COMMAND_S: Final = 240.0
-_OURS: Final = ("connectors", "delayservice.cluster.toml", "deploy", "requirements", "tests")
+_OURS: Final = ("connectors", "deploy", "requirements", "tests")
 """What somebody who types has of the repository."""
 
 

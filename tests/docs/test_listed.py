@@ -190,10 +190,9 @@ def read_submit(words: list[str]) -> None:
 
 
 def read_pip(words: list[str]) -> None:
-    extras = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
-    known = extras["tool"]["setuptools"]["dynamic"]["optional-dependencies"]
-    for name in re.findall(r"kafka-delay-service\[(\w+)\]", " ".join(words)):
-        assert name in known
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    for name in re.findall(r"kafka_delay_service-[\w.-]+\.whl\[(\w+)\]", " ".join(words)):
+        assert name in project["optional-dependencies"]
 
 
 READERS: Final = {

@@ -8,10 +8,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from confluent_kafka import KafkaError, Message, Producer
 
-from delay_devtools.cluster import EmbeddedCluster
-from delayservice.base.errors import KafkaEdgeError
-from delayservice.contract.partitioner import partition_for
-from kafka_delay_client import (
+from connectors.kafka.client import (
     NO_KEY,
     DelayProducer,
     LevelProducer,
@@ -19,6 +16,9 @@ from kafka_delay_client import (
     own_headers,
     source_of,
 )
+from delay_devtools.cluster import EmbeddedCluster
+from delayservice.base.errors import KafkaEdgeError
+from delayservice.contract.partitioner import partition_for
 from tests.integration.bench import Bench, Seen, await_true, now_ms, quiet
 
 pytestmark = pytest.mark.quick

@@ -27,7 +27,7 @@ from tests.integration.bench import Bench
 from tests.integration.foreign_programs import class_path, fetch, need, run
 
 ROOT: Final = Path(__file__).parents[2]
-EXAMPLES: Final = ROOT / "examples"
+EXAMPLES: Final = ROOT / "docs" / "examples"
 PARTITIONS: Final = 5
 at_night = pytest.mark.night
 minutes = pytest.mark.timeout(600)
@@ -59,7 +59,7 @@ def recipe(bench: Bench, page: str, language: str, holding: str, target: str) ->
 def example(
     bench: Bench, name: str, folder: Path, target: str, more: Mapping[str, str] | None = None
 ) -> Path:
-    """Copy a folder of ``examples``, for this bench's broker and topics."""
+    """Copy a folder of ``docs/examples``, for this bench's broker and topics."""
     place = folder / name
     shutil.copytree(EXAMPLES / name, place)
     for file in place.rglob("*"):

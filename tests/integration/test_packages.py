@@ -1,6 +1,6 @@
-"""The wheels as their users have them: built twice, installed in clean venvs, tried on a broker.
+"""The wheel as its users have it: built twice, installed in clean venvs, tried on a broker.
 
-``DIST`` names a folder with wheels to be tried instead (``make dist``).
+``DIST`` names a folder with a wheel to be tried instead (``make dist``).
 """
 
 from __future__ import annotations
@@ -17,15 +17,16 @@ from pathlib import Path
 import pytest
 
 from delay_devtools.cluster import EmbeddedCluster
-from tests.integration.bench import Bench, await_true
+from tests.conftest import MakeTopic
+from tests.integration.bench import Bench, Reader, await_true
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 ROOT = Path(__file__).parents[2]
-LOCK = ROOT / "requirements" / "run.txt"
+LOCK = ROOT / "requirements" / "node.txt"
 SEND = """
 import sys
-from kafka_delay_client import DelayProducer, InvalidRequestError
+from connectors.kafka.client import DelayProducer, InvalidRequestError
 bootstrap, topic, target = sys.argv[1:]
 with DelayProducer({"bootstrap.servers": bootstrap}, topic) as producer:
     producer.send(target, b"later", key="k", delay="1500ms", id="one", headers={"trace": b"7"})
@@ -34,13 +35,8 @@ with DelayProducer({"bootstrap.servers": bootstrap}, topic) as producer:
     except InvalidRequestError as exc:
         print(exc)
 """
-SASL = [
-    f"--set=node.cluster_secret={'s' * 32}",
-    "--set=zookeeper.hosts=localhost:1",
-    *(f"--set=zookeeper.{one}" for one in ("auth=sasl", "username=a", "password=b")),
-]
 TYPED = """
-from kafka_delay_client import DelayProducer
+from connectors.kafka.client import DelayProducer
 def send(producer: DelayProducer) -> None:
     producer.send("orders", 1, delay=1)
 """
@@ -61,8 +57,9 @@ class Venv:
         self._folder = folder
         self._packages = packages
 
-    def install(self, wheel: Path) -> None:
-        self.done("pip", "install", "--no-index", "--find-links", self._packages, wheel)
+    def install(self, wheel: Path, extra: str = "") -> None:
+        wanted = f"{wheel}[{extra}]" if extra else wheel
+        self.done("pip", "install", "--no-index", "--find-links", self._packages, wanted)
         self.done("pip", "check")
 
     def run(self, program: str, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
@@ -98,74 +95,73 @@ def bare_environment() -> Mapping[str, str]:
 
 
 def build(into: Path, umask: int) -> Path:
-    program = [ROOT / "deploy" / "build-wheels", into]
-    env = {**bare_environment(), "PYTHON": sys.executable}
-    subprocess.run(program, check=True, env=env, umask=umask)
-    return into
+    words = ["make", "--silent", "-C", str(ROOT), "wheel", f"DIST={into}"]
+    subprocess.run(words, check=True, env=bare_environment(), umask=umask)
+    (wheel,) = into.glob("kafka_delay_service-*.whl")
+    return wheel
+
+
+def download(lock: Path, into: Path) -> None:
+    """What a lock lists, each by its hash; what comes as source only is built."""
+    pip = [sys.executable, "-m", "pip", "wheel", "--quiet", "--disable-pip-version-check"]
+    locked = ["--no-build-isolation", "--no-deps", "--require-hashes", "--requirement", str(lock)]
+    subprocess.run([*pip, *locked, "--wheel-dir", str(into)], check=True, env=bare_environment())
 
 
 @pytest.fixture(scope="module")
-def wheels(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     given = os.environ.get("DIST")
-    return Path(given) if given else build(tmp_path_factory.mktemp("dist"), 0o022)
-
-
-@pytest.fixture(scope="module")
-def service_wheel(wheels: Path) -> Path:
-    (wheel,) = wheels.glob("kafka_delay_service-*.whl")
-    return wheel
-
-
-@pytest.fixture(scope="module")
-def client_wheel(wheels: Path) -> Path:
-    (wheel,) = wheels.glob("kafka_delay_client-*.whl")
-    return wheel
+    if given is None:
+        return build(tmp_path_factory.mktemp("dist"), 0o022)
+    (found,) = Path(given).glob("kafka_delay_service-*.whl")
+    return found
 
 
 @pytest.fixture(scope="module")
 def packages(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What the lock lists, each by its hash."""
     folder = tmp_path_factory.mktemp("packages")
-    pip = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check"]
-    locked = ["--only-binary", ":all:", "--require-hashes", "--requirement", str(LOCK)]
-    subprocess.run([*pip, *locked, "--dest", str(folder)], check=True, env=bare_environment())
+    download(LOCK, folder)
     return folder
 
 
 @pytest.fixture(scope="module")
-def client_venv(
-    client_wheel: Path, packages: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Venv:
+def client_venv(wheel: Path, packages: Path, tmp_path_factory: pytest.TempPathFactory) -> Venv:
     made = Venv(tmp_path_factory.mktemp("client"), packages)
-    made.install(client_wheel)
+    made.install(wheel)
     return made
 
 
 @pytest.fixture(scope="module")
-def service_venv(
-    service_wheel: Path, packages: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Venv:
-    made = Venv(tmp_path_factory.mktemp("service"), packages)
-    made.install(service_wheel)
+def node_venv(wheel: Path, packages: Path, tmp_path_factory: pytest.TempPathFactory) -> Venv:
+    made = Venv(tmp_path_factory.mktemp("node"), packages)
+    made.install(wheel, "node")
     return made
 
 
 @pytest.fixture(scope="module")
-def shared_venv(client_wheel: Path, service_venv: Venv) -> Venv:
-    service_venv.install(client_wheel)
-    return service_venv
+def spark_venv(wheel: Path, packages: Path, tmp_path_factory: pytest.TempPathFactory) -> Venv:
+    download(LOCK.with_name("spark.txt"), packages)
+    made = Venv(tmp_path_factory.mktemp("spark"), packages)
+    made.install(wheel, "spark")
+    return made
 
 
-def test_a_second_build_gives_the_same_bytes(wheels: Path, tmp_path: Path) -> None:
+def test_a_second_build_gives_the_same_bytes(wheel: Path, tmp_path: Path) -> None:
     again = build(tmp_path / "again", 0o077)
-    assert {one.name for one in again.iterdir()} == {one.name for one in wheels.iterdir()}
-    for one in again.iterdir():
-        assert one.read_bytes() == (wheels / one.name).read_bytes(), one.name
+    assert again.name == wheel.name
+    assert again.read_bytes() == wheel.read_bytes()
+
+
+def test_the_wheel_holds_the_service_and_no_development_tools(client_venv: Venv) -> None:
+    files = client_venv.distributions()["kafka-delay-service"].files or ()
+    tops = {str(one).partition("/")[0] for one in files}
+    folders = {name for name in tops if name.isidentifier()}
+    assert folders == {"delayservice", "connectors", "ha"}
 
 
 def test_the_client_brings_along_kafka_and_a_hash_and_nothing_else(client_venv: Venv) -> None:
     assert set(client_venv.distributions()) <= {
-        "kafka-delay-client",
+        "kafka-delay-service",
         "confluent-kafka",
         "murmurhash2",
         "typing-extensions",  # confluent-kafka's, below Python 3.11
@@ -188,87 +184,63 @@ def test_the_client_is_typed(client_venv: Venv, tmp_path: Path) -> None:
     assert "Found 1 error in 1 file" in done.stdout
 
 
-def test_the_service_brings_along_what_the_lock_lists(service_venv: Venv) -> None:
+def test_a_node_brings_along_what_the_lock_lists(node_venv: Venv) -> None:
     locked = re.findall(r"^([\w.-]+)==(\S+)(?: ;.*)?", LOCK.read_text("utf-8"), re.MULTILINE)
-    found = {name: one.version for name, one in service_venv.distributions().items()}
+    found = {name: one.version for name, one in node_venv.distributions().items()}
     assert found.pop("kafka-delay-service")
-    found.pop("kafka-delay-client", None)  # of another test, and it needs no more
-    elsewhere = {"colorama"}  # of other systems
-    assert found == {plain(name): version for name, version in locked if name not in elsewhere}
+    others = {"colorama"}  # of other systems
+    assert found == {plain(name): version for name, version in locked if name not in others}
 
 
-def test_every_page_of_help_is_there(service_venv: Venv) -> None:
-    assert service_venv.done("delayservice", "version").startswith("delayservice ")
-    commands = re.findall(
-        r"^│ ([a-z]+) ", service_venv.done("delayservice", "--help"), re.MULTILINE
-    )
+def test_every_page_of_help_is_there(node_venv: Venv) -> None:
+    assert node_venv.done("delayservice", "version").startswith("delayservice ")
+    commands = re.findall(r"^│ ([a-z]+) ", node_venv.done("delayservice", "--help"), re.MULTILINE)
     assert len(commands) > 10
     for command in commands:
-        service_venv.done("delayservice", command, "--help")
+        node_venv.done("delayservice", command, "--help")
 
 
-@pytest.mark.parametrize(
-    ("command", "said"),
-    [
-        (["bench", "whole", "--json"], r"bench belongs to .*kafka_delay_devtools-"),
-        (["demo"], r"demo belongs to .*kafka_delay_devtools-"),
-        (["dev", "up"], r"dev up belongs to .*kafka_delay_devtools-"),
-        (["spark", "drill", "--records", "5"], r"spark drill belongs to .*kafka_delay_devtools-"),
-        (["spark", "report", "-b", "localhost:1"], r"need pyspark.*\[spark\]"),
-        (["zookeeper", "rights", *SASL], "needs the package pure-sasl.*zookeeper-sasl"),
-    ],
-    ids=lambda value: value[0] if isinstance(value, list) else "",
-)
-def test_what_only_an_extra_brings_is_named(
-    service_venv: Venv, command: list[str], said: str
-) -> None:
-    done = service_venv.run("delayservice", *command)
+@pytest.mark.parametrize("command", [["run"], ["--help"]], ids=lambda words: words[0])
+def test_without_the_extra_the_command_names_it(client_venv: Venv, command: list[str]) -> None:
+    done = client_venv.run("delayservice", *command)
+    assert done.returncode == 2
+    assert re.search(r"needs typer.*\[node\]", done.stderr), done.stderr
+
+
+def test_a_job_without_spark_names_its_extra(node_venv: Venv) -> None:
+    done = node_venv.run("delayservice", "spark", "report", "-b", "localhost:1")
     assert done.returncode == 1
-    assert re.search(said, " ".join(done.stderr.split())), done.stderr
+    said = " ".join(done.stderr.split())
+    assert re.search(r"need pyspark.*\[spark\]", said), done.stderr
 
 
-def test_the_wheel_of_the_development_tools_adds_their_commands(
-    service_venv: Venv, wheels: Path
+@pytest.mark.night
+def test_a_job_of_spark_runs_with_its_extra_alone(
+    cluster: EmbeddedCluster, make_topic: MakeTopic, spark_venv: Venv, tmp_path: Path
 ) -> None:
-    (wheel,) = wheels.glob("kafka_delay_devtools-*.whl")
-    service_venv.done("pip", "install", "--no-index", "--no-deps", wheel)
-    try:
-        for command in (["demo"], ["bench"], ["dev", "up"], ["dev", "try"], ["spark", "drill"]):
-            assert "belongs to" not in service_venv.done("delayservice", *command, "--help")
-    finally:
-        service_venv.done("pip", "uninstall", "--yes", "kafka-delay-devtools")
+    rows = tmp_path / "rows.csv"
+    rows.write_text("due,text\n2030-01-01T00:00:00Z,later\n", "utf-8")
+    topic, target = make_topic("delay_topic"), make_topic("to")
+    words = ["--topic", topic, "--at", "due", "--value", "text", "-t", target]
+    sets = ["-b", cluster.bootstrap, "--set", "targets.default.allow=*", "--master", "local[2]"]
+    spark_venv.done("delayservice", "spark", "schedule", rows, *words, *sets)
+    with Reader(cluster.bootstrap, [topic]) as reader:
+        assert len(reader.to_end()) == 1
 
 
-def test_the_load_of_the_compose_file_needs_no_extra(service_venv: Venv) -> None:
-    service_venv.done("python", "-c", "import delayservice.smoke.run")
+def test_the_load_of_the_compose_file_needs_no_extra(node_venv: Venv) -> None:
+    node_venv.done("python", "-c", "import delayservice.smoke.run")
 
 
-def test_service_and_client_share_no_file(shared_venv: Venv) -> None:
-    service, client = (
-        {str(one) for one in shared_venv.distributions()[name].files or ()}
-        for name in ("kafka-delay-service", "kafka-delay-client")
-    )
-    assert service
-    assert client
-    assert not service & client
-    assert {name.partition("/")[0] for name in client} == {
-        "kafka_delay_client",
-        next(name.partition("/")[0] for name in client if ".dist-info/" in name),
-    }
-    code = "import kafka_delay_client as a, connectors.kafka.client as b; print(a is not b and "
-    code += "all(getattr(a, name) is getattr(b, name) for name in b.__all__))"
-    assert shared_venv.done("python", "-c", code) == "True\n"
-
-
-def test_the_installed_client_sends_and_the_installed_service_delivers(
-    cluster: EmbeddedCluster, shared_venv: Venv, client_venv: Venv, tmp_path: Path
+def test_the_installed_client_sends_and_the_installed_node_delivers(
+    cluster: EmbeddedCluster, node_venv: Venv, client_venv: Venv, tmp_path: Path
 ) -> None:
     with Bench(cluster.bootstrap, tmp_path) as bench:
         target = bench.target("packages")
         sets = [word for one in bench.settings("log.format=json") for word in ("--set", one)]
         with bench.log_path.open("wb") as log:
             service = subprocess.Popen(
-                [shared_venv.bin / "delayservice", "run", *sets],
+                [node_venv.bin / "delayservice", "run", *sets],
                 stdout=log,
                 stderr=log,
                 cwd=tmp_path,

@@ -12,18 +12,18 @@ from pathlib import Path
 import pytest
 from confluent_kafka import Consumer, Message, Producer, TopicPartition
 
-from delay_devtools.cluster import EmbeddedCluster
-from delayservice.base.errors import KafkaEdgeError
-from kafka_delay_client import (
+from connectors.kafka.client import (
     Deduplicator,
     DelayProducer,
     LevelProducer,
     RetryLadder,
     source_of,
 )
+from delay_devtools.cluster import EmbeddedCluster
+from delayservice.base.errors import KafkaEdgeError
 from tests.integration.bench import WAIT_S, Bench, Seen, await_true, quiet
 
-EXAMPLE = Path(__file__).parents[2] / "examples" / "retrying_consumer.py"
+EXAMPLE = Path(__file__).parents[2] / "docs" / "examples" / "retrying_consumer.py"
 STEPS_MS = (300, 600, 900)
 
 

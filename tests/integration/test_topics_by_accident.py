@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
+from connectors.kafka.client import DelayProducer, KafkaEdgeError, LevelProducer, OutcomeReader
 from connectors.kafka.clients import admin_client, consumer_client, producer_client
 from delay_devtools.cluster import EmbeddedCluster
-from kafka_delay_client import DelayProducer, KafkaEdgeError, LevelProducer, OutcomeReader
 from tests.integration.bench import Bench, await_true
 
 

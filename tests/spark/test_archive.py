@@ -131,7 +131,7 @@ def test_a_notebook_judges_it_also_over_spark_connect(
     h.source(due_ms)
     h.settled(h.now_ms)
     written(spark, h, tmp_path / "archive")
-    script = str(ROOT / "examples/audit_notebook.py")
+    script = str(ROOT / "docs/examples/audit_notebook.py")
     notebook = [sys.executable, script, str(tmp_path / "archive")]
     env = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT}/client", "PYSPARK_PYTHON": sys.executable}
     env |= {"SPARK_REMOTE": remote} if remote else {}

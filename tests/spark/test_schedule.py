@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
+from connectors.kafka.client.producer import DelayProducer
 from connectors.spark.schedule.check import ROW_UNREADABLE
 from connectors.spark.schedule.mapping import Fields, drafts
 from connectors.spark.schedule.run import (
@@ -22,7 +23,6 @@ from connectors.spark.schedule.run import (
 from delayservice.base.errors import DelayServiceError, InvalidRequestError
 from delayservice.contract.contracts import Contract
 from delayservice.contract.partitioner import partition_for
-from kafka_delay_client.producer import DelayProducer
 from tests.conftest import MakeTopic
 from tests.integration.bench import Reader
 from tests.spark.schedule_desk import CONTRACT, DUE_MS, PARTITIONS, Desk

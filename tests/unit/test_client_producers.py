@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaException, Producer
 
+from connectors.kafka.client import DelayProducer, InvalidRequestError, LevelProducer
+from connectors.kafka.client.places import Places
 from delayservice.base.errors import KafkaEdgeError
 from delayservice.contract.partitioner import partition_for
-from kafka_delay_client import DelayProducer, InvalidRequestError, LevelProducer
-from kafka_delay_client.places import Places
 from tests.integration.bench import await_true
 from tests.stopwatch import Stopwatch
 
@@ -191,7 +191,7 @@ def test_a_former_partition_count_is_one_or_more(count: int) -> None:
 
 
 def test_the_client_loads_nothing_heavy_of_the_service() -> None:
-    code = "import sys, kafka_delay_client; print(*sys.modules)"
+    code = "import sys, connectors.kafka.client; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stdout
     tops = {name.partition(".")[0] for name in loaded.decode().split()}
     assert not tops & {"rocksdict", "kazoo", "pydantic", "structlog", "typer", "prometheus_client"}

@@ -1,13 +1,7 @@
-"""``deploy/helm``: what the chart makes of its values, read by Kubernetes' schemas and the service.
-
-``deploy/kubernetes/elsewhere.yaml`` is the chart's output for ``VALUES``, so it is tested without
-Helm too. To write it anew: ``RENDER_CHART=1 pytest tests/unit/test_deploy_helm.py``.
-"""
+"""``deploy/helm``: what the chart makes of its values, read by Kubernetes' schemas and a node."""
 
 from __future__ import annotations
 
-import os
-import re
 import shlex
 import shutil
 import subprocess
@@ -25,14 +19,9 @@ from delayservice.process.worker import STOP_TIMEOUT_S
 from tests.deployed import ROOT, parse, services
 from tests.docs.pages import bare, blocks, commands
 
+pytestmark = pytest.mark.long  # `make long` builds Helm
+
 CHART = ROOT / "deploy/helm/delayservice"
-FILE = ROOT / "deploy/kubernetes/elsewhere.yaml"
-HEAD = """\
-# The delay service for brokers that run elsewhere, with a ZooKeeper ensemble of its own: what the
-# chart in deploy/helm makes of the values below. docs/kubernetes.md says what to change, and names
-# the secret that it expects.
-#
-"""
 VALUES = (
     "kafka.bootstrap=my-cluster-kafka-bootstrap:9092",
     "existingSecret=delayservice",
@@ -133,32 +122,26 @@ def check(objects: Sequence[Object]) -> None:
             assert chosen == [one["metadata"]["name"]]
 
 
-# --- without Helm: what it made -----------------------------------------------------------------
-
-ELSEWHERE: list[Object] = [one for one in yaml.safe_load_all(FILE.read_text("utf-8")) if one]
-
-
-def test_the_manifest_is_what_the_chart_makes() -> None:
-    done = template(*VALUES)
-    assert done.returncode == 0, done.stderr
-    head = HEAD + "".join(f"#   --set '{one}'\n" for one in VALUES)
-    # Who made it and from which file is of no use in a file that people change.
-    made_by = r"^(# Source|\s*(helm\.sh/chart|app\.kubernetes\.io/managed-by)): .*\n"
-    body = re.sub(made_by, "", done.stdout, flags=re.MULTILINE)
-    body = re.sub(r" +annotations:\n +checksum/config: \w+\n", "", body)
-    if os.environ.get("RENDER_CHART"):
-        FILE.write_text(head + body, "utf-8")
-    assert FILE.read_text("utf-8") == head + body
+@pytest.fixture(scope="module")
+def elsewhere() -> list[Object]:
+    return rendered(*VALUES)
 
 
-def test_kubernetes_takes_the_manifest() -> None:
-    assert len(ELSEWHERE) == 9
-    check(ELSEWHERE)
+def test_kubernetes_takes_the_manifest(elsewhere: list[Object]) -> None:
+    assert len(elsewhere) == 9
+    check(elsewhere)
 
 
-def test_its_settings_are_those_of_a_cluster(tmp_path: Path) -> None:
-    settings = settings_of(ELSEWHERE, tmp_path)
-    pod, node = node_of(ELSEWHERE)
+def test_make_writes_the_manifest(elsewhere: list[Object]) -> None:
+    words = ["make", "--silent", "manifest"]
+    subprocess.run(words, cwd=ROOT, check=True, capture_output=True)
+    written = (ROOT / "deploy/kubernetes/elsewhere.yaml").read_text("utf-8")
+    assert [one for one in yaml.safe_load_all(written) if one] == elsewhere
+
+
+def test_its_settings_are_those_of_a_cluster(elsewhere: list[Object], tmp_path: Path) -> None:
+    settings = settings_of(elsewhere, tmp_path)
+    pod, node = node_of(elsewhere)
     parse(node["args"])
     mounted = {mount["mountPath"] for mount in node["volumeMounts"]}
     assert str(settings.node.state_dir) in mounted
@@ -166,7 +149,7 @@ def test_its_settings_are_those_of_a_cluster(tmp_path: Path) -> None:
     assert settings.delivery.id_partitions == settings.topics.partitions
     assert settings.targets["default"].allow == ("orders*", "payments")
     hosts = settings.zookeeper.hosts.split(",")
-    ensemble = named(ELSEWHERE, "StatefulSet", "delayservice-zookeeper")["spec"]
+    ensemble = named(elsewhere, "StatefulSet", "delayservice-zookeeper")["spec"]
     assert len(hosts) == ensemble["replicas"] == 3
     files = {one["value"] for one in node["env"] if one["name"].endswith("_FILE")}
     assert files == {f"/run/secrets/delayservice/{key}" for key in SECRET}
@@ -175,10 +158,12 @@ def test_its_settings_are_those_of_a_cluster(tmp_path: Path) -> None:
     assert pod["terminationGracePeriodSeconds"] > STOP_TIMEOUT_S + 5
 
 
-def test_its_images_are_those_of_the_compose_file_and_its_guard_that_of_the_sidecar() -> None:
-    pod, node = node_of(ELSEWHERE)
+def test_its_images_are_those_of_the_compose_file_and_its_guard_that_of_the_sidecar(
+    elsewhere: list[Object],
+) -> None:
+    pod, node = node_of(elsewhere)
     assert node["image"] == services()["delay-1"].facts["image"]
-    (ensemble,) = node_of(ELSEWHERE, "delayservice-zookeeper")[0]["containers"]
+    (ensemble,) = node_of(elsewhere, "delayservice-zookeeper")[0]["containers"]
     assert ensemble["image"] == services()["zookeeper-1"].facts["image"]
     sidecar = yaml.safe_load_all((ROOT / "deploy/kubernetes/delayservice.yaml").read_text("utf-8"))
     theirs = named(list(sidecar), "StatefulSet", "kafka")["spec"]["template"]["spec"]
@@ -186,9 +171,6 @@ def test_its_images_are_those_of_the_compose_file_and_its_guard_that_of_the_side
     for key in ("securityContext", "startupProbe", "livenessProbe", "readinessProbe"):
         assert node[key] == beside[key]
     assert pod["securityContext"] == theirs["securityContext"]
-
-
-# --- with Helm ----------------------------------------------------------------------------------
 
 
 @pytest.fixture

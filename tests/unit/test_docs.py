@@ -80,7 +80,7 @@ def test_every_toml_snippet_is_a_configuration(page: Path, tmp_path: Path) -> No
 
 @pytest.mark.parametrize("name", ["example", "cluster"])
 def test_the_example_configuration_loads(name: str) -> None:
-    load(ROOT / f"delayservice.{name}.toml", [], {})
+    load(ROOT / "deploy" / f"delayservice.{name}.toml", [], {})
 
 
 @every_page

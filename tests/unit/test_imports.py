@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-CLIENT = "kafka_delay_client"
+CLIENT = "connectors.kafka.client"
 DEVTOOLS = "delay_devtools"
-OURS = ("delayservice", "connectors", "ha", CLIENT, DEVTOOLS)
-ROOTS = {CLIENT: ROOT / "client", DEVTOOLS: ROOT / "devtools"}
+OURS = ("delayservice", "connectors", "ha", DEVTOOLS)
+ROOTS = {DEVTOOLS: ROOT / "devtools"}
 
 BASE = frozenset({"delayservice.base"})
 CONTRACT = BASE | {"delayservice.contract"}
@@ -36,12 +36,7 @@ MAY_KNOW: dict[str, frozenset[str]] = {
     "delayservice.smoke": BASE | {"delayservice.smoke"},
     # Offline sources read the stores' files.
     "connectors.spark": CONFIG | {"delayservice.store", "connectors"},
-    # The client under its former name.
-    "connectors.kafka.client": frozenset({CLIENT}),
-    # engine.ports holds the interfaces that the connectors fill.
-    "connectors": CONFIG | {"delayservice.metrics", "connectors"},
-    "ha": CONFIG | {"ha"},
-    # Its wheel carries what it imports (client/setup.py), so that is to be little.
+    # Public, and used where nothing of a node is installed.
     CLIENT: CONTRACT
     | {
         "connectors.kafka.clients",
@@ -49,9 +44,13 @@ MAY_KNOW: dict[str, frozenset[str]] = {
         "connectors.kafka.outcomes",
         CLIENT,
     },
+    # engine.ports holds the interfaces that the connectors fill.
+    "connectors": CONFIG | {"delayservice.metrics", "connectors"},
+    "ha": CONFIG | {"ha"},
 }
 PURE = frozenset({"delayservice.contract", "delayservice.engine", "delayservice.replicas"})
 CORE_FOREIGN = frozenset({"msgspec", "murmurhash2", "xxhash"})
+BASE_FOREIGN = frozenset({"confluent_kafka", "murmurhash2"})
 # A clock, a file, a socket, a thread or chance: what the core must be handed, and never take.
 CORE_FORBIDDEN = frozenset(
     [
@@ -133,6 +132,19 @@ def test_pure_packages_use_only_the_standard_library_and_do_no_io(path: Path) ->
     assert not foreign & CORE_FORBIDDEN, "core is handed time, files and chance from outside"
 
 
+def test_the_client_needs_only_what_the_distribution_without_extras_brings() -> None:
+    paths = {module_name(path): path for path in MODULES}
+    wanted = {name for name in paths if is_below(name, frozenset({CLIENT}))}
+    reached: set[str] = set()
+    foreign: set[str] = set()
+    while wanted:
+        reached |= wanted
+        imported = {one for name in wanted for one in imports_of(paths[name])}
+        foreign |= {one.split(".")[0] for one in imported} - set(OURS)
+        wanted = imported & paths.keys() - reached
+    assert foreign - sys.stdlib_module_names == BASE_FOREIGN
+
+
 def test_the_service_does_not_know_the_development_tools() -> None:
     development = frozenset({DEVTOOLS})
     for path in MODULES:
@@ -148,13 +160,12 @@ def test_no_two_packages_import_each_other() -> None:
         knows.setdefault(own, set()).update(
             package_of(name) for name in imports_of(path) if name.split(".")[0] in OURS
         )
-    circles = {
+    assert not {
         (one, other)
         for one, known in knows.items()
         for other in known
         if one < other and one in knows.get(other, ())
     }
-    assert circles <= {("connectors.kafka", CLIENT)}, "the client's former name is the only one"
 
 
 def test_no_modules_import_each_other_in_a_circle() -> None:

@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from delayservice.cli import app
-from delayservice.commands.inspect import safe_text
+from delayservice.commands.stored import safe_text
 from delayservice.engine.cursor import Cursor
 from delayservice.store.base import Frame, Store
 from tests.unit import stored_folders as stored

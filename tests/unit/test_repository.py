@@ -65,11 +65,4 @@ def test_a_lock_pins_every_package_by_hash_and_holds_no_address(lock: Path) -> N
 
 
 def test_every_lock_of_the_project_is_there() -> None:
-    assert [lock.name for lock in LOCKS] == [
-        "build.txt",
-        "dev.txt",
-        "devtools.txt",
-        "run.txt",
-        "spark.txt",
-        "zookeeper-sasl.txt",
-    ]
+    assert [lock.name for lock in LOCKS] == ["build.txt", "dev.txt", "node.txt", "spark.txt"]

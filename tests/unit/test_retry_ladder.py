@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 from confluent_kafka import Message
 
-from kafka_delay_client import (
+from connectors.kafka.client import (
     RETRY_DELAYS_MS,
     Deduplicator,
     DelayProducer,
@@ -13,7 +13,7 @@ from kafka_delay_client import (
     own_headers,
     source_of,
 )
-from kafka_delay_client.received import Received
+from connectors.kafka.client.received import Received
 
 NOWHERE: dict[str, object] = {"log_level": 0}  # no broker at all
 

@@ -30,13 +30,6 @@ class Places:
     A thread of its own asks the cluster, one question at a time, so that callers wait for the first
     answer only.
 
-    Args:
-        producer: producer by which the cluster is asked for the partition count.
-        topic: the delay topic.
-        partitions_before: former partition counts of the topic.
-        refresh_s: time for which a count is used before the cluster is asked again, seconds.
-        monotonic_s: returns the time of a monotonic clock, seconds.
-
     Raises:
         InvalidRequestError: ``partitions_before`` holds a count below 1.
     """
@@ -106,7 +99,6 @@ class Places:
         return self._count
 
     def _ask(self) -> None:
-        """Start a thread that asks the cluster, unless one is under way."""
         with self._answered:
             if self._is_asking:
                 return
@@ -114,7 +106,6 @@ class Places:
         threading.Thread(target=self._refresh, name="partition-count", daemon=True).start()
 
     def _refresh(self) -> None:
-        """Ask the cluster for the partition count, and keep the known one if it does not answer."""
         count, missing, failure = self._count, "", ""
         try:
             count = partitions_of(self._producer, self._topic, _ANSWER_S)
@@ -125,7 +116,7 @@ class Places:
             )
         except KafkaException as exc:
             failure = f"the partitions of {self._topic} can't be asked: {exc}"
-            if count:
+            if count:  # the known one stays in use
                 _LOGGER.warning("partition count kept at %d: %s", count, exc)
         with self._answered:
             if self._count and count != self._count:

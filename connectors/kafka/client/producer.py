@@ -7,6 +7,8 @@ from typing import Any, Final, Unpack
 
 from confluent_kafka import Producer
 
+from connectors.kafka.client.base import ANY_PARTITION, DeliveryCallback, ProducerClient
+from connectors.kafka.client.places import Places
 from delayservice.base.errors import InvalidRequestError
 from delayservice.contract import names
 from delayservice.contract.draft import CANCEL_OP, FIRE_OP
@@ -20,8 +22,6 @@ from delayservice.contract.request import (
     target_headers,
     when_headers,
 )
-from kafka_delay_client.base import ANY_PARTITION, DeliveryCallback, ProducerClient
-from kafka_delay_client.places import Places
 
 ID_BYTES_MAX: Final = 512
 """Largest size of an id, in bytes; default of the service's setting ``delivery.id_bytes_max``."""
@@ -34,14 +34,13 @@ class DelayProducer(ProducerClient):
     partition chosen by murmur2 of the id, where its cancel goes too. For a record without an id,
     the producer's own partitioner chooses by the key.
 
+    ``producer`` and ``close_timeout_s`` are those of ``ProducerClient``.
+
     Args:
-        producer: a producer of confluent-kafka, or options for one that override ``base.DEFAULTS``.
-        delay_topic: the delay topic to write to.
         partitions_before: partition counts that the delay topic had before, if records written then
             may still be pending. Changes that this producer observes are added automatically.
         id_bytes_max: largest size of an id, bytes: the service's setting
             ``delivery.id_bytes_max``.
-        close_timeout_s: longest wait for acknowledgements at the end of a ``with`` block, seconds.
 
     Raises:
         InvalidRequestError: ``partitions_before`` holds a count below 1.
@@ -80,7 +79,7 @@ class DelayProducer(ProducerClient):
 
         Args:
             topic: the target topic.
-            value: value, delivered byte for byte.
+            value: delivered byte for byte.
             key: key of the record and of its output, the delivered record.
             id: name by which the record can be cancelled, fired or rescheduled.
             partition: partition of the target topic; None: chosen by the key of the output.
@@ -179,11 +178,8 @@ class DelayProducer(ProducerClient):
         *,
         is_replaced: bool = False,
     ) -> None:
-        """Write a control record to each partition where the record of ``id`` may be pending. If
-        ``is_replaced``, leave out its home, where a new record replaces it. ``operation``:
-        ``cancel`` or ``fire``.
-        """
         record_id = id_bytes(id, self._id_bytes_max)
+        # At its home, the new record itself replaces the pending one.
         present = [] if is_replaced else [self._places.now(record_id)]
         for place in [*present, *self._places.former(record_id)]:
             self.producer.produce(

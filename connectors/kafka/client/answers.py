@@ -10,13 +10,13 @@ from typing import Any, Final
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
+from connectors.kafka.client.base import DeliveryCallback
+from connectors.kafka.client.producer import DelayProducer
 from connectors.kafka.clients import FORCED_CONSUMER
 from connectors.kafka.existing import partitions_of
 from connectors.kafka.outcomes import Outcomes, RecordPlace, together
 from delayservice.base.errors import KafkaEdgeError
 from delayservice.contract.request import Text
-from kafka_delay_client.base import DeliveryCallback
-from kafka_delay_client.producer import DelayProducer
 
 _ANSWER_S: Final = 15.0
 

@@ -10,7 +10,13 @@ from pathlib import Path
 import typer
 from confluent_kafka import Consumer, Message
 
-from kafka_delay_client import RETRY_DELAYS_MS, Deduplicator, DelayProducer, RetryLadder, source_of
+from connectors.kafka.client import (
+    RETRY_DELAYS_MS,
+    Deduplicator,
+    DelayProducer,
+    RetryLadder,
+    source_of,
+)
 
 
 class OutOfStockError(Exception):

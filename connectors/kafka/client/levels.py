@@ -8,6 +8,8 @@ from typing import Any
 
 from confluent_kafka import Producer
 
+from connectors.kafka.client.base import ANY_PARTITION, DeliveryCallback, ProducerClient
+from connectors.kafka.client.places import Places
 from delayservice.base.errors import InvalidRequestError
 from delayservice.contract.levels import DEFAULT_LEVELS_MS, level_of, level_topic
 from delayservice.contract.request import (
@@ -19,8 +21,6 @@ from delayservice.contract.request import (
     plain_headers,
     target_headers,
 )
-from kafka_delay_client.base import ANY_PARTITION, DeliveryCallback, ProducerClient
-from kafka_delay_client.places import Places
 
 
 class LevelProducer(ProducerClient):
@@ -29,11 +29,11 @@ class LevelProducer(ProducerClient):
     A level topic costs the service less than the topic of ``DelayProducer``. Its records have no
     ids, so they can't be cancelled.
 
+    ``producer`` and ``close_timeout_s`` are those of ``ProducerClient``.
+
     Args:
-        producer: a producer of confluent-kafka, or options for one that override ``base.DEFAULTS``.
         levels_ms: delays of the levels in the service's settings, ascending, milliseconds.
         topic_prefix: name of a level topic without the level's number.
-        close_timeout_s: longest wait for acknowledgements at the end of a ``with`` block, seconds.
 
     Raises:
         InvalidRequestError: ``levels_ms`` is empty, or does not ascend from above 0.
@@ -68,17 +68,11 @@ class LevelProducer(ProducerClient):
     ) -> int:
         """Write a record that is delivered to ``topic`` after ``delay``, rounded up to a level.
 
+        The other arguments are those of ``DelayProducer.send``.
+
         Args:
-            topic: the target topic.
-            value: value, delivered byte for byte.
-            delay: shortest delay, rounded up to the next level. Beyond the last level, the record
-                waits only as long as that level.
-            key: key of the record and of its output, the delivered record.
-            partition: partition of the target topic; None: chosen by the key of the output.
-            target_key: another key for the output, or ``NO_KEY`` for none; None: ``key``.
-            headers: headers to deliver with the record.
-            on_delivery: callback for the result of the write to the level topic, as in
-                ``Producer.produce``.
+            delay: shortest delay. Beyond the last level, the record waits only as long as that
+                level.
 
         Returns:
             The delay of the chosen level, milliseconds.

@@ -10,7 +10,7 @@ import sys
 from confluent_kafka import Message
 from opentelemetry import propagate, trace
 
-from kafka_delay_client import DelayProducer, own_headers
+from connectors.kafka.client import DelayProducer, own_headers
 
 tracer = trace.get_tracer("orders")
 

@@ -1,15 +1,52 @@
-"""Deduplication for consumers: a record is processed once, even if it arrives twice."""
+"""What a consumer reads of a delivered record: its producer's headers, and its identity, by which
+the record is processed once, even if it arrives twice.
+"""
 
 from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from typing import Protocol
+from typing import Final, Protocol, TypeAlias, cast
 
 from confluent_kafka import Message
 
 from delayservice.base.errors import InvalidRequestError
-from kafka_delay_client.received import source_of
+from delayservice.contract import names
+from delayservice.contract.aliases import STRIPPED
+
+RETRY_SOURCE: Final = "retry-source"
+"""Name of the header in which ``RetryLadder`` keeps the identity (``source_of``) of a record."""
+
+Received: TypeAlias = list[tuple[str, bytes | None]]
+
+
+def all_headers(message: Message) -> Received:
+    return cast("Received", message.headers() or [])
+
+
+def last_header(headers: Received, name: str) -> bytes | None:
+    """Return the value of the last header named ``name``; None: its value is null, or no header has
+    that name.
+    """
+    return next((value for known, value in reversed(headers) if known == name), None)
+
+
+def own_headers(message: Message) -> Received:
+    """Return a record's headers without those that the delay service adds or reads, in order."""
+    return [header for header in all_headers(message) if header[0] not in STRIPPED]
+
+
+def source_of(message: Message) -> str:
+    """Return the identity of a record, which stays the same over deliveries and retries.
+
+    The identity is the header ``delay-source`` of the first delivery, which ``RetryLadder`` keeps.
+    For a record that the service did not deliver, it is ``topic:partition:offset``.
+    """
+    headers = all_headers(message)
+    source = last_header(headers, RETRY_SOURCE) or last_header(headers, names.DELAY_SOURCE)
+    if source is not None:
+        return source.decode("utf-8", "replace")
+    return f"{message.topic()}:{message.partition()}:{message.offset()}"
 
 
 class SeenStore(Protocol):
@@ -27,7 +64,8 @@ class SeenStore(Protocol):
 
 
 class LruSeen:
-    """``SeenStore`` in memory, which keeps the most recently used identities. Thread-safe.
+    """``SeenStore`` in memory, which keeps the most recently used identities: ``has`` and ``add``
+    use one. Thread-safe.
 
     Args:
         capacity: the largest number of identities; each takes about 170 bytes.
@@ -44,7 +82,6 @@ class LruSeen:
         self._lock = threading.Lock()
 
     def has(self, source: str) -> bool:
-        """Return whether ``source`` is stored, and make it the most recently used identity."""
         with self._lock:
             if source not in self._sources:
                 return False
@@ -52,9 +89,6 @@ class LruSeen:
             return True
 
     def add(self, source: str) -> None:
-        """Store the identity ``source``; if there are more than ``capacity``, drop the least
-        recently used one.
-        """
         with self._lock:
             self._sources[source] = None
             self._sources.move_to_end(source)

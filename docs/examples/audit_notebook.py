@@ -2,7 +2,7 @@
 
 Cells begin at `# %%`. It runs in any Spark session, also by Spark Connect:
 
-    python examples/audit_notebook.py delay-archive
+    python docs/examples/audit_notebook.py delay-archive
 """
 
 # %%

@@ -11,9 +11,9 @@ from typing import Any, Final, Self, TypeAlias
 
 from confluent_kafka import KafkaError, Message, Producer
 
+from connectors.kafka.client.places import Places
 from connectors.kafka.clients import FORCED
 from delayservice.base.errors import KafkaEdgeError
-from kafka_delay_client.places import Places
 
 DeliveryCallback: TypeAlias = Callable[[KafkaError | None, Message], None]
 
@@ -30,6 +30,12 @@ DEFAULTS: Final[Mapping[str, Any]] = {
 class ProducerClient:
     """Wrapper of a confluent-kafka producer, which batches records, compresses them, and reports
     whether they were written. As thread-safe as that producer is.
+
+    Its length is the number of records in flight plus that of ``on_delivery`` callbacks still to be
+    called. The end of a ``with`` block waits until every record is acknowledged or has failed. It
+    raises ``KafkaEdgeError`` if some are still in flight or their delay topic does not exist; an
+    error that ends the block gets a note instead. Any other record that failed is reported to its
+    ``on_delivery`` only.
 
     Args:
         producer: a producer of confluent-kafka, or options for one that override ``DEFAULTS``. Such
@@ -51,38 +57,25 @@ class ProducerClient:
 
     def poll(self, timeout_s: float = 0.0) -> int:
         """Call the ``on_delivery`` callbacks of records that were acknowledged or failed since the
-        last call. Call this method regularly.
-
-        Args:
-            timeout_s: longest wait for the first of these records, seconds.
-
-        Returns:
-            The number of called callbacks.
+        last call, and return their number. Call this method regularly. ``timeout_s``: longest wait
+        for the first of these records, seconds.
         """
         return self.producer.poll(timeout_s)
 
     def flush(self, timeout_s: float = -1.0) -> int:
-        """Wait until every record is acknowledged or has failed, and call the ``on_delivery``
-        callbacks.
-
-        Args:
-            timeout_s: longest wait, seconds; -1: no limit.
-
-        Returns:
-            The number of records that are still in flight.
+        """Wait until every record is acknowledged or has failed, call the ``on_delivery``
+        callbacks, and return the number of records still in flight. ``timeout_s``: longest wait,
+        seconds; -1: no limit.
         """
         return self.producer.flush(timeout_s)
 
     def __len__(self) -> int:
-        """Return the number of records in flight plus that of callbacks still to be called."""
         return len(self.producer)
 
     def __bool__(self) -> bool:
-        """Return True, also for an idle producer, whose length is 0."""
-        return True
+        return True  # also an idle producer, whose length is 0
 
     def __enter__(self) -> Self:
-        """Return this producer, for use in a ``with`` block."""
         return self
 
     def __exit__(
@@ -91,13 +84,6 @@ class ProducerClient:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Wait up to ``close_timeout_s`` until every record is acknowledged or has failed.
-
-        Raises:
-            KafkaEdgeError: some records are still in flight, or their delay topic does not exist.
-                If an error ends the block, that error gets a note instead. Any other record that
-                failed is reported to its ``on_delivery`` only.
-        """
         left = self.flush(self._close_timeout_s)
         missing = next((one.missing for one in self._topics if one.missing), "")
         if not left and not missing:

@@ -7,20 +7,20 @@ from typing import Final, NamedTuple
 
 from confluent_kafka import KafkaError, Message
 
-from delayservice.base.errors import InvalidRequestError, KafkaEdgeError
-from delayservice.contract.codes import printable
-from delayservice.contract.levels import ROCKETMQ_LEVELS_MS
-from delayservice.contract.request import Delay, Header, delay_ms, target_headers
-from delayservice.contract.times import parse_count
-from kafka_delay_client.levels import LevelProducer
-from kafka_delay_client.producer import DelayProducer
-from kafka_delay_client.received import (
+from connectors.kafka.client.levels import LevelProducer
+from connectors.kafka.client.producer import DelayProducer
+from connectors.kafka.client.received import (
     RETRY_SOURCE,
     all_headers,
     last_header,
     own_headers,
     source_of,
 )
+from delayservice.base.errors import InvalidRequestError, KafkaEdgeError
+from delayservice.contract.codes import printable
+from delayservice.contract.levels import ROCKETMQ_LEVELS_MS
+from delayservice.contract.request import Delay, Header, delay_ms, target_headers
+from delayservice.contract.times import parse_count
 
 RETRY_DELAYS_MS: Final = ROCKETMQ_LEVELS_MS[2:]
 """RocketMQ's sixteen retry delays of consumers, ms: 10s 30s 1m…10m 20m 30m 1h 2h."""
@@ -105,10 +105,6 @@ class RetryLadder:
 
         The record keeps its key, its value, and the headers of its producer. The headers
         ``retry-attempt``, ``retry-source``, ``retry-original-topic`` and ``retry-error`` are added.
-
-        Args:
-            message: the record that failed.
-            error: the error by which it failed.
 
         Returns:
             The topic, the delay and the number of failures. The record is at the broker only after
