@@ -35,12 +35,7 @@ address; changes need the token as a bearer. A node answers for the copies that 
 
 
 def make_app(context: ApiContext, token: str) -> FastAPI:
-    """Return the ASGI application with all routes of the API and the web page.
-
-    Args:
-        context: data and Kafka clients of the node.
-        token: admin token, which every change needs.
-    """
+    """Return the ASGI application with all routes. Every change needs the admin token."""
     admin = context.settings.admin
     app = FastAPI(
         title="Kafka delay service",

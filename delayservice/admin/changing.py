@@ -26,13 +26,11 @@ from delayservice.contract.names import Header
 from delayservice.contract.partitioner import partition_for
 from delayservice.inspection.query import Pending
 
+# Each waits in a server thread.
 WAITING_MAX: Final = 8
-"""Largest number of requests that wait for an outcome at the same time, each in a server thread."""
 _BUSY_RETRY_S: Final = 1
+# Nearer to its due time, the record might be delivered before it is rescheduled.
 _SOON_MS: Final = 2_000
-"""Least time before its due time at which a record may be rescheduled, in ms: nearer to it, the
-record might be delivered first.
-"""
 _SAID: Final = {
     "cancelled": "it is cancelled, and will not be delivered",
     "fired": "it goes to its target now, unless that is paused or can't be written to",
@@ -48,8 +46,8 @@ _NOTHING_REPLACED: Final = (
 
 
 class WaitingRoom:
-    """Limit of the number of requests that wait for an outcome, so that threads are left for other
-    requests.
+    """Limit of the number of requests that wait for an outcome, so that threads are left for
+    others.
     """
 
     def __init__(self) -> None:
@@ -57,10 +55,8 @@ class WaitingRoom:
 
     @contextmanager
     def place(self) -> Iterator[None]:
-        """Count a request as one of ``WAITING_MAX`` that may wait, while the ``with`` block runs.
-
-        Raises:
-            Refusal: ``WAITING_MAX`` requests wait already.
+        """Count a request as waiting during the ``with`` block. Raises ``Refusal`` if too many
+        wait.
         """
         if not self._room.acquire(blocking=False):
             raise Refusal(
@@ -91,9 +87,7 @@ class Aim:
 
 
 def changing_routes(context: ApiContext, waiting: WaitingRoom) -> APIRouter:
-    """Return the routes ``cancel``, ``fire`` and ``reschedule`` under ``/v1/records``. ``waiting``:
-    limit of the requests that wait at the same time.
-    """
+    """Return the routes ``cancel``, ``fire`` and ``reschedule`` under ``/v1/records``."""
     routes = APIRouter(prefix="/v1/records", tags=["records"], responses=described(404, 409))
 
     @routes.post("/cancel")
@@ -172,11 +166,6 @@ def _found(context: ApiContext, asked: ById, record_id: bytes) -> list[Pending]:
 
 
 def _checked(context: ApiContext, topic: str, partition: int) -> tuple[str, int]:
-    """Return topic and partition unchanged, if control records may be written there.
-
-    Raises:
-        Refusal: ``topic`` is no delay topic that takes ids, or it has no such partition.
-    """
     partitions = context.delay_topics.get(topic, 0)
     if not partitions or topic in context.settings.levels.by_topic:
         raise Refusal(404, f"{topic} is no delay topic that takes ids")
@@ -186,9 +175,7 @@ def _checked(context: ApiContext, topic: str, partition: int) -> tuple[str, int]
 
 
 def said(outcome: str, aim: Aim) -> str:
-    """Return the sentence that explains ``outcome``, that of a control record, to a user. ``aim``:
-    the partitions to which the control record was written.
-    """
+    """Return the sentence that explains the outcome of a control record to a user."""
     if outcome == "not_pending" and aim.elsewhere:
         numbers = ", ".join(map(str, aim.elsewhere))
         return (
@@ -199,7 +186,6 @@ def said(outcome: str, aim: Aim) -> str:
 
 
 def _why_unheard(context: ApiContext, aim: Aim) -> str:
-    """Return the likely reason why a control record has no outcome yet."""
     if context.desk.is_stopping:
         return "this node stops, and waits no longer"
     if context.pauses.newest is None:
@@ -229,11 +215,6 @@ def _reschedule(context: ApiContext, asked: Reschedule) -> Done:
 
 
 def _only_row(context: ApiContext, asked: Reschedule, record_id: bytes) -> Pending:
-    """Return the only pending record of an id, which the reschedule replaces.
-
-    Raises:
-        Refusal: no record of the id is pending on this node, or more than one is.
-    """
     rows = _found(context, asked, record_id)
     if not rows:
         elsewhere = ", ".join(map(str, context.slices_elsewhere()))
@@ -250,12 +231,9 @@ def _only_row(context: ApiContext, asked: Reschedule, record_id: bytes) -> Pendi
 
 
 def refuse_what_would_fail(context: ApiContext, row: Pending, asked: Reschedule) -> None:
-    """Check that ``row``, a pending record, can be replaced by one with the requested due time.
-
-    Raises:
-        Refusal: the record recurs, waits for its home partition, or may be delivered first; this
-            node's copy of the slice is catching up; or the new record would be dead-lettered or
-            expire.
+    """Raise ``Refusal`` if a pending record can't be replaced by one with the requested due time:
+    it recurs, waits for its home partition, or may be delivered first; this node's copy of the
+    slice is catching up; or the new record would be dead-lettered or expire.
     """
     if row.recurs:
         raise Refusal(
@@ -302,7 +280,6 @@ def refuse_what_would_fail(context: ApiContext, row: Pending, asked: Reschedule)
 
 
 def _again(row: Pending, asked: Reschedule) -> list[Header]:
-    """Return the headers of the record that replaces ``row`` and is due at the requested time."""
     time = (
         (names.DELAY_AT, b"%d" % asked.at_ms)
         if asked.at_ms is not None

@@ -45,8 +45,6 @@ def health_routes(context: ApiContext) -> APIRouter:
 
 
 def add_cluster_routes(routes: APIRouter, context: ApiContext) -> None:
-    """Add ``/node``, ``/cluster`` and ``/history`` to ``routes``."""
-
     @routes.get("/node", tags=["cluster"])
     def node() -> NodeState:
         """This node, its workers and slices."""

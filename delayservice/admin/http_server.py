@@ -47,13 +47,8 @@ class HttpServer:
         self._thread: threading.Thread | None = None
 
     def serve(self) -> str | None:
-        """Start to listen, and answer requests on a new thread.
-
-        Returns:
-            ``host:port`` of the open socket; None: ``listen`` is empty, and there is no server.
-
-        Raises:
-            DelayServiceError: the address is in use, or is not an address of this machine.
+        """Start to listen, and answer requests on a new thread. Return ``host:port`` of the open
+        socket; None: there is no server.
         """
         if not self._listen:
             return None
@@ -102,7 +97,7 @@ class _Server(uvicorn.Server):
     """
 
     async def main_loop(self) -> None:
-        """Serve until ``should_exit`` is set. Each check also updates the ``Date`` header."""
+        # Each check also updates the ``Date`` header.
         await self.on_tick(0)
         is_over = False
         while not is_over:

@@ -27,14 +27,11 @@ class _Collector(Collector):
         self._hub = hub
 
     def collect(self) -> Iterable[Metric]:
-        """Return the current values of all metrics."""
         return export(self._hub.facts())
 
 
 def make_metrics_app(hub: MetricsHub) -> ASGIApp:
-    """Return the ASGI application of ``/metrics`` and ``/status``. It accepts any host name.
-    ``hub``: source of the metrics and the state.
-    """
+    """Return the ASGI application of ``/metrics`` and ``/status``. It accepts any host name."""
     registry = CollectorRegistry()
     registry.register(_Collector(hub))
 

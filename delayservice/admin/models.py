@@ -29,11 +29,11 @@ def _no_seconds(at_ms: int) -> int:
         raise ValueError(exc.detail) from exc
 
 
+# Integer in a request; JSON ``true`` and ``false`` are refused.
 Whole = Annotated[int, BeforeValidator(_no_truth)]
-"""Type of an integer in a request, for which JSON ``true`` and ``false`` are refused."""
 
+# Largest number of characters of an id in a request: more than any id has, fit for a URL.
 ID_CHARS_MAX: Final = 4_096
-"""Largest number of characters of an id in a request: more than any id has, fit for a URL."""
 
 
 class Content(BaseModel):
@@ -44,7 +44,6 @@ class Content(BaseModel):
 
     @classmethod
     def of(cls, content: bytes | None) -> Content | None:
-        """Return bytes as text if they are valid UTF-8, else in base64; None for None."""
         if content is None:
             return None
         try:
@@ -61,7 +60,6 @@ class Header(BaseModel):
 
     @classmethod
     def all_of(cls, headers: Sequence[RawHeader]) -> list[Header]:
-        """Return headers as objects of the API, in their order."""
         return [cls(name=name, value=Content.of(value)) for name, value in headers]
 
 
@@ -88,7 +86,6 @@ class PendingRecord(BaseModel):
 
     @classmethod
     def of(cls, row: Pending) -> PendingRecord:
-        """Return a pending record as an object of the API, without value and headers."""
         return cls.model_validate(_fields(row))
 
 
@@ -100,7 +97,6 @@ class WholeRecord(PendingRecord):
 
     @classmethod
     def of(cls, row: Pending) -> WholeRecord:
-        """Return a pending record as an object of the API, with value and headers."""
         content = {"value": Content.of(row.value), "headers": Header.all_of(row.headers)}
         return cls.model_validate(_fields(row) | content)
 
@@ -198,9 +194,6 @@ class RecordFate(BaseModel):
 
     @classmethod
     def of(cls, topic: str, partition: int, row: Row, fate: Fate | None) -> RecordFate:
-        """Return a record of a delay topic and its state as an object of the API. ``fate`` None:
-        this node keeps no copy of the shard.
-        """
         offset, timestamp_ms, key, value, headers = row
         return cls(
             topic=topic,

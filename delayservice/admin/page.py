@@ -86,35 +86,21 @@ def environment() -> Environment:
 
 
 class Pages:
-    """Renderer of the web pages of one node.
-
-    Args:
-        context: data and Kafka clients of the node.
-    """
+    """Renderer of the web pages of one node."""
 
     def __init__(self, context: ApiContext) -> None:
         self._context = context
         self._templates = environment()
 
     def draw(self, name: str, http_status: int = 200, **shown: object) -> HTMLResponse:
-        """Return a template rendered as a page.
-
-        Args:
-            name: file name of the template, without ``.html``.
-            http_status: status code of the answer.
-            shown: variables of the template.
-        """
         template = self._templates.get_template(f"{name}.html")
         return HTMLResponse(template.render(here=name, **self._common(), **shown), http_status)
 
     def failed(self, status: int, detail: str) -> HTMLResponse:
-        """Return an error page with the HTTP status ``status`` and the text ``detail``."""
         return self.draw("error", status, title=HTTPStatus(status).phrase, detail=detail)
 
     def _common(self) -> dict[str, object]:
-        """Return the variables that every template uses: ``node_id``, ``now_ms`` (epoch ms),
-        ``cluster`` and ``findings`` (problems and warnings).
-        """
+        # The variables that every template uses.
         context = self._context
         now_ms = context.wall_ms()
         cluster = _part(lambda: cluster_of(context))
@@ -133,8 +119,8 @@ class Pages:
         }
 
     def overview(self, unit: str, minutes: int) -> HTMLResponse:
-        """Return the page with the health, the numbers of records due in each ``unit`` (``second``,
-        ``minute`` or ``hour``) from now on, and the throughput of the last ``minutes``.
+        """Return the page with the health, the numbers of records due in each ``unit`` from now on,
+        and the throughput of the last ``minutes``.
         """
         context = self._context
         timeline = _part(lambda: timeline_of(context, unit, BUCKETS[unit]))
@@ -153,7 +139,6 @@ class Pages:
         )
 
     def record(self, topic: str, partition: int, offset: int) -> HTMLResponse:
-        """Return the page of one record of a delay topic: its content, and what became of it."""
         row = self._context.read(topic, partition, offset)
         fate = self._context.inquiry.locate(Locate(topic=topic, partition=partition, row=row))
         found = models.RecordFate.of(topic, partition, row, fate)
@@ -236,7 +221,6 @@ class Pages:
         )
 
     def config(self) -> HTMLResponse:
-        """Return the page of the configuration in effect."""
         sections = [
             (section, list(_flat((section,), table)))
             for section, table in redacted(self._context.settings).items()
@@ -253,14 +237,9 @@ def _flat(path: tuple[str, ...], value: object) -> list[tuple[str, str]]:
 
 @dataclass(slots=True)
 class TypedSearch:
-    """Fields of the search form as typed, and their values, which ``read`` parses.
-
-    Attributes:
-        after: cursor of the previous page of results; empty: the first page.
-        from_ms: parsed ``due_from``, the first due time, epoch milliseconds.
-        to_ms: parsed ``due_to``, the exclusive end of the due times, epoch milliseconds.
-        position: parsed ``after``; None: the first page.
-        errors: messages about invalid fields, by field name.
+    """Fields of the search form as typed, and their values, which ``read`` parses: ``from_ms`` and
+    ``to_ms`` are epoch milliseconds, ``errors`` has messages by field name, and ``after`` is the
+    cursor of the previous page of results, parsed as ``position``.
     """
 
     id: str
@@ -276,9 +255,6 @@ class TypedSearch:
     errors: dict[str, str] = field(default_factory=dict)
 
     def read(self, now_ms: int) -> None:
-        """Parse the fields; store their values and, in ``errors``, messages about invalid fields.
-        ``now_ms``: current time, epoch milliseconds, for relative times.
-        """
         self.from_ms = self._moment("from", self.due_from, now_ms, 0)
         self.to_ms = self._moment("to", self.due_to, now_ms, DUE_STOP_MS)
         if not self.errors and self.from_ms >= self.to_ms:
@@ -324,7 +300,6 @@ def _record_url(topic: str, partition: int, offset: int) -> str:
 
 
 def page_routes(context: ApiContext) -> APIRouter:
-    """Return the HTTP routes of the web pages."""
     pages = Pages(context)
     routes = APIRouter(route_class=_route_class(pages), include_in_schema=False)
 

@@ -9,21 +9,17 @@ from typing import Final, Literal
 from delayservice.admin import cluster_models
 from delayservice.metrics.status import NodeState, Pause, TargetState
 
+# Lateness of the oldest undelivered record from which on a warning is shown, in ms.
 BEHIND_MS: Final = 2_000
-"""Lateness of the oldest undelivered record from which on a warning is shown, in ms."""
 
+# Targets with parked records that get a warning each; all others share one.
 _PARKED_SHOWN: Final = 3
-"""Largest number of targets with parked records that get a warning each; all others share one."""
 
 
 @dataclass(frozen=True, slots=True)
 class HealthFinding:
-    """Problem or warning about a node or the cluster.
-
-    Attributes:
-        level: ``problem``: records are or will be late; ``warning``: they may be.
-        text: what happened, to what.
-        advice: what to do.
+    """Problem or warning about a node or the cluster. ``level`` is ``problem``: records are or will
+    be late, or ``warning``: they may be.
     """
 
     level: Literal["problem", "warning"]
@@ -37,14 +33,7 @@ def findings_of(
     pauses: Sequence[Pause],
     now_ms: int,
 ) -> list[HealthFinding]:
-    """Return all problems and warnings, problems first.
-
-    Args:
-        status: state of this node.
-        cluster: state of all nodes; None: unknown now.
-        pauses: active pauses.
-        now_ms: current time, epoch milliseconds.
-    """
+    """Return all problems and warnings, problems first. ``cluster`` None: unknown now."""
     parked = [one for one in status.targets if one.parked]
     found = [*_of_node(status), *map(_of_pause, pauses), *_of_parked(parked)]
     if cluster is not None:
@@ -65,9 +54,6 @@ def _of_node(status: NodeState) -> Iterator[HealthFinding]:
 
 
 def _of_parked(parked: Sequence[TargetState]) -> Iterator[HealthFinding]:
-    """Yield a warning for each of the first ``_PARKED_SHOWN`` targets with parked records, and one
-    for all others.
-    """
     for one in parked[:_PARKED_SHOWN]:
         yield HealthFinding(
             "warning",

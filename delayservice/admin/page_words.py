@@ -25,24 +25,22 @@ NO_FIGURE: Final = "\N{EN DASH}"
 VALUE_CHARS_MAX: Final = 16_384
 _CELL_CHARS_MAX: Final = 200
 _YEAR_10000_MS: Final = 253_402_300_800_000
+# Unicode categories of characters that are invisible or change the direction of text.
 _UNSEEN: Final = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
-"""Unicode categories of characters that are invisible or change the direction of text."""
+# More than three combining marks on one letter: they would cover other lines.
 _STACK: Final = re.compile(
     r"([\u0300-\u036f\u0483-\u0489\u1ab0-\u1aff\u20d0-\u20ff]{3})"
     r"[\u0300-\u036f\u0483-\u0489\u1ab0-\u1aff\u20d0-\u20ff]+"
 )
-"""Pattern of more than three combining marks on one letter: they would cover other lines."""
 _STEPS: Final = ((86_400_000, "d"), (3_600_000, "h"), (60_000, "min"), (1_000, "s"))
 _SIGN: Final = re.compile(r"([+-])\s*(.+)")
 
 
 def count(number: int) -> str:
-    """Return a number with thousands separators."""
     return f"{number:,}"
 
 
 def rate(per_second: float) -> str:
-    """Return a rate per second as text without its unit, with one decimal below 100."""
     return f"{per_second:,.0f}" if per_second >= 100 or not per_second else f"{per_second:,.1f}"  # noqa: PLR2004  # digits
 
 
@@ -71,7 +69,6 @@ def span(ms: int) -> str:
 
 
 def size(octets: int | None) -> str:
-    """Return a number of bytes as text in B, KiB or MiB; ``null`` for None."""
     if octets is None:
         return "null"
     if octets < 1_024:  # noqa: PLR2004  # a kibibyte
@@ -90,12 +87,8 @@ def utc(ms: int) -> str:
 
 
 def moment(ms: int, form: str = "full") -> Markup:
-    """Return a point in time as HTML, in UTC; the page's script converts it to local time.
-
-    Args:
-        ms: epoch milliseconds.
-        form: ``full``: date and time; ``clock``: time of day; ``minute``: time of day without
-            seconds.
+    """Return a point in time as HTML, in UTC; the page's script converts it to local time. ``form``
+    is ``full``; ``clock``, the time of day; or ``minute``, that without seconds.
     """
     text = utc(ms)
     whole = f"{text} UTC = {ms} ms"
@@ -117,12 +110,7 @@ def relative(ms: int, now_ms: int) -> Markup:
 
 def visible(text: str, chars_max: int = _CELL_CHARS_MAX, keep: str = "") -> Markup:
     """Return text of unknown origin as safe HTML. Control, direction and invisible characters are
-    shown as code points, and a long text is cut.
-
-    Args:
-        text: text to show.
-        chars_max: largest number of characters to show; a note says how many more there are.
-        keep: control characters that stay as they are.
+    shown as code points, except those in ``keep``, and a long text is cut.
     """
     cut = _STACK.sub(r"\1", text[:chars_max])
     runs = groupby(cut, key=lambda char: char in keep or unicodedata.category(char) not in _UNSEEN)
@@ -140,10 +128,7 @@ def _code_point(char: str) -> Markup:
 
 
 def content(found: Content | None, chars_max: int = _CELL_CHARS_MAX, keep: str = "") -> Markup:
-    """Return content as HTML: its text, its base64 with a label, ``empty``, or ``null`` for None.
-    ``chars_max``: largest number of characters to show; ``keep``: control characters that are not
-    shown as code points.
-    """
+    """Return content as HTML: text, base64 with a label, ``empty``, or ``null`` for None."""
     if found is None:
         return Markup('<span class="none">null</span>')
     if found.data == "":
@@ -155,21 +140,14 @@ def content(found: Content | None, chars_max: int = _CELL_CHARS_MAX, keep: str =
 
 
 def is_plain(text: str) -> bool:
-    """Return whether text has no control or invisible characters, so that it is safe to paste into
-    a shell.
-    """
+    # Only such a text is safe to paste into a shell.
     return not any(unicodedata.category(char) in _UNSEEN for char in text)
 
 
 def read_moment(text: str, now_ms: int) -> int | None:
-    """Parse a typed point in time: ``now``, ``+10m``, ``-1h``, RFC 3339 or epoch milliseconds.
-    ``now_ms``: current time, epoch milliseconds.
-
-    Returns:
-        Epoch milliseconds, 0 to ``DUE_STOP_MS``; None: the text is empty.
-
-    Raises:
-        ValueError: the text is invalid; the message says how to write it.
+    """Parse a typed point in time into epoch milliseconds, 0 to ``DUE_STOP_MS``; None: the text is
+    empty. It is ``now``, ``+10m``, ``-1h``, RFC 3339 or epoch milliseconds. ``ValueError`` says how
+    to write it.
     """
     asked = text.strip()
     if not asked:
@@ -191,9 +169,7 @@ def read_moment(text: str, now_ms: int) -> int | None:
 
 
 def _zoned(text: str) -> str:
-    """Return an RFC 3339 text with missing seconds added, and UTC for a missing zone; any other
-    text unchanged.
-    """
+    # RFC 3339 with missing seconds added, and UTC for a missing zone; any other text unchanged.
     short = re.fullmatch(
         r"(\d{4}-\d\d-\d\d)[T ](\d\d:\d\d)(:\d\d(?:\.\d+)?)?(Z|[+-]\d\d:\d\d)?", text
     )
@@ -204,9 +180,6 @@ def _zoned(text: str) -> str:
 
 
 def install(environment: Environment) -> None:
-    """Add functions of this module to the templates' Jinja environment: filters, and the test
-    ``plain``. Add the variable ``value_chars_max``.
-    """
     environment.filters.update(
         count=count,
         rate=rate,

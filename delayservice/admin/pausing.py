@@ -35,9 +35,7 @@ _LOOK_S: Final = 0.02
 
 
 def pause_routes(context: ApiContext, waiting: WaitingRoom) -> APIRouter:
-    """Return the routes that pause and resume targets and delay topics. A pause applies to all
-    nodes. ``waiting``: limit of the requests that wait at the same time.
-    """
+    """Return the routes that pause and resume targets and delay topics on all nodes."""
     routes = APIRouter(prefix="/v1/pauses", tags=["pauses"], responses=described(404))
 
     @routes.put("/{kind}/{name}")

@@ -34,21 +34,20 @@ from delayservice.inspection.query import (
 from delayservice.metrics.status import Pause
 
 UNITS_MS: Final = {"second": SECOND_MS, "minute": MINUTE_MS, "hour": HOUR_MS}
+# Records that each shard reads for one page of results; it takes about 10 ms.
 SCAN_MAX: Final = 20_000
-"""Largest number of records that each shard reads for one page of results; it takes about 10 ms."""
 
 _TOPIC: Final = r"^[A-Za-z0-9._-]{1,249}$"
 _MOMENT: Final = (
     r"^(\d{1,15}|\d{4}-\d{2}-\d{2}[Tt]\d{2}:\d{2}:\d{2}(\.\d{1,9})?([Zz]|[+-]\d{2}:\d{2}))$"
 )
+# ``(key_ms, topic, partition, offset)``: the ``Position`` at which a page of results ended.
 _Cursor: TypeAlias = tuple[
     Annotated[int, Meta(ge=0, le=DUE_STOP_MS)],
     Annotated[str, Meta(pattern=_TOPIC)],
     Annotated[int, Meta(ge=0, le=2**31 - 1)],
     Annotated[int, Meta(ge=-1, le=OFFSET_MAX)],
 ]
-"""Type of a decoded cursor: ``(key_ms, topic, partition, offset)``, the ``Position`` at which a
-page of results ended."""
 _Unit = Annotated[str, Query(pattern="^(second|minute|hour)$", description="Width of a bucket.")]
 
 
@@ -136,7 +135,6 @@ def may_be_beyond_window(context: ApiContext, from_ms: int) -> bool:
 
 
 def pending_page(context: ApiContext, asked: Search) -> models.PendingPage:
-    """Return one page of the pending records that a search finds, as an object of the API."""
     page = context.inquiry.search(asked)
     return models.PendingPage(
         records=[models.PendingRecord.of(row) for row in page.rows],
@@ -172,7 +170,7 @@ def backlog_of(context: ApiContext) -> models.Backlog:
 
 def timeline_of(context: ApiContext, unit: str, buckets: int) -> models.Timeline:
     """Return the number of pending records due in each of ``buckets`` intervals, each one ``unit``
-    long (``second``, ``minute`` or ``hour``); the first contains the current time.
+    long; the first contains the current time.
     """
     now_ms, unit_ms = context.wall_ms(), UNITS_MS[unit]
     first_ms = now_ms // unit_ms * unit_ms
@@ -197,11 +195,6 @@ def timeline_of(context: ApiContext, unit: str, buckets: int) -> models.Timeline
 
 
 def _epoch_ms(moment: str) -> int:
-    """Return a time, given as epoch milliseconds or in RFC 3339, as epoch milliseconds, 0 or more.
-
-    Raises:
-        Refusal: the text is not a valid time.
-    """
     try:
         return max(parse_instant_ms("a due time", moment.encode()), 0)
     except RecordRefusedError as exc:
@@ -213,11 +206,8 @@ def _cursor(position: Position) -> str:
 
 
 def position_of(cursor: str) -> Position:
-    """Return the position that a cursor encodes: the one at which the previous page of results
-    ended.
-
-    Raises:
-        Refusal: the text is not the cursor of a page.
+    """Return the position that a cursor encodes, at which the previous page of results ended;
+    raises ``Refusal`` if it is none.
     """
     try:
         padded = cursor.encode() + b"=" * (-len(cursor) % 4)
@@ -260,11 +250,6 @@ def _add_records(routes: APIRouter, context: ApiContext) -> None:
 
 
 def id_bytes(text: str, encoding: str) -> bytes:
-    """Return the bytes of an id given as text; ``encoding`` is ``utf-8`` or ``base64``.
-
-    Raises:
-        Refusal: the text is not base64.
-    """
     if encoding == "utf-8":
         return text.encode()
     try:
@@ -307,10 +292,8 @@ def _add_rest(routes: APIRouter, context: ApiContext) -> None:
 
 
 def pauses_of(context: ApiContext) -> list[Pause]:
-    """Return the active pauses that this node has read.
-
-    Raises:
-        Refusal: the pauses topic has not been read yet.
+    """Return the active pauses that this node has read; raises ``Refusal`` before the first
+    reading.
     """
     newest = context.pauses.newest
     if newest is None:

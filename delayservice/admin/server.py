@@ -30,9 +30,6 @@ _log = structlog.get_logger(__name__)
 def admin_token(settings: Settings) -> str:
     """Return the configured admin token. If there is none, return the one in a file of the node's
     state folder, which only the node's user can read; the first call makes it.
-
-    Raises:
-        SettingsError: the file can't be read or written, or contains no token.
     """
     configured = settings.admin.configured_token()
     if configured is not None:
@@ -53,9 +50,7 @@ def admin_token(settings: Settings) -> str:
 
 
 def _make_token(path: Path) -> None:
-    """Write a new token to a file, and rename the finished file to ``path``: a partial or empty
-    token would be a security hole.
-    """
+    # The finished file is renamed: a partial or empty token would be a security hole.
     unfinished = path.with_suffix(".new")
     unfinished.unlink(missing_ok=True)
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
@@ -67,12 +62,8 @@ def _make_token(path: Path) -> None:
 
 
 class AdminServer:
-    """Server of the admin API and the web page.
-
-    Args:
-        settings: settings of the node.
-        hub: source of the workers' metrics.
-        askers: returns a client for each current worker.
+    """Server of the admin API and the web page. ``askers`` returns a client for each current
+    worker.
     """
 
     def __init__(
@@ -103,10 +94,7 @@ class AdminServer:
 
     def serve(self) -> str | None:
         """Start to answer requests and to take samples. Return ``host:port`` of the open socket;
-        None: ``admin.listen`` is empty, and there is no server.
-
-        Raises:
-            DelayServiceError: the address is in use, or is not an address of this machine.
+        None: there is no server.
         """
         listening = self._server.serve()
         if listening is not None:
@@ -120,8 +108,5 @@ class AdminServer:
         self._server.stop()
 
     def close(self) -> None:
-        """Stop accepting requests, and wait up to 4 s for the accepted ones. May be called without
-        ``serve``.
-        """
         self.stop()
         self._server.close()

@@ -148,13 +148,8 @@ def replay(
 
 @dataclass(frozen=True, slots=True)
 class _Choice:
-    """Options of a replay.
-
-    Attributes:
-        wanted: filter of the dead letters to replay.
-        time: header of their new due time; None: unchanged.
-        limit: largest number of dead letters to replay; None: all.
-        replays_max: number of earlier replays from which a record is skipped.
+    """Options of a replay. ``time``: header of the new due time; None: unchanged. ``replays_max``:
+    number of earlier replays from which a record is skipped.
     """
 
     wanted: Filter
@@ -165,12 +160,7 @@ class _Choice:
 
 class _Sieve:
     """Filter that yields the dead letters to replay, and counts the skipped ones by reason.
-
-    Args:
-        settings: settings of the cluster.
-        counts: partition count of each topic of the cluster, by name.
-        choice: options of the replay.
-        topic: reader of the dead-letter topic. The constructor reads earlier replays from it.
+    ``counts``: partition count of each topic of the cluster.
     """
 
     def __init__(
@@ -183,9 +173,6 @@ class _Sieve:
             self._replayed = topic.replayed(advance)
 
     def sift(self, letters: Iterable[DeadLetter], tally: ReplayTally) -> Iterator[Replay]:
-        """Yield each of ``letters`` that is to be replayed, with the record to write, up to the
-        limit of the options; count those skipped in ``tally``.
-        """
         return islice(self._sift(letters, tally), self._choice.limit)
 
     def _sift(self, letters: Iterable[DeadLetter], tally: ReplayTally) -> Iterator[Replay]:
@@ -221,12 +208,6 @@ class _Sieve:
 def _filter(
     codes: list[str] | None, since: str | None, until: str | None, source: str | None
 ) -> Filter:
-    """Return a filter of dead letters by error code, time of dead-lettering (``since`` to
-    ``until``), and source record, ``topic[:partition[:offset]]``. None accepts all.
-
-    Raises:
-        DelayServiceError: an option is invalid, or names an unknown code.
-    """
     for code in codes or ():
         if code not in EXPLANATIONS:
             raise DelayServiceError(f"--code {code!r} is none: use {', '.join(EXPLANATIONS)}")
@@ -245,11 +226,6 @@ def _filter(
 
 
 def _new_time(at: str | None, delay: str | None) -> Header | None:
-    """Return the header of the new due time; None: neither option is given, the due time stays.
-
-    Raises:
-        DelayServiceError: both options are given, or the time is invalid.
-    """
     from delayservice.commands.send import delay_ms, instant_ms
 
     if at is not None and delay is not None:
@@ -262,13 +238,6 @@ def _new_time(at: str | None, delay: str | None) -> Header | None:
 
 
 def _open(settings: Settings) -> tuple[DeadLetterTopic, dict[str, int]]:
-    """Return a reader of the dead-letter topic up to its current end, and the partition count of
-    each topic of the cluster by name.
-
-    Raises:
-        KafkaEdgeError: no broker answers.
-        DelayServiceError: the dead-letter topic does not exist.
-    """
     from connectors.kafka.clients import admin_client
     from connectors.kafka.dead_letters import DeadLetterTopic, partition_counts
 
@@ -281,7 +250,6 @@ def _open(settings: Settings) -> tuple[DeadLetterTopic, dict[str, int]]:
 
 
 def _survey(topic: DeadLetterTopic, sieve: _Sieve) -> ReplayTally:
-    """Return the counts of what a replay would write and skip, without writing."""
     survey = ReplayTally()
     with _progress(topic.length) as advance:
         survey.count(sieve.sift(topic.letters(advance), survey))
@@ -289,7 +257,7 @@ def _survey(topic: DeadLetterTopic, sieve: _Sieve) -> ReplayTally:
 
 
 def _batches(replays: Iterable[Replay]) -> Iterator[list[Replay]]:
-    """Yield ``replays`` in batches for one transaction each: at most 500 records, some 8 MiB."""
+    # For one transaction each: at most 500 records, some 8 MiB.
     batch: list[Replay] = []
     held = 0
     for found in replays:
@@ -304,9 +272,6 @@ def _batches(replays: Iterable[Replay]) -> Iterator[list[Replay]]:
 
 @contextmanager
 def _progress(offsets: int) -> Iterator[Advance]:
-    """Show a progress bar of ``offsets`` steps on a terminal, on standard error; yield a function
-    that advances it by a number of offsets.
-    """
     from rich.progress import Progress
 
     with Progress(console=err, transient=True, disable=not err.is_terminal) as bar:

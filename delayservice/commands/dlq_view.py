@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 _VALUE_CHARS_MAX: Final = 200
 _FACTS: Final = ("time", "code", "source", "target", "id", "key", "value", "replays")
 _NUMBERS: Final = {"key", "value", "replays"}
+# Least width of each column with wrapped text, in characters; narrower, no table is shown.
 _FOLDED_WIDTH_MIN: Final = 30
-"""Least width of each column with wrapped text, in characters; narrower, no table is shown."""
 
 
 @dataclass(slots=True)
@@ -34,8 +34,7 @@ class ReplayTally:
 
     def count(self, batch: Iterable[Replay], refused: Collection[Place] = ()) -> None:
         """Count the dead letters of a batch as replayed, or as skipped if they are in ``refused``,
-        because the broker refused the new records. ``refused``: partitions and offsets of dead
-        letters.
+        because the broker refused the new records.
         """
         for letter, _ in batch:
             if letter.place in refused:
@@ -54,9 +53,6 @@ _REASONS: Final = {
 def described(
     letter: DeadLetter, replayed: Collection[Place], *, values: bool
 ) -> dict[str, object]:
-    """Return a dead letter as one JSON object, with key and value if ``values``. ``replayed``:
-    partition and offset of each dead letter that was replayed.
-    """
     content = {"key": _text(letter.key), "value": _text(letter.value)} if values else {}
     return {
         "partition": letter.partition,
@@ -78,14 +74,7 @@ def described(
 def show(
     letters: list[DeadLetter], replayed: Collection[Place], *, every: bool, values: bool
 ) -> None:
-    """Print dead letters as a table, or as some lines each if the terminal is too narrow.
-
-    Args:
-        letters: the dead letters.
-        replayed: partition and offset of each dead letter that was replayed.
-        every: whether to print which of the dead letters were replayed.
-        values: whether to print keys and values.
-    """
+    """Print dead letters as a table, or as some lines each if the terminal is too narrow."""
     if not letters:
         err.print("no dead letter matches", style="dim")
         return
@@ -102,7 +91,6 @@ def show(
 def _cells(
     letter: DeadLetter, replayed: Collection[Place], *, every: bool, values: bool
 ) -> list[str]:
-    """Return the texts of a dead letter in the order of the columns. Arguments as for ``show``."""
     cells = [
         instant(letter.time_ms, "T", zone="+00:00"),
         letter.code,
@@ -135,9 +123,7 @@ def _show_table(names: list[str], rows: list[list[str]]) -> None:
 
 
 def _show_blocks(names: list[str], rows: list[list[str]]) -> None:
-    """Print some lines for each dead letter, for terminals too narrow for a table. ``names``: those
-    of the columns; ``rows``: texts of each dead letter, by column.
-    """
+    # For terminals too narrow for a table.
     for row in rows:
         time, code, source, target, *rest = row
         out.print(f"{time}  {code}", style="bold", markup=False)

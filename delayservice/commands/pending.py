@@ -84,9 +84,8 @@ def pending(
 
 
 def _records(api: Api, query: Mapping[str, object], limit: int) -> Iterator[dict[str, Any]]:
-    """Yield up to ``limit`` pending records, read from the API in pages. ``query``: parameters of
-    the API. On standard error, show the number of scanned records meanwhile, and in the end whether
-    records may be missing.
+    """Yield up to ``limit`` pending records, read from the API in pages. On standard error, show
+    the number of scanned records meanwhile, and in the end whether records may be missing.
     """
     cursor: str | None = None
     found = scanned = damaged = 0
@@ -221,9 +220,7 @@ def _lines(record: dict[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _text(content: dict[str, str] | None, null: str = "") -> str:
-    """Return a ``Content`` object of the API as text, labelled if it is base64; ``null`` for
-    None.
-    """
+    # Labelled if it is base64.
     if content is None:
         return null
     return content["data"] if content["encoding"] == "utf-8" else f"base64 {content['data']}"

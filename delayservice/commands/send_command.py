@@ -74,7 +74,6 @@ class RecordOptions:
 
     @property
     def is_control(self) -> bool:
-        """Return whether the options ask to cancel or fire a pending record."""
         return self.cancel or self.fire
 
 
@@ -124,12 +123,6 @@ def send(
 
 
 def _outgoing(topic: str, value: str | None, asked: RecordOptions) -> Outgoing:
-    """Return the record that the options describe. ``value``: argument with the value; ``-`` or
-    None: standard input, unless an option gives the value.
-
-    Raises:
-        DelayServiceError: an option is invalid, or options contradict each other.
-    """
     from delayservice.commands import send as sending
     from delayservice.contract import names
 
@@ -162,9 +155,6 @@ def _outgoing(topic: str, value: str | None, asked: RecordOptions) -> Outgoing:
 
 
 def _said(due: str | None, outcome: str | None, *, is_control: bool) -> str:
-    """Return what to print about a sent record: its due time ``due``, as text, or for a control
-    record its ``outcome``. None: not known.
-    """
     if not is_control:
         return f"due {due}" if due else "written"
     return outcome or "asked for; what it does is not known yet (--wait 5s waits for it)"

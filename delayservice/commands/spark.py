@@ -153,12 +153,6 @@ def reconcile(
 def _reconcile_options(
     settings: Settings, output: str, compared: ComparedOptions, topic: str | None
 ) -> ReconcileOptions:
-    """Return the options of a comparison of copies. ``output``: folder or URL of the results;
-    ``topic``: topic to publish findings to; None: none.
-
-    Raises:
-        DelayServiceError: an option is invalid.
-    """
     from connectors.spark.reconcile.digests import Expected
     from connectors.spark.reconcile.options import ReconcileOptions
     from delayservice.commands.send import delay_ms

@@ -69,11 +69,6 @@ class LimitOptions:
     ] = None
 
     def applied(self, options: AuditOptions, settings: Settings) -> AuditOptions:
-        """Return a copy of ``options`` with the limits of the command line.
-
-        Raises:
-            DelayServiceError: a limit is invalid.
-        """
         from delayservice.commands.send import delay_ms
 
         # At least once, outputs may be ahead of their checkpoint.
@@ -191,7 +186,6 @@ def archive(
 
 
 def _show_judged(found: AuditResult) -> None:
-    """Print the audited offsets, the findings, and the records that could not be judged."""
     for one in found.judged:
         span = f"offsets {one.start} to {one.stop - 1}" if one.start < one.stop else "no offsets"
         out.print(f"judged: {span} of {one.topic}:{one.partition}", markup=False)
@@ -213,8 +207,8 @@ def _show_rows(rows: Sequence[Mapping[str, object]]) -> None:
 def show_findings(
     findings: Mapping[str, int], sample: Sequence[Mapping[str, object]], path: str
 ) -> None:
-    """Print the number of findings of each kind, the rows of a sample of them, and ``path``, where
-    all findings are.
+    """Print the number of findings of each kind, the rows of a sample of them, and the path of all
+    findings.
     """
     if not findings:
         out.print("nothing was found", style="bold green")
@@ -226,7 +220,6 @@ def show_findings(
 
 
 def _check_usage(*, follow: bool, archived: str | None) -> None:
-    """Refuse options that contradict each other."""
     if follow and archived is not None:
         raise typer.BadParameter(
             "an archive is audited once, without --follow", param_hint="--archive"
@@ -238,7 +231,6 @@ def _follow(
 ) -> int:
     """Audit the new records every ``interval_s`` seconds until Ctrl-C or SIGTERM; return the exit
     status: that of all findings so far, or 1 if there are none and the last attempt failed.
-    ``from_start``: begin with the records already in the logs.
     """
     from connectors.spark.audit import Following
     from connectors.spark.common.failures import exit_status
@@ -276,9 +268,7 @@ def _show_interval(manifest: AuditManifest, found: AuditResult, *, as_json: bool
 
 
 def _audit_options(settings: Settings, output: str, targets: Sequence[str] | None) -> AuditOptions:
-    """Return the options of an audit: those of ``read_options``, which has the same arguments, and
-    the names of the service's own topics and of the delay topics.
-    """
+    # The names of the service's own topics and of the delay topics are added to ``read_options``.
     topics = settings.topics
     delayed = (*topics.delay, *settings.levels.by_topic)
     read = read_options(settings, output, targets)
@@ -287,7 +277,7 @@ def _audit_options(settings: Settings, output: str, targets: Sequence[str] | Non
 
 def read_options(settings: Settings, output: str, targets: Sequence[str] | None) -> AuditOptions:
     """Return the options of a job that reads the service's topics and target topics. ``output``:
-    folder or URL of the results; ``targets``: target topics to read; None: all.
+    folder or URL of the results; ``targets`` None: all.
     """
     from connectors.spark.audit import AuditOptions
 
@@ -305,6 +295,6 @@ def read_options(settings: Settings, output: str, targets: Sequence[str] | None)
 
 
 def secrets_of(settings: Settings) -> tuple[bytes, ...]:
-    """Return the accepted cluster secrets, the current one first; empty: none is set."""
+    # The current one first.
     secret = settings.node.secret_bytes()
     return () if secret is None else (secret, *settings.node.accepted_secrets())

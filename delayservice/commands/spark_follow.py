@@ -55,8 +55,7 @@ def _now() -> str:
 
 
 def status_of(done: Followed) -> int:
-    """Return the exit status after repeated comparisons: 3: the last one found a difference; else
-    1: a comparison failed; else 4: the last one did not compare all, or none was made; else 0.
-    """
+    # 3: the last comparison found a difference; else 1: one failed; else 4: the last one did not
+    # compare all, or none was made; else 0.
     last = EXIT_UNJUDGED if done.last is None else done.last.status
     return EXIT_FAILED if done.failed and last != EXIT_FINDINGS else last

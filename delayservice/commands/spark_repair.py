@@ -15,22 +15,11 @@ from delayservice.replicas.commands import Report
 
 
 def run(settings: Settings, path: Path, *, is_dry: bool, timeout_s: float, as_json: bool) -> bool:
-    """Print a repair plan if ``is_dry``, else let the nodes carry it out.
-
-    Args:
-        settings: settings of the cluster.
-        path: plan that a comparison wrote.
-        is_dry: whether only to print the plan.
-        timeout_s: longest wait for reports on the steps that are sent together, in s.
-        as_json: whether to print JSON.
-
-    Returns:
-        Whether every step was carried out; True also if ``is_dry``.
+    """Print a repair plan if ``is_dry``, else let the nodes carry it out, waiting at most
+    ``timeout_s`` for the steps that are sent together. Return whether every step was carried out.
 
     Raises:
         PlanError: the file is no plan, or the plan is too old or for another cluster.
-        DelayServiceError: the file can't be read.
-        KafkaEdgeError: the cluster does not answer.
     """
     plan = decode_plan(_read(path))
     if is_dry:

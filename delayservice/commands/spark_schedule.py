@@ -90,11 +90,6 @@ class InputOptions:
     ] = None
 
     def check(self, *, is_dry: bool) -> None:
-        """Check that the options of the input fit together; ``is_dry``: with ``--dry-run``.
-
-        Raises:
-            BadParameter: options contradict each other, or one is missing.
-        """
         if (self.source is None) == (self.from_topic is None):
             raise typer.BadParameter("give one input: INPUT, or --from-topic")
         for_topic = self.stream or any((self.checkpoint, self.schema, self.from_config))
@@ -108,11 +103,6 @@ class InputOptions:
             raise typer.BadParameter("--from-topic needs --checkpoint, where its state is kept")
 
     def streamed(self, settings: Settings) -> StreamOptions:
-        """Return the options for reading the input topic as a stream.
-
-        Raises:
-            DelayServiceError: an option is invalid.
-        """
         from connectors.spark.schedule.stream import StreamOptions
         from delayservice.commands.send import delay_ms
         from delayservice.config.settings import load
@@ -171,12 +161,7 @@ class FieldOptions:
     ] = None
 
     def fields(self, given: InputOptions) -> Fields:
-        """Return the column or fixed text for each part of a record. ``given``: options that name
-        the input; without ``--job``, ids that are made begin with the input's name.
-
-        Raises:
-            DelayServiceError: a header is invalid.
-        """
+        # Without ``--job``, ids that are made begin with the input's name.
         from connectors.spark.schedule.mapping import Fields
 
         return Fields(
@@ -259,9 +244,6 @@ def _follow(
     options: ScheduleOptions,
     streamed: StreamOptions,
 ) -> Stream:
-    """Schedule records of a topic until the stream ends or is stopped by a signal; return the
-    stream. ``contracts``: returns the contracts for records written now.
-    """
     from connectors.spark.schedule.stream import start_stream
 
     begun = start_stream(job.spark, contracts, options, streamed, _progress)
@@ -275,12 +257,6 @@ def _follow(
 def _name(settings: Settings, source: str | None, topic: str, job: str | None) -> str:
     """Return the name of a job, the same whenever the same input is scheduled: its consumer group
     and the prefix of its transactional ids.
-
-    Args:
-        settings: settings of the cluster.
-        source: input with rows; None: the input is a topic.
-        topic: the delay topic.
-        job: value of ``--job``; None: not given.
     """
     name = f"{settings.kafka.transactional_id_prefix}-schedule"
     if source is None:
@@ -289,9 +265,7 @@ def _name(settings: Settings, source: str | None, topic: str, job: str | None) -
 
 
 def _contracts(settings: Settings, client: Mapping[str, str], topic: str) -> Sequence[Contract]:
-    """Return the contracts for records written now: those in the newest checkpoints, or before the
-    first checkpoint the one of the settings.
-    """
+    # Those in the newest checkpoints, or before the first checkpoint the one of the settings.
     from connectors.spark.schedule.run import served_contracts
     from delayservice.config.contract import contract_for
 

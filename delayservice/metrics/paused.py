@@ -10,18 +10,18 @@ from delayservice.engine.pauses import KINDS, Pauses
 from delayservice.metrics.counts import PauseFacts
 from delayservice.metrics.status import Pause
 
+# Pauses shown one by one, because each is a time series in Prometheus.
 PAUSES_TOLD_MAX: Final = 200
-"""Largest number of pauses shown one by one, because each is a time series in Prometheus."""
 _REASON_CHARS_MAX: Final = 200
+# Latest start of a pause, epoch milliseconds: the end of the year 9999.
 _AT_MS_MAX: Final = 253_402_300_799_999
-"""Latest start of a pause, epoch milliseconds: the end of the year 9999."""
+# A legal topic name, or a pattern of topic names.
 _NAME: Final = re.compile(r"[A-Za-z0-9._*?-]{1,249}")
-"""Pattern of a legal topic name, or of a pattern of topic names."""
 
 
 def pause_facts(pauses: Pauses | None) -> PauseFacts | None:
     """Return the longest pauses, ``PAUSES_TOLD_MAX`` at most, and the number of all pauses by kind;
-    None if ``pauses`` is None: the pauses topic has not been read yet.
+    None: the pauses topic has not been read yet.
     """
     if pauses is None:
         return None

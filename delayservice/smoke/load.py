@@ -8,8 +8,8 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+# Name of the header that identifies each record to ``smoke.judge``.
 UID_HEADER = "load-uid"
-"""Name of the header that identifies each record to ``smoke.judge``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,13 +21,12 @@ class Planned:
     uid: bytes
     key: bytes | None
     value: bytes | None
+    # Headers that are delivered with the record, ``UID_HEADER`` first.
     headers: tuple[tuple[str, bytes | None], ...]
-    """Headers that are delivered with the record, ``UID_HEADER`` first."""
     delay_ms: int
     target: str
 
     def to_send(self) -> list[tuple[str, bytes | None]]:
-        """Return ``headers``, and those that give the service the delay and the target topic."""
         return [
             *self.headers,
             ("delay-after", b"%d" % self.delay_ms),

@@ -23,16 +23,8 @@ _TOLD_EVERY: Final = 100
 
 
 class Sending:
-    """Sender of records on a thread of its own. The parts are sent one after another, each when
-    ``go_on`` or ``finish`` allows it, the first at once.
-
-    Args:
-        bootstrap: bootstrap servers of Kafka.
-        topic: delay topic to write to.
-        planned: the records to send.
-        per_s: records per second.
-        part_records: number of records of a part.
-        bar: progress bar for the number of acknowledged records.
+    """Sender of records on a thread of its own. The parts, of ``part_records`` each, are sent one
+    after another, each when ``go_on`` or ``finish`` allows it, the first at once.
     """
 
     def __init__(
@@ -44,8 +36,8 @@ class Sending:
         part_records: int,
         bar: Bar,
     ) -> None:
+        # Acknowledged records, each with its append time, epoch milliseconds.
         self.sent: list[tuple[Planned, int]] = []
-        """Acknowledged records, each with its append time, epoch milliseconds."""
         self._failed: list[str] = []
         self._topic = topic
         self._planned = planned
@@ -66,7 +58,6 @@ class Sending:
         self._thread = threading.Thread(target=self._send, name="load", daemon=True)
 
     def start(self) -> None:
-        """Start the thread, which sends the first part."""
         self._thread.start()
 
     def go_on(self) -> None:
@@ -74,10 +65,8 @@ class Sending:
         self._parts.release()
 
     def finish(self) -> None:
-        """Send all remaining parts, and wait until every record is acknowledged.
-
-        Raises:
-            ClusterError: some records were not acknowledged.
+        """Send all remaining parts, and wait until every record is acknowledged; raises
+        ``ClusterError``.
         """
         self._is_last.set()
         self._parts.release()
@@ -109,9 +98,7 @@ class Sending:
         self._bar.at(len(self.sent))
 
     def _await_part(self) -> None:
-        """Wait until the next part may be sent. Before a wait, flush the producer, so that ``sent``
-        contains all records of the earlier parts.
-        """
+        # Flushed before a wait, so that ``sent`` contains all records of the earlier parts.
         if not self._is_last.is_set() and not self._parts.acquire(blocking=False):
             self._producer.flush()
             self._parts.acquire()

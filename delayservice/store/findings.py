@@ -7,13 +7,8 @@ from typing import Final, NamedTuple
 
 
 class Case(NamedTuple):
-    """Kind of finding.
-
-    Attributes:
-        name: name of the kind.
-        is_damage: whether it is damage; if not, it is a harmless remark.
-        then: what a node does about it, a sentence.
-        advice: what a person should do about it, a sentence.
+    """Kind of finding: damage or a harmless remark, what a node does about it, and advice to a
+    person.
     """
 
     name: str
@@ -87,15 +82,8 @@ SET_ASIDE: Final = Case(
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One finding of a check of a store's folder.
-
-    Attributes:
-        case: kind of the finding.
-        what: description of the finding, one sentence.
-        where: path of the file or folder, relative to the store's folder.
-        due_ms: range ``[first, stop)`` of the affected key times, epoch milliseconds; None: no
-            range applies.
-        offsets: range ``[first, stop)`` of the affected source offsets; None: no range applies.
+    """One finding: kind, one sentence, path relative to the store's folder, and the affected range
+    ``[first, stop)`` of key times (epoch milliseconds) and of source offsets, if it has one.
     """
 
     case: Case
@@ -111,8 +99,8 @@ class CheckVerdict:
 
     Attributes:
         stop_offset: S, a source offset; 0: unknown.
-        records: number of records that could be read.
-        bytes: bytes of these records: of their blocks in a wheel, of their payloads in RocksDB.
+        bytes: bytes of the readable records: of their blocks in a wheel, of their payloads in
+            RocksDB.
         findings: the findings, those that are damage first.
     """
 
@@ -123,5 +111,4 @@ class CheckVerdict:
 
     @property
     def is_damaged(self) -> bool:
-        """Return whether any finding is damage."""
         return any(found.case.is_damage for found in self.findings)

@@ -36,13 +36,9 @@ _MARKED = Struct(">cqqq")
 
 
 class IdFacts(NamedTuple):
-    """Record with an id and without a mark.
-
-    Attributes:
-        record_id: its ``delay-id``.
-        key: its key.
-        stands_for: key of the current record of the id: the same key, or that of a later record;
-            None: the id has no current record, which is an inconsistency.
+    """Record with an id and without a mark. ``stands_for`` is the key of the current record of the
+    id: the same key, or that of a later record; None: the id has no current record, which is an
+    inconsistency.
     """
 
     record_id: bytes
@@ -59,20 +55,14 @@ class MarkFacts(NamedTuple):
 
 
 def synced_offset(database: Rdict, prefix: bytes) -> int | None:
-    """Return S at the last sync of a shard's id index in a wheel; None: it was never synced.
-    ``prefix``: first bytes of the shard's row keys.
-    """
+    """Return S at the last sync of a shard's id index in a wheel; None: it was never synced."""
     found = database.get(prefix + _SYNCED)
     return None if found is None else int(_I64.unpack(found)[0])
 
 
 class IdRows:
     """Rows of one shard's id index, in the id database of a wheel or in the database of a RocksDB
-    store.
-
-    Args:
-        database: database that holds the rows.
-        prefix: first bytes of all keys of this shard.
+    store. ``prefix``: first bytes of all keys of this shard.
     """
 
     def __init__(self, database: Rdict, prefix: bytes) -> None:
@@ -81,9 +71,9 @@ class IdRows:
         self._names = prefix + b"n"
         self._due_floor = self._due(0, 0)
         self._mark_floor = self._marked(0, 0, 0)
+        # By id, what ``latest_unmarked`` has returned since rows were last added: the next marks
+        # are for the same ids.
         self._asked: dict[bytes, Key] = {}
-        """By id, the keys that ``latest_unmarked`` has returned since rows were last added. ``put``
-        uses them, because the next marks are for the same ids."""
 
     def _due(self, key_ms: int, offset: int) -> bytes:
         return self._prefix + _DUE.pack(b"d", key_ms, offset)
@@ -126,9 +116,6 @@ class IdRows:
         return None if found is None else _KEY.unpack(found)
 
     def latest_unmarked(self, record_id: bytes, below: int) -> Key | None:
-        """Return the key of an id's latest record that is not cancelled, replaced or fired, and has
-        a source offset below ``below``; None: there is no such record.
-        """
         key = self._find(record_id)
         if key is None or key[1] >= below:
             return None
@@ -136,8 +123,8 @@ class IdRows:
         return key
 
     def marked_from(self, mark: int, stop_offset: int) -> list[tuple[int, Key]]:
-        """Return ``(mark, key)`` of records whose mark (source offset of the canceller) is at least
-        ``mark`` and below ``stop_offset``, the store's S, ascending.
+        """Return ``(mark, key)`` of records with marks in ``[mark, stop_offset)``, source offsets,
+        ascending.
         """
         start = self._marked(max(mark, 0), 0, 0)
         stop = self._marked(max(stop_offset, 0), 0, 0)
@@ -157,18 +144,12 @@ class IdRows:
             yield IdFacts(record_id, self._key_of(due), self._find(record_id))
 
     def marks(self) -> Iterator[MarkFacts]:
-        """Yield all marked records whose marks are not pruned yet, by ascending mark."""
         for row, record_id in all_rows(self._database, self._prefix + b"m", self._names):
             yield MarkFacts(*self._mark_of(row), record_id)
 
     def prune(self, batch: WriteBatch, key_ms: int, mark: int) -> None:
-        """Add to ``batch`` the deletions of rows of settled records, ``_PRUNE_ROWS_MAX`` unmarked
-        and as many marked records at most in each call.
-
-        Args:
-            batch: batch to add to.
-            key_ms: exclusive upper bound of the key times of settled records, epoch milliseconds.
-            mark: exclusive upper bound of the marks (source offsets) of settled records.
+        """Add to ``batch`` the deletions of rows of records with key times below ``key_ms`` and of
+        marks below the source offset ``mark``: ``_PRUNE_ROWS_MAX`` of each at most in each call.
         """
         self._asked.clear()
         stop = self._due(key_ms, 0)
@@ -186,8 +167,7 @@ class IdRows:
 
     def cut(self, batch: WriteBatch, stop_offset: int) -> None:
         """Add to ``batch`` the writes that undo all records and marks with source offsets from
-        ``stop_offset`` on: their rows are deleted, and a record that loses its mark is current
-        again.
+        ``stop_offset`` on; a record that loses its mark is current again.
         """
         for row, value in all_rows(self._database, self._names, self._prefix + b"o"):
             if stop_offset <= _KEY.unpack(value)[1]:
@@ -204,12 +184,5 @@ class IdRows:
 
 
 def _passed(floor: bytes, stop: bytes, keys: Sequence[bytes]) -> bytes:
-    """Return the row key at which the next prune begins its search, because RocksDB is slow to pass
-    deleted rows: ``stop``, or the last row found if there may be more.
-
-    Args:
-        floor: row key at which the last search began; the result is never lower.
-        stop: exclusive end of the last search.
-        keys: row keys that the last search found and that are deleted now, ascending.
-    """
+    # The next prune begins its search here: RocksDB is slow to pass deleted rows.
     return max(floor, stop if len(keys) < _PRUNE_ROWS_MAX else keys[-1])

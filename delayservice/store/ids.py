@@ -72,11 +72,7 @@ _REBUILT: Final = "it is removed, and shards with ids are rebuilt from Kafka"
 
 
 class IdDatabase:
-    """RocksDB database of the ids of all shards of a wheel, created when the first id is stored.
-
-    Args:
-        path: folder of the database.
-    """
+    """RocksDB database of the ids of all shards of a wheel, created when the first id is stored."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -86,19 +82,16 @@ class IdDatabase:
         self._reclaimer = Reclaimer(path)
 
     def shard(self, generation: int) -> IdIndex:
-        """Return the id index of one shard. ``generation``: number of the shard's store, with which
-        its row keys begin.
-        """
         return IdIndex(self, generation)
 
     def recover(self, shards: Sequence[tuple[IdIndex, int, bool]]) -> None:
         """Open the database, if there is one, cut all indexes back to the horizon, and set
         ``is_whole`` of each. A damaged database is removed; then the index of each shard that had
-        ids is not whole.
+        ids is not whole. Rows of shards that are not listed are removed.
 
         Args:
             shards: for each shard, its index, its horizon (a source offset), and whether it had ids
-                at that horizon. Rows of shards that are not listed are removed.
+                at that horizon.
 
         Raises:
             StoreError: the database can't be opened for lack of space, memory, files or rights.
@@ -121,11 +114,6 @@ class IdDatabase:
             ids.is_whole = not expected
 
     def open(self) -> Rdict:
-        """Open the database unless it is open, creating it if it is missing, and return it.
-
-        Raises:
-            Exception: the database can't be opened, or is damaged.
-        """
         if self._database is None:
             self._database = open_database(self._path, IDS_OPTIONS)
         return self._database
@@ -142,11 +130,8 @@ class IdDatabase:
             self.write(batch)
 
     def remove(self, generation: int) -> None:
-        """Delete the rows of the shard whose keys begin with ``generation``, if the database is
-        open. A crash may restore them; then ``recover`` deletes them.
-
-        Raises:
-            StoreError: the database failed; the process must exit.
+        """Delete the rows of a shard, if the database is open. A crash may restore them; then
+        ``recover`` deletes them.
         """
         if self._database is None:
             return
@@ -160,11 +145,7 @@ class IdDatabase:
             self._reclaimer.reclaim(self._database, generation)
 
     def write(self, batch: WriteBatch) -> None:
-        """Write the rows of ``batch``; they become durable with the next ``sync``.
-
-        Raises:
-            StoreError: the database failed; the process must exit.
-        """
+        """Write the rows of ``batch``; they become durable with the next ``sync``."""
         database = self.open()
         with self.guard("write"):
             if self._witness is None:
@@ -173,11 +154,8 @@ class IdDatabase:
             database.write(batch)
 
     def sync(self, offsets: Sequence[tuple[int, int]]) -> None:
-        """Make all rows durable, together with S of each shard. The caller writes the horizon of
-        the wheel after this.
-
-        Args:
-            offsets: generation and S of each shard that has ids; if it is empty, nothing is done.
+        """Make all rows durable, together with S of each shard that has ids, by generation. The
+        caller writes the horizon of the wheel after this.
 
         Raises:
             StoreError: the database failed; the process must exit.
@@ -192,7 +170,6 @@ class IdDatabase:
             self.open().flush_wal(sync=True)
 
     def close(self) -> None:
-        """Close the database, if it is open."""
         self._reclaimer.close()
         if self._database is not None:
             close_database(self._database, self._path)
@@ -206,35 +183,27 @@ class IdDatabase:
 
 
 class IdIndex:
-    """Id index of one shard of a wheel.
-
-    Args:
-        database: database of all shards.
-        generation: number of the shard's store, with which its row keys begin.
-    """
+    """Id index of one shard of a wheel."""
 
     def __init__(self, database: IdDatabase, generation: int) -> None:
         self._database = database
         self.generation = generation
+        # Whether the index has all rows of source offsets below the horizon.
         self.is_whole = True
-        """Whether the index has all rows of source offsets below the horizon."""
         self._prefix = prefix_of(generation)
+        # Durable horizon of the store, a source offset. ``prune`` keeps all marks from it on.
         self.durable_offset = 0
-        """Durable horizon of the store, a source offset. ``prune`` keeps all marks from it on."""
         self._rows: IdRows | None = None
 
     @property
     def in_use(self) -> bool:
-        """Return whether the shard has ids, or had ids since it was last emptied."""
+        """Whether the shard has ids, or had ids since it was last emptied."""
         return self._rows is not None
 
     def recover(self, stop_offset: int, *, expected: bool) -> None:
         """Use the existing rows of source offsets below ``stop_offset``, and undo all later ones;
-        set ``is_whole`` to False if rows are missing.
-
-        Args:
-            stop_offset: horizon of the shard, a source offset.
-            expected: whether the shard had ids at that horizon.
+        ``is_whole`` becomes False if rows are missing. ``expected``: the shard had ids at that
+        horizon.
         """
         database = self._database.open()
         synced = synced_offset(database, self._prefix)
@@ -249,9 +218,8 @@ class IdIndex:
             self.durable_offset = stop_offset
 
     def _cut(self, rows: IdRows, stop_offset: int) -> None:
-        """Undo the rows of source offsets from ``stop_offset`` on, if there may be any; to find
-        them, all rows of the shard are read.
-        """
+        # All rows of the shard are read to find those from ``stop_offset`` on, so only if there may
+        # be any.
         batch = WriteBatch(raw_mode=True)
         with self._database.guard("read"):
             written = self._database.open().get(self._prefix + WRITTEN)
@@ -262,9 +230,6 @@ class IdIndex:
         self._database.write(batch)
 
     def append(self, named: Sequence[Named], marks: Sequence[Mark], stop_offset: int) -> None:
-        """Write the rows for the ids and marks of one ``Store.append``, and the new S,
-        ``stop_offset``, in one batch.
-        """
         batch = WriteBatch(raw_mode=True)
         if self._rows is None:
             self._rows = IdRows(self._database.open(), self._prefix)
@@ -274,27 +239,19 @@ class IdIndex:
         self._database.write(batch)
 
     def latest_unmarked(self, record_id: bytes, below: int) -> Key | None:
-        """Return the key of an id's latest record that is not cancelled, replaced or fired, and has
-        a source offset below ``below``; None: there is no such record.
-        """
         if self._rows is None:
             return None
         with self._database.guard("read"):
             return self._rows.latest_unmarked(record_id, below)
 
     def marked_from(self, mark: int, stop_offset: int) -> list[tuple[int, Key]]:
-        """Return ``(mark, key)`` of records whose mark (source offset of the canceller) is at least
-        ``mark`` and below ``stop_offset``, the store's S, ascending.
-        """
         if self._rows is None:
             return []
         with self._database.guard("read"):
             return self._rows.marked_from(mark, stop_offset)
 
     def prune(self, cursor: Cursor) -> None:
-        """Delete rows of records that ``cursor`` has settled, a bounded number in each call. Marks
-        with offsets from the durable horizon on are kept, because a crash undoes them.
-        """
+        # A crash undoes marks with offsets from the durable horizon on, so they are kept.
         if self._rows is not None:
             batch = WriteBatch(raw_mode=True)
             mark = min(cursor.offset, self.durable_offset)
@@ -304,7 +261,6 @@ class IdIndex:
                 self._database.write(batch)
 
     def discard(self) -> None:
-        """Delete all rows of the shard from the database."""
         self._database.remove(self.generation)
         self.forget()
 

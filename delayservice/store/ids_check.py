@@ -15,9 +15,7 @@ from delayservice.store.id_rows import IdFacts, IdRows
 
 
 class NamedRecord(NamedTuple):
-    """Stored record with an id: the id, its key time in epoch milliseconds, and its mark (source
-    offset of its canceller; -1: it is not marked).
-    """
+    """Stored record with an id; ``mark`` is -1 if it is not marked."""
 
     record_id: bytes
     key_ms: int
@@ -31,19 +29,11 @@ def check_ids(
     stop_offset: int,
     where: str,
 ) -> Iterator[Finding]:
-    """Compare the rows of the id index for one range of keys with the stored records in this range,
-    and yield a finding for each difference.
-
-    Args:
-        rows: rows of the shard's id index.
-        span_ms: range ``[start, stop)`` of key times, epoch milliseconds.
-        records: stored records of the range that have an id, by source offset.
-        stop_offset: S, a source offset; rows of records and marks from this offset on are ignored.
-        where: path of the id index, for the findings.
-
-    Raises:
-        Exception: a row can't be read.
+    """Yield a finding for each difference between the id rows and the stored records (by source
+    offset, those with an id) of one range of key times, epoch milliseconds. ``where``: path of the
+    id index, for the findings.
     """
+    # Rows of records and marks from S (``stop_offset``) on are ignored: a start undoes them.
     known: set[int] = set()
     for fact in rows.named_between(*span_ms):
         key_ms, offset = fact.key
@@ -67,13 +57,6 @@ def check_ids(
 
 
 def _difference(fact: IdFacts, record: NamedRecord | None, stop_offset: int) -> str | None:
-    """Return as text how a row of the id index and its record differ; None: they agree.
-
-    Args:
-        fact: the row.
-        record: the stored record at the offset of the row; None: there is none with an id.
-        stop_offset: S, a source offset; marks from it on are ignored.
-    """
     if record is None:
         return "the ids know a record that is not there"
     if (record.record_id, record.key_ms) != (fact.record_id, fact.key[0]):

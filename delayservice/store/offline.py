@@ -45,8 +45,7 @@ FORMATS: Final = {"wheel": WHEEL_FORMAT, "rocksdb": ROCKS_FORMAT}
 _BODIES_BYTES_MAX: Final = 64 << 20
 
 
-def _nothing(_done: int, _total: int) -> None:
-    """Ignore a report of progress: number of items done, and number of all items."""
+def _nothing(_done: int, _total: int) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,9 +54,7 @@ class HourFacts:
     in it.
 
     Attributes:
-        hour_ms: start of the hour, epoch milliseconds.
         slots: number of slots with records of the shard in a wheel; 0 for RocksDB.
-        records: number of records.
         bytes: bytes of the slots' files, with the records of other shards (wheel), or of the
             shard's payloads (RocksDB).
         damaged: number of slots with damaged records that the node has found and not read again
@@ -76,13 +73,10 @@ class StoreFacts:
     """Figures of a shard's store.
 
     Attributes:
-        kind: ``wheel`` or ``rocksdb``.
-        version: number of the format.
         stop_offset: S, a source offset; None: the store is damaged, and a node that opens it would
             start it over from the log.
         label: contracts and cluster secrets by which the records below S were read, as JSON; empty:
             there is no label.
-        hours: figures of the hours that have records, in order of time.
         first_ms: lowest key time, epoch milliseconds; None: no record is stored or readable.
         last_ms: highest key time, epoch milliseconds; None as for ``first_ms``.
     """
@@ -97,22 +91,20 @@ class StoreFacts:
 
     @property
     def records(self) -> int:
-        """Return the number of stored records, including settled ones not pruned yet."""
+        """Number of stored records, including settled ones not pruned yet."""
         return sum(hour.records for hour in self.hours)
 
     @property
     def bytes(self) -> int:
-        """Return the bytes of the slots' files, which the wheel's shards share, or of the shard's
-        payloads (RocksDB).
+        """Bytes of the slots' files, which the wheel's shards share, or of the shard's payloads
+        (RocksDB).
         """
         return sum(hour.bytes for hour in self.hours)
 
 
 def check_format(path: str) -> str | None:
-    """Return the kind of store in folder ``path``; None: the folder has no readable VERSION.
-
-    Raises:
-        StoreError: the store is of an older or newer format, or of an unknown kind.
+    """Return the kind of store in folder ``path``; None: the folder has no readable VERSION. Raises
+    ``StoreError`` if the format or kind is another.
     """
     found = read_format(path)
     if found is None:
@@ -139,11 +131,7 @@ def check_format(path: str) -> str | None:
 
 
 def look(shard: ShardFolder) -> StoreFacts:
-    """Return the figures of a shard's store.
-
-    Raises:
-        StoreError: the store can't be read, or is of another format.
-    """
+    """Return the figures of a shard's store. Raises ``StoreError`` if it can't be read."""
     kind = check_format(shard.path)
     if kind is None:
         raise StoreError(
@@ -183,9 +171,6 @@ def _hour_of_wheel(hour_ms: int, parts: tuple[Part, ...]) -> HourFacts:
 
 
 def _bounds(shard: ShardFolder, part: Part) -> tuple[int | None, int | None]:
-    """Return the lowest and the highest key time of a shard's records in one slot, epoch
-    milliseconds; both None: no record can be read.
-    """
     keys = [
         frame[0]
         for rows in read_parts(shard, [part], EVERYTHING)
@@ -224,14 +209,8 @@ def _look_at_rocks(store: RocksView) -> StoreFacts:
 def read_records(
     shard: ShardFolder, bounds: ReadBounds, wanted: Callable[[Frame], bool], limit: int
 ) -> Iterator[Frame | Damage]:
-    """Yield wanted records in key order, and, for a wheel, the ranges that can't be read, each
-    before the other records of its slot. Memory is needed for ``limit`` records.
-
-    Args:
-        shard: the shard's folder.
-        bounds: range of key times to read.
-        wanted: returns whether to yield a record.
-        limit: largest number of records to yield.
+    """Yield at most ``limit`` wanted records in key order, and, for a wheel, the ranges that can't
+    be read, each before the other records of its slot. Memory is needed for ``limit`` records.
 
     Raises:
         StoreError: the store can't be read, or is of another format. In RocksDB, this is also
@@ -274,9 +253,7 @@ def _wanted(
     wanted: Callable[[Frame], bool],
     damages: list[Damage],
 ) -> Iterator[Frame]:
-    """Yield the wanted records of a slot, in no order, and append damage to ``damages``. A missing
-    file of a slot that was due is not damage: a node has pruned it since its last sync.
-    """
+    # A missing file of a slot that was due is not damage: a node has pruned it since its last sync.
     now_ms = time.time_ns() // 1_000_000
     for rows in read_parts(shard, [part], bounds):
         if isinstance(rows, Damage):
@@ -311,9 +288,6 @@ def verify(
         on_progress: takes the number of slots (wheel) or records (RocksDB) checked so far, and the
             number of all.
         reader: reader of the shard's wheel, which the checks of its shards share; None: a new one.
-
-    Raises:
-        StoreError: the store can't be read, or is of another format.
     """
     kind = check_format(shard.path)
     if kind == "wheel":

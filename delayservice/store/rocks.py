@@ -51,11 +51,11 @@ CONDEMNED = "DAMAGED"
 _NUMBER: Final = Struct(">I")
 _SCAN_ROWS: Final = 10_000
 _VIEWS_MAX = 3
+# Phrases of RocksDB's error messages for causes other than damaged files.
 _NO_DAMAGE: Final = (
     *map(os.strerror, (ENOSPC, EDQUOT, EMFILE, ENFILE, ENOMEM, EACCES, EPERM, EROFS)),
     "DB already closed",
 )
-"""Phrases of RocksDB's error messages for causes other than damaged files."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,12 +200,7 @@ def _is_manifest(file: Path) -> bool:
 
 @contextmanager
 def guarded_read(what: str) -> Iterator[None]:
-    """Return a context that raises errors of RocksDB, in a database opened for reading, as
-    ``StoreError``. ``what``: the database, for the message.
-
-    Raises:
-        StoreError: the read failed.
-    """
+    """Raise errors of RocksDB, in a database opened for reading, as ``StoreError``."""
     try:
         yield
     except StoreError:
@@ -218,8 +213,8 @@ def guarded_read(what: str) -> Iterator[None]:
 
 
 def condemn(path: Path) -> None:
-    """Mark the database in folder ``path`` as damaged, so that ``open_database`` refuses it, and
-    its caller makes a new one. An error of the file system is ignored.
+    """Mark the database as damaged, so that ``open_database`` refuses it, and its caller makes a
+    new one. An error of the file system is ignored.
     """
     marker = path / CONDEMNED
     with suppress(OSError), marker.open("wb") as file:  # if that fails, the damage is met again
@@ -237,11 +232,6 @@ class Guarded:
     """Context that raises errors of RocksDB as ``StoreError``; if an error may mean damage, the
     database is marked as damaged, and the next start makes a new one. It is a class and not a
     generator for speed, because each look-up of an id enters it.
-
-    Args:
-        deed: verb of the operation, for the message.
-        what: object of the operation, for the message.
-        database: folder of the database.
     """
 
     __slots__ = ("_database", "_deed", "_what")
@@ -251,17 +241,9 @@ class Guarded:
         self._what = what
         self._database = database
 
-    def __enter__(self) -> None:
-        """Begin an operation on the database; this has no effect."""
+    def __enter__(self) -> None: ...
 
     def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
-        """Raise an error of the operation as ``StoreError``, and mark the database as damaged if
-        the error may mean damage. A ``StoreError``, and what is not an ``Exception``, passes
-        unchanged.
-
-        Raises:
-            StoreError: the operation failed.
-        """
         if not isinstance(error, Exception) or isinstance(error, StoreError):
             return
         if is_damage(error):
@@ -273,21 +255,16 @@ class Guarded:
 
 
 def prefix_of(number: int) -> bytes:
-    """Return the first bytes of all row keys of a shard, which encode its number."""
     return _NUMBER.pack(number)
 
 
 def number_of(key: bytes) -> int:
-    """Return the number of the shard to which a row key belongs."""
     return int(_NUMBER.unpack_from(key)[0])
 
 
 class Reclaimer:
     """Thread that frees the disk space of removed shards by compaction. RocksDB alone frees it only
     when other rows are written in the same key range.
-
-    Args:
-        database: folder of the database.
     """
 
     def __init__(self, database: Path) -> None:
@@ -295,9 +272,7 @@ class Reclaimer:
         self._executor: ThreadPoolExecutor | None = None
 
     def reclaim(self, database: Rdict, number: int) -> None:
-        """Start to free the disk space of a shard whose rows were deleted, and return at once.
-        ``number``: number with which its row keys begin.
-        """
+        """Start to free the disk space of a shard whose rows were deleted, and return at once."""
         if self._executor is None:
             self._executor = ThreadPoolExecutor(1, "store-reclaim")
         self._executor.submit(self._compact, database, number)
@@ -329,10 +304,8 @@ def close_database(database: Rdict, path: Path) -> None:
 
 
 def read_rows(database: Rdict, start: bytes, stop: bytes, limit: int) -> list[tuple[bytes, bytes]]:
-    """Return at most ``limit`` rows, key and value, with ``start <= key < stop``, in key order.
-
-    Raises:
-        Exception: a row in that range can't be read.
+    """Return at most ``limit`` rows with ``start <= key < stop``, in key order; ``Exception`` is
+    raised for a row that can't be read.
     """
     rows = database.items(from_key=start, read_opt=_upto(stop))
     found: list[tuple[bytes, bytes]] = list(islice(rows, limit))  # type: ignore[arg-type]
@@ -342,21 +315,15 @@ def read_rows(database: Rdict, start: bytes, stop: bytes, limit: int) -> list[tu
 
 
 def all_rows(database: Rdict, start: bytes, stop: bytes) -> Iterator[tuple[bytes, bytes]]:
-    """Yield all rows, key and value, with ``start <= key < stop``, in key order.
-
-    Raises:
-        Exception: a row can't be read.
-    """
+    """Yield all rows with ``start <= key < stop``, in key order; raises as ``read_rows``."""
     while found := read_rows(database, start, stop, _SCAN_ROWS):
         yield from found
         start = found[-1][0] + b"\0"
 
 
 def read_keys(database: Rdict, start: bytes, stop: bytes, limit: int) -> list[bytes]:
-    """Return at most ``limit`` row keys with ``start <= key < stop``, in order.
-
-    Raises:
-        Exception: a row in that range can't be read.
+    """Return at most ``limit`` row keys with ``start <= key < stop``, in order; raises as
+    ``read_rows``.
     """
     keys = database.keys(from_key=start, read_opt=_upto(stop))
     found: list[bytes] = list(islice(keys, limit))  # type: ignore[arg-type]
@@ -372,12 +339,7 @@ def _upto(stop: bytes) -> ReadOptions:
 
 
 def _check_end(database: Rdict, start: bytes, stop: bytes) -> None:
-    """Raise an error if a row with a key in ``[start, stop)`` exists, or can't be read, because
-    ``items`` and ``keys`` end at a damaged block without an error.
-
-    Raises:
-        Exception: there is such a row, or the range can't be read.
-    """
+    # ``items`` and ``keys`` end at a damaged block without an error, so no row may be left here.
     rows = database.iter(_upto(stop))
     rows.seek(start)
     rows.status()

@@ -44,9 +44,6 @@ def verify_rocks(
         now_ms: returns the present time, epoch milliseconds; records due by then may have been
             settled.
         on_progress: takes the number of checked records, and the number of all records.
-
-    Raises:
-        StoreError: this user has no right to read a file.
     """
     path = Path(shard.path)
     database = path / DATABASE
@@ -72,12 +69,7 @@ def verify_rocks(
 
 
 def _check_rights(database: Path) -> None:
-    """Raise an error if a file of the database in folder ``database`` may not be read, because a
-    lack of rights is not damage.
-
-    Raises:
-        StoreError: this user has no right to read a file.
-    """
+    # A lack of rights is not damage, so it must not become a finding.
     if not database.is_dir():
         return
     try:
@@ -101,15 +93,6 @@ def _check_names(path: Path) -> Iterator[Finding]:
 
 
 class _RocksCheck:
-    """Check of the rows of one shard in a database.
-
-    Attributes:
-        found: the findings.
-        stop_offset: S, a source offset.
-        records: number of records read.
-        bytes: bytes of their payloads.
-    """
-
     def __init__(self, now_ms: Callable[[], int], on_progress: Callable[[int, int], None]) -> None:
         self.found: list[Finding] = []
         self.stop_offset = self.records = self.bytes = 0
@@ -117,12 +100,7 @@ class _RocksCheck:
         self._on_progress = on_progress
 
     def run(self, store: RocksView) -> None:
-        """Check the records and ids of the shard, read all its other rows, so that all blocks are
-        read, and add findings to ``found``.
-
-        Raises:
-            StoreError: a row can't be read.
-        """
+        # All other rows are read too, so that the checksums of all blocks are verified.
         self.stop_offset = store.stop_offset
         self._check_records(store)
         if self.records != store.records:
@@ -134,9 +112,7 @@ class _RocksCheck:
             pass
 
     def _check_records(self, store: RocksView) -> None:
-        """Check all records, and the ids hour by hour of key times, so that only the ids of one
-        hour are in memory.
-        """
+        # Ids hour by hour of key times, so that only the ids of one hour are in memory.
         hour_ms, named = 0, dict[int, NamedRecord]()
         for frame in _frames(store):
             if frame[0] >= hour_ms + _HOUR_MS:
@@ -172,9 +148,7 @@ class _RocksCheck:
 
 
 def _frames(store: RocksView) -> Iterator[Frame]:
-    """Yield the records of a shard in key order, with their marks. The row of a mark follows that
-    of its record.
-    """
+    # The row of a mark follows that of its record.
     last: Frame | None = None
     for row, value in store.rows(b"f", b"g"):
         key_ms, offset = _KEY.unpack_from(row)

@@ -44,10 +44,9 @@ _log = structlog.get_logger(__name__)
 
 FORMAT: Final = 4
 DATABASE: Final = "db"
-"""Name of the database's folder in the worker's folder."""
 
+# ``(topic, partition)`` of a shard: hash of the delay topic's id, and partition.
 Place: TypeAlias = tuple[str, int]
-"""``(topic, partition)`` of a shard: hash of the delay topic's id, and partition."""
 
 _REBUILT: Final = "the database is put aside, and all its shards are rebuilt from Kafka"
 _ROW = Struct(">IcI")
@@ -58,14 +57,7 @@ _SHARDS_MAX: Final = 2**32 - 2
 
 
 class ShardState(NamedTuple):
-    """State of one shard in a database.
-
-    Attributes:
-        number: number of the shard, with which its row keys begin.
-        stop_offset: S, a source offset.
-        records: number of stored records.
-        label: bytes that state the contracts and cluster secrets of the stored records.
-    """
+    """State of one shard in a database; ``stop_offset`` is S, a source offset."""
 
     number: int
     stop_offset: int
@@ -74,21 +66,13 @@ class ShardState(NamedTuple):
 
 
 class RocksDatabase:
-    """Database of one worker. Only the worker's thread may use it.
-
-    Args:
-        path: the worker's folder.
-        options: options of the database; None: the default options.
-
-    Attributes:
-        what: name of the store, for messages.
-    """
+    """Database of one worker. Only the worker's thread may use it."""
 
     def __init__(self, path: Path, options: RocksOptions | None = None) -> None:
         self.options = options or RocksOptions()
         self.what = f"the store {path}"
+        # Number of stored records of all open shards.
         self.records = 0
-        """Number of stored records of all open shards."""
         self._files = Files()
         self._folder = StoreFolder(path, "rocksdb", FORMAT, self._files)
         self._path = path
@@ -144,12 +128,7 @@ class RocksDatabase:
         return True
 
     def _fill(self) -> None:
-        """Read number and state of every shard, so that damage of these rows is found when the
-        database is opened.
-
-        Raises:
-            Exception: a row can't be read (rocksdict has no narrower class).
-        """
+        # Read when the database is opened, so that damage of these rows is found then.
         self._clear()
         found = _read_numbers(self.database)
         self._durable = {n: self._read_state(n).stop_offset for n in found.values()}
@@ -166,7 +145,6 @@ class RocksDatabase:
         self._files.sync_dir(str(self._path))
 
     def close(self) -> None:
-        """Sync, close all files, and unlock the folder, unless the database is closed."""
         try:
             if self._database is not None:
                 self.sync()
@@ -188,21 +166,13 @@ class RocksDatabase:
 
     @property
     def database(self) -> Rdict:
-        """Return the open database.
-
-        Raises:
-            StoreError: the database is not open.
-        """
         if self._database is None:
             raise StoreError(f"the store {self._path} is not open; open it first")
         return self._database
 
     def guard(self, deed: str) -> AbstractContextManager[None]:
         """Return a context that raises errors of RocksDB as ``StoreError``, and marks the database
-        as damaged if the error may mean damage.
-
-        Args:
-            deed: verb of the operation, for the message.
+        as damaged if the error may mean damage. ``deed``: verb of the operation, for the message.
         """
         return Guarded(deed, self.what, self._database_path)
 
@@ -210,7 +180,6 @@ class RocksDatabase:
 
     @property
     def places(self) -> list[Place]:
-        """Return the shards in the database as ``(topic, partition)``, sorted."""
         return sorted(self._numbers)
 
     def attach(self, place: Place) -> ShardState:
@@ -256,8 +225,8 @@ class RocksDatabase:
         return ShardState(number, stop_offset, count, bytes(label))
 
     def detach(self, place: Place, count: int) -> None:
-        """Close a shard; the database is closed with its last open shard, and otherwise synced.
-        ``count``: number of the shard's stored records.
+        """Close a shard with ``count`` stored records; the database is closed with its last open
+        shard, and otherwise synced.
         """
         self._open_places.discard(place)
         self._idle_s[place] = time.monotonic()
@@ -268,9 +237,7 @@ class RocksDatabase:
             self.close()
 
     def empty(self, number: int) -> None:
-        """Delete all records, ids and the label of the shard ``number`` durably, and set its
-        horizon to 0.
-        """
+        """Delete all records, ids and the label of a shard durably, and set its horizon to 0."""
         batch = WriteBatch(raw_mode=True)
         batch.delete(_ROW.pack(0, _LABELS, number))
         batch.delete_range(prefix_of(number), prefix_of(number + 1))
@@ -303,32 +270,18 @@ class RocksDatabase:
     # --- writing -------------------------------------------------------------------------------
 
     def make_room(self) -> None:
-        """Sync if ``sync_bytes`` were written since the last sync.
-
-        Raises:
-            StoreError: the sync failed; the process must exit.
-        """
+        """Sync if ``sync_bytes`` were written since the last sync."""
         if self._unsynced_bytes >= self.options.sync_bytes:
             self.sync()
 
     def write(self, number: int, batch: WriteBatch, stop_offset: int, count: int) -> None:
-        """Write the rows of ``batch`` for one shard, together with its new S and number of records.
-
-        Args:
-            number: number of the shard.
-            batch: the rows; the state of the shard is added to it.
-            stop_offset: the new S, a source offset.
-            count: the new number of records.
-
-        Raises:
-            StoreError: the disk is full or fails, or the database is damaged.
-        """
+        """Write the rows of ``batch`` for a shard, with its new S and number of records."""
         batch.put(_ROW.pack(0, _HORIZONS, number), _HELD.pack(stop_offset, count))
         self._write(number, batch, stop_offset)
 
     def write_label(self, number: int, label: bytes, stop_offset: int, count: int) -> None:
-        """Write the label of the shard ``number`` in a batch of its own; the caller writes the
-        records that it describes later. ``stop_offset``: S; ``count``: number of records.
+        """Write the label of a shard in a batch of its own; the caller writes the records that it
+        describes later.
         """
         batch = WriteBatch(raw_mode=True)
         batch.put(_ROW.pack(0, _LABELS, number), label)
@@ -347,9 +300,7 @@ class RocksDatabase:
 
     def sync(self) -> None:
         """Remove unused shards, and make all written rows durable, and with them S of all shards.
-
-        Raises:
-            StoreError: the sync failed; the process must exit.
+        After an error, the process must exit.
         """
         self._remove_unused()
         if self._written:
@@ -360,13 +311,11 @@ class RocksDatabase:
             self._unsynced_bytes = 0
 
     def durable_offset(self, number: int) -> int:
-        """Return the durable horizon, a source offset, of the shard ``number``."""
         return self._durable[number]
 
     def _remove_unused(self) -> None:
-        """Remove shards that were not open for ``unused_s`` seconds: another node or worker has
-        their slices now.
-        """
+        # Another node or worker has the slices of shards that were not open for ``unused_s``
+        # seconds.
         least_s = time.monotonic() - self.options.unused_s
         for place in [place for place, idle_s in self._idle_s.items() if idle_s < least_s]:
             _log.info("unused_shard_removed", shard=place[0], partition=place[1])
@@ -374,7 +323,6 @@ class RocksDatabase:
 
     @property
     def bytes(self) -> int:
-        """Return the bytes of all table files and memory tables of the database."""
         sizes = ("rocksdb.total-sst-files-size", "rocksdb.cur-size-all-mem-tables")
         return sum(self.database.property_int_value(name) or 0 for name in sizes)
 

@@ -35,27 +35,20 @@ _BLOCK_BYTES: Final = 32 << 10
 _HEAD: Final = Struct("<IHB")
 _MASK_DELTA: Final = 0xA282EAD8
 _U32: Final = 0xFFFFFFFF
+# Types of a record of the MANIFEST: a whole one, and the first and last part of a divided one.
 _FULL, _FIRST, _LAST = 1, 2, 4
-"""Types of a record of the MANIFEST: a whole one, and the first and the last part of a divided
-one."""
+# Tags of the fields with which a record of the MANIFEST begins: two texts (comparator, database
+# id), and the number of the oldest log that is still needed.
 _COMPARATOR, _LOG_NUMBER, _DATABASE_ID = 1, 2, 8193
-"""Tags of the fields with which a record of the MANIFEST begins: two texts (comparator, database
-id), and the number of the oldest log that is still needed."""
+# Row key of ``ManifestGuard``: number 0, which no shard has, and ``w``.
 _ROW: Final = b"\0\0\0\0w"
-"""Row key of ``Witness``: number 0, which no shard has, and ``w``."""
 _MORE: Final = 0x80
 _WITNESSED: Final = Struct(">QQQ")
 
 
 class Manifest(NamedTuple):
-    """State of a database's files before it is opened.
-
-    Attributes:
-        number: number of the MANIFEST.
-        size: size of the MANIFEST in bytes.
-        log_number: number of the oldest write-ahead log that is needed; the content of older logs
-            is in tables.
-        logs: numbers of the existing write-ahead logs.
+    """State of a database's files before it is opened: number and size of the MANIFEST, number of
+    the oldest write-ahead log that is needed (older ones are in tables), and the existing logs.
     """
 
     number: int
@@ -68,7 +61,7 @@ def read_manifest(database: Path) -> Manifest | None:
     """Read the MANIFEST that is in use, check that it is whole, and return what it and the existing
     write-ahead logs state; None: there is no file CURRENT, so the database is new, or RocksDB will
     refuse it. Checksums are checked too, because RocksDB 9.8 hangs at a record whose type was
-    changed to 5. ``database``: folder of the database.
+    changed to 5.
 
     Raises:
         StoreError: the MANIFEST is damaged.
@@ -118,18 +111,8 @@ def _parts(path: Path, data: bytes) -> Iterator[tuple[int, bytes]]:
 
 
 def _check_cut(path: Path, crc: int, kind: int, content: bytes) -> None:
-    """Check whether the last record of a MANIFEST, whose length is wrong, was cut off by a crash.
-    If its checksum fits a part of the rest of the block, the length is damaged.
-
-    Args:
-        path: the MANIFEST, for the message.
-        crc: checksum in the record's header, masked.
-        kind: type in the record's header.
-        content: bytes of the file from the record's content to the end of the block.
-
-    Raises:
-        StoreError: the length is damaged.
-    """
+    # The length in the last record's header is wrong. If its checksum fits a part of the rest of
+    # the block, the length is damaged; otherwise a crash cut the record off.
     found = google_crc32c.value(bytes([kind]))
     for number in range(len(content) + 1):
         if _masked(found) == crc:
@@ -142,9 +125,7 @@ def _masked(crc: int) -> int:
 
 
 def _log_number(edit: bytes) -> int:
-    """Return the number of the oldest log that is still needed according to ``edit``, one record of
-    the MANIFEST; 0: it does not mention logs.
-    """
+    # 0: the record does not mention logs.
     at = 0
     while at < len(edit):
         tag, at = _varint(edit, at)
@@ -158,8 +139,8 @@ def _log_number(edit: bytes) -> int:
 
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:
-    """Return the integer that begins at index ``at`` of ``data``, encoded with seven bits per byte,
-    and the index of the byte after it.
+    """Return the integer that begins at index ``at``, encoded with seven bits per byte, and the
+    index of the byte after it.
     """
     value = shift = 0
     while at < len(data):
@@ -177,10 +158,6 @@ class Witness:
     By this row, the loss of a table or a log is detected when the database is opened, if a batch
     was written after the MANIFEST listed the file. The loss is missed only after a crash between
     the end of a flush and the next batch.
-
-    Args:
-        path: folder of the database.
-        database: the open database.
     """
 
     def __init__(self, path: Path, database: Rdict) -> None:
@@ -195,7 +172,6 @@ class Witness:
         self._manifest, self._number = str(manifest), _number_of(manifest)
 
     def sign(self, batch: WriteBatch) -> None:
-        """Add to ``batch`` the row that states the present files of the database."""
         try:
             size = os.stat(self._manifest).st_size  # noqa: PTH116 - for each batch
         except FileNotFoundError:  # it was full, and there is a new one
@@ -212,11 +188,8 @@ class Witness:
 
 
 def check_witness(database: Rdict, found: Manifest | None) -> None:
-    """Compare the row of ``Witness`` in an open database with the files found before it was opened.
-
-    Args:
-        database: the open database; one without this row passes.
-        found: result of ``read_manifest`` before the opening; None passes.
+    """Compare the row of ``ManifestGuard`` in an open database with the files found before it was
+    opened. A database without this row passes.
 
     Raises:
         OSError: the end of the MANIFEST or a needed write-ahead log is missing.

@@ -24,11 +24,8 @@ if TYPE_CHECKING:
 
 
 class ViewedDatabase(RocksDatabase):
-    """Database of a running node or a backup, opened without a lock; nothing is written to it.
-
-    Args:
-        path: the worker's folder.
-        view: an empty folder, which is filled with links to the database's files.
+    """Database of a running node or a backup, opened without a lock; nothing is written to it but
+    ``view``, an empty folder that is filled with links to the database's files.
     """
 
     def __init__(self, path: Path, view: Path) -> None:
@@ -39,9 +36,6 @@ class ViewedDatabase(RocksDatabase):
     def open(self) -> None:
         """Open the database in its present state, unless it is open, and read the state of its
         shards.
-
-        Raises:
-            StoreError: the folder has no database of this format, or the database is damaged.
         """
         if self._database is not None:
             return
@@ -58,46 +52,32 @@ class ViewedDatabase(RocksDatabase):
         raise StoreError(f"{self._path} holds no shard {place[0]}/{place[1]}")
 
     def close(self) -> None:
-        """Close the database; nothing is synced."""
         self._release()
 
     def guard(self, deed: str) -> AbstractContextManager[None]:
-        """Return a context that raises errors of RocksDB as ``StoreError``, and does not mark the
-        database as damaged. ``deed`` is ignored.
-        """
         del deed
         return guarded_read(self.what)
 
 
 class RocksView(RocksStore):
-    """Store of one shard in a database that was opened for reading, with access to all rows of the
-    shard.
-    """
+    """Store of one shard in a database that was opened for reading, with access to all its rows."""
 
     @property
     def stop_offset(self) -> int:
-        """Return S of the shard, a source offset."""
         return self._stop_offset
 
     @property
     def records(self) -> int:
-        """Return the number of the shard's records that the database states; it is not counted."""
+        # As the database states it; it is not counted.
         return self._count
 
     @property
     def ids(self) -> IdRows:
-        """Return the rows of the shard's id index: the key of the latest record of each id, and the
-        marks of records.
-        """
         return self._ids
 
     def rows(self, start: bytes, stop: bytes) -> Iterator[tuple[bytes, bytes]]:
-        """Yield the shard's rows, key and value, with ``start <= key < stop``, in order. The number
-        of the shard, with which all row keys begin, is left out of all these keys. The checksums of
-        the blocks that are read are verified.
-
-        Raises:
-            StoreError: a row can't be read.
+        """Yield the shard's rows with ``start <= key < stop``, in order; the number of the shard is
+        left out of all these keys. The checksums of the blocks that are read are verified.
         """
         prefix = self._prefix
         with self._rocks.guard("read"):
@@ -107,8 +87,7 @@ class RocksView(RocksStore):
 
 @contextmanager
 def viewed_database(path: Path) -> Iterator[ViewedDatabase]:
-    """Return a context in which a worker's database is open for reading, in its present state,
-    without a lock. ``path``: the worker's folder.
+    """Open a worker's database for reading, in its present state, without a lock.
 
     Raises:
         StoreError: the folder has no database of this format, or the database is damaged.
@@ -124,23 +103,12 @@ def viewed_database(path: Path) -> Iterator[ViewedDatabase]:
 
 @contextmanager
 def viewed_store(shard: ShardFolder) -> Iterator[RocksView]:
-    """Return a context in which a shard's store is open for reading, in its present state, without
-    a lock.
-
-    Raises:
-        StoreError: the folder has no database of this format, or the database does not have the
-            shard or is damaged.
-    """
+    """Open a shard's store for reading; raises as ``viewed_database``, or if it lacks the shard."""
     with viewed_database(Path(shard.path)) as rocks:
         yield view_of(rocks, shard)
 
 
 def view_of(rocks: ViewedDatabase, shard: ShardFolder) -> RocksView:
-    """Return the store of one shard in a database that is open for reading.
-
-    Raises:
-        StoreError: the database does not have the shard, or is damaged.
-    """
     store = RocksView(rocks, shard.shard, shard.partition)
     store.open()
     return store
@@ -148,12 +116,7 @@ def view_of(rocks: ViewedDatabase, shard: ShardFolder) -> RocksView:
 
 @contextmanager
 def viewed_ids(path: str) -> Iterator[Rdict]:
-    """Return a context in which a wheel's id database is open for reading, in its present state,
-    without a lock. ``path``: folder of the id database.
-
-    Raises:
-        StoreError: the database is missing or damaged.
-    """
+    """Open a wheel's id database for reading; raises as ``viewed_database``."""
     with TemporaryDirectory() as view:
         with guarded_read(f"the ids {path}"):
             database = open_to_read(Path(path), replace(IDS_OPTIONS, open_files_max=-1), Path(view))

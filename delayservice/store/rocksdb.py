@@ -46,9 +46,9 @@ _SINGLES_MAX = 200
 _LUMP_RECORDS = 50_000
 _LUMP_MS = 600_000
 _LUMPS_KEYS = 20_000
+# Least width, in milliseconds, of the last count that ``lumps`` returns, which is for all records
+# that were not counted one by one. By the width, callers know that the count is coarse.
 _REST_MS: Final = 3_600_000
-"""Least width, in milliseconds, of the last count that ``lumps`` returns, which is for all records
-that were not counted one by one. By the width, callers know that the count is coarse."""
 _I64 = Struct(">q")
 _KEY = Struct(">Icqq")
 _KEY_TAIL = Struct(">5xqq")
@@ -62,12 +62,8 @@ def _records_in(keys: Sequence[bytes]) -> int:
 
 
 class RocksStore(Store):
-    """Store of one shard in the database that all shards of its worker share.
-
-    Args:
-        rocks: the database of the worker.
-        topic: hash of the delay topic's id.
-        partition: partition of the delay topic.
+    """Store of one shard in the database that all shards of its worker share. ``topic``: hash of
+    the delay topic's id.
     """
 
     def __init__(self, rocks: RocksDatabase, topic: str, partition: int) -> None:
@@ -78,9 +74,6 @@ class RocksStore(Store):
     # --- life ----------------------------------------------------------------------------------
 
     def open(self) -> int:
-        """Open the shard, and the worker's database if it is closed, and return the horizon S, a
-        source offset.
-        """
         state = self._state = self._rocks.attach(self._place)
         prefix = self._prefix = prefix_of(state.number)
         self._pack_key = partial(_KEY.pack, state.number, b"f")
@@ -92,9 +85,9 @@ class RocksStore(Store):
         self._ids = IdRows(self._db, self._prefix)
         self._stop_offset, self._label = state.stop_offset, state.label
         self._pruned_ms = self._deleted_ms = 0
+        # Number of records with key times below ``_pruned_ms`` that are not deleted yet; ``_count``
+        # includes them.
         self._passed = 0
-        """Number of records with key times below ``_pruned_ms`` that are not deleted yet;
-        ``_count`` includes them."""
         self._count = state.records
 
     @property
@@ -109,24 +102,18 @@ class RocksStore(Store):
 
     @property
     def label(self) -> bytes:
-        """Return the label: bytes that state the contracts and cluster secrets of the records."""
         return self._label
 
     def set_label(self, label: bytes) -> None:
-        """Replace the label: bytes that state the contracts and cluster secrets of the records."""
         self._rocks.write_label(self._number, label, self._stop_offset, self._count)
         self._label = label
 
     def reset(self) -> None:
-        """Delete all records, ids and the label durably, and set the horizon to 0."""
         self._rocks.empty(self._number)
         self._rocks.records -= self._count
         self._take_over(ShardState(self._number, 0, 0, b""))
 
     def close(self) -> None:
-        """Close the shard; the database is closed with its last open shard, and otherwise synced. A
-        closed shard is ignored.
-        """
         if self._state is not None:
             self._state = None
             self._rocks.detach(self._place, self._count)
@@ -140,10 +127,6 @@ class RocksStore(Store):
         marks: Sequence[Mark],
         stop_offset: int,
     ) -> None:
-        """Write records, the ids that some of them have, marks of earlier records, and the new S,
-        ``stop_offset``, in one batch. Sync first, if the shards together have written
-        ``sync_bytes`` since the last sync. See ``Store.append``.
-        """
         self._rocks.make_room()
         batch = WriteBatch(raw_mode=True)
         self._put_frames(batch, frames)
@@ -172,9 +155,7 @@ class RocksStore(Store):
         self._rocks.records += records
 
     def _above(self, key: Key) -> bytes:
-        """Return the lowest row key that is above those of the record with key ``key`` and of its
-        mark.
-        """
+        # Above the rows of the record with this key and of its mark.
         if key[1] >= OFFSET_MAX:
             return self._pack_key(max(key[0] + 1, 0), 0)
         return self._pack_key(max(key[0], 0), max(key[1] + 1, 0))
@@ -182,13 +163,6 @@ class RocksStore(Store):
     # --- due -----------------------------------------------------------------------------------
 
     def read_due(self, after: Key, upto_ms: int, limit: int) -> list[Frame]:
-        """Return at most ``limit`` records in key order, with keys above ``after`` and key times up
-        to ``upto_ms``, inclusive, in epoch ms.
-
-        Raises:
-            StoreError: the database can't be read; if it is damaged, the process must exit, and its
-                next start moves the database to quarantine.
-        """
         start = self._above(max(after, (self._pruned_ms, -1)))
         stop = self._above((upto_ms, OFFSET_MAX))
         with self._rocks.guard("read"):
@@ -223,22 +197,15 @@ class RocksStore(Store):
         return found
 
     def next_due_ms(self, after: Key) -> int | None:
-        """Return a lower bound, usually exact, of the key time of the first record with a key above
-        ``after``, in epoch ms; None: there is no such record.
-        """
         start = self._above(max(after, (self._pruned_ms, -1)))
         with self._rocks.guard("read"):
             found = read_keys(self._db, start, self._frames_end, 1)
         return int(_unpack_key(found[0][:_KEY_BYTES])[0]) if found else None
 
     def scanner(self, *, for_repair: bool = False) -> Scanner:  # noqa: ARG002  # no damage here
-        """Return a reader that works in small steps; the store may change between two steps."""
         return Scanner(self.read_due)
 
     def rebuild(self, start_ms: int, stop_ms: int, frames: Sequence[Frame]) -> None:
-        """Replace the records with keys in ``[start_ms, stop_ms)``, epoch ms, by ``frames``. Pruned
-        times are left out.
-        """
         start_ms = max(start_ms, self._pruned_ms)
         if start_ms >= stop_ms:
             return
@@ -254,28 +221,19 @@ class RocksStore(Store):
     # --- ids -----------------------------------------------------------------------------------
 
     def latest_unmarked(self, record_id: bytes, below: int) -> Key | None:
-        """Return the key of an id's latest record that is not cancelled, replaced or fired, and has
-        a source offset below ``below``; None: there is no such record.
-        """
         with self._rocks.guard("read"):
             return self._ids.latest_unmarked(record_id, min(below, self._stop_offset))
 
     def marked_from(self, mark: int) -> list[tuple[int, Key]]:
-        """Return ``(mark, key)`` of records whose mark (source offset of the canceller) is at least
-        ``mark``, ascending.
-        """
         with self._rocks.guard("read"):
             return self._ids.marked_from(mark, self._stop_offset)
 
     # --- prune and sync ------------------------------------------------------------------------
 
     def prune(self, cursor: Cursor) -> None:
-        """Delete all records with key times before the second of K, and the rows of the id index
-        that ``cursor`` has settled. Up to ``_SINGLES_MAX`` rows are deleted one by one. More
-        are only hidden from reads, and deleted by a range later, because each range deletion slows
-        all readers of the database: with 5,000 of them in the memory table, a prune of one shard
-        took 1.3 ms.
-        """
+        # Up to ``_SINGLES_MAX`` rows are deleted one by one. More are only hidden from reads, and
+        # deleted by a range later, because each range deletion slows all readers of the database:
+        # with 5,000 of them in the memory table, a prune of one shard took 1.3 ms.
         stop_ms = cursor.key[0] // _SLOT_MS * _SLOT_MS
         batch = WriteBatch(raw_mode=True)
         with self._rocks.guard("read"):
@@ -315,18 +273,13 @@ class RocksStore(Store):
         return count
 
     def sync(self, *, wait: bool = True) -> int:  # noqa: ARG002  # it always waits
-        """Sync the worker's database, and return the shard's durable horizon, a source offset.
-        ``wait`` has no effect: the call always waits.
-        """
         self._rocks.sync()
         return self._rocks.durable_offset(self._number)
 
     def lumps(self, start_ms: int, stop_ms: int) -> list[Lump]:
-        """Return counts ``(start_ms, stop_ms, count)`` of the records with keys in ``[start_ms,
-        stop_ms)``, epoch ms: a count of 1 for each unmarked record among the first ``_LUMPS_KEYS``
-        rows. If there may be more rows, a last count has all other records of the shard, also
-        marked ones and those outside the range.
-        """
+        # A count of 1 for each unmarked record among the first ``_LUMPS_KEYS`` rows. If there may
+        # be more rows, a last count has all other records of the shard, also those outside the
+        # range.
         start_ms = max(start_ms, self._pruned_ms)
         start, stop = self._pack_key(start_ms, 0), self._pack_key(stop_ms, 0)
         with self._rocks.guard("read"):
@@ -344,9 +297,7 @@ class RocksStore(Store):
         return found
 
     def stats(self) -> StoreStats:
-        """Return number of records, bytes and durable horizon. Bytes are estimated: the shard's
-        share of the database, by number of records.
-        """
+        # Bytes are the shard's share of the database, by number of records.
         stored = self._rocks.bytes * self._count // max(self._rocks.records, 1)
         durable_offset = self._rocks.durable_offset(self._number)
         return StoreStats(max(0, self._count - self._passed), stored, durable_offset)

@@ -22,34 +22,20 @@ __all__ = ["ShardFolder", "find_shards", "find_stores", "kept_shards", "user_of"
 
 KINDS: Final = ("wheel", "rocksdb")
 _SHARD_NAME: Final = re.compile("[0-9a-f]{24}")
-"""Pattern of the results of ``folder.shard_name``."""
 _LOCKS: Final = Path("/proc/locks")
 
 
 def find_shards(root: Path, kinds: tuple[str, ...] = KINDS) -> list[ShardFolder]:
-    """Return the shards of all store folders in ``root``. A folder whose shards can't be listed
-    gives one entry, with an empty topic and partition -1.
-
-    Args:
-        root: a node's state folder, the folder of one store kind in it, or that of one worker.
-        kinds: store kinds to look for, if ``root`` is a node's state folder.
-
-    Raises:
-        StoreError: there are no store folders.
+    """Return the shards of all store folders in ``root``, as ``find_stores`` finds them. A folder
+    whose shards can't be listed gives one entry, with an empty topic and partition -1.
     """
     folders = find_stores(root, kinds)
     return [shard for folder in folders for shard in _shards_of(folder)]
 
 
 def find_stores(root: Path, kinds: tuple[str, ...] = KINDS) -> list[Path]:
-    """Return the store folders in ``root``, sorted; ``root`` itself if it is one.
-
-    Args:
-        root: a node's state folder, the folder of one store kind in it, or that of one worker.
-        kinds: store kinds to look for, if ``root`` is a node's state folder.
-
-    Raises:
-        StoreError: there are no store folders.
+    """Return the store folders in ``root``, sorted: a node's state folder, the folder of one store
+    kind in it, or that of one worker. Raises ``StoreError`` if there are none.
     """
     if (root / "VERSION").is_file():
         return [root]
@@ -65,9 +51,7 @@ def find_stores(root: Path, kinds: tuple[str, ...] = KINDS) -> list[Path]:
 
 
 def _may_be_store(path: Path) -> bool:
-    """Return whether a folder contains files of a store, or its parent is named like a shard. Its
-    own name is not enough, because other programs also name folders by numbers.
-    """
+    # Its own name is not enough, because other programs also name folders by numbers.
     is_named = _SHARD_NAME.fullmatch(path.parent.name) is not None
     names = ("VERSION", NAME, DATABASE)
     return path.is_dir() and (is_named or any((path / name).exists() for name in names))
@@ -82,8 +66,8 @@ def _shards_of(folder: Path) -> list[ShardFolder]:
 
 
 def kept_shards(folder: Path) -> list[ShardFolder]:
-    """Return the shards in a worker's folder, which contains a wheel or a RocksDB store, sorted; an
-    empty list if there are none, or the folder can't be read.
+    """Return the shards in a worker's folder (wheel or RocksDB), sorted; an empty list if there are
+    none, or the folder can't be read.
     """
     found = read_format(str(folder))
     if found is not None and found.kind == "rocksdb":
@@ -94,8 +78,8 @@ def kept_shards(folder: Path) -> list[ShardFolder]:
 
 
 def wheel_shards(folder: Path) -> list[ShardFolder]:
-    """Return the shards that the horizon file of the wheel in ``folder`` lists, sorted; an empty
-    list if the file is missing or damaged.
+    """Return the shards in the wheel's horizon file, sorted; an empty list if it is missing or
+    damaged.
     """
     try:
         rows = read_horizon(str(folder)).shards

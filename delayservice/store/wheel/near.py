@@ -34,35 +34,32 @@ _PRELOAD_MS: Final = 1_000
 
 
 class Near:
-    """Bound of the memory that all windows (rows of the next slots) of a worker take; it drops the
-    windows used least recently.
-
-    Args:
-        bytes_max: largest memory of all windows together, in bytes.
+    """Bound of the memory that all windows (rows of the next slots) of a worker take, in bytes; it
+    drops the windows used least recently.
     """
 
     def __init__(self, bytes_max: int) -> None:
         self._bytes_max = bytes_max
         self._hands: OrderedDict[Window, Hand] = OrderedDict()
+        # Bytes of memory that the windows take.
         self.cost = 0
-        """Bytes of memory that the windows take."""
 
     @property
     def share(self) -> int:
-        """Return the memory that a new window may take, in bytes."""
+        """Memory that a new window may take, in bytes."""
         share = self._bytes_max // max(_SHARES, 2 * len(self._hands))
         return max(share, min(_STRETCH_BYTES_MIN, self._bytes_max // _SHARES))
 
     @property
     def has_room(self) -> bool:
-        """Return whether at least half of the memory is free. Only then, a window may be loaded
-        before it is needed.
+        """Whether at least half of the memory is free. Only then, a window may be loaded before it
+        is needed.
         """
         return 2 * self.cost <= self._bytes_max
 
     def admit(self, window: Window, hand: Hand) -> None:
-        """Add a new window (rows of a slot in memory) to the counted memory, and drop the windows
-        used least recently until all fit. ``hand``: reader that has the window.
+        """Count a new window of the reader ``hand``, and drop the windows used least recently until
+        all fit.
         """
         self._hands[window] = hand
         self.count(window)
@@ -71,16 +68,13 @@ class Near:
             self._hands[oldest].forget(oldest.start_ms)
 
     def use(self, window: Window) -> None:
-        """Note that this window was used now, so that all others are dropped before it."""
         self._hands.move_to_end(window)
 
     def count(self, window: Window) -> None:
-        """Update the memory counted for all windows, after that of ``window`` has changed."""
         self.cost += window.cost - window.counted
         window.counted = window.cost
 
     def forget(self, window: Window) -> None:
-        """Subtract the memory of a dropped window from the memory counted for all windows."""
         del self._hands[window]
         self.cost -= window.counted
 
@@ -123,18 +117,9 @@ def read_stretch(
     generation: int,
     window: Window,
 ) -> None:
-    """Fill an empty window with rows from a slot's file, as many as fit into its memory.
-
-    Args:
-        read: function ``(block, generation, after_ms, upto_ms)`` that returns the rows of a shard
-            in a block, from a first to a last key time, both inclusive.
-        stop_ms: the slot's exclusive end, epoch milliseconds.
-        blocks: the blocks that hold rows of the shard.
-        generation: number of the shard's store, by which its rows are found in a block.
-        window: the window, with its start and its memory in bytes (``budget``).
-
-    Raises:
-        BlockDamagedError, OSError: the file is damaged or missing.
+    """Fill an empty window with rows of one shard from a slot's file, as many as fit into its
+    memory. ``read``: function ``(block, generation, after_ms, upto_ms)`` that returns the rows of a
+    shard in a block, from a first to a last key time, both inclusive.
     """
     after_ms = window.after[0]
     blocks = [block for block in blocks if block.last_ms >= after_ms]
@@ -159,11 +144,9 @@ class Hand:
 
     Args:
         starts: start times of the slots in which the shard has rows, sorted, epoch milliseconds.
-        slot_ms: width of a slot, milliseconds.
         waiting: rows of the shard that are not in a file yet, by the start of their slot.
         load: function ``(start_ms, after)`` that returns a window of the slot at ``start_ms``, with
             the rows above key ``after``; may raise ``SlotDamagedError``.
-        near: bound of the memory of all windows.
     """
 
     def __init__(
@@ -182,13 +165,9 @@ class Hand:
         self._windows: dict[int, Window] = {}
 
     def read(self, after: Key, upto_ms: int, limit: int) -> list[Frame]:
-        """Return at most ``limit`` records in key order, with keys above ``after`` and key times up
-        to ``upto_ms``, inclusive, in epoch ms. Windows are loaded as needed, and those of slots
+        """Return records as ``Store.read_due``. Windows are loaded as needed, and those of slots
         before that of ``after`` are dropped. Records before a damaged slot are returned without an
         error.
-
-        Raises:
-            SlotDamagedError: the first of these records is in a damaged slot.
         """
         self._forget_before(after[0])
         found: list[Frame] = []
@@ -212,13 +191,11 @@ class Hand:
         return found
 
     def _first(self, ms: int) -> int:
-        """Return the index of the first slot that ends after ``ms``, epoch milliseconds."""
         return bisect_right(self._starts, ms - self._slot_ms)
 
     def next_due_ms(self, after: Key) -> int | None:
-        """Return the key time of the first record with a key above ``after``, epoch ms. If it is
-        not in memory, it is a lower bound: the start of its slot, or of the part of the slot that
-        is not in memory. None: there is no such record.
+        """Return as ``Store.next_due_ms``. If the record is not in memory, this is the start of its
+        slot, or of the part of the slot that is not in memory.
         """
         for at in range(self._first(after[0]), len(self._starts)):
             start_ms = self._starts[at]
@@ -247,8 +224,7 @@ class Hand:
 
     def before_flush(self, start_ms: int) -> None:
         """Add the slot's rows in ``waiting`` to its window, if it has one. The caller removes them
-        from ``waiting`` next, because they are in the file now. ``start_ms``: start of the slot,
-        epoch ms.
+        from ``waiting`` next, because they are in the file now.
         """
         window = self._windows.get(start_ms)
         if window is not None:
@@ -257,21 +233,17 @@ class Hand:
 
     def passed(self, start_ms: int, key: Key) -> int:
         """Return the number of records with keys up to ``key`` that the slot's window holds, or has
-        dropped after use; 0: it has no window. ``start_ms``: start of the slot, epoch ms.
+        dropped after use; 0: it has no window.
         """
         window = self._windows.get(start_ms)
         return 0 if window is None else window.passed(key)
 
     def forget(self, start_ms: int) -> None:
-        """Drop the window of the slot at ``start_ms`` (epoch ms), if it has one, because the slot
-        was changed or removed, or the memory is needed.
-        """
         window = self._windows.pop(start_ms, None)
         if window is not None:
             self._near.forget(window)
 
     def forget_all(self) -> None:
-        """Drop all windows (rows of slots in memory) of this reader."""
         for start_ms in list(self._windows):
             self.forget(start_ms)
 

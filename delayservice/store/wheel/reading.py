@@ -36,8 +36,8 @@ from delayservice.store.wheel.wheel import FORMAT
 HOUR_MS: Final = 3_600_000
 _TRIES: Final = 3
 _Found = TypeVar("_Found")
+# Error numbers of reads that mean damage; errors of other numbers (rights, limits) are raised.
 _DAMAGE: Final = frozenset({errno.ENOENT, errno.ENOTDIR, errno.EIO})
-"""Error numbers of reads that mean damage; errors of other numbers (rights, limits) are raised."""
 
 
 class Damage(NamedTuple):
@@ -49,7 +49,6 @@ class Damage(NamedTuple):
         first_offset: lowest source offset of the records in the range.
         stop_offset: one above the highest source offset of its records and marks; None: the end of
             the log.
-        why: description of the damage.
     """
 
     start_ms: int
@@ -57,9 +56,8 @@ class Damage(NamedTuple):
     first_offset: int
     stop_offset: int | None
     why: str
+    # If its slot was due, a missing file is no damage: a node has pruned it since its last sync.
     is_missing: bool = False
-    """Whether the file is missing. If its slot was due, that is no damage: a node has pruned it
-    since its last sync."""
 
 
 class ReadBounds(NamedTuple):
@@ -69,7 +67,6 @@ class ReadBounds(NamedTuple):
     to_ms: int = DUE_STOP_MS
 
     def meets(self, first_ms: int, stop_ms: int) -> bool:
-        """Return whether ``[first_ms, stop_ms)``, epoch milliseconds, overlaps this range."""
         return first_ms < self.to_ms and stop_ms > self.from_ms
 
 
@@ -77,12 +74,7 @@ EVERYTHING: Final = ReadBounds()
 
 
 class Rows(NamedTuple):
-    """Records of one block of a slot's file.
-
-    Attributes:
-        slot_ms: start and exclusive end of the slot, epoch milliseconds.
-        frames: the records, with their marks.
-    """
+    """Records of one block, with their marks; ``slot_ms`` is the slot's start and exclusive end."""
 
     slot_ms: tuple[int, int]
     frames: list[Frame]
@@ -92,10 +84,7 @@ class Part(NamedTuple):
     """Content of a shard in one slot, as the horizon file lists it.
 
     Attributes:
-        start_ms: start of the slot, epoch milliseconds.
-        stop_ms: exclusive end of the slot, epoch milliseconds.
         size: number of valid bytes at the start of the file.
-        generation: number of the shard's store.
         floor: byte position below which blocks are ignored.
         records: number of the shard's records in the file, including ``lost`` ones.
         first_offset: lowest source offset of its records, and of those that it marks.
@@ -116,29 +105,17 @@ class Part(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Return the path of the slot's file, relative to the wheel's folder."""
         return f"{FOLDER}/{file_name(self.start_ms)}"
 
     def blocks(self, reader: RunReader) -> list[Block]:
-        """Return the headers of the shard's valid blocks in the file, which ``reader`` reads.
-
-        Raises:
-            BlockDamagedError, OSError: the file is damaged or missing.
-        """
         if self.size <= self.floor:
             return []
         return reader.blocks(self.start_ms, self.size, self.generation, self.floor)
 
 
 class WheelState(NamedTuple):
-    """State of one shard, as the horizon file of its wheel lists it.
-
-    Attributes:
-        stop_offset: S, a source offset: records below are in files, or listed as lost.
-        label: contracts and cluster secrets by which the records were read, as JSON.
-        parts: content of the shard in each slot that has rows of it, by start time.
-        generation: number of the shard's store, with which the keys of its id rows begin.
-        has_ids: whether the shard has ids.
+    """State of one shard, as the horizon file of its wheel lists it. Records below ``stop_offset``,
+    S, are in files, or listed as lost.
     """
 
     stop_offset: int
@@ -148,16 +125,13 @@ class WheelState(NamedTuple):
     has_ids: bool
 
     def part_from(self, start_ms: int) -> Part | None:
-        """Return the shard's content in the slot that starts at ``start_ms``, epoch milliseconds;
-        None: it has no rows there.
-        """
         return next((part for part in self.parts if part.start_ms == start_ms), None)
 
 
 def load_horizon(path: str) -> WheelHorizon | None:
     """Return the content of a wheel's horizon file; None: it is missing or damaged, or the wheel
     has an older format or no readable VERSION. In these cases, a node that opens the wheel starts
-    over from the log. ``path``: folder of the wheel.
+    over from the log.
 
     Raises:
         StoreError: the folder has a store of another kind or a newer format, or this user has no
@@ -184,12 +158,8 @@ def _is_ours(path: str) -> bool:
 
 
 def load_state(folder: ShardFolder) -> WheelState | None:
-    """Return the state of one shard, as its wheel's horizon file lists it; None: ``load_horizon``
-    returns None, or the file does not list the shard.
-
-    Raises:
-        StoreError: the folder has a store of another kind or a newer format, or this user has no
-            right to read it.
+    """Return the state of one shard; None: ``load_horizon`` returns None, or does not list the
+    shard.
     """
     horizon = load_horizon(folder.path)
     if horizon is None:
@@ -219,8 +189,8 @@ def _parts_of(horizon: WheelHorizon, number: int, generation: int) -> Iterator[P
 
 
 def hours_of(parts: Iterable[Part], bounds: ReadBounds) -> dict[int, tuple[Part, ...]]:
-    """Return those of ``parts`` whose slots overlap ``bounds``, by the hour in which the slots
-    start: the key is the start of the hour, epoch milliseconds, ascending.
+    """Return those of ``parts`` whose slots overlap ``bounds``, by the start of the hour in which
+    the slots start, epoch milliseconds, ascending.
     """
     hours: dict[int, list[Part]] = {}
     for part in parts:
@@ -236,14 +206,6 @@ def read_parts(
     order, and the ranges that are damaged. A slot that was pruned meanwhile yields nothing.
 
     Memory is needed for a few blocks, and 70 bytes for each record of a slot.
-
-    Args:
-        folder: the shard and its wheel's folder.
-        parts: content of the shard in the slots to read.
-        bounds: range of key times to read.
-
-    Raises:
-        StoreError: this user has no right to read a file.
     """
     with open_reader(folder.path) as reader:
         for part in parts:
@@ -254,12 +216,8 @@ def read_parts(
 def open_reader(
     path: str, bodies_bytes_max: int = 1 << 20, indexed_max: int = 1
 ) -> Iterator[RunReader]:
-    """Return a context with a reader of a wheel's slot files; at its end, all files are closed.
-
-    Args:
-        path: the wheel's folder.
-        bodies_bytes_max: memory for cached blocks that several shards share, in bytes.
-        indexed_max: largest number of slots whose block headers are cached.
+    """Open a reader of a wheel's slot files. ``bodies_bytes_max``: memory for cached blocks that
+    several shards share; ``indexed_max``: largest number of slots whose block headers are cached.
     """
     reader = RunReader(path, Files(8, read_only=True), bodies_bytes_max, indexed_max)
     try:
@@ -275,19 +233,9 @@ def read_newest(
     read: Callable[[Part], _Found],
     is_damaged: Callable[[_Found], bool],
 ) -> tuple[Part, _Found] | None:
-    """Read a shard's content in one slot by ``read``. If it seems damaged, reload the horizon file
-    and read again, up to three times.
-
-    Args:
-        folder: the shard and its wheel's folder.
-        reader: reader of the wheel's files; it opens them again before each further attempt.
-        part: content of the shard in the slot, as the horizon file listed it.
-        read: function that reads such content and returns what it found, damage included.
-        is_damaged: returns whether a result of ``read`` has damage.
-
-    Returns:
-        The slot's content in the horizon file used last, and the last result of ``read``; None: the
-        slot was pruned.
+    """Read a shard's content in one slot by ``read``. If ``is_damaged``, reload the horizon file
+    and read again, up to three times. Return the slot's content in the horizon file used last, and
+    the last result of ``read``; None: the slot was pruned.
     """
     found = read(part)
     for _ in range(_TRIES):
@@ -331,9 +279,6 @@ def _read_part(
 
 
 def _blocks(reader: RunReader, part: Part) -> tuple[list[Block], Damage | None]:
-    """Return the headers of a shard's readable blocks in a slot's file, and the damage found, or
-    None.
-    """
     damage = None
     if part.lost is not None:
         damage = _damaged(part, "the node has not read again yet what was damaged")

@@ -21,16 +21,16 @@ if TYPE_CHECKING:
 
 FOLDER: Final = "slots"
 
+# Largest number of slots whose block headers are cached.
 _INDEXED_MAX: Final = 64
-"""Largest number of slots whose block headers are cached."""
 
 _PLACE_BITS: Final = 32
 
 
 @lru_cache(maxsize=4096)
 def file_name(start_ms: int) -> str:
-    """Return the name of the file of the slot that starts at ``start_ms``, epoch ms: that time in
-    UTC, as ``2026-11-21T02-00-10.000``.
+    """Return the name of a slot's file: its start (epoch ms) in UTC, as
+    ``2026-11-21T02-00-10.000``.
     """
     t = time.gmtime(start_ms // 1000)
     day = f"{t.tm_year:04d}-{t.tm_mon:02d}-{t.tm_mday:02d}"
@@ -43,13 +43,12 @@ class Index:
     __slots__ = ("_runs", "blocks", "size")
 
     def __init__(self) -> None:
+        # Number of bytes at the start of the file whose block headers are known.
         self.size = 0
-        """Number of bytes at the start of the file whose block headers are known."""
         self.blocks: list[Block] = []
         self._runs: array[int] = array("Q")  # generation and index in ``blocks``, sorted
 
     def extend(self, blocks: list[Block]) -> None:
-        """Add the headers of the next blocks of the file."""
         first = len(self.blocks)
         self.blocks += blocks
         runs = [
@@ -61,9 +60,6 @@ class Index:
         self.size = blocks[-1].end if blocks else self.size
 
     def of(self, generation: int, floor: int) -> list[Block]:
-        """Return the headers of the blocks from byte position ``floor`` on that hold rows of a
-        shard. ``generation``: number of the shard's store.
-        """
         low = bisect_left(self._runs, generation << _PLACE_BITS)
         high = bisect_left(self._runs, (generation + 1) << _PLACE_BITS, low)
         places = [run & ((1 << _PLACE_BITS) - 1) for run in self._runs[low:high]]
@@ -78,8 +74,6 @@ class RunReader:
     share, while they are cached.
 
     Args:
-        path: the wheel's folder.
-        files: access to the file system.
         bodies_bytes_max: memory for cached blocks that several shards share, in bytes.
         indexed_max: largest number of slots whose block headers are cached.
     """
@@ -93,21 +87,15 @@ class RunReader:
         self._indexed_max = indexed_max
         self._indexes: OrderedDict[int, Index] = OrderedDict()
         self._bodies: OrderedDict[Block, Body] = OrderedDict()
+        # Memory of the cached blocks, in bytes.
         self.kept_bytes = 0
-        """Memory of the cached blocks, in bytes."""
 
     def path_of(self, start_ms: int) -> str:
-        """Return the path of the file of the slot that starts at ``start_ms``, epoch ms."""
         return f"{self._path}/{FOLDER}/{file_name(start_ms)}"
 
     def blocks(self, start_ms: int, size: int, generation: int, floor: int) -> list[Block]:
-        """Return the headers of the blocks in a slot's file that hold rows of a shard.
-
-        Args:
-            start_ms: the slot's start, epoch milliseconds.
-            size: number of valid bytes at the start of the file.
-            generation: number of the shard's store.
-            floor: byte position below which blocks are ignored.
+        """Return the headers of the blocks between the bytes ``floor`` and ``size`` of a slot's
+        file that hold rows of a shard.
 
         Raises:
             BlockDamagedError, OSError: the file is damaged or missing.
@@ -142,10 +130,7 @@ class RunReader:
         upto_ms: int = sys.maxsize,
     ) -> list[Frame]:
         """Return the rows of a shard in a block, in key order, with ``after_ms <= key_ms <=
-        upto_ms``, epoch ms. ``generation``: number of the shard's store.
-
-        Raises:
-            BlockDamagedError, OSError: the file is damaged or missing.
+        upto_ms``, epoch ms; raises as ``blocks``.
         """
         body = self._bodies.get(block)
         if body is None:
@@ -164,20 +149,15 @@ class RunReader:
             self.kept_bytes -= self._bodies.popitem(last=False)[0].length
 
     def forget(self, start_ms: int) -> None:
-        """Remove the slot at ``start_ms`` (epoch ms) from the cache of block headers, because its
-        file was removed or replaced.
-        """
+        """Drop the slot's block headers, because its file was removed or replaced."""
         self._indexes.pop(start_ms, None)
 
     def reopen(self, start_ms: int) -> None:
-        """Remove the slot at ``start_ms`` (epoch ms) from the cache of block headers, and close all
-        files, because they may have been replaced. The next read opens them again.
-        """
+        """Drop the slot's block headers, and close all files: they may have been replaced."""
         self.forget(start_ms)
         self._files.close()
 
     def close(self) -> None:
-        """Clear the caches, and close all files."""
         self._files.close()
         self._indexes.clear()
         self._bodies.clear()

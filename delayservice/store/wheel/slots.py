@@ -47,21 +47,15 @@ class SlotShard:
     """State of one shard in a wheel.
 
     Attributes:
-        topic: hash of the delay topic's id.
-        partition: partition of the delay topic.
         number: index of the shard in the columns of ``Slot``.
         generation: number of the shard's store, by which its rows are found; new at a start over.
-        ids: id index of the shard.
         has_ids: whether the shard has ids, according to the horizon file.
         stop_offset: S, a source offset: all records below are in memory or in files.
-        durable_offset: S as last made durable.
-        label: bytes that state the contracts and cluster secrets of the stored records.
         cursor_key: K of the last ``prune``.
         starts: start times of the slots in which it has rows, sorted, epoch milliseconds.
         waiting: rows that are not in a file yet, by the start of their slot.
         pending: number of stored records, including settled ones that are not pruned yet.
         hands: returns all readers of the shard; each holds windows of rows in memory.
-        is_open: whether a lane uses it.
         idle_s: time at which the shard was closed, or loaded at the start, monotonic seconds.
     """
 
@@ -83,7 +77,6 @@ class SlotShard:
     idle_s: float = 0.0
 
     def row(self) -> ShardRow:
-        """Return the row of this shard for the horizon file."""
         has_ids = self.ids.in_use or (self.has_ids and not self.is_open)
         place = (self.number, self.generation, self.topic, self.partition)
         return ShardRow(*place, self.stop_offset, has_ids, self.label)
@@ -93,17 +86,10 @@ class SlotShard:
 class Slot:
     """Slot of a wheel: the records with keys in ``[start_ms, stop_ms)``.
 
-    Its columns ``counts``, ``firsts`` and ``stops`` describe the file; the index in each is the
-    shard's number. They are compact arrays, because a thousand shards in 720 slots are 720,000
-    cells.
+    Its columns ``counts``, ``firsts`` and ``stops`` describe the file as in ``SlotRow``. They are
+    compact arrays, because a thousand shards in 720 slots are 720,000 cells.
 
     Attributes:
-        start_ms: start of the slot, epoch milliseconds.
-        stop_ms: exclusive end of the slot, epoch milliseconds.
-        size: size of the file in bytes.
-        counts: number of each shard's records in the file, including ``lost`` ones.
-        firsts: lowest source offset of each shard's rows.
-        stops: one above the highest source offset of each shard's records and marks; 0: no rows.
         floors: by shard number, the byte position below which the shard's blocks are invalid.
         lost: by shard number, damaged rows that have to be read again from the log.
         users: number of shards that have rows here, in the file or in memory.
@@ -125,9 +111,6 @@ class Slot:
 
     @classmethod
     def of_row(cls, row: SlotRow, slot_ms: int) -> Slot:
-        """Return the slot that a row of the horizon file describes. ``slot_ms``: width of a slot,
-        milliseconds.
-        """
         return cls(
             row.start_ms,
             row.start_ms + slot_ms,
@@ -140,7 +123,6 @@ class Slot:
         )
 
     def row(self) -> SlotRow:
-        """Return the row of this slot for the horizon file."""
         columns = pack("I", self.counts), pack("q", self.firsts), pack("q", self.stops)
         return SlotRow(self.start_ms, self.size, *columns, self.floors, list(self.lost.values()))
 
@@ -149,8 +131,8 @@ class Slot:
         return number < len(self.stops) and self.stops[number] > 0
 
     def note(self, number: int, count: int, first: int, stop: int) -> None:
-        """Update the columns, because the file has ``count`` more records of the shard ``number``,
-        and its new rows have source offsets in ``[first, stop)``.
+        """Note ``count`` more records of a shard, whose new rows have source offsets in ``[first,
+        stop)``.
         """
         more = number + 1 - len(self.stops)
         if more > 0:
@@ -162,16 +144,15 @@ class Slot:
         self.counts[number] += count
 
     def clear(self, number: int) -> None:
-        """Clear the columns of the shard ``number``. Its blocks in the file stay valid until an
-        entry in ``floors`` or a new generation excludes them.
-        """
+        # The shard's blocks in the file stay valid until ``floors`` or a new generation excludes
+        # them.
         if number < len(self.stops):
             self.counts[number] = self.firsts[number] = self.stops[number] = 0
         self.lost.pop(number, None)
         self.floors.pop(number, None)
 
     def lose(self, number: int) -> None:
-        """Note that all rows of the shard ``number`` in the file are to be read from the log."""
+        """Note that all rows of a shard in the file are to be read from the log."""
         first, stop, count = self.firsts[number], self.stops[number], self.counts[number]
         self.lost[number] = LostRows(number, self.start_ms, first, stop, count)
 
@@ -179,15 +160,8 @@ class Slot:
 class Slots:
     """All slots of a wheel, with their rows (records and marks) in memory and in files.
 
-    Args:
-        folder: folder of the wheel.
-        files: file system access.
-        slot_ms: width of a slot, milliseconds.
-        bodies_bytes_max: memory for cached blocks that several shards read, in bytes.
-
     Attributes:
         by_start: slots that hold rows, by start time, epoch milliseconds.
-        shards: all shards, by number.
         buffer_bytes: memory of the rows that are not in a file yet, in bytes.
         unsynced_bytes: memory of the rows that were added since the last sync, in bytes.
         has_changed: whether the horizon file is out of date.
@@ -205,7 +179,6 @@ class Slots:
         self.fill([], [])
 
     def fill(self, shards: Iterable[SlotShard], rows: Iterable[SlotRow]) -> None:
-        """Replace all slots and shards by those of a horizon file; ``rows``: its slots."""
         self.by_start: dict[int, Slot] = {}
         self.shards = {shard.number: shard for shard in shards}
         self.buffer_bytes = self.unsynced_bytes = 0
@@ -264,18 +237,17 @@ class Slots:
         self._records += records
 
     def records_in(self, shard: SlotShard, slot: Slot) -> int:
-        """Return the number of a shard's records in a slot, in file and memory."""
         found = slot.counts[shard.number] if slot.held_by(shard.number) else 0
         return found + count_records(shard.waiting.get(slot.start_ms, []))
 
     def bytes_of(self, shard: SlotShard) -> int:
-        """Return a shard's estimated bytes in files and memory, by its share of all records."""
+        # Estimated by the shard's share of all records.
         stored = self._file_bytes + self.buffer_bytes
         return stored * shard.pending // max(self._records, 1)
 
     def drop(self, shard: SlotShard, start_ms: int) -> None:
-        """Remove a shard's rows from the slot at ``start_ms`` (epoch ms), and the slot with its
-        file if no other shard has rows in it.
+        """Remove a shard's rows from a slot, and the slot with its file if no other shard has rows
+        in it.
         """
         slot = self.by_start[start_ms]
         self._clear(shard, slot)
@@ -283,7 +255,6 @@ class Slots:
             self._remove(slot)
 
     def replace(self, shard: SlotShard, start_ms: int, rows: Sequence[Frame]) -> None:
-        """Replace all rows of a shard in the slot at ``start_ms`` (epoch ms) by ``rows``."""
         slot = self.by_start[start_ms]
         self._clear(shard, slot)
         if slot.size:
@@ -317,11 +288,6 @@ class Slots:
     # --- files ---------------------------------------------------------------------------------
 
     def load(self, shard: SlotShard, slot: Slot, window: Window) -> None:
-        """Fill an empty window with a shard's rows from the slot's file, if it has rows there.
-
-        Raises:
-            BlockDamagedError, OSError: the file is damaged or missing.
-        """
         if slot.held_by(shard.number) and slot.size:
             floor = slot.floors.get(shard.number, 0)
             blocks = self._reader.blocks(slot.start_ms, slot.size, shard.generation, floor)
@@ -329,15 +295,10 @@ class Slots:
             read_stretch(read, slot.stop_ms, blocks, shard.generation, window)
 
     def waiting(self) -> list[Slot]:
-        """Return the slots with rows that are not in a file yet."""
         return [slot for slot in self.by_start.values() if slot.waiting]
 
     def flush_fullest(self, bytes_max: int) -> None:
-        """Flush slots, those with the most rows first, until rows take at most ``bytes_max`` bytes.
-
-        Raises:
-            StoreError: the disk is full or fails; the rows stay in memory.
-        """
+        """Flush slots, those with the most rows first, until rows take ``bytes_max`` bytes."""
         for slot in sorted(self.waiting(), key=self._rows_waiting, reverse=True):
             if self.buffer_bytes <= bytes_max:
                 return
@@ -347,10 +308,8 @@ class Slots:
         return sum(len(self.shards[number].waiting[slot.start_ms]) for number in slot.waiting)
 
     def flush(self, slot: Slot) -> None:
-        """Append all rows of a slot that are only in memory to its file, in one write.
-
-        Raises:
-            StoreError: the disk is full or fails; the rows stay in memory.
+        """Append all rows of a slot that are only in memory to its file, in one write. If that
+        fails, the rows stay in memory.
         """
         start_ms = slot.start_ms
         shards = sorted((self.shards[n] for n in slot.waiting), key=lambda one: one.generation)
@@ -383,7 +342,7 @@ class Slots:
 
     def condemn(self, slot: Slot, reason: str) -> None:
         """Quarantine a slot's damaged file, and note that its rows are to be read from the log
-        again. ``reason``: text for the log.
+        again.
         """
         path = self.path_of(slot.start_ms)
         _log.error("slot_condemned", path=path, why=reason, shards=slot.users)

@@ -15,9 +15,9 @@ from delayservice.store.wheel.horizon import (
 from delayservice.store.wheel.runs import FOLDER
 from delayservice.store.wheel.slots import SlotShard
 
+# Fsyncs at the same time share commits of the file system's journal: on ext4, those of 2,000 small
+# files took 3.1 s one by one, and 0.22 s with 16 threads.
 _FSYNC_THREADS: Final = 16
-"""Number of threads for fsyncs. Fsyncs at the same time share commits of the file system's journal:
-on ext4, those of 2,000 small files took 3.1 s one by one, and 0.22 s with 16 threads."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,14 +26,10 @@ class SyncPlan:
     the worker's thread changes meanwhile.
 
     Attributes:
-        path: the wheel's folder.
-        files: access to slot files.
         horizon_files: access to the horizon file, used by no other thread.
         paths: paths of the slot files to make durable.
         has_names: whether slot files were created since the last sync.
-        ids: database of ids.
         ids_offsets: generation (number of the store) and S of each shard that has ids.
-        horizon: new content of the horizon file.
         shards: all shards, with their rows in ``horizon``.
     """
 

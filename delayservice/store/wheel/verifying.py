@@ -70,9 +70,6 @@ def verify_wheel(
             settled.
         on_progress: takes the number of checked slots, and the number of all slots.
         reader: reader of the wheel's files, whose cache also serves the checks of other shards.
-
-    Raises:
-        StoreError: this user has no right to read a file.
     """
     state = load_state(shard)
     names = (
@@ -93,9 +90,6 @@ def verify_wheel(
 
 
 def _check_horizon(path: str) -> Iterator[Finding]:
-    """Yield a finding if the horizon file of the wheel in folder ``path`` is damaged, or is missing
-    while slot files exist.
-    """
     try:
         read_horizon(path)
     except HorizonDamagedError as exc:
@@ -108,9 +102,6 @@ def _check_horizon(path: str) -> Iterator[Finding]:
 
 
 def _check_names(path: str) -> Iterator[Finding]:
-    """Yield findings for files and bytes in the wheel's folder ``path`` that the horizon does not
-    list, and for files in quarantine.
-    """
     files = Files(read_only=True)
     for name in files.list_dir(path):
         if name not in _KNOWN:
@@ -137,11 +128,9 @@ class _Read:
     """Content of a shard in one slot, as read for the check.
 
     Attributes:
-        records: number of records.
         bytes: bytes of the blocks; of a block shared with other shards, this shard's part.
         named: records with an id, by source offset.
         marks: offset of the canceller, by source offset of the marked record.
-        is_missing: whether the file is missing.
         why: damage or inconsistency that was found; empty: the slot is sound.
         is_inconsistent: whether the content is wrong although all checksums are right.
     """
@@ -155,20 +144,11 @@ class _Read:
     is_inconsistent: bool = False
 
     def suspect(self, why: str) -> None:
-        """Note ``why`` as an inconsistency, unless it is empty or something was found before."""
         if why and not self.why:
             self.why, self.is_inconsistent = why, True
 
 
 class _Check:
-    """Check of one shard in a wheel, slot by slot.
-
-    Attributes:
-        found: the findings.
-        records: number of records read.
-        bytes: bytes of the blocks read; of a block shared with other shards, this shard's part.
-    """
-
     def __init__(
         self,
         shard: ShardFolder,
@@ -187,9 +167,7 @@ class _Check:
         self._whole: list[Part] = []
 
     def check_part(self, part: Part) -> None:
-        """Check the shard's rows in one slot, and add findings to ``found``. A slot that a node has
-        pruned meanwhile is left out.
-        """
+        # A slot that a node has pruned meanwhile is left out.
         found = read_newest(
             self._shard, self._reader, part, self._read, lambda read: bool(read.why)
         )
@@ -248,9 +226,7 @@ class _Check:
             read.suspect(_disorder(rows, block, part))
 
     def check_ids(self) -> None:
-        """Compare the shard's id index, if it has one, with the records of undamaged slots, and add
-        findings to ``found``. An unreadable id database is a finding.
-        """
+        # Records of damaged slots are left out; an unreadable id database is a finding.
         if not self._state.has_ids:
             return
         path = f"{self._shard.path}/{IDS_FOLDER}"
@@ -279,9 +255,7 @@ class _Check:
 
 
 def _disorder(rows: list[Frame], block: Block, part: Part) -> str:
-    """Return as text how the order or range of a block's rows is wrong although the checksum is
-    right; empty: it is right.
-    """
+    # The text says what is wrong although the checksum is right; empty: nothing.
     keys = [row[:2] for row in rows]
     at = f"the block at byte {block.position}"
     if any(above < below for below, above in pairwise(keys)):
@@ -297,9 +271,6 @@ def _disorder(rows: list[Frame], block: Block, part: Part) -> str:
 
 
 def _take(rows: list[Frame], read: _Read) -> None:
-    """Add to ``read`` the records with an id and the marks in ``rows``; note a payload that can't
-    be decoded as an inconsistency.
-    """
     for key_ms, offset, mark, payload in rows:
         if mark != NO_MARK:
             read.marks[offset] = mark

@@ -38,8 +38,8 @@ if TYPE_CHECKING:
 
 FORMAT: Final = 6
 IDS_FOLDER: Final = "ids"
+# Divisor of ``near_bytes_max`` that gives the memory for cached blocks of several shards.
 _BODIES_SHARE: Final = 8
-"""Divisor of ``near_bytes_max`` that gives the memory for cached blocks of several shards."""
 
 _log = structlog.get_logger(__name__)
 
@@ -70,9 +70,6 @@ class Wheel:
     """Wheel of one worker. Only the worker's thread may use it.
 
     Args:
-        path: the worker's folder.
-        options: limits and times; None: the defaults.
-        files: access to the file system; tests replace it.
         executor: runs syncs in the background; None: a thread of the wheel.
         make_ids: returns the database of ids in a folder.
     """
@@ -165,7 +162,7 @@ class Wheel:
         return horizon
 
     def _discard(self) -> None:
-        """Remove all files, the horizon file first, and write a new one that lists nothing."""
+        # The horizon file first: without it, nothing else is used after a crash.
         self._horizon_files.remove(f"{self._path}/{NAME}")  # without it, the others are ignored
         self._files.sync_dir(self._path)
         for name in (FOLDER, IDS_FOLDER):
@@ -177,11 +174,8 @@ class Wheel:
         write_horizon(self._path, self._horizon_files, encode_horizon(empty))
 
     def _check_files(self) -> None:
-        """Remove unlisted slot files, cut longer ones to the listed size, quarantine short ones.
-
-        A missing file is no error here: ``prune`` removes a settled slot's file at once, which the
-        horizon file may still list after a crash. If it is needed, reading it is the error.
-        """
+        # A missing file is no error here: ``prune`` removes a settled slot's file at once, which
+        # the horizon file may still list after a crash. If it is needed, reading it is the error.
         self._files.make_dir(f"{self._path}/{FOLDER}")
         slots = self.slots.by_start.values()
         known = {file_name(slot.start_ms) for slot in slots if slot.size}
@@ -193,7 +187,6 @@ class Wheel:
             _log.info("slots_missing", path=self._path, slots=len(missing), first_ms=min(missing))
 
     def close(self) -> None:
-        """Sync, close all files and unlock the folder, unless the wheel is closed."""
         if self._is_open:
             try:
                 self.sync()
@@ -218,7 +211,7 @@ class Wheel:
     # --- shards --------------------------------------------------------------------------------
 
     def attach(self, topic: str, partition: int) -> SlotShard:
-        """Open a shard for a lane, and return it. The wheel is opened if it is closed.
+        """Open a shard for a lane. The wheel is opened if it is closed.
 
         Raises:
             StoreError: the shard is in use already, or the wheel can't be opened.
@@ -291,11 +284,7 @@ class Wheel:
     # --- in ------------------------------------------------------------------------------------
 
     def make_room(self) -> None:
-        """Flush rows or sync, if too many bytes are unwritten or unsynced; call before adding rows.
-
-        Raises:
-            StoreError: the disk is full or fails; the rows stay in memory.
-        """
+        """Flush or sync, if too many bytes are unwritten or unsynced; call before adding rows."""
         limit = max(self.options.sync_bytes, 4 * self._horizon_bytes)
         if self.slots.unsynced_bytes >= 2 * limit:
             self.sync()  # the disk can't keep up: wait for it
@@ -356,7 +345,6 @@ class Wheel:
             self._finish(plan)
 
     def _make_plan(self) -> SyncPlan:
-        """Remove unused shards, flush the rows of all slots, and return the plan of a sync."""
         self._remove_unused()
         slots = self.slots
         for slot in slots.waiting():
@@ -392,7 +380,6 @@ class Wheel:
                 shard.ids.durable_offset = row.stop_offset
 
     def _remove_unused(self) -> None:
-        """Remove shards that were closed for ``unused_s`` seconds, to free the disk."""
         least_s = time.monotonic() - self.options.unused_s
         for shard in list(self.shards.values()):
             if not shard.is_open and shard.idle_s < least_s:

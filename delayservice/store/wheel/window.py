@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from delayservice.store.base import Frame
 
 
+# Memory of a row besides its payload, in bytes: a tuple, three integers, a bytes header.
 ROW_BYTES: Final = 200
-"""Memory of a row besides its payload, in bytes: a tuple, three integers, a bytes header."""
 
 
 _INSERTED_MAX: Final = 64
@@ -28,7 +28,6 @@ _payload_of = itemgetter(3)
 
 
 def cost_of(rows: Sequence[Frame]) -> int:
-    """Return the approximate memory of rows, in bytes."""
     return sum(map(len, map(_payload_of, rows))) + ROW_BYTES * len(rows)
 
 
@@ -58,7 +57,6 @@ def collapse(rows: list[Frame]) -> list[Frame]:
 
 
 def _position_after(rows: Sequence[Frame], key: Key) -> int:
-    """Return the index of the first row with a key above ``key``; ``rows`` are sorted by key."""
     # A tuple sorts before a longer one with the same beginning, so no key function is needed.
     return bisect_left(rows, (key[0], key[1] + 1))
 
@@ -88,15 +86,15 @@ class Window:
         self.start_ms = start_ms
         self.after = after
         self.budget = budget
+        # Key up to which the window has all rows; None: it has all rows of the slot above
+        # ``after``.
         self.cut: Key | None = None
-        """Key up to which the window has all rows; None: it has all rows of the slot above
-        ``after``."""
+        # Number of the slot's rows not in a file yet that were passed to ``add`` so far.
         self.seen = 0
-        """Number of the slot's rows not in a file yet that were passed to ``add`` so far."""
+        # Memory of the rows, in bytes.
         self.cost = 0
-        """Memory of the rows, in bytes."""
+        # Bytes of its memory that are counted in ``WindowCache.cost``, the memory of all windows.
         self.counted = 0
-        """Bytes of its memory that are counted in ``Near.cost``, the memory of all windows."""
         self._rows: list[Frame] = []
         self._gone = 0
 
@@ -144,9 +142,8 @@ class Window:
                 self._cut()
 
     def load(self, runs: Iterable[list[Frame]]) -> None:
-        """Fill an empty window with those rows that are in its key range. ``runs``: rows of the
-        shard, one list for each block. If they take more than twice the budget, the highest rows
-        are dropped.
+        """Fill an empty window with those rows that are in its key range, one list for each block.
+        If they take more than twice the budget, the highest rows are dropped.
         """
         rows, cost = self._rows, 0
         for run in runs:
@@ -165,9 +162,7 @@ class Window:
         self.cost = cost_of(self._rows)
 
     def _cut(self) -> None:
-        """Drop the highest rows, if they do not fit into the budget, and set ``cut`` to the key of
-        the last row that is left.
-        """
+        # Drops the highest rows beyond the budget.
         rows = self._rows
         cost = stop = 0
         while stop < len(rows) and cost <= self.budget:
@@ -180,7 +175,6 @@ class Window:
             self.cut = rows[-1][:2]
 
     def end_with(self, key: Key) -> None:
-        """Drop the rows above ``key``, and end the window there, unless it ends earlier."""
         if self.cut is None or self.cut > key:
             self.cut = key
             self._settle()
