@@ -19,8 +19,14 @@ from delayservice.commands.send import instant_ms
 from delayservice.contract.codec import Payload, decode_payload
 from delayservice.contract.times import DUE_STOP_MS
 from delayservice.engine.pending import NO_MARK, Frame
-from delayservice.store.offline import StoreFacts, look, read_records
-from delayservice.store.shards import ShardFolder, find_shards, user_of
+from delayservice.store.folder import ShardFolder
+from delayservice.store.offline import (
+    StoreFacts,
+    find_shards,
+    look,
+    read_records,
+    user_of,
+)
 from delayservice.store.wheel.reading import Damage, ReadBounds
 
 _HOURS_SHOWN: Final = 24

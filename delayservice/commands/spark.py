@@ -267,7 +267,7 @@ def export(
     """Write a node's RocksDB stores as Parquet, to be read by Spark. Nothing is locked."""
     require_extra()
     from connectors.spark.reconcile.rocks_export import export_rocks
-    from delayservice.store.shards import find_shards
+    from delayservice.store.offline import find_shards
 
     if not (state / "rocksdb").is_dir():
         raise DelayServiceError(

@@ -17,10 +17,10 @@ from delayservice.base.errors import StoreError
 from delayservice.commands.console import err, out, print_json
 from delayservice.commands.inspect import shard_names, shard_text, time_text
 from delayservice.store.findings import CheckVerdict, Finding
+from delayservice.store.folder import ShardFolder
+from delayservice.store.offline import find_shards, wheel_reader
 from delayservice.store.offline import verify as check
-from delayservice.store.offline import wheel_reader
-from delayservice.store.shards import ShardFolder, find_shards
-from delayservice.store.wheel.runs import RunReader
+from delayservice.store.wheel.slots import RunReader
 
 EXIT_UNREADABLE: Final = 1
 EXIT_DAMAGED: Final = 3

@@ -1,5 +1,5 @@
-"""Inspection of a shard's store on the disk, wheel or RocksDB, by another process: its figures, its
-records, and a check of all content.
+"""Inspection of the stores on a disk, wheel or RocksDB, by another process: the search for shards'
+folders, and the figures, the records and a check of all content of a shard's store.
 
 Nothing is locked or written, so a node may have the store open. A wheel is read in the state of its
 last sync, RocksDB in its present state.
@@ -7,10 +7,12 @@ last sync, RocksDB in its present state.
 
 from __future__ import annotations
 
+import os
+import re
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import dataclass
 from heapq import nsmallest
 from itertools import groupby
@@ -21,12 +23,12 @@ from delayservice.base.errors import StoreError
 from delayservice.store import findings
 from delayservice.store.base import Frame
 from delayservice.store.findings import CheckVerdict, Finding
-from delayservice.store.folder import read_format
-from delayservice.store.rocks_check import verify_rocks
-from delayservice.store.rocks_database import FORMAT as ROCKS_FORMAT
-from delayservice.store.rocks_view import RocksView, viewed_store
-from delayservice.store.shards import ShardFolder
+from delayservice.store.folder import ShardFolder, read_format
+from delayservice.store.rocks_view import RocksView, verify_rocks, viewed_database, viewed_store
+from delayservice.store.rocksdb import DATABASE
+from delayservice.store.rocksdb import FORMAT as ROCKS_FORMAT
 from delayservice.store.wheel import FORMAT as WHEEL_FORMAT
+from delayservice.store.wheel.horizon import NAME
 from delayservice.store.wheel.reading import (
     EVERYTHING,
     HOUR_MS,
@@ -37,9 +39,81 @@ from delayservice.store.wheel.reading import (
     load_state,
     open_reader,
     read_parts,
+    wheel_shards,
 )
-from delayservice.store.wheel.runs import RunReader
+from delayservice.store.wheel.slots import RunReader
 from delayservice.store.wheel.verifying import verify_wheel
+
+KINDS: Final = ("wheel", "rocksdb")
+_SHARD_NAME: Final = re.compile("[0-9a-f]{24}")
+_LOCKS: Final = Path("/proc/locks")
+
+
+def find_shards(root: Path, kinds: tuple[str, ...] = KINDS) -> list[ShardFolder]:
+    """Return the shards of all store folders in ``root``, as ``find_stores`` finds them. A folder
+    whose shards can't be listed gives one entry, with an empty topic and partition -1.
+    """
+    folders = find_stores(root, kinds)
+    return [shard for folder in folders for shard in _shards_of(folder)]
+
+
+def find_stores(root: Path, kinds: tuple[str, ...] = KINDS) -> list[Path]:
+    """Return the store folders in ``root``, sorted: a node's state folder, the folder of one store
+    kind in it, or that of one worker. Raises ``StoreError`` if there are none.
+    """
+    if (root / "VERSION").is_file():
+        return [root]
+    homes = [root / kind for kind in kinds if (root / kind).is_dir()] or [root]
+    found = [path for home in homes for path in (*home.glob("*"), *home.glob("*/*"))]
+    folders = sorted(path for path in found if path.name.isdecimal() and _may_be_store(path))
+    if not folders:
+        raise StoreError(
+            f"{root} holds no shard of a {' or '.join(kinds)}; name a node's state folder "
+            "(node.state_dir), a folder of stores in it, or one of those (a number)"
+        )
+    return folders
+
+
+def _may_be_store(path: Path) -> bool:
+    # Its own name is not enough, because other programs also name folders by numbers.
+    is_named = _SHARD_NAME.fullmatch(path.parent.name) is not None
+    names = ("VERSION", NAME, DATABASE)
+    return path.is_dir() and (is_named or any((path / name).exists() for name in names))
+
+
+def _shards_of(folder: Path) -> list[ShardFolder]:
+    whole = folder.resolve()
+    if _SHARD_NAME.fullmatch(whole.parent.name) is None:
+        return kept_shards(folder) or [ShardFolder(str(folder), "", -1)]
+    partition = int(whole.name) if whole.name.isdecimal() else -1
+    return [ShardFolder(str(folder), whole.parent.name, partition)]
+
+
+def kept_shards(folder: Path) -> list[ShardFolder]:
+    """Return the shards in a worker's folder (wheel or RocksDB), sorted; an empty list if there are
+    none, or the folder can't be read.
+    """
+    found = read_format(str(folder))
+    if found is not None and found.kind == "rocksdb":
+        with suppress(StoreError), viewed_database(folder) as rocks:
+            return [ShardFolder(str(folder), *place) for place in rocks.places]
+        return []
+    return wheel_shards(folder)
+
+
+def user_of(path: str) -> int | None:
+    """Return the id of the process that has the store in folder ``path`` open; None: it is closed,
+    or unknown.
+    """
+    lock = Path(path, "LOCK")
+    with suppress(OSError, ValueError):
+        inode = os.stat(lock).st_ino  # noqa: PTH116 - beside the table of the kernel
+        for line in _LOCKS.read_text("ascii").splitlines():
+            words = line.split()
+            if words[1] == "FLOCK" and words[-3].endswith(f":{inode}"):
+                return int(words[4])
+    return None
+
 
 FORMATS: Final = {"wheel": WHEEL_FORMAT, "rocksdb": ROCKS_FORMAT}
 _BODIES_BYTES_MAX: Final = 64 << 20

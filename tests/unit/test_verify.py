@@ -19,9 +19,8 @@ from delayservice.cli import app
 from delayservice.engine.cursor import Cursor
 from delayservice.store.base import Mark, Store
 from delayservice.store.ids import IDS_OPTIONS
-from delayservice.store.offline import verify
+from delayservice.store.offline import find_shards, verify
 from delayservice.store.rocks import open_database, prefix_of, read_rows
-from delayservice.store.shards import find_shards
 from tests.rocks import LoneRocks
 from tests.unit import stored_folders as stored
 from tests.wheels import LoneStore

@@ -14,14 +14,14 @@ import errno
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 from typing import Final, NamedTuple, TypeVar
 
 from delayservice.base.errors import StoreError
 from delayservice.contract.times import DUE_STOP_MS
 from delayservice.store.base import NO_MARK, Frame
 from delayservice.store.files import Files
-from delayservice.store.folder import read_format, unreadable
-from delayservice.store.shards import ShardFolder
+from delayservice.store.folder import ShardFolder, read_format, unreadable
 from delayservice.store.wheel.block import MARK_ONLY, Block, BlockDamagedError
 from delayservice.store.wheel.horizon import (
     HorizonDamagedError,
@@ -29,8 +29,7 @@ from delayservice.store.wheel.horizon import (
     WheelHorizon,
     read_horizon,
 )
-from delayservice.store.wheel.runs import FOLDER, RunReader, file_name
-from delayservice.store.wheel.slots import Slot
+from delayservice.store.wheel.slots import FOLDER, RunReader, Slot, file_name
 from delayservice.store.wheel.wheel import FORMAT
 
 HOUR_MS: Final = 3_600_000
@@ -155,6 +154,17 @@ def _is_ours(path: str) -> bool:
             "export a RocksDB store first, and read newer ones by a newer version"
         )
     return found is not None and found.version == FORMAT
+
+
+def wheel_shards(folder: Path) -> list[ShardFolder]:
+    """Return the shards in the wheel's horizon file, sorted; an empty list if it is missing or
+    damaged.
+    """
+    try:
+        rows = read_horizon(str(folder)).shards
+    except (OSError, HorizonDamagedError):
+        return []
+    return sorted(ShardFolder(str(folder), row.topic, row.partition) for row in rows)
 
 
 def load_state(folder: ShardFolder) -> WheelState | None:

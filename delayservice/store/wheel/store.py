@@ -16,8 +16,7 @@ from delayservice.contract.entry import OFFSET_MAX
 from delayservice.engine.cursor import Cursor, Key
 from delayservice.store.base import Frame, Lump, Mark, Named, Scanner, Store, StoreStats
 from delayservice.store.wheel.block import MARK_ONLY, BlockDamagedError
-from delayservice.store.wheel.near import Hand
-from delayservice.store.wheel.window import Window
+from delayservice.store.wheel.window import Hand, Window
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -115,7 +114,7 @@ class WheelStore(Store):
 
     def _make_hand(self, shard: SlotShard, chunk: int) -> Hand:
         load = partial(self._load, chunk)
-        return Hand(shard.starts, self._slots.slot_ms, shard.waiting, load, self._wheel.near)
+        return Hand(shard.starts, self._slots.slot_ms, shard.waiting, load, self._wheel.windows)
 
     def _load(self, chunk: int, start_ms: int, after: Key) -> Window:
         """Return a window (rows in memory) of a slot with the rows above ``after``, up to the first
@@ -124,7 +123,7 @@ class WheelStore(Store):
         """
         shard, slots = self._shard, self._slots
         slot = slots.by_start[start_ms]
-        window = Window(start_ms, after, self._wheel.near.share)
+        window = Window(start_ms, after, self._wheel.windows.share)
         lost = slot.lost.get(shard.number)
         if lost is not None and after >= (lost.from_ms - 1, OFFSET_MAX):
             raise self._damage(slot, lost, chunk)

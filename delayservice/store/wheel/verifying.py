@@ -19,13 +19,11 @@ from delayservice.contract.codec import decode_payload
 from delayservice.engine.pending import NO_MARK
 from delayservice.store import findings
 from delayservice.store.files import Files
-from delayservice.store.findings import Case, CheckVerdict, Finding
-from delayservice.store.folder import unreadable
-from delayservice.store.id_rows import IdRows, synced_offset
-from delayservice.store.ids_check import NamedRecord, check_ids
+from delayservice.store.findings import Case, CheckVerdict, Finding, NamedRecord, check_ids
+from delayservice.store.folder import ShardFolder, unreadable
+from delayservice.store.ids import IdRows, synced_offset
 from delayservice.store.rocks import guarded_read, prefix_of
 from delayservice.store.rocks_view import viewed_ids
-from delayservice.store.shards import ShardFolder, wheel_shards
 from delayservice.store.wheel.block import (
     MARK_ONLY,
     Block,
@@ -40,8 +38,9 @@ from delayservice.store.wheel.reading import (
     load_horizon,
     load_state,
     read_newest,
+    wheel_shards,
 )
-from delayservice.store.wheel.runs import FOLDER, RunReader, file_name
+from delayservice.store.wheel.slots import FOLDER, RunReader, file_name
 from delayservice.store.wheel.wheel import IDS_FOLDER
 
 if TYPE_CHECKING:

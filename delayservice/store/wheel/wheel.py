@@ -22,19 +22,66 @@ from delayservice.store.ids import IdDatabase
 from delayservice.store.wheel.horizon import (
     NAME,
     HorizonDamagedError,
+    ShardRow,
     WheelHorizon,
     encode_horizon,
     read_horizon,
     write_horizon,
 )
-from delayservice.store.wheel.near import Near
-from delayservice.store.wheel.runs import FOLDER, file_name
-from delayservice.store.wheel.slots import Slots, SlotShard
-from delayservice.store.wheel.sync_plan import SyncPlan
+from delayservice.store.wheel.slots import FOLDER, Slots, SlotShard, file_name
+from delayservice.store.wheel.window import WindowCache
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from concurrent.futures import Executor, Future
+
+# Fsyncs at the same time share commits of the file system's journal: on ext4, those of 2,000 small
+# files took 3.1 s one by one, and 0.22 s with 16 threads.
+_FSYNC_THREADS: Final = 16
+
+
+@dataclass(frozen=True, slots=True)
+class SyncPlan:
+    """Plan of a sync of the wheel. ``run`` may be called by another thread: it uses no state that
+    the worker's thread changes meanwhile.
+
+    Attributes:
+        horizon_files: access to the horizon file, used by no other thread.
+        paths: paths of the slot files to make durable.
+        has_names: whether slot files were created since the last sync.
+        ids_offsets: generation (number of the store) and S of each shard that has ids.
+        shards: all shards, with their rows in ``horizon``.
+    """
+
+    path: str
+    files: Files
+    horizon_files: Files
+    paths: list[str]
+    has_names: bool
+    ids: IdDatabase
+    ids_offsets: list[tuple[int, int]]
+    horizon: bytes
+    shards: list[tuple[SlotShard, ShardRow]]
+
+    def run(self) -> None:
+        """Make everything durable, in this order: (1) slot files, (2) their names, (3) ids and
+        marks, (4) the horizon. After a crash in between, the previous horizon is still true.
+
+        Raises:
+            StoreError: an fsync failed; the process must exit.
+        """
+        if len(self.paths) < _FSYNC_THREADS:
+            for path in self.paths:
+                self.files.sync_file(path)
+        else:
+            with ThreadPoolExecutor(_FSYNC_THREADS) as pool:
+                for _ in pool.map(self.files.sync_file, self.paths):
+                    pass
+        if self.has_names:
+            self.files.sync_dir(f"{self.path}/{FOLDER}")
+        self.ids.sync(self.ids_offsets)
+        write_horizon(self.path, self.horizon_files, self.horizon)
+
 
 FORMAT: Final = 6
 IDS_FOLDER: Final = "ids"
@@ -84,7 +131,7 @@ class Wheel:
     ) -> None:
         self.options = options or WheelOptions()
         bodies_bytes_max = self.options.near_bytes_max // _BODIES_SHARE
-        self.near = Near(self.options.near_bytes_max - bodies_bytes_max)
+        self.windows = WindowCache(self.options.near_bytes_max - bodies_bytes_max)
         self._files = files or Files(self.options.handles_max)
         self._horizon_files = self._files.twin()
         self._folder = StoreFolder(path, "wheel", FORMAT, self._files)
