@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import sys
 from importlib.metadata import entry_points
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, Final
 
 import typer
 
@@ -23,16 +24,13 @@ from delayservice.base.errors import DelayServiceError
 from delayservice.commands import (
     change,
     dlq,
-    offline,
-    pause,
     pending,
     send_command,
     smoke,
     spark,
     zookeeper,
 )
-from delayservice.commands.console import err, out, print_error, print_json
-from delayservice.commands.extras import add_placeholders
+from delayservice.commands.console import add_placeholders, err, out, print_error, print_json
 from delayservice.commands.options import (
     CommonOptions,
     ConfigOption,
@@ -44,6 +42,27 @@ from delayservice.commands.options import (
 
 EXIT_ERROR = 1
 EXIT_UNHEALTHY = 3
+
+_INSPECT_EPILOG: Final = (
+    "Examples: [bold]delayservice inspect /var/lib/delayservice[/]"
+    "\n\n[bold]delayservice inspect STATE_DIR --from 2030-01-31T08:00:00Z --to 2030-01-31T09:00:00Z"
+    " --values[/]\n\n[bold]delayservice inspect STATE_DIR --id reminder-17 --json[/]"
+    "\n\nExit status: 0 done, 1 a store can't be read or is of another format, 2 wrong usage."
+)
+_VERIFY_EPILOG: Final = (
+    "Examples: [bold]delayservice verify /var/lib/delayservice[/]"
+    "\n\n[bold]delayservice verify STATE_DIR/wheel/0 --json[/]"
+    "\n\nExit status: 0 sound (remarks are no damage), 1 a store can't be read or is of another "
+    "format, 2 wrong usage, 3 damaged."
+)
+_INSPECT_LIMIT: Final = 100
+
+_StorePath = Annotated[
+    Path,
+    typer.Argument(
+        exists=True, file_okay=False, help="A node's state folder, or one shard's store in it."
+    ),
+]
 
 # Help is read far more often than anything runs from it: what is heavy (librdkafka, RocksDB,
 # pydantic) is imported by the command that needs it.
@@ -162,15 +181,66 @@ def version(*, as_json: JsonOption = False) -> None:
 
 
 app.command(epilog=smoke.EPILOG)(smoke.smoke)
-app.command(epilog=offline.INSPECT_EPILOG)(offline.inspect)
-app.command(epilog=offline.VERIFY_EPILOG)(offline.verify)
+
+
+@app.command(epilog=_INSPECT_EPILOG)
+def inspect(
+    path: _StorePath,
+    *,
+    records: Annotated[
+        bool, typer.Option("--records", help="List records; any option below does so as well.")
+    ] = False,
+    since: Annotated[
+        str | None, typer.Option("--from", help="Due from then on: RFC 3339 or epoch milliseconds.")
+    ] = None,
+    until: Annotated[str | None, typer.Option("--to", help="Due before then.")] = None,
+    record_id: Annotated[str | None, typer.Option("--id", help="With this delay-id.")] = None,
+    target: Annotated[
+        str | None, typer.Option("--target", "-t", help="For this target topic.")
+    ] = None,
+    limit: Annotated[
+        int | None,
+        typer.Option(min=1, help="So many of each shard.", show_default=str(_INSPECT_LIMIT)),
+    ] = None,
+    values: Annotated[bool, typer.Option("--values", help="Show values and headers.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Show what a store folder holds. It is only read: a node may run on it, nothing is locked.
+
+    With --json, facts are one object, and records one object on a line each.
+    """
+    from delayservice.commands import inspect as inspecting
+
+    asked = (since, until, record_id, target, limit)
+    if not (records or values or any(option is not None for option in asked)):
+        is_whole = inspecting.show_facts(path, as_json=as_json)
+    else:
+        wanted = inspecting.wanted(since, until, record_id, target)
+        is_whole = inspecting.show_records(
+            path, wanted, limit or _INSPECT_LIMIT, values=values, as_json=as_json
+        )
+    raise typer.Exit(0 if is_whole else 1)
+
+
+@app.command(epilog=_VERIFY_EPILOG)
+def verify(path: _StorePath, *, as_json: JsonOption = False) -> None:
+    """Check a store folder as a whole. It is only read: a node may run on it, nothing is locked.
+
+    Every block's checksum, counts and order, the horizon, ids against records, and names. Each
+    damage is explained: what, where, which due times and offsets, what a node does and what to do.
+    """
+    from delayservice.commands import verify as verifying
+
+    raise typer.Exit(verifying.run(path, as_json=as_json))
+
+
 app.command(epilog=pending.EPILOG)(pending.pending)
 app.command(epilog=pending.FOUND)(pending.show)
 for _change in (change.cancel, change.fire, change.reschedule):
     app.command(epilog=change.CHANGED)(_change)
-app.command(epilog=pause.EPILOG)(pause.pause)
-app.command(epilog=pending.FOUND)(pause.resume)
-app.command()(pause.pauses)
+app.command(epilog=change.PAUSE_EPILOG)(change.pause)
+app.command(epilog=pending.FOUND)(change.resume)
+app.command()(change.pauses)
 app.add_typer(dlq.app, name="dlq")
 app.add_typer(spark.app, name="spark")
 app.add_typer(zookeeper.app, name="zookeeper")

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from delayservice.admin import cluster_models
+from delayservice.admin import models
 from delayservice.metrics.status import NodeState, Pause, TargetState
 
 # Lateness of the oldest undelivered record from which on a warning is shown, in ms.
@@ -29,7 +29,7 @@ class HealthFinding:
 
 def findings_of(
     status: NodeState,
-    cluster: cluster_models.Cluster | None,
+    cluster: models.Cluster | None,
     pauses: Sequence[Pause],
     now_ms: int,
 ) -> list[HealthFinding]:
@@ -80,7 +80,7 @@ def _of_pause(pause: Pause) -> HealthFinding:
     )
 
 
-def _of_cluster(cluster: cluster_models.Cluster, now_ms: int) -> Iterator[HealthFinding]:
+def _of_cluster(cluster: models.Cluster, now_ms: int) -> Iterator[HealthFinding]:
     if cluster.ownerless:
         yield HealthFinding(
             "problem",
@@ -99,7 +99,7 @@ def _of_cluster(cluster: cluster_models.Cluster, now_ms: int) -> Iterator[Health
         yield from _of_slice(held, now_ms)
 
 
-def _of_slice(held: cluster_models.Slice, now_ms: int) -> Iterator[HealthFinding]:
+def _of_slice(held: models.Slice, now_ms: int) -> Iterator[HealthFinding]:
     behind = [copy.node for copy in held.copies if not copy.caught_up]
     if behind:
         yield HealthFinding(

@@ -124,8 +124,8 @@ def reconcile(
     require_extra()
     from connectors.spark.common.failures import EXIT_UNJUDGED
     from connectors.spark.reconcile.run import reconcile as run
-    from delayservice.commands import spark_follow
     from delayservice.commands.send import delay_ms
+    from delayservice.commands.spark_reconcile import follow_copies
 
     if repairs and (compared.folders or not follow):
         raise typer.BadParameter("it needs --follow, and no --folder", param_hint="--repair")
@@ -135,7 +135,7 @@ def reconcile(
     with session.running("reconcile", as_json=common.as_json) as job:
         if follow:
             interval_s = delay_ms("--interval", interval) / 1_000
-            status = spark_follow.run(job, options, interval_s, repairs, as_json=common.as_json)
+            status = follow_copies(job, options, interval_s, repairs, as_json=common.as_json)
             raise typer.Exit(status)
         found = run(job.spark, options, job.say)
     if common.as_json:
@@ -193,12 +193,12 @@ def repair(
 ) -> None:
     """Have nodes read the ranges of a repair plan again; without --yes, only show them."""
     require_extra()
-    from delayservice.commands import spark_repair
     from delayservice.commands.send import delay_ms
+    from delayservice.commands.spark_reconcile import repair_copies
 
     settings = common.settings()
     timeout_s = delay_ms("--timeout", timeout) / 1_000
-    is_done = spark_repair.run(
+    is_done = repair_copies(
         settings, plan, is_dry=not yes, timeout_s=timeout_s, as_json=common.as_json
     )
     raise typer.Exit(0 if is_done else EXIT_FINDINGS)

@@ -17,10 +17,9 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from delayservice.base.errors import DelayServiceError
-from delayservice.commands.console import err
-from delayservice.commands.extras import how_to_install
+from delayservice.commands.console import err, how_to_install
 from delayservice.commands.options import pairs
-from delayservice.smoke.signals import stop_signals
+from delayservice.smoke.progress import stop_signals
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

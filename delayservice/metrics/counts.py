@@ -15,7 +15,6 @@ import msgspec
 
 from delayservice.engine.census import OTHERS, TopicCounts
 from delayservice.engine.outcome import PAST_DUE, RESUMED, SENT_HOME
-from delayservice.metrics.status import Pause
 
 # Inclusive upper bounds of the buckets of lateness, in ms; one more bucket has no bound.
 LATENESS_BOUNDS_MS = (
@@ -271,14 +270,3 @@ class ReconcileFacts(msgspec.Struct):
     pending: int
     repairs: int = 0
     is_stopped: bool = False
-
-
-class PauseFacts(msgspec.Struct):
-    """All active pauses of deliveries."""
-
-    # The longest pauses, longest first.
-    told: list[Pause]
-    # Number of all pauses by kind, ``target`` or ``topic``.
-    counts: dict[str, int]
-    # Start of the longest pause not in ``told``, epoch milliseconds; None: all are in ``told``.
-    others_at_ms: int | None

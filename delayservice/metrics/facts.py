@@ -13,12 +13,11 @@ from delayservice.metrics.counts import (
     AuditFacts,
     Counters,
     Histogram,
-    PauseFacts,
     ReconcileFacts,
     SliceMetrics,
     WorkerMetrics,
 )
-from delayservice.metrics.status import SliceState, TargetState, WorkerState
+from delayservice.metrics.status import PauseFacts, SliceState, TargetState, WorkerState
 
 # Slices that the text of a problem names; further ones are only counted.
 SLICES_NAMED_MAX = 10

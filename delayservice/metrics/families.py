@@ -26,11 +26,11 @@ from delayservice.metrics.counts import (
     AuditFacts,
     Counters,
     Histogram,
-    PauseFacts,
     ReconcileFacts,
     WorkerMetrics,
 )
 from delayservice.metrics.facts import NodeFacts, SliceReport, Unelectable
+from delayservice.metrics.status import PauseFacts
 
 _MS = 1_000
 

@@ -20,7 +20,6 @@ from delayservice.engine.electability import WorkerFacts, electability
 from delayservice.metrics.counts import (
     TRANSACTION_BOUNDS_MS,
     Counters,
-    PauseFacts,
     SliceMetrics,
     WorkerMetrics,
 )
@@ -34,7 +33,7 @@ from delayservice.metrics.facts import (
     why_not_electable,
 )
 from delayservice.metrics.snapshot import Snapshot, decode_snapshot
-from delayservice.metrics.status import NodeState, WorkerState
+from delayservice.metrics.status import NodeState, PauseFacts, WorkerState
 
 T = TypeVar("T")
 

@@ -15,11 +15,11 @@ from delayservice.metrics.counts import (
     TRANSACTION_BOUNDS_MS,
     AuditFacts,
     Histogram,
-    PauseFacts,
     ReconcileFacts,
     SliceMetrics,
     WorkerMetrics,
 )
+from delayservice.metrics.status import PauseFacts
 
 # Start of this process, monotonic clock.
 _STARTED_NS: Final = time.monotonic_ns()

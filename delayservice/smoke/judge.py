@@ -6,7 +6,6 @@ receives: each record exactly once, never early, byte for byte.
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -17,12 +16,7 @@ from typing import Any, Final
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
 from delayservice.base.errors import ClusterError
-from delayservice.smoke.load import UID_HEADER, Planned
-
-# Drops messages of test clients, such as those about brokers stopped after a test.
-QUIET: Final = logging.getLogger("delayservice.smoke.clients")
-QUIET.addHandler(logging.NullHandler())
-QUIET.propagate = False
+from delayservice.smoke.sending import QUIET, UID_HEADER, Planned
 
 _STALL_S: Final = 60.0
 _TOPICS_S_MAX: Final = 30.0

@@ -17,11 +17,9 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # its stubs d
 from rich.console import Console
 
 from delayservice.base.errors import ClusterError
-from delayservice.smoke.judge import QUIET, Judge, SmokeVerdict, quantile
-from delayservice.smoke.load import plan
-from delayservice.smoke.progress import Steps, steps
-from delayservice.smoke.sending import Sending
-from delayservice.smoke.signals import stop_signals
+from delayservice.smoke.judge import Judge, SmokeVerdict, quantile
+from delayservice.smoke.progress import Steps, steps, stop_signals
+from delayservice.smoke.sending import QUIET, Sending, plan
 
 _TARGET_PARTITIONS: Final = 4
 _LOOK_S: Final = 0.5

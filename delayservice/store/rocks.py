@@ -1,4 +1,4 @@
-"""RocksDB for the RocksDB store and the wheel's id index: options, workarounds for rocksdict, and the
+"""RocksDB for the RocksDB store and the wheel's id index: options, workarounds for rocksdict, and a
 check that MANIFEST and write-ahead logs are whole, which RocksDB omits when it opens a database.
 
 Found by tests of rocksdict 0.3.29:

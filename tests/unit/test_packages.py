@@ -27,7 +27,7 @@ ROOT = Path(__file__).parents[2]
 CLIENT = ROOT / "client" / "kafka_delay_client"
 CARRIED = {
     "connectors.kafka": {"clients", "existing", "outcomes"},
-    "delayservice.base": {"errors", "nearest"},
+    "delayservice.base": {"errors"},
     "delayservice.contract": {
         "aliases",
         "codes",

@@ -13,8 +13,8 @@ from delayservice.engine.pauses import Pause, Paused, Pauses, decode_pause
 from delayservice.metrics import status as status_model
 from delayservice.metrics.families import export
 from delayservice.metrics.hub import MetricsHub
-from delayservice.metrics.paused import PAUSES_TOLD_MAX, pause_facts
 from delayservice.metrics.snapshot import Snapshot, encode_snapshot
+from delayservice.metrics.status import PAUSES_TOLD_MAX, pause_facts
 
 ORDERS = Paused("target", "orders*")
 TOPIC = Paused("topic", "delay_topic_any")
