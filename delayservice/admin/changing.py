@@ -57,18 +57,14 @@ _NOTHING_REPLACED: Final = (
 
 
 class WaitingRoom:
-    """Limit of the number of requests that wait for an outcome, so that threads are left for
-    others.
-    """
+    """Limit of the requests that wait for an outcome, so that threads are left for others."""
 
     def __init__(self) -> None:
         self._room = threading.Semaphore(WAITING_MAX)
 
     @contextmanager
     def place(self) -> Iterator[None]:
-        """Count a request as waiting during the ``with`` block. Raises ``Refusal`` if too many
-        wait.
-        """
+        """Count a request as waiting during the ``with`` block; raises if too many wait."""
         if not self._room.acquire(blocking=False):
             raise Refusal(
                 503,
@@ -84,16 +80,13 @@ class WaitingRoom:
 
 @dataclass(frozen=True, slots=True)
 class Aim:
-    """Partitions to which a control record is written.
+    """Partitions to which a control record is written."""
 
-    Attributes:
-        places: delay topics and partitions to write to.
-        targets: target topics of the pending records of the id; empty: none was found.
-        elsewhere: slices that were not searched, because this node keeps no copy of them.
-    """
-
+    # Delay topics and partitions to write to.
     places: Sequence[tuple[str, int]]
+    # Target topics of the pending records of the id; empty: none was found.
     targets: Collection[str] = ()
+    # Slices that were not searched, because this node keeps no copy of them.
     elsewhere: Sequence[int] = ()
 
 
@@ -356,13 +349,7 @@ def pause_routes(context: ApiContext, waiting: WaitingRoom) -> APIRouter:
 
 
 def _write_pause(context: ApiContext, paused: Paused, value: bytes | None) -> None:
-    """Write the pause ``value`` of ``paused`` to the pauses topic, or delete it if ``value`` is
-    None, and wait until this node's workers have read the change.
-
-    Raises:
-        Refusal: the workers have not read it within 10 s, do not answer, or the node stops.
-        KafkaEdgeError: the pause may not have been written.
-    """
+    # Returns when this node's workers have read the change; others may be later.
     key = encode_key(paused)
     context.desk.write(context.settings.topics.pauses, 0, key, value, [])
     is_paused = value is not None

@@ -38,19 +38,15 @@ class ChartBar:
 
 @dataclass(frozen=True, slots=True)
 class Bars:
-    """Bar chart of the numbers of pending records by due time.
-
-    Attributes:
-        top: number of records at the upper edge of the chart.
-        ticks_ms: labelled times at even distances, left edge to right edge, epoch milliseconds.
-        total: number of records in all bars.
-        peak: bar with most records; None: all are empty.
-    """
+    """Bar chart of the numbers of pending records by due time."""
 
     bars: list[ChartBar]
+    # Number of records at the upper edge of the chart.
     top: int
+    # Labelled times at even distances, left edge to right edge, epoch milliseconds.
     ticks_ms: list[int]
     total: int
+    # Bar with most records; None: all are empty.
     peak: ChartBar | None
 
     @property
@@ -102,25 +98,22 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Past:
-    """Line charts of throughput and lateness in the last minutes, as SVG points.
-
-    Attributes:
-        now_ms: time at the right edge, epoch milliseconds.
-        rates_top: rate at the upper edge, in records per second.
-        decades: length of the logarithmic axis of lateness from 1 ms up, in powers of ten.
-        rows: one point for each minute, newest first.
-        last_minute: point of the newest minute; None: there are no samples of it.
-    """
+    """Line charts of throughput and lateness in the last minutes, as SVG points."""
 
     minutes: int
+    # Time at the right edge, epoch milliseconds.
     now_ms: int
+    # Rate at the upper edge, in records per second.
     rates_top: int
     delivered: list[str]
     ingested: list[str]
+    # Length of the logarithmic axis of lateness from 1 ms up, in powers of ten.
     decades: int
     p50: list[str]
     p99: list[str]
+    # One point for each minute, newest first.
     rows: list[Point]
+    # Point of the newest minute; None: there are no samples of it.
     last_minute: Point | None
 
     @property

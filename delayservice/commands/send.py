@@ -39,9 +39,7 @@ Header: TypeAlias = tuple[str, bytes]
 
 @dataclass(frozen=True, slots=True)
 class Outgoing:
-    """Record to write to the delay topic ``topic``. ``partition`` None: ``record_id``, its ``delay-
-    id``, chooses the partition, or else its key.
-    """
+    """Record to write to a delay topic. ``partition`` None: that of its id, or else of its key."""
 
     topic: str
     key: bytes | None
@@ -53,9 +51,7 @@ class Outgoing:
 
 @dataclass(frozen=True, slots=True)
 class DeliveryReport:
-    """Confirmation of the broker: place of the record, and its timestamp in epoch milliseconds,
-    which on a delay topic is the time of the append.
-    """
+    """Confirmation of the broker; on a delay topic, the timestamp is the time of the append."""
 
     topic: str
     partition: int
@@ -64,9 +60,7 @@ class DeliveryReport:
 
 
 def time_header(at: str | None, after: str | None) -> list[Header]:
-    """Return the header of the due time as a list, empty if no time is given. The time is checked
-    here, so that a typo causes no dead letter.
-    """
+    # Checked here, so that a typo causes no dead letter.
     if at is not None and after is not None:
         raise DelayServiceError("give --at or --after, not both")
     if at is not None:

@@ -21,22 +21,18 @@ TARGETS_MAX = 20
 
 @dataclass(slots=True)
 class LaneCounts:
-    """Counts of a lane's pending records at one time.
+    """Counts of a lane's pending records at one time."""
 
-    Attributes:
-        seen: state of the lane at the count (cursor, S, census), to notice later changes; None: not
-            counted yet, or a level topic.
-        lumps: ``(start_ms, stop_ms, count)`` by ranges of due times, epoch milliseconds; empty for
-            level topics.
-        next_due_ms: due time of the first pending record, epoch milliseconds; None: no record is
-            pending.
-        targets: counts by target topic, for the largest targets; empty while they are unknown.
-    """
-
+    # State of the lane at the count (cursor, S, census), to notice later changes; None: not counted
+    # yet, or a level topic.
     seen: object = None
     pending: int = 0
+    # ``(start_ms, stop_ms, count)`` by ranges of due times, epoch milliseconds; empty for level
+    # topics.
     lumps: Sequence[Lump] = ()
+    # Due time of the first pending record, epoch milliseconds; None: no record is pending.
     next_due_ms: int | None = None
+    # Counts by target topic, for the largest targets; empty while they are unknown.
     targets: dict[str, Waiting] = field(default_factory=dict)
 
 

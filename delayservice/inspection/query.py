@@ -35,27 +35,20 @@ HORIZONS_MS: Final = (
 class Search(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Query for one page of pending records by due time. For a parked record, the end of its pause
     counts as its due time.
-
-    Attributes:
-        from_ms: first due time of the range, epoch milliseconds.
-        to_ms: exclusive end of the range, epoch milliseconds.
-        target: pattern of target topics' names, with ``*`` and ``?``; None: all targets.
-        topic: the delay topic; None: all delay topics.
-        limit: largest number of records in the page.
-        scan_max: largest number of records that one shard reads from its store for the page.
-        after: position behind which the page begins; None: at the beginning.
-        beyond_window: whether to include records that will be rolled before they are due. The key
-            time of such a record is that of its rolling, so all records with key times before
-            ``to_ms`` are read.
     """
 
     from_ms: int
     to_ms: int
+    # Pattern of target topics' names, with ``*`` and ``?``; None: all targets.
     target: str | None = None
     topic: str | None = None
     limit: int
+    # Largest number of records that one shard reads from its store for the page.
     scan_max: int
+    # Position behind which the page begins; None: at the beginning.
     after: Position | None = None
+    # Whether to include records that will be rolled before they are due. The key time of such a
+    # record is that of its rolling, so all records with key times before ``to_ms`` are read.
     beyond_window: bool = False
 
 
@@ -91,40 +84,35 @@ Question: TypeAlias = Search | Find | Locate | Ahead | Standings | HeldTopics
 
 
 class Pending(msgspec.Struct, frozen=True, kw_only=True):
-    """Pending record, decoded for people.
-
-    Attributes:
-        key_ms: its key time, epoch milliseconds: its due time, the time of its rolling, or the end
-            of its pause if it is parked.
-        target_partition: partition of the target topic; -1: chosen by ``key``.
-        value: value of the record in the target topic; None in lists.
-        value_bytes: size of the value in bytes; None: the value is null.
-        headers: the user's headers of the record in the target topic; empty in lists.
-        source: ``topic:partition:offset`` of the record that the user wrote; this record, unless it
-            is requeued.
-        attempt: number of the delivery attempt, from 1.
-        expires_ms: time after which it expires, epoch milliseconds; None: never.
-        recurs: whether it is an occurrence of a recurring record.
-        marked_by: source offset of its canceller, which takes effect when H passes it; -1: no
-            canceller.
-    """
+    """Pending record, decoded for people."""
 
     topic: str
     partition: int
     offset: int
+    # Its key time, epoch milliseconds: its due time, the time of its rolling, or the end of its
+    # pause if it is parked.
     key_ms: int
     due_ms: int
     target: str
+    # Partition of the target topic; -1: chosen by ``key``.
     target_partition: int
     record_id: bytes | None
     key: bytes | None
+    # Value of the record in the target topic; None in lists.
     value: bytes | None
+    # Size of the value in bytes; None: the value is null.
     value_bytes: int | None
+    # The user's headers of the record in the target topic; empty in lists.
     headers: list[Header]
+    # ``topic:partition:offset`` of the record that the user wrote; this record, unless it is
+    # requeued.
     source: str
+    # Number of the delivery attempt, from 1.
     attempt: int
+    # Time after which it expires, epoch milliseconds; None: never.
     expires_ms: int | None
     recurs: bool
+    # Source offset of its canceller, which takes effect when H passes it; -1: no canceller.
     marked_by: int
 
     @property
@@ -133,19 +121,13 @@ class Pending(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Page(msgspec.Struct, frozen=True, kw_only=True):
-    """Page of pending records, in the order of their positions.
-
-    Attributes:
-        upto: position up to which ``rows`` has all records that match; None: no further record
-            matches.
-        scanned: number of records that were read from stores.
-        damaged: number of key ranges that can't be read now; delivery rebuilds them when they are
-            due.
-    """
+    """Page of pending records, in the order of their positions."""
 
     rows: list[Pending]
+    # Position up to which ``rows`` has all records that match; None: no further record matches.
     upto: Position | None
     scanned: int
+    # Number of key ranges that can't be read now; delivery rebuilds them when they are due.
     damaged: int = 0
 
 

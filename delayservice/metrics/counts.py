@@ -102,22 +102,19 @@ def histogram_of(lateness_ms: Collection[int]) -> Histogram:
 
 
 class WorkerMetrics(msgspec.Struct):
-    """Metrics of a whole worker. Only the thread of its loop writes them.
-
-    Attributes:
-        turns: durations of the iterations of its loop, without the wait for records.
-        transactions: durations of committed transactions, from begin to commit.
-        targets: lateness of deliveries, by delay topic, then by target topic, for ``TARGETS_MAX``
-            pairs; deliveries to other targets count under ``census.OTHERS``.
-        apart: lateness of records that were due when written, put off, or sent to their home, by
-            kind (``outcome.PAST_DUE``, ``outcome.RESUMED``, ``outcome.SENT_HOME``).
-    """
+    """Metrics of a whole worker. Only the thread of its loop writes them."""
 
     cpu_s: float = 0.0
     memory_bytes: int = 0
+    # Durations of the iterations of its loop, without the wait for records.
     turns: Histogram = msgspec.field(default_factory=_transaction_times)
+    # Durations of committed transactions, from begin to commit.
     transactions: Histogram = msgspec.field(default_factory=_transaction_times)
+    # Lateness of deliveries, by delay topic, then by target topic, for ``TARGETS_MAX`` pairs;
+    # deliveries to other targets count under ``census.OTHERS``.
     targets: dict[str, dict[str, Histogram]] = msgspec.field(default_factory=dict)
+    # Lateness of records that were due when written, put off, or sent to their home, by kind
+    # (``outcome.PAST_DUE``, ``outcome.RESUMED``, ``outcome.SENT_HOME``).
     apart: dict[str, Histogram] = msgspec.field(
         default_factory=lambda: {
             PAST_DUE: _lateness(),
@@ -254,19 +251,13 @@ class AuditFacts(msgspec.Struct):
 
 
 class ReconcileFacts(msgspec.Struct):
-    """Result of the newest comparison of the nodes' copies.
-
-    Attributes:
-        findings: number of findings by kind.
-        records: number of pending records that were compared.
-        pending: number of all pending records.
-        repairs: number of copies repaired by the process that compares.
-        is_stopped: whether the limit of repairs is reached, so that no more are made.
-    """
+    """Result of the newest comparison of the nodes' copies."""
 
     at_ms: int
     findings: dict[str, int]
     records: int
     pending: int
+    # Number of copies repaired by the process that compares.
     repairs: int = 0
+    # Whether the limit of repairs is reached, so that no more are made.
     is_stopped: bool = False

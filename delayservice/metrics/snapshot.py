@@ -28,36 +28,32 @@ _STARTED_NS: Final = time.monotonic_ns()
 class Snapshot(msgspec.Struct):
     """Metrics of one worker process and all its slices. Counters only grow while ``pid`` and
     ``started_ns`` stay the same.
-
-    Attributes:
-        problems: problems of the whole worker for people, one sentence each.
-        disk_used_percent: used part of the stores' disk; 0: the stores are in memory.
-        audit: result of the newest audit; only one worker of a node knows it, as for ``copies``.
-        slices_there: number of slices of the delay topics, on all nodes.
-        pauses: active pauses; None: not read yet.
-        topics_age_s: time since the delay topics were last read with success, or since the start.
-        verdict: why the worker may not own any slice: the cause, and a sentence for people. Empty:
-            it may.
-        turn_s: time for which the current iteration of its loop has lasted; the metrics of its
-            slices are that old.
-        pinned: why slices stay on their owners; empty: they may move.
-        packed: metrics of its slices, by the bytes of ``encode_slice``; ``decode_snapshot`` fills
-            it in.
     """
 
     pid: int
+    # Problems of the whole worker for people, one sentence each.
     problems: list[str] = []
+    # Used part of the stores' disk; 0: the stores are in memory.
     disk_used_percent: float = 0.0
+    # Result of the newest audit; only one worker of a node knows it, as for ``copies``.
     audit: AuditFacts | None = None
+    # Number of slices of the delay topics, on all nodes.
     slices_there: int = 0
+    # Active pauses; None: not read yet.
     pauses: PauseFacts | None = None
+    # Time since the delay topics were last read with success, or since the start.
     topics_age_s: float = 0.0
+    # Why the worker may not own any slice: the cause, and a sentence for people. Empty: it may.
     verdict: tuple[str, str] = ("", "")
+    # Time for which the current iteration of its loop has lasted; the metrics of its slices are
+    # that old.
     turn_s: float = 0.0
     worker: WorkerMetrics = msgspec.field(default_factory=WorkerMetrics)
+    # Why slices stay on their owners; empty: they may move.
     pinned: str = ""
     copies: ReconcileFacts | None = None
     started_ns: int = _STARTED_NS
+    # Metrics of its slices, by the bytes of ``encode_slice``; ``decode_snapshot`` fills it in.
     packed: dict[bytes, SliceMetrics] = {}
 
     @property

@@ -67,9 +67,7 @@ class HourRow(NamedTuple):
 
 
 class SlotSums:
-    """Sums over the pending records of each minute: their number and their hash, in one integer
-    (``_ONE``). Hours are counted since the epoch.
-    """
+    """Sums over the pending records of each minute (``_ONE``). Hours count from the epoch."""
 
     def __init__(self) -> None:
         self._hours: dict[int, list[int]] = {}
@@ -108,9 +106,7 @@ class SlotSums:
         self.changed.update(self._hours)
 
     def take_changed(self) -> list[HourRow]:
-        """Return the digests of the hours that changed since the last call. The digest of an hour
-        without pending records has no slots.
-        """
+        # The digest of an hour without pending records has no slots.
         rows = [self._row(hour) for hour in sorted(self.changed)]
         self.changed.clear()
         return rows
@@ -200,8 +196,8 @@ class ShardDigest:
     # --- the cursor ----------------------------------------------------------------------------
 
     def follow(self, cursor: Cursor) -> None:
-        """Apply a committed cursor ``(K, H)``: count the changes by offsets below H, and drop the
-        minutes that K has passed.
+        """Apply a committed cursor: count the changes below H, and drop the minutes that K has
+        passed.
         """
         if cursor.offset > self.counted:
             self._count(min(cursor.offset, self.stored))
@@ -231,9 +227,7 @@ class ShardDigest:
         self.counted = max(self.counted, stop)
 
     def is_exact_at(self, offset: int) -> bool:
-        """Return whether ``sums`` count exactly the records pending at H = ``offset``, once
-        ``follow`` was called with that H, so that they may be compared at its checkpoint.
-        """
+        """Return whether ``sums`` are exact at H = ``offset``: they may be compared there."""
         return self.sums is not None and self.counted <= offset <= self.stored
 
     # --- scan of the disk ------------------------------------------------------------------------
@@ -260,8 +254,8 @@ class ShardDigest:
         self._made_upto = upto
 
     def finish(self) -> bool:
-        """Replace ``sums`` by the second digest, as all records on the disk were added; return
-        whether ``sums`` existed and differed from it.
+        """Replace ``sums`` by the second digest; return whether ``sums`` existed and differed from
+        it.
         """
         before, made = self.sums, self._making
         if made is None:

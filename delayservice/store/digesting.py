@@ -37,10 +37,6 @@ _END: Final[Key] = (DUE_STOP_MS, OFFSET_MAX)
 class DigestingStore:
     """Store that passes all calls to another store, and keeps the digest and the census (counts by
     target and due time) of the stored records.
-
-    Attributes:
-        damaged: key ranges that the last complete scan could not read.
-        wants_scan: whether ``rebuild`` has replaced records since the last scan began.
     """
 
     def __init__(
@@ -52,7 +48,9 @@ class DigestingStore:
         self.digest = ShardDigest(0)
         self._census = Census()
         self._making_census: Census | None = None
+        # Key ranges that the last complete scan could not read.
         self.damaged: list[Unreadable] = []
+        # Whether ``rebuild`` has replaced records since the last scan began.
         self.wants_scan = False
         # Cursor of the last ``prune``.
         self.cursor: Cursor | None = None

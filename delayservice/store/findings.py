@@ -101,18 +101,14 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class CheckVerdict:
-    """Result of a check of one shard's store.
+    """Result of a check of one shard's store."""
 
-    Attributes:
-        stop_offset: S, a source offset; 0: unknown.
-        bytes: bytes of the readable records: of their blocks in a wheel, of their payloads in
-            RocksDB.
-        findings: the findings, those that are damage first.
-    """
-
+    # S, a source offset; 0: unknown.
     stop_offset: int
     records: int
+    # Bytes of the readable records: of their blocks in a wheel, of their payloads in RocksDB.
     bytes: int
+    # The findings, those that are damage first.
     findings: tuple[Finding, ...]
 
     @property

@@ -99,9 +99,7 @@ def synced_offset(database: Rdict, prefix: bytes) -> int | None:
 
 
 class IdRows:
-    """Rows of one shard's id index, in the id database of a wheel or in the database of a RocksDB
-    store. ``prefix``: first bytes of all keys of this shard.
-    """
+    """Rows of one shard's id index, for a wheel or a RocksDB store."""
 
     def __init__(self, database: Rdict, prefix: bytes) -> None:
         self._database = database
@@ -124,9 +122,7 @@ class IdRows:
         return key_ms, offset
 
     def put(self, batch: WriteBatch, named: Sequence[Named], marks: Sequence[Mark]) -> None:
-        """Add to ``batch`` the writes for the ids and marks of one ``Store.append``. A marked
-        record is no longer the current record of its id.
-        """
+        # A marked record is no longer the current record of its id.
         put, delete = batch.put, batch.delete
         marked = set()
         for record_id, key_ms, offset, mark in marks:
@@ -161,9 +157,7 @@ class IdRows:
         return key
 
     def marked_from(self, mark: int, stop_offset: int) -> list[tuple[int, Key]]:
-        """Return ``(mark, key)`` of records with marks in ``[mark, stop_offset)``, source offsets,
-        ascending.
-        """
+        """Return ``(mark, key)`` of records with marks in ``[mark, stop_offset)``, ascending."""
         start = self._marked(max(mark, 0), 0, 0)
         stop = self._marked(max(stop_offset, 0), 0, 0)
         found = map(self._mark_of, read_keys(self._database, start, stop, sys.maxsize))
@@ -175,7 +169,7 @@ class IdRows:
 
     def named_between(self, start_ms: int, stop_ms: int) -> Iterator[IdFacts]:
         """Yield the unmarked records with an id and a key time in ``[start_ms, stop_ms)``, epoch
-        ms, in key order.
+        ms.
         """
         start, stop = self._due(start_ms, 0), self._due(stop_ms, 0)
         for due, record_id in all_rows(self._database, start, stop):
@@ -186,8 +180,8 @@ class IdRows:
             yield MarkFacts(*self._mark_of(row), record_id)
 
     def prune(self, batch: WriteBatch, key_ms: int, mark: int) -> None:
-        """Add to ``batch`` the deletions of rows of records with key times below ``key_ms`` and of
-        marks below the source offset ``mark``: ``_PRUNE_ROWS_MAX`` of each at most in each call.
+        """Delete rows of records with key times below ``key_ms``, and marks below the source offset
+        ``mark``; ``_PRUNE_ROWS_MAX`` of each at most in each call.
         """
         self._asked.clear()
         stop = self._due(key_ms, 0)
@@ -204,8 +198,8 @@ class IdRows:
         self._mark_floor = _passed(self._mark_floor, stop, keys)
 
     def cut(self, batch: WriteBatch, stop_offset: int) -> None:
-        """Add to ``batch`` the writes that undo all records and marks with source offsets from
-        ``stop_offset`` on; a record that loses its mark is current again.
+        """Undo all records and marks from ``stop_offset`` on; records that lose their marks are
+        current.
         """
         for row, value in all_rows(self._database, self._names, self._prefix + b"o"):
             if stop_offset <= _KEY.unpack(value)[1]:
@@ -299,9 +293,7 @@ class IdDatabase:
             self.write(batch)
 
     def remove(self, generation: int) -> None:
-        """Delete the rows of a shard, if the database is open. A crash may restore them; then
-        ``recover`` deletes them.
-        """
+        # A crash may restore the rows; then ``recover`` deletes them.
         if self._database is None:
             return
         start, stop = prefix_of(generation), prefix_of(generation + 1)
@@ -323,11 +315,8 @@ class IdDatabase:
             database.write(batch)
 
     def sync(self, offsets: Sequence[tuple[int, int]]) -> None:
-        """Make all rows durable, together with S of each shard that has ids, by generation. The
-        caller writes the horizon of the wheel after this.
-
-        Raises:
-            StoreError: the database failed; the process must exit.
+        """Make all rows durable, with S of each generation; the wheel writes its horizon after
+        this.
         """
         if not offsets:
             return
@@ -345,9 +334,7 @@ class IdDatabase:
             self._database = self._manifest_guard = None
 
     def guard(self, deed: str) -> AbstractContextManager[None]:
-        """Return a context that raises errors of RocksDB as ``StoreError``, and marks the database
-        as damaged if the error may mean damage. ``deed``: verb of the operation, for the message.
-        """
+        """Return a context as ``Guarded``; ``deed``: verb of the operation, for the message."""
         return Guarded(deed, self._what, self._path)
 
 

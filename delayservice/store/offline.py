@@ -58,9 +58,7 @@ def find_shards(root: Path, kinds: tuple[str, ...] = KINDS) -> list[ShardFolder]
 
 
 def find_stores(root: Path, kinds: tuple[str, ...] = KINDS) -> list[Path]:
-    """Return the store folders in ``root``, sorted: a node's state folder, the folder of one store
-    kind in it, or that of one worker. Raises ``StoreError`` if there are none.
-    """
+    """Return the store folders in a node's state folder or one of its folders, or ``root``."""
     if (root / "VERSION").is_file():
         return [root]
     homes = [root / kind for kind in kinds if (root / kind).is_dir()] or [root]
@@ -90,9 +88,7 @@ def _shards_of(folder: Path) -> list[ShardFolder]:
 
 
 def kept_shards(folder: Path) -> list[ShardFolder]:
-    """Return the shards in a worker's folder (wheel or RocksDB), sorted; an empty list if there are
-    none, or the folder can't be read.
-    """
+    """Return the shards in a worker's folder, sorted; none if it can't be read."""
     found = read_format(str(folder))
     if found is not None and found.kind == "rocksdb":
         with suppress(StoreError), viewed_database(folder) as rocks:
@@ -102,9 +98,7 @@ def kept_shards(folder: Path) -> list[ShardFolder]:
 
 
 def user_of(path: str) -> int | None:
-    """Return the id of the process that has the store in folder ``path`` open; None: it is closed,
-    or unknown.
-    """
+    """Return the id of the process that has the store open; None: it is closed, or unknown."""
     lock = Path(path, "LOCK")
     with suppress(OSError, ValueError):
         inode = os.stat(lock).st_ino  # noqa: PTH116 - beside the table of the kernel
@@ -124,43 +118,36 @@ def _nothing(_done: int, _total: int) -> None: ...
 
 @dataclass(frozen=True, slots=True)
 class HourFacts:
-    """Figures of a shard's records with key times in one hour; in a wheel, of the slots that begin
-    in it.
-
-    Attributes:
-        slots: number of slots with records of the shard in a wheel; 0 for RocksDB.
-        bytes: bytes of the slots' files, with the records of other shards (wheel), or of the
-            shard's payloads (RocksDB).
-        damaged: number of slots with damaged records that the node has found and not read again
-            from the log yet; 0 for RocksDB.
-    """
+    """Figures of the records with key times in one hour; in a wheel, of slots that begin in it."""
 
     hour_ms: int
+    # Number of slots with records of the shard in a wheel; 0 for RocksDB.
     slots: int
     records: int
+    # Bytes of the slots' files, with the records of other shards (wheel), or of the shard's
+    # payloads (RocksDB).
     bytes: int
+    # Number of slots with damaged records that the node has found and not read again from the log
+    # yet; 0 for RocksDB.
     damaged: int
 
 
 @dataclass(frozen=True, slots=True)
 class StoreFacts:
-    """Figures of a shard's store.
-
-    Attributes:
-        stop_offset: S, a source offset; None: the store is damaged, and a node that opens it would
-            start it over from the log.
-        label: contracts and cluster secrets by which the records below S were read, as JSON; empty:
-            there is no label.
-        first_ms: lowest key time, epoch milliseconds; None: no record is stored or readable.
-        last_ms: highest key time, epoch milliseconds; None as for ``first_ms``.
-    """
+    """Figures of a shard's store."""
 
     kind: str
     version: int
+    # S, a source offset; None: the store is damaged, and a node that opens it would start it over
+    # from the log.
     stop_offset: int | None
+    # Contracts and cluster secrets by which the records below S were read, as JSON; empty: there is
+    # no label.
     label: bytes
     hours: tuple[HourFacts, ...]
+    # Lowest key time, epoch milliseconds; None: no record is stored or readable.
     first_ms: int | None
+    # Highest key time, epoch milliseconds; None as for ``first_ms``.
     last_ms: int | None
 
     @property
@@ -170,16 +157,11 @@ class StoreFacts:
 
     @property
     def bytes(self) -> int:
-        """Bytes of the slots' files, which the wheel's shards share, or of the shard's payloads
-        (RocksDB).
-        """
         return sum(hour.bytes for hour in self.hours)
 
 
 def check_format(path: str) -> str | None:
-    """Return the kind of store in folder ``path``; None: the folder has no readable VERSION. Raises
-    ``StoreError`` if the format or kind is another.
-    """
+    # Raises if the kind is unknown, or the format another.
     found = read_format(path)
     if found is None:
         return None
@@ -284,11 +266,7 @@ def read_records(
     shard: ShardFolder, bounds: ReadBounds, wanted: Callable[[Frame], bool], limit: int
 ) -> Iterator[Frame | Damage]:
     """Yield at most ``limit`` wanted records in key order, and, for a wheel, the ranges that can't
-    be read, each before the other records of its slot. Memory is needed for ``limit`` records.
-
-    Raises:
-        StoreError: the store can't be read, or is of another format. In RocksDB, this is also
-            raised for damage.
+    be read, each before the other records of its slot; RocksDB raises ``StoreError`` for damage.
     """
     if check_format(shard.path) == "wheel":
         yield from _wheel_records(shard, bounds, wanted, limit)
@@ -341,8 +319,8 @@ def _wanted(
 
 
 def wheel_reader(path: str) -> AbstractContextManager[RunReader]:
-    """Return a context with a reader of a wheel's files, to be passed to ``verify``. The reader
-    needs 64 MiB of memory, and 500 bytes for each block and 20 for each shard in a block.
+    """Return a reader for ``verify``, with 64 MiB, and 500 bytes for each block and 20 for each
+    shard in it.
     """
     return open_reader(path, _BODIES_BYTES_MAX, sys.maxsize)
 

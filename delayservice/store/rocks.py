@@ -168,9 +168,7 @@ def _log_number(edit: bytes) -> int:
 
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:
-    """Return the integer that begins at index ``at``, encoded with seven bits per byte, and the
-    index of the byte after it.
-    """
+    # Seven bits per byte; returned with the index of the byte after it.
     value = shift = 0
     while at < len(data):
         value |= (data[at] & 0x7F) << shift
@@ -218,10 +216,8 @@ class ManifestGuard:
 
 def check_manifest_guard(database: Rdict, found: Manifest | None) -> None:
     """Compare the row of ``ManifestGuard`` in an open database with the files found before it was
-    opened. A database without this row passes.
-
-    Raises:
-        OSError: the end of the MANIFEST or a needed write-ahead log is missing.
+    opened; raises ``OSError`` if the end of the MANIFEST or a needed write-ahead log is missing. A
+    database without this row passes.
     """
     row = database.get(_ROW)
     if row is None or found is None:
@@ -248,41 +244,37 @@ _NO_DAMAGE: Final = (
 
 @dataclass(frozen=True, slots=True)
 class RocksOptions:
-    """Options of one database of RocksDB, for all its shards together; sizes are in bytes.
+    """Options of one database of RocksDB, for all its shards together; sizes are in bytes."""
 
-    Attributes:
-        write_buffer_bytes: size of a memory table; two may exist.
-        write_buffers_bytes: total size of memory tables above which they are flushed early; shared
-            by all databases of the process with the same value.
-        block_cache_bytes: size of the block cache; shared by all databases of the process with the
-            same value.
-        block_bytes: size of a block on disk before compression.
-        target_file_bytes: size of a table file.
-        level_base_bytes: total size of the table files of level 1.
-        wal_bytes_max: size of the write-ahead log at which memory tables are flushed.
-        open_files_max: largest number of table files kept open; -1: all.
-        background_jobs: number of threads for flush and compaction.
-        compression: kind of compression of table files: ``none``, ``snappy``, ``lz4`` or ``zstd``.
-        bloom_bits: size of a table's filter in bits per row; the filter spares searches for rows
-            that do not exist. 0: no filter.
-        sync_bytes: bytes written since the last sync, which a crash would lose, at which the store
-            syncs before it writes more.
-        unused_s: seconds after which a shard that is not open is removed, because another node or
-            worker has its slice now.
-    """
-
+    # Size of a memory table; two may exist.
     write_buffer_bytes: int = 8 << 20
+    # Total size of memory tables above which they are flushed early; shared by all databases of the
+    # process with the same value.
     write_buffers_bytes: int = 64 << 20
+    # Size of the block cache; shared by all databases of the process with the same value.
     block_cache_bytes: int = 32 << 20
+    # Size of a block on disk before compression.
     block_bytes: int = 16 << 10
+    # Size of a table file.
     target_file_bytes: int = 32 << 20
+    # Total size of the table files of level 1.
     level_base_bytes: int = 128 << 20
+    # Size of the write-ahead log at which memory tables are flushed.
     wal_bytes_max: int = 32 << 20
+    # Largest number of table files kept open; -1: all.
     open_files_max: int = 64
+    # Number of threads for flush and compaction.
     background_jobs: int = 2
+    # Kind of compression of table files: ``none``, ``snappy``, ``lz4`` or ``zstd``.
     compression: str = "lz4"
+    # Size of a table's filter in bits per row; the filter spares searches for rows that do not
+    # exist. 0: no filter.
     bloom_bits: int = 0
+    # Bytes written since the last sync, which a crash would lose, at which the store syncs before
+    # it writes more.
     sync_bytes: int = 64 << 20
+    # Seconds after which a shard that is not open is removed, because another node or worker has
+    # its slice now.
     unused_s: float = 3_600.0
 
 
@@ -351,15 +343,11 @@ def open_database(path: Path, options: RocksOptions) -> Rdict:
 
 
 def open_to_read(path: Path, options: RocksOptions, view: Path) -> Rdict:
-    """Open the present state of the database in folder ``path`` for reading, with its write-ahead
-    log, without a lock.
+    """Open the present state of the database for reading, with its write-ahead log, without a lock.
 
     rocksdict writes a file beside every database that it opens. So the empty folder ``view`` is
     filled with links to the database's files and a copy of its MANIFEST, and is opened instead. If
     a running node removes a file meanwhile, this is tried again.
-
-    Raises:
-        Exception: the database is missing or damaged (rocksdict has no narrower class).
     """
     for number in range(1, _VIEWS_MAX):
         with suppress(Exception):
@@ -401,18 +389,14 @@ def guarded_read(what: str) -> Iterator[None]:
 
 
 def condemn(path: Path) -> None:
-    """Mark the database as damaged, so that ``open_database`` refuses it, and its caller makes a
-    new one. An error of the file system is ignored.
-    """
+    """Mark the database as damaged: ``open_database`` refuses it from now on."""
     marker = path / CONDEMNED
     with suppress(OSError), marker.open("wb") as file:  # if that fails, the damage is met again
         os.fsync(file.fileno())
 
 
 def is_damage(error: Exception) -> bool:
-    """Return whether an error of RocksDB may mean damaged files. Other causes, such as lack of
-    space, memory or rights, may be gone at the next start.
-    """
+    # Other causes, such as lack of space, memory or rights, may be gone at the next start.
     return not any(cause in str(error) for cause in _NO_DAMAGE)
 
 
@@ -492,9 +476,7 @@ def close_database(database: Rdict, path: Path) -> None:
 
 
 def read_rows(database: Rdict, start: bytes, stop: bytes, limit: int) -> list[tuple[bytes, bytes]]:
-    """Return at most ``limit`` rows with ``start <= key < stop``, in key order; ``Exception`` is
-    raised for a row that can't be read.
-    """
+    """Return at most ``limit`` rows with ``start <= key < stop``; raises if one can't be read."""
     rows = database.items(from_key=start, read_opt=_upto(stop))
     found: list[tuple[bytes, bytes]] = list(islice(rows, limit))  # type: ignore[arg-type]
     if len(found) < limit:
@@ -503,16 +485,14 @@ def read_rows(database: Rdict, start: bytes, stop: bytes, limit: int) -> list[tu
 
 
 def all_rows(database: Rdict, start: bytes, stop: bytes) -> Iterator[tuple[bytes, bytes]]:
-    """Yield all rows with ``start <= key < stop``, in key order; raises as ``read_rows``."""
+    """Yield all rows with ``start <= key < stop``; raises if one can't be read."""
     while found := read_rows(database, start, stop, _SCAN_ROWS):
         yield from found
         start = found[-1][0] + b"\0"
 
 
 def read_keys(database: Rdict, start: bytes, stop: bytes, limit: int) -> list[bytes]:
-    """Return at most ``limit`` row keys with ``start <= key < stop``, in order; raises as
-    ``read_rows``.
-    """
+    """Return at most ``limit`` row keys with ``start <= key < stop``; raises as ``read_rows``."""
     keys = database.keys(from_key=start, read_opt=_upto(stop))
     found: list[bytes] = list(islice(keys, limit))  # type: ignore[arg-type]
     if len(found) < limit:

@@ -118,8 +118,8 @@ class RocksDatabase:
     # --- life ----------------------------------------------------------------------------------
 
     def open(self) -> None:
-        """Open the database and read the state of all its shards, unless it is open. A damaged
-        database is moved to quarantine, and an empty one is created.
+        """Open the database, unless it is open. A damaged one is moved to quarantine, and an empty
+        one is created.
 
         Raises:
             StoreError: another process has the folder open, it has a store of another kind or a
@@ -195,9 +195,7 @@ class RocksDatabase:
         return self._database
 
     def guard(self, deed: str) -> AbstractContextManager[None]:
-        """Return a context that raises errors of RocksDB as ``StoreError``, and marks the database
-        as damaged if the error may mean damage. ``deed``: verb of the operation, for the message.
-        """
+        """Return a context as ``Guarded``; ``deed``: verb of the operation, for the message."""
         return Guarded(deed, self.what, self._database_path)
 
     # --- shards --------------------------------------------------------------------------------
@@ -207,12 +205,7 @@ class RocksDatabase:
         return sorted(self._numbers)
 
     def attach(self, place: Place) -> ShardState:
-        """Open a shard for a lane, and return its state. A new shard gets a number. The database is
-        opened if it is closed.
-
-        Raises:
-            StoreError: the shard is in use already, or the database can't be opened.
-        """
+        """Open a shard for a lane, and the database if it is closed. A new shard gets a number."""
         self.open()
         if place in self._open_places:
             raise StoreError(
@@ -249,9 +242,7 @@ class RocksDatabase:
         return ShardState(number, stop_offset, count, bytes(label))
 
     def detach(self, place: Place, count: int) -> None:
-        """Close a shard with ``count`` stored records; the database is closed with its last open
-        shard, and otherwise synced.
-        """
+        # The database is closed with its last open shard, and otherwise synced.
         self._open_places.discard(place)
         self._idle_s[place] = time.monotonic()
         self.records -= count
@@ -269,9 +260,7 @@ class RocksDatabase:
         self.sync()
 
     def remove(self, place: Place) -> None:
-        """Delete a shard and its rows, unless a lane has it open or it does not exist. If it is
-        opened again, it is filled from the log.
-        """
+        """Delete a shard, unless it is open. Opened again, it is filled from the log."""
         was_open = self._database is not None
         self.open()
         if place in self._numbers and place not in self._open_places:
@@ -304,9 +293,7 @@ class RocksDatabase:
         self._write(number, batch, stop_offset)
 
     def write_label(self, number: int, label: bytes, stop_offset: int, count: int) -> None:
-        """Write the label of a shard in a batch of its own; the caller writes the records that it
-        describes later.
-        """
+        # A batch of its own: the caller writes the records that the label describes later.
         batch = WriteBatch(raw_mode=True)
         batch.put(_ROW.pack(0, _LABELS, number), label)
         self.write(number, batch, stop_offset, count)
@@ -323,8 +310,8 @@ class RocksDatabase:
         self._written[number] = stop_offset
 
     def sync(self) -> None:
-        """Remove unused shards, and make all written rows durable, and with them S of all shards.
-        After an error, the process must exit.
+        """Make all written rows durable, and S of all shards; after an error, the process must
+        exit.
         """
         self._remove_unused()
         if self._written:
@@ -381,9 +368,7 @@ def _records_in(keys: Sequence[bytes]) -> int:
 
 
 class RocksStore(Store):
-    """Store of one shard in the database that all shards of its worker share. ``topic``: hash of
-    the delay topic's id.
-    """
+    """Store of one shard in the database that all shards of its worker share."""
 
     def __init__(self, rocks: RocksDatabase, topic: str, partition: int) -> None:
         self._rocks = rocks

@@ -79,9 +79,7 @@ if HEADER.size != HEADER_BYTES:
 
 
 class MarkOnly(bytes):
-    """Payload type of a row that is only a mark. Its one value, ``MARK_ONLY``, is compared by
-    identity.
-    """
+    """Payload type of a row that is only a mark. ``MARK_ONLY`` is compared by identity."""
 
     __slots__ = ()
 
@@ -143,9 +141,7 @@ class Block:
         return (self.end - self.position) * rows // self.rows
 
     def run(self, generation: int) -> tuple[int, int]:
-        """Return the range ``[start, stop)`` of indexes of a shard's rows; the block must hold rows
-        of it.
-        """
+        """Return the range ``[start, stop)`` of indexes of a shard's rows; there must be some."""
         at = bisect_left(self.generations, generation)
         return self.starts[at], self.starts[at + 1]
 
@@ -175,8 +171,8 @@ class Body:
     def rows(
         self, start: int, stop: int, after_ms: int = -1, upto_ms: int = sys.maxsize
     ) -> list[Frame]:
-        """Return the records and marks with key times in ``after_ms <= key_ms <= upto_ms``, epoch
-        ms, among the rows with indexes in ``[start, stop)``, which are of one shard.
+        """Return the rows of one shard with indexes in ``[start, stop)`` and ``after_ms <= key_ms
+        <= upto_ms``.
         """
         start_ms = self._start_ms
         start = bisect_left(self._keys, after_ms - start_ms, start, stop)

@@ -40,19 +40,15 @@ _DAMAGE: Final = frozenset({errno.ENOENT, errno.ENOTDIR, errno.EIO})
 
 
 class Damage(NamedTuple):
-    """Range of keys that could not be read.
+    """Range of keys that could not be read."""
 
-    Attributes:
-        start_ms: first key time, epoch milliseconds.
-        stop_ms: exclusive end of the key times, epoch milliseconds.
-        first_offset: lowest source offset of the records in the range.
-        stop_offset: one above the highest source offset of its records and marks; None: the end of
-            the log.
-    """
-
+    # First key time, epoch milliseconds.
     start_ms: int
+    # Exclusive end of the key times, epoch milliseconds.
     stop_ms: int
+    # Lowest source offset of the records in the range.
     first_offset: int
+    # One above the highest source offset of its records and marks; None: the end of the log.
     stop_offset: int | None
     why: str
     # If its slot was due, a missing file is no damage: a node has pruned it since its last sync.
@@ -80,26 +76,23 @@ class Rows(NamedTuple):
 
 
 class Part(NamedTuple):
-    """Content of a shard in one slot, as the horizon file lists it.
-
-    Attributes:
-        size: number of valid bytes at the start of the file.
-        floor: byte position below which blocks are ignored.
-        records: number of the shard's records in the file, including ``lost`` ones.
-        first_offset: lowest source offset of its records, and of those that it marks.
-        stop_offset: one above the highest source offset of a record or mark.
-        lost: damaged rows that the node has not read again from the log yet; None: the node knows
-            of no damage.
-    """
+    """Content of a shard in one slot, as the horizon file lists it."""
 
     start_ms: int
     stop_ms: int
+    # Number of valid bytes at the start of the file.
     size: int
     generation: int
+    # Byte position below which blocks are ignored.
     floor: int
+    # Number of the shard's records in the file, including ``lost`` ones.
     records: int
+    # Lowest source offset of its records, and of those that it marks.
     first_offset: int
+    # One above the highest source offset of a record or mark.
     stop_offset: int
+    # Damaged rows that the node has not read again from the log yet; None: the node knows of no
+    # damage.
     lost: LostRows | None
 
     @property
@@ -113,9 +106,7 @@ class Part(NamedTuple):
 
 
 class WheelState(NamedTuple):
-    """State of one shard, as the horizon file of its wheel lists it. Records below ``stop_offset``,
-    S, are in files, or listed as lost.
-    """
+    """State of one shard. Records below ``stop_offset``, S, are in files, or listed as lost."""
 
     stop_offset: int
     label: bytes
@@ -157,9 +148,7 @@ def _is_ours(path: str) -> bool:
 
 
 def wheel_shards(folder: Path) -> list[ShardFolder]:
-    """Return the shards in the wheel's horizon file, sorted; an empty list if it is missing or
-    damaged.
-    """
+    # Empty if it is missing or damaged.
     try:
         rows = read_horizon(str(folder)).shards
     except (OSError, HorizonDamagedError):
@@ -168,9 +157,7 @@ def wheel_shards(folder: Path) -> list[ShardFolder]:
 
 
 def load_state(folder: ShardFolder) -> WheelState | None:
-    """Return the state of one shard; None: ``load_horizon`` returns None, or does not list the
-    shard.
-    """
+    # None: as for ``load_horizon``, or the shard is not listed.
     horizon = load_horizon(folder.path)
     if horizon is None:
         return None
@@ -199,8 +186,8 @@ def _parts_of(horizon: WheelHorizon, number: int, generation: int) -> Iterator[P
 
 
 def hours_of(parts: Iterable[Part], bounds: ReadBounds) -> dict[int, tuple[Part, ...]]:
-    """Return those of ``parts`` whose slots overlap ``bounds``, by the start of the hour in which
-    the slots start, epoch milliseconds, ascending.
+    """Return the parts that overlap ``bounds``, by the start of the hour in which their slots
+    start.
     """
     hours: dict[int, list[Part]] = {}
     for part in parts:

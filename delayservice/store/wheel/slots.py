@@ -52,9 +52,7 @@ _PLACE_BITS: Final = 32
 
 @lru_cache(maxsize=4096)
 def file_name(start_ms: int) -> str:
-    """Return the name of a slot's file: its start (epoch ms) in UTC, as
-    ``2026-11-21T02-00-10.000``.
-    """
+    # The slot's start in UTC, as ``2026-11-21T02-00-10.000``.
     t = time.gmtime(start_ms // 1000)
     day = f"{t.tm_year:04d}-{t.tm_mon:02d}-{t.tm_mday:02d}"
     return f"{day}T{t.tm_hour:02d}-{t.tm_min:02d}-{t.tm_sec:02d}.{start_ms % 1000:03d}"
@@ -118,10 +116,7 @@ class RunReader:
 
     def blocks(self, start_ms: int, size: int, generation: int, floor: int) -> list[Block]:
         """Return the headers of the blocks between the bytes ``floor`` and ``size`` of a slot's
-        file that hold rows of a shard.
-
-        Raises:
-            BlockDamagedError, OSError: the file is damaged or missing.
+        file that hold rows of a shard. Raises ``BlockDamagedError`` or ``OSError``.
         """
         index = self._indexes.get(start_ms)
         if index is None:
@@ -139,8 +134,8 @@ class RunReader:
         return index.of(generation, floor)
 
     def good_blocks(self, start_ms: int, generation: int, floor: int) -> list[Block]:
-        """Return the headers of a shard's blocks from byte position ``floor`` up to the damage for
-        which the last call of ``blocks`` for this slot raised an error.
+        """Return the headers before the damage for which the last ``blocks`` of this slot raised an
+        error.
         """
         return self._indexes[start_ms].of(generation, floor)
 
@@ -192,36 +187,33 @@ _log = structlog.get_logger(__name__)
 
 @dataclass(eq=False, slots=True)
 class SlotShard:
-    """State of one shard in a wheel.
-
-    Attributes:
-        number: index of the shard in the columns of ``Slot``.
-        generation: number of the shard's store, by which its rows are found; new at a start over.
-        has_ids: whether the shard has ids, according to the horizon file.
-        stop_offset: S, a source offset: all records below are in memory or in files.
-        cursor_key: K of the last ``prune``.
-        starts: start times of the slots in which it has rows, sorted, epoch milliseconds.
-        waiting: rows that are not in a file yet, by the start of their slot.
-        pending: number of stored records, including settled ones that are not pruned yet.
-        hands: returns all readers of the shard; each holds windows of rows in memory.
-        idle_s: time at which the shard was closed, or loaded at the start, monotonic seconds.
-    """
+    """State of one shard in a wheel."""
 
     topic: str
     partition: int
+    # Index of the shard in the columns of ``Slot``.
     number: int
+    # Number of the shard's store, by which its rows are found; new at a start over.
     generation: int
     ids: IdIndex
+    # Whether the shard has ids, according to the horizon file.
     has_ids: bool = False
+    # S, a source offset: all records below are in memory or in files.
     stop_offset: int = 0
     durable_offset: int = 0
     label: bytes = b""
+    # K of the last ``prune``.
     cursor_key: Key = START_KEY
+    # Start times of the slots in which it has rows, sorted, epoch milliseconds.
     starts: list[int] = field(default_factory=list)
+    # Rows that are not in a file yet, by the start of their slot.
     waiting: dict[int, list[Frame]] = field(default_factory=dict)
+    # Number of stored records, including settled ones that are not pruned yet.
     pending: int = 0
+    # Returns all readers of the shard; each holds windows of rows in memory.
     hands: Callable[[], list[Hand]] = list
     is_open: bool = False
+    # Time at which the shard was closed, or loaded at the start, monotonic seconds.
     idle_s: float = 0.0
 
     def row(self) -> ShardRow:
@@ -236,13 +228,6 @@ class Slot:
 
     Its columns ``counts``, ``firsts`` and ``stops`` describe the file as in ``SlotRow``. They are
     compact arrays, because a thousand shards in 720 slots are 720,000 cells.
-
-    Attributes:
-        floors: by shard number, the byte position below which the shard's blocks are invalid.
-        lost: by shard number, damaged rows that have to be read again from the log.
-        users: number of shards that have rows here, in the file or in memory.
-        waiting: numbers of the shards that have rows not yet in the file.
-        dirty: whether the file was written to since the last sync.
     """
 
     start_ms: int
@@ -251,10 +236,15 @@ class Slot:
     counts: array[int] = field(default_factory=lambda: array("I"))
     firsts: array[int] = field(default_factory=lambda: array("q"))
     stops: array[int] = field(default_factory=lambda: array("q"))
+    # By shard number, the byte position below which the shard's blocks are invalid.
     floors: dict[int, int] = field(default_factory=dict)
+    # By shard number, damaged rows that have to be read again from the log.
     lost: dict[int, LostRows] = field(default_factory=dict)
+    # Number of shards that have rows here, in the file or in memory.
     users: int = 0
+    # Numbers of the shards that have rows not yet in the file.
     waiting: set[int] = field(default_factory=set)
+    # Whether the file was written to since the last sync.
     dirty: bool = False
 
     @classmethod
@@ -279,9 +269,7 @@ class Slot:
         return number < len(self.stops) and self.stops[number] > 0
 
     def note(self, number: int, count: int, first: int, stop: int) -> None:
-        """Note ``count`` more records of a shard, whose new rows have source offsets in ``[first,
-        stop)``.
-        """
+        """Note ``count`` more records of a shard, with rows at source offsets ``[first, stop)``."""
         more = number + 1 - len(self.stops)
         if more > 0:
             for column in (self.counts, self.firsts, self.stops):
@@ -394,9 +382,7 @@ class Slots:
         return stored * shard.pending // max(self._records, 1)
 
     def drop(self, shard: SlotShard, start_ms: int) -> None:
-        """Remove a shard's rows from a slot, and the slot with its file if no other shard has rows
-        in it.
-        """
+        # The slot's file is removed with the last shard that has rows in it.
         slot = self.by_start[start_ms]
         self._clear(shard, slot)
         if not slot.users:
@@ -456,8 +442,8 @@ class Slots:
         return sum(len(self.shards[number].waiting[slot.start_ms]) for number in slot.waiting)
 
     def flush(self, slot: Slot) -> None:
-        """Append all rows of a slot that are only in memory to its file, in one write. If that
-        fails, the rows stay in memory.
+        """Append the rows of a slot that are only in memory to its file; they stay there if that
+        fails.
         """
         start_ms = slot.start_ms
         shards = sorted((self.shards[n] for n in slot.waiting), key=lambda one: one.generation)
@@ -489,9 +475,7 @@ class Slots:
         return True
 
     def condemn(self, slot: Slot, reason: str) -> None:
-        """Quarantine a slot's damaged file, and note that its rows are to be read from the log
-        again.
-        """
+        """Quarantine a slot's damaged file; its rows are to be read from the log again."""
         path = self.path_of(slot.start_ms)
         _log.error("slot_condemned", path=path, why=reason, shards=slot.users)
         if self._files.exists(path):

@@ -124,22 +124,19 @@ def _check_names(path: str) -> Iterator[Finding]:
 
 @dataclass(slots=True)
 class _Read:
-    """Content of a shard in one slot, as read for the check.
-
-    Attributes:
-        bytes: bytes of the blocks; of a block shared with other shards, this shard's part.
-        named: records with an id, by source offset.
-        marks: offset of the canceller, by source offset of the marked record.
-        why: damage or inconsistency that was found; empty: the slot is sound.
-        is_inconsistent: whether the content is wrong although all checksums are right.
-    """
+    """Content of a shard in one slot, as read for the check."""
 
     records: int = 0
+    # Bytes of the blocks; of a block shared with other shards, this shard's part.
     bytes: int = 0
+    # Records with an id, by source offset.
     named: dict[int, NamedRecord] = field(default_factory=dict)
+    # Offset of the canceller, by source offset of the marked record.
     marks: dict[int, int] = field(default_factory=dict)
     is_missing: bool = False
+    # Damage or inconsistency that was found; empty: the slot is sound.
     why: str = ""
+    # Whether the content is wrong although all checksums are right.
     is_inconsistent: bool = False
 
     def suspect(self, why: str) -> None:

@@ -44,32 +44,25 @@ _FSYNC_THREADS: Final = 16
 class SyncPlan:
     """Plan of a sync of the wheel. ``run`` may be called by another thread: it uses no state that
     the worker's thread changes meanwhile.
-
-    Attributes:
-        horizon_files: access to the horizon file, used by no other thread.
-        paths: paths of the slot files to make durable.
-        has_names: whether slot files were created since the last sync.
-        ids_offsets: generation (number of the store) and S of each shard that has ids.
-        shards: all shards, with their rows in ``horizon``.
     """
 
     path: str
     files: Files
+    # Access to the horizon file, used by no other thread.
     horizon_files: Files
+    # Paths of the slot files to make durable.
     paths: list[str]
+    # Whether slot files were created since the last sync.
     has_names: bool
     ids: IdDatabase
+    # Generation (number of the store) and S of each shard that has ids.
     ids_offsets: list[tuple[int, int]]
     horizon: bytes
+    # All shards, with their rows in ``horizon``.
     shards: list[tuple[SlotShard, ShardRow]]
 
     def run(self) -> None:
-        """Make everything durable, in this order: (1) slot files, (2) their names, (3) ids and
-        marks, (4) the horizon. After a crash in between, the previous horizon is still true.
-
-        Raises:
-            StoreError: an fsync failed; the process must exit.
-        """
+        # The order matters: after a crash in between, the previous horizon is still true.
         if len(self.paths) < _FSYNC_THREADS:
             for path in self.paths:
                 self.files.sync_file(path)
@@ -93,23 +86,20 @@ _log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class WheelOptions:
-    """Limits and times of a worker's wheel, for all its shards together.
+    """Limits and times of a worker's wheel, for all its shards together."""
 
-    Attributes:
-        slot_ms: width of a slot, milliseconds; a wheel with slots of another width starts over.
-        buffer_bytes_max: memory for rows that are not in a file yet, in bytes.
-        near_bytes_max: memory for rows of the next slots, in bytes; for a moment a quarter more.
-        sync_bytes: bytes appended since the last sync, which a crash would lose, at which
-            ``append`` starts a sync; more if the horizon file is large.
-        handles_max: largest number of slot files kept open.
-        unused_s: seconds after which a closed shard is removed, because its slice has moved.
-    """
-
+    # Width of a slot, milliseconds; a wheel with slots of another width starts over.
     slot_ms: int = 10_000
+    # Memory for rows that are not in a file yet, in bytes.
     buffer_bytes_max: int = 32 << 20
+    # Memory for rows of the next slots, in bytes; for a moment a quarter more.
     near_bytes_max: int = 64 << 20
+    # Bytes appended since the last sync, which a crash would lose, at which ``append`` starts a
+    # sync; more if the horizon file is large.
     sync_bytes: int = 32 << 20
+    # Largest number of slot files kept open.
     handles_max: int = 128
+    # Seconds after which a closed shard is removed, because its slice has moved.
     unused_s: float = 3_600.0
 
 
@@ -164,8 +154,8 @@ class Wheel:
     # --- life ----------------------------------------------------------------------------------
 
     def open(self) -> None:
-        """Lock the folder, load the shards that the horizon file lists, and check the sizes of slot
-        files, unless the wheel is open. If the content can't be used, start over with no records.
+        """Open the wheel, unless it is open. If its content can't be used, start over with no
+        records. Slot files are not read, only their sizes are checked.
 
         Raises:
             StoreError: another process has the folder open, or it is of another kind or newer.
@@ -258,11 +248,6 @@ class Wheel:
     # --- shards --------------------------------------------------------------------------------
 
     def attach(self, topic: str, partition: int) -> SlotShard:
-        """Open a shard for a lane. The wheel is opened if it is closed.
-
-        Raises:
-            StoreError: the shard is in use already, or the wheel can't be opened.
-        """
         self.open()
         shard = self.shards.get((topic, partition))
         if shard is None:
@@ -344,10 +329,8 @@ class Wheel:
     # --- sync ----------------------------------------------------------------------------------
 
     def sync(self) -> None:
-        """Make all shards durable: slot files, their names, ids, and last the horizon.
-
-        Raises:
-            StoreError: an fsync failed; the process must exit.
+        """Make all shards durable: slot files, their names, ids, and last the horizon. After an
+        error, the process must exit.
         """
         self._finish_running()
         self._sync_wanted = False
@@ -357,18 +340,15 @@ class Wheel:
             self._finish(plan)
 
     def sync_soon(self) -> None:
-        """Start a sync of all shards, and return: later calls of ``advance`` flush some rows each,
-        then a thread does the fsyncs.
+        """Start a sync: later calls of ``advance`` flush some rows each, then a thread does the
+        fsyncs.
         """
         self._sync_wanted = self._running is None and self.slots.has_changed
         self.advance()
 
     def advance(self) -> None:
-        """Do one step of a sync that was started, or finish it if the fsyncs are done; do nothing
-        if none was started.
-
-        Raises:
-            StoreError: the sync failed; the process must exit. Every later call raises this again.
+        """Do one step of a sync that was started. After an error, every later call raises it again,
+        and the process must exit.
         """
         if self._running is not None:
             if self._running[1].done():

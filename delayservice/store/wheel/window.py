@@ -71,9 +71,7 @@ def _position_after(rows: Sequence[Frame], key: Key) -> int:
 
 
 def group_end(rows: Sequence[Frame], end: int) -> int:
-    """Return the lowest index from ``end`` on at which ``rows`` can be divided without separating
-    rows of one key; they are sorted by key.
-    """
+    """Return the lowest index from ``end`` on that separates no rows of one key."""
     while 0 < end < len(rows) and rows[end][:2] == rows[end - 1][:2]:
         end += 1
     return end
@@ -112,9 +110,7 @@ class Window:
         return self.after <= after and (self.cut is None or after < self.cut)
 
     def take(self, after: Key, upto_ms: int, limit: int) -> list[Frame]:
-        """Return at most ``limit`` records in key order, with keys above ``after`` and key times up
-        to ``upto_ms``, inclusive, in epoch ms.
-        """
+        """Return records as ``Store.read_due``."""
         rows = self._rows
         at = _position_after(rows, after)
         stop = _position_after(rows, (upto_ms, OFFSET_MAX))
@@ -126,17 +122,15 @@ class Window:
         return found
 
     def passed(self, key: Key) -> int:
-        """Return the number of records with keys up to ``key`` that the window holds, or has
-        removed by ``drop_upto``; 0: ``key`` is below the start of the window.
+        """Return the number of records up to ``key`` that the window holds or has passed; 0: it
+        begins later.
         """
         if key < self.after:
             return 0
         return self._gone + count_records(self._rows[: _position_after(self._rows, key)])
 
     def add(self, rows: Iterable[Frame]) -> None:
-        """Add those of ``rows`` that are in the window's key range. If all rows then take more than
-        twice the budget, drop the highest ones.
-        """
+        # The highest rows are dropped if all take more than twice the budget.
         after, cut = self.after, self.cut
         mine = [row for row in rows if after < row[:2] and (cut is None or row[:2] <= cut)]
         if mine:
@@ -151,9 +145,7 @@ class Window:
                 self._cut()
 
     def load(self, runs: Iterable[list[Frame]]) -> None:
-        """Fill an empty window with those rows that are in its key range, one list for each block.
-        If they take more than twice the budget, the highest rows are dropped.
-        """
+        """Fill an empty window with the rows in its key range; ``runs``: those of each block."""
         rows, cost = self._rows, 0
         for run in runs:
             cost += cost_of(run)
@@ -189,9 +181,7 @@ class Window:
             self._settle()
 
     def drop_upto(self, key: Key) -> None:
-        """Drop the rows up to ``key``, inclusive, if they are more than half of the window. They
-        were read already; only a take-over reads them again.
-        """
+        # They were read already; only a take-over reads them again.
         if key <= self.after:
             return
         rows = self._rows
@@ -210,9 +200,7 @@ _PRELOAD_MS: Final = 1_000
 
 
 class WindowCache:
-    """Bound of the memory that all windows (rows of the next slots) of a worker take, in bytes; it
-    drops the windows used least recently.
-    """
+    """Bound of the memory of all windows of a worker, in bytes; drops those used least recently."""
 
     def __init__(self, bytes_max: int) -> None:
         self._bytes_max = bytes_max
@@ -228,15 +216,11 @@ class WindowCache:
 
     @property
     def has_room(self) -> bool:
-        """Whether at least half of the memory is free. Only then, a window may be loaded before it
-        is needed.
-        """
+        """Whether a window may be loaded before it is needed."""
         return 2 * self.cost <= self._bytes_max
 
     def admit(self, window: Window, hand: Hand) -> None:
-        """Count a new window of the reader ``hand``, and drop the windows used least recently until
-        all fit.
-        """
+        # The windows used least recently are dropped until all fit.
         self._hands[window] = hand
         self.count(window)
         while self.cost > self._bytes_max and len(self._hands) > 1:
@@ -370,9 +354,7 @@ class Hand:
         return bisect_right(self._starts, ms - self._slot_ms)
 
     def next_due_ms(self, after: Key) -> int | None:
-        """Return as ``Store.next_due_ms``. If the record is not in memory, this is the start of its
-        slot, or of the part of the slot that is not in memory.
-        """
+        # Not in memory: the start of the slot, or of the part of the slot that is not in memory.
         for at in range(self._first(after[0]), len(self._starts)):
             start_ms = self._starts[at]
             start = max(after, (start_ms, -1))
@@ -399,18 +381,14 @@ class Hand:
                     self._window(start_ms, (start_ms, -1))
 
     def before_flush(self, start_ms: int) -> None:
-        """Add the slot's rows in ``waiting`` to its window, if it has one. The caller removes them
-        from ``waiting`` next, because they are in the file now.
-        """
+        # The caller removes the rows from ``waiting`` next, because they are in the file now.
         window = self._windows.get(start_ms)
         if window is not None:
             self._refresh(window)
             window.seen = 0
 
     def passed(self, start_ms: int, key: Key) -> int:
-        """Return the number of records with keys up to ``key`` that the slot's window holds, or has
-        dropped after use; 0: it has no window.
-        """
+        """Return the number of records up to ``key`` that the slot's window holds or has passed."""
         window = self._windows.get(start_ms)
         return 0 if window is None else window.passed(key)
 
