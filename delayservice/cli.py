@@ -91,10 +91,10 @@ def run(
     sets: SetOption = None,
     require: Annotated[
         list[str] | None,
-        typer.Option(metavar="SECTION.KEY", help="Fail if this has no value; repeatable."),
+        typer.Option(metavar="SECTION.KEY", help="Fail if this setting has no value; repeatable."),
     ] = None,
 ) -> None:
-    """Run a node until it is told to stop (SIGTERM or Ctrl-C)."""
+    """Run a node until SIGTERM or Ctrl-C."""
     from delayservice.process import fork_server
 
     fork_server.start_server()  # its imports take as long as those below
@@ -123,7 +123,7 @@ def status(
     *,
     common: CommonOptions,
 ) -> None:
-    """Show what a running node is doing."""
+    """Show the state of a running node."""
     from delayservice.commands import status as showing
 
     where = address or common.settings().metrics.listen
@@ -143,10 +143,10 @@ def show_config(
     *,
     common: CommonOptions,
     reference: Annotated[
-        bool, typer.Option("--reference", help="Print every setting there is, as Markdown.")
+        bool, typer.Option("--reference", help="Print all settings as Markdown.")
     ] = False,
 ) -> None:
-    """Print the effective configuration and where each value comes from. Secrets are hidden."""
+    """Print the effective configuration and the origin of each value. Secrets are hidden."""
     from delayservice.config import reference as settings_report
 
     if reference:
@@ -188,24 +188,28 @@ def inspect(
     path: _StorePath,
     *,
     records: Annotated[
-        bool, typer.Option("--records", help="List records; any option below does so as well.")
+        bool, typer.Option("--records", help="List records; implied by the options below.")
     ] = False,
     since: Annotated[
-        str | None, typer.Option("--from", help="Due from then on: RFC 3339 or epoch milliseconds.")
+        str | None, typer.Option("--from", help="First due time: RFC 3339 or epoch milliseconds.")
     ] = None,
-    until: Annotated[str | None, typer.Option("--to", help="Due before then.")] = None,
+    until: Annotated[
+        str | None, typer.Option("--to", help="End of the due times, exclusive; as --from.")
+    ] = None,
     record_id: Annotated[str | None, typer.Option("--id", help="With this delay-id.")] = None,
     target: Annotated[
         str | None, typer.Option("--target", "-t", help="For this target topic.")
     ] = None,
     limit: Annotated[
         int | None,
-        typer.Option(min=1, help="So many of each shard.", show_default=str(_INSPECT_LIMIT)),
+        typer.Option(
+            min=1, help="Maximum number of records per shard.", show_default=str(_INSPECT_LIMIT)
+        ),
     ] = None,
     values: Annotated[bool, typer.Option("--values", help="Show values and headers.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Show what a store folder holds. It is only read: a node may run on it, nothing is locked.
+    """Show the content of a store folder, read-only and without a lock: a node may be running.
 
     With --json, facts are one object, and records one object on a line each.
     """
@@ -224,10 +228,10 @@ def inspect(
 
 @app.command(epilog=_VERIFY_EPILOG)
 def verify(path: _StorePath, *, as_json: JsonOption = False) -> None:
-    """Check a store folder as a whole. It is only read: a node may run on it, nothing is locked.
+    """Check a whole store folder, read-only and without a lock: a node may be running.
 
-    Every block's checksum, counts and order, the horizon, ids against records, and names. Each
-    damage is explained: what, where, which due times and offsets, what a node does and what to do.
+    Checks checksums, counts and order of all blocks, the horizon, the id index and file names.
+    Explains each damage: what, where, due times and offsets, what a node does, what to do.
     """
     from delayservice.commands import verify as verifying
 

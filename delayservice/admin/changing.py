@@ -43,17 +43,14 @@ _BUSY_RETRY_S: Final = 1
 # Nearer to its due time, the record might be delivered before it is rescheduled.
 _SOON_MS: Final = 2_000
 _SAID: Final = {
-    "cancelled": "it is cancelled, and will not be delivered",
-    "fired": "it goes to its target now, unless that is paused or can't be written to",
-    "replaced": "it is replaced by the one that was written now",
-    "not_pending": "nothing was pending under this id any more: it was settled before, or never "
-    "written",
+    "cancelled": "the record is cancelled and will not be delivered",
+    "fired": "the record is delivered now, unless its target is paused or not writable",
+    "replaced": "the record is replaced by the new one",
+    "not_pending": "no record is pending under this id: it was settled before, or never written",
 }
-_IN_THE_LOG: Final = "it is in the log and takes effect in its turn; nothing was heard of it yet: "
-_NOTHING_REPLACED: Final = (
-    "the new one is in the log, and nothing was replaced so far: if the record was delivered "
-    "meanwhile, the new one is delivered as well; otherwise "
-)
+_IN_THE_LOG: Final = "the control record is written, its outcome is not known yet:  "
+_NOTHING_REPLACED: Final = "the new record is written, and the replacement is not confirmed yet: "
+"if the old one was delivered meanwhile, both are delivered; otherwise  "
 
 
 class WaitingRoom:
@@ -68,8 +65,8 @@ class WaitingRoom:
         if not self._room.acquire(blocking=False):
             raise Refusal(
                 503,
-                f"{WAITING_MAX} changes wait for what comes of them; nothing was written for this "
-                "one: try again in a moment, or wait for less with a smaller wait_ms",
+                f"{WAITING_MAX} changes are waiting for their outcomes; nothing was written: try "
+                "again, or use a smaller wait_ms",
                 retry_after_s=_BUSY_RETRY_S,
             )
         try:
@@ -96,7 +93,7 @@ def changing_routes(context: ApiContext, waiting: WaitingRoom) -> APIRouter:
 
     @routes.post("/cancel")
     def cancel(asked: ById) -> Done:
-        """Cancel the pending record of an id, and say what that did."""
+        """Cancel the pending record of an id, and show the outcome."""
         with waiting.place():
             return _control(context, asked, CANCEL_OP)
 
@@ -108,7 +105,7 @@ def changing_routes(context: ApiContext, waiting: WaitingRoom) -> APIRouter:
 
     @routes.post("/reschedule")
     def reschedule(asked: Reschedule) -> Done:
-        """Give the pending record of an id another due time: a copy of it replaces it."""
+        """Change the due time of the pending record of an id: a copy replaces it."""
         with waiting.place():
             return _reschedule(context, asked)
 
@@ -149,7 +146,8 @@ def aim_of(context: ApiContext, asked: ById, record_id: bytes) -> Aim:
     except DelayServiceError as exc:
         raise Refusal(
             503,
-            f"where the record is can't be asked, and nothing was written: {exc}. With topic and "
+            f"the workers can't be queried for the record, and nothing was written:  {exc}. With "
+            "topic and "
             "partition it is written without asking",
             retry_after_s=_BUSY_RETRY_S,
         ) from exc
@@ -172,7 +170,7 @@ def _found(context: ApiContext, asked: ById, record_id: bytes) -> list[Pending]:
 def _checked(context: ApiContext, topic: str, partition: int) -> tuple[str, int]:
     partitions = context.delay_topics.get(topic, 0)
     if not partitions or topic in context.settings.levels.by_topic:
-        raise Refusal(404, f"{topic} is no delay topic that takes ids")
+        raise Refusal(404, f"{topic} is not a delay topic that supports ids")
     if partition >= partitions:
         raise Refusal(404, f"{topic} has {partitions} partitions, none is {partition}")
     return topic, partition
@@ -191,14 +189,14 @@ def said(outcome: str, aim: Aim) -> str:
 
 def _why_unheard(context: ApiContext, aim: Aim) -> str:
     if context.desk.is_stopping:
-        return "this node stops, and waits no longer"
+        return "this node is stopping"
     if context.pauses.newest is None:
-        return "what is paused is not known yet"
+        return "the pauses are not known yet"
     paused = [topic for topic, _ in aim.places if context.pauses.holds(topic)]
     if paused:
-        return f"delay topic {paused[0]} is paused, and it takes effect after resume"
+        return f"delay topic {paused[0]} is paused, and the change takes effect after resume"
     whys = [why for why in map(context.pauses.why, sorted(aim.targets)) if why is not None]
-    return whys[0] if whys else "is its slice owned?"
+    return whys[0] if whys else "check that its slice has an owner"
 
 
 def _reschedule(context: ApiContext, asked: Reschedule) -> Done:
@@ -222,7 +220,7 @@ def _only_row(context: ApiContext, asked: Reschedule, record_id: bytes) -> Pendi
     rows = _found(context, asked, record_id)
     if not rows:
         elsewhere = ", ".join(map(str, context.slices_elsewhere()))
-        where = f"; it keeps no copy of slices {elsewhere}: ask a node that does"
+        where = f"; it keeps no copy of slices {elsewhere}: ask a node that has them"
         raise Refusal(
             404,
             "nothing is pending under this id on this node; nothing was written"
@@ -230,14 +228,14 @@ def _only_row(context: ApiContext, asked: Reschedule, record_id: bytes) -> Pendi
         )
     if len(rows) > 1:
         shards = _shards([(row.topic, row.partition) for row in rows])
-        raise Refusal(409, f"it is pending in {shards}: name topic and partition")
+        raise Refusal(409, f"the id is pending in {shards}: name topic and partition")
     return rows[0]
 
 
 def refuse_what_would_fail(context: ApiContext, row: Pending, asked: Reschedule) -> None:
     """Raise ``Refusal`` if a pending record can't be replaced by one with the requested due time:
-    it recurs, waits for its home partition, or may be delivered first; this node's copy of the
-    slice is catching up; or the new record would be dead-lettered or expire.
+    it recurs, is forwarded to its home, or may be delivered first; this node's copy of the slice is
+    catching up; or the new record would be dead-lettered or expire.
     """
     if row.recurs:
         raise Refusal(
@@ -248,14 +246,15 @@ def refuse_what_would_fail(context: ApiContext, row: Pending, asked: Reschedule)
     if row.target == row.topic:
         raise Refusal(
             409,
-            f"it waits for partition {row.target_partition} of its delay topic, where its id is at "
-            "home; nothing was written: ask again when it is there, or write it anew",
+            f"the record is being forwarded to partition {row.target_partition} of its delay "
+            "topic, the home of its id; nothing was written: retry when it is there, or write it "
+            "again",
         )
     if context.is_catching_up(row.partition):
         raise Refusal(
             503,
-            f"the copy of slice {row.partition} here is catching up, and may not know what has "
-            "become of the record; nothing was written: ask the node that owns it (/v1/cluster)",
+            f"the copy of slice {row.partition} here is catching up and may lag the record's "
+            "state; nothing was written: ask the node that owns it (/v1/cluster)",
             retry_after_s=_BUSY_RETRY_S,
         )
     now_ms = context.wall_ms()
@@ -328,7 +327,7 @@ def pause_routes(context: ApiContext, waiting: WaitingRoom) -> APIRouter:
 
     @routes.put("/{kind}/{name}")
     def pause(kind: Kind, name: _PausedName, asked: Reason) -> Pause:
-        """Pause. This node has heard of it when it answers, others a moment later."""
+        """Pause. It is in effect on this node when the call returns, on others a moment later."""
         if kind == "topic" and name not in context.delay_topics:
             raise Refusal(404, f"{name} is no delay topic")
         row = PauseRow(context.wall_ms(), asked.reason)
@@ -338,7 +337,7 @@ def pause_routes(context: ApiContext, waiting: WaitingRoom) -> APIRouter:
 
     @routes.delete("/{kind}/{name}", status_code=204)
     def resume(kind: Kind, name: _PausedName) -> None:
-        """Go on. What was put off meanwhile comes within `delivery.held_ms` and half as long."""
+        """Resume. Records held meanwhile are delivered within 1.5 times `delivery.held_ms`."""
         newest = context.pauses.newest
         if newest is not None and Paused(kind, name) not in newest.all:
             raise Refusal(404, f"{kind} {name} is not paused")
@@ -367,10 +366,11 @@ def _write_pause(context: ApiContext, paused: Paused, value: bytes | None) -> No
     except RetryError as exc:
         raise Refusal(
             503,
-            f"it is written, and not every worker has heard of it in time ({_HEARD_S} s); "
+            f"the pause is written, but not every worker has read it in time ({_HEARD_S} s); "
             "see /v1/pauses and the node's problems",
         ) from exc
     except DelayServiceError as exc:
         raise Refusal(
-            503, f"it is written, and whether the workers have heard of it is not known: {exc}"
+            503,
+            f"the pause is written, but it is not known whether the workers have read it:  {exc}",
         ) from exc

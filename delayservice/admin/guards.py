@@ -139,10 +139,10 @@ class RequestGate:
         if "*" not in self._hosts and name not in self._hosts:
             return (
                 421,
-                f"this server is not asked as {name!r}; add it to admin.hosts if it is yours",
+                f"unknown host name {name!r}; add it to admin.hosts if it is yours",
             )
         if "transfer-encoding" in headers:
-            return 411, "a body must say how long it is: send Content-Length"
+            return 411, "a body needs Content-Length"
         length = headers.get("content-length", "0")
         if not length.isdecimal() or int(length) > BODY_BYTES_MAX:
             return 413, f"a body is {BODY_BYTES_MAX} bytes at most"

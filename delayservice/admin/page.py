@@ -194,7 +194,7 @@ def read_moment(text: str, now_ms: int) -> int | None:
             found_ms = parse_instant_ms("time", _zoned(asked).encode())
     except (ValueError, DelayServiceError) as exc:
         raise ValueError(
-            "This is no time. Write now, +10m, -1h30m, 2026-11-21T18:00:00Z or epoch milliseconds."
+            "Not a valid time. Use now, +10m, -1h30m, 2026-11-21T18:00:00Z or epoch milliseconds."
         ) from exc
     return min(max(found_ms, 0), DUE_STOP_MS)
 

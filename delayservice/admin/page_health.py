@@ -46,11 +46,11 @@ def _of_node(status: NodeState) -> Iterator[HealthFinding]:
         yield HealthFinding(
             "warning",
             f"Owners are pinned {status.pinned}.",
-            "Slices stay where they are, though other nodes are preferred. "
+            "Slices stay where they are even if other nodes are preferred. "
             "`delayservice zookeeper unpin` ends it.",
         )
     for text in status.problems:
-        yield HealthFinding("problem", text, "The run-book in docs/operations.md explains it.")
+        yield HealthFinding("problem", text, "See the run-book in docs/operations.md.")
 
 
 def _of_parked(parked: Sequence[TargetState]) -> Iterator[HealthFinding]:
@@ -76,7 +76,7 @@ def _of_pause(pause: Pause) -> HealthFinding:
     return HealthFinding(
         "warning",
         f"{what} {pause.name} {'are' if pause.kind == 'target' else 'is'} paused{why}.",
-        f"A person did that on purpose. `delayservice resume {pause.kind} {pause.name}` ends it.",
+        f"An operator set this pause. `delayservice resume {pause.kind} {pause.name}` ends it.",
     )
 
 
@@ -85,15 +85,15 @@ def _of_cluster(cluster: models.Cluster, now_ms: int) -> Iterator[HealthFinding]
         yield HealthFinding(
             "problem",
             f"No node owns {_slices(cluster.ownerless)}: records there are stored, not delivered.",
-            "A node takes over by itself within seconds. If none does, see whether nodes and "
-            "ZooKeeper run, and whether a copy has caught up.",
+            "A node takes over within seconds. If not, check that nodes and ZooKeeper run and "
+            "that a copy has caught up.",
         )
     for node in cluster.nodes:
         if len(node.alive) < node.workers:
             yield HealthFinding(
                 "problem",
                 f"Node {node.node_id}: {len(node.alive)} of {node.workers} workers live.",
-                "Look into the log of that node.",
+                "Check the log of that node.",
             )
     for held in cluster.slices:
         yield from _of_slice(held, now_ms)
@@ -105,7 +105,7 @@ def _of_slice(held: models.Slice, now_ms: int) -> Iterator[HealthFinding]:
         yield HealthFinding(
             "warning",
             f"{', '.join(behind)} may not take over slice {held.slice}.",
-            "`delayservice status` says why on that node. A copy catches up by itself.",
+            "`delayservice status` on that node shows the reason. A copy catches up by itself.",
         )
     due_ms = held.here.oldest_due_ms if held.here is not None else None
     owned = held.here is not None and held.here.state == "owner"
@@ -113,8 +113,8 @@ def _of_slice(held: models.Slice, now_ms: int) -> Iterator[HealthFinding]:
         yield HealthFinding(
             "warning",
             f"Slice {held.slice} delivers {(now_ms - due_ms) / 1_000:,.0f} s late.",
-            "See whether a target is throttled, rate-limited or paused, and whether the node has "
-            "CPU to spare.",
+            "Check whether a target is throttled, rate-limited or paused, and whether the node "
+            "has spare CPU.",
         )
 
 

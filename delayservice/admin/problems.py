@@ -87,7 +87,7 @@ def install(app: FastAPI) -> None:
     async def invalid(_: Request, exc: RequestValidationError) -> JSONResponse:
         found = exc.errors()
         errors = [f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in found]
-        detail = "the request breaks its description; see errors"
+        detail = "the request is invalid; see errors"
         if any(e["loc"] == ("body",) and e["type"] == "missing" for e in found):
             detail = "the request has no body: send a JSON object, `{}` at least; see /openapi.json"
         return answer(422, detail, errors)

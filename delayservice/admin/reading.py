@@ -97,8 +97,8 @@ def _add_search(routes: APIRouter, context: ApiContext) -> None:
         beyond_window: Annotated[
             bool | None,
             Query(
-                description="Also what is rolled before it is due, which takes longer. Default: "
-                "only if nothing else can be in the range."
+                description="Include records due beyond the roll window, which takes longer. "
+                "Default: only if the whole range is beyond it."
             ),
         ] = None,
         limit: Annotated[int, Query(ge=1, le=1_000)] = 100,
@@ -107,7 +107,7 @@ def _add_search(routes: APIRouter, context: ApiContext) -> None:
         ] = None,
     ) -> models.PendingPage:
         """Pending records of this node's copies, a page at a time, in the order in which they are
-        looked at next: by due time, parked ones by their next try, and what is due beyond the roll
+        next processed: by due time, parked ones by their next try, and what is due beyond the roll
         window by its roll time.
         """
         from_ms = _epoch_ms(from_)
@@ -214,7 +214,7 @@ def position_of(cursor: str) -> Position:
         raw = base64.b64decode(padded, b"-_", validate=True)
         position: Position = msgspec.json.decode(raw, type=_Cursor)
     except (binascii.Error, ValueError, msgspec.DecodeError) as exc:
-        raise Refusal(400, "cursor is not what a page gave as `next`") from exc
+        raise Refusal(400, "cursor is not the `next` of a page") from exc
     return position
 
 
@@ -232,8 +232,8 @@ def _add_records(routes: APIRouter, context: ApiContext) -> None:
         if not rows:
             raise Refusal(
                 404,
-                "nothing is pending under this id on this node: it was settled, or never written; "
-                "the outcomes topic and the audit say which",
+                "no record is pending under this id on this node: it was settled, or never "
+                "written; see the outcomes topic or the audit",
             )
         return [models.WholeRecord.of(row) for row in rows]
 
@@ -243,7 +243,7 @@ def _add_records(routes: APIRouter, context: ApiContext) -> None:
         partition: Annotated[int, Path(ge=0, le=2**31 - 1)],
         offset: Annotated[int, Path(ge=0, le=2**63 - 1)],
     ) -> models.RecordFate:
-        """A record of a delay topic as it was written, and what has become of it."""
+        """A record of a delay topic as it was written, and its state."""
         row = context.read(topic, partition, offset)
         fate = context.inquiry.locate(Locate(topic=topic, partition=partition, row=row))
         return models.RecordFate.of(topic, partition, row, fate)
@@ -262,11 +262,11 @@ def _add_rest(routes: APIRouter, context: ApiContext) -> None:
     @routes.get("/dead-letters", tags=["dead letters"])
     def dead_letters(
         code: Annotated[
-            str | None, Query(max_length=100, description="Only with this code.")
+            str | None, Query(max_length=100, description="Filter by error code.")
         ] = None,
         limit: Annotated[int, Query(ge=1, le=1_000)] = 100,
         last: Annotated[
-            int, Query(ge=1, le=20_000, description="Offsets to look at, from the end.")
+            int, Query(ge=1, le=20_000, description="Number of offsets to read, from the end.")
         ] = 2_000,
     ) -> models.DeadLetters:
         """The newest dead letters. `delayservice dlq` sees all of them and replays them."""

@@ -42,7 +42,7 @@ from delayservice.inspection.asking import WorkerClient
 from delayservice.metrics.hub import MetricsHub
 
 _ABOUT: Final = """\
-What a node of the Kafka delay service tells people, and what they may ask of it.
+State of a node of the Kafka delay service, and changes of pending records and pauses.
 
 Times are epoch milliseconds. Errors are problem details (RFC 9457). Reading is open on a loopback
 address; changes need the token as a bearer. A node answers for the copies that it keeps: where

@@ -104,7 +104,7 @@ def _refusal(response: Response, api: Api) -> DelayServiceError:
         problem = response.json()
         told = "; ".join([problem["detail"], *problem["errors"]])
     except (ValueError, KeyError, TypeError):
-        told = f"status {response.status_code}: what answers there is no node of this version"
+        told = f"status {response.status_code}: the server there is not a node of this version"
     if response.status_code == HTTPStatus.UNAUTHORIZED and api.no_token:
         told += f"; none was sent: {api.no_token}"
     is_nothing = response.status_code == HTTPStatus.NOT_FOUND
@@ -119,7 +119,7 @@ def connect(settings: Settings, address: str | None, token_file: Path | None) ->
 
     where = address or settings.admin.listen
     if not where:
-        raise DelayServiceError("admin.listen is empty: this node serves no API; name one by --api")
+        raise DelayServiceError("admin.listen is empty: this node has no API; give --api")
     where = reachable(where)
     try:
         url = URL(f"http://{where}")

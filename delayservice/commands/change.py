@@ -24,25 +24,23 @@ from delayservice.commands.options import with_options
 
 EXIT_NOT_KNOWN: Final = 5
 CHANGED: Final = (
-    "Exit status: 0 done, 1 an error, 2 wrong usage, 4 nothing is pending there, "
-    "5 written, and nothing heard of it yet."
+    "Exit status: 0 done, 1 an error, 2 wrong usage, 4 nothing is pending under the id, "
+    "5 written, outcome unknown."
 )
 
-WaitOption = Annotated[
-    str, typer.Option("--wait", help="How long to wait for what the log says: 5s, 0.")
-]
+WaitOption = Annotated[str, typer.Option("--wait", help="How long to wait for the outcome: 5s, 0.")]
 Id = Annotated[str, typer.Argument(help="The record's delay-id.")]
 
 
 @with_options
 def cancel(record_id: Id, *, wait: WaitOption = "5s", common: ApiOptions) -> None:
-    """Cancel the pending record of an id, and say what that did."""
+    """Cancel the pending record of an id, and show the outcome."""
     _change(common, "cancel", {"id": record_id}, wait)
 
 
 @with_options
 def fire(record_id: Id, *, wait: WaitOption = "5s", common: ApiOptions) -> None:
-    """Deliver the pending record of an id now, and say whether there was one."""
+    """Deliver the pending record of an id now, and show the outcome."""
     _change(common, "fire", {"id": record_id}, wait)
 
 
@@ -53,11 +51,11 @@ def reschedule(
     at: Annotated[
         str | None, typer.Option(help="Due time: RFC 3339 or epoch milliseconds.")
     ] = None,
-    after: Annotated[str | None, typer.Option(help="Due so long from now: 30s, 2h.")] = None,
+    after: Annotated[str | None, typer.Option(help="Delay from now: 30s, 2h.")] = None,
     wait: WaitOption = "5s",
     common: ApiOptions,
 ) -> None:
-    """Give the pending record of an id another due time."""
+    """Change the due time of the pending record of an id."""
     from delayservice.commands.send import delay_ms, instant_ms
 
     body: dict[str, object] = {
@@ -73,7 +71,7 @@ def _change(common: ApiOptions, verb: str, body: dict[str, object], wait: str) -
 
     api = common.connect()
     try:
-        with err.status("waiting for what the log says"):
+        with err.status("waiting for the outcome"):
             done = api.send(
                 "POST", f"/v1/records/{verb}", {**body, "wait_ms": delay_ms("--wait", wait)}
             )
@@ -97,9 +95,11 @@ PAUSE_EPILOG: Final = (
 
 _Kind = Annotated[
     Literal["target", "topic"],
-    typer.Argument(help="target: deliveries to a target topic. topic: a whole delay topic."),
+    typer.Argument(
+        help="target: deliveries to a target topic; topic: all deliveries from a delay topic."
+    ),
 ]
-_Name = Annotated[str, typer.Argument(help="The topic; of targets, * and ? stand for any.")]
+_Name = Annotated[str, typer.Argument(help="Name of the topic; * and ? are wildcards for targets.")]
 
 
 @with_options
@@ -107,10 +107,10 @@ def pause(
     kind: _Kind,
     name: _Name,
     *,
-    reason: Annotated[str, typer.Option(help="The reason, shown in status and on the page.")] = "",
+    reason: Annotated[str, typer.Option(help="Reason, shown by status and on the page.")] = "",
     common: ApiOptions,
 ) -> None:
-    """Stop deliveries to a target, or a delay topic, on every node, until it is resumed."""
+    """Stop deliveries to a target or from a delay topic, on every node, until resume."""
     asked = common.connect()
     paused = asked.send("PUT", f"/v1/pauses/{kind}/{name}", {"reason": reason})
     if common.as_json:
@@ -121,7 +121,7 @@ def pause(
 
 @with_options
 def resume(kind: _Kind, name: _Name, *, common: ApiOptions) -> None:
-    """Go on with what was paused."""
+    """End a pause."""
     asked = common.connect()
     try:
         asked.send("DELETE", f"/v1/pauses/{kind}/{name}")
@@ -135,7 +135,7 @@ def resume(kind: _Kind, name: _Name, *, common: ApiOptions) -> None:
 
 @with_options
 def pauses(*, common: ApiOptions) -> None:
-    """Show what is paused."""
+    """List the pauses."""
     found = common.connect().get("/v1/pauses")
     if common.as_json:
         print_json({"pauses": found})

@@ -170,15 +170,12 @@ def _size(content: bytes | None) -> str:
     return "null" if content is None else f"{len(content):,}"
 
 
-# Heavy modules are imported when a command runs, so that help is shown at once.
-# ruff: noqa: PLC0415
-
 REPLAYS_MAX: Final = 3
 _BATCH_RECORDS_MAX: Final = 500
 _BATCH_BYTES_MAX: Final = 8 * 1024 * 1024
 _SOURCE: Final = re.compile(r"([a-zA-Z0-9._-]{1,249})(?::(\d{1,10})(?::(\d{1,19}))?)?")
 
-app = typer.Typer(help="Dead letters: look at them, send them again.", no_args_is_help=True)
+app = typer.Typer(help="List and replay dead letters.", no_args_is_help=True)
 
 _Code = Annotated[
     list[str] | None, typer.Option("--code", metavar="CODE", help="With this code; repeatable.")
@@ -186,7 +183,7 @@ _Code = Annotated[
 _Since = Annotated[
     str | None, typer.Option(help="Dead-lettered at or after: RFC 3339, or 2h for two hours ago.")
 ]
-_Until = Annotated[str | None, typer.Option(help="Dead-lettered before; written as in --since.")]
+_Until = Annotated[str | None, typer.Option(help="Dead-lettered before; as --since.")]
 _Source = Annotated[
     str | None,
     typer.Option(metavar="TOPIC[:PARTITION[:OFFSET]]", help="Where the record was written."),
@@ -203,12 +200,14 @@ def list_letters(
     since: _Since = None,
     until: _Until = None,
     source: _Source = None,
-    limit: Annotated[int, typer.Option(min=1, help="As many at most, oldest first.")] = 100,
-    every: Annotated[bool, typer.Option("--all", help="Those replayed already as well.")] = False,
-    values: Annotated[bool, typer.Option("--values", help="Keys and values, too.")] = False,
+    limit: Annotated[
+        int, typer.Option(min=1, help="Maximum number of dead letters, oldest first.")
+    ] = 100,
+    every: Annotated[bool, typer.Option("--all", help="Include replayed dead letters.")] = False,
+    values: Annotated[bool, typer.Option("--values", help="Show keys and values.")] = False,
     common: KafkaOptions,
 ) -> None:
-    """Show dead letters that were not replayed yet."""
+    """List dead letters that were not replayed yet."""
     wanted = _filter(code, since, until, source)
     topic, _ = _open(common.settings())
     with _progress(2 * topic.length) as advance:
@@ -225,7 +224,7 @@ def list_letters(
         return
     show(found[:limit], replayed, every=every, values=values)
     if len(found) > limit:
-        err.print(f"{limit} are shown and there are more: raise --limit, or narrow it", style="dim")
+        err.print(f"{limit} are shown of more: raise --limit, or narrow the search", style="dim")
 
 
 @app.command(
@@ -239,24 +238,28 @@ def replay(
     since: _Since = None,
     until: _Until = None,
     source: _Source = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="As many at most, oldest first.")] = None,
+    limit: Annotated[
+        int | None, typer.Option(min=1, help="Maximum number of dead letters, oldest first.")
+    ] = None,
     at: Annotated[
-        str | None, typer.Option(help="Another due time: RFC 3339 or epoch milliseconds.")
+        str | None, typer.Option(help="New due time: RFC 3339 or epoch milliseconds.")
     ] = None,
     delay: Annotated[
-        str | None, typer.Option(help="Another due time, from now: 0, 30s, 2h, PT30S.")
+        str | None, typer.Option(help="New due time as a delay from now: 0, 30s, 2h, PT30S.")
     ] = None,
     replays_max: Annotated[
-        int, typer.Option(min=1, help="Leave records that were replayed so often.")
+        int, typer.Option(min=1, help="Skip records replayed this many times.")
     ] = REPLAYS_MAX,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Dry run: show what would be written.")
+    ] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Don't ask.")] = False,
     common: KafkaOptions,
 ) -> None:
     """Write dead letters to the delay topic and partition that they came from, each once.
 
-    What is dead-lettered again meanwhile is left for the next run. A due time that has passed
-    means at once; a delay counts from now.
+    Records dead-lettered during the run are left for the next one. A due time in the past means
+    now; a delay counts from now.
     """
     from connectors.kafka.dead_letters import Replayer
 

@@ -138,9 +138,9 @@ def _print_facts(shard: ShardFolder, facts: StoreFacts, user: int | None) -> Non
         + (f", open in process {user}" if user is not None else ""),
         "shard": f"{shard.shard} (hash of the topic id), "
         + (f"partition {shard.partition}" if shard.partition >= 0 else "partition not known"),
-        "horizon S": "none: a node starts it over from Kafka"
+        "horizon S": "unknown: a node rebuilds the store from Kafka"
         if facts.stop_offset is None
-        else f"{facts.stop_offset:,}: all below is here",
+        else f"{facts.stop_offset:,}: all records below it are stored",
         "read by": escape(json.dumps(_label(facts))),
         "records": f"{facts.records:,} in {len(facts.hours):,} hours, {facts.bytes:,} bytes",
         "oldest due": time_text(facts.first_ms),

@@ -40,7 +40,8 @@ JsonOption = Annotated[
     bool, typer.Option("--json", help="JSON for programs: one object, or one on each line.")
 ]
 BootstrapOption = Annotated[
-    str | None, typer.Option("--bootstrap", "-b", help="Broker, instead of the configured.")
+    str | None,
+    typer.Option("--bootstrap", "-b", help="Bootstrap brokers, instead of the configured ones."),
 ]
 
 

@@ -136,7 +136,7 @@ def doubt(settings: Settings, record: Outgoing, now_ms: int) -> str | None:
         return None
     denial = _allowlist(settings, record.topic).denial(entry[4][0])
     if denial is not None:
-        return f"it will be dead-lettered when it is due ({TARGET_DENIED}): {denial}"
+        return f"it will be dead-lettered at its due time ({TARGET_DENIED}): {denial}"
     return _missing_target(settings, entry[4][0])
 
 

@@ -49,21 +49,17 @@ ARCHIVE_EPILOG: Final = (
 class LimitOptions:
     """Command-line options of an audit: largest lateness and tolerances, as texts with units."""
 
-    late: Annotated[
-        str | None, typer.Option(help="What is later than this is a finding: 500ms, 5s.")
-    ] = None
+    late: Annotated[str | None, typer.Option(help="Longest allowed lateness: 500ms, 5s.")] = None
     early: Annotated[str, typer.Option(help="Tolerance for early delivery.")] = "0"
-    overdue: Annotated[
-        str, typer.Option(help="What is not settled so long after its time is a finding.")
-    ] = "10m"
+    overdue: Annotated[str, typer.Option(help="Longest time from due time to outcome.")] = "10m"
     lag: Annotated[
-        str, typer.Option(help="A cancel that was written longer before the due time wins.")
+        str, typer.Option(help="A cancel written this long before the due time must take effect.")
     ] = "30s"
     grace: Annotated[
         str | None,
         typer.Option(
-            help="At least once: younger outputs may be ahead of the checkpoint, and deliveries "
-            "may come again within this time.",
+            help="At least once: age up to which outputs may be ahead of the checkpoint, and time "
+            "within which deliveries may repeat.",
             show_default="1m under at_least_once, else 0",
         ),
     ] = None
@@ -89,25 +85,25 @@ def audit(
     output: OutOption = "delay-audit",
     targets: TargetsOption = None,
     all_topics: Annotated[
-        bool, typer.Option("--all-topics", help="Read every topic, whatever is allowed.")
+        bool, typer.Option("--all-topics", help="Read every topic, not only allowed targets.")
     ] = False,
     limits: LimitOptions,
     publish: PublishOption = False,
     follow: Annotated[
-        bool, typer.Option("--follow", help="Go on with what is written from now on, until Ctrl-C.")
+        bool, typer.Option("--follow", help="Continue with new records, until Ctrl-C.")
     ] = False,
     from_start: Annotated[
-        bool, typer.Option("--from-start", help="With --follow: begin at the start of the logs.")
+        bool, typer.Option("--from-start", help="With --follow: begin at the start of the topics.")
     ] = False,
-    interval: Annotated[str, typer.Option(help="With --follow: time from cut to cut.")] = "1m",
+    interval: Annotated[str, typer.Option(help="With --follow: interval of audits.")] = "1m",
     archived: Annotated[
         str | None,
-        typer.Option("--archive", help="Audit an archive, by its folder or URL, and no cluster."),
+        typer.Option("--archive", help="Audit an archive (folder or URL) instead of a cluster."),
     ] = None,
     session: SessionOptions,
     common: KafkaOptions,
 ) -> None:
-    """Prove from the topics that every settled record has exactly one settlement, and a right one.
+    """Check in the topics that every settled record has exactly one, correct outcome.
 
     Findings are written as Parquet, each with its offset.
     """
@@ -154,18 +150,19 @@ def archive(
     ),
     targets: TargetsOption = None,
     once: Annotated[
-        bool, typer.Option("--once", help="Write what is there, and end; otherwise until Ctrl-C.")
+        bool,
+        typer.Option("--once", help="Stop at the current end of the topics instead of at Ctrl-C."),
     ] = False,
-    interval: Annotated[str, typer.Option(help="Time from batch to batch.")] = "1m",
+    interval: Annotated[str, typer.Option(help="Interval of batches.")] = "1m",
     values: Annotated[
-        bool, typer.Option("--values", help="Keep values; otherwise only their hashes.")
+        bool, typer.Option("--values", help="Store values; default: only their hashes.")
     ] = False,
     session: SessionOptions,
     common: KafkaOptions,
 ) -> None:
-    """Keep sources, deliveries, outcomes and dead letters as Parquet, to audit them later.
+    """Archive source records, deliveries, outcomes and dead letters as Parquet for later audits.
 
-    Started again with the same --out, it goes on where it stopped.
+    Restarted with the same --out, it continues where it stopped.
     """
     require_extra()
     from connectors.spark.archive import ArchiveOptions, start_archive

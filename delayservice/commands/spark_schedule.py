@@ -56,7 +56,8 @@ class InputOptions:
         ),
     ] = None
     from_topic: Annotated[
-        str | None, typer.Option(metavar="TOPIC", help="Instead of INPUT: the records of a topic.")
+        str | None,
+        typer.Option(metavar="TOPIC", help="Instead of INPUT: read the records of a topic."),
     ] = None
     from_config: Annotated[
         Path | None,
@@ -70,7 +71,8 @@ class InputOptions:
     schema: Annotated[
         str | None,
         typer.Option(
-            metavar="DDL", help="Columns of JSON values, as 'user string, n int'; infer: look."
+            metavar="DDL",
+            help="Columns of JSON values, as 'user string, n int'; infer: from the data.",
         ),
     ] = None
     checkpoint: Annotated[
@@ -78,12 +80,12 @@ class InputOptions:
         typer.Option(metavar="FOLDER", help="Folder or URL with the state of --from-topic."),
     ] = None
     stream: Annotated[
-        bool, typer.Option("--stream", help="Go on with what is written from now on, until Ctrl-C.")
+        bool, typer.Option("--stream", help="Continue with new records, until Ctrl-C.")
     ] = False
-    every: Annotated[str, typer.Option(help="With --stream: how often records are read.")] = "5s"
-    max_records: Annotated[int, typer.Option(min=1, help="Records of a batch of --from-topic.")] = (
-        100_000
-    )
+    every: Annotated[str, typer.Option(help="With --stream: interval of reads.")] = "5s"
+    max_records: Annotated[
+        int, typer.Option(min=1, help="Maximum number of records per batch of --from-topic.")
+    ] = 100_000
     kind: Annotated[
         str | None,
         typer.Option("--format", help="parquet, csv, json, orc or table. Default: by its name."),
@@ -157,7 +159,7 @@ class FieldOptions:
         ),
     ] = None
     job_name: Annotated[
-        str | None, typer.Option("--job", help="Begins ids that are made.", show_default="INPUT")
+        str | None, typer.Option("--job", help="Prefix of generated ids.", show_default="INPUT")
     ] = None
 
     def fields(self, given: InputOptions) -> Fields:
@@ -190,18 +192,20 @@ def schedule(
     skip_rejected: Annotated[
         bool,
         typer.Option(
-            "--skip-rejected", help="Write the good rows although some are bad, as of a topic."
+            "--skip-rejected", help="Write valid rows even if some are invalid, as with a topic."
         ),
     ] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check, count and show only.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Dry run: check, count and show rows.")
+    ] = False,
     session: SessionOptions,
     common: KafkaOptions,
 ) -> None:
     """Write a delayed record for each row; all rows are checked before any is written.
 
-    Run it again after a failure, or with more rows: what the delay topic holds already, with the
-    same id and content, is not written again. With --from-topic rows are the records of a topic,
-    each exactly once, and the next run with the same --checkpoint goes on where this one ends.
+    Safe to repeat after a failure, or with more rows: a record that the delay topic already has,
+    with the same id and content, is not written again. With --from-topic, the rows are the records
+    of a topic, each exactly once; the next run with the same --checkpoint continues from there.
     """
     require_extra()
     from connectors.spark.schedule import run

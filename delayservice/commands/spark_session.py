@@ -51,10 +51,10 @@ TargetsOption = Annotated[
     ),
 ]
 OutOption = Annotated[
-    str, typer.Option("--out", help="Folder or URL of the results; former ones are replaced.")
+    str, typer.Option("--out", help="Folder or URL of the results, which replace earlier ones.")
 ]
 PublishOption = Annotated[
-    bool, typer.Option("--publish", help="Findings go to the topic `topics.audit`, too.")
+    bool, typer.Option("--publish", help="Also write findings to the topic `topics.audit`.")
 ]
 
 
@@ -82,7 +82,7 @@ class SessionOptions:
     ] = None
     conf: Annotated[
         list[str] | None,
-        typer.Option("--conf", metavar="NAME=VALUE", help="A setting of Spark; repeatable."),
+        typer.Option("--conf", metavar="NAME=VALUE", help="Spark setting; repeatable."),
     ] = None
 
     def running(

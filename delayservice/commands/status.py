@@ -52,7 +52,7 @@ def show(status: NodeState) -> None:
         out.print(f"  {_paused(pause)}", style="yellow", markup=False)
     if status.paused_others:
         out.print(
-            f"  {status.paused_others:,} more are paused: delayservice pauses", style="yellow"
+            f"  {status.paused_others:,} more pauses: see delayservice pauses", style="yellow"
         )
     for target in [one for one in status.targets if one.parked]:
         out.print(f"  {_parked(target)}", style="yellow", markup=False)

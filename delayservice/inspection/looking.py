@@ -187,7 +187,7 @@ def _locate_other(lane: PreciseLane, entry: Entry) -> Fate:
         code, detail = entry[5][:2]
         return Fate(state="settled" if is_passed else "invalid", detail=f"{code}: {detail}")
     if entry[1] == HOMEBOUND:
-        home = f"to partition {entry[5][2]}, where its id is at home"
+        home = f"to partition {entry[5][2]}, the home of its id"
         if is_passed:
             return Fate(state="settled", detail=f"{_SENT} {home}; the outcomes topic may say more")
         return Fate(state="pending", detail=f"it is about to be sent {home}")
@@ -200,7 +200,7 @@ def _waits(row: Pending) -> str:
     if row.marked_by != NO_MARK:
         return f"it is about to be settled by what is at offset {row.marked_by}"
     if row.target == row.topic:
-        return f"it waits for partition {row.target_partition}, where its id is at home"
+        return f"forwarded to partition {row.target_partition}, the home of its id"
     if row.key_ms < row.due_ms:
         return "it waits to be rolled: its due time is beyond the roll window"
     return "it waits for its due time"

@@ -23,14 +23,14 @@ class Case(NamedTuple):
     advice: str
 
 
-_BY_ITSELF: Final = "Nothing has to be done"
+_BY_ITSELF: Final = "No action needed"
 
 SLOT: Final = Case(
     "slot",
     is_damage=True,
-    then="a node that reads it sets it aside and reads these offsets again from the log",
-    advice=f"{_BY_ITSELF}. `delayservice spark reconcile` and `spark repair` mend it before it is "
-    "due",
+    then="a node that reads it moves it to quarantine and reads these offsets again from the log",
+    advice=f"{_BY_ITSELF}. `delayservice spark reconcile` and `spark repair` repair it before it "
+    "is due",
 )
 WAITING: Final = Case(
     "waiting",
@@ -55,15 +55,15 @@ DATABASE: Final = Case(
 INCONSISTENT: Final = Case(
     "inconsistent",
     is_damage=True,
-    then="a node does not notice it",
+    then="a node does not detect it",
     advice="Stop the node and remove this folder: it is rebuilt from the log. Report "
-    "it: no crash and no disk should do that",
+    "it: neither a crash nor a disk failure should cause that",
 )
 STRAY: Final = Case(
     "stray",
     is_damage=False,
     then="no node reads it",
-    advice="Remove it, if you know where it comes from",
+    advice="Remove it if its origin is known",
 )
 UNSYNCED: Final = Case(
     "unsynced",
@@ -74,15 +74,15 @@ UNSYNCED: Final = Case(
 SETTLED: Final = Case(
     "settled",
     is_damage=False,
-    then="a node removes what is settled; its horizon says so with the next sync. One that misses "
-    "what is not settled reads it again from the log",
+    then="a node removes what is settled; its horizon follows with the next sync. Missing records "
+    "that are not settled are read again from the log",
     advice=_BY_ITSELF,
 )
 SET_ASIDE: Final = Case(
     "set-aside",
     is_damage=False,
     then="no node reads it; what was in it was read again from the log",
-    advice="Look at the disk, if they get more. They may be removed",
+    advice="Check the disk if their number grows. They may be removed",
 )
 
 
@@ -151,24 +151,25 @@ def check_ids(
         record = records.get(offset)
         is_asked = mark < stop_offset and span_ms[0] <= key_ms < span_ms[1]
         if is_asked and record is not None and record.mark != mark:
-            why = f"the ids say that offset {mark} cancels or replaces the record, which does not"
+            why = f"the id index says that offset {mark} cancels or replaces the record, which "
+            "does not"
             yield _finding(f"offset {offset}: {why}", where, key_ms, offset)
     for offset, record in records.items():
         is_pending = record.mark == NO_MARK and span_ms[0] <= record.key_ms < span_ms[1]
         if offset not in known and is_pending:
-            what = f"the record at offset {offset} bears an id that the ids do not know"
+            what = f"the record at offset {offset} has an id that is missing in the id index"
             yield _finding(what, where, record.key_ms, offset)
 
 
 def _difference(fact: IdFacts, record: NamedRecord | None, stop_offset: int) -> str | None:
     if record is None:
-        return "the ids know a record that is not there"
+        return "the id index has a record that is not stored"
     if (record.record_id, record.key_ms) != (fact.record_id, fact.key[0]):
-        return "the ids know the record by another id or due time"
+        return "the id index has another id or due time for the record"
     if NO_MARK < record.mark < stop_offset:
-        return f"the ids know nothing of offset {record.mark}, which cancels or replaces the record"
+        return f"the id index lacks offset {record.mark}, which cancels or replaces the record"
     if fact.stands_for is None or fact.stands_for[1] < fact.key[1]:
-        return "the id of the record does not lead to it"
+        return "the id index does not lead from the id to the record"
     return None
 
 

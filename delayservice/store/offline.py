@@ -190,9 +190,7 @@ def look(shard: ShardFolder) -> StoreFacts:
     """Return the figures of a shard's store. Raises ``StoreError`` if it can't be read."""
     kind = check_format(shard.path)
     if kind is None:
-        raise StoreError(
-            f"{shard.path} does not say what it is (no VERSION): a node starts it over from Kafka"
-        )
+        raise StoreError(f"{shard.path} has no VERSION: a node rebuilds it from Kafka")
     if kind == "wheel":
         return _look_at_wheel(shard)
     with viewed_store(shard) as store:
@@ -286,7 +284,7 @@ def _wheel_records(
     state = load_state(shard)
     if state is None:
         raise StoreError(
-            f"{shard.path} can't be trusted as it is: a node starts it over from Kafka; "
+            f"{shard.path} is damaged: a node rebuilds it from Kafka; "
             "`delayservice verify` says why"
         )
     for part in state.parts:
@@ -348,7 +346,7 @@ def verify(
             return verify_wheel(shard, now_ms, on_progress, reader)
     if kind == "rocksdb":
         return verify_rocks(shard, now_ms, on_progress)
-    what = "VERSION is missing or says nothing"
+    what = "VERSION is missing or unreadable"
     held = [name for name in ("horizon", "db") if Path(shard.path, name).exists()]
     found = (Finding(findings.START_OVER, what, "VERSION"),) if held else ()
     return CheckVerdict(0, 0, 0, found)

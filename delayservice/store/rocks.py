@@ -327,7 +327,7 @@ def open_database(path: Path, options: RocksOptions) -> Rdict:
         Exception: the database is damaged, or can't be opened (rocksdict has no narrower class).
     """
     if (path / CONDEMNED).exists():
-        raise StoreError(f"the database {path} was found damaged; it is to be made anew")
+        raise StoreError(f"the database {path} was found damaged; it must be rebuilt")
     make_folder(path)
     found = read_manifest(path)
     database = Rdict(str(path), _to_native(options, _shared_cache(options.block_cache_bytes)))

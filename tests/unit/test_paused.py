@@ -130,5 +130,5 @@ def test_nothing_that_somebody_wrote_steers_the_terminal(monkeypatch: pytest.Mon
     shown = capture.get()
     assert "target orders* is paused since 2026-09-21 14:13Z" in shown
     assert "[bold]moved[/]" in shown
-    assert "7 more are paused" in shown
+    assert "7 more pauses" in shown
     assert all(char.isprintable() or char == "\n" for char in shown)
