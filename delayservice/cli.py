@@ -55,7 +55,7 @@ _VERIFY_EPILOG: Final = (
     "\n\nExit status: 0 sound (remarks are no damage), 1 a store can't be read or is of another "
     "format, 2 wrong usage, 3 damaged."
 )
-_INSPECT_LIMIT: Final = 100
+_LIMIT: Final = 100
 
 _StorePath = Annotated[
     Path,
@@ -193,18 +193,14 @@ def inspect(
     since: Annotated[
         str | None, typer.Option("--from", help="First due time: RFC 3339 or epoch milliseconds.")
     ] = None,
-    until: Annotated[
-        str | None, typer.Option("--to", help="End of the due times, exclusive; as --from.")
-    ] = None,
+    until: Annotated[str | None, typer.Option("--to", help="Exclusive end; as --from.")] = None,
     record_id: Annotated[str | None, typer.Option("--id", help="With this delay-id.")] = None,
     target: Annotated[
         str | None, typer.Option("--target", "-t", help="For this target topic.")
     ] = None,
     limit: Annotated[
         int | None,
-        typer.Option(
-            min=1, help="Maximum number of records per shard.", show_default=str(_INSPECT_LIMIT)
-        ),
+        typer.Option(min=1, help="Maximum number per shard.", show_default=str(_LIMIT)),
     ] = None,
     values: Annotated[bool, typer.Option("--values", help="Show values and headers.")] = False,
     as_json: JsonOption = False,
@@ -221,7 +217,7 @@ def inspect(
     else:
         wanted = inspecting.wanted(since, until, record_id, target)
         is_whole = inspecting.show_records(
-            path, wanted, limit or _INSPECT_LIMIT, values=values, as_json=as_json
+            path, wanted, limit or _LIMIT, values=values, as_json=as_json
         )
     raise typer.Exit(0 if is_whole else 1)
 

@@ -58,7 +58,7 @@ def add_cluster_routes(routes: APIRouter, context: ApiContext) -> None:
     @routes.get("/history", tags=["cluster"])
     def history(
         last: Annotated[
-            int, Query(ge=1, le=900, description="Number of samples, about one per second.")
+            int, Query(ge=1, le=900, description="Samples, about one per second.")
         ] = 300,
     ) -> list[Sample]:
         """Throughput and lateness of this node in the last minutes."""

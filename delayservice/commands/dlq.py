@@ -200,9 +200,7 @@ def list_letters(
     since: _Since = None,
     until: _Until = None,
     source: _Source = None,
-    limit: Annotated[
-        int, typer.Option(min=1, help="Maximum number of dead letters, oldest first.")
-    ] = 100,
+    limit: Annotated[int, typer.Option(min=1, help="Maximum number, oldest first.")] = 100,
     every: Annotated[bool, typer.Option("--all", help="Include replayed dead letters.")] = False,
     values: Annotated[bool, typer.Option("--values", help="Show keys and values.")] = False,
     common: KafkaOptions,
@@ -238,9 +236,7 @@ def replay(
     since: _Since = None,
     until: _Until = None,
     source: _Source = None,
-    limit: Annotated[
-        int | None, typer.Option(min=1, help="Maximum number of dead letters, oldest first.")
-    ] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Maximum number, oldest first.")] = None,
     at: Annotated[
         str | None, typer.Option(help="New due time: RFC 3339 or epoch milliseconds.")
     ] = None,

@@ -40,8 +40,7 @@ JsonOption = Annotated[
     bool, typer.Option("--json", help="JSON for programs: one object, or one on each line.")
 ]
 BootstrapOption = Annotated[
-    str | None,
-    typer.Option("--bootstrap", "-b", help="Bootstrap brokers, instead of the configured ones."),
+    str | None, typer.Option("--bootstrap", "-b", help="Brokers, instead of the configured ones.")
 ]
 
 

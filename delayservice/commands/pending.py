@@ -35,9 +35,7 @@ def pending(
     since: Annotated[
         str | None, typer.Option("--from", help="First due time: RFC 3339 or epoch milliseconds.")
     ] = None,
-    until: Annotated[
-        str | None, typer.Option("--to", help="End of the due times, exclusive; as --from.")
-    ] = None,
+    until: Annotated[str | None, typer.Option("--to", help="Exclusive end; as --from.")] = None,
     target: Annotated[
         str | None, typer.Option("--target", "-t", help="Target topic; * and ? stand for any.")
     ] = None,
@@ -47,7 +45,7 @@ def pending(
     ] = 50,
     beyond_window: Annotated[
         bool,
-        typer.Option("--beyond-window", help="Include records due beyond the roll window; slower."),
+        typer.Option("--beyond-window", help="Include those beyond the roll window; slower."),
     ] = False,
     counts: Annotated[bool, typer.Option("--counts", help="Show counts by due time only.")] = False,
     common: ApiOptions,

@@ -41,37 +41,20 @@ class RecordOptions:
         str | None, typer.Option(help="Delay: 500ms, 30s, 2h, PT30S or milliseconds.")
     ] = None
     target: Annotated[str | None, typer.Option("--target", "-t", help="Target topic.")] = None
-    target_partition: Annotated[
-        int | None, typer.Option(min=0, help="Partition of the target.")
-    ] = None
-    record_id: Annotated[
-        str | None, typer.Option("--id", help="The delay-id, for cancel and look-up.")
-    ] = None
-    cancel: Annotated[bool, typer.Option("--cancel", help="Cancel the pending record of --id.")] = (
-        False
-    )
-    fire: Annotated[
-        bool, typer.Option("--fire", help="Deliver the pending record of --id now.")
-    ] = False
-    window: Annotated[str | None, typer.Option(help="Random extra delay up to this: 10s, 5m.")] = (
-        None
-    )
+    target_partition: Annotated[int | None, typer.Option(min=0, help="Target partition.")] = None
+    record_id: Annotated[str | None, typer.Option("--id", help="The delay-id.")] = None
+    cancel: Annotated[bool, typer.Option("--cancel", help="Cancel the record of --id.")] = False
+    fire: Annotated[bool, typer.Option("--fire", help="Deliver the record of --id now.")] = False
+    window: Annotated[str | None, typer.Option(help="Spread the due time over: 10s, 5m.")] = None
     every: Annotated[str | None, typer.Option(help="Recurring: period, such as 1h or PT1H.")] = None
     cron: Annotated[
         str | None, typer.Option(help="Recurring: cron expression, such as '0 9 * * MON-FRI'.")
     ] = None
-    timezone: Annotated[
-        str | None, typer.Option(help="Time zone of --cron, such as Europe/Berlin.")
-    ] = None
+    timezone: Annotated[str | None, typer.Option(help="Time zone of --cron: Europe/Berlin.")] = None
     times: Annotated[int | None, typer.Option(min=1, help="Maximum number of occurrences.")] = None
     header: Annotated[
         list[str] | None,
-        typer.Option(
-            "--header",
-            "-H",
-            metavar="NAME=VALUE",
-            help="Header of the delivered record; repeatable.",
-        ),
+        typer.Option("--header", "-H", metavar="NAME=VALUE", help="Delivered header; repeatable."),
     ] = None
     partition: Annotated[
         int | None, typer.Option("--partition", "-p", min=0, help="Partition of the delay topic.")
@@ -103,9 +86,7 @@ def send(
     settings = common.settings()
     record = _outgoing(topic, value, asked)
     if wait is not None and not asked.is_control:
-        raise DelayServiceError(
-            "--wait needs --cancel or --fire: other records have no outcome yet"
-        )
+        raise DelayServiceError("--wait needs --cancel or --fire")
 
     def warn() -> None:
         if (why := sending.doubt(settings, record, round(time.time() * 1_000))) is not None:

@@ -80,12 +80,9 @@ class ComparedOptions:
         bool, typer.Option("--deep", help="Also compare every slot with the delay topics.")
     ] = False
     details: Annotated[
-        bool,
-        typer.Option("--details/--no-details", help="Query the nodes for the records that differ."),
+        bool, typer.Option("--details/--no-details", help="Query nodes for records that differ.")
     ] = True
-    behind: Annotated[str, typer.Option(help="Age from which a copy is reported as behind.")] = (
-        "10m"
-    )
+    behind: Annotated[str, typer.Option(help="Age from which a copy is a finding.")] = "10m"
 
 
 app.command(epilog=spark_audit.AUDIT_EPILOG)(spark_audit.audit)

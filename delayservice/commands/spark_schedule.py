@@ -56,8 +56,7 @@ class InputOptions:
         ),
     ] = None
     from_topic: Annotated[
-        str | None,
-        typer.Option(metavar="TOPIC", help="Instead of INPUT: read the records of a topic."),
+        str | None, typer.Option(metavar="TOPIC", help="Read a topic instead of INPUT.")
     ] = None
     from_config: Annotated[
         Path | None,
@@ -71,8 +70,7 @@ class InputOptions:
     schema: Annotated[
         str | None,
         typer.Option(
-            metavar="DDL",
-            help="Columns of JSON values, as 'user string, n int'; infer: from the data.",
+            metavar="DDL", help="Columns of JSON values, as 'user string, n int', or infer."
         ),
     ] = None
     checkpoint: Annotated[
@@ -83,9 +81,7 @@ class InputOptions:
         bool, typer.Option("--stream", help="Continue with new records, until Ctrl-C.")
     ] = False
     every: Annotated[str, typer.Option(help="With --stream: interval of reads.")] = "5s"
-    max_records: Annotated[
-        int, typer.Option(min=1, help="Maximum number of records per batch of --from-topic.")
-    ] = 100_000
+    max_records: Annotated[int, typer.Option(min=1, help="Batch size of --from-topic.")] = 100_000
     kind: Annotated[
         str | None,
         typer.Option("--format", help="parquet, csv, json, orc or table. Default: by its name."),
@@ -195,9 +191,7 @@ def schedule(
             "--skip-rejected", help="Write valid rows even if some are invalid, as with a topic."
         ),
     ] = False,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Dry run: check, count and show rows.")
-    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check, count and show rows.")] = False,
     session: SessionOptions,
     common: KafkaOptions,
 ) -> None:

@@ -244,4 +244,4 @@ class StoreView(Protocol):
 
 
 class Store(DeliveryStore, StoreView, Protocol):
-    pass
+    """Store of the pending records of one shard, for delivery and for people and checks."""
