@@ -15,7 +15,8 @@ from __future__ import annotations
 import sys
 from importlib import import_module
 from importlib.util import find_spec
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, Final
 
 import typer
 
@@ -24,8 +25,6 @@ from delayservice.base.errors import DelayServiceError
 from delayservice.commands import (
     change,
     dlq,
-    offline,
-    pause,
     pending,
     send_command,
     smoke,
@@ -44,6 +43,27 @@ from delayservice.commands.options import (
 
 EXIT_ERROR = 1
 EXIT_UNHEALTHY = 3
+
+_INSPECT_EPILOG: Final = (
+    "Examples: [bold]delayservice inspect /var/lib/delayservice[/]"
+    "\n\n[bold]delayservice inspect STATE_DIR --from 2030-01-31T08:00:00Z --to 2030-01-31T09:00:00Z"
+    " --values[/]\n\n[bold]delayservice inspect STATE_DIR --id reminder-17 --json[/]"
+    "\n\nExit status: 0 done, 1 a store can't be read or is of another format, 2 wrong usage."
+)
+_VERIFY_EPILOG: Final = (
+    "Examples: [bold]delayservice verify /var/lib/delayservice[/]"
+    "\n\n[bold]delayservice verify STATE_DIR/wheel/0 --json[/]"
+    "\n\nExit status: 0 sound (remarks are no damage), 1 a store can't be read or is of another "
+    "format, 2 wrong usage, 3 damaged."
+)
+_LIMIT: Final = 100
+
+_StorePath = Annotated[
+    Path,
+    typer.Argument(
+        exists=True, file_okay=False, help="A node's state folder, or one shard's store in it."
+    ),
+]
 
 # Help is read far more often than anything runs from it: what is heavy (librdkafka, RocksDB,
 # pydantic) is imported by the command that needs it.
@@ -72,10 +92,10 @@ def run(
     sets: SetOption = None,
     require: Annotated[
         list[str] | None,
-        typer.Option(metavar="SECTION.KEY", help="Fail if this has no value; repeatable."),
+        typer.Option(metavar="SECTION.KEY", help="Fail if this setting has no value; repeatable."),
     ] = None,
 ) -> None:
-    """Run a node until it is told to stop (SIGTERM or Ctrl-C)."""
+    """Run a node until SIGTERM or Ctrl-C."""
     from delayservice.process import fork_server
 
     fork_server.start_server()  # its imports take as long as those below
@@ -104,7 +124,7 @@ def status(
     *,
     common: CommonOptions,
 ) -> None:
-    """Show what a running node is doing."""
+    """Show the state of a running node."""
     from delayservice.commands import status as showing
 
     where = address or common.settings().metrics.listen
@@ -124,10 +144,10 @@ def show_config(
     *,
     common: CommonOptions,
     reference: Annotated[
-        bool, typer.Option("--reference", help="Print every setting there is, as Markdown.")
+        bool, typer.Option("--reference", help="Print all settings as Markdown.")
     ] = False,
 ) -> None:
-    """Print the effective configuration and where each value comes from. Secrets are hidden."""
+    """Print the effective configuration and the origin of each value. Secrets are hidden."""
     from delayservice.config import reference as settings_report
 
     if reference:
@@ -162,15 +182,66 @@ def version(*, as_json: JsonOption = False) -> None:
 
 
 app.command(epilog=smoke.EPILOG)(smoke.smoke)
-app.command(epilog=offline.INSPECT_EPILOG)(offline.inspect)
-app.command(epilog=offline.VERIFY_EPILOG)(offline.verify)
+
+
+@app.command(epilog=_INSPECT_EPILOG)
+def inspect(
+    path: _StorePath,
+    *,
+    records: Annotated[
+        bool, typer.Option("--records", help="List records; implied by the options below.")
+    ] = False,
+    since: Annotated[
+        str | None, typer.Option("--from", help="First due time: RFC 3339 or epoch milliseconds.")
+    ] = None,
+    until: Annotated[str | None, typer.Option("--to", help="Exclusive end; as --from.")] = None,
+    record_id: Annotated[str | None, typer.Option("--id", help="With this delay-id.")] = None,
+    target: Annotated[
+        str | None, typer.Option("--target", "-t", help="For this target topic.")
+    ] = None,
+    limit: Annotated[
+        int | None,
+        typer.Option(min=1, help="Maximum number per shard.", show_default=str(_LIMIT)),
+    ] = None,
+    values: Annotated[bool, typer.Option("--values", help="Show values and headers.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Show the content of a store folder, read-only and without a lock: a node may be running.
+
+    With --json, facts are one object, and records one object on a line each.
+    """
+    from delayservice.commands import stored
+
+    asked = (since, until, record_id, target, limit)
+    if not (records or values or any(option is not None for option in asked)):
+        is_whole = stored.show_facts(path, as_json=as_json)
+    else:
+        wanted = stored.wanted(since, until, record_id, target)
+        is_whole = stored.show_records(
+            path, wanted, limit or _LIMIT, values=values, as_json=as_json
+        )
+    raise typer.Exit(0 if is_whole else 1)
+
+
+@app.command(epilog=_VERIFY_EPILOG)
+def verify(path: _StorePath, *, as_json: JsonOption = False) -> None:
+    """Check a whole store folder, read-only and without a lock: a node may be running.
+
+    Checks checksums, counts and order of all blocks, the horizon, the id index and file names.
+    Explains each damage: what, where, due times and offsets, what a node does, what to do.
+    """
+    from delayservice.commands import verify as verifying
+
+    raise typer.Exit(verifying.run(path, as_json=as_json))
+
+
 app.command(epilog=pending.EPILOG)(pending.pending)
 app.command(epilog=pending.FOUND)(pending.show)
 for _change in (change.cancel, change.fire, change.reschedule):
     app.command(epilog=change.CHANGED)(_change)
-app.command(epilog=pause.EPILOG)(pause.pause)
-app.command(epilog=pending.FOUND)(pause.resume)
-app.command()(pause.pauses)
+app.command(epilog=change.PAUSE_EPILOG)(change.pause)
+app.command(epilog=pending.FOUND)(change.resume)
+app.command()(change.pauses)
 app.add_typer(dlq.app, name="dlq")
 app.add_typer(spark.app, name="spark")
 app.add_typer(zookeeper.app, name="zookeeper")

@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from delayservice.store.rocks import RocksOptions
-from delayservice.store.rocks_database import RocksDatabase
-from delayservice.store.rocksdb import RocksStore
+from delayservice.store.rocksdb import RocksDatabase, RocksStore
 from tests.wheels import SHARD
 
 

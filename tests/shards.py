@@ -7,8 +7,7 @@ from typing import TypeAlias
 
 from delayservice.engine.cursor import START_KEY
 from delayservice.store.base import NO_MARK, Frame, Store
-from delayservice.store.rocks_database import RocksDatabase
-from delayservice.store.rocksdb import RocksStore
+from delayservice.store.rocksdb import RocksDatabase, RocksStore
 from delayservice.store.wheel import Wheel, WheelStore
 from tests.wheels import TOPIC
 

@@ -25,8 +25,7 @@ from pathlib import Path
 
 from delayservice.engine.cursor import Cursor, Key
 from delayservice.store.base import NO_MARK, Frame, Store
-from delayservice.store.rocks_database import RocksDatabase
-from delayservice.store.rocksdb import RocksStore
+from delayservice.store.rocksdb import RocksDatabase, RocksStore
 from delayservice.store.wheel import Wheel, WheelStore
 from tests.wheels import TOPIC
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from confluent_kafka import Consumer, Producer
 from confluent_kafka.admin import AdminClient
 
-from delayservice.base.errors import KafkaEdgeError
-from delayservice.base.nearest import nearest
+from delayservice.base.errors import KafkaEdgeError, nearest
 
 
 def partitions_of(client: Producer | Consumer | AdminClient, topic: str, timeout_s: float) -> int:

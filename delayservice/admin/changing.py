@@ -9,13 +9,21 @@ import threading
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Final
+from typing import Annotated, Final
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Path
+from tenacity import (
+    RetryCallState,
+    RetryError,
+    Retrying,
+    retry_if_result,
+    stop_after_delay,
+    wait_fixed,
+)
 
 from connectors.kafka.outcomes import RecordPlace, together
 from delayservice.admin.context import ApiContext
-from delayservice.admin.models import ById, Done, Reschedule
+from delayservice.admin.models import ById, Done, Reason, Reschedule
 from delayservice.admin.problems import Refusal, described
 from delayservice.admin.reading import id_bytes
 from delayservice.base.errors import DelayServiceError
@@ -24,49 +32,41 @@ from delayservice.contract.contracts import PAST_DUE_DEAD_LETTER
 from delayservice.contract.draft import CANCEL_OP, FIRE_OP
 from delayservice.contract.names import Header
 from delayservice.contract.partitioner import partition_for
+from delayservice.engine.pauses import Kind, Paused, encode_key, encode_pause
+from delayservice.engine.pauses import Pause as PauseRow
 from delayservice.inspection.query import Pending
+from delayservice.metrics.status import Pause
 
+# Each waits in a server thread.
 WAITING_MAX: Final = 8
-"""Largest number of requests that wait for an outcome at the same time, each in a server thread."""
 _BUSY_RETRY_S: Final = 1
+# Nearer to its due time, the record might be delivered before it is rescheduled.
 _SOON_MS: Final = 2_000
-"""Least time before its due time at which a record may be rescheduled, in ms: nearer to it, the
-record might be delivered first.
-"""
 _SAID: Final = {
-    "cancelled": "it is cancelled, and will not be delivered",
-    "fired": "it goes to its target now, unless that is paused or can't be written to",
-    "replaced": "it is replaced by the one that was written now",
-    "not_pending": "nothing was pending under this id any more: it was settled before, or never "
-    "written",
+    "cancelled": "the record is cancelled and will not be delivered",
+    "fired": "the record is delivered now, unless its target is paused or not writable",
+    "replaced": "the record is replaced by the new one",
+    "not_pending": "no record is pending under this id: it was settled before, or never written",
 }
-_IN_THE_LOG: Final = "it is in the log and takes effect in its turn; nothing was heard of it yet: "
-_NOTHING_REPLACED: Final = (
-    "the new one is in the log, and nothing was replaced so far: if the record was delivered "
-    "meanwhile, the new one is delivered as well; otherwise "
-)
+_IN_THE_LOG: Final = "the control record is written, its outcome is not known yet:  "
+_NOTHING_REPLACED: Final = "the new record is written, and the replacement is not confirmed yet: "
+"if the old one was delivered meanwhile, both are delivered; otherwise  "
 
 
 class WaitingRoom:
-    """Limit of the number of requests that wait for an outcome, so that threads are left for other
-    requests.
-    """
+    """Limit of the requests that wait for an outcome, so that threads are left for others."""
 
     def __init__(self) -> None:
         self._room = threading.Semaphore(WAITING_MAX)
 
     @contextmanager
     def place(self) -> Iterator[None]:
-        """Count a request as one of ``WAITING_MAX`` that may wait, while the ``with`` block runs.
-
-        Raises:
-            Refusal: ``WAITING_MAX`` requests wait already.
-        """
+        """Count a request as waiting during the ``with`` block; raises if too many wait."""
         if not self._room.acquire(blocking=False):
             raise Refusal(
                 503,
-                f"{WAITING_MAX} changes wait for what comes of them; nothing was written for this "
-                "one: try again in a moment, or wait for less with a smaller wait_ms",
+                f"{WAITING_MAX} changes are waiting for their outcomes; nothing was written: try "
+                "again, or use a smaller wait_ms",
                 retry_after_s=_BUSY_RETRY_S,
             )
         try:
@@ -77,28 +77,23 @@ class WaitingRoom:
 
 @dataclass(frozen=True, slots=True)
 class Aim:
-    """Partitions to which a control record is written.
+    """Partitions to which a control record is written."""
 
-    Attributes:
-        places: delay topics and partitions to write to.
-        targets: target topics of the pending records of the id; empty: none was found.
-        elsewhere: slices that were not searched, because this node keeps no copy of them.
-    """
-
+    # Delay topics and partitions to write to.
     places: Sequence[tuple[str, int]]
+    # Target topics of the pending records of the id; empty: none was found.
     targets: Collection[str] = ()
+    # Slices that were not searched, because this node keeps no copy of them.
     elsewhere: Sequence[int] = ()
 
 
 def changing_routes(context: ApiContext, waiting: WaitingRoom) -> APIRouter:
-    """Return the routes ``cancel``, ``fire`` and ``reschedule`` under ``/v1/records``. ``waiting``:
-    limit of the requests that wait at the same time.
-    """
+    """Return the routes ``cancel``, ``fire`` and ``reschedule`` under ``/v1/records``."""
     routes = APIRouter(prefix="/v1/records", tags=["records"], responses=described(404, 409))
 
     @routes.post("/cancel")
     def cancel(asked: ById) -> Done:
-        """Cancel the pending record of an id, and say what that did."""
+        """Cancel the pending record of an id, and show the outcome."""
         with waiting.place():
             return _control(context, asked, CANCEL_OP)
 
@@ -110,7 +105,7 @@ def changing_routes(context: ApiContext, waiting: WaitingRoom) -> APIRouter:
 
     @routes.post("/reschedule")
     def reschedule(asked: Reschedule) -> Done:
-        """Give the pending record of an id another due time: a copy of it replaces it."""
+        """Change the due time of the pending record of an id: a copy replaces it."""
         with waiting.place():
             return _reschedule(context, asked)
 
@@ -151,7 +146,8 @@ def aim_of(context: ApiContext, asked: ById, record_id: bytes) -> Aim:
     except DelayServiceError as exc:
         raise Refusal(
             503,
-            f"where the record is can't be asked, and nothing was written: {exc}. With topic and "
+            f"the workers can't be queried for the record, and nothing was written:  {exc}. With "
+            "topic and "
             "partition it is written without asking",
             retry_after_s=_BUSY_RETRY_S,
         ) from exc
@@ -172,23 +168,16 @@ def _found(context: ApiContext, asked: ById, record_id: bytes) -> list[Pending]:
 
 
 def _checked(context: ApiContext, topic: str, partition: int) -> tuple[str, int]:
-    """Return topic and partition unchanged, if control records may be written there.
-
-    Raises:
-        Refusal: ``topic`` is no delay topic that takes ids, or it has no such partition.
-    """
     partitions = context.delay_topics.get(topic, 0)
     if not partitions or topic in context.settings.levels.by_topic:
-        raise Refusal(404, f"{topic} is no delay topic that takes ids")
+        raise Refusal(404, f"{topic} is not a delay topic that supports ids")
     if partition >= partitions:
         raise Refusal(404, f"{topic} has {partitions} partitions, none is {partition}")
     return topic, partition
 
 
 def said(outcome: str, aim: Aim) -> str:
-    """Return the sentence that explains ``outcome``, that of a control record, to a user. ``aim``:
-    the partitions to which the control record was written.
-    """
+    """Return the sentence that explains the outcome of a control record to a user."""
     if outcome == "not_pending" and aim.elsewhere:
         numbers = ", ".join(map(str, aim.elsewhere))
         return (
@@ -199,16 +188,15 @@ def said(outcome: str, aim: Aim) -> str:
 
 
 def _why_unheard(context: ApiContext, aim: Aim) -> str:
-    """Return the likely reason why a control record has no outcome yet."""
     if context.desk.is_stopping:
-        return "this node stops, and waits no longer"
+        return "this node is stopping"
     if context.pauses.newest is None:
-        return "what is paused is not known yet"
+        return "the pauses are not known yet"
     paused = [topic for topic, _ in aim.places if context.pauses.holds(topic)]
     if paused:
-        return f"delay topic {paused[0]} is paused, and it takes effect after resume"
+        return f"delay topic {paused[0]} is paused, and the change takes effect after resume"
     whys = [why for why in map(context.pauses.why, sorted(aim.targets)) if why is not None]
-    return whys[0] if whys else "is its slice owned?"
+    return whys[0] if whys else "check that its slice has an owner"
 
 
 def _reschedule(context: ApiContext, asked: Reschedule) -> Done:
@@ -229,15 +217,10 @@ def _reschedule(context: ApiContext, asked: Reschedule) -> Done:
 
 
 def _only_row(context: ApiContext, asked: Reschedule, record_id: bytes) -> Pending:
-    """Return the only pending record of an id, which the reschedule replaces.
-
-    Raises:
-        Refusal: no record of the id is pending on this node, or more than one is.
-    """
     rows = _found(context, asked, record_id)
     if not rows:
         elsewhere = ", ".join(map(str, context.slices_elsewhere()))
-        where = f"; it keeps no copy of slices {elsewhere}: ask a node that does"
+        where = f"; it keeps no copy of slices {elsewhere}: ask a node that has them"
         raise Refusal(
             404,
             "nothing is pending under this id on this node; nothing was written"
@@ -245,17 +228,14 @@ def _only_row(context: ApiContext, asked: Reschedule, record_id: bytes) -> Pendi
         )
     if len(rows) > 1:
         shards = _shards([(row.topic, row.partition) for row in rows])
-        raise Refusal(409, f"it is pending in {shards}: name topic and partition")
+        raise Refusal(409, f"the id is pending in {shards}: name topic and partition")
     return rows[0]
 
 
 def refuse_what_would_fail(context: ApiContext, row: Pending, asked: Reschedule) -> None:
-    """Check that ``row``, a pending record, can be replaced by one with the requested due time.
-
-    Raises:
-        Refusal: the record recurs, waits for its home partition, or may be delivered first; this
-            node's copy of the slice is catching up; or the new record would be dead-lettered or
-            expire.
+    """Raise ``Refusal`` if a pending record can't be replaced by one with the requested due time:
+    it recurs, is forwarded to its home, or may be delivered first; this node's copy of the slice is
+    catching up; or the new record would be dead-lettered or expire.
     """
     if row.recurs:
         raise Refusal(
@@ -266,14 +246,15 @@ def refuse_what_would_fail(context: ApiContext, row: Pending, asked: Reschedule)
     if row.target == row.topic:
         raise Refusal(
             409,
-            f"it waits for partition {row.target_partition} of its delay topic, where its id is at "
-            "home; nothing was written: ask again when it is there, or write it anew",
+            f"the record is being forwarded to partition {row.target_partition} of its delay "
+            "topic, the home of its id; nothing was written: retry when it is there, or write it "
+            "again",
         )
     if context.is_catching_up(row.partition):
         raise Refusal(
             503,
-            f"the copy of slice {row.partition} here is catching up, and may not know what has "
-            "become of the record; nothing was written: ask the node that owns it (/v1/cluster)",
+            f"the copy of slice {row.partition} here is catching up and may lag the record's "
+            "state; nothing was written: ask the node that owns it (/v1/cluster)",
             retry_after_s=_BUSY_RETRY_S,
         )
     now_ms = context.wall_ms()
@@ -302,7 +283,6 @@ def refuse_what_would_fail(context: ApiContext, row: Pending, asked: Reschedule)
 
 
 def _again(row: Pending, asked: Reschedule) -> list[Header]:
-    """Return the headers of the record that replaces ``row`` and is due at the requested time."""
     time = (
         (names.DELAY_AT, b"%d" % asked.at_ms)
         if asked.at_ms is not None
@@ -328,3 +308,69 @@ def _done(written: Sequence[RecordPlace], outcome: str | None, detail: str) -> D
 
 def _shards(places: Sequence[tuple[str, int]]) -> str:
     return ", ".join(f"{topic}:{partition}" for topic, partition in places)
+
+
+_PausedName = Annotated[
+    str,
+    Path(
+        pattern=r"^[A-Za-z0-9._*?-]{1,249}$",
+        description="A topic; of targets, `*` and `?` stand for any.",
+    ),
+]
+_HEARD_S: Final = 10
+_LOOK_S: Final = 0.02
+
+
+def pause_routes(context: ApiContext, waiting: WaitingRoom) -> APIRouter:
+    """Return the routes that pause and resume targets and delay topics on all nodes."""
+    routes = APIRouter(prefix="/v1/pauses", tags=["pauses"], responses=described(404))
+
+    @routes.put("/{kind}/{name}")
+    def pause(kind: Kind, name: _PausedName, asked: Reason) -> Pause:
+        """Pause. It is in effect on this node when the call returns, on others a moment later."""
+        if kind == "topic" and name not in context.delay_topics:
+            raise Refusal(404, f"{name} is no delay topic")
+        row = PauseRow(context.wall_ms(), asked.reason)
+        with waiting.place():
+            _write_pause(context, Paused(kind, name), encode_pause(row))
+        return Pause(kind=kind, name=name, at_ms=row.at_ms, reason=row.reason)
+
+    @routes.delete("/{kind}/{name}", status_code=204)
+    def resume(kind: Kind, name: _PausedName) -> None:
+        """Resume. Records held meanwhile are delivered within 1.5 times `delivery.held_ms`."""
+        newest = context.pauses.newest
+        if newest is not None and Paused(kind, name) not in newest.all:
+            raise Refusal(404, f"{kind} {name} is not paused")
+        with waiting.place():
+            _write_pause(context, Paused(kind, name), None)
+
+    return routes
+
+
+def _write_pause(context: ApiContext, paused: Paused, value: bytes | None) -> None:
+    # Returns when this node's workers have read the change; others may be later.
+    key = encode_key(paused)
+    context.desk.write(context.settings.topics.pauses, 0, key, value, [])
+    is_paused = value is not None
+
+    def is_unheard() -> bool:
+        return any((key in held) is not is_paused for held in context.inquiry.held())
+
+    is_late = stop_after_delay(_HEARD_S)
+
+    def is_over(state: RetryCallState) -> bool:
+        return is_late(state) or context.desk.is_stopping
+
+    try:
+        Retrying(retry=retry_if_result(bool), stop=is_over, wait=wait_fixed(_LOOK_S))(is_unheard)
+    except RetryError as exc:
+        raise Refusal(
+            503,
+            f"the pause is written, but not every worker has read it in time ({_HEARD_S} s); "
+            "see /v1/pauses and the node's problems",
+        ) from exc
+    except DelayServiceError as exc:
+        raise Refusal(
+            503,
+            f"the pause is written, but it is not known whether the workers have read it:  {exc}",
+        ) from exc

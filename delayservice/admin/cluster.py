@@ -6,7 +6,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query
 
-from delayservice.admin import cluster_models
+from delayservice.admin import models
 from delayservice.admin.context import ApiContext
 from delayservice.admin.history import Sample
 from delayservice.admin.problems import Refusal, described
@@ -22,16 +22,16 @@ def health_routes(context: ApiContext) -> APIRouter:
     routes = APIRouter(tags=["health"])
 
     @routes.get("/healthz", responses=described())
-    async def healthz() -> cluster_models.Health:
+    async def healthz() -> models.Health:
         """Return whether the node lives: no worker hangs."""
         silent = [w for w in context.hub.facts().workers if w.silent_s > SILENT_S_MAX]
         if silent:
             said = ", ".join(f"{w.worker} for {w.silent_s:.0f} s" for w in silent)
             raise Refusal(503, f"workers are silent: {said}")
-        return cluster_models.Health(status="ok")
+        return models.Health(status="ok")
 
     @routes.get("/readyz", responses=described())
-    async def readyz() -> cluster_models.Health:
+    async def readyz() -> models.Health:
         """Return whether the node may own every slice that it has a copy of; if not, why.
 
         Other alarms are in `/v1/node`: they don't say that it should be asked no more.
@@ -39,33 +39,33 @@ def health_routes(context: ApiContext) -> APIRouter:
         reasons = why_not_electable(context.hub.facts())
         if reasons:
             raise Refusal(503, "; ".join(reasons))
-        return cluster_models.Health(status="ok")
+        return models.Health(status="ok")
 
     return routes
 
 
 def add_cluster_routes(routes: APIRouter, context: ApiContext) -> None:
-    """Add ``/node``, ``/cluster`` and ``/history`` to ``routes``."""
-
     @routes.get("/node", tags=["cluster"])
     def node() -> NodeState:
         """This node, its workers and slices."""
         return context.hub.status()
 
     @routes.get("/cluster", tags=["cluster"])
-    def cluster() -> cluster_models.Cluster:
+    def cluster() -> models.Cluster:
         """All nodes, who owns which slice, and how far every copy is."""
         return cluster_of(context)
 
     @routes.get("/history", tags=["cluster"])
     def history(
-        last: Annotated[int, Query(ge=1, le=900, description="Samples, about one a second.")] = 300,
+        last: Annotated[
+            int, Query(ge=1, le=900, description="Samples, about one per second.")
+        ] = 300,
     ) -> list[Sample]:
         """Throughput and lateness of this node in the last minutes."""
         return context.history.last(last)
 
 
-def cluster_of(context: ApiContext) -> cluster_models.Cluster:
+def cluster_of(context: ApiContext) -> models.Cluster:
     """Return the nodes, slices and delay topics of the cluster, as this node knows them."""
     members = context.inquiry.members()
     topics = context.delay_topics
@@ -77,14 +77,14 @@ def cluster_of(context: ApiContext) -> cluster_models.Cluster:
     for held in members.slices:
         mine = here.get(held.slice)
         slices.append(
-            cluster_models.Slice(
+            models.Slice(
                 slice=held.slice,
                 shards=[f"{name}:{held.slice}" for name, n in topics.items() if held.slice < n],
                 owner=held.owner,
                 epoch=max(held.epoch, mine.epoch if mine is not None else 0),
                 heir=held.heir,
                 copies=[
-                    cluster_models.Copy(
+                    models.Copy(
                         node=copy.node,
                         stored=copy.stored,
                         behind=furthest[held.slice] - copy.stored,
@@ -93,18 +93,18 @@ def cluster_of(context: ApiContext) -> cluster_models.Cluster:
                     for copy in members.copies
                     if copy.slice == held.slice
                 ],
-                here=None if mine is None else cluster_models.Here.model_validate(mine),
+                here=None if mine is None else models.Here.model_validate(mine),
             )
         )
     levels = context.settings.levels.by_topic
-    return cluster_models.Cluster(
+    return models.Cluster(
         node_id=context.settings.node.node_id,
         standalone=context.settings.standalone,
-        nodes=[cluster_models.Node.model_validate(node) for node in members.nodes],
+        nodes=[models.Node.model_validate(node) for node in members.nodes],
         slices=slices,
         ownerless=[held.slice for held in members.slices if not held.owner],
         topics=[
-            cluster_models.DelayTopic(
+            models.DelayTopic(
                 name=name,
                 partitions=count,
                 level_ms=levels.get(name),

@@ -21,25 +21,14 @@ from delayservice.contract.entry import Row
 from delayservice.metrics.hub import MetricsHub
 
 _TOPICS_FRESH_S: Final = 5.0
+# Approximate limit of the bytes that one request reads from the dead-letter topic.
 SURVEY_BYTES_MAX: Final = 32 << 20
-"""Approximate limit of the bytes that one request reads from the dead-letter topic."""
 _GOOD_STATES: Final = frozenset({"owner", "replica"})
 _SURVEY_WAIT_S: Final = 5.0
 
 
 class ApiContext:
-    """Data and clients for the routes of the API and the page.
-
-    Args:
-        settings: settings of the node.
-        hub: source of the workers' metrics.
-        inquiry: queries to the workers.
-        history: samples of throughput and lateness in the last 15 minutes.
-        admin: Kafka admin client.
-        desk: writer of control records and pauses.
-        pauses: reader of the pauses topic.
-        wall_ms: returns the time of the wall clock, epoch milliseconds.
-    """
+    """Data and Kafka clients of the node for the routes of the API and the page."""
 
     def __init__(
         self,
@@ -66,11 +55,8 @@ class ApiContext:
 
     @property
     def delay_topics(self) -> dict[str, int]:
-        """Return the partition count of each existing delay topic by name, level topics last. The
-        counts are at most 5 s old.
-
-        Raises:
-            KafkaEdgeError: the cluster does not answer.
+        """Partition count of each existing delay topic by name, level topics last. The counts are
+        at most 5 s old.
         """
         asked_s, topics = self._topics
         if time.monotonic() - asked_s > _TOPICS_FRESH_S:
@@ -81,11 +67,7 @@ class ApiContext:
         return topics
 
     def slices_elsewhere(self) -> list[int]:
-        """Return the numbers of the slices of which this node keeps no copy.
-
-        Raises:
-            DelayServiceError: the workers do not answer.
-        """
+        """Return the numbers of the slices of which this node keeps no copy."""
         here = {facts.metrics.slice for facts in self.hub.facts().slices}
         return [held.slice for held in self.inquiry.members().slices if held.slice not in here]
 
@@ -99,12 +81,7 @@ class ApiContext:
         )
 
     def read(self, topic: str, partition: int, offset: int) -> Row:
-        """Return a record of a delay topic, as it was written.
-
-        Raises:
-            Refusal: the topic is no delay topic, or no record is at this offset.
-            KafkaEdgeError: the cluster does not answer.
-        """
+        """Return a record of a delay topic, as written; raises ``Refusal`` if there is none."""
         if partition >= self.delay_topics.get(topic, 0):
             raise Refusal(404, f"{topic}:{partition} is no partition of a delay topic")
         start, end, _ = log_bounds(self._admin, topic, partition, READ_COMMITTED)
@@ -124,15 +101,9 @@ class ApiContext:
 
     def dead_letters(self, last: int, code: str | None = None) -> Survey:
         """Return the newest dead letters, and which of them were replayed. Only one request reads
-        them at a time, as each reads megabytes.
+        them at a time, as each reads megabytes; ``Refusal`` is raised after 5 s.
 
-        Args:
-            last: largest number of offsets to read from the end of each partition.
-            code: error code of the dead letters to return; None: any code.
-
-        Raises:
-            Refusal: another request has been reading them for 5 s.
-            KafkaEdgeError: the cluster does not answer.
+        ``last``: largest number of offsets to read from the end of each partition.
         """
         if not self._surveying.acquire(timeout=_SURVEY_WAIT_S):
             raise Refusal(

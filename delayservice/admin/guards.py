@@ -83,11 +83,7 @@ def _check(shown: str | None, token: str, needed: str, scheme: str) -> None:
 
 
 def takes_json(request: Request) -> None:
-    """Check that a request has no body, or a body whose content type is JSON.
-
-    Raises:
-        Refusal: status 415, the body's content type is missing or not JSON.
-    """
+    """Refuse, with status 415, a body whose content type is not JSON."""
     given = request.headers.get("content-type", "")
     has_body = request.headers.get("content-length", "0") != "0"
     if has_body and given.partition(";")[0].strip().lower() != _JSON:
@@ -96,10 +92,8 @@ def takes_json(request: Request) -> None:
 
 
 def knows_query(request: Request) -> None:
-    """Check that the route knows all names in the query: FastAPI would ignore a misspelt one.
-
-    Raises:
-        Refusal: status 422, a name is unknown; the message lists the known ones.
+    """Refuse, with status 422, a name in the query that the route does not know: FastAPI would
+    ignore a misspelt one.
     """
     operation = request.app.openapi()["paths"][request.scope["route"].path][request.method.lower()]
     known = {one["name"] for one in operation.get("parameters", ()) if one["in"] == "query"}
@@ -115,11 +109,7 @@ class RequestGate:
     of unknown length, and adds security headers to all answers.
 
     The check of host names stops DNS rebinding: a page of another site whose host name was made to
-    point to this server.
-
-    Args:
-        app: application that gets the accepted requests.
-        hosts: names allowed in the ``Host`` header besides loopback's; ``*``: any name.
+    point to this server. ``hosts``: names allowed besides loopback's; ``*``: any name.
     """
 
     def __init__(self, app: ASGIApp, hosts: frozenset[str]) -> None:
@@ -127,9 +117,6 @@ class RequestGate:
         self._hosts = hosts | _OWN_HOSTS
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request to the application, or answer it with an error, and add the security
-        headers to the answer.
-        """
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -152,10 +139,10 @@ class RequestGate:
         if "*" not in self._hosts and name not in self._hosts:
             return (
                 421,
-                f"this server is not asked as {name!r}; add it to admin.hosts if it is yours",
+                f"unknown host name {name!r}; add it to admin.hosts if it is yours",
             )
         if "transfer-encoding" in headers:
-            return 411, "a body must say how long it is: send Content-Length"
+            return 411, "a body needs Content-Length"
         length = headers.get("content-length", "0")
         if not length.isdecimal() or int(length) > BODY_BYTES_MAX:
             return 413, f"a body is {BODY_BYTES_MAX} bytes at most"

@@ -14,8 +14,8 @@ from delayservice.metrics.counts import LATENESS_BOUNDS_MS, Counters
 from delayservice.metrics.hub import NodeTotals
 
 EVERY_S: Final = 1.0
+# Samples in memory, one per second: 15 minutes.
 KEPT: Final = 900
-"""Largest number of samples in memory, one per second: 15 minutes."""
 
 
 class Sample(BaseModel):
@@ -32,11 +32,7 @@ class Sample(BaseModel):
 
 
 class History:
-    """Samples of the last 15 minutes, about one per second, taken by a thread.
-
-    Args:
-        totals: returns the node's counters and its number of pending records.
-    """
+    """Samples of the last 15 minutes, about one per second, taken by a thread."""
 
     def __init__(self, totals: Callable[[], NodeTotals]) -> None:
         self._totals = totals
@@ -46,15 +42,12 @@ class History:
         self._thread = threading.Thread(target=self._run, name="history", daemon=True)
 
     def start(self) -> None:
-        """Start the sampling thread."""
         self._thread.start()
 
     def close(self) -> None:
-        """Stop the sampling thread, without waiting for it."""
         self._stopping.set()
 
     def last(self, count: int) -> list[Sample]:
-        """Return the newest ``count`` samples, oldest first."""
         return list(self._samples)[-count:]
 
     def _run(self) -> None:
@@ -62,12 +55,8 @@ class History:
             self.sample(time.monotonic(), time.time_ns() // 1_000_000)
 
     def sample(self, now_s: float, now_ms: int) -> None:
-        """Store a sample of the counts since the previous call; the first call stores no sample,
-        it only reads the counters.
-
-        Args:
-            now_s: time of the monotonic clock, in s.
-            now_ms: time of the wall clock, epoch milliseconds.
+        """Store a sample of the counts since the previous call; the first call only reads the
+        counters.
         """
         total, pending = self._totals()
         if self._last is not None:

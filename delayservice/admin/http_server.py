@@ -1,17 +1,33 @@
-"""HTTP server of a node: uvicorn on a thread of the supervisor process."""
+"""HTTP server of a node, uvicorn on a thread of the supervisor process; and the application of
+``/metrics`` for Prometheus and ``/status`` for people and health checks.
+
+The latter listens on a separate address, ``metrics.listen``, because other machines read it without
+a token.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import gzip
 import logging
 import socket
 import threading
+from collections.abc import Iterable
+from http import HTTPStatus
 from typing import Final
 
 import uvicorn
-from starlette.types import ASGIApp
+from prometheus_client import Metric
+from prometheus_client.exposition import choose_encoder, gzip_accepted
+from prometheus_client.registry import Collector, CollectorRegistry
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from delayservice.base.errors import DelayServiceError
+from delayservice.metrics.families import export
+from delayservice.metrics.hub import MetricsHub
 
 _CONCURRENCY_MAX: Final = 256
 _CLOSE_S: Final = 3
@@ -47,13 +63,8 @@ class HttpServer:
         self._thread: threading.Thread | None = None
 
     def serve(self) -> str | None:
-        """Start to listen, and answer requests on a new thread.
-
-        Returns:
-            ``host:port`` of the open socket; None: ``listen`` is empty, and there is no server.
-
-        Raises:
-            DelayServiceError: the address is in use, or is not an address of this machine.
+        """Start to listen, and answer requests on a new thread. Return ``host:port`` of the open
+        socket; None: there is no server.
         """
         if not self._listen:
             return None
@@ -102,9 +113,52 @@ class _Server(uvicorn.Server):
     """
 
     async def main_loop(self) -> None:
-        """Serve until ``should_exit`` is set. Each check also updates the ``Date`` header."""
+        # Each check also updates the ``Date`` header.
         await self.on_tick(0)
         is_over = False
         while not is_over:
             await asyncio.sleep(_LOOK_S)
             is_over = await self.on_tick(0)
+
+
+class _Collector(Collector):
+    def __init__(self, hub: MetricsHub) -> None:
+        self._hub = hub
+
+    def collect(self) -> Iterable[Metric]:
+        return export(self._hub.facts())
+
+
+def make_metrics_app(hub: MetricsHub) -> ASGIApp:
+    """Return the ASGI application of ``/metrics`` and ``/status``. It accepts any host name."""
+    registry = CollectorRegistry()
+    registry.register(_Collector(hub))
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        response = await run_in_threadpool(_respond, hub, registry, Request(scope))
+        await response(scope, receive, send)
+
+    return app
+
+
+def _respond(hub: MetricsHub, registry: CollectorRegistry, request: Request) -> Response:
+    if request.method not in {"GET", "HEAD"}:
+        return _response(b"only GET\n", "text/plain", HTTPStatus.METHOD_NOT_ALLOWED)
+    path = request.scope["path"]
+    if path == "/status":
+        return _response(hub.status().model_dump_json().encode(), "application/json")
+    if path != "/metrics":
+        return _response(b"there are /metrics and /status\n", "text/plain", HTTPStatus.NOT_FOUND)
+    names = request.query_params.getlist("name[]")
+    encode, kind = choose_encoder(request.headers.get("accept", ""))
+    body = encode(registry.restricted_registry(names) if names else registry)
+    if not gzip_accepted(request.headers.get("accept-encoding", "")):
+        return _response(body, kind)
+    response = _response(gzip.compress(body), kind)
+    response.headers["Content-Encoding"] = "gzip"
+    return response
+
+
+def _response(body: bytes, kind: str, status: int = HTTPStatus.OK) -> Response:
+    # As a header: Starlette adds a charset to a media type.
+    return Response(body, status, {"Content-Type": kind})

@@ -61,9 +61,7 @@ class _Kept(Generic[T]):
 class Workers:
     """Queries to the workers of this node. Any thread may call the methods. Each raises
     ``NotAnsweredError`` if a worker does not answer, and ``DelayServiceError`` if no worker runs.
-
-    Args:
-        askers: returns a client for each current worker.
+    ``askers`` returns a client for each current worker.
     """
 
     def __init__(self, askers: Callable[[], Sequence[WorkerClient]]) -> None:
@@ -90,8 +88,8 @@ class Workers:
         return next((fate for fate in answers if fate is not None), None)
 
     def horizon(self) -> BacklogCounts:
-        """Return the counts of the node's pending records by ranges of due times. They are at most
-        a second old.
+        """Return the counts of the node's pending records by due time. They are at most a second
+        old.
         """
         return self._horizon.get()
 
@@ -114,18 +112,11 @@ class Workers:
         return horizon
 
     def _ask_members(self) -> Members:
-        """Return nodes, owners and copies, joined from the answers of all workers: without
-        ZooKeeper, each worker knows only its own slices.
-        """
+        # Without ZooKeeper, each worker knows only its own slices, so all answers are joined.
         return joined(self._all(Standings(), Members))
 
     def _all(self, question: Question, kind: type[T]) -> list[T]:
-        """Return the answers of all workers, each of the type ``kind``.
-
-        Raises:
-            NotAnsweredError: a worker does not answer, so that the result would be incomplete.
-            DelayServiceError: no worker runs yet.
-        """
+        # If a worker does not answer, the result would be incomplete.
         askers = self._askers()
         if not askers:
             raise DelayServiceError("no worker runs yet; try again in a moment")

@@ -29,11 +29,11 @@ def _no_seconds(at_ms: int) -> int:
         raise ValueError(exc.detail) from exc
 
 
+# Integer in a request; JSON ``true`` and ``false`` are refused.
 Whole = Annotated[int, BeforeValidator(_no_truth)]
-"""Type of an integer in a request, for which JSON ``true`` and ``false`` are refused."""
 
+# Largest number of characters of an id in a request: more than any id has, fit for a URL.
 ID_CHARS_MAX: Final = 4_096
-"""Largest number of characters of an id in a request: more than any id has, fit for a URL."""
 
 
 class Content(BaseModel):
@@ -44,7 +44,6 @@ class Content(BaseModel):
 
     @classmethod
     def of(cls, content: bytes | None) -> Content | None:
-        """Return bytes as text if they are valid UTF-8, else in base64; None for None."""
         if content is None:
             return None
         try:
@@ -61,7 +60,6 @@ class Header(BaseModel):
 
     @classmethod
     def all_of(cls, headers: Sequence[RawHeader]) -> list[Header]:
-        """Return headers as objects of the API, in their order."""
         return [cls(name=name, value=Content.of(value)) for name, value in headers]
 
 
@@ -72,8 +70,8 @@ class PendingRecord(BaseModel):
     partition: int
     offset: int
     id: Content | None = Field(description="Its `delay-id`.")
-    due_ms: int = Field(description="Not delivered before.")
-    next_ms: int = Field(description="Looked at next: due, or to be rolled, or tried again.")
+    due_ms: int = Field(description="Due time.")
+    next_ms: int = Field(description="Next processing: due time, roll or retry.")
     target: str = Field(description="Target topic.")
     target_partition: int | None = Field(description="null: chosen by the key.")
     key: Content | None = Field(description="Output key.")
@@ -83,12 +81,11 @@ class PendingRecord(BaseModel):
     expires_ms: int | None
     recurs: bool = Field(description="An occurrence of a recurring schedule.")
     marked_by: int | None = Field(
-        description="Offset of what cancels or replaces it in a moment; null: nothing."
+        description="Offset of the record that is about to cancel or replace it; null: none."
     )
 
     @classmethod
     def of(cls, row: Pending) -> PendingRecord:
-        """Return a pending record as an object of the API, without value and headers."""
         return cls.model_validate(_fields(row))
 
 
@@ -100,7 +97,6 @@ class WholeRecord(PendingRecord):
 
     @classmethod
     def of(cls, row: Pending) -> WholeRecord:
-        """Return a pending record as an object of the API, with value and headers."""
         content = {"value": Content.of(row.value), "headers": Header.all_of(row.headers)}
         return cls.model_validate(_fields(row) | content)
 
@@ -126,20 +122,20 @@ def _fields(row: Pending) -> dict[str, object]:
 
 
 class PendingPage(BaseModel):
-    """A page of pending records, in the order in which the service looks at them."""
+    """A page of pending records, by time of next processing."""
 
     records: list[PendingRecord]
     next: str | None = Field(
-        description="Ask again with this `cursor` for more; null: there is no more. A page may be "
-        "short, or empty, and have more behind it: what it looked at did not match."
+        description="`cursor` of the next page; null: this is the last one. A page may be short "
+        "or empty although more follow."
     )
-    scanned: int = Field(description="Records that were looked at.")
+    scanned: int = Field(description="Number of records read.")
     damaged: int = Field(
-        description="Stretches of due times that this node can't read now: their records are "
-        "missing here. Each is read again from Kafka when it is due."
+        description="Number of ranges of due times that can't be read now; their records are "
+        "missing, and are read again from Kafka before they are due."
     )
     slices_elsewhere: list[int] = Field(
-        description="Slices of which this node keeps no copy: ask another node for those."
+        description="Slices without a copy on this node: ask another node."
     )
 
 
@@ -155,10 +151,10 @@ class Backlog(BaseModel):
 
     now_ms: int
     total: int = Field(description="Pending records of this node's copies.")
-    levels: int = Field(description="Those of them in level topics; in the total only.")
-    overdue: int = Field(description="Due already.")
-    within: list[Horizon] = Field(description="Cumulative, what is overdue left out.")
-    beyond: int = Field(description="Due later than the last of them.")
+    levels: int = Field(description="Records in level topics; part of the total only.")
+    overdue: int = Field(description="Overdue.")
+    within: list[Horizon] = Field(description="Cumulative, without overdue records.")
+    beyond: int = Field(description="Due later than the last interval.")
     slices_elsewhere: list[int]
 
 
@@ -175,8 +171,8 @@ class Timeline(BaseModel):
     now_ms: int
     unit_ms: int
     coarse_from_ms: int | None = Field(
-        description="From here on counts are known for longer intervals only, and are spread "
-        "evenly over these; null: each bucket is exact."
+        description="From this time on, counts of longer intervals are spread evenly; null: all "
+        "buckets are exact."
     )
     buckets: list[Bucket]
     slices_elsewhere: list[int]
@@ -188,7 +184,7 @@ class RecordFate(BaseModel):
     topic: str
     partition: int
     offset: int
-    timestamp_ms: int = Field(description="When the broker appended it.")
+    timestamp_ms: int = Field(description="Append time at the broker.")
     key: Content | None
     value: Content | None
     headers: list[Header] = Field(description="As they were written.")
@@ -198,9 +194,6 @@ class RecordFate(BaseModel):
 
     @classmethod
     def of(cls, topic: str, partition: int, row: Row, fate: Fate | None) -> RecordFate:
-        """Return a record of a delay topic and its state as an object of the API. ``fate`` None:
-        this node keeps no copy of the shard.
-        """
         offset, timestamp_ms, key, value, headers = row
         return cls(
             topic=topic,
@@ -234,8 +227,8 @@ class DeadLetters(BaseModel):
     """The newest dead letters, newest first."""
 
     letters: list[DeadLetter]
-    total: int = Field(description="Offsets that the topic holds, markers included.")
-    looked_at: int = Field(description="So many of them were looked at, from the end.")
+    total: int = Field(description="Number of offsets in the topic, transaction markers included.")
+    looked_at: int = Field(description="Number of offsets read, from the end.")
 
 
 class ById(BaseModel):
@@ -248,7 +241,7 @@ class ById(BaseModel):
     topic: str | None = Field(
         default=None,
         pattern=r"^[A-Za-z0-9._-]{1,249}$",
-        description="Delay topic, should it not be known where the record is. Default: the first.",
+        description="Delay topic if no pending record is found. Default: the first one.",
     )
     partition: Whole | None = Field(
         default=None, ge=0, le=2**31 - 1, description="As `topic`. Default: by the id."
@@ -283,3 +276,77 @@ class Done(BaseModel):
         description="`cancelled`, `fired`, `replaced` or `not_pending`; null: not known yet."
     )
     detail: str
+
+
+class Node(BaseModel):
+    """A node of the cluster. ``address`` is its host name."""
+
+    model_config = ConfigDict(from_attributes=True)
+
+    node_id: str
+    broker_id: int | None
+    rack: str
+    address: str
+    workers: int
+    alive: list[int] = Field(description="Numbers of its live workers.")
+
+
+class Copy(BaseModel):
+    """A replica of a slice."""
+
+    node: str
+    stored: int = Field(description="Stored source offsets, summed over the delay topics.")
+    behind: int = Field(description="Offsets behind the most advanced copy.")
+    caught_up: bool = Field(description="Whether it may take over.")
+
+
+class Here(BaseModel):
+    """A slice as this node sees it."""
+
+    model_config = ConfigDict(from_attributes=True)
+
+    state: str
+    worker: int
+    lag_s: float = Field(description="Lag of its copy behind the owner, seconds; -1: unknown.")
+    source_lag: int
+    pending: int
+    oldest_due_ms: int | None
+    alarm: str
+
+
+class Slice(BaseModel):
+    """One slice: partition n of every delay topic."""
+
+    slice: int
+    shards: list[str] = Field(description="Its shards, `topic:partition`.")
+    owner: str = Field(description="Node that owns it; empty: no node does.")
+    epoch: int
+    heir: str = Field(description="Node to which it is being handed over; empty: none.")
+    copies: list[Copy]
+    here: Here | None = Field(description="null: this node keeps no copy.")
+
+
+class DelayTopic(BaseModel):
+    """A delay topic."""
+
+    name: str
+    partitions: int
+    level_ms: int | None = Field(description="Its fixed delay; null: any delay.")
+    is_paused: bool
+
+
+class Cluster(BaseModel):
+    """Nodes, slices and delay topics."""
+
+    node_id: str = Field(description="Node that answers.")
+    standalone: bool = Field(description="Without ZooKeeper: this node owns all slices.")
+    nodes: list[Node]
+    slices: list[Slice]
+    ownerless: list[int] = Field(description="Slices that no node owns now.")
+    topics: list[DelayTopic]
+
+
+class Health(BaseModel):
+    """Health of the node."""
+
+    status: Literal["ok"]

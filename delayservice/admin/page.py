@@ -2,14 +2,21 @@
 
 The page is complete without JavaScript. Its script loads the same HTML once a second and replaces
 the changed parts, so that only the server renders.
+
+Records may come from untrusted producers. Jinja escapes their markup. Control, direction and
+invisible characters, which would change how the surrounding text looks, are shown as code points
+(``U+200B``).
 """
 
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from http import HTTPStatus
+from itertools import groupby
 from typing import Annotated, Any, Final, Generic, Literal, TypeVar
 from urllib.parse import urlencode
 
@@ -19,11 +26,13 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, RedirectResponse, Response
 from fastapi.routing import APIRoute
 from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
 
 from delayservice import __version__
-from delayservice.admin import models, page_charts, page_health, page_words
+from delayservice.admin import models, page_charts, page_health
 from delayservice.admin.cluster import cluster_of
 from delayservice.admin.context import ApiContext
+from delayservice.admin.models import Content
 from delayservice.admin.problems import Refusal
 from delayservice.admin.reading import (
     SCAN_MAX,
@@ -38,9 +47,184 @@ from delayservice.admin.reading import (
 )
 from delayservice.base.errors import DelayServiceError
 from delayservice.config.reference import as_text, redacted
+from delayservice.config.units import parse_duration_ms
 from delayservice.contract.codes import EXPLANATIONS
-from delayservice.contract.times import DUE_STOP_MS
+from delayservice.contract.times import DUE_STOP_MS, parse_instant_ms
 from delayservice.inspection.query import Locate, Position, Search
+
+NO_FIGURE: Final = "\N{EN DASH}"
+VALUE_CHARS_MAX: Final = 16_384
+_CELL_CHARS_MAX: Final = 200
+_YEAR_10000_MS: Final = 253_402_300_800_000
+# Unicode categories of characters that are invisible or change the direction of text.
+_UNSEEN: Final = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
+# More than three combining marks on one letter: they would cover other lines.
+_STACK: Final = re.compile(
+    r"([\u0300-\u036f\u0483-\u0489\u1ab0-\u1aff\u20d0-\u20ff]{3})"
+    r"[\u0300-\u036f\u0483-\u0489\u1ab0-\u1aff\u20d0-\u20ff]+"
+)
+_STEPS: Final = ((86_400_000, "d"), (3_600_000, "h"), (60_000, "min"), (1_000, "s"))
+_SIGN: Final = re.compile(r"([+-])\s*(.+)")
+
+
+def count(number: int) -> str:
+    return f"{number:,}"
+
+
+def rate(per_second: float) -> str:
+    return f"{per_second:,.0f}" if per_second >= 100 or not per_second else f"{per_second:,.1f}"  # noqa: PLR2004  # digits
+
+
+def lateness(ms: int | None) -> str:
+    """Return a duration of ``ms`` milliseconds as text with its unit; a dash for None."""
+    if ms is None:
+        return NO_FIGURE
+    if ms < 1_000:  # noqa: PLR2004  # a second
+        return f"{ms:,} ms"
+    return f"{ms / 1_000:,.1f} s" if ms < 60_000 else span(ms)  # noqa: PLR2004  # a minute
+
+
+def span(ms: int) -> str:
+    """Return ``ms`` milliseconds, without the sign, as text in one or two units: ``2 h 5 min``."""
+    left_s = abs(ms) // 1_000 * 1_000
+    parts = []
+    for size, unit in _STEPS:
+        if left_s >= size:
+            parts.append(f"{left_s // size:,} {unit}")
+            left_s %= size
+        elif parts:
+            break  # `1 d 3 s` says no more than `1 d`
+        if len(parts) == 2:  # noqa: PLR2004  # the two
+            break
+    return " ".join(parts) or "0 s"
+
+
+def size(octets: int | None) -> str:
+    if octets is None:
+        return "null"
+    if octets < 1_024:  # noqa: PLR2004  # a kibibyte
+        return f"{octets:,} B"
+    return f"{octets / 1_024:,.1f} KiB" if octets < 1 << 20 else f"{octets / (1 << 20):,.1f} MiB"
+
+
+def utc(ms: int) -> str:
+    """Return epoch ms as UTC text (``2026-11-21 18:37:42.123``); before 1970 or after 9999 as a
+    number of ms.
+    """
+    if not 0 <= ms < _YEAR_10000_MS:
+        return f"{ms:,} ms"
+    moment = datetime.fromtimestamp(ms / 1_000, UTC)
+    return f"{moment:%Y-%m-%d %H:%M:%S}.{ms % 1_000:03}"
+
+
+def moment(ms: int, form: str = "full") -> Markup:
+    """Return a point in time as HTML, in UTC; the page's script converts it to local time. ``form``
+    is ``full``; ``clock``, the time of day; or ``minute``, that without seconds.
+    """
+    text = utc(ms)
+    whole = f"{text} UTC = {ms} ms"
+    cut = {"full": f"{text} UTC", "clock": text[11:19], "minute": text[11:16]}[form]
+    return Markup('<time data-ms="{}" data-form="{}" title="{}">{}</time>').format(
+        ms, form, whole, cut
+    )
+
+
+def relative(ms: int, now_ms: int) -> Markup:
+    """Return the time from ``now_ms`` to ``ms``, both epoch milliseconds, as HTML: ``in 5 min`` or
+    ``5 min ago``. The page's script keeps the text current.
+    """
+    words = f"in {span(ms - now_ms)}" if ms >= now_ms else f"{span(now_ms - ms)} ago"
+    return Markup('<time data-ms="{}" data-form="relative" title="{} UTC">{}</time>').format(
+        ms, utc(ms), words
+    )
+
+
+def visible(text: str, chars_max: int = _CELL_CHARS_MAX, keep: str = "") -> Markup:
+    """Return text of unknown origin as safe HTML. Control, direction and invisible characters are
+    shown as code points, except those in ``keep``, and a long text is cut.
+    """
+    cut = _STACK.sub(r"\1", text[:chars_max])
+    runs = groupby(cut, key=lambda char: char in keep or unicodedata.category(char) not in _UNSEEN)
+    seen = Markup("").join(
+        "".join(run) if is_seen else Markup("").join(map(_code_point, run)) for is_seen, run in runs
+    )
+    more = len(text) - chars_max
+    rest = Markup('<span class="more">… {:,} more characters</span>').format(more)
+    return Markup("<bdi>{}</bdi>{}").format(seen, rest if more > 0 else "")
+
+
+def _code_point(char: str) -> Markup:
+    name = unicodedata.name(char, "control character").lower()
+    return Markup('<span class="code-point" title="{}">U+{:04X}</span>').format(name, ord(char))
+
+
+def content(found: Content | None, chars_max: int = _CELL_CHARS_MAX, keep: str = "") -> Markup:
+    """Return content as HTML: text, base64 with a label, ``empty``, or ``null`` for None."""
+    if found is None:
+        return Markup('<span class="none">null</span>')
+    if found.data == "":
+        return Markup('<span class="none">empty</span>')
+    if found.encoding == "base64":
+        label = Markup('<span class="tag">base64</span> ')
+        return label + visible(found.data, chars_max)
+    return visible(found.data, chars_max, keep)
+
+
+def is_plain(text: str) -> bool:
+    # Only such a text is safe to paste into a shell.
+    return not any(unicodedata.category(char) in _UNSEEN for char in text)
+
+
+def read_moment(text: str, now_ms: int) -> int | None:
+    """Parse a typed point in time into epoch milliseconds, 0 to ``DUE_STOP_MS``; None: the text is
+    empty. It is ``now``, ``+10m``, ``-1h``, RFC 3339 or epoch milliseconds. ``ValueError`` says how
+    to write it.
+    """
+    asked = text.strip()
+    if not asked:
+        return None
+    if asked == "now":
+        return now_ms
+    signed = _SIGN.fullmatch(asked)
+    try:
+        if signed is not None:
+            ahead_ms = parse_duration_ms(signed[2])
+            found_ms = now_ms + ahead_ms if signed[1] == "+" else now_ms - ahead_ms
+        else:
+            found_ms = parse_instant_ms("time", _zoned(asked).encode())
+    except (ValueError, DelayServiceError) as exc:
+        raise ValueError(
+            "Not a valid time. Use now, +10m, -1h30m, 2026-11-21T18:00:00Z or epoch milliseconds."
+        ) from exc
+    return min(max(found_ms, 0), DUE_STOP_MS)
+
+
+def _zoned(text: str) -> str:
+    # RFC 3339 with missing seconds added, and UTC for a missing zone; any other text unchanged.
+    short = re.fullmatch(
+        r"(\d{4}-\d\d-\d\d)[T ](\d\d:\d\d)(:\d\d(?:\.\d+)?)?(Z|[+-]\d\d:\d\d)?", text
+    )
+    if short is None:
+        return text
+    day, minute, second, zone = short.groups()
+    return f"{day}T{minute}{second or ':00'}{zone or 'Z'}"
+
+
+def install(environment: Environment) -> None:
+    environment.filters.update(
+        count=count,
+        rate=rate,
+        lateness=lateness,
+        span=span,
+        size=size,
+        moment=moment,
+        relative=relative,
+        visible=visible,
+        content=content,
+    )
+    environment.tests["plain"] = is_plain
+    environment.globals["value_chars_max"] = VALUE_CHARS_MAX
+
 
 BUCKETS: Final = {"second": 60, "minute": 60, "hour": 48}
 _ROWS: Final = 50
@@ -80,41 +264,27 @@ def environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    page_words.install(made)
+    install(made)
     made.globals["version"] = __version__
     return made
 
 
 class Pages:
-    """Renderer of the web pages of one node.
-
-    Args:
-        context: data and Kafka clients of the node.
-    """
+    """Renderer of the web pages of one node."""
 
     def __init__(self, context: ApiContext) -> None:
         self._context = context
         self._templates = environment()
 
     def draw(self, name: str, http_status: int = 200, **shown: object) -> HTMLResponse:
-        """Return a template rendered as a page.
-
-        Args:
-            name: file name of the template, without ``.html``.
-            http_status: status code of the answer.
-            shown: variables of the template.
-        """
         template = self._templates.get_template(f"{name}.html")
         return HTMLResponse(template.render(here=name, **self._common(), **shown), http_status)
 
     def failed(self, status: int, detail: str) -> HTMLResponse:
-        """Return an error page with the HTTP status ``status`` and the text ``detail``."""
         return self.draw("error", status, title=HTTPStatus(status).phrase, detail=detail)
 
     def _common(self) -> dict[str, object]:
-        """Return the variables that every template uses: ``node_id``, ``now_ms`` (epoch ms),
-        ``cluster`` and ``findings`` (problems and warnings).
-        """
+        # The variables that every template uses.
         context = self._context
         now_ms = context.wall_ms()
         cluster = _part(lambda: cluster_of(context))
@@ -133,8 +303,8 @@ class Pages:
         }
 
     def overview(self, unit: str, minutes: int) -> HTMLResponse:
-        """Return the page with the health, the numbers of records due in each ``unit`` (``second``,
-        ``minute`` or ``hour``) from now on, and the throughput of the last ``minutes``.
+        """Return the page with the health, the numbers of records due in each ``unit`` from now on,
+        and the throughput of the last ``minutes``.
         """
         context = self._context
         timeline = _part(lambda: timeline_of(context, unit, BUCKETS[unit]))
@@ -153,7 +323,6 @@ class Pages:
         )
 
     def record(self, topic: str, partition: int, offset: int) -> HTMLResponse:
-        """Return the page of one record of a delay topic: its content, and what became of it."""
         row = self._context.read(topic, partition, offset)
         fate = self._context.inquiry.locate(Locate(topic=topic, partition=partition, row=row))
         found = models.RecordFate.of(topic, partition, row, fate)
@@ -236,7 +405,6 @@ class Pages:
         )
 
     def config(self) -> HTMLResponse:
-        """Return the page of the configuration in effect."""
         sections = [
             (section, list(_flat((section,), table)))
             for section, table in redacted(self._context.settings).items()
@@ -253,14 +421,9 @@ def _flat(path: tuple[str, ...], value: object) -> list[tuple[str, str]]:
 
 @dataclass(slots=True)
 class TypedSearch:
-    """Fields of the search form as typed, and their values, which ``read`` parses.
-
-    Attributes:
-        after: cursor of the previous page of results; empty: the first page.
-        from_ms: parsed ``due_from``, the first due time, epoch milliseconds.
-        to_ms: parsed ``due_to``, the exclusive end of the due times, epoch milliseconds.
-        position: parsed ``after``; None: the first page.
-        errors: messages about invalid fields, by field name.
+    """Fields of the search form as typed, and their values, which ``read`` parses: ``from_ms`` and
+    ``to_ms`` are epoch milliseconds, ``errors`` has messages by field name, and ``after`` is the
+    cursor of the previous page of results, parsed as ``position``.
     """
 
     id: str
@@ -276,9 +439,6 @@ class TypedSearch:
     errors: dict[str, str] = field(default_factory=dict)
 
     def read(self, now_ms: int) -> None:
-        """Parse the fields; store their values and, in ``errors``, messages about invalid fields.
-        ``now_ms``: current time, epoch milliseconds, for relative times.
-        """
         self.from_ms = self._moment("from", self.due_from, now_ms, 0)
         self.to_ms = self._moment("to", self.due_to, now_ms, DUE_STOP_MS)
         if not self.errors and self.from_ms >= self.to_ms:
@@ -292,7 +452,7 @@ class TypedSearch:
 
     def _moment(self, name: str, text: str, now_ms: int, default_ms: int) -> int:
         try:
-            found_ms = page_words.read_moment(text, now_ms)
+            found_ms = read_moment(text, now_ms)
         except ValueError as exc:
             self.errors[name] = str(exc)
             return default_ms
@@ -324,7 +484,6 @@ def _record_url(topic: str, partition: int, offset: int) -> str:
 
 
 def page_routes(context: ApiContext) -> APIRouter:
-    """Return the HTTP routes of the web pages."""
     pages = Pages(context)
     routes = APIRouter(route_class=_route_class(pages), include_in_schema=False)
 

@@ -18,8 +18,8 @@ _POINTS_MAX: Final = 300
 _TICKS: Final = 5
 _MINUTE_MS: Final = 60_000
 _DECADES_MIN: Final = 2
+# Possible upper ends of an axis, in tenths of a power of ten; half of each is round as well.
 _STEPS: Final = (10, 12, 16, 20, 24, 30, 40, 50, 60, 80, 100)
-"""Possible upper ends of an axis, in tenths of a power of ten; half of each is round as well."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,30 +38,24 @@ class ChartBar:
 
 @dataclass(frozen=True, slots=True)
 class Bars:
-    """Bar chart of the numbers of pending records by due time.
-
-    Attributes:
-        bars: one bar for each interval.
-        top: number of records at the upper edge of the chart.
-        ticks_ms: labelled times at even distances, left edge to right edge, epoch milliseconds.
-        total: number of records in all bars.
-        peak: bar with most records; None: all are empty.
-    """
+    """Bar chart of the numbers of pending records by due time."""
 
     bars: list[ChartBar]
+    # Number of records at the upper edge of the chart.
     top: int
+    # Labelled times at even distances, left edge to right edge, epoch milliseconds.
     ticks_ms: list[int]
     total: int
+    # Bar with most records; None: all are empty.
     peak: ChartBar | None
 
     @property
     def width(self) -> int:
-        """Return the width of the chart in SVG units: ten for each bar."""
+        # In SVG units: ten for each bar.
         return 10 * len(self.bars)
 
 
 def bars_of(timeline: Timeline) -> Bars:
-    """Return the bar chart of a timeline, the counts of records due in consecutive intervals."""
     counts = [bucket.count for bucket in timeline.buckets]
     top = round_up(max(counts))
     bars = []
@@ -91,8 +85,8 @@ def round_up(number: float) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """Samples that a chart shows as one, at ``at_ms`` (epoch ms): ``ingested`` and ``delivered``
-    records per second, and the lateness in ms; None: no record was delivered.
+    """Samples that a chart shows as one: records per second, and the lateness in ms; None: no
+    record was delivered.
     """
 
     at_ms: int
@@ -104,40 +98,30 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Past:
-    """Line charts of throughput and lateness in the last minutes.
-
-    Attributes:
-        minutes: length of the shown time, in minutes.
-        now_ms: time at the right edge, epoch milliseconds.
-        rates_top: rate at the upper edge, in records per second.
-        delivered: lines of the delivery rate, as SVG points.
-        ingested: lines of the storing rate, as SVG points.
-        decades: length of the logarithmic axis of lateness from 1 ms up, in powers of ten.
-        p50: lines of the median lateness, as SVG points.
-        p99: lines of the 99th percentile of lateness, as SVG points.
-        rows: one point for each minute, newest first.
-        last_minute: point of the newest minute; None: there are no samples of it.
-    """
+    """Line charts of throughput and lateness in the last minutes, as SVG points."""
 
     minutes: int
+    # Time at the right edge, epoch milliseconds.
     now_ms: int
+    # Rate at the upper edge, in records per second.
     rates_top: int
     delivered: list[str]
     ingested: list[str]
+    # Length of the logarithmic axis of lateness from 1 ms up, in powers of ten.
     decades: int
     p50: list[str]
     p99: list[str]
+    # One point for each minute, newest first.
     rows: list[Point]
+    # Point of the newest minute; None: there are no samples of it.
     last_minute: Point | None
 
     @property
     def start_ms(self) -> int:
-        """Return the time at the left edge, epoch milliseconds."""
         return self.now_ms - self.minutes * _MINUTE_MS
 
 
 def past_of(samples: Sequence[Sample], minutes: int, now_ms: int) -> Past:
-    """Return the line charts of the last ``minutes`` before ``now_ms``, epoch milliseconds."""
     start_ms = now_ms - minutes * _MINUTE_MS
     seen = [sample for sample in samples if sample.at_ms >= start_ms]
     step_ms = max(minutes * _MINUTE_MS // _POINTS_MAX, 1_000)
@@ -176,18 +160,15 @@ def past_of(samples: Sequence[Sample], minutes: int, now_ms: int) -> Past:
 
 
 def _together(samples: Sequence[Sample], step_ms: int) -> list[Point]:
-    """Merge samples into one point for each ``step_ms`` milliseconds. Steps begin at multiples of
-    ``step_ms`` of the clock, so that old points don't change when the chart moves on.
-    """
+    # Steps begin at multiples of ``step_ms`` of the clock, so that old points don't change when the
+    # chart moves on.
     steps = groupby(samples, key=lambda sample: sample.at_ms // step_ms)
     points = (_point(step * step_ms, list(found)) for step, found in steps)
     return [point for point in points if point is not None]
 
 
 def _point(at_ms: int, samples: Sequence[Sample]) -> Point | None:
-    """Merge samples into a point at ``at_ms``, epoch ms: mean rates, median of medians, largest
-    99th percentile; None: there are no samples.
-    """
+    # Mean rates, median of medians, largest 99th percentile.
     seconds = sum(sample.seconds for sample in samples)
     if not seconds:
         return None
@@ -203,10 +184,8 @@ def _point(at_ms: int, samples: Sequence[Sample]) -> Point | None:
 
 
 def _lines(found: Iterable[tuple[float, float | None]], step: float) -> list[str]:
-    """Return points ``(x, y)`` in SVG units as SVG polylines, interrupted where y is None or points
-    are missing. A single point becomes a short line. ``step``: distance of points as a share of the
-    width.
-    """
+    # SVG polylines, interrupted where y is None or points are missing; a single point becomes a
+    # short line. ``step``: distance of points as a share of the width.
     lines: list[list[tuple[float, float]]] = [[]]
     last_x = -math.inf
     for x, y in found:

@@ -6,24 +6,20 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from delayservice.admin import cluster_models
+from delayservice.admin import models
 from delayservice.metrics.status import NodeState, Pause, TargetState
 
+# Lateness of the oldest undelivered record from which on a warning is shown, in ms.
 BEHIND_MS: Final = 2_000
-"""Lateness of the oldest undelivered record from which on a warning is shown, in ms."""
 
+# Targets with parked records that get a warning each; all others share one.
 _PARKED_SHOWN: Final = 3
-"""Largest number of targets with parked records that get a warning each; all others share one."""
 
 
 @dataclass(frozen=True, slots=True)
 class HealthFinding:
-    """Problem or warning about a node or the cluster.
-
-    Attributes:
-        level: ``problem``: records are or will be late; ``warning``: they may be.
-        text: what happened, to what.
-        advice: what to do.
+    """Problem or warning about a node or the cluster. ``level`` is ``problem``: records are or will
+    be late, or ``warning``: they may be.
     """
 
     level: Literal["problem", "warning"]
@@ -33,18 +29,11 @@ class HealthFinding:
 
 def findings_of(
     status: NodeState,
-    cluster: cluster_models.Cluster | None,
+    cluster: models.Cluster | None,
     pauses: Sequence[Pause],
     now_ms: int,
 ) -> list[HealthFinding]:
-    """Return all problems and warnings, problems first.
-
-    Args:
-        status: state of this node.
-        cluster: state of all nodes; None: unknown now.
-        pauses: active pauses.
-        now_ms: current time, epoch milliseconds.
-    """
+    """Return all problems and warnings, problems first. ``cluster`` None: unknown now."""
     parked = [one for one in status.targets if one.parked]
     found = [*_of_node(status), *map(_of_pause, pauses), *_of_parked(parked)]
     if cluster is not None:
@@ -57,17 +46,14 @@ def _of_node(status: NodeState) -> Iterator[HealthFinding]:
         yield HealthFinding(
             "warning",
             f"Owners are pinned {status.pinned}.",
-            "Slices stay where they are, though other nodes are preferred. "
+            "Slices stay where they are even if other nodes are preferred. "
             "`delayservice zookeeper unpin` ends it.",
         )
     for text in status.problems:
-        yield HealthFinding("problem", text, "The run-book in docs/operations.md explains it.")
+        yield HealthFinding("problem", text, "See the run-book in docs/operations.md.")
 
 
 def _of_parked(parked: Sequence[TargetState]) -> Iterator[HealthFinding]:
-    """Yield a warning for each of the first ``_PARKED_SHOWN`` targets with parked records, and one
-    for all others.
-    """
     for one in parked[:_PARKED_SHOWN]:
         yield HealthFinding(
             "warning",
@@ -90,36 +76,36 @@ def _of_pause(pause: Pause) -> HealthFinding:
     return HealthFinding(
         "warning",
         f"{what} {pause.name} {'are' if pause.kind == 'target' else 'is'} paused{why}.",
-        f"A person did that on purpose. `delayservice resume {pause.kind} {pause.name}` ends it.",
+        f"An operator set this pause. `delayservice resume {pause.kind} {pause.name}` ends it.",
     )
 
 
-def _of_cluster(cluster: cluster_models.Cluster, now_ms: int) -> Iterator[HealthFinding]:
+def _of_cluster(cluster: models.Cluster, now_ms: int) -> Iterator[HealthFinding]:
     if cluster.ownerless:
         yield HealthFinding(
             "problem",
             f"No node owns {_slices(cluster.ownerless)}: records there are stored, not delivered.",
-            "A node takes over by itself within seconds. If none does, see whether nodes and "
-            "ZooKeeper run, and whether a copy has caught up.",
+            "A node takes over within seconds. If not, check that nodes and ZooKeeper run and "
+            "that a copy has caught up.",
         )
     for node in cluster.nodes:
         if len(node.alive) < node.workers:
             yield HealthFinding(
                 "problem",
                 f"Node {node.node_id}: {len(node.alive)} of {node.workers} workers live.",
-                "Look into the log of that node.",
+                "Check the log of that node.",
             )
     for held in cluster.slices:
         yield from _of_slice(held, now_ms)
 
 
-def _of_slice(held: cluster_models.Slice, now_ms: int) -> Iterator[HealthFinding]:
+def _of_slice(held: models.Slice, now_ms: int) -> Iterator[HealthFinding]:
     behind = [copy.node for copy in held.copies if not copy.caught_up]
     if behind:
         yield HealthFinding(
             "warning",
             f"{', '.join(behind)} may not take over slice {held.slice}.",
-            "`delayservice status` says why on that node. A copy catches up by itself.",
+            "`delayservice status` on that node shows the reason. A copy catches up by itself.",
         )
     due_ms = held.here.oldest_due_ms if held.here is not None else None
     owned = held.here is not None and held.here.state == "owner"
@@ -127,8 +113,8 @@ def _of_slice(held: cluster_models.Slice, now_ms: int) -> Iterator[HealthFinding
         yield HealthFinding(
             "warning",
             f"Slice {held.slice} delivers {(now_ms - due_ms) / 1_000:,.0f} s late.",
-            "See whether a target is throttled, rate-limited or paused, and whether the node has "
-            "CPU to spare.",
+            "Check whether a target is throttled, rate-limited or paused, and whether the node "
+            "has spare CPU.",
         )
 
 

@@ -33,12 +33,8 @@ class Problem(BaseModel):
 
 
 class Refusal(Exception):  # noqa: N818  # it is an answer
-    """Error that refuses a request; it is answered with problem details (RFC 9457).
-
-    Args:
-        status: HTTP status of the answer.
-        detail: what happened, to what, and what to do about it.
-        retry_after_s: time until a retry makes sense, in s; None: a retry won't help.
+    """Error that refuses a request with an HTTP status; it is answered with problem details.
+    ``retry_after_s``: time until a retry makes sense; None: a retry won't help.
     """
 
     def __init__(self, status: int, detail: str, retry_after_s: int | None = None) -> None:
@@ -49,8 +45,8 @@ class Refusal(Exception):  # noqa: N818  # it is an answer
 
 
 def described(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """Return the OpenAPI description of a route's error responses, by HTTP status: ``statuses``,
-    and those that every route may give.
+    """Return the OpenAPI description of a route's error responses: ``statuses``, and those that
+    every route may give.
     """
     return {
         status: {
@@ -65,13 +61,8 @@ def described(*statuses: int) -> dict[int | str, dict[str, Any]]:
 def answer(
     status: int, detail: str, errors: list[str] | None = None, headers: dict[str, str] | None = None
 ) -> JSONResponse:
-    """Return an HTTP response with problem details (RFC 9457).
-
-    Args:
-        status: HTTP status.
-        detail: what happened, to what, and what to do about it.
-        errors: what is wrong with the request, part by part.
-        headers: headers of the response.
+    """Return an HTTP response with problem details. ``errors``: what is wrong with the request,
+    part by part.
     """
     problem = Problem(
         title=HTTPStatus(status).phrase, status=status, detail=detail, errors=errors or []
@@ -96,7 +87,7 @@ def install(app: FastAPI) -> None:
     async def invalid(_: Request, exc: RequestValidationError) -> JSONResponse:
         found = exc.errors()
         errors = [f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in found]
-        detail = "the request breaks its description; see errors"
+        detail = "the request is invalid; see errors"
         if any(e["loc"] == ("body",) and e["type"] == "missing" for e in found):
             detail = "the request has no body: send a JSON object, `{}` at least; see /openapi.json"
         return answer(422, detail, errors)
@@ -118,9 +109,7 @@ def install(app: FastAPI) -> None:
 
 
 def _methods_of(request: Request) -> set[str]:
-    """Return all HTTP methods of the request's path; Starlette reports only those of its first
-    route.
-    """
+    # Starlette reports only the methods of the path's first route.
     found: set[str] = set()
     for path, operations in request.app.openapi()["paths"].items():
         if compile_path(path)[0].match(request.url.path):

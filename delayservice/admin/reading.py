@@ -34,21 +34,20 @@ from delayservice.inspection.query import (
 from delayservice.metrics.status import Pause
 
 UNITS_MS: Final = {"second": SECOND_MS, "minute": MINUTE_MS, "hour": HOUR_MS}
+# Records that each shard reads for one page of results; it takes about 10 ms.
 SCAN_MAX: Final = 20_000
-"""Largest number of records that each shard reads for one page of results; it takes about 10 ms."""
 
 _TOPIC: Final = r"^[A-Za-z0-9._-]{1,249}$"
 _MOMENT: Final = (
     r"^(\d{1,15}|\d{4}-\d{2}-\d{2}[Tt]\d{2}:\d{2}:\d{2}(\.\d{1,9})?([Zz]|[+-]\d{2}:\d{2}))$"
 )
+# ``(key_ms, topic, partition, offset)``: the ``Position`` at which a page of results ended.
 _Cursor: TypeAlias = tuple[
     Annotated[int, Meta(ge=0, le=DUE_STOP_MS)],
     Annotated[str, Meta(pattern=_TOPIC)],
     Annotated[int, Meta(ge=0, le=2**31 - 1)],
     Annotated[int, Meta(ge=-1, le=OFFSET_MAX)],
 ]
-"""Type of a decoded cursor: ``(key_ms, topic, partition, offset)``, the ``Position`` at which a
-page of results ended."""
 _Unit = Annotated[str, Query(pattern="^(second|minute|hour)$", description="Width of a bucket.")]
 
 
@@ -98,8 +97,8 @@ def _add_search(routes: APIRouter, context: ApiContext) -> None:
         beyond_window: Annotated[
             bool | None,
             Query(
-                description="Also what is rolled before it is due, which takes longer. Default: "
-                "only if nothing else can be in the range."
+                description="Include records due beyond the roll window, which takes longer. "
+                "Default: only if the whole range is beyond it."
             ),
         ] = None,
         limit: Annotated[int, Query(ge=1, le=1_000)] = 100,
@@ -108,7 +107,7 @@ def _add_search(routes: APIRouter, context: ApiContext) -> None:
         ] = None,
     ) -> models.PendingPage:
         """Pending records of this node's copies, a page at a time, in the order in which they are
-        looked at next: by due time, parked ones by their next try, and what is due beyond the roll
+        next processed: by due time, parked ones by their next try, and what is due beyond the roll
         window by its roll time.
         """
         from_ms = _epoch_ms(from_)
@@ -136,7 +135,6 @@ def may_be_beyond_window(context: ApiContext, from_ms: int) -> bool:
 
 
 def pending_page(context: ApiContext, asked: Search) -> models.PendingPage:
-    """Return one page of the pending records that a search finds, as an object of the API."""
     page = context.inquiry.search(asked)
     return models.PendingPage(
         records=[models.PendingRecord.of(row) for row in page.rows],
@@ -172,7 +170,7 @@ def backlog_of(context: ApiContext) -> models.Backlog:
 
 def timeline_of(context: ApiContext, unit: str, buckets: int) -> models.Timeline:
     """Return the number of pending records due in each of ``buckets`` intervals, each one ``unit``
-    long (``second``, ``minute`` or ``hour``); the first contains the current time.
+    long; the first contains the current time.
     """
     now_ms, unit_ms = context.wall_ms(), UNITS_MS[unit]
     first_ms = now_ms // unit_ms * unit_ms
@@ -197,11 +195,6 @@ def timeline_of(context: ApiContext, unit: str, buckets: int) -> models.Timeline
 
 
 def _epoch_ms(moment: str) -> int:
-    """Return a time, given as epoch milliseconds or in RFC 3339, as epoch milliseconds, 0 or more.
-
-    Raises:
-        Refusal: the text is not a valid time.
-    """
     try:
         return max(parse_instant_ms("a due time", moment.encode()), 0)
     except RecordRefusedError as exc:
@@ -213,18 +206,15 @@ def _cursor(position: Position) -> str:
 
 
 def position_of(cursor: str) -> Position:
-    """Return the position that a cursor encodes: the one at which the previous page of results
-    ended.
-
-    Raises:
-        Refusal: the text is not the cursor of a page.
+    """Return the position that a cursor encodes, at which the previous page of results ended;
+    raises ``Refusal`` if it is none.
     """
     try:
         padded = cursor.encode() + b"=" * (-len(cursor) % 4)
         raw = base64.b64decode(padded, b"-_", validate=True)
         position: Position = msgspec.json.decode(raw, type=_Cursor)
     except (binascii.Error, ValueError, msgspec.DecodeError) as exc:
-        raise Refusal(400, "cursor is not what a page gave as `next`") from exc
+        raise Refusal(400, "cursor is not the `next` of a page") from exc
     return position
 
 
@@ -242,8 +232,8 @@ def _add_records(routes: APIRouter, context: ApiContext) -> None:
         if not rows:
             raise Refusal(
                 404,
-                "nothing is pending under this id on this node: it was settled, or never written; "
-                "the outcomes topic and the audit say which",
+                "no record is pending under this id on this node: it was settled, or never "
+                "written; see the outcomes topic or the audit",
             )
         return [models.WholeRecord.of(row) for row in rows]
 
@@ -253,18 +243,13 @@ def _add_records(routes: APIRouter, context: ApiContext) -> None:
         partition: Annotated[int, Path(ge=0, le=2**31 - 1)],
         offset: Annotated[int, Path(ge=0, le=2**63 - 1)],
     ) -> models.RecordFate:
-        """A record of a delay topic as it was written, and what has become of it."""
+        """A record of a delay topic as it was written, and its state."""
         row = context.read(topic, partition, offset)
         fate = context.inquiry.locate(Locate(topic=topic, partition=partition, row=row))
         return models.RecordFate.of(topic, partition, row, fate)
 
 
 def id_bytes(text: str, encoding: str) -> bytes:
-    """Return the bytes of an id given as text; ``encoding`` is ``utf-8`` or ``base64``.
-
-    Raises:
-        Refusal: the text is not base64.
-    """
     if encoding == "utf-8":
         return text.encode()
     try:
@@ -277,11 +262,11 @@ def _add_rest(routes: APIRouter, context: ApiContext) -> None:
     @routes.get("/dead-letters", tags=["dead letters"])
     def dead_letters(
         code: Annotated[
-            str | None, Query(max_length=100, description="Only with this code.")
+            str | None, Query(max_length=100, description="Filter by error code.")
         ] = None,
         limit: Annotated[int, Query(ge=1, le=1_000)] = 100,
         last: Annotated[
-            int, Query(ge=1, le=20_000, description="Offsets to look at, from the end.")
+            int, Query(ge=1, le=20_000, description="Number of offsets to read, from the end.")
         ] = 2_000,
     ) -> models.DeadLetters:
         """The newest dead letters. `delayservice dlq` sees all of them and replays them."""
@@ -307,10 +292,8 @@ def _add_rest(routes: APIRouter, context: ApiContext) -> None:
 
 
 def pauses_of(context: ApiContext) -> list[Pause]:
-    """Return the active pauses that this node has read.
-
-    Raises:
-        Refusal: the pauses topic has not been read yet.
+    """Return the active pauses that this node has read; raises ``Refusal`` before the first
+    reading.
     """
     newest = context.pauses.newest
     if newest is None:

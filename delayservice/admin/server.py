@@ -1,4 +1,4 @@
-"""Server of a node's admin API and web page, and the admin token."""
+"""Server of a node's admin API and web page: the ASGI application, and the admin token."""
 
 from __future__ import annotations
 
@@ -6,23 +6,84 @@ import os
 import secrets
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Final
 
 import structlog
+from fastapi import Depends, FastAPI, Request
+from fastapi.responses import JSONResponse
+from starlette.staticfiles import StaticFiles
 
 from connectors.kafka.clients import admin_client
 from connectors.kafka.control_topics import ControlReader
 from connectors.kafka.controls import ControlDesk
 from connectors.kafka.pauses import PauseWatcher
-from delayservice.admin.app import make_app
+from delayservice import __version__
+from delayservice.admin import problems
+from delayservice.admin.changing import WaitingRoom, changing_routes, pause_routes
+from delayservice.admin.cluster import health_routes
 from delayservice.admin.context import ApiContext
+from delayservice.admin.guards import (
+    NeedsToken,
+    RequestGate,
+    knows_query,
+    reader,
+    takes_json,
+    writer,
+)
 from delayservice.admin.history import History
 from delayservice.admin.http_server import HttpServer
 from delayservice.admin.inquiry import Workers
+from delayservice.admin.page import page_routes
+from delayservice.admin.reading import reading_routes
 from delayservice.base.errors import SettingsError
 from delayservice.config.admin import TOKEN_CHARS_MIN, made_token_path
 from delayservice.config.settings import Settings
 from delayservice.inspection.asking import WorkerClient
 from delayservice.metrics.hub import MetricsHub
+
+_ABOUT: Final = """\
+State of a node of the Kafka delay service, and changes of pending records and pauses.
+
+Times are epoch milliseconds. Errors are problem details (RFC 9457). Reading is open on a loopback
+address; changes need the token as a bearer. A node answers for the copies that it keeps: where
+`slices_elsewhere` is not empty, ask the other nodes as well.
+"""
+
+
+def make_app(context: ApiContext, token: str) -> FastAPI:
+    """Return the ASGI application with all routes. Every change needs the admin token."""
+    admin = context.settings.admin
+    app = FastAPI(
+        title="Kafka delay service",
+        description=_ABOUT,
+        version=__version__,
+        docs_url=None,  # both would load scripts from elsewhere
+        redoc_url=None,
+    )
+    problems.install(app)
+
+    @app.exception_handler(NeedsToken)
+    async def needs_token(_: Request, exc: NeedsToken) -> JSONResponse:
+        challenge = {"WWW-Authenticate": f'{exc.scheme} realm="delayservice"'}
+        return problems.answer(exc.status, exc.detail, headers=challenge)
+
+    may_read = [] if admin.are_reads_open else [Depends(reader(token))]
+    app.include_router(health_routes(context))
+    is_exact = [Depends(knows_query), Depends(takes_json)]
+    app.include_router(reading_routes(context), dependencies=[*may_read, *is_exact])
+    may_write = [Depends(writer(token)), *is_exact]
+    waiting = WaitingRoom()
+    app.include_router(changing_routes(context, waiting), dependencies=may_write)
+    app.include_router(pause_routes(context, waiting), dependencies=may_write)
+    app.include_router(page_routes(context), dependencies=may_read)
+    # Without the token, as style and script are the same for every client.
+    app.mount("/static", StaticFiles(packages=[("delayservice.admin", "static")]))
+    own_host = admin.listen.rpartition(":")[0].lower()
+    app.add_middleware(
+        RequestGate, hosts=frozenset({own_host, *(host.lower() for host in admin.hosts)})
+    )
+    return app
+
 
 _log = structlog.get_logger(__name__)
 
@@ -30,9 +91,6 @@ _log = structlog.get_logger(__name__)
 def admin_token(settings: Settings) -> str:
     """Return the configured admin token. If there is none, return the one in a file of the node's
     state folder, which only the node's user can read; the first call makes it.
-
-    Raises:
-        SettingsError: the file can't be read or written, or contains no token.
     """
     configured = settings.admin.configured_token()
     if configured is not None:
@@ -53,9 +111,7 @@ def admin_token(settings: Settings) -> str:
 
 
 def _make_token(path: Path) -> None:
-    """Write a new token to a file, and rename the finished file to ``path``: a partial or empty
-    token would be a security hole.
-    """
+    # The finished file is renamed: a partial or empty token would be a security hole.
     unfinished = path.with_suffix(".new")
     unfinished.unlink(missing_ok=True)
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
@@ -67,12 +123,8 @@ def _make_token(path: Path) -> None:
 
 
 class AdminServer:
-    """Server of the admin API and the web page.
-
-    Args:
-        settings: settings of the node.
-        hub: source of the workers' metrics.
-        askers: returns a client for each current worker.
+    """Server of the admin API and the web page. ``askers`` returns a client for each current
+    worker.
     """
 
     def __init__(
@@ -103,10 +155,7 @@ class AdminServer:
 
     def serve(self) -> str | None:
         """Start to answer requests and to take samples. Return ``host:port`` of the open socket;
-        None: ``admin.listen`` is empty, and there is no server.
-
-        Raises:
-            DelayServiceError: the address is in use, or is not an address of this machine.
+        None: there is no server.
         """
         listening = self._server.serve()
         if listening is not None:
@@ -120,8 +169,5 @@ class AdminServer:
         self._server.stop()
 
     def close(self) -> None:
-        """Stop accepting requests, and wait up to 4 s for the accepted ones. May be called without
-        ``serve``.
-        """
         self.stop()
         self._server.close()

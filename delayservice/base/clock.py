@@ -12,14 +12,14 @@ import threading
 import time
 from typing import NamedTuple, Protocol
 
+# Fastest rate at which NTP slews a clock, parts per million (``adjtimex``).
 SLEW_PPM = 500
-"""Fastest rate at which NTP slews a clock, parts per million (``adjtimex``)."""
 
 NOT_COMPARED = "the wall clock has not been compared with the broker's yet"
 
 _PPM = 1_000_000
+# Ignored deviation of two clocks, because both are read in whole milliseconds.
 _GRANULE_MS = 1
-"""Deviation of two clocks, ms, that is ignored, because both are read in whole milliseconds."""
 
 
 class Clock(Protocol):
@@ -50,15 +50,13 @@ class SystemClock:
     __slots__ = ()
 
     def wall_ms(self) -> int:
-        """Return the wall clock, epoch milliseconds."""
         return time.time_ns() // 1_000_000
 
     def monotonic_s(self) -> float:
-        """Return seconds of ``CLOCK_MONOTONIC``."""
         return time.monotonic()
 
     def boot_s(self) -> float:
-        """Return seconds of ``CLOCK_BOOTTIME``, or of the monotonic clock on systems without it."""
+        # Systems without it have only the monotonic clock.
         boot_clock = getattr(time, "CLOCK_BOOTTIME", None)
         return time.monotonic() if boot_clock is None else time.clock_gettime(boot_clock)
 
@@ -73,8 +71,8 @@ class _Bracket(NamedTuple):
     boot_ms: int
 
     def at(self, boot_ms: int) -> _Bracket:
-        """Return the bounds at the later boot time ``boot_ms``, milliseconds since boot, widened by
-        the most that both clocks may have drifted since (``SLEW_PPM``).
+        """Return the bounds at a later boot time, widened by the most that both clocks may have
+        drifted since (``SLEW_PPM``).
         """
         drift_ms = max(boot_ms - self.boot_ms, 0) * 2 * SLEW_PPM / _PPM
         return _Bracket(self.low_ms - drift_ms, self.high_ms + drift_ms, boot_ms)
@@ -115,9 +113,7 @@ class ClockGuard:
     )
 
     def __init__(self, tolerance_ms: int = 500) -> None:
-        """Start frozen (no delivery) until a broker's clock was compared. ``tolerance_ms``: allowed
-        deviation of the wall clock from the boot clock and from a broker's, ms.
-        """
+        # Frozen (no delivery) until a broker's clock was compared.
         self._tolerance_ms = tolerance_ms
         self._anchor_ms: float | None = None
         self._boot_ms = 0
@@ -127,14 +123,14 @@ class ClockGuard:
 
     @property
     def frozen(self) -> str | None:
-        """Return why delivery must stop, as text; None: the wall clock can be trusted."""
+        """Why delivery must stop, as text; None: the wall clock can be trusted."""
         if self._broker_reason == NOT_COMPARED:
             return self._boot_reason or NOT_COMPARED
         return self._broker_reason or self._boot_reason
 
     def observe(self, wall_ms: int, boot_ms: int) -> str | None:
         """Check the wall clock, epoch ms, against the boot clock, ms since boot, both read at the
-        same moment just before a delivery. Return why delivery must stop; None: it may go on.
+        same moment just before a delivery. Return as ``frozen``.
         """
         if self._anchor_ms is None:
             self._move_anchor(wall_ms, boot_ms)
@@ -154,8 +150,8 @@ class ClockGuard:
 
     def observe_record(self, broker_ms: int, wall_ms: int) -> str | None:
         """Check a broker's timestamp of a consumed record against the wall clock at its arrival,
-        both epoch ms. Return why delivery must stop; None: it may go on. The record may be old, so
-        only a wall clock behind the broker's is detected.
+        both epoch ms. Return as ``frozen``. The record may be old, so only a wall clock behind the
+        broker's is detected.
         """
         behind_ms = broker_ms - wall_ms
         if behind_ms > self._tolerance_ms:
@@ -166,6 +162,7 @@ class ClockGuard:
         self, broker_ms: int, sent_boot_ms: int, answered_boot_ms: int, wall_ms: int, boot_ms: int
     ) -> str | None:
         """Check the wall clock against the timestamp that a broker put on a record of this process.
+        Return as ``frozen``.
 
         Args:
             broker_ms: the broker's timestamp (``LogAppendTime``), epoch milliseconds.
@@ -173,9 +170,6 @@ class ClockGuard:
             answered_boot_ms: the boot clock when the record was known to be stamped, milliseconds.
             wall_ms: the wall clock now, epoch milliseconds.
             boot_ms: the boot clock now, milliseconds.
-
-        Returns:
-            Why delivery must stop after this reading; None: it may go on.
         """
         answer = _Bracket(
             broker_ms - max(answered_boot_ms, sent_boot_ms), broker_ms - sent_boot_ms, boot_ms
@@ -200,9 +194,6 @@ class ClockGuard:
         return self.frozen
 
     def _is_off_anchor(self, wall_ms: int, boot_ms: int) -> bool:
-        """Return whether the distance of the wall clock, epoch ms, from the boot clock, ms since
-        boot, differs from the anchor by more than the tolerance.
-        """
         if self._anchor_ms is None:
             return False
         return abs(wall_ms - boot_ms - self._anchor_ms) > self._tolerance_ms + _GRANULE_MS
@@ -214,11 +205,8 @@ class ClockGuard:
 
 
 class ClockWatch:
-    """The clock guard of one process, shared by all of its slices. Thread-safe.
-
-    Args:
-        clock: the clocks of this machine.
-        tolerance_ms: allowed deviation of the wall clock, milliseconds.
+    """The clock guard of one process, shared by all of its slices. Thread-safe. ``tolerance_ms``:
+    allowed deviation of the wall clock.
     """
 
     def __init__(self, clock: NodeClock, tolerance_ms: int) -> None:

@@ -6,7 +6,8 @@ Every message says what happened, to what, and what to do about it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import difflib
+from collections.abc import Iterable, Mapping
 
 
 class DelayServiceError(Exception):
@@ -93,3 +94,8 @@ class ClusterError(DelayServiceError):
     """Cluster whose state prevents a check, such as a missing topic or a record that was not
     acknowledged.
     """
+
+
+def nearest(name: str, known: Iterable[str]) -> str | None:
+    matches = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
+    return matches[0] if matches else None

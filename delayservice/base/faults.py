@@ -23,6 +23,7 @@ from delayservice.base.errors import SettingsError
 
 VARIABLE = "DELAYSERVICE_FAULT"
 
+# By name, with the state of the process when each is passed.
 POINTS: Mapping[str, str] = MappingProxyType(
     {
         "after_poll": "source records were read, nothing is stored",
@@ -46,11 +47,9 @@ POINTS: Mapping[str, str] = MappingProxyType(
         "audit_published": "they are published, the process has not noted it",
     }
 )
-"""All fault points by name, with the state of the process when each is passed."""
 
 EXIT_STATUS = 70
 HANG_S = 25.0
-"""Duration of the action ``hang``, seconds."""
 
 
 def _stop() -> None:
@@ -60,7 +59,6 @@ def _stop() -> None:
 
 
 def _hang(seconds: float | None) -> None:
-    """Block this thread for ``seconds`` while the other threads go on; None: for ever."""
     threading.Event().wait(seconds)
 
 
@@ -74,19 +72,12 @@ _ACTIONS: Mapping[str, Callable[[], None]] = {
 }
 
 
-def _no_fault(name: str, /) -> None:
-    """Do nothing: this is the function of all fault points while no fault is set."""
+def _no_fault(name: str, /) -> None: ...
 
 
 def bind(setting: str) -> Callable[[str], None]:
-    """Return the function that every fault point calls with its name.
-
-    Args:
-        setting: ``NAME:ACTION:N`` or ``NAME:ACTION:/FILE``; empty: no fault. Without ``:N``, N is
-            1.
-
-    Raises:
-        SettingsError: an unknown name or action, or N is neither a positive number nor a path.
+    """Return the function that every fault point calls with its name. ``setting``:
+    ``NAME:ACTION:N`` or ``NAME:ACTION:/FILE``; empty: no fault. Without ``:N``, N is 1.
     """
     if not setting:
         return _no_fault
@@ -108,11 +99,7 @@ def bind(setting: str) -> Callable[[str], None]:
 def _at_point(
     name: str, is_time: Callable[[], bool], act: Callable[[], None]
 ) -> Callable[[str], None]:
-    """Return the function of all fault points. Called with the name of a point, it calls ``act`` if
-    that is ``name`` and ``is_time()`` is True, and raises ``SettingsError`` if the name is not in
-    ``POINTS``.
-    """
-
+    # The function calls ``act`` at this point if ``is_time()`` is True.
     def point(passed: str, /) -> None:
         if passed not in POINTS:
             raise SettingsError(f"no fault point {passed!r}: add it to faults.POINTS")
@@ -123,7 +110,7 @@ def _at_point(
 
 
 def _is_removed(path: str) -> bool:
-    """Remove the file ``path``; return whether it existed. Of several threads, one gets True."""
+    # Of several threads, one gets True.
     try:
         os.unlink(path)  # noqa: PTH108  # a path object for each pass would cost more
     except FileNotFoundError:

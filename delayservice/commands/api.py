@@ -45,12 +45,10 @@ TokenOption = Annotated[
 
 @dataclass(frozen=True, slots=True)
 class Api:
-    """Client of a node's admin API."""
-
     client: Client
     address: str
+    # For error messages; empty: a token is sent.
     no_token: str = ""
-    """Reason why no token is sent, for error messages; empty: a token is sent."""
 
     def get(self, path: str, **query: object) -> Any:  # noqa: ANN401  # JSON
         """Send a GET request; return its JSON answer. Query values of None are left out.
@@ -63,12 +61,8 @@ class Api:
         return self._answer("GET", path, params=asked)
 
     def send(self, method: str, path: str, body: object = None) -> Any:  # noqa: ANN401  # JSON
-        """Send a request with the HTTP method ``method`` and a JSON body; return the JSON answer,
-        or None for an empty one.
-
-        Raises:
-            NothingThereError: the object to be changed does not exist.
-            DelayServiceError: there is no answer, or the node refuses the request.
+        """Send a request with a JSON body; return the JSON answer, or None for an empty one. Raises
+        as ``get``.
         """
         return self._answer(method, path, json=body)
 
@@ -98,7 +92,6 @@ class ApiOptions:
     as_json: JsonOption = False
 
     def connect(self) -> Api:
-        """Return a client of the admin API that these options, or else the settings, name."""
         return connect(load_settings(self.config, self.sets), self.api, self.token_file)
 
 
@@ -111,7 +104,7 @@ def _refusal(response: Response, api: Api) -> DelayServiceError:
         problem = response.json()
         told = "; ".join([problem["detail"], *problem["errors"]])
     except (ValueError, KeyError, TypeError):
-        told = f"status {response.status_code}: what answers there is no node of this version"
+        told = f"status {response.status_code}: the server there is not a node of this version"
     if response.status_code == HTTPStatus.UNAUTHORIZED and api.no_token:
         told += f"; none was sent: {api.no_token}"
     is_nothing = response.status_code == HTTPStatus.NOT_FOUND
@@ -119,19 +112,14 @@ def _refusal(response: Response, api: Api) -> DelayServiceError:
 
 
 def connect(settings: Settings, address: str | None, token_file: Path | None) -> Api:
-    """Return a client of the admin API at ``address``, ``host:port``; None: at ``admin.listen`` of
-    the settings.
-
-    ``token_file``: file with the token; None: the configured token, or the one that the node made.
-
-    Raises:
-        DelayServiceError: the address is unknown or invalid, or ``token_file`` can't be read.
+    """Return a client of the admin API at ``address``; None: at ``admin.listen`` of the settings.
+    ``token_file``: None: the configured token, or the one that the node made.
     """
     from httpx import URL, Client, InvalidURL
 
     where = address or settings.admin.listen
     if not where:
-        raise DelayServiceError("admin.listen is empty: this node serves no API; name one by --api")
+        raise DelayServiceError("admin.listen is empty: this node has no API; give --api")
     where = reachable(where)
     try:
         url = URL(f"http://{where}")
@@ -153,12 +141,8 @@ def reachable(listen: str) -> str:
 
 
 def _token(settings: Settings, token_file: Path | None, host: str) -> tuple[str | None, str]:
-    """Return ``(token, "")``, or ``(None, reason)`` if no token is to be sent; reading may need
-    none. Without a configured token, that of the state folder is sent to a loopback ``host`` only.
-
-    Raises:
-        DelayServiceError: the file that ``--token-file`` names can't be read.
-    """
+    # Without a token, the reason: reading may need none. Without a configured token, that of the
+    # state folder is sent to a loopback ``host`` only.
     from delayservice.config.admin import made_token_path
 
     if token_file is not None:
@@ -193,7 +177,6 @@ def _read_token(path: Path) -> str:
 
 
 def tell_nothing(why: str, *, as_json: bool) -> NoReturn:
-    """Print ``why``, the reason for which there is no result, and exit with status 4."""
     if as_json:
         print_json({"detail": why})
     else:
@@ -202,5 +185,5 @@ def tell_nothing(why: str, *, as_json: bool) -> NoReturn:
 
 
 def add_row(table: Table, *cells: str) -> None:
-    """Add a row to a table. Rich markup and terminal controls in its cells have no effect."""
+    # Rich markup and terminal controls in the cells have no effect.
     table.add_row(*(Text(plain(cell)) for cell in cells))

@@ -8,10 +8,12 @@ import sys
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
+import typer
 from rich.console import Console
 
+
+# Width of output without a terminal, in columns; 80 would cut the numbers of a table.
 _WIDTH_ELSEWHERE: Final = 120
-"""Width of output without a terminal, in columns; 80 would cut the numbers of a table."""
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -29,12 +31,7 @@ def plain(text: str) -> str:
 
 def instant(epoch_ms: int, separator: str = " ", *, zone: str = "Z", to: str = "ms") -> str:
     """Return epoch milliseconds as ISO 8601 text in UTC; ``N ms`` outside the years 1 to 9999.
-
-    Args:
-        epoch_ms: epoch milliseconds.
-        separator: text between day and time.
-        zone: text for the zone, ``Z`` or ``+00:00``.
-        to: last shown part of the time: ``ms`` or ``minutes``.
+    ``to``: last shown part of the time, ``ms`` or ``minutes``.
     """
     try:
         moment = _EPOCH + timedelta(milliseconds=epoch_ms)
@@ -45,9 +42,7 @@ def instant(epoch_ms: int, separator: str = " ", *, zone: str = "Z", to: str = "
 
 
 def say(console: Console, text: str, style: str) -> None:
-    """Print a line in the Rich style ``style``. Rich markup and control characters in the text have
-    no effect.
-    """
+    # Rich markup and control characters in the text have no effect.
     console.print(plain(text), style=style, markup=False)
 
 
@@ -60,7 +55,6 @@ def print_json(value: object) -> None:
 
 
 def print_error(message: str) -> None:
-    """Write an error to standard error in red, line by line. Markup in it has no effect."""
     for number, line in enumerate(message.splitlines() or ["unknown error"]):
         err.print("error: " if number == 0 else "       ", style="bold red", end="")
         err.print(plain(line), style="red", markup=False)

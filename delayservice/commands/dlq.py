@@ -4,37 +4,178 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from itertools import islice
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 import typer
 
 from delayservice.base.errors import DelayServiceError
-from delayservice.commands.console import err, print_json
-from delayservice.commands.dlq_view import ReplayTally, described, show, tell
+from delayservice.commands.console import err, instant, out, print_json
 from delayservice.commands.options import KafkaOptions, moment_ms, with_options
 from delayservice.contract import dead_letters, names
-from delayservice.contract.codes import EXPLANATIONS
+from delayservice.contract.codes import EXPLANATIONS, printable
 from delayservice.contract.dead_letters import DeadLetter, Filter
 from delayservice.contract.names import Header
 
 if TYPE_CHECKING:
-    from connectors.kafka.dead_letters import Advance, DeadLetterTopic, Replay
+    from connectors.kafka.dead_letters import Advance, DeadLetterTopic, Place, Replay
     from delayservice.config.settings import Settings
 
 # Heavy modules are imported when a command runs, so that help is shown at once.
 # ruff: noqa: PLC0415
+
+_VALUE_CHARS_MAX: Final = 200
+_FACTS: Final = ("time", "code", "source", "target", "id", "key", "value", "replays")
+_NUMBERS: Final = {"key", "value", "replays"}
+# Least width of each column with wrapped text, in characters; narrower, no table is shown.
+_FOLDED_WIDTH_MIN: Final = 30
+
+
+@dataclass(slots=True)
+class ReplayTally:
+    """Counts of replayed dead letters by (code, target topic), and of skipped ones by reason."""
+
+    replayed: Counter[tuple[str, str]] = field(default_factory=Counter)
+    skipped: Counter[str] = field(default_factory=Counter)
+
+    def count(self, batch: Iterable[Replay], refused: Collection[Place] = ()) -> None:
+        """Count the dead letters of a batch as replayed, or as skipped if they are in ``refused``,
+        because the broker refused the new records.
+        """
+        for letter, _ in batch:
+            if letter.place in refused:
+                self.skipped[REFUSED] += 1
+            else:
+                self.replayed[letter.code, letter.target or ""] += 1
+
+
+REFUSED: Final = "refused"
+_REASONS: Final = {
+    **dead_letters.REASONS,
+    REFUSED: "the broker refuses the record, which is larger than it was; see max.message.bytes",
+}
+
+
+def described(
+    letter: DeadLetter, replayed: Collection[Place], *, values: bool
+) -> dict[str, object]:
+    content = {"key": _text(letter.key), "value": _text(letter.value)} if values else {}
+    return {
+        "partition": letter.partition,
+        "offset": letter.offset,
+        "time": instant(letter.time_ms, "T", zone="+00:00"),
+        "code": letter.code,
+        "detail": letter.detail,
+        "source": None if letter.source is None else str(letter.source),
+        "target": letter.target,
+        "id": _text(letter.record_id),
+        "key_bytes": None if letter.key is None else len(letter.key),
+        "value_bytes": None if letter.value is None else len(letter.value),
+        "replays": letter.replays,
+        "replayed": letter.place in replayed,
+        **content,
+    }
+
+
+def show(
+    letters: list[DeadLetter], replayed: Collection[Place], *, every: bool, values: bool
+) -> None:
+    """Print dead letters as a table, or as some lines each if the terminal is too narrow."""
+    if not letters:
+        err.print("no dead letter matches", style="dim")
+        return
+    names = [*_FACTS, *(["replayed"] if every else []), *(["content"] if values else []), "detail"]
+    rows = [_cells(letter, replayed, every=every, values=values) for letter in letters]
+    facts = [names, *rows]
+    width = sum(max(len(row[at]) for row in facts) + 1 for at in range(len(_FACTS)))
+    if width + _FOLDED_WIDTH_MIN * (len(names) - len(_FACTS)) <= out.width:
+        _show_table(names, rows)
+    else:
+        _show_blocks(names, rows)
+
+
+def _cells(
+    letter: DeadLetter, replayed: Collection[Place], *, every: bool, values: bool
+) -> list[str]:
+    cells = [
+        instant(letter.time_ms, "T", zone="+00:00"),
+        letter.code,
+        str(letter.source or "?"),
+        letter.target or "",
+        _text(letter.record_id) or "",
+        *(_size(part) for part in (letter.key, letter.value)),
+        str(letter.replays),
+    ]
+    if every:
+        cells.append("yes" if letter.place in replayed else "")
+    if values:
+        cells.append(f"{_text(letter.key)}  {_text(letter.value)}"[:_VALUE_CHARS_MAX])
+    return [printable(cell) for cell in (*cells, letter.detail)]
+
+
+def _show_table(names: list[str], rows: list[list[str]]) -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for at, name in enumerate(names):
+        is_fact = at < len(_FACTS)
+        justify: Literal["left", "right"] = "right" if name in _NUMBERS else "left"
+        table.add_column(name, justify=justify, no_wrap=is_fact, overflow="fold")
+    for row in rows:
+        # Text, never markup: its origin is unknown.
+        table.add_row(*(Text(cell) for cell in row))
+    out.print(table)
+
+
+def _show_blocks(names: list[str], rows: list[list[str]]) -> None:
+    # For terminals too narrow for a table.
+    for row in rows:
+        time, code, source, target, *rest = row
+        out.print(f"{time}  {code}", style="bold", markup=False)
+        out.print(f"  {source} to {target or '?'}", markup=False)
+        told = [f"{name} {cell}" for name, cell in zip(names[4:-1], rest, strict=False) if cell]
+        out.print(f"  {', '.join(told)}", style="dim", markup=False)
+        out.print(f"  {row[-1]}", markup=False)
+
+
+def tell(tally: ReplayTally, what: str, *, as_json: bool) -> None:
+    """Print the counts of a replay. ``what``: text after the number of replayed dead letters, as in
+    ``7 replayed``; JSON has a fixed name instead.
+    """
+    if as_json:
+        replayed = [
+            {"code": code, "target": target or None, "records": records}
+            for (code, target), records in tally.replayed.items()
+        ]
+        print_json({"replayed": tally.replayed.total(), "by": replayed, "skipped": tally.skipped})
+        return
+    out.print(f"{tally.replayed.total():,} {what}", style="bold green")
+    for (code, target), records in tally.replayed.most_common():
+        out.print(f"  {records:,}  {code}  {printable(target)}", markup=False)
+    for reason, records in tally.skipped.most_common():
+        out.print(f"{records:,} skipped: {_REASONS[reason]}", style="yellow")
+
+
+def _text(content: bytes | None) -> str | None:
+    return None if content is None else content.decode("utf-8", "replace")
+
+
+def _size(content: bytes | None) -> str:
+    return "null" if content is None else f"{len(content):,}"
+
 
 REPLAYS_MAX: Final = 3
 _BATCH_RECORDS_MAX: Final = 500
 _BATCH_BYTES_MAX: Final = 8 * 1024 * 1024
 _SOURCE: Final = re.compile(r"([a-zA-Z0-9._-]{1,249})(?::(\d{1,10})(?::(\d{1,19}))?)?")
 
-app = typer.Typer(help="Dead letters: look at them, send them again.", no_args_is_help=True)
+app = typer.Typer(help="List and replay dead letters.", no_args_is_help=True)
 
 _Code = Annotated[
     list[str] | None, typer.Option("--code", metavar="CODE", help="With this code; repeatable.")
@@ -42,7 +183,7 @@ _Code = Annotated[
 _Since = Annotated[
     str | None, typer.Option(help="Dead-lettered at or after: RFC 3339, or 2h for two hours ago.")
 ]
-_Until = Annotated[str | None, typer.Option(help="Dead-lettered before; written as in --since.")]
+_Until = Annotated[str | None, typer.Option(help="Dead-lettered before; as --since.")]
 _Source = Annotated[
     str | None,
     typer.Option(metavar="TOPIC[:PARTITION[:OFFSET]]", help="Where the record was written."),
@@ -59,12 +200,12 @@ def list_letters(
     since: _Since = None,
     until: _Until = None,
     source: _Source = None,
-    limit: Annotated[int, typer.Option(min=1, help="As many at most, oldest first.")] = 100,
-    every: Annotated[bool, typer.Option("--all", help="Those replayed already as well.")] = False,
-    values: Annotated[bool, typer.Option("--values", help="Keys and values, too.")] = False,
+    limit: Annotated[int, typer.Option(min=1, help="Maximum number, oldest first.")] = 100,
+    every: Annotated[bool, typer.Option("--all", help="Include replayed dead letters.")] = False,
+    values: Annotated[bool, typer.Option("--values", help="Show keys and values.")] = False,
     common: KafkaOptions,
 ) -> None:
-    """Show dead letters that were not replayed yet."""
+    """List dead letters that were not replayed yet."""
     wanted = _filter(code, since, until, source)
     topic, _ = _open(common.settings())
     with _progress(2 * topic.length) as advance:
@@ -81,7 +222,7 @@ def list_letters(
         return
     show(found[:limit], replayed, every=every, values=values)
     if len(found) > limit:
-        err.print(f"{limit} are shown and there are more: raise --limit, or narrow it", style="dim")
+        err.print(f"{limit} are shown of more: raise --limit, or narrow the search", style="dim")
 
 
 @app.command(
@@ -95,24 +236,26 @@ def replay(
     since: _Since = None,
     until: _Until = None,
     source: _Source = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="As many at most, oldest first.")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Maximum number, oldest first.")] = None,
     at: Annotated[
-        str | None, typer.Option(help="Another due time: RFC 3339 or epoch milliseconds.")
+        str | None, typer.Option(help="New due time: RFC 3339 or epoch milliseconds.")
     ] = None,
     delay: Annotated[
-        str | None, typer.Option(help="Another due time, from now: 0, 30s, 2h, PT30S.")
+        str | None, typer.Option(help="New due time as a delay from now: 0, 30s, 2h, PT30S.")
     ] = None,
     replays_max: Annotated[
-        int, typer.Option(min=1, help="Leave records that were replayed so often.")
+        int, typer.Option(min=1, help="Skip records replayed this many times.")
     ] = REPLAYS_MAX,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Dry run: show what would be written.")
+    ] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Don't ask.")] = False,
     common: KafkaOptions,
 ) -> None:
     """Write dead letters to the delay topic and partition that they came from, each once.
 
-    What is dead-lettered again meanwhile is left for the next run. A due time that has passed
-    means at once; a delay counts from now.
+    Records dead-lettered during the run are left for the next one. A due time in the past means
+    now; a delay counts from now.
     """
     from connectors.kafka.dead_letters import Replayer
 
@@ -148,13 +291,8 @@ def replay(
 
 @dataclass(frozen=True, slots=True)
 class _Choice:
-    """Options of a replay.
-
-    Attributes:
-        wanted: filter of the dead letters to replay.
-        time: header of their new due time; None: unchanged.
-        limit: largest number of dead letters to replay; None: all.
-        replays_max: number of earlier replays from which a record is skipped.
+    """Options of a replay. ``time``: header of the new due time; None: unchanged. ``replays_max``:
+    number of earlier replays from which a record is skipped.
     """
 
     wanted: Filter
@@ -165,12 +303,7 @@ class _Choice:
 
 class _Sieve:
     """Filter that yields the dead letters to replay, and counts the skipped ones by reason.
-
-    Args:
-        settings: settings of the cluster.
-        counts: partition count of each topic of the cluster, by name.
-        choice: options of the replay.
-        topic: reader of the dead-letter topic. The constructor reads earlier replays from it.
+    ``counts``: partition count of each topic of the cluster.
     """
 
     def __init__(
@@ -183,9 +316,6 @@ class _Sieve:
             self._replayed = topic.replayed(advance)
 
     def sift(self, letters: Iterable[DeadLetter], tally: ReplayTally) -> Iterator[Replay]:
-        """Yield each of ``letters`` that is to be replayed, with the record to write, up to the
-        limit of the options; count those skipped in ``tally``.
-        """
         return islice(self._sift(letters, tally), self._choice.limit)
 
     def _sift(self, letters: Iterable[DeadLetter], tally: ReplayTally) -> Iterator[Replay]:
@@ -221,12 +351,6 @@ class _Sieve:
 def _filter(
     codes: list[str] | None, since: str | None, until: str | None, source: str | None
 ) -> Filter:
-    """Return a filter of dead letters by error code, time of dead-lettering (``since`` to
-    ``until``), and source record, ``topic[:partition[:offset]]``. None accepts all.
-
-    Raises:
-        DelayServiceError: an option is invalid, or names an unknown code.
-    """
     for code in codes or ():
         if code not in EXPLANATIONS:
             raise DelayServiceError(f"--code {code!r} is none: use {', '.join(EXPLANATIONS)}")
@@ -245,11 +369,6 @@ def _filter(
 
 
 def _new_time(at: str | None, delay: str | None) -> Header | None:
-    """Return the header of the new due time; None: neither option is given, the due time stays.
-
-    Raises:
-        DelayServiceError: both options are given, or the time is invalid.
-    """
     from delayservice.commands.send import delay_ms, instant_ms
 
     if at is not None and delay is not None:
@@ -262,13 +381,6 @@ def _new_time(at: str | None, delay: str | None) -> Header | None:
 
 
 def _open(settings: Settings) -> tuple[DeadLetterTopic, dict[str, int]]:
-    """Return a reader of the dead-letter topic up to its current end, and the partition count of
-    each topic of the cluster by name.
-
-    Raises:
-        KafkaEdgeError: no broker answers.
-        DelayServiceError: the dead-letter topic does not exist.
-    """
     from connectors.kafka.clients import admin_client
     from connectors.kafka.dead_letters import DeadLetterTopic, partition_counts
 
@@ -281,7 +393,6 @@ def _open(settings: Settings) -> tuple[DeadLetterTopic, dict[str, int]]:
 
 
 def _survey(topic: DeadLetterTopic, sieve: _Sieve) -> ReplayTally:
-    """Return the counts of what a replay would write and skip, without writing."""
     survey = ReplayTally()
     with _progress(topic.length) as advance:
         survey.count(sieve.sift(topic.letters(advance), survey))
@@ -289,7 +400,7 @@ def _survey(topic: DeadLetterTopic, sieve: _Sieve) -> ReplayTally:
 
 
 def _batches(replays: Iterable[Replay]) -> Iterator[list[Replay]]:
-    """Yield ``replays`` in batches for one transaction each: at most 500 records, some 8 MiB."""
+    # For one transaction each: at most 500 records, some 8 MiB.
     batch: list[Replay] = []
     held = 0
     for found in replays:
@@ -304,9 +415,6 @@ def _batches(replays: Iterable[Replay]) -> Iterator[list[Replay]]:
 
 @contextmanager
 def _progress(offsets: int) -> Iterator[Advance]:
-    """Show a progress bar of ``offsets`` steps on a terminal, on standard error; yield a function
-    that advances it by a number of offsets.
-    """
     from rich.progress import Progress
 
     with Progress(console=err, transient=True, disable=not err.is_terminal) as bar:

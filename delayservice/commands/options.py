@@ -18,10 +18,9 @@ from delayservice.base.errors import DelayServiceError
 if TYPE_CHECKING:
     from delayservice.config.settings import Loaded, Settings
 
+# Configuration file of deployments, read by every command but ``run`` if no other is named, so that
+# a run-book needs no path.
 INSTALLED: Final = Path("/etc/delayservice/delayservice.toml")
-"""Configuration file of deployments, read by every command but ``run`` if no other is named, so
-that a run-book needs no path.
-"""
 
 ConfigOption = Annotated[
     Path | None,
@@ -41,16 +40,13 @@ JsonOption = Annotated[
     bool, typer.Option("--json", help="JSON for programs: one object, or one on each line.")
 ]
 BootstrapOption = Annotated[
-    str | None, typer.Option("--bootstrap", "-b", help="Broker, instead of the configured.")
+    str | None, typer.Option("--bootstrap", "-b", help="Brokers, instead of the configured ones.")
 ]
 
 
 def load(config: Path | None, sets: list[str] | None, *, is_node: bool = False) -> Loaded:
     """Return the settings and the place of each value. ``config`` None: the file ``INSTALLED``, if
     it exists; a node (``is_node``) reads no file then.
-
-    Raises:
-        SettingsError: a file or a value is invalid.
     """
     from delayservice.config.settings import load_with_origins  # noqa: PLC0415  # help is read more often
 
@@ -61,27 +57,14 @@ def load(config: Path | None, sets: list[str] | None, *, is_node: bool = False) 
 def load_settings(
     config: Path | None, sets: list[str] | None, bootstrap: str | None = None
 ) -> Settings:
-    """Return the settings as ``load`` does; ``bootstrap`` replaces the configured brokers.
-
-    Raises:
-        SettingsError: a file or a value is invalid.
-    """
+    """Return the settings as ``load`` does; ``bootstrap`` replaces the configured brokers."""
     named = [f"kafka.bootstrap={bootstrap}"] if bootstrap else []
     return load(config, [*(sets or []), *named]).settings
 
 
 def moment_ms(option: str, text: str | None) -> int | None:
-    """Parse a time: RFC 3339, epoch milliseconds, or a duration before now (``2h``).
-
-    Args:
-        option: name of the option, for error messages.
-        text: value of the option; None: not given.
-
-    Returns:
-        Epoch milliseconds; None: the option is not given.
-
-    Raises:
-        DelayServiceError: the text is invalid.
+    """Parse a time (RFC 3339, epoch milliseconds, or a duration before now: ``2h``) into epoch
+    milliseconds; None: the option is not given.
     """
     from delayservice.commands.send import instant_ms  # noqa: PLC0415  # as above
     from delayservice.config.units import parse_duration_ms  # noqa: PLC0415  # as above
@@ -96,11 +79,6 @@ def moment_ms(option: str, text: str | None) -> int | None:
 
 
 def pairs(option: str, texts: Sequence[str] | None) -> list[tuple[str, str]]:
-    """Parse the values ``name=text`` of an option into names and texts.
-
-    Raises:
-        DelayServiceError: an option has no ``=`` or no name.
-    """
     found = []
     for text in texts or ():
         name, equals, said = text.partition("=")
@@ -119,7 +97,6 @@ class CommonOptions:
     as_json: JsonOption = False
 
     def settings(self) -> Settings:
-        """Load the settings with ``--config`` and ``--set``."""
         return load_settings(self.config, self.sets)
 
 
@@ -133,7 +110,6 @@ class KafkaOptions:
     as_json: JsonOption = False
 
     def settings(self) -> Settings:
-        """Load the settings with ``--config``, ``--set`` and ``--bootstrap``."""
         return load_settings(self.config, self.sets, self.bootstrap)
 
 

@@ -24,7 +24,7 @@ from delayservice.commands.options import with_options
 # ruff: noqa: PLC0415
 
 EPILOG: Final = "Example: [bold]delayservice pending --target 'orders*' --counts[/]"
-FOUND: Final = "Exit status: 0 done, 1 an error, 2 wrong usage, 4 there is no such thing."
+FOUND: Final = "Exit status: 0 done, 1 an error, 2 wrong usage, 4 it does not exist."
 _SOURCE: Final = re.compile(r"([A-Za-z0-9._-]{1,249}):(\d{1,10}):(\d{1,19})")
 _PAGE: Final = 1_000
 
@@ -33,23 +33,24 @@ _PAGE: Final = 1_000
 def pending(
     *,
     since: Annotated[
-        str | None, typer.Option("--from", help="Due from: RFC 3339 or epoch milliseconds.")
+        str | None, typer.Option("--from", help="First due time: RFC 3339 or epoch milliseconds.")
     ] = None,
-    until: Annotated[str | None, typer.Option("--to", help="Due before; as --from.")] = None,
+    until: Annotated[str | None, typer.Option("--to", help="Exclusive end; as --from.")] = None,
     target: Annotated[
         str | None, typer.Option("--target", "-t", help="Target topic; * and ? stand for any.")
     ] = None,
     topic: Annotated[str | None, typer.Option(help="Delay topic.")] = None,
-    limit: Annotated[int, typer.Option(min=1, help="As many at most, next looked at first.")] = 50,
+    limit: Annotated[
+        int, typer.Option(min=1, help="Maximum number of records, earliest first.")
+    ] = 50,
     beyond_window: Annotated[
-        bool, typer.Option("--beyond-window", help="Also what is rolled before it is due; slower.")
+        bool,
+        typer.Option("--beyond-window", help="Include those beyond the roll window; slower."),
     ] = False,
-    counts: Annotated[
-        bool, typer.Option("--counts", help="Only how many are due, and how soon.")
-    ] = False,
+    counts: Annotated[bool, typer.Option("--counts", help="Show counts by due time only.")] = False,
     common: ApiOptions,
 ) -> None:
-    """Show what waits on a node's copies."""
+    """List pending records stored on a node."""
     asked = common.connect()
     if counts:
         backlog = asked.get("/v1/pending/horizon")
@@ -80,13 +81,12 @@ def pending(
     if shown:
         out.print(table)
     else:
-        out.print("nothing is pending there", style="dim")
+        out.print("no pending record matches", style="dim")
 
 
 def _records(api: Api, query: Mapping[str, object], limit: int) -> Iterator[dict[str, Any]]:
-    """Yield up to ``limit`` pending records, read from the API in pages. ``query``: parameters of
-    the API. On standard error, show the number of scanned records meanwhile, and in the end whether
-    records may be missing.
+    """Yield up to ``limit`` pending records, read from the API in pages. On standard error, show
+    the number of scanned records meanwhile, and in the end whether records may be missing.
     """
     cursor: str | None = None
     found = scanned = damaged = 0
@@ -104,15 +104,15 @@ def _records(api: Api, query: Mapping[str, object], limit: int) -> Iterator[dict
                 break
     if damaged:
         err.print(
-            f"{damaged:,} stretches of due times can't be read now, and their records are missing "
-            "here: ask another node, or have them rebuilt (delayservice spark reconcile)",
+            f"{damaged:,} ranges of due times can't be read now, so their records are missing: "
+            "ask another node, or rebuild them (delayservice spark reconcile)",
             style="yellow",
         )
     if page["slices_elsewhere"]:
         numbers = ", ".join(map(str, page["slices_elsewhere"]))
         err.print(f"this node keeps no copy of slices {numbers}: ask another", style="yellow")
     if cursor is not None:
-        err.print(f"there may be more than these {found:,}: raise --limit", style="dim")
+        err.print(f"there may be more than {found:,}: raise --limit", style="dim")
 
 
 def _records_table() -> Table:
@@ -129,8 +129,8 @@ def _cells(record: dict[str, Any]) -> list[str]:
     notes = [
         f"try {record['attempt']}" if record["attempt"] > 1 else "",
         "recurs" if record["recurs"] else "",
-        "waits for its home" if record["target"] == record["topic"] else "",
-        "is being cancelled or replaced" if record["marked_by"] is not None else "",
+        "forwarded to its home partition" if record["target"] == record["topic"] else "",
+        "cancel or replacement pending" if record["marked_by"] is not None else "",
     ]
     size = record["value_bytes"]
     return [
@@ -168,7 +168,7 @@ def show(
     *,
     common: ApiOptions,
 ) -> None:
-    """Show one record, by its id or by where it was written, and what has become of it."""
+    """Show one record and its state, by id or by source offset."""
     asked = common.connect()
     source = _SOURCE.fullmatch(record)
     try:
@@ -203,11 +203,11 @@ def _lines(record: dict[str, Any]) -> Iterator[tuple[str, str]]:
     if waits is not None:
         yield "due", f"{instant(waits['due_ms'])}  {_from_now(waits['due_ms'])}"
         if waits["next_ms"] != waits["due_ms"]:
-            yield "looked at next", f"{instant(waits['next_ms'])}  {_from_now(waits['next_ms'])}"
+            yield "next processed", f"{instant(waits['next_ms'])}  {_from_now(waits['next_ms'])}"
         partition = waits["target_partition"]
         is_home = waits["target"] == record["topic"]
         yield (
-            "waits for its home" if is_home else "target",
+            "forwarded to its home partition" if is_home else "target",
             waits["target"] + ("" if partition is None else f":{partition}"),
         )
         yield "id", _text(waits["id"])
@@ -221,9 +221,7 @@ def _lines(record: dict[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _text(content: dict[str, str] | None, null: str = "") -> str:
-    """Return a ``Content`` object of the API as text, labelled if it is base64; ``null`` for
-    None.
-    """
+    # Labelled if it is base64.
     if content is None:
         return null
     return content["data"] if content["encoding"] == "utf-8" else f"base64 {content['data']}"

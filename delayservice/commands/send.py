@@ -31,17 +31,15 @@ from delayservice.contract.targets import Allowlist
 from delayservice.contract.times import parse_checked_instant_ms, parse_duration_ms
 
 TIMEOUT_S = 15.0
+# Partition number that makes librdkafka choose the partition.
 _ANY_PARTITION = -1
-"""Partition number that makes librdkafka choose the partition."""
 
 Header: TypeAlias = tuple[str, bytes]
 
 
 @dataclass(frozen=True, slots=True)
 class Outgoing:
-    """Record to write to the delay topic ``topic``. ``partition`` None: ``record_id``, its
-    ``delay-id``, chooses the partition, or else its key.
-    """
+    """Record to write to a delay topic. ``partition`` None: that of its id, or else of its key."""
 
     topic: str
     key: bytes | None
@@ -53,9 +51,7 @@ class Outgoing:
 
 @dataclass(frozen=True, slots=True)
 class DeliveryReport:
-    """Confirmation of the broker: place of the record, and its timestamp in epoch milliseconds,
-    which on a delay topic is the time of the append.
-    """
+    """Confirmation of the broker; on a delay topic, the timestamp is the time of the append."""
 
     topic: str
     partition: int
@@ -64,16 +60,7 @@ class DeliveryReport:
 
 
 def time_header(at: str | None, after: str | None) -> list[Header]:
-    """Return the header of the due time as a list, empty if no time is given. The time is checked
-    here, so that a typo causes no dead letter.
-
-    Args:
-        at: epoch milliseconds or RFC 3339, with a zone.
-        after: a duration (``30s``, ``2h``, ``PT30S``) or milliseconds.
-
-    Raises:
-        DelayServiceError: both are given, or the time is invalid.
-    """
+    # Checked here, so that a typo causes no dead letter.
     if at is not None and after is not None:
         raise DelayServiceError("give --at or --after, not both")
     if at is not None:
@@ -84,12 +71,6 @@ def time_header(at: str | None, after: str | None) -> list[Header]:
 
 
 def operation(record_id: str | None, *, cancel: bool, fire: bool) -> str | None:
-    """Return the value of header ``delay-op``: ``cancel`` or ``fire``, as the flags say; None: none
-    is given.
-
-    Raises:
-        DelayServiceError: both flags are given, or the id is missing.
-    """
     if cancel and fire:
         raise DelayServiceError("give --cancel or --fire, not both")
     asked = CANCEL_OP if cancel else FIRE_OP if fire else None
@@ -99,22 +80,13 @@ def operation(record_id: str | None, *, cancel: bool, fire: bool) -> str | None:
 
 
 def milliseconds(option: str, text: str | None) -> str | None:
-    """Return the duration ``text`` as milliseconds in decimal digits, for a header; None: ``text``
-    is None. ``option``: name of the option, for error messages.
-
-    Raises:
-        DelayServiceError: the duration is invalid.
-    """
+    # Decimal digits, for a header.
     return None if text is None else str(delay_ms(option, text))
 
 
 def instant_ms(option: str, text: str) -> int:
-    """Parse a time (epoch milliseconds or RFC 3339) into epoch milliseconds.
-
-    ``option``: name of the option, for error messages.
-
-    Raises:
-        DelayServiceError: the time is invalid, has no zone, or looks like seconds.
+    """Parse a time (epoch milliseconds or RFC 3339) into epoch milliseconds. Raises
+    ``DelayServiceError`` if it is invalid, has no zone, or looks like seconds.
     """
     try:
         return parse_checked_instant_ms(option, text.strip().encode())
@@ -123,13 +95,7 @@ def instant_ms(option: str, text: str) -> int:
 
 
 def delay_ms(option: str, text: str) -> int:
-    """Parse a duration (with units, ISO 8601 or in milliseconds) into milliseconds.
-
-    ``option``: name of the option, for error messages.
-
-    Raises:
-        DelayServiceError: the duration is invalid.
-    """
+    """Parse a duration (with units, ISO 8601 or in milliseconds) into milliseconds."""
     try:
         return parse_duration_ms(option, text.strip().encode())
     except RecordRefusedError as exc:
@@ -137,12 +103,7 @@ def delay_ms(option: str, text: str) -> int:
 
 
 def read_value(value: str | None, value_file: Path | None, *, null: bool) -> bytes | None:
-    """Return a record's value: None for ``null``, else the argument, the file's content, or without
-    both (or with ``-``) standard input.
-
-    Raises:
-        DelayServiceError: more than one is given, the file can't be read, or nothing is piped in.
-    """
+    # Without an argument and a file, or with ``-``, the value is read from standard input.
     if (value is not None) + (value_file is not None) + null > 1:
         raise DelayServiceError("give a value, --value-file or --null, only one of them")
     if null:
@@ -160,15 +121,8 @@ def read_value(value: str | None, value_file: Path | None, *, null: bool) -> byt
 
 
 def doubt(settings: Settings, record: Outgoing, now_ms: int) -> str | None:
-    """Return why the service will probably not deliver a record; None: no reason is known.
-
-    Args:
-        settings: settings; without ``[targets]``, as those of a client, they allow any target.
-        record: record to be sent.
-        now_ms: approximate time of the broker's append, epoch milliseconds.
-
-    Raises:
-        ContractError: the settings contradict each other.
+    """Return why the service will probably not deliver a record; None: no reason is known. Settings
+    without ``[targets]``, as those of a client, allow any target.
     """
     # Without homes, because the partition of the record is not known yet.
     contract = replace(contract_for(settings, record.topic), id_partitions=0)
@@ -182,14 +136,11 @@ def doubt(settings: Settings, record: Outgoing, now_ms: int) -> str | None:
         return None
     denial = _allowlist(settings, record.topic).denial(entry[4][0])
     if denial is not None:
-        return f"it will be dead-lettered when it is due ({TARGET_DENIED}): {denial}"
+        return f"it will be dead-lettered at its due time ({TARGET_DENIED}): {denial}"
     return _missing_target(settings, entry[4][0])
 
 
 def _allowlist(settings: Settings, topic: str) -> Allowlist:
-    """Return the allowlist of target topics of a delay topic. Without ``[targets]``, as in the
-    settings of a client, it allows all but reserved topics.
-    """
     if settings.targets:
         return allowlist_for(settings, topic)
     return Allowlist(topic, ["*"], reserved_topics(settings))
@@ -207,18 +158,9 @@ def _missing_target(settings: Settings, target: str) -> str | None:
 def hearing(
     settings: Settings, wait_s: float | None
 ) -> Iterator[Callable[[DeliveryReport], str | None]]:
-    """Read new outcomes while the ``with`` block runs. The block writes a control record.
-
-    Args:
-        settings: settings of the cluster.
-        wait_s: longest wait for the outcome, in s; None: no wait.
-
-    Yields:
-        Function that takes the delivery report of the control record, and returns the name of its
-        outcome (``cancelled``, ``not_pending`` ...); None: no outcome was read in time.
-
-    Raises:
-        KafkaEdgeError: the outcomes topic can't be read.
+    """Read new outcomes while the ``with`` block runs, which writes a control record. Yields a
+    function that takes its delivery report, and returns the name of its outcome (``cancelled``,
+    ``not_pending`` ...); None: no outcome was read in time.
     """
     if wait_s is None:
         yield lambda _: None
@@ -238,12 +180,8 @@ def hearing(
 def send(
     config: dict[str, str], record: Outgoing, on_ready: Callable[[], object] = lambda: None
 ) -> DeliveryReport:
-    """Write the record and wait for the broker to confirm it.
-
-    Args:
-        config: options of a producer (``Kafka.client_config``).
-        record: record to send.
-        on_ready: called when the cluster has answered, before the record is written.
+    """Write the record and wait for the broker to confirm it. ``on_ready`` is called when the
+    cluster has answered, before the record is written.
 
     Raises:
         KafkaEdgeError: no broker answers, the topic is unknown, or the broker refuses the record.
@@ -285,12 +223,7 @@ def send(
 def _choose_partition(
     producer: Producer, record: Outgoing, bootstrap: str, troubles: Sequence[KafkaError]
 ) -> int | None:
-    """Return the partition to write to: that of the record, or of its id; None: the key chooses.
-    ``bootstrap``: brokers, for error messages; ``troubles``: errors that the client has reported.
-
-    Raises:
-        KafkaEdgeError: no broker answers, or there is no such topic or partition.
-    """
+    # None: the key chooses.
     try:
         count = partitions_of(producer, record.topic, TIMEOUT_S)
     except KafkaException as exc:

@@ -25,7 +25,7 @@ EPILOG: Final = (
     "Examples: [bold]delayservice send delay_topic_any hello --after 30s --target orders[/]"
     "\n\n[bold]echo hello | delayservice send --at 2030-01-31T08:00:00Z -t orders -k order-7[/]"
     "\n\n[bold]delayservice send --id reminder-17 --cancel --wait 5s[/]"
-    "\n\nExit status with --wait: 4 nothing was pending under --id, 5 nothing was heard in time."
+    "\n\nExit status with --wait: 4 nothing was pending under --id, 5 outcome unknown."
 )
 
 
@@ -33,40 +33,28 @@ EPILOG: Final = (
 class RecordOptions:
     """Command-line options that describe the record to send."""
 
-    value_file: Annotated[Path | None, typer.Option(help="Read the value, as it is.")] = None
-    null: Annotated[bool, typer.Option("--null", help="A null value.")] = False
+    value_file: Annotated[Path | None, typer.Option(help="File with the value.")] = None
+    null: Annotated[bool, typer.Option("--null", help="Send a null value.")] = False
     key: Annotated[str | None, typer.Option("--key", "-k", help="Key.")] = None
     at: Annotated[str | None, typer.Option(help="Due time: RFC 3339 or epoch milliseconds.")] = None
     after: Annotated[
         str | None, typer.Option(help="Delay: 500ms, 30s, 2h, PT30S or milliseconds.")
     ] = None
     target: Annotated[str | None, typer.Option("--target", "-t", help="Target topic.")] = None
-    target_partition: Annotated[
-        int | None, typer.Option(min=0, help="Partition of the target.")
-    ] = None
-    record_id: Annotated[
-        str | None, typer.Option("--id", help="Name for cancel and look-up (delay-id).")
-    ] = None
-    cancel: Annotated[bool, typer.Option("--cancel", help="Cancel what is pending under --id.")] = (
-        False
-    )
-    fire: Annotated[
-        bool, typer.Option("--fire", help="Deliver what is pending under --id now.")
-    ] = False
-    window: Annotated[
-        str | None, typer.Option(help="Spread the due time over so long: 10s, 5m.")
-    ] = None
-    every: Annotated[str | None, typer.Option(help="Recurring: a period, as 1h or PT1H.")] = None
+    target_partition: Annotated[int | None, typer.Option(min=0, help="Target partition.")] = None
+    record_id: Annotated[str | None, typer.Option("--id", help="The delay-id.")] = None
+    cancel: Annotated[bool, typer.Option("--cancel", help="Cancel the record of --id.")] = False
+    fire: Annotated[bool, typer.Option("--fire", help="Deliver the record of --id now.")] = False
+    window: Annotated[str | None, typer.Option(help="Spread the due time over: 10s, 5m.")] = None
+    every: Annotated[str | None, typer.Option(help="Recurring: period, such as 1h or PT1H.")] = None
     cron: Annotated[
-        str | None, typer.Option(help="Recurring: a cron expression, as '0 9 * * MON-FRI'.")
+        str | None, typer.Option(help="Recurring: cron expression, such as '0 9 * * MON-FRI'.")
     ] = None
-    timezone: Annotated[str | None, typer.Option(help="Time zone of --cron, as Europe/Berlin.")] = (
-        None
-    )
-    times: Annotated[int | None, typer.Option(min=1, help="Recurring: so often at most.")] = None
+    timezone: Annotated[str | None, typer.Option(help="Time zone of --cron: Europe/Berlin.")] = None
+    times: Annotated[int | None, typer.Option(min=1, help="Maximum number of occurrences.")] = None
     header: Annotated[
         list[str] | None,
-        typer.Option("--header", "-H", metavar="NAME=VALUE", help="Own header; repeatable."),
+        typer.Option("--header", "-H", metavar="NAME=VALUE", help="Delivered header; repeatable."),
     ] = None
     partition: Annotated[
         int | None, typer.Option("--partition", "-p", min=0, help="Partition of the delay topic.")
@@ -74,34 +62,31 @@ class RecordOptions:
 
     @property
     def is_control(self) -> bool:
-        """Return whether the options ask to cancel or fire a pending record."""
         return self.cancel or self.fire
 
 
 @with_options
 def send(
     topic: Annotated[str, typer.Argument(help="Delay topic.")] = "delay_topic_any",
-    value: Annotated[
-        str | None, typer.Argument(help="Value; '-' or nothing reads standard input.")
-    ] = None,
+    value: Annotated[str | None, typer.Argument(help="Value; '-' or none: standard input.")] = None,
     *,
     asked: RecordOptions,
     wait: Annotated[
         str | None,
-        typer.Option(help="With --cancel and --fire: how long to wait for what it did: 5s."),
+        typer.Option(help="With --cancel and --fire: how long to wait for the outcome: 5s."),
     ] = None,
     common: KafkaOptions,
 ) -> None:
-    """Write one record into a delay topic and show where it went.
+    """Write one record to a delay topic and show its offset.
 
-    It is partitioned as a Java producer would: by key, or by its id when it has one.
+    The partition is chosen as by a Java producer: by key, or by the id if it has one.
     """
     from delayservice.commands import send as sending
 
     settings = common.settings()
     record = _outgoing(topic, value, asked)
     if wait is not None and not asked.is_control:
-        raise DelayServiceError("--wait is for --cancel and --fire: nothing else is answered")
+        raise DelayServiceError("--wait needs --cancel or --fire")
 
     def warn() -> None:
         if (why := sending.doubt(settings, record, round(time.time() * 1_000))) is not None:
@@ -124,12 +109,6 @@ def send(
 
 
 def _outgoing(topic: str, value: str | None, asked: RecordOptions) -> Outgoing:
-    """Return the record that the options describe. ``value``: argument with the value; ``-`` or
-    None: standard input, unless an option gives the value.
-
-    Raises:
-        DelayServiceError: an option is invalid, or options contradict each other.
-    """
     from delayservice.commands import send as sending
     from delayservice.contract import names
 
@@ -162,9 +141,6 @@ def _outgoing(topic: str, value: str | None, asked: RecordOptions) -> Outgoing:
 
 
 def _said(due: str | None, outcome: str | None, *, is_control: bool) -> str:
-    """Return what to print about a sent record: its due time ``due``, as text, or for a control
-    record its ``outcome``. None: not known.
-    """
     if not is_control:
         return f"due {due}" if due else "written"
-    return outcome or "asked for; what it does is not known yet (--wait 5s waits for it)"
+    return outcome or "written, outcome unknown (--wait 5s waits for it)"

@@ -8,9 +8,9 @@ import typer
 
 from delayservice.commands.options import KafkaOptions, with_options
 
-EPILOG = "Exit status 0 only when nothing was lost, doubled, early or altered."
+EPILOG = "Exit status 0 only if no record was lost, duplicated, early or altered."
 
-dev = typer.Typer(help="Real Kafka and ZooKeeper on this machine, for development.")
+dev = typer.Typer(help="Local Kafka and ZooKeeper for development.")
 
 
 @with_options
@@ -18,19 +18,19 @@ def smoke(
     topic: Annotated[str, typer.Argument(help="Delay topic.")] = "delay_topic_any",
     *,
     target: Annotated[
-        str, typer.Option("--target", "-t", help="Target topic, made if it is missing.")
+        str, typer.Option("--target", "-t", help="Target topic; created if missing.")
     ] = "orders",
     records: Annotated[int, typer.Option(min=1, help="Records to send.")] = 1_000,
     per_s: Annotated[float, typer.Option(min=0.1, help="Records per second.")] = 200.0,
     delay_ms_max: Annotated[
-        int, typer.Option(min=0, help="Delays are from 0 to this, milliseconds.")
+        int, typer.Option(min=0, help="Longest delay in milliseconds; the shortest is 0.")
     ] = 10_000,
     wait_s: Annotated[
-        float, typer.Option(min=0, help="How long brokers and topic may take to be there, seconds.")
+        float, typer.Option(min=0, help="Longest wait for brokers and delay topic, seconds.")
     ] = 120.0,
     common: KafkaOptions,
 ) -> None:
-    """Send delayed records to a running service, and judge what arrives."""
+    """Send delayed records to a running service, and check what arrives."""
     from delayservice.smoke.run import Load, run  # noqa: PLC0415
 
     brokers = common.settings().kafka.bootstrap
@@ -40,6 +40,3 @@ def smoke(
             as_json=common.as_json,
         )
     )
-
-
-dev.command("load", epilog=EPILOG, help="The former name of smoke.", hidden=True)(smoke)

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 EXIT_ERROR: Final = 1
 
 app = typer.Typer(
-    help="Prove, compare, report and schedule with Spark, here or on a cluster.",
+    help="Audit, compare, report and schedule with Spark, locally or on a cluster.",
     no_args_is_help=True,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
@@ -65,24 +65,24 @@ class ComparedOptions:
         typer.Option(
             "--node",
             metavar="NODE",
-            help="A node that should report, repeatable; others are not looked at. None: all.",
+            help="Node to compare; repeatable. Default: all.",
         ),
     ] = None
     replicas: Annotated[
         int,
         typer.Option(
             min=0,
-            help="Copies that each shard should have; 0: one on every --node, and without any "
-            "--node one at all.",
+            help="Expected copies of each shard; 0: one on every --node, or at least one without "
+            "--node.",
         ),
     ] = 0
     deep: Annotated[
-        bool, typer.Option("--deep", help="Hold every slot against the delay topics.")
+        bool, typer.Option("--deep", help="Also compare every slot with the delay topics.")
     ] = False
     details: Annotated[
-        bool, typer.Option("--details/--no-details", help="Ask nodes for records that differ.")
+        bool, typer.Option("--details/--no-details", help="Query nodes for records that differ.")
     ] = True
-    behind: Annotated[str, typer.Option(help="Age from which a copy is behind.")] = "10m"
+    behind: Annotated[str, typer.Option(help="Age from which a copy is a finding.")] = "10m"
 
 
 app.command(epilog=spark_audit.AUDIT_EPILOG)(spark_audit.audit)
@@ -103,29 +103,27 @@ def reconcile(
     compared: ComparedOptions,
     publish: PublishOption = False,
     follow: Annotated[
-        bool, typer.Option("--follow", help="Compare and publish again and again, until Ctrl-C.")
+        bool, typer.Option("--follow", help="Repeat and publish comparisons until Ctrl-C.")
     ] = False,
-    interval: Annotated[
-        str, typer.Option(help="With --follow: from one comparison to the next.")
-    ] = "1m",
+    interval: Annotated[str, typer.Option(help="With --follow: interval of comparisons.")] = "1m",
     repairs: Annotated[
         int,
         typer.Option(
             "--repair",
             min=0,
             metavar="N",
-            help="With --follow: rebuild wrong copies of replicas, N times at most; 0: only plan.",
+            help="With --follow: maximum number of rebuilds of wrong replica copies; 0: only plan.",
         ),
     ] = 0,
     session: SessionOptions,
     common: KafkaOptions,
 ) -> None:
-    """Compare the copies that nodes hold, and write what differs, a page and a repair plan."""
+    """Compare the nodes' copies; write findings, an HTML page and a repair plan."""
     require_extra()
     from connectors.spark.common.failures import EXIT_UNJUDGED
     from connectors.spark.reconcile.run import reconcile as run
-    from delayservice.commands import spark_follow
     from delayservice.commands.send import delay_ms
+    from delayservice.commands.spark_reconcile import follow_copies
 
     if repairs and (compared.folders or not follow):
         raise typer.BadParameter("it needs --follow, and no --folder", param_hint="--repair")
@@ -135,7 +133,7 @@ def reconcile(
     with session.running("reconcile", as_json=common.as_json) as job:
         if follow:
             interval_s = delay_ms("--interval", interval) / 1_000
-            status = spark_follow.run(job, options, interval_s, repairs, as_json=common.as_json)
+            status = follow_copies(job, options, interval_s, repairs, as_json=common.as_json)
             raise typer.Exit(status)
         found = run(job.spark, options, job.say)
     if common.as_json:
@@ -153,12 +151,6 @@ def reconcile(
 def _reconcile_options(
     settings: Settings, output: str, compared: ComparedOptions, topic: str | None
 ) -> ReconcileOptions:
-    """Return the options of a comparison of copies. ``output``: folder or URL of the results;
-    ``topic``: topic to publish findings to; None: none.
-
-    Raises:
-        DelayServiceError: an option is invalid.
-    """
     from connectors.spark.reconcile.digests import Expected
     from connectors.spark.reconcile.options import ReconcileOptions
     from delayservice.commands.send import delay_ms
@@ -189,22 +181,22 @@ def repair(
     plan: Annotated[Path, typer.Argument(help="The plan.json that reconcile wrote.")],
     *,
     yes: Annotated[
-        bool, typer.Option("--yes", "-y", help="Carry it out; otherwise it is only shown.")
+        bool, typer.Option("--yes", "-y", help="Carry out the plan instead of showing it.")
     ] = False,
     timeout: Annotated[
         str,
-        typer.Option(help="How long nodes may take for the steps sent together."),
+        typer.Option(help="Longest wait for steps that are sent together."),
     ] = "10m",
     common: KafkaOptions,
 ) -> None:
-    """Have nodes read the ranges of a repair plan again; without --yes, only show them."""
+    """Let nodes rebuild the ranges of a repair plan; without --yes, only show the plan."""
     require_extra()
-    from delayservice.commands import spark_repair
     from delayservice.commands.send import delay_ms
+    from delayservice.commands.spark_reconcile import repair_copies
 
     settings = common.settings()
     timeout_s = delay_ms("--timeout", timeout) / 1_000
-    is_done = spark_repair.run(
+    is_done = repair_copies(
         settings, plan, is_dry=not yes, timeout_s=timeout_s, as_json=common.as_json
     )
     raise typer.Exit(0 if is_done else EXIT_FINDINGS)
@@ -221,14 +213,14 @@ def report(
     targets: TargetsOption = None,
     since: _Since = None,
     until: _Until = None,
-    horizon: Annotated[str, typer.Option(help="How far ahead load is foretold: 6h, 7d.")] = "1d",
-    top: Annotated[int, typer.Option(min=1, max=200, help="Targets that are shown.")] = 20,
+    horizon: Annotated[str, typer.Option(help="Time covered by the load forecast: 6h, 7d.")] = "1d",
+    top: Annotated[int, typer.Option(min=1, max=200, help="Number of targets to show.")] = 20,
     session: SessionOptions,
     common: KafkaOptions,
 ) -> None:
-    """Show how late records were, what load is to come, and what became of the others.
+    """Report lateness, expected load, and the outcomes of all records.
 
-    Writes report.html, which needs nothing else, report.json and Parquet.
+    Writes report.html (self-contained), report.json and Parquet.
     """
     require_extra()
     from connectors.spark.report.run import ReportOptions
@@ -270,10 +262,10 @@ def export(
     ] = True,
     as_json: JsonOption = False,
 ) -> None:
-    """Write a node's RocksDB stores as Parquet, to be read by Spark. Nothing is locked."""
+    """Export a node's RocksDB stores as Parquet for Spark, without a lock."""
     require_extra()
     from connectors.spark.reconcile.rocks_export import export_rocks
-    from delayservice.store.shards import find_shards
+    from delayservice.store.offline import find_shards
 
     if not (state / "rocksdb").is_dir():
         raise DelayServiceError(

@@ -49,31 +49,22 @@ ARCHIVE_EPILOG: Final = (
 class LimitOptions:
     """Command-line options of an audit: largest lateness and tolerances, as texts with units."""
 
-    late: Annotated[
-        str | None, typer.Option(help="What is later than this is a finding: 500ms, 5s.")
-    ] = None
+    late: Annotated[str | None, typer.Option(help="Longest allowed lateness: 500ms, 5s.")] = None
     early: Annotated[str, typer.Option(help="Tolerance for early delivery.")] = "0"
-    overdue: Annotated[
-        str, typer.Option(help="What is not settled so long after its time is a finding.")
-    ] = "10m"
+    overdue: Annotated[str, typer.Option(help="Longest time from due time to outcome.")] = "10m"
     lag: Annotated[
-        str, typer.Option(help="A cancel that was written longer before the due time wins.")
+        str, typer.Option(help="A cancel written this long before the due time must take effect.")
     ] = "30s"
     grace: Annotated[
         str | None,
         typer.Option(
-            help="At least once: younger outputs may be ahead of the checkpoint, and deliveries "
-            "may come again within this time.",
+            help="At least once: age up to which outputs may be ahead of the checkpoint, and time "
+            "within which deliveries may repeat.",
             show_default="1m under at_least_once, else 0",
         ),
     ] = None
 
     def applied(self, options: AuditOptions, settings: Settings) -> AuditOptions:
-        """Return a copy of ``options`` with the limits of the command line.
-
-        Raises:
-            DelayServiceError: a limit is invalid.
-        """
         from delayservice.commands.send import delay_ms
 
         # At least once, outputs may be ahead of their checkpoint.
@@ -94,25 +85,25 @@ def audit(
     output: OutOption = "delay-audit",
     targets: TargetsOption = None,
     all_topics: Annotated[
-        bool, typer.Option("--all-topics", help="Read every topic, whatever is allowed.")
+        bool, typer.Option("--all-topics", help="Read every topic, not only allowed targets.")
     ] = False,
     limits: LimitOptions,
     publish: PublishOption = False,
     follow: Annotated[
-        bool, typer.Option("--follow", help="Go on with what is written from now on, until Ctrl-C.")
+        bool, typer.Option("--follow", help="Continue with new records, until Ctrl-C.")
     ] = False,
     from_start: Annotated[
-        bool, typer.Option("--from-start", help="With --follow: begin at the start of the logs.")
+        bool, typer.Option("--from-start", help="With --follow: begin at the start of the topics.")
     ] = False,
-    interval: Annotated[str, typer.Option(help="With --follow: time from cut to cut.")] = "1m",
+    interval: Annotated[str, typer.Option(help="With --follow: interval of audits.")] = "1m",
     archived: Annotated[
         str | None,
-        typer.Option("--archive", help="Audit an archive, by its folder or URL, and no cluster."),
+        typer.Option("--archive", help="Audit an archive (folder or URL) instead of a cluster."),
     ] = None,
     session: SessionOptions,
     common: KafkaOptions,
 ) -> None:
-    """Prove from the topics that every settled record has exactly one settlement, and a right one.
+    """Check in the topics that every settled record has exactly one, correct outcome.
 
     Findings are written as Parquet, each with its offset.
     """
@@ -159,18 +150,19 @@ def archive(
     ),
     targets: TargetsOption = None,
     once: Annotated[
-        bool, typer.Option("--once", help="Write what is there, and end; otherwise until Ctrl-C.")
+        bool,
+        typer.Option("--once", help="Stop at the current end of the topics instead of at Ctrl-C."),
     ] = False,
-    interval: Annotated[str, typer.Option(help="Time from batch to batch.")] = "1m",
+    interval: Annotated[str, typer.Option(help="Interval of batches.")] = "1m",
     values: Annotated[
-        bool, typer.Option("--values", help="Keep values; otherwise only their hashes.")
+        bool, typer.Option("--values", help="Store values; default: only their hashes.")
     ] = False,
     session: SessionOptions,
     common: KafkaOptions,
 ) -> None:
-    """Keep sources, deliveries, outcomes and dead letters as Parquet, to audit them later.
+    """Archive source records, deliveries, outcomes and dead letters as Parquet for later audits.
 
-    Started again with the same --out, it goes on where it stopped.
+    Restarted with the same --out, it continues where it stopped.
     """
     require_extra()
     from connectors.spark.archive import ArchiveOptions, start_archive
@@ -191,7 +183,6 @@ def archive(
 
 
 def _show_judged(found: AuditResult) -> None:
-    """Print the audited offsets, the findings, and the records that could not be judged."""
     for one in found.judged:
         span = f"offsets {one.start} to {one.stop - 1}" if one.start < one.stop else "no offsets"
         out.print(f"judged: {span} of {one.topic}:{one.partition}", markup=False)
@@ -213,8 +204,8 @@ def _show_rows(rows: Sequence[Mapping[str, object]]) -> None:
 def show_findings(
     findings: Mapping[str, int], sample: Sequence[Mapping[str, object]], path: str
 ) -> None:
-    """Print the number of findings of each kind, the rows of a sample of them, and ``path``, where
-    all findings are.
+    """Print the number of findings of each kind, the rows of a sample of them, and the path of all
+    findings.
     """
     if not findings:
         out.print("nothing was found", style="bold green")
@@ -226,7 +217,6 @@ def show_findings(
 
 
 def _check_usage(*, follow: bool, archived: str | None) -> None:
-    """Refuse options that contradict each other."""
     if follow and archived is not None:
         raise typer.BadParameter(
             "an archive is audited once, without --follow", param_hint="--archive"
@@ -238,7 +228,6 @@ def _follow(
 ) -> int:
     """Audit the new records every ``interval_s`` seconds until Ctrl-C or SIGTERM; return the exit
     status: that of all findings so far, or 1 if there are none and the last attempt failed.
-    ``from_start``: begin with the records already in the logs.
     """
     from connectors.spark.audit import Following
     from connectors.spark.common.failures import exit_status
@@ -276,9 +265,7 @@ def _show_interval(manifest: AuditManifest, found: AuditResult, *, as_json: bool
 
 
 def _audit_options(settings: Settings, output: str, targets: Sequence[str] | None) -> AuditOptions:
-    """Return the options of an audit: those of ``read_options``, which has the same arguments, and
-    the names of the service's own topics and of the delay topics.
-    """
+    # The names of the service's own topics and of the delay topics are added to ``read_options``.
     topics = settings.topics
     delayed = (*topics.delay, *settings.levels.by_topic)
     read = read_options(settings, output, targets)
@@ -287,7 +274,7 @@ def _audit_options(settings: Settings, output: str, targets: Sequence[str] | Non
 
 def read_options(settings: Settings, output: str, targets: Sequence[str] | None) -> AuditOptions:
     """Return the options of a job that reads the service's topics and target topics. ``output``:
-    folder or URL of the results; ``targets``: target topics to read; None: all.
+    folder or URL of the results; ``targets`` None: all.
     """
     from connectors.spark.audit import AuditOptions
 
@@ -305,6 +292,6 @@ def read_options(settings: Settings, output: str, targets: Sequence[str] | None)
 
 
 def secrets_of(settings: Settings) -> tuple[bytes, ...]:
-    """Return the accepted cluster secrets, the current one first; empty: none is set."""
+    # The current one first.
     secret = settings.node.secret_bytes()
     return () if secret is None else (secret, *settings.node.accepted_secrets())

@@ -14,7 +14,6 @@ from pathlib import Path
 
 
 def main() -> None:
-    """Run a Spark command, and end the process with its exit status."""
     _make_importable()
     from delayservice.commands.spark import main as run  # noqa: PLC0415  # not before the path is right
 
@@ -22,9 +21,8 @@ def main() -> None:
 
 
 def _make_importable() -> None:
-    """Replace this script's folder in ``sys.path`` by that of the packages: its modules would hide
-    some of the standard library, such as ``inspect``.
-    """
+    # Replace this script's folder in ``sys.path`` by that of the packages: its modules would hide
+    # some of the standard library, such as ``inspect``.
     here = Path(__file__).resolve().parent
     sys.path[:] = [entry for entry in sys.path if not entry or Path(entry).resolve() != here]
     sys.path.insert(0, str(here.parents[1]))

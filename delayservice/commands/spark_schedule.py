@@ -56,7 +56,7 @@ class InputOptions:
         ),
     ] = None
     from_topic: Annotated[
-        str | None, typer.Option(metavar="TOPIC", help="Instead of INPUT: the records of a topic.")
+        str | None, typer.Option(metavar="TOPIC", help="Read a topic instead of INPUT.")
     ] = None
     from_config: Annotated[
         Path | None,
@@ -70,7 +70,7 @@ class InputOptions:
     schema: Annotated[
         str | None,
         typer.Option(
-            metavar="DDL", help="Columns of JSON values, as 'user string, n int'; infer: look."
+            metavar="DDL", help="Columns of JSON values, as 'user string, n int', or infer."
         ),
     ] = None
     checkpoint: Annotated[
@@ -78,23 +78,16 @@ class InputOptions:
         typer.Option(metavar="FOLDER", help="Folder or URL with the state of --from-topic."),
     ] = None
     stream: Annotated[
-        bool, typer.Option("--stream", help="Go on with what is written from now on, until Ctrl-C.")
+        bool, typer.Option("--stream", help="Continue with new records, until Ctrl-C.")
     ] = False
-    every: Annotated[str, typer.Option(help="With --stream: how often records are read.")] = "5s"
-    max_records: Annotated[int, typer.Option(min=1, help="Records of a batch of --from-topic.")] = (
-        100_000
-    )
+    every: Annotated[str, typer.Option(help="With --stream: interval of reads.")] = "5s"
+    max_records: Annotated[int, typer.Option(min=1, help="Batch size of --from-topic.")] = 100_000
     kind: Annotated[
         str | None,
         typer.Option("--format", help="parquet, csv, json, orc or table. Default: by its name."),
     ] = None
 
     def check(self, *, is_dry: bool) -> None:
-        """Check that the options of the input fit together; ``is_dry``: with ``--dry-run``.
-
-        Raises:
-            BadParameter: options contradict each other, or one is missing.
-        """
         if (self.source is None) == (self.from_topic is None):
             raise typer.BadParameter("give one input: INPUT, or --from-topic")
         for_topic = self.stream or any((self.checkpoint, self.schema, self.from_config))
@@ -108,11 +101,6 @@ class InputOptions:
             raise typer.BadParameter("--from-topic needs --checkpoint, where its state is kept")
 
     def streamed(self, settings: Settings) -> StreamOptions:
-        """Return the options for reading the input topic as a stream.
-
-        Raises:
-            DelayServiceError: an option is invalid.
-        """
         from connectors.spark.schedule.stream import StreamOptions
         from delayservice.commands.send import delay_ms
         from delayservice.config.settings import load
@@ -167,16 +155,11 @@ class FieldOptions:
         ),
     ] = None
     job_name: Annotated[
-        str | None, typer.Option("--job", help="Begins ids that are made.", show_default="INPUT")
+        str | None, typer.Option("--job", help="Prefix of generated ids.", show_default="INPUT")
     ] = None
 
     def fields(self, given: InputOptions) -> Fields:
-        """Return the column or fixed text for each part of a record. ``given``: options that name
-        the input; without ``--job``, ids that are made begin with the input's name.
-
-        Raises:
-            DelayServiceError: a header is invalid.
-        """
+        # Without ``--job``, ids that are made begin with the input's name.
         from connectors.spark.schedule.mapping import Fields
 
         return Fields(
@@ -205,18 +188,18 @@ def schedule(
     skip_rejected: Annotated[
         bool,
         typer.Option(
-            "--skip-rejected", help="Write the good rows although some are bad, as of a topic."
+            "--skip-rejected", help="Write valid rows even if some are invalid, as with a topic."
         ),
     ] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check, count and show only.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check, count and show rows.")] = False,
     session: SessionOptions,
     common: KafkaOptions,
 ) -> None:
     """Write a delayed record for each row; all rows are checked before any is written.
 
-    Run it again after a failure, or with more rows: what the delay topic holds already, with the
-    same id and content, is not written again. With --from-topic rows are the records of a topic,
-    each exactly once, and the next run with the same --checkpoint goes on where this one ends.
+    Safe to repeat after a failure, or with more rows: a record that the delay topic already has,
+    with the same id and content, is not written again. With --from-topic, the rows are the records
+    of a topic, each exactly once; the next run with the same --checkpoint continues from there.
     """
     require_extra()
     from connectors.spark.schedule import run
@@ -259,9 +242,6 @@ def _follow(
     options: ScheduleOptions,
     streamed: StreamOptions,
 ) -> Stream:
-    """Schedule records of a topic until the stream ends or is stopped by a signal; return the
-    stream. ``contracts``: returns the contracts for records written now.
-    """
     from connectors.spark.schedule.stream import start_stream
 
     begun = start_stream(job.spark, contracts, options, streamed, _progress)
@@ -275,12 +255,6 @@ def _follow(
 def _name(settings: Settings, source: str | None, topic: str, job: str | None) -> str:
     """Return the name of a job, the same whenever the same input is scheduled: its consumer group
     and the prefix of its transactional ids.
-
-    Args:
-        settings: settings of the cluster.
-        source: input with rows; None: the input is a topic.
-        topic: the delay topic.
-        job: value of ``--job``; None: not given.
     """
     name = f"{settings.kafka.transactional_id_prefix}-schedule"
     if source is None:
@@ -289,9 +263,7 @@ def _name(settings: Settings, source: str | None, topic: str, job: str | None) -
 
 
 def _contracts(settings: Settings, client: Mapping[str, str], topic: str) -> Sequence[Contract]:
-    """Return the contracts for records written now: those in the newest checkpoints, or before the
-    first checkpoint the one of the settings.
-    """
+    # Those in the newest checkpoints, or before the first checkpoint the one of the settings.
     from connectors.spark.schedule.run import served_contracts
     from delayservice.config.contract import contract_for
 

@@ -20,7 +20,7 @@ from delayservice.base.errors import DelayServiceError
 from delayservice.commands.console import err
 from delayservice.commands.extras import how_to_install
 from delayservice.commands.options import pairs
-from delayservice.smoke.signals import stop_signals
+from delayservice.smoke.progress import stop_signals
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -31,15 +31,15 @@ if TYPE_CHECKING:
 # Spark is imported when a command runs, so that help is shown at once.
 # ruff: noqa: PLC0415
 
+# What the extra ``spark`` installs; without them no Spark command runs.
 NEEDED: Final = ("pyspark", "pyarrow", "pandas", "matplotlib", "jinja2")
-"""Packages that the extra ``spark`` installs; without them no Spark command runs."""
 
 EXIT_FINDINGS: Final = 3
 STATUS: Final = "Exit status: 0 clean, 1 an error, 2 wrong usage, 3 something was found."
 STATUS_JUDGED: Final = f"{STATUS[:-1]}, 4 nothing was found and not all could be judged."
 
+# Folder that Spark 4.0.0 always creates in the working directory; removed if empty.
 _STRAY: Final = Path("artifacts")
-"""Folder that Spark 4.0.0 always creates in the working directory; removed if empty."""
 _JAVA_END_S: Final = 60.0
 _STDERR: Final = 2
 _LOOK_EVERY_S: Final = 0.5
@@ -52,10 +52,10 @@ TargetsOption = Annotated[
     ),
 ]
 OutOption = Annotated[
-    str, typer.Option("--out", help="Folder or URL of the results; former ones are replaced.")
+    str, typer.Option("--out", help="Folder or URL of the results, which replace earlier ones.")
 ]
 PublishOption = Annotated[
-    bool, typer.Option("--publish", help="Findings go to the topic `topics.audit`, too.")
+    bool, typer.Option("--publish", help="Also write findings to the topic `topics.audit`.")
 ]
 
 
@@ -69,11 +69,8 @@ class Running:
 
 @dataclass(frozen=True, slots=True)
 class SessionOptions:
-    """Command-line options of the commands that use a Spark session.
-
-    Attributes:
-        master: URL of the Spark master; None: this machine, or that of spark-submit.
-        conf: ``name=value`` settings of Spark; they override all others.
+    """Command-line options of the commands that use a Spark session; ``conf`` overrides all other
+    settings of Spark.
     """
 
     master: Annotated[
@@ -86,18 +83,14 @@ class SessionOptions:
     ] = None
     conf: Annotated[
         list[str] | None,
-        typer.Option("--conf", metavar="NAME=VALUE", help="A setting of Spark; repeatable."),
+        typer.Option("--conf", metavar="NAME=VALUE", help="Spark setting; repeatable."),
     ] = None
 
     def running(
         self, command: str, *, as_json: bool, usual: Mapping[str, str] = MappingProxyType({})
     ) -> AbstractContextManager[Running]:
         """Return a context with a Spark session for a command, and progress on standard error.
-
-        Args:
-            command: name of the command.
-            as_json: whether a program reads the output; then there is no progress bar.
-            usual: settings of Spark for this command; ``--conf`` overrides them.
+        ``usual``: settings of Spark for this command.
 
         Raises:
             DelayServiceError: the extra is not installed, there is no Java for Spark, or a setting
@@ -141,11 +134,6 @@ def _running(
 
 
 def require_extra() -> None:
-    """Check that the packages of the extra ``spark`` are installed.
-
-    Raises:
-        DelayServiceError: a package is not installed.
-    """
     missing = [name for name in NEEDED if find_spec(name) is None]
     if missing:
         raise DelayServiceError(
@@ -167,9 +155,6 @@ def told_to_stop() -> Iterator[threading.Event]:
 def await_query(query: StreamingQuery) -> int:
     """Wait until a streaming query ends, or stop it on Ctrl-C or SIGTERM; return the number of
     batches since its checkpoint was made.
-
-    Raises:
-        StreamingQueryException: the query failed.
     """
     with told_to_stop() as stop:
         while query.isActive and not stop.wait(_LOOK_EVERY_S):
@@ -182,7 +167,6 @@ def await_query(query: StreamingQuery) -> int:
 
 
 def _end_java() -> None:
-    """End the Java process that this process started, and wait until it has cleaned up."""
     from pyspark import SparkContext
 
     gateway = SparkContext._gateway  # noqa: SLF001  # PySpark has no other way to end it
@@ -197,9 +181,8 @@ def _end_java() -> None:
 
 @contextmanager
 def _unseen() -> Iterator[None]:
-    """Hide standard error while the ``with`` block runs, in which Java starts: its log can't be
-    configured before. The output is shown if the start fails, or with ``--debug``.
-    """
+    # Java's log can't be configured before it starts. The output is shown if the start fails, or
+    # with ``--debug``.
     if "--debug" in sys.argv:
         yield
         return

@@ -18,12 +18,7 @@ TIMEOUT_S = 5.0
 
 
 def fetch(address: str) -> NodeState:
-    """Return the state of the node that listens on ``host:port``.
-
-    Raises:
-        DelayServiceError: the address is invalid, there is no answer, or it is not from a node of
-            this version.
-    """
+    """Return the state of the node that listens on ``host:port``."""
     host, _, port = reachable(address).rpartition(":")
     if not host or not port.isdecimal():
         raise DelayServiceError(f"{address!r} is no address: write host:port")
@@ -44,7 +39,6 @@ def fetch(address: str) -> NodeState:
 
 
 def show(status: NodeState) -> None:
-    """Print the node, its problems, the pauses, the parked records, and a table of its slices."""
     health = "[green]healthy[/]" if status.healthy else "[bold red]not healthy[/]"
     out.print(
         f"node [bold]{status.node_id}[/]  version {status.version}  "
@@ -58,7 +52,7 @@ def show(status: NodeState) -> None:
         out.print(f"  {_paused(pause)}", style="yellow", markup=False)
     if status.paused_others:
         out.print(
-            f"  {status.paused_others:,} more are paused: delayservice pauses", style="yellow"
+            f"  {status.paused_others:,} more pauses: see delayservice pauses", style="yellow"
         )
     for target in [one for one in status.targets if one.parked]:
         out.print(f"  {_parked(target)}", style="yellow", markup=False)
@@ -67,14 +61,12 @@ def show(status: NodeState) -> None:
 
 
 def _paused(pause: Pause) -> str:
-    """Return a line about a pause; control characters in its name and reason are replaced."""
     reason = f": {pause.reason}" if pause.reason else ""
     since = instant(pause.at_ms, to="minutes")
     return printable(f"{pause.kind} {pause.name} is paused since {since}{reason}")
 
 
 def _parked(target: TargetState) -> str:
-    """Return a line about the parked records of a target, which is missing or not writable."""
     return f"{target.parked:,} records of {target.topic} for target {target.target} are parked"
 
 

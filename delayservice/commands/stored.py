@@ -19,8 +19,14 @@ from delayservice.commands.send import instant_ms
 from delayservice.contract.codec import Payload, decode_payload
 from delayservice.contract.times import DUE_STOP_MS
 from delayservice.engine.pending import NO_MARK, Frame
-from delayservice.store.offline import StoreFacts, look, read_records
-from delayservice.store.shards import ShardFolder, find_shards, user_of
+from delayservice.store.folder import ShardFolder
+from delayservice.store.offline import (
+    StoreFacts,
+    find_shards,
+    look,
+    read_records,
+    user_of,
+)
 from delayservice.store.wheel.reading import Damage, ReadBounds
 
 _HOURS_SHOWN: Final = 24
@@ -29,12 +35,8 @@ _TEXT_SHOWN: Final = 60
 
 @dataclass(frozen=True, slots=True)
 class RecordFilter:
-    """Filter of stored records.
-
-    Attributes:
-        bounds: range of key times, which the reader of the store applies.
-        record_id: the ``delay-id``; None: any.
-        target: the target topic; None: any.
+    """Filter of stored records by id and target; the reader of the store applies ``bounds``, a
+    range of key times.
     """
 
     bounds: ReadBounds
@@ -42,7 +44,6 @@ class RecordFilter:
     target: str | None
 
     def __call__(self, frame: Frame) -> bool:
-        """Return whether a stored record's id and target match; ``bounds`` are not checked."""
         if self.record_id is None and self.target is None:
             return True
         payload = decode_payload(frame[3])
@@ -53,12 +54,6 @@ class RecordFilter:
 def wanted(
     since: str | None, until: str | None, record_id: str | None, target: str | None
 ) -> RecordFilter:
-    """Return the filter for the options ``--from`` (``since``), ``--to`` (``until``), ``--id`` and
-    ``--target``; None: the option is not given.
-
-    Raises:
-        DelayServiceError: a point in time is invalid.
-    """
     to_ms = min(_instant_ms("--to", until, DUE_STOP_MS), DUE_STOP_MS)
     bounds = ReadBounds(_instant_ms("--from", since, 0), to_ms)
     return RecordFilter(bounds, None if record_id is None else record_id.encode(), target)
@@ -69,19 +64,12 @@ def _instant_ms(option: str, text: str | None, default: int) -> int:
 
 
 def time_text(ms: int | None) -> str:
-    """Return epoch milliseconds as RFC 3339 text in UTC; ``none`` for None."""
     return "none" if ms is None else instant(ms, "T")
 
 
 def show_facts(path: Path, *, as_json: bool) -> bool:
     """Print facts about each store in a folder: format, horizon, contracts, counts by hour of due
-    time.
-
-    Returns:
-        Whether all stores could be read.
-
-    Raises:
-        StoreError: the folder contains no stores.
+    time. Return whether all stores could be read.
     """
     shards = find_shards(path)
     seen: list[dict[str, object]] = []
@@ -121,17 +109,13 @@ def _as_json(shard: ShardFolder, facts: StoreFacts, user: int | None) -> dict[st
 
 
 def shard_names(shard: ShardFolder) -> dict[str, object]:
-    """Return the JSON fields that name a shard: folder, hash of the topic id, partition (None:
-    unknown).
-    """
+    # Partition None: unknown.
     partition = None if shard.partition < 0 else shard.partition
     return {"path": shard.path, "shard": shard.shard, "partition": partition}
 
 
 def shard_text(shard: ShardFolder) -> str:
-    """Return the folder of a shard's store, and, if the store has several shards, the shard's name
-    after it.
-    """
+    # The shard's name only if the store has several shards.
     whole = Path(shard.path).resolve()
     is_own = whole.name == str(shard.partition) and whole.parent.name == shard.shard
     return (
@@ -140,9 +124,7 @@ def shard_text(shard: ShardFolder) -> str:
 
 
 def _label(facts: StoreFacts) -> object:
-    """Return the label of a store, the contracts by which its records were read, as JSON; None: it
-    is empty. An invalid label is returned in hex.
-    """
+    # The contracts by which the records were read; an invalid label is shown in hex.
     try:
         return json.loads(facts.label) if facts.label else None
     except ValueError:
@@ -156,9 +138,9 @@ def _print_facts(shard: ShardFolder, facts: StoreFacts, user: int | None) -> Non
         + (f", open in process {user}" if user is not None else ""),
         "shard": f"{shard.shard} (hash of the topic id), "
         + (f"partition {shard.partition}" if shard.partition >= 0 else "partition not known"),
-        "horizon S": "none: a node starts it over from Kafka"
+        "horizon S": "unknown: a node rebuilds the store from Kafka"
         if facts.stop_offset is None
-        else f"{facts.stop_offset:,}: all below is here",
+        else f"{facts.stop_offset:,}: all records below it are stored",
         "read by": escape(json.dumps(_label(facts))),
         "records": f"{facts.records:,} in {len(facts.hours):,} hours, {facts.bytes:,} bytes",
         "oldest due": time_text(facts.first_ms),
@@ -196,13 +178,7 @@ def show_records(
     path: Path, wanted: RecordFilter, limit: int, *, values: bool, as_json: bool
 ) -> bool:
     """Print the records of each shard that match ``wanted``, in order of delivery, ``limit`` per
-    shard at most. ``values``: whether to print values and headers.
-
-    Returns:
-        Whether all requested records could be read.
-
-    Raises:
-        StoreError: the folder contains no stores.
+    shard at most. Return whether all requested records could be read.
     """
     show = _print_json_record if as_json else _print_record
     is_whole = True
@@ -252,9 +228,7 @@ def _print_json_record(row: _Row, values: bool) -> None:  # noqa: FBT001 - priva
 
 
 def _field(name: str, data: bytes | None) -> dict[str, str | None]:
-    """Return bytes as one JSON field: as text if they are UTF-8, else base64 as
-    ``<name>_base64``.
-    """
+    # As text if they are UTF-8, else base64 as ``<name>_base64``.
     if data is None:
         return {name: None}
     try:
@@ -290,7 +264,7 @@ def _content(value: bytes | None, headers: list[tuple[str, bytes | None]]) -> It
 
 
 def safe_text(data: bytes | None) -> str:
-    """Return bytes as printable text, cut to 60 characters; in hex if they are not printable."""
+    # Cut to 60 characters; in hex if it is not printable.
     if data is None:
         return "null"
     try:

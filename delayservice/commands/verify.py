@@ -17,23 +17,21 @@ from delayservice.base.errors import StoreError
 from delayservice.commands.console import err, out, print_json
 from delayservice.commands.stored import shard_names, shard_text, time_text
 from delayservice.store.findings import CheckVerdict, Finding
+from delayservice.store.folder import ShardFolder
+from delayservice.store.offline import find_shards, wheel_reader
 from delayservice.store.offline import verify as check
-from delayservice.store.offline import wheel_reader
-from delayservice.store.shards import ShardFolder, find_shards
-from delayservice.store.wheel.runs import RunReader
+from delayservice.store.wheel.slots import RunReader
 
 EXIT_UNREADABLE: Final = 1
 EXIT_DAMAGED: Final = 3
 
+# Remarks (findings without damage) of a case that are printed for a shard.
 _REMARKS_SHOWN: Final = 3
-"""Largest number of remarks (findings without damage) of a case that are printed for a shard."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Checked:
-    """Result of the check of a shard; ``verdict`` None: ``error`` says why it could not be
-    checked.
-    """
+    """Result of the check of a shard; ``verdict`` None: ``error`` says why it was not checked."""
 
     shard: ShardFolder
     verdict: CheckVerdict | None
@@ -41,20 +39,14 @@ class _Checked:
 
     @property
     def state(self) -> str:
-        """Return the result as a word: ``sound``, ``damaged`` or ``unreadable``."""
         if self.verdict is None:
             return "unreadable"
         return "damaged" if self.verdict.is_damaged else "sound"
 
 
 def run(path: Path, *, as_json: bool) -> int:
-    """Check every shard's store and print the findings.
-
-    Returns:
-        The exit status: 3: a store is damaged; 1: a store is unreadable; else 0.
-
-    Raises:
-        StoreError: the folder contains no stores.
+    """Check every shard's store and print the findings. Return the exit status: 3: a store is
+    damaged; 1: a store is unreadable; else 0.
     """
     shards = find_shards(path)
     checked = _check_all(shards)
@@ -159,7 +151,6 @@ def _show(found: _Checked) -> None:
 
 
 def _explain(finding: Finding) -> None:
-    """Print a finding: what it is, where, what a node does about it, and what to do."""
     case = finding.case
     word, style = ("damage", "red") if case.is_damage else ("remark", "dim")
     where = escape(finding.where)

@@ -27,7 +27,7 @@ _PIN_EPILOG: Final = (
     "\n\nThe run-book: docs/operations.md, Upgrade and rollback."
 )
 
-app = typer.Typer(help="What an operator does in ZooKeeper.", no_args_is_help=True)
+app = typer.Typer(help="Operator commands for ZooKeeper.", no_args_is_help=True)
 
 
 @app.callback()
@@ -38,9 +38,9 @@ def _group() -> None:
 @app.command(epilog=_EPILOG)
 @with_options
 def rights(*, common: CommonOptions) -> None:
-    """Let those write what nodes keep in ZooKeeper whom the settings name, and no others.
+    """Restrict ZooKeeper write access to the configured users.
 
-    They are zookeeper.username and zookeeper.accepted. May be repeated; nodes go on meanwhile.
+    The users are zookeeper.username and zookeeper.accepted. Safe to repeat while nodes run.
     """
     from ha.operator_commands import set_rights  # noqa: PLC0415  # kazoo is not needed for a help text
 
@@ -58,11 +58,11 @@ def rights(*, common: CommonOptions) -> None:
 @app.command(epilog=_PIN_EPILOG)
 @with_options
 def pin(
-    *, why: Annotated[str, typer.Option(help="The reason, shown in status.")], common: CommonOptions
+    *, why: Annotated[str, typer.Option(help="Reason, shown by status.")], common: CommonOptions
 ) -> None:
-    """Let every slice stay with its owner, until unpin.
+    """Keep every slice with its owner, until unpin.
 
-    A slice whose owner is gone or not electable is taken over as always; it does not go back.
+    A slice whose owner fails is still taken over, but does not move back.
     """
     from ha.notes import PinNote  # noqa: PLC0415  # kazoo is not needed for a help text
 
@@ -74,7 +74,7 @@ def pin(
 @app.command(epilog=_PIN_EPILOG)
 @with_options
 def unpin(*, common: CommonOptions) -> None:
-    """Let slices go to the nodes that are preferred again."""
+    """Allow slices to move to their preferred nodes again."""
     _say(common, None, "owners are not pinned")
 
 

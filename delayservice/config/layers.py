@@ -14,8 +14,7 @@ from typing import Any, TypeAlias
 
 from pydantic import BaseModel, ValidationError
 
-from delayservice.base.errors import SettingsError
-from delayservice.base.nearest import nearest
+from delayservice.base.errors import SettingsError, nearest
 from delayservice.config.kafka import is_secret_name
 
 ENV_PREFIX = "DELAYSERVICE_"

@@ -26,7 +26,6 @@ Answer: TypeAlias = Page | Fate | BacklogCounts | Members | list[Pending] | list
 
 _THREADS: Final = 4
 WAITING_MAX: Final = 64
-"""Largest number of queries to one worker that wait for their answers."""
 
 T = TypeVar("T")
 
@@ -34,16 +33,14 @@ _log = structlog.get_logger(__name__)
 
 
 class NotAnsweredError(DelayServiceError):
-    """Query that a worker did not answer, because it is restarting or busy, or answered with an
-    error.
-    """
+    """Query that a worker did not answer, or answered with an error."""
 
 
 class _Envelope(msgspec.Struct):
     number: int
     question: Question
+    # Monotonic seconds; all processes of a machine share that clock.
     deadline_s: float
-    """Deadline for the answer, monotonic seconds; all processes of a machine share that clock."""
 
 
 class _Reply(msgspec.Struct):
@@ -58,12 +55,7 @@ _read_reply = msgspec.msgpack.Decoder(_Reply).decode
 
 
 class WorkerClient:
-    """Client of one worker, at the supervisor's end of the pipe. All methods are thread-safe.
-
-    Args:
-        pipe: supervisor's end of the pipe.
-        name: name of the worker, for error messages.
-    """
+    """Client of one worker, at the supervisor's end of the pipe. All methods are thread-safe."""
 
     def __init__(self, pipe: Connection, name: str) -> None:
         self._pipe = pipe
@@ -77,11 +69,7 @@ class WorkerClient:
 
     def ask(self, question: Question, timeout_s: float) -> Asked:
         """Send a query to the worker, and return a handle that waits for its answer until
-        ``timeout_s`` seconds from now.
-
-        Raises:
-            NotAnsweredError: the worker has ended, other queries could not be sent to it within
-                ``timeout_s``, or ``WAITING_MAX`` queries wait for their answers.
+        ``timeout_s`` seconds from now. Raises ``NotAnsweredError`` if it can't be sent.
         """
         future: Future[_Reply] = Future()
         with self._lock:
@@ -100,12 +88,7 @@ class WorkerClient:
         return Asked(self, number, future, deadline_s)
 
     def _send(self, data: bytes, timeout_s: float) -> None:
-        """Send bytes to the worker. Wait at most ``timeout_s`` seconds for other senders, without
-        the lock of the answers, because a blocked pipe must not delay answers.
-
-        Raises:
-            NotAnsweredError: the worker has ended, or another sender is still blocked.
-        """
+        # Without the lock of the answers, because a blocked pipe must not delay them.
         if not self._sending.acquire(timeout=timeout_s):
             raise NotAnsweredError(f"{self._name} takes no questions; try again")
         try:
@@ -142,9 +125,7 @@ class WorkerClient:
 
 
 class Asked(NamedTuple):
-    """Handle of a query that was sent: its client, its number, its future answer, and its deadline
-    in monotonic seconds.
-    """
+    """Handle of a query that was sent; the deadline is in monotonic seconds."""
 
     client: WorkerClient
     number: int
@@ -152,10 +133,8 @@ class Asked(NamedTuple):
     deadline_s: float
 
     def answer(self, kind: type[T]) -> T:
-        """Wait for the answer until the deadline, and return it, decoded as ``kind``.
-
-        Raises:
-            NotAnsweredError: the query failed, or there is no answer before the deadline.
+        """Wait for the answer until the deadline, and return it, decoded as ``kind``. Raises
+        ``NotAnsweredError``.
         """
         try:
             reply = self.future.result(max(self.deadline_s - time.monotonic(), 0.0))
@@ -169,8 +148,8 @@ class Asked(NamedTuple):
 
 def answer_questions(pipe: Connection, answer: Callable[[Question], Answer]) -> None:
     """Start threads that answer queries at the worker's end of ``pipe``, until the other end is
-    closed. ``answer``: returns the answer to a query; the query fails with the text of its error.
-    Queries past their deadline are dropped.
+    closed. A query fails with the text of the error that ``answer`` raises. Queries past their
+    deadline are dropped.
 
     Only the thread that reads from the pipe closes it. If another thread closed it, the reading one
     could go on with an invalid or reused file handle.

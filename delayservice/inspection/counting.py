@@ -15,44 +15,33 @@ from delayservice.inspection.looking import lumps_of, next_due_ms
 from delayservice.inspection.query import HORIZONS_MS, count_within, together
 from delayservice.slices.any_lane import AnyLane, PreciseLane
 
+# Largest number of target topics counted one by one, for each delay topic of a slice.
 TARGETS_MAX = 20
-"""Largest number of target topics that are counted one by one, for each delay topic of a slice."""
 
 
 @dataclass(slots=True)
 class LaneCounts:
-    """Counts of a lane's pending records at one time.
+    """Counts of a lane's pending records at one time."""
 
-    Attributes:
-        seen: state of the lane at the count (cursor, S, census), to notice later changes; None: not
-            counted yet, or a level topic.
-        pending: number of pending records.
-        lumps: ``(start_ms, stop_ms, count)`` by ranges of due times, epoch milliseconds; empty for
-            level topics.
-        next_due_ms: due time of the first pending record, epoch milliseconds; None: no record is
-            pending.
-        targets: counts by target topic, for the largest targets; empty while they are unknown.
-    """
-
+    # State of the lane at the count (cursor, S, census), to notice later changes; None: not counted
+    # yet, or a level topic.
     seen: object = None
     pending: int = 0
+    # ``(start_ms, stop_ms, count)`` by ranges of due times, epoch milliseconds; empty for level
+    # topics.
     lumps: Sequence[Lump] = ()
+    # Due time of the first pending record, epoch milliseconds; None: no record is pending.
     next_due_ms: int | None = None
+    # Counts by target topic, for the largest targets; empty while they are unknown.
     targets: dict[str, Waiting] = field(default_factory=dict)
 
 
 def count_lane(
     lane: AnyLane, now_ms: int, before: LaneCounts, *, is_time: bool = True
 ) -> LaneCounts:
-    """Return the counts of a lane's pending records.
-
-    Args:
-        lane: the lane.
-        now_ms: the present time, epoch milliseconds.
-        before: result of the last call for this lane, ``LaneCounts()`` at first; returned again if
-            nothing has changed.
-        is_time: whether a new count is due; if not, the counts of ``before`` are kept, if there are
-            any, and only the first due time is updated.
+    """Return the counts of a lane's pending records at ``now_ms``, epoch milliseconds; ``before``,
+    the result of the last call, if nothing has changed. Unless ``is_time``, the counts of
+    ``before`` are kept, and only the first due time is updated.
     """
     precise = lane.precise
     if precise is None:
@@ -90,8 +79,7 @@ def _count(lane: PreciseLane, now_ms: int, seen: object) -> LaneCounts:
 
 def topic_counts(counts: LaneCounts, now_ms: int) -> TopicCounts:
     """Return the counts of a lane that metrics show: all pending records, those due within each of
-    ``HORIZONS_MS`` from ``now_ms``, epoch milliseconds (empty without ``lumps``), and those of each
-    target.
+    ``HORIZONS_MS`` from ``now_ms``, and those of each target.
     """
     within = counts_within(counts.lumps, [now_ms + horizon_ms for horizon_ms in HORIZONS_MS])
     return TopicCounts(counts.pending, within if counts.lumps else [], counts.targets)
@@ -99,8 +87,7 @@ def topic_counts(counts: LaneCounts, now_ms: int) -> TopicCounts:
 
 def counts_within(lumps: Iterable[Lump], stops_ms: Sequence[int]) -> list[int]:
     """Return for each of ``stops_ms``, ascending times in epoch milliseconds, the estimated number
-    of records due before it, if the records of each range ``(start_ms, stop_ms, count)`` in
-    ``lumps`` are spread evenly.
+    of records due before it, if the records of each range in ``lumps`` are spread evenly.
     """
     counts = [0] * (len(stops_ms) + 1)  # each adds to all that follow
     parts: list[list[float]] = [[] for _ in stops_ms]

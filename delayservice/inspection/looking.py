@@ -33,8 +33,8 @@ from delayservice.inspection.query import (
 from delayservice.slices.any_lane import AnyLane, PreciseLane
 
 _CHUNK_ROWS: Final = 500
+# Time from now within which records are read and counted one by one, in milliseconds.
 _NEAR_MS: Final = 10_000
-"""Time from now within which records are read and counted one by one, in milliseconds."""
 _NEAR_ROWS: Final = 200
 _FIRST_ROWS: Final = 20
 _OUTCOMES: Final = "a cancel or fire; the outcomes topic says what it did"
@@ -48,10 +48,6 @@ _END: Final[Key] = (DUE_STOP_MS, OFFSET_MAX)
 class LaneSearch:
     """Search for one page of a lane's pending records, in key order and small steps. ``read`` must
     not run while the worker's loop uses the lane; ``sift`` and ``page`` may.
-
-    Args:
-        lane: the lane.
-        asked: the query that the page answers.
     """
 
     def __init__(self, lane: PreciseLane, asked: Search) -> None:
@@ -69,11 +65,9 @@ class LaneSearch:
 
     @property
     def is_over(self) -> bool:
-        """Return whether the search has ended: the page is full, or all keys were read."""
         return self._is_full or self._is_whole
 
     def read(self) -> None:
-        """Read the next records, 500 at most, from the store; ``sift`` has to follow."""
         left = self._asked.scan_max - self._scanned
         self._frames, self._after, damage = self._scanner.read_on(
             self._after, self._upto, min(_CHUNK_ROWS, left)
@@ -95,16 +89,12 @@ class LaneSearch:
         self._frames = []
 
     def page(self) -> Page:
-        """Return the page with the records found so far."""
         key_ms, offset = self._after
         upto = None if self._is_whole else (key_ms, self.lane.topic, self.lane.partition, offset)
         return Page(rows=self._rows, upto=upto, scanned=self._scanned, damaged=self._damaged)
 
 
 def _wanted(lane: PreciseLane, frame: Frame, asked: Search) -> Pending | None:
-    """Return the record of ``frame``, without value and headers, if it matches the query; None: it
-    does not match, or is settled.
-    """
     key_ms, offset, mark, packed = frame
     if lane.shard.committed.has_settled((key_ms, offset), mark):
         return None
@@ -118,9 +108,6 @@ def _wanted(lane: PreciseLane, frame: Frame, asked: Search) -> Pending | None:
 
 
 def find(lane: PreciseLane, asked: Find) -> Pending | None:
-    """Return the lane's pending record with the ``delay-id`` of the query; None: there is none in
-    this lane.
-    """
     key = lane.store.latest_unmarked(asked.record_id, lane.shard.stored)
     return None if key is None else _at(lane, key)
 
@@ -136,9 +123,7 @@ def _at(lane: PreciseLane, key: Key) -> Pending | None:
 def _frames(
     lane: PreciseLane, after: Key, upto: Key, at_once: int = _CHUNK_ROWS
 ) -> Iterator[Frame]:
-    """Yield the records with ``after < key <= upto`` in key order, settled ones included, without
-    damaged parts. ``at_once``: largest number of records of one read.
-    """
+    # Settled ones are included, damaged parts are not.
     scanner = lane.store.scanner()
     while after < upto:
         frames, after, _ = scanner.read_on(after, upto, at_once)
@@ -170,7 +155,6 @@ def _pending(lane: PreciseLane, key: Key, mark: int, payload: Payload, *, whole:
 
 
 def locate(lane: AnyLane, asked: Locate) -> Fate:
-    """Return the state of the record that the query names, in a delay topic or level topic."""
     if lane.precise is not None:
         return _locate(lane.precise, asked)
     if asked.row[0] < lane.shard.committed.offset:
@@ -196,15 +180,14 @@ def _locate(lane: PreciseLane, asked: Locate) -> Fate:
 
 
 def _locate_other(lane: PreciseLane, entry: Entry) -> Fate:
-    """Return the state of a record that is not stored: a cancel, a fire, an invalid record, or a
-    record to be sent to the home of its id.
-    """
+    # What is not stored: a cancel, a fire, an invalid record, or one to be sent to the home of its
+    # id.
     is_passed = entry[0] < lane.shard.committed.offset
     if entry[1] == INVALID:
         code, detail = entry[5][:2]
         return Fate(state="settled" if is_passed else "invalid", detail=f"{code}: {detail}")
     if entry[1] == HOMEBOUND:
-        home = f"to partition {entry[5][2]}, where its id is at home"
+        home = f"to partition {entry[5][2]}, the home of its id"
         if is_passed:
             return Fate(state="settled", detail=f"{_SENT} {home}; the outcomes topic may say more")
         return Fate(state="pending", detail=f"it is about to be sent {home}")
@@ -217,16 +200,14 @@ def _waits(row: Pending) -> str:
     if row.marked_by != NO_MARK:
         return f"it is about to be settled by what is at offset {row.marked_by}"
     if row.target == row.topic:
-        return f"it waits for partition {row.target_partition}, where its id is at home"
+        return f"forwarded to partition {row.target_partition}, the home of its id"
     if row.key_ms < row.due_ms:
         return "it waits to be rolled: its due time is beyond the roll window"
     return "it waits for its due time"
 
 
 def ahead(lanes: Mapping[str, AnyLane], now_ms: int) -> BacklogCounts:
-    """Return counts of the pending records of all lanes by due time. ``now_ms``: the present time,
-    epoch milliseconds.
-    """
+    """Return counts of the pending records of all lanes by due time."""
     horizon = BacklogCounts()
     lumps: list[Lump] = []
     for lane in lanes.values():
@@ -240,9 +221,9 @@ def ahead(lanes: Mapping[str, AnyLane], now_ms: int) -> BacklogCounts:
 
 
 def lumps_of(lane: PreciseLane, now_ms: int) -> list[Lump]:
-    """Return counts ``(start_ms, stop_ms, count)`` of a lane's pending records by due time, epoch
-    milliseconds. Records of the next ten seconds are read and counted one by one if they are few,
-    because the store's counts of the present second include settled records.
+    """Return counts of a lane's pending records by due time, epoch milliseconds. Records of the
+    next ten seconds are read and counted one by one if they are few, because the store's counts of
+    the present second include settled records.
     """
     committed, near_ms = lane.shard.committed, now_ms // SECOND_MS * SECOND_MS + _NEAR_MS
     frames = _frames(lane, committed.key, (near_ms - 1, OFFSET_MAX), _NEAR_ROWS)
@@ -256,7 +237,6 @@ def lumps_of(lane: PreciseLane, now_ms: int) -> list[Lump]:
 
 
 def _dues(lane: PreciseLane, frames: Iterable[Frame]) -> Iterator[Lump]:
-    """Yield ``(due_ms, due_ms + 1, 1)``, epoch ms, for each pending record of ``frames``."""
     for key_ms, offset, mark, packed in frames:
         if mark == NO_MARK and not lane.shard.committed.has_settled((key_ms, offset), mark):
             due_ms = max(key_ms, decode_payload(packed)[5])
@@ -266,7 +246,7 @@ def _dues(lane: PreciseLane, frames: Iterable[Frame]) -> Iterator[Lump]:
 def next_due_ms(lane: PreciseLane, lumps: Iterable[Lump]) -> int | None:
     """Return the due time of a lane's first pending record, epoch ms; None: no record is pending.
     The time is exact if the record is among the first few in the store, and may be too early
-    otherwise. ``lumps``: counts of the lane's records by due time.
+    otherwise.
     """
     counts = [lump for lump in together(lumps, 0) if lump[2] > 0]
     first_ms = lane.next_due_ms()

@@ -19,45 +19,36 @@ from delayservice.contract.names import Header
 from delayservice.engine.cursor import Key
 from delayservice.engine.pending import Lump
 
+# ``(key_ms, delay topic, partition, offset)``: the order of pending records across shards.
 Position: TypeAlias = tuple[int, str, int, int]
-"""``(key_ms, delay topic, partition, offset)``: the order of pending records across shards."""
 
 SECOND_MS: Final = 1_000
 MINUTE_MS: Final = 60_000
 HOUR_MS: Final = 3_600_000
+# Times from now within which pending records are counted for metrics and the page.
 HORIZONS_MS: Final = (
     *(5_000, 10_000, 30_000, 60_000, 300_000, 600_000, 1_800_000),
     *(HOUR_MS, 2 * HOUR_MS, 6 * HOUR_MS, 12 * HOUR_MS, 24 * HOUR_MS),
 )
-"""Times from now within which pending records are counted for metrics and the page, in
-milliseconds."""
 
 
 class Search(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Query for one page of pending records by due time. For a parked record, the end of its pause
     counts as its due time.
-
-    Attributes:
-        from_ms: first due time of the range, epoch milliseconds.
-        to_ms: exclusive end of the range, epoch milliseconds.
-        target: pattern of target topics' names, with ``*`` and ``?``; None: all targets.
-        topic: the delay topic; None: all delay topics.
-        limit: largest number of records in the page.
-        scan_max: largest number of records that one shard reads from its store for the page.
-        after: position in the order of all records behind which the page begins; None: at the
-            beginning.
-        beyond_window: whether to include records that will be rolled before they are due. The key
-            time of such a record is that of its rolling, so all records with key times before
-            ``to_ms`` are read.
     """
 
     from_ms: int
     to_ms: int
+    # Pattern of target topics' names, with ``*`` and ``?``; None: all targets.
     target: str | None = None
     topic: str | None = None
     limit: int
+    # Largest number of records that one shard reads from its store for the page.
     scan_max: int
+    # Position behind which the page begins; None: at the beginning.
     after: Position | None = None
+    # Whether to include records that will be rolled before they are due. The key time of such a
+    # record is that of its rolling, so all records with key times before ``to_ms`` are read.
     beyond_window: bool = False
 
 
@@ -68,13 +59,7 @@ class Find(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class Locate(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Query for the state (``Fate``) of one record of a delay topic or level topic.
-
-    Attributes:
-        topic: the delay topic.
-        partition: partition of the delay topic.
-        row: the record, as it was read from the log.
-    """
+    """Query for the state (``Fate``) of one record; ``row`` is the record as read from the log."""
 
     topic: str
     partition: int
@@ -82,9 +67,7 @@ class Locate(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class Ahead(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Query for counts of pending records by due time. ``now_ms``: the present time, epoch
-    milliseconds.
-    """
+    """Query for counts of pending records by due time."""
 
     now_ms: int
 
@@ -101,82 +84,60 @@ Question: TypeAlias = Search | Find | Locate | Ahead | Standings | HeldTopics
 
 
 class Pending(msgspec.Struct, frozen=True, kw_only=True):
-    """Pending record, decoded for people.
-
-    Attributes:
-        topic: the delay topic.
-        partition: partition of the delay topic.
-        offset: offset in this partition.
-        key_ms: its key time, epoch milliseconds: its due time, the time of its rolling, or the end
-            of its pause if it is parked.
-        due_ms: its due time, epoch milliseconds.
-        target: target topic.
-        target_partition: partition of the target topic; -1: chosen by ``key``.
-        record_id: its ``delay-id``; None: it has no id.
-        key: key of the record in the target topic.
-        value: value of the record in the target topic; None in lists.
-        value_bytes: size of the value in bytes; None: the value is null.
-        headers: the user's headers of the record in the target topic; empty in lists.
-        source: ``topic:partition:offset`` of the record that the user wrote; this record, unless it
-            is requeued.
-        attempt: number of the delivery attempt, from 1.
-        expires_ms: time after which it expires, epoch milliseconds; None: never.
-        recurs: whether it is an occurrence of a recurring record.
-        marked_by: source offset of its canceller, which takes effect when H passes it; -1: no
-            canceller.
-    """
+    """Pending record, decoded for people."""
 
     topic: str
     partition: int
     offset: int
+    # Its key time, epoch milliseconds: its due time, the time of its rolling, or the end of its
+    # pause if it is parked.
     key_ms: int
     due_ms: int
     target: str
+    # Partition of the target topic; -1: chosen by ``key``.
     target_partition: int
     record_id: bytes | None
     key: bytes | None
+    # Value of the record in the target topic; None in lists.
     value: bytes | None
+    # Size of the value in bytes; None: the value is null.
     value_bytes: int | None
+    # The user's headers of the record in the target topic; empty in lists.
     headers: list[Header]
+    # ``topic:partition:offset`` of the record that the user wrote; this record, unless it is
+    # requeued.
     source: str
+    # Number of the delivery attempt, from 1.
     attempt: int
+    # Time after which it expires, epoch milliseconds; None: never.
     expires_ms: int | None
     recurs: bool
+    # Source offset of its canceller, which takes effect when H passes it; -1: no canceller.
     marked_by: int
 
     @property
     def position(self) -> Position:
-        """Return the record's place in the order of all pending records."""
         return self.key_ms, self.topic, self.partition, self.offset
 
 
 class Page(msgspec.Struct, frozen=True, kw_only=True):
-    """Page of pending records, in the order of their positions.
-
-    Attributes:
-        rows: the records of the page.
-        upto: position up to which ``rows`` has all records that match; None: no further record
-            matches.
-        scanned: number of records that were read from stores.
-        damaged: number of key ranges that can't be read now; delivery rebuilds them when they are
-            due.
-    """
+    """Page of pending records, in the order of their positions."""
 
     rows: list[Pending]
+    # Position up to which ``rows`` has all records that match; None: no further record matches.
     upto: Position | None
     scanned: int
+    # Number of key ranges that can't be read now; delivery rebuilds them when they are due.
     damaged: int = 0
 
 
 class Fate(msgspec.Struct, frozen=True, kw_only=True):
-    """State of one record of a delay topic.
+    """State of one record of a delay topic; ``detail`` explains it in one sentence for people, and
+    ``pending`` is the record if it is pending or late.
 
-    Attributes:
-        state: ``pending``; ``late``: due, and about to be settled; ``unread``: not read by the node
-            yet; ``settled``; ``control``: a cancel or a fire that is not settled yet; ``invalid``:
-            about to be dead-lettered.
-        detail: explanation of the state, one sentence for people.
-        pending: the record, if it is pending or late.
+    ``state`` is ``pending``; ``late``: due, and about to be settled; ``unread``: not read by the
+    node yet; ``settled``; ``control``: a cancel or a fire that is not settled yet; or ``invalid``:
+    about to be dead-lettered.
     """
 
     state: Literal["pending", "late", "unread", "settled", "control", "invalid"]
@@ -185,13 +146,8 @@ class Fate(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BacklogCounts(msgspec.Struct, kw_only=True):
-    """Counts of pending records by due time.
-
-    Attributes:
-        total: number of pending records, including those of level topics.
-        levels: number of pending records of level topics, which are not in ``lumps``.
-        lumps: ``(start_ms, stop_ms, count)`` by ranges of due times, epoch milliseconds, in no
-            order; ranges may overlap.
+    """Counts of pending records by due time. ``total`` includes the ``levels``, records of level
+    topics, which are not in ``lumps``. These are in no order and may overlap.
     """
 
     total: int = 0
@@ -199,7 +155,6 @@ class BacklogCounts(msgspec.Struct, kw_only=True):
     lumps: list[Lump] = []
 
     def add(self, other: BacklogCounts) -> None:
-        """Add the counts of another node or shard to these."""
         self.total += other.total
         self.levels += other.levels
         self.lumps = [*self.lumps, *other.lumps]
@@ -230,7 +185,7 @@ def merged(pages: Sequence[Page], limit: int) -> Page:
 
 def key_after(after: Position | None, topic: str, partition: int, start_ms: int) -> Key:
     """Return the key above which a shard reads, so that its page begins behind the position
-    ``after``. ``start_ms``: first key time, epoch milliseconds, if ``after`` is None.
+    ``after``; None: at ``start_ms``, epoch milliseconds.
     """
     first: Key = (start_ms, -1)
     if after is None:
@@ -243,9 +198,8 @@ def key_after(after: Position | None, topic: str, partition: int, start_ms: int)
 
 
 def together(lumps: Iterable[Lump], now_ms: int) -> list[Lump]:
-    """Return the counts ``lumps``, ``(start_ms, stop_ms, count)``, added up by ranges of a second
-    up to ten minutes from ``now_ms`` (epoch ms), then of a minute, and of an hour from two days on.
-    Ranges that are wider in ``lumps`` stay wider.
+    """Return ``lumps`` added up by ranges of a second up to ten minutes from ``now_ms`` (epoch ms),
+    then of a minute, and of an hour from two days on. Wider ranges stay as they are.
     """
     counts: dict[tuple[int, int], int] = {}
     for start_ms, stop_ms, count in lumps:
@@ -261,7 +215,7 @@ def together(lumps: Iterable[Lump], now_ms: int) -> list[Lump]:
 
 def count_within(lumps: Iterable[Lump], start_ms: int, stop_ms: int) -> int:
     """Return the estimated number of records in ``[start_ms, stop_ms)``, epoch ms, if the records
-    of each range ``(start_ms, stop_ms, count)`` in ``lumps`` are spread evenly.
+    of each range in ``lumps`` are spread evenly.
     """
     parts = []  # summed exactly: the order of lumps must not decide how a half is rounded
     for start, stop, count in lumps:

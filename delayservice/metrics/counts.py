@@ -15,8 +15,8 @@ import msgspec
 
 from delayservice.engine.census import OTHERS, TopicCounts
 from delayservice.engine.outcome import PAST_DUE, RESUMED, SENT_HOME
-from delayservice.metrics.status import Pause
 
+# Inclusive upper bounds of the buckets of lateness, in ms; one more bucket has no bound.
 LATENESS_BOUNDS_MS = (
     1,
     2,
@@ -38,16 +38,14 @@ LATENESS_BOUNDS_MS = (
     900_000,
     3_600_000,
 )
-"""Inclusive upper bounds of the buckets of lateness, in ms; one more bucket has no bound."""
 
+# The same for durations of transactions and of iterations of the worker's loop.
 TRANSACTION_BOUNDS_MS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 2_500, 5_000, 10_000, 30_000)
-"""Inclusive upper bounds of the buckets for durations of transactions and of iterations of the
-worker's loop, in ms; one more bucket has no bound."""
 
 
+# Largest number of pairs of delay topic and target topic with metrics of their own; those of all
+# other pairs of a delay topic are added up under ``census.OTHERS``.
 TARGETS_MAX: Final = 20
-"""Largest number of pairs of delay topic and target topic with metrics of their own; those of all
-other pairs of a delay topic are added up under ``census.OTHERS``."""
 
 
 class Histogram(msgspec.Struct):
@@ -60,28 +58,19 @@ class Histogram(msgspec.Struct):
 
     @classmethod
     def empty(cls, bounds: Sequence[int]) -> Histogram:
-        """Return a histogram without values, with a bucket below each of ``bounds``, ms, and one
-        above the last.
-        """
         return cls([0] * (len(bounds) + 1))
 
     def add(self, other: Histogram) -> None:
-        """Add the counts and the sum of ``other``, which has the same bounds."""
         self.counts = [mine + its for mine, its in zip(self.counts, other.counts, strict=True)]
         self.sum_ms += other.sum_ms
 
     def since(self, before: Histogram) -> Histogram:
-        """Return a histogram of the values added after ``before``, an earlier state of this one."""
         pairs = zip(self.counts, before.counts, strict=True)
         return Histogram([now - earlier for now, earlier in pairs], self.sum_ms - before.sum_ms)
 
     def quantile_ms(self, fraction: float, bounds: Sequence[int]) -> int | None:
         """Return the upper bound of the bucket that contains the quantile, in ms; None: the
         histogram is empty. If the quantile is above all bounds, the last bound is returned.
-
-        Args:
-            fraction: 0.99 for the 99th percentile.
-            bounds: upper bounds of the buckets, ascending, in ms.
         """
         total = sum(self.counts)
         seen = 0
@@ -113,24 +102,19 @@ def histogram_of(lateness_ms: Collection[int]) -> Histogram:
 
 
 class WorkerMetrics(msgspec.Struct):
-    """Metrics of a whole worker. Only the thread of its loop writes them.
-
-    Attributes:
-        cpu_s: CPU time of the process, seconds.
-        memory_bytes: resident memory of the process.
-        turns: durations of the iterations of its loop, without the wait for records.
-        transactions: durations of committed transactions, from begin to commit.
-        targets: lateness of deliveries, by delay topic, then by target topic, for ``TARGETS_MAX``
-            pairs; deliveries to other targets count under ``census.OTHERS``.
-        apart: lateness of records that were due when written, put off, or sent to their home, by
-            kind (``outcome.PAST_DUE``, ``outcome.RESUMED``, ``outcome.SENT_HOME``).
-    """
+    """Metrics of a whole worker. Only the thread of its loop writes them."""
 
     cpu_s: float = 0.0
     memory_bytes: int = 0
+    # Durations of the iterations of its loop, without the wait for records.
     turns: Histogram = msgspec.field(default_factory=_transaction_times)
+    # Durations of committed transactions, from begin to commit.
     transactions: Histogram = msgspec.field(default_factory=_transaction_times)
+    # Lateness of deliveries, by delay topic, then by target topic, for ``TARGETS_MAX`` pairs;
+    # deliveries to other targets count under ``census.OTHERS``.
     targets: dict[str, dict[str, Histogram]] = msgspec.field(default_factory=dict)
+    # Lateness of records that were due when written, put off, or sent to their home, by kind
+    # (``outcome.PAST_DUE``, ``outcome.RESUMED``, ``outcome.SENT_HOME``).
     apart: dict[str, Histogram] = msgspec.field(
         default_factory=lambda: {
             PAST_DUE: _lateness(),
@@ -140,16 +124,12 @@ class WorkerMetrics(msgspec.Struct):
     )
 
     def observe_target(self, topic: str, target: str, lateness: Histogram) -> None:
-        """Add the lateness of deliveries from delay topic ``topic`` to ``target``; if there are
-        ``TARGETS_MAX`` other pairs, to ``OTHERS``.
-        """
         of_topic = self.targets.setdefault(topic, {})
         if target not in of_topic and sum(map(len, self.targets.values())) >= TARGETS_MAX:
             target = OTHERS
         of_topic.setdefault(target, _lateness()).add(lateness)
 
     def add(self, other: WorkerMetrics) -> None:
-        """Add CPU time and counts of another worker, or of an earlier process of this one."""
         self.cpu_s += other.cpu_s
         self.turns.add(other.turns)
         self.transactions.add(other.transactions)
@@ -173,25 +153,22 @@ class Counters(msgspec.Struct):
     its workers since the node started.
     """
 
+    # Source records stored, control records and invalid ones included.
     ingested: int = 0
-    """Number of source records stored, control records and invalid ones included."""
+    # Committed outputs by outcome (``engine.outcome.OUTCOME_NAMES``).
     settled: dict[str, int] = msgspec.field(default_factory=dict)
-    """Number of committed outputs by outcome (``engine.outcome.OUTCOME_NAMES``)."""
+    # Dead letters by their ``delay-error`` code.
     rejected: dict[str, int] = msgspec.field(default_factory=dict)
-    """Number of dead letters by their ``delay-error`` code."""
+    # Deliveries before their due time; not 0: a bug or a wrong clock.
     early: int = 0
-    """Number of deliveries before their due time; not 0: a bug or a wrong clock."""
+    # Transactions that were aborted, or whose result was unknown.
     aborts: int = 0
-    """Number of transactions that were aborted, or whose result was unknown."""
+    # Settled records beyond ``delivery.slot_records_max`` in the second of their due time.
     over_cap: int = 0
-    """Number of settled records beyond ``delivery.slot_records_max`` in the second of their due
-    time."""
+    # Without records put off (parked or paced), or due before they were written.
     lateness: Histogram = msgspec.field(default_factory=_lateness)
-    """Lateness of deliveries on time or late; not of records put off (parked or paced), or due
-    before they were written."""
 
     def add(self, other: Counters) -> None:
-        """Add the counts of ``other``, of another slice or of an earlier worker process."""
         self.ingested += other.ingested
         self.early += other.early
         self.aborts += other.aborts
@@ -202,7 +179,6 @@ class Counters(msgspec.Struct):
         self.lateness.add(other.lateness)
 
     def since(self, before: Counters) -> Counters:
-        """Return what was counted after ``before``, an earlier state of these counters."""
         return Counters(
             self.ingested - before.ingested,
             {name: n - before.settled.get(name, 0) for name, n in self.settled.items()},
@@ -219,42 +195,41 @@ class SliceMetrics(msgspec.Struct):
 
     slice: int
     counters: Counters = msgspec.field(default_factory=Counters)
+    # Distinguishes the times that the worker has kept the slice: ``counters`` start at zero each
+    # time.
     keeping: int = 0
-    """Distinguishes the times that the worker has kept the slice: ``counters`` start at zero each
-    time."""
+    # ``owner``, ``replica``, or the value of ``cause`` if this node may not own the slice.
     state: str = "replica"
-    """``owner``, ``replica``, or the value of ``cause`` if this node may not own the slice."""
+    # Why this node may not own the slice (``engine.electability.Cause``); empty: it may.
     cause: str = ""
-    """Why this node may not own the slice (``engine.electability.Cause``); empty: it may."""
+    # Explanation of ``cause`` for people, one sentence.
     reason: str = ""
-    """Explanation of ``cause`` for people, one sentence."""
+    # Problem that stops or endangers delivery, one sentence; empty: no problem.
     alarm: str = ""
-    """Problem that stops or endangers delivery, one sentence; empty: no problem."""
+    # Epoch of this node's ownership of the slice; 0: it is not the owner.
     epoch: int = 0
-    """Epoch of this node's ownership of the slice; 0: it is not the owner."""
+    # Time by which the copy is behind the owner's; negative: unknown.
     lag_s: float = -1.0
-    """Time by which the copy is behind the owner's, in s; negative: unknown."""
+    # Whether the disk is too full to store more.
     storing_stopped: bool = False
-    """Whether the disk is too full to store more."""
+    # Number of key ranges of the copy that could not be read when all of it was read last.
     damaged: int = 0
-    """Number of key ranges of the copy that could not be read when all of it was read last."""
+    # Number of source offsets that retention deleted before they were settled, according to the
+    # newest checkpoint.
     lost_offsets: int = 0
-    """Number of source offsets that retention deleted before they were settled, according to the
-    newest checkpoint."""
+    # Without records known to be cancelled, replaced or fired.
     pending: int = 0
-    """Number of pending records, without those known to be cancelled, replaced or fired."""
     store_bytes: int = 0
-    """Size of the slice's stores, in bytes."""
+    # Due time of the first pending record; None: no record is pending.
     oldest_due_ms: int | None = None
-    """Due time of the first pending record, epoch milliseconds; None: no record is pending."""
+    # By delay topic; empty unless this node owns the slice, so that sums over the nodes count each
+    # record once.
     topics: dict[str, TopicCounts] = msgspec.field(default_factory=dict)
-    """Numbers of pending records by delay topic; empty unless this node owns the slice, so that
-    sums over the nodes count each record once."""
+    # Time since the worker's last commit began; 0: the slice's cursor needs no commit, or this node
+    # is not the owner.
     cursor_age_s: float = 0.0
-    """Time since the worker's last commit began, in s; 0: the slice's cursor needs no commit, or
-    this node is not the owner."""
+    # Number of source offsets in Kafka that are not stored yet.
     source_lag: int = 0
-    """Number of source offsets in Kafka that are not stored yet."""
 
     def observe_lateness(self, lateness_ms: Collection[int]) -> Histogram:
         """Add the lateness of one batch of delivered records, in ms, to the counters, and return
@@ -268,13 +243,7 @@ class SliceMetrics(msgspec.Struct):
 
 
 class AuditFacts(msgspec.Struct):
-    """Result of the newest audit.
-
-    Attributes:
-        at_ms: time of the audit, epoch milliseconds.
-        records: number of source records that it audited.
-        findings: number of findings by kind.
-    """
+    """Result of the newest audit; ``findings`` by kind."""
 
     at_ms: int
     records: int
@@ -282,31 +251,13 @@ class AuditFacts(msgspec.Struct):
 
 
 class ReconcileFacts(msgspec.Struct):
-    """Result of the newest comparison of the nodes' copies.
-
-    Attributes:
-        at_ms: time of the comparison, epoch milliseconds.
-        findings: number of findings by kind.
-        records: number of pending records that were compared.
-        pending: number of all pending records.
-        repairs: number of copies repaired by the process that compares.
-        is_stopped: whether the limit of repairs is reached, so that no more are made.
-    """
+    """Result of the newest comparison of the nodes' copies."""
 
     at_ms: int
     findings: dict[str, int]
     records: int
     pending: int
+    # Number of copies repaired by the process that compares.
     repairs: int = 0
+    # Whether the limit of repairs is reached, so that no more are made.
     is_stopped: bool = False
-
-
-class PauseFacts(msgspec.Struct):
-    """All active pauses of deliveries."""
-
-    told: list[Pause]
-    """The longest pauses one by one, longest first."""
-    counts: dict[str, int]
-    """Number of all pauses by kind, ``target`` or ``topic``."""
-    others_at_ms: int | None
-    """Start of the longest pause not in ``told``, epoch milliseconds; None: all are in ``told``."""

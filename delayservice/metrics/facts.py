@@ -13,26 +13,20 @@ from delayservice.metrics.counts import (
     AuditFacts,
     Counters,
     Histogram,
-    PauseFacts,
     ReconcileFacts,
     SliceMetrics,
     WorkerMetrics,
 )
-from delayservice.metrics.status import SliceState, TargetState, WorkerState
+from delayservice.metrics.status import PauseFacts, SliceState, TargetState, WorkerState
 
+# Slices that the text of a problem names; further ones are only counted.
 SLICES_NAMED_MAX = 10
-"""Largest number of slices that the text of a problem names; further ones are only counted."""
 
 
 @dataclass(frozen=True, slots=True)
 class SliceReport:
-    """Metrics of a slice as last reported by a worker.
-
-    Attributes:
-        worker: number of the worker.
-        metrics: the metrics.
-        cursor_age_s: time since the worker's last commit, in s; the age of the metrics, if the
-            cursor needed no commit.
+    """Metrics of a slice as last reported by a worker. ``cursor_age_s``: time since the worker's
+    last commit; the age of the metrics, if the cursor needed no commit.
     """
 
     worker: int
@@ -41,14 +35,7 @@ class SliceReport:
 
 
 class Unelectable(NamedTuple):
-    """A slice that a worker may not own, and why; or all slices of the worker.
-
-    Attributes:
-        worker: number of the worker.
-        slice: number of the slice; None: all slices of the worker.
-        cause: value of ``engine.electability.Cause``.
-        reason: explanation of the cause for people, one sentence.
-    """
+    """A slice that a worker may not own, and why; ``slice`` None: all slices of the worker."""
 
     worker: int
     slice: int | None
@@ -59,8 +46,7 @@ class Unelectable(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class NodeFacts:
     """State of a node at one moment. ``workers``, ``slices``: as last reported; ``totals``:
-    counters by number of the slice since the node started; ``audit``: result of the newest audit;
-    ``copies``: result of the newest comparison of the nodes' copies; None: there was none yet.
+    counters by slice since the node started; ``copies``: newest comparison of the nodes' copies.
     """
 
     node_id: str
@@ -69,32 +55,31 @@ class NodeFacts:
     slices: Sequence[SliceReport]
     totals: dict[int, Counters]
     audit: AuditFacts | None = None
+    # Number of times that each worker was lost and replaced since the node started.
     restarts: Mapping[int, int] = field(default_factory=dict)
-    """Number of times that each worker was lost and replaced since the node started."""
+    # Number of workers that were lost and are not back, or have not reported yet.
     workers_missing: int = 0
-    """Number of workers that were lost and are not back, or have not reported yet."""
+    # Used part of the stores' disk, by worker.
     disk_used_percent: Mapping[int, float] = field(default_factory=dict)
-    """Used part of the stores' disk, in percent, by worker."""
+    # Problems of the delay topics and of the service's own topics, one sentence each.
     problems: Sequence[str] = ()
-    """Problems of the delay topics and of the service's own topics, one sentence each."""
+    # Number of slices of the delay topics, on all nodes; None: no worker has reported yet.
     slices_there: int | None = None
-    """Number of slices of the delay topics, on all nodes; None: no worker has reported yet."""
+    # Of the slices that this node owns, by delay topic.
     topics: Mapping[str, TopicCounts] = field(default_factory=dict)
-    """Numbers of pending records in the slices that this node owns, by delay topic."""
+    # Since the node started, by worker.
     worker_totals: Mapping[int, WorkerMetrics] = field(default_factory=dict)
-    """Metrics of each worker since the node started, by its number."""
     copies: ReconcileFacts | None = None
+    # None: the pauses topic was not read yet.
     pauses: PauseFacts | None = None
-    """Active pauses of deliveries; None: the pauses topic was not read yet."""
+    # Since the delay topics were last read with success, of the worker for which it is longest;
+    # None: no worker has reported yet.
     topics_age_s: float | None = None
-    """Time since the delay topics were last read with success, in s, of the worker for which it is
-    longest; None: no worker has reported yet."""
     unelectable: Sequence[Unelectable] = ()
-    """Workers and slices that this node may not own, with the reasons."""
+    # Why slices stay on their owners; empty: they may move.
     pinned: str = ""
-    """Why slices stay on their owners; empty: they may move."""
+    # Number of settings by which Kafka may lose what it acknowledged, found at the start.
     unsafe_settings: int | None = None
-    """Number of settings by which Kafka may lose what it acknowledged, found at the start."""
 
 
 def why_not_electable(facts: NodeFacts) -> list[str]:
@@ -168,7 +153,6 @@ def target_states(facts: NodeFacts) -> list[TargetState]:
 
 
 def slice_state(report: SliceReport, totals: Counters) -> SliceState:
-    """Return a slice's state for ``/status``. ``totals``: its counters since the node started."""
     metrics = report.metrics
     return SliceState(
         slice=metrics.slice,

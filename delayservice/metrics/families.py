@@ -26,17 +26,16 @@ from delayservice.metrics.counts import (
     AuditFacts,
     Counters,
     Histogram,
-    PauseFacts,
     ReconcileFacts,
     WorkerMetrics,
 )
 from delayservice.metrics.facts import NodeFacts, SliceReport, Unelectable
+from delayservice.metrics.status import PauseFacts
 
 _MS = 1_000
 
 
 def export(facts: NodeFacts) -> Iterator[Metric]:
-    """Yield all metrics of a node, made from its state ``facts``, for the Prometheus client."""
     yield InfoMetricFamily(
         "delay_build",
         "Version of the service and name of the node.",
@@ -95,9 +94,7 @@ def _filled(
     gauges: Sequence[GaugeMetricFamily],
     rows: Iterable[tuple[Sequence[str], Sequence[float | None]]],
 ) -> Sequence[Metric]:
-    """Add to each gauge its value of each row, and return the gauges. ``rows``: label values, and
-    one value for each gauge; None adds nothing.
-    """
+    # None adds no value.
     for labels, values in rows:
         for gauge, value in zip(gauges, values, strict=True):
             if value is not None:
@@ -200,6 +197,7 @@ def _of_verdicts(unelectable: Sequence[Unelectable]) -> Metric:
     return found
 
 
+# Names and help texts of each slice's gauges; ``_of_slice`` returns their values in this order.
 _OF_SLICES: Final = {
     "delay_owned": "1 while this node delivers the slice.",
     "delay_alarm": "1 while something stops or endangers delivery; see status.",
@@ -218,7 +216,6 @@ _OF_SLICES: Final = {
     "delay_replica_lag_seconds": "How far the copy is behind the owner's; absent while that is "
     "not known.",
 }
-"""Names and help texts of each slice's gauges; ``_of_slice`` returns their values in this order."""
 
 
 def _of_slice(report: SliceReport) -> tuple[float | None, ...]:
@@ -260,13 +257,13 @@ def _of_topics(topics: Mapping[str, TopicCounts]) -> Iterator[Metric]:
     yield from (due, *targets)
 
 
+# The counters of each slice that have no label but ``slice``.
 _COUNTS: Final = {
     "delay_ingested": "Source records read into the store.",
     "delay_early": "Deliveries before their due time; never above 0.",
     "delay_transaction_aborts": "Transactions aborted or of unknown outcome.",
     "delay_slot_full": "Records due in a second that had as many as it takes already.",
 }
-"""Names and help texts of the counters of each slice that have no label but ``slice``."""
 
 
 def _counters(totals: dict[int, Counters]) -> Iterator[Metric]:
@@ -346,9 +343,7 @@ def _lateness_of_targets(totals: Mapping[int, WorkerMetrics]) -> Iterator[Metric
 def _add(
     family: HistogramMetricFamily, labels: list[str], histogram: Histogram, bounds_ms: Sequence[int]
 ) -> None:
-    """Add a histogram to ``family`` in Prometheus' form: cumulative buckets, with bounds in s, the
-    last infinite. ``labels``: label values; ``bounds_ms``: bounds of the buckets, in ms.
-    """
+    # In Prometheus' form: cumulative buckets, with bounds in s, the last infinite.
     total = 0
     buckets: list[tuple[str, float]] = []
     names = [*(str(bound / _MS) for bound in bounds_ms), "+Inf"]

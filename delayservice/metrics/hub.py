@@ -20,7 +20,6 @@ from delayservice.engine.electability import WorkerFacts, electability
 from delayservice.metrics.counts import (
     TRANSACTION_BOUNDS_MS,
     Counters,
-    PauseFacts,
     SliceMetrics,
     WorkerMetrics,
 )
@@ -34,15 +33,15 @@ from delayservice.metrics.facts import (
     why_not_electable,
 )
 from delayservice.metrics.snapshot import Snapshot, decode_snapshot
-from delayservice.metrics.status import NodeState, WorkerState
+from delayservice.metrics.status import NodeState, PauseFacts, WorkerState
 
 T = TypeVar("T")
 
 
 @dataclass(slots=True)
 class _Worker:
-    """Last snapshot of one worker process and when it arrived, monotonic seconds. ``before``:
-    metrics and arrival of the snapshot before it.
+    """Last snapshot of one worker process and when it arrived, and those before it, monotonic
+    seconds.
     """
 
     snapshot: Snapshot
@@ -50,16 +49,13 @@ class _Worker:
     before: tuple[WorkerMetrics, float] | None = None
 
     def take(self, snapshot: Snapshot, arrived_s: float) -> None:
-        """Replace the snapshot by the next one. ``arrived_s``: its arrival, monotonic seconds."""
         self.before = self.snapshot.worker, self.arrived_s
         self.snapshot = snapshot
         self.arrived_s = arrived_s
 
     @property
     def cpu_ratio(self) -> float | None:
-        """Return the used part of a core between the last two snapshots; None: there is only one
-        snapshot yet.
-        """
+        """Used part of a core between the last two snapshots; None: there is one snapshot."""
         if self.before is None or self.arrived_s <= self.before[1]:
             return None
         metrics, arrived_s = self.before
@@ -67,17 +63,14 @@ class _Worker:
 
     @property
     def turn_ms_p99(self) -> int | None:
-        """Return the 99th percentile of the durations of the loop's iterations between the last two
-        snapshots, in ms; None: there was no iteration.
+        """99th percentile of the durations of the loop's iterations between the last two snapshots,
+        in ms; None: there was no iteration.
         """
         turns = self.snapshot.worker.turns
         between = turns if self.before is None else turns.since(self.before[0].turns)
         return between.quantile_ms(0.99, TRANSACTION_BOUNDS_MS)
 
     def state(self, index: int, restarts: int, now_s: float, totals: WorkerMetrics) -> WorkerState:
-        """Return the worker's state for ``/status``. ``index``: its number; ``now_s``: monotonic
-        seconds; ``totals``: its metrics, with those of its earlier processes.
-        """
         cpu_ratio = self.cpu_ratio
         return WorkerState(
             worker=index,
@@ -106,7 +99,6 @@ class MetricsHub:
     def __init__(
         self, settings: Settings, monotonic_s: Callable[[], float] = time.monotonic
     ) -> None:
-        """Create a hub without snapshots. ``monotonic_s``: returns the monotonic time, in s."""
         self._node_id = settings.node.node_id
         self._workers_wanted = settings.node.workers
         self._now_s = monotonic_s
@@ -116,21 +108,17 @@ class MetricsHub:
         self._restarts: dict[int, int] = {}
         self._past: dict[int, Counters] = {}
         self._waits_for = ""
+        # Number of settings by which Kafka may lose what it acknowledged; None: not looked at yet.
         self.unsafe_settings: int | None = None
-        """Number of settings by which Kafka may lose what it acknowledged, as found at the node's
-        start; None: not looked at yet."""
         self._past_workers: dict[int, WorkerMetrics] = {}
+        # Sum of the counters of all slices, dropped ones included. It is updated with each
+        # snapshot, so that no call has to add up all slices.
         self._total = Counters()
-        """Sum of the counters of all slices, dropped ones included. It is updated with each
-        snapshot, so that no call has to add up all slices."""
 
     def update(self, worker_index: int, snapshot_bytes: bytes) -> None:
         """Replace the snapshot of the worker with this number by the next one, as encoded by
         ``encode_snapshot``, and add what was counted between both. Count a restart if another
         process made it.
-
-        Raises:
-            DelayServiceError: the bytes are not a snapshot of this version.
         """
         with self._lock:
             known = self._workers.get(worker_index)
@@ -155,9 +143,6 @@ class MetricsHub:
             return 0.0 if worker is None else worker.snapshot.turn_s
 
     def _add_to_total(self, old: Snapshot | None, new: Snapshot) -> None:
-        """Add to the total what the slices counted between the snapshots ``old`` (None: the start
-        of the worker) and ``new``.
-        """
         before = {_kept(m): m.counters for m in old.slices} if old is not None else {}
         same = old.packed.keys() if old is not None else ()
         for packed in new.packed.keys() - same:
@@ -189,9 +174,7 @@ class MetricsHub:
             self._keep(metrics)
 
     def _keep_dropped(self, old: Snapshot, new: Snapshot) -> None:
-        """Keep the counters of slices in snapshot ``old`` that the worker has dropped since; it may
-        keep them again in snapshot ``new``.
-        """
+        # The worker may keep slices again that it has dropped: their counters must not decrease.
         reported = {_kept(metrics) for metrics in new.slices}
         for metrics in old.slices:
             if _kept(metrics) not in reported:
@@ -201,7 +184,6 @@ class MetricsHub:
         self._past.setdefault(metrics.slice, Counters()).add(metrics.counters)
 
     def totals(self) -> NodeTotals:
-        """Return counters and number of pending records of all slices together."""
         with self._lock:
             total = Counters()
             total.add(self._total)
@@ -210,7 +192,6 @@ class MetricsHub:
             return NodeTotals(total, pending)
 
     def facts(self) -> NodeFacts:
-        """Return the state of the node now, from which metrics and status are made."""
         with self._lock:
             now_s = self._now_s()
             workers = sorted(self._workers.items())
@@ -263,7 +244,6 @@ class MetricsHub:
             )
 
     def _slice_totals(self, slices: Sequence[SliceReport]) -> dict[int, Counters]:
-        """Return the counters of each slice since the node started, by its number."""
         totals: dict[int, Counters] = {}
         for number, past in self._past.items():
             totals.setdefault(number, Counters()).add(past)
@@ -272,9 +252,6 @@ class MetricsHub:
         return totals
 
     def _unelectable(self, worker_index: int) -> Iterator[Unelectable]:
-        """Yield the slices that a worker may not own, and why; a single item without a slice if the
-        worker may own none.
-        """
         worker = self._workers.get(worker_index)
         silent_s = math.inf if worker is None else self._now_s() - worker.arrived_s
         seen = WorkerFacts(kafka=self._waits_for) if self._waits_for else WorkerFacts(silent_s)
@@ -290,7 +267,6 @@ class MetricsHub:
                 yield Unelectable(worker_index, metrics.slice, metrics.cause, metrics.reason)
 
     def _worker_totals(self) -> dict[int, WorkerMetrics]:
-        """Return each worker's metrics since the node started, by number of the worker."""
         totals: dict[int, WorkerMetrics] = {}
         for number, past in self._past_workers.items():
             totals.setdefault(number, WorkerMetrics()).add(past)

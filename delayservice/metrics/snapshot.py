@@ -15,59 +15,49 @@ from delayservice.metrics.counts import (
     TRANSACTION_BOUNDS_MS,
     AuditFacts,
     Histogram,
-    PauseFacts,
     ReconcileFacts,
     SliceMetrics,
     WorkerMetrics,
 )
+from delayservice.metrics.status import PauseFacts
 
+# Start of this process, monotonic clock.
 _STARTED_NS: Final = time.monotonic_ns()
-"""Start of this process, monotonic clock, nanoseconds."""
 
 
 class Snapshot(msgspec.Struct):
     """Metrics of one worker process and all its slices. Counters only grow while ``pid`` and
     ``started_ns`` stay the same.
-
-    Attributes:
-        pid: process id of the worker.
-        problems: problems of the whole worker for people, one sentence each.
-        disk_used_percent: used part of the stores' disk, in percent; 0: the stores are in memory.
-        audit: result of the newest audit; only one worker of a node knows it.
-        slices_there: number of slices of the delay topics, on all nodes.
-        pauses: active pauses; None: not read yet.
-        topics_age_s: time since the delay topics were last read with success, or since the start,
-            seconds.
-        verdict: why the worker may not own any slice: the cause, and a sentence for people. Empty:
-            it may.
-        turn_s: time for which the current iteration of its loop has lasted, seconds; the metrics of
-            its slices are that old.
-        worker: metrics of the whole worker.
-        pinned: why slices stay on their owners; empty: they may move.
-        copies: result of the newest comparison of copies; only one worker of a node knows it.
-        started_ns: start of the process, monotonic clock, nanoseconds.
-        packed: metrics of its slices, by the bytes of ``encode_slice``; ``decode_snapshot`` fills
-            it in.
     """
 
     pid: int
+    # Problems of the whole worker for people, one sentence each.
     problems: list[str] = []
+    # Used part of the stores' disk; 0: the stores are in memory.
     disk_used_percent: float = 0.0
+    # Result of the newest audit; only one worker of a node knows it, as for ``copies``.
     audit: AuditFacts | None = None
+    # Number of slices of the delay topics, on all nodes.
     slices_there: int = 0
+    # Active pauses; None: not read yet.
     pauses: PauseFacts | None = None
+    # Time since the delay topics were last read with success, or since the start.
     topics_age_s: float = 0.0
+    # Why the worker may not own any slice: the cause, and a sentence for people. Empty: it may.
     verdict: tuple[str, str] = ("", "")
+    # Time for which the current iteration of its loop has lasted; the metrics of its slices are
+    # that old.
     turn_s: float = 0.0
     worker: WorkerMetrics = msgspec.field(default_factory=WorkerMetrics)
+    # Why slices stay on their owners; empty: they may move.
     pinned: str = ""
     copies: ReconcileFacts | None = None
     started_ns: int = _STARTED_NS
+    # Metrics of its slices, by the bytes of ``encode_slice``; ``decode_snapshot`` fills it in.
     packed: dict[bytes, SliceMetrics] = {}
 
     @property
     def slices(self) -> Collection[SliceMetrics]:
-        """Return the metrics of each slice of the worker."""
         return self.packed.values()
 
 
@@ -78,9 +68,7 @@ _decode_slice = msgspec.msgpack.Decoder(SliceMetrics).decode
 
 
 def encode_slice(metrics: SliceMetrics) -> bytes:
-    """Return the metrics of one slice, encoded for ``encode_snapshot``. For other threads this is
-    cheaper than a copy of the metrics.
-    """
+    # For other threads, bytes are cheaper than a copy of the metrics.
     return _encode(metrics)
 
 
@@ -92,17 +80,12 @@ def encode_snapshot(snapshot: Snapshot, slices: Iterable[bytes] = ()) -> bytes:
 
 
 def decode_snapshot(data: bytes, known: Mapping[bytes, SliceMetrics] = _NOTHING) -> Snapshot:
-    """Return the snapshot that ``encode_snapshot`` encoded.
+    """Return the snapshot that ``encode_snapshot`` encoded. Raises ``DelayServiceError`` if worker
+    and supervisor have different versions.
 
-    Args:
-        data: the encoded snapshot.
-        known: ``Snapshot.packed`` of the same worker's last snapshot. A slice that has not changed
-            since is taken from there, because decoding a thousand slices costs more than all else
-            that an idle supervisor does.
-
-    Raises:
-        DelayServiceError: the bytes are not a snapshot; worker and supervisor have different
-            versions.
+    ``known`` is ``packed`` of the worker's last snapshot. A slice that has not changed since is
+    taken from there, because decoding a thousand slices costs more than all else that an idle
+    supervisor does.
     """
     try:
         snapshot, slices = _decode(data)

@@ -27,8 +27,7 @@ import structlog
 from connectors.kafka.acknowledged import warn_of_losses
 from connectors.kafka.clients import admin_client
 from connectors.kafka.topics import TopicKeeper
-from delayservice.admin.http_server import HttpServer
-from delayservice.admin.metrics_app import make_metrics_app
+from delayservice.admin.http_server import HttpServer, make_metrics_app
 from delayservice.admin.server import AdminServer
 from delayservice.base.errors import DelayServiceError, SettingsError
 from delayservice.config.reference import secret_values

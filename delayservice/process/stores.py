@@ -12,11 +12,13 @@ from delayservice.config.settings import Settings
 from delayservice.store.base import Store
 from delayservice.store.folder import read_format, shard_name
 from delayservice.store.memory import MemoryStore
-from delayservice.store.offline import FORMATS
+from delayservice.store.offline import (
+    FORMATS,
+    kept_shards,
+    user_of,
+)
 from delayservice.store.rocks import RocksOptions
-from delayservice.store.rocks_database import RocksDatabase
-from delayservice.store.rocksdb import RocksStore
-from delayservice.store.shards import kept_shards, user_of
+from delayservice.store.rocksdb import RocksDatabase, RocksStore
 from delayservice.store.wheel import Wheel, WheelOptions, WheelStore
 
 _log = structlog.get_logger(__name__)

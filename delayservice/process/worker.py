@@ -30,8 +30,8 @@ from delayservice.config.settings import Settings
 from delayservice.engine.checkpoint import decode_checkpoint, longest_waits_ms
 from delayservice.inspection.asking import Answer
 from delayservice.inspection.query import HeldTopics, Question, Standings
-from delayservice.metrics.paused import pause_facts
 from delayservice.metrics.snapshot import Snapshot, encode_snapshot
+from delayservice.metrics.status import pause_facts
 from delayservice.process.answering import answer
 from delayservice.process.disk import DiskWatch, used_percent
 from delayservice.process.garbage import GarbageCollector

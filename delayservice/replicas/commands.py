@@ -21,10 +21,10 @@ VERSION: Final = 1
 
 Verb = Literal["scan", "detail", "rebuild", "rebuild_copy"]
 
+# ``(key_ms, offset, mark, hash)`` of a pending record: its key time in epoch ms, its source offset,
+# the source offset of its canceller or -1, and the hash of its payload in 16 hexadecimal digits,
+# seeded with key time and offset.
 DetailRow = tuple[int, int, int, str]
-"""``(key_ms, offset, mark, hash)`` of a pending record: its key time in epoch ms, its source
-offset, the source offset of its canceller or -1, and the hash of its payload in 16 hexadecimal
-digits, seeded with key time and offset."""
 
 
 class Command(msgspec.Struct, frozen=True, tag_field="kind", tag="command", kw_only=True):
@@ -34,14 +34,11 @@ class Command(msgspec.Struct, frozen=True, tag_field="kind", tag="command", kw_o
         plan: id of the plan; the key of all records about it.
         step: number of the step in the plan; ``Report`` and ``Detail`` repeat it.
         command: the verb, such as ``scan``.
-        node: name of the node that has to carry it out.
-        topic: the delay topic.
-        partition: partition of the delay topic.
         start_ms: first key time of the range, epoch milliseconds; not used by ``scan`` and
             ``rebuild_copy``, like the next three.
         stop_ms: exclusive end of the range, epoch milliseconds.
-        first_offset: lowest known source offset of a record in the range; ``rebuild`` reads the
-            log from there, or from a lower offset that its copy has in the range.
+        first_offset: lowest known source offset of a record in the range; ``rebuild`` reads the log
+            from there, or from a lower offset that its copy has in the range.
         stop_offset: exclusive end of the range's source offsets, for people only: a node reads to
             the end of the log, because cancellers may lie anywhere. 0: unknown.
         expires_ms: time after which a node must not begin the command, epoch milliseconds.
@@ -71,15 +68,11 @@ class Report(msgspec.Struct, frozen=True, tag_field="kind", tag="report", kw_onl
     """Last message of a node about a command: whether the command was carried out.
 
     Attributes:
-        plan: id of the plan, as in the command.
-        step: number of the step, as in the command.
-        node: the node that reports.
         status: ``done`` or ``failed``.
         detail: why the command failed, for people; empty: it did not fail.
         frames: number of pending records that ``detail`` listed or ``rebuild`` stored; 0 for other
             commands, or if the command failed.
         at_ms: time of the report by the node's clock, epoch milliseconds.
-        v: version of the JSON format.
     """
 
     plan: str
@@ -93,17 +86,8 @@ class Report(msgspec.Struct, frozen=True, tag_field="kind", tag="report", kw_onl
 
 
 class Detail(msgspec.Struct, frozen=True, tag_field="kind", tag="detail", kw_only=True):
-    """Part of the pending records of a command's range, as a node's copy holds them.
-
-    Attributes:
-        plan: id of the plan, as in the command.
-        step: number of the step, as in the command.
-        node: name of the node that holds the copy.
-        topic: the delay topic.
-        partition: partition of the delay topic.
-        rows: the records; all ``Detail`` records of a step together are in key order.
-        last: whether this is the last ``Detail`` of the step; it has no rows.
-        v: version of the JSON format.
+    """Part of the pending records of a command's range, as a node's copy holds them. All ``Detail``
+    records of a step together are in key order; the ``last`` one has no rows.
     """
 
     plan: str
@@ -123,12 +107,11 @@ _decode = msgspec.json.Decoder(Message).decode
 
 
 def encode_message(message: Message) -> bytes:
-    """Return a message as JSON bytes."""
     return _encode(message)
 
 
 def decode_message(data: bytes) -> Message | None:
-    """Return the message in the JSON bytes ``data``; None: they have another form or version."""
+    """Return the message in the JSON bytes; None: they have another form or version."""
     try:
         message = _decode(data)
     except (msgspec.DecodeError, ValueError):

@@ -26,36 +26,30 @@ from delayservice.engine.pending import Frame, Mark, Named
 SLOT_MS: Final = 60_000
 HOUR_MS: Final = 3_600_000
 SLOTS: Final = HOUR_MS // SLOT_MS
+# Changes that wait until H passes their offsets. Beyond this number they are counted early, and the
+# digest is not published until H has passed them. It limits memory while a slice has no owner.
 LATER_MAX: Final = 50_000
-"""Largest number of changes that wait until H passes their offsets. Beyond it they are counted
-early, and the digest is not published until H has passed them. It limits memory while a slice has
-no owner."""
 
 _NEAR_SLOTS: Final = 2
+# Length of the time that begins with the minute of K and is left out of the digest.
 NEAR_MS: Final = _NEAR_SLOTS * SLOT_MS
-"""Length of the time that begins with the minute of K and is left out of the digest, in
-milliseconds."""
 _MASK: Final = 2**64 - 1
 _GOLDEN: Final = 0x9E37_79B9_7F4A_7C15
 
+# ``(from_offset, key_ms, offset, amount)``: a change of the sums by the record with that key time
+# and source offset. It counts once H is above ``from_offset``. ``amount``: see ``_ONE``.
 _Change: TypeAlias = tuple[int, int, int, int]
-"""``(from_offset, key_ms, offset, amount)``: a change of the sums by the record with that key time
-and source offset. It counts once H is above ``from_offset``. ``amount`` is defined at ``_ONE``."""
 
+# Weight of one record in an amount: the number of records times this weight, plus the sum of their
+# hashes, in one integer. One addition for both takes half the time of two (``bench whole``). The
+# sum of 2^31 hashes fits.
 _ONE: Final = 1 << 96
-"""Weight of one record in an amount: the number of records times this weight, plus the sum of their
-hashes, in one integer. One addition for both takes half the time of two (``bench whole``). The sum
-of 2^31 hashes fits."""
 
 
 def frame_hash(key_ms: int, offset: int, record_id: bytes | None, payload: bytes) -> int:
-    """Return the 64-bit hash of a pending record.
-
-    Args:
-        key_ms: its key time, epoch milliseconds.
-        offset: its source offset in the delay topic.
-        record_id: its ``delay-id``, which is hashed instead of the payload; None: it has no id.
-        payload: its payload, as ``codec.encode_payload`` returns it.
+    """Return the 64-bit hash of a pending record with this key time, epoch milliseconds, and source
+    offset. The payload is as ``codec.encode_payload`` returns it; if there is a ``record_id``, it
+    is hashed instead.
     """
     seed = (key_ms * _GOLDEN + offset) & _MASK
     hashed: int = xxh3_64_intdigest(payload if record_id is None else record_id, seed)
@@ -73,22 +67,18 @@ class HourRow(NamedTuple):
 
 
 class SlotSums:
-    """Sums over the pending records of each minute: their number and their hash, in one integer
-    (``_ONE``).
-    """
+    """Sums over the pending records of each minute (``_ONE``). Hours count from the epoch."""
 
     def __init__(self) -> None:
         self._hours: dict[int, list[int]] = {}
+        # Hours that have changed since they were last published.
         self.changed: set[int] = set()
-        """Hours that have changed since they were last published, in hours since the epoch."""
 
     @property
     def hours(self) -> set[int]:
-        """Return the hours that have pending records, in hours since the epoch."""
         return set(self._hours)
 
     def add(self, changes: Iterable[_Change]) -> None:
-        """Add the amounts of ``changes`` to their minutes, negative ones for removed records."""
         hours, slots = self._hours, SLOTS
         last, amounts = -1, [0]
         for _, key_ms, _, amount in changes:
@@ -116,9 +106,7 @@ class SlotSums:
         self.changed.update(self._hours)
 
     def take_changed(self) -> list[HourRow]:
-        """Return the digests of the hours that changed since the last call. The digest of an hour
-        without pending records has no slots.
-        """
+        # The digest of an hour without pending records has no slots.
         rows = [self._row(hour) for hour in sorted(self.changed)]
         self.changed.clear()
         return rows
@@ -131,15 +119,12 @@ class SlotSums:
         return HourRow(hour * HOUR_MS, slots)
 
     def totals(self) -> tuple[int, int, int]:
-        """Return ``(hours, records, hash)``: the number of hours that have pending records, and the
-        number and hash of all records together.
-        """
+        """Return the number of hours with pending records, and number and hash of all records."""
         held = [sum(amounts) for amounts in self._hours.values() if any(amounts)]
         return len(held), *_parts(sum(held))
 
 
 def _parts(amount: int) -> tuple[int, int]:
-    """Return the number of records and the hash in an amount: see ``_ONE``."""
     count = (amount + _ONE // 2) // _ONE
     return count, (amount - count * _ONE) & _MASK
 
@@ -169,9 +154,7 @@ class ShardDigest:
     def store(
         self, frames: Sequence[Frame], named: Sequence[Named], marks: Sequence[Mark], stop: int
     ) -> None:
-        """Add the records, ids and marks of one ``Store.append`` as changes that wait for H.
-        ``stop``: the new S, an exclusive source offset.
-        """
+        """Add what one ``Store.append`` adds as changes that wait for H. ``stop``: the new S."""
         near = self.from_ms
         ids = {offset: record_id for record_id, _, offset in named}
         hashed, one = xxh3_64_intdigest, _ONE
@@ -204,7 +187,6 @@ class ShardDigest:
             self._count(self._later[-1][0] + 1)
 
     def reset(self) -> None:
-        """Set all counts to zero, because the store was emptied."""
         self._later.clear()
         before, self.sums, self._making = self.sums, SlotSums(), None
         if before is not None:
@@ -214,8 +196,8 @@ class ShardDigest:
     # --- the cursor ----------------------------------------------------------------------------
 
     def follow(self, cursor: Cursor) -> None:
-        """Apply a committed cursor ``(K, H)``: count the changes by offsets below H, and drop the
-        minutes that K has passed.
+        """Apply a committed cursor: count the changes below H, and drop the minutes that K has
+        passed.
         """
         if cursor.offset > self.counted:
             self._count(min(cursor.offset, self.stored))
@@ -233,7 +215,6 @@ class ShardDigest:
                     sums.forget_below(near_ms)
 
     def _count(self, stop: int) -> None:
-        """Add the waiting changes by source offsets below ``stop`` to the sums."""
         later = self._later
         end = bisect_left(later, (stop,))
         near, upto = self.from_ms, self._made_upto
@@ -246,9 +227,7 @@ class ShardDigest:
         self.counted = max(self.counted, stop)
 
     def is_exact_at(self, offset: int) -> bool:
-        """Return whether ``sums`` count exactly the records pending at H = ``offset``, once
-        ``follow`` was called with that H, so that they may be compared at its checkpoint.
-        """
+        """Return whether ``sums`` are exact at H = ``offset``: they may be compared there."""
         return self.sums is not None and self.counted <= offset <= self.stored
 
     # --- scan of the disk ------------------------------------------------------------------------
@@ -275,8 +254,8 @@ class ShardDigest:
         self._made_upto = upto
 
     def finish(self) -> bool:
-        """Replace ``sums`` by the second digest, as all records on the disk were added; return
-        whether ``sums`` existed and differed from it.
+        """Replace ``sums`` by the second digest; return whether ``sums`` existed and differed from
+        it.
         """
         before, made = self.sums, self._making
         if made is None:

@@ -18,16 +18,14 @@ from delayservice.replicas.digest import SLOT_MS, HourRow
 
 VERSION: Final = 1
 
+# Key and value of a record of the digest topic; value None: a tombstone.
 Row = tuple[bytes, bytes | None]
-"""Key and value of a record of the digest topic; value None: a tombstone."""
 
 _encode = msgspec.json.Encoder().encode
 
 
 class Place(NamedTuple):
-    """Identity of a copy: its node, its delay topic (name and id) and partition, and ``life``, a
-    text that is new whenever the node publishes all rows of the copy anew.
-    """
+    """Identity of a copy: its node, its delay topic (name and id) and partition, and ``life``."""
 
     node: str
     topic: str
@@ -37,7 +35,6 @@ class Place(NamedTuple):
 
     @property
     def cut_key(self) -> bytes:
-        """Return the record key of the copy's cut row."""
         return f"c/{self.node}/{self.topic}/{self.partition}".encode()
 
 
@@ -95,8 +92,8 @@ class CutFacts(NamedTuple):
 
 
 def hour_row(place: Place, cut: int, hour: HourRow) -> Row:
-    """Return key and value of the row of one hour of a copy, a tombstone if the hour is empty.
-    ``cut``: offset of the checkpoint at which the row holds.
+    """Return the row of one hour of a copy, a tombstone if the hour is empty. ``cut``: offset of
+    the checkpoint at which the row holds.
     """
     key = f"h/{place.node}/{place.topic}/{place.partition}/{hour.hour_ms}".encode()
     if not hour.slots:
@@ -114,9 +111,6 @@ def hour_row(place: Place, cut: int, hour: HourRow) -> Row:
 
 
 def cut_row(place: Place, facts: CutFacts) -> Row:
-    """Return key and value of a copy's cut row, which names the checkpoint at which its hour rows
-    hold.
-    """
     fields = facts._asdict()
     del fields["cursor"], fields["totals"]
     hours, count, hashed = facts.totals

@@ -6,7 +6,6 @@ receives: each record exactly once, never early, byte for byte.
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -17,12 +16,7 @@ from typing import Any, Final
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
 from delayservice.base.errors import ClusterError
-from delayservice.smoke.load import UID_HEADER, Planned
-
-QUIET: Final = logging.getLogger("delayservice.smoke.clients")
-"""Logger of test clients. It drops messages, such as those about brokers stopped after a test."""
-QUIET.addHandler(logging.NullHandler())
-QUIET.propagate = False
+from delayservice.smoke.sending import QUIET, UID_HEADER, Planned
 
 _STALL_S: Final = 60.0
 _TOPICS_S_MAX: Final = 30.0
@@ -34,12 +28,8 @@ _ADDED: Final = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """Times of one received record, epoch milliseconds.
-
-    Attributes:
-        due_ms: due time in its header.
-        produced_ms: its timestamp, when the service wrote it.
-        seen_ms: when the consumer received it.
+    """Times of one received record, epoch milliseconds: due time in its header, its timestamp when
+    the service wrote it, and when the consumer received it.
     """
 
     due_ms: int
@@ -51,13 +41,8 @@ class Arrival:
 class SmokeVerdict:
     """Result of a smoke test. Records are named by uid, the value of their header ``load-uid``.
 
-    Attributes:
-        arrivals: first arrival of each sent record that came.
-        lost: records that did not come.
-        duplicated: records that came more than once.
-        early: records that came before their due time.
-        altered: records that came changed, in another topic, or with another due time.
-        strangers: records that came and were not sent.
+    ``altered`` came changed, in another topic, or with another due time; ``strangers`` were not
+    sent.
     """
 
     arrivals: dict[bytes, Arrival] = field(default_factory=dict)
@@ -69,14 +54,13 @@ class SmokeVerdict:
 
     @property
     def is_good(self) -> bool:
-        """Return whether no record was lost, duplicated, early, altered or never sent."""
         wrong = (self.lost, self.duplicated, self.early, self.altered, self.strangers)
         return not any(wrong)
 
 
 def quantile(ascending: Sequence[int], fraction: float) -> int:
-    """Return the smallest of the values ``ascending`` with the ``fraction`` (0 to 1) of all values
-    at or below it; 0: there are no values.
+    """Return the smallest of the values with the ``fraction`` (0 to 1) of all values at or below
+    it; 0: there are no values.
     """
     if not ascending:
         return 0
@@ -85,11 +69,7 @@ def quantile(ascending: Sequence[int], fraction: float) -> int:
 
 class Judge:
     """Consumer that reads target topics, and compares their records with those that were sent.
-
-    Args:
-        bootstrap: bootstrap servers of Kafka.
-        targets: topics to read.
-        from_end: skip the records that the topics hold already.
+    ``from_end``: skip the records that the topics hold already.
     """
 
     def __init__(self, bootstrap: str, targets: Sequence[str], *, from_end: bool = False) -> None:
@@ -117,11 +97,6 @@ class Judge:
         self._ended: set[tuple[str, int]] = set()
 
     def _partitions_of(self, targets: Sequence[str]) -> list[TopicPartition]:
-        """Wait until all topics exist, and return their partitions, each at offset 0.
-
-        Raises:
-            ClusterError: a topic does not exist within 30 s.
-        """
         deadline_s = time.monotonic() + _TOPICS_S_MAX
         tick = threading.Event()  # awaited with a bound: the condition lies in other processes
         while True:
@@ -137,12 +112,7 @@ class Judge:
             tick.wait(_LOOK_S)
 
     def _end_of(self, place: TopicPartition) -> int:
-        """Return the end offset of a partition; ask again while Kafka can't say, as without a
-        leader.
-
-        Raises:
-            ClusterError: the broker gives no end within 30 s.
-        """
+        # Asks again while Kafka can't say, as without a leader.
         deadline_s = time.monotonic() + _TOPICS_S_MAX
         tick = threading.Event()  # awaited with a bound: the condition lies in other processes
         while True:
@@ -160,11 +130,9 @@ class Judge:
 
     @property
     def seen(self) -> int:
-        """Return the number of distinct records received so far."""
         return len(self._arrivals)
 
     def read(self, timeout_s: float) -> None:
-        """Wait up to ``timeout_s`` for a record; store it and all others already fetched."""
         first = self._consumer.poll(timeout_s)
         if first is None:
             return
@@ -209,10 +177,8 @@ class Judge:
 
     def read_to_end(self, expected: int, progress: Callable[[int], None]) -> None:
         """Read until ``expected`` distinct records came, or no new one for a minute; then read on
-        to the end of every partition. ``progress``: as for ``reading``.
-
-        Raises:
-            ClusterError: the ends were not reached within two minutes after the last new record.
+        to the end of every partition. Raises ``ClusterError`` if the ends were not reached within
+        two minutes after the last new record.
         """
         heard_s = time.monotonic()
         before = self.seen
@@ -232,9 +198,7 @@ class Judge:
                 )
 
     def _rewind_to_position(self) -> None:
-        """Assign the partitions again at the present read positions, so that their ends are
-        reported again.
-        """
+        # Assigned again, so that the ends of the partitions are reported again.
         positions = self._consumer.position(self._consumer.assignment())
         for place in positions:
             place.offset = max(place.offset, self._starts[place.topic, place.partition])
@@ -264,7 +228,6 @@ class Judge:
         return verdict
 
     def close(self) -> None:
-        """Close the consumer and its connections."""
         self._consumer.close()
 
 

@@ -1,9 +1,14 @@
-"""Progress on a terminal: one line per step, with a bar if the step has a count."""
+"""Progress on a terminal, one line per step, with a bar if the step has a count; and the clean end
+of a program on SIGINT, SIGTERM and SIGHUP.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from types import FrameType
+from typing import NoReturn
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -17,11 +22,9 @@ class Bar:
         self._task = progress.add_task(what, total=total)
 
     def at(self, completed: int) -> None:
-        """Show ``completed`` of the bar's items as done."""
         self._progress.update(self._task, completed=completed)
 
     def say(self, what: str) -> None:
-        """Change the bar's text to ``what``."""
         self._progress.update(self._task, description=what)
 
 
@@ -33,21 +36,16 @@ class Steps:
 
     @contextmanager
     def doing(self, what: str) -> Iterator[None]:
-        """Show ``what`` as a step without a count while the ``with`` block runs."""
         task = self._progress.add_task(what, total=None)
         yield
         self._progress.update(task, total=1, completed=1)
 
     def bar(self, what: str, total: int) -> Bar:
-        """Show ``what`` as a step that counts to ``total``, and return its progress bar."""
         return Bar(self._progress, what, total)
 
 
 @contextmanager
 def steps(console: Console, *, is_shown: bool = True) -> Iterator[Steps]:
-    """Yield a display of steps on ``console`` for the ``with`` block; ``is_shown`` False hides
-    it.
-    """
     columns = (
         TextColumn("{task.description}", table_column=None),
         BarColumn(bar_width=30),
@@ -56,3 +54,31 @@ def steps(console: Console, *, is_shown: bool = True) -> Iterator[Steps]:
     )
     with Progress(*columns, console=console, disable=not is_shown) as progress:
         yield Steps(progress)
+
+
+_NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+def _interrupt(_number: int, _frame: FrameType | None) -> NoReturn:
+    raise KeyboardInterrupt
+
+
+@contextmanager
+def stop_signals(
+    handler: Callable[[int, FrameType | None], object] | signal.Handlers = _interrupt,
+) -> Iterator[None]:
+    """Handle SIGINT, SIGTERM and SIGHUP by ``handler`` while the ``with`` block runs, then restore
+    the former handlers. The default raises ``KeyboardInterrupt``.
+    """
+    # SIGINT as well: a shell starts background commands with it ignored.
+    before = [signal.signal(number, handler) for number in _NUMBERS]
+    try:
+        yield
+    finally:
+        for number, former in zip(_NUMBERS, before, strict=True):
+            signal.signal(number, former)
+
+
+def ignored_signals() -> AbstractContextManager[None]:
+    """Return a context in which SIGINT, SIGTERM and SIGHUP are ignored, to clean up undisturbed."""
+    return stop_signals(signal.SIG_IGN)

@@ -17,11 +17,9 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # its stubs d
 from rich.console import Console
 
 from delayservice.base.errors import ClusterError
-from delayservice.smoke.judge import QUIET, Judge, SmokeVerdict, quantile
-from delayservice.smoke.load import plan
-from delayservice.smoke.progress import Steps, steps
-from delayservice.smoke.sending import Sending
-from delayservice.smoke.signals import stop_signals
+from delayservice.smoke.judge import Judge, SmokeVerdict, quantile
+from delayservice.smoke.progress import Steps, steps, stop_signals
+from delayservice.smoke.sending import QUIET, Sending, plan
 
 _TARGET_PARTITIONS: Final = 4
 _LOOK_S: Final = 0.5
@@ -30,16 +28,8 @@ _ANSWER_S: Final = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Options of a smoke test: the records to send, their rate, and topics.
-
-    Attributes:
-        bootstrap: bootstrap servers of Kafka; they need not be up yet.
-        records: number of records to send.
-        per_s: records to send per second.
-        delay_ms_max: longest delay, milliseconds; the shortest is 0.
-        delay_topic: the topic to write to, which the service creates.
-        target: the topic in which records arrive; created if it is missing.
-        wait_s: longest wait for the brokers and the delay topic, seconds.
+    """Options of a smoke test: the records to send, their rate, and topics. The brokers need not be
+    up yet; ``target`` is created if it is missing.
     """
 
     bootstrap: str
@@ -53,10 +43,8 @@ class Load:
 
 def run(load: Load, *, as_json: bool) -> int:
     """Send the records, read until all have arrived or none has for a minute, and print a report,
-    as JSON in the last line; ``as_json``: nothing else on standard output.
-
-    Returns:
-        The exit status: 0: each record arrived once, unaltered and not early; else 1.
+    as JSON in the last line; ``as_json``: nothing else on standard output. Return the exit status:
+    0: each record arrived once, unaltered and not early; else 1.
 
     Raises:
         ClusterError: no brokers or no delay topic in time, or a record was not acknowledged.

@@ -1,4 +1,5 @@
-"""Sender of test records at a steady rate, for the smoke test and the demo.
+"""Test records made from a seed, as any producer would make them (only the names of headers are
+those of the service, and none of its code is used), and their sender at a steady rate.
 
 The demo sends them in parts, one for each of its actions, so that records come due during the
 action on a slow machine as well.
@@ -6,33 +7,80 @@ action on a slow machine as well.
 
 from __future__ import annotations
 
+import logging
+import random
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
 from confluent_kafka import Producer
 
 from delayservice.base.errors import ClusterError
-from delayservice.smoke.judge import QUIET
-from delayservice.smoke.load import Planned
 from delayservice.smoke.progress import Bar
+
+# Drops messages of test clients, such as those about brokers stopped after a test.
+QUIET: Final = logging.getLogger("delayservice.smoke.clients")
+QUIET.addHandler(logging.NullHandler())
+QUIET.propagate = False
+
+# Name of the header that identifies each record to ``smoke.judge``.
+UID_HEADER = "load-uid"
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """Record to send, with its delay in ms and target topic. ``uid`` is the value of its header
+    ``UID_HEADER``.
+    """
+
+    uid: bytes
+    key: bytes | None
+    value: bytes | None
+    # Headers that are delivered with the record, ``UID_HEADER`` first.
+    headers: tuple[tuple[str, bytes | None], ...]
+    delay_ms: int
+    target: str
+
+    def to_send(self) -> list[tuple[str, bytes | None]]:
+        return [
+            *self.headers,
+            ("delay-after", b"%d" % self.delay_ms),
+            ("delay-target-topic", self.target.encode()),
+        ]
+
+
+def plan(records: int, targets: tuple[str, ...], delay_ms_max: int, seed: int) -> Iterator[Planned]:
+    """Yield ``records`` records with text, binary and null values, with and without keys, for
+    random ``targets``, delayed by 0 to ``delay_ms_max`` milliseconds. Equal seeds give equal
+    records.
+    """
+    rng = random.Random(seed)  # noqa: S311  # a load that replays from its seed
+    for number in range(records):
+        uid = b"%d-%d" % (seed, number)
+        key = rng.choice((None, b"", b"customer-%d" % rng.randrange(500), rng.randbytes(12)))
+        value = rng.choice((b'{"order": %d}' % number, rng.randbytes(rng.randrange(200)), None))
+        own: list[tuple[str, bytes | None]] = [(UID_HEADER, uid)]
+        if number % 3 == 0:
+            own += [
+                ("trace", rng.randbytes(8)),
+                ("trace", b"twice"),
+                ("empty", b""),
+                ("null", None),
+            ]
+        soon_ms = rng.randrange(min(100, delay_ms_max + 1))
+        delay_ms = rng.choice((0, soon_ms, rng.randrange(delay_ms_max + 1)))
+        yield Planned(uid, key, value, tuple(own), delay_ms, rng.choice(targets))
+
 
 _TOLD_EVERY: Final = 100
 
 
 class Sending:
-    """Sender of records on a thread of its own. The parts are sent one after another, each when
-    ``go_on`` or ``finish`` allows it, the first at once.
-
-    Args:
-        bootstrap: bootstrap servers of Kafka.
-        topic: delay topic to write to.
-        planned: the records to send.
-        per_s: records per second.
-        part_records: number of records of a part.
-        bar: progress bar for the number of acknowledged records.
+    """Sender of records on a thread of its own. The parts, of ``part_records`` each, are sent one
+    after another, each when ``go_on`` or ``finish`` allows it, the first at once.
     """
 
     def __init__(
@@ -44,8 +92,8 @@ class Sending:
         part_records: int,
         bar: Bar,
     ) -> None:
+        # Acknowledged records, each with its append time, epoch milliseconds.
         self.sent: list[tuple[Planned, int]] = []
-        """Acknowledged records, each with its append time, epoch milliseconds."""
         self._failed: list[str] = []
         self._topic = topic
         self._planned = planned
@@ -66,7 +114,6 @@ class Sending:
         self._thread = threading.Thread(target=self._send, name="load", daemon=True)
 
     def start(self) -> None:
-        """Start the thread, which sends the first part."""
         self._thread.start()
 
     def go_on(self) -> None:
@@ -74,10 +121,8 @@ class Sending:
         self._parts.release()
 
     def finish(self) -> None:
-        """Send all remaining parts, and wait until every record is acknowledged.
-
-        Raises:
-            ClusterError: some records were not acknowledged.
+        """Send all remaining parts, and wait until every record is acknowledged; raises
+        ``ClusterError``.
         """
         self._is_last.set()
         self._parts.release()
@@ -109,9 +154,7 @@ class Sending:
         self._bar.at(len(self.sent))
 
     def _await_part(self) -> None:
-        """Wait until the next part may be sent. Before a wait, flush the producer, so that ``sent``
-        contains all records of the earlier parts.
-        """
+        # Flushed before a wait, so that ``sent`` contains all records of the earlier parts.
         if not self._is_last.is_set() and not self._parts.acquire(blocking=False):
             self._producer.flush()
             self._parts.acquire()

@@ -35,12 +35,8 @@ _SCAN_ROWS: Final = 1_000
 
 @dataclass(frozen=True, slots=True)
 class StoreStats:
-    """Figures of a store for people and metrics.
-
-    Attributes:
-        pending: number of pending records; it may include settled records that are not pruned yet.
-        bytes: approximate bytes of the records on the disk and in memory.
-        durable_offset: the durable horizon, a source offset.
+    """Figures of a store. ``pending`` may include settled records that are not pruned yet;
+    ``bytes`` is approximate; ``durable_offset`` is the durable horizon, a source offset.
     """
 
     pending: int
@@ -51,11 +47,8 @@ class StoreStats:
 class Scanner:
     """Reader of a store in small steps; the store may change between two steps.
 
-    Attributes:
-        read: function ``(after, upto_ms, limit)`` that returns at most ``limit`` records in key
-            order, with keys above ``after`` and key times up to ``upto_ms``, inclusive, epoch ms.
-            It raises the errors of ``Store.read_due``, and does not change the rows that delivery
-            holds in memory.
+    ``read`` is a function ``(after, upto_ms, limit)`` like ``Store.read_due``, which does not
+    change the rows that delivery holds in memory.
     """
 
     def __init__(self, read: Callable[[Key, int, int], list[Frame]]) -> None:
@@ -63,11 +56,7 @@ class Scanner:
 
     def frames(self, after: Key, upto_ms: int) -> Iterator[Frame]:
         """Yield all records with keys above ``after`` and a key time up to ``upto_ms``, inclusive,
-        in epoch ms, in key order.
-
-        Raises:
-            SlotDamagedError: the next records are missing or damaged.
-            StoreError: the store can't be read.
+        in epoch ms, in key order. Raises the errors of ``Store.read_due``.
         """
         while rows := self.read(after, upto_ms, _SCAN_ROWS):
             yield from rows
@@ -116,19 +105,15 @@ class DeliveryStore(Protocol):
 
     @property
     def label(self) -> bytes:
-        """Return the label: bytes that state the contracts and cluster secrets by which the records
-        below S were read; ``b""``: there is no label. After a crash, ``open`` restores label and
-        horizon of the same moment, so an old label never comes with newer records.
+        """Bytes that state the contracts and cluster secrets by which the records below S were
+        read; ``b""``: there is no label. After a crash, ``open`` restores label and horizon of the
+        same moment, so an old label never comes with newer records.
         """
 
     def set_label(self, label: bytes) -> None:
-        """Replace the label: bytes that state the contracts and cluster secrets by which all stored
-        records were read. It is durable with the next sync at the latest; a crash before that
+        """Replace the label. It is durable with the next sync at the latest; a crash before that
         restores the last durable label and horizon. So the new label must be true of every stored
         record, or the caller resets the store first.
-
-        Raises:
-            StoreError: the disk is full or fails.
         """
 
     def append(
@@ -139,15 +124,12 @@ class DeliveryStore(Protocol):
         stop_offset: int,
     ) -> None:
         """Add the records and marks that the log holds from S, inclusive, to ``stop_offset``,
-        exclusive, in offset order. Reads see them at once; a later sync makes them durable. A
-        record that survived a crash may be appended again, with the same offset and content.
+        exclusive (the new S), in offset order. Reads see them at once; a later sync makes them
+        durable. A record that survived a crash may be appended again, with the same offset and
+        content.
 
-        Args:
-            frames: the records.
-            named: ``(id, key_ms, offset)`` of those records in ``frames`` that have an id.
-            marks: ``(id, key_ms, offset, mark)`` of each record that is cancelled, replaced or
-                fired: its id, its key, and the offset of its canceller. A record is marked once.
-            stop_offset: the new S, a source offset.
+        ``named`` are those records in ``frames`` that have an id; ``marks`` are of each record that
+        is cancelled, replaced or fired. A record is marked once.
 
         Raises:
             StoreError: the disk is full or fails.
@@ -171,12 +153,9 @@ class DeliveryStore(Protocol):
 
     def latest_unmarked(self, record_id: bytes, below: int) -> Key | None:
         """Return the key of the record of an id that was appended last; None: there is no record of
-        this id, or the last one is marked, pruned, or not below ``below``. The time of a look-up
-        does not depend on the number of the id's earlier records.
-
-        Args:
-            record_id: the ``delay-id``.
-            below: exclusive upper bound of the result's source offset, at least S.
+        this id, or the last one is marked, pruned, or not below ``below``, an exclusive bound of
+        the source offset that is at least S. The time of a look-up does not depend on the number of
+        the id's earlier records.
         """
 
     def marked_from(self, mark: int) -> list[tuple[int, Key]]:
@@ -188,11 +167,9 @@ class DeliveryStore(Protocol):
     def scanner(self, *, for_repair: bool = False) -> Scanner:
         """Return a reader that works in small steps; the store may change between two steps.
 
-        Args:
-            for_repair: which range the reader's ``SlotDamagedError`` states. True: as much as is
-                best read again from the log at once, which may be several damaged slots in a row,
-                or a part of a large one. False: all that is damaged in one slot, for callers that
-                skip damage.
+        With ``for_repair``, its ``SlotDamagedError`` states as much as is best read again from the
+        log at once: several damaged slots in a row, or a part of a large one. Otherwise it states
+        all that is damaged in one slot, for callers that skip damage.
         """
 
     def rebuild(self, start_ms: int, stop_ms: int, frames: Sequence[Frame]) -> None:
@@ -224,9 +201,7 @@ class DeliveryStore(Protocol):
         """
 
     def reset(self) -> None:
-        """Delete all records, ids, marks and the label, and set S and the horizon to 0. A caller
-        does this when the log no longer agrees with the store.
-        """
+        """Delete all records, ids, marks and the label, and set S and the horizon to 0."""
 
     def close(self) -> None:
         """Close the store. What was appended is made durable, at the latest with the next sync of
@@ -243,9 +218,7 @@ class StoreView(Protocol):
         """
 
     def scanner(self) -> Scanner:
-        """Return a reader of the stored records that works in small steps; the store may change
-        between two steps.
-        """
+        """Return a reader that works in small steps; the store may change between two steps."""
 
     def lumps(self, start_ms: int, stop_ms: int) -> list[Lump]:
         """Return counts of the stored records with keys in ``[start_ms, stop_ms)``, epoch
@@ -261,15 +234,13 @@ class StoreView(Protocol):
 
     @property
     def census(self) -> Census | None:
-        """Return counts of the pending records by target topic and due time; None: they are not
-        kept, or not known yet.
+        """Counts of the pending records by target topic and due time; None: not kept, or not known
+        yet.
         """
         return None
 
     def stats(self) -> StoreStats:
-        """Return number of records, bytes and horizon of the store. The call is cheap enough for
-        one each second.
-        """
+        """Return the store's figures; cheap enough for one call each second."""
 
 
 class Store(DeliveryStore, StoreView, Protocol):

@@ -25,29 +25,18 @@ from delayservice.store.base import Frame, Lump, Mark, Named, Scanner, Store
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+# Largest number of records read in one step of a scan, as in one block of the wheel.
 SCAN_ROWS: Final = 4_096
-"""Largest number of records read in one step of a scan, as in one block of the wheel."""
 
+# ``lumps`` uses the counts of the inner store for so many minutes at the start of a range, or from
+# the minute of K on if that is later: in the minute of K, the census includes settled records.
 _FINE_MINUTES: Final = 4
-"""Number of minutes at the start of a range, or from the minute of K on if that is later, for which
-``lumps`` uses the counts of the inner store. The census is used for later minutes only, because in
-the minute of K it includes settled records."""
 _END: Final[Key] = (DUE_STOP_MS, OFFSET_MAX)
 
 
 class DigestingStore:
     """Store that passes all calls to another store, and keeps the digest and the census (counts by
     target and due time) of the stored records.
-
-    Args:
-        inner: the wrapped store.
-        on_close: called when the store is closed.
-
-    Attributes:
-        digest: digest of the pending records.
-        damaged: key ranges that the last complete scan could not read.
-        wants_scan: whether a new scan is needed, because ``rebuild`` has replaced records since the
-            last scan began.
     """
 
     def __init__(
@@ -59,10 +48,12 @@ class DigestingStore:
         self.digest = ShardDigest(0)
         self._census = Census()
         self._making_census: Census | None = None
+        # Key ranges that the last complete scan could not read.
         self.damaged: list[Unreadable] = []
+        # Whether ``rebuild`` has replaced records since the last scan began.
         self.wants_scan = False
+        # Cursor of the last ``prune``.
         self.cursor: Cursor | None = None
-        """Cursor of the last ``prune``; None before the first."""
         self._on_close = on_close
         # These calls change neither digest nor census, and reading is too frequent to forward.
         self.set_label, self.sync = inner.set_label, inner.sync
@@ -75,8 +66,8 @@ class DigestingStore:
 
     @property
     def near(self) -> int:
-        """Return the approximate number of pending records that the digest leaves out: those of the
-        minute of K, which counts as a whole, and of the next one. 0: the census or K is unknown.
+        """Approximate number of pending records that the digest leaves out: those of the minute of
+        K, which counts as a whole, and of the next one. 0: the census or K is unknown.
         """
         if self.cursor is None or self.census is None:
             return 0
@@ -88,21 +79,17 @@ class DigestingStore:
 
     @property
     def is_scanning(self) -> bool:
-        """Return whether a scan of the disk is under way."""
         return self._scan_after is not None
 
     @property
     def may_scan(self) -> bool:
-        """Return whether a scan may begin: ``prune`` was called, and S has reached H of its cursor.
-        Before that, the log is read again after a crash, and marks that are appended again may be
-        for records that are pruned already.
+        """Whether a scan may begin: S has reached H of the last pruned cursor. Before that, the log
+        is read again after a crash, and marks that are appended again may be for pruned records.
         """
         return self.cursor is not None and self.digest.stored >= self.cursor.offset
 
     def begin_scan(self) -> None:
-        """Start a scan that makes a new digest and census from the records on the disk; a scan that
-        is under way starts again.
-        """
+        """Start a scan that makes a new digest and census; a scan under way starts again."""
         self.digest.begin()
         self._scan_after = (0, 0)
         self._scanner = None
@@ -114,9 +101,6 @@ class DigestingStore:
         """Read the next records of the scan, and return whether the scan has ended; if so, the
         census and ``damaged`` are replaced, and the caller has to call ``digest.finish``. Damaged
         key ranges are noted and not repaired; delivery or a repair rebuilds them.
-
-        Raises:
-            AssertionError: no scan is under way.
         """
         after = self._scan_after
         if after is None:
@@ -143,14 +127,12 @@ class DigestingStore:
     # --- store ---------------------------------------------------------------------------------
 
     def open(self) -> int:
-        """Open the inner store, and return its durable horizon S, a source offset."""
         stored = self.inner.open()
         self.digest = ShardDigest(stored)
         return stored
 
     @property
     def label(self) -> bytes:
-        """Return the label: bytes that state the contracts and cluster secrets of the records."""
         return self.inner.label
 
     def append(
@@ -160,9 +142,6 @@ class DigestingStore:
         marks: Sequence[Mark],
         stop_offset: int,
     ) -> None:
-        """Add records, the ids that some of them have, and marks of earlier records to store,
-        digest and census; ``stop_offset`` is the new S. See ``Store.append``.
-        """
         self.inner.append(frames, named, marks, stop_offset)
         self.digest.store(frames, named, marks, stop_offset)
         self._take_census(frames, marks)
@@ -179,19 +158,13 @@ class DigestingStore:
                     making.cancel(key_ms)
 
     def rebuild(self, start_ms: int, stop_ms: int, frames: Sequence[Frame]) -> None:
-        """Replace the records with keys in ``[start_ms, stop_ms)``, epoch ms, by ``frames``, in the
-        inner store only. Set ``wants_scan``, and start a scan that is under way again, because only
-        a scan updates digest, census and ``damaged``.
-        """
+        # Only a scan can update digest, census and ``damaged``.
         self.inner.rebuild(start_ms, stop_ms, frames)
         self.wants_scan = True
         if self.is_scanning:
             self.begin_scan()
 
     def prune(self, cursor: Cursor) -> None:
-        """Delete the records that the committed ``cursor`` has settled from the inner store, and
-        the minutes before that of K from the census. The digest is not changed.
-        """
         self.inner.prune(cursor)
         self.cursor = cursor
         self._pass_key()
@@ -202,19 +175,12 @@ class DigestingStore:
 
     @property
     def census(self) -> Census | None:
-        """Return counts of the pending records by target topic and due time; None: the store was
-        not empty when it was opened, and no scan has ended since then.
-        """
         return None if self.digest.sums is None else self._census
 
     def lumps(self, start_ms: int, stop_ms: int) -> list[Lump]:
-        """Return counts of records with keys in ``[start_ms, stop_ms)``, epoch ms, each
-        ``(start_ms, stop_ms, count)``, in no order. The first minutes have the counts of the inner
-        store, later ones one count for each minute, and parked records one for each second. Records
-        due beyond the roll window are counted in the hour or day of their due time. Some counts are
-        negative: they correct others of the same time, and subtract cancelled records. While the
-        census is unknown, all counts are those of the inner store.
-        """
+        # The first minutes have the counts of the inner store, later ones those of the census: one
+        # for each minute, each second of parked records, and the hour or day of records due beyond
+        # the roll window; negative ones subtract cancelled records.
         census = self.census
         if census is None:
             return self.inner.lumps(start_ms, stop_ms)
@@ -232,7 +198,6 @@ class DigestingStore:
         return found + census.lumps(fine_ms, stop_ms)
 
     def reset(self) -> None:
-        """Delete all records, the label, the digest and the census, and end a scan under way."""
         self.inner.reset()
         self.digest.reset()
         self._census, self._making_census = Census(), None
@@ -241,14 +206,13 @@ class DigestingStore:
         self._scan_after = None
 
     def close(self) -> None:
-        """Call ``on_close``, sync the inner store, and close its files."""
         self._on_close()
         self.inner.close()
 
 
 def _coarse(census: Census, fine: Sequence[Lump], start_ms: int, stop_ms: int) -> list[Lump]:
-    """Return counts ``(start_ms, stop_ms, count)``, one for each minute of ``[start_ms, stop_ms)``,
-    epoch ms, of the records in the census that are not in the counts ``fine``.
+    """Return one count for each minute of ``[start_ms, stop_ms)``, epoch ms, of the records in the
+    census that are not in the counts ``fine``.
     """
     found = []
     for minute_ms in range(start_ms // MINUTE_MS * MINUTE_MS, stop_ms, MINUTE_MS):

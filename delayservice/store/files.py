@@ -29,13 +29,6 @@ _TWIN_HANDLES = 4
 
 @contextmanager
 def _failing(deed: str, path: str, advice: str) -> Iterator[None]:
-    """Return a context that raises ``OSError`` as ``StoreError``.
-
-    Args:
-        deed: verb of the operation, for the message.
-        path: file or folder of the operation, for the message.
-        advice: what a person should do, for the message.
-    """
     try:
         yield
     except OSError as exc:
@@ -47,11 +40,7 @@ def _writing(path: str) -> AbstractContextManager[None]:
 
 
 def make_folder(path: Path) -> None:
-    """Create a folder and the missing folders above it, with rights for their owner only. Folders
-    that exist stay as they are.
-
-    ``Path.mkdir(parents=True)`` would set the mode of the last folder only.
-    """
+    # ``Path.mkdir(parents=True)`` would set the mode of the last folder only.
     for folder in (*reversed(path.parents), path):
         folder.mkdir(mode=FOLDER_MODE, exist_ok=True)
 
@@ -74,14 +63,10 @@ class Files:
         return Files(_TWIN_HANDLES)
 
     def make_dir(self, path: str) -> None:
-        """Create a folder and the missing folders above it, with rights for their owner only; do
-        nothing if it exists.
-        """
         with _writing(path):
             make_folder(Path(path))
 
     def write_at(self, path: str, position: int, data: bytes) -> None:
-        """Write all of ``data`` at byte ``position`` of a file; a missing file is created."""
         with _writing(path):
             handle = self._handle(path, os.O_RDWR | os.O_CREAT)
             done = os.pwrite(handle, data, position)
@@ -89,11 +74,7 @@ class Files:
                 done += os.pwrite(handle, data[done:], position + done)
 
     def read_at(self, path: str, position: int, size: int) -> bytes:
-        """Return at most ``size`` bytes from byte ``position``, fewer at the end of the file.
-
-        Raises:
-            OSError: the file is missing or the medium fails.
-        """
+        """Return at most ``size`` bytes from byte ``position``, fewer at the end of the file."""
         handle = self._handle(path, self._read_flags)
         data = os.pread(handle, size, position)
         while 0 < len(data) < size:
@@ -104,7 +85,6 @@ class Files:
         return data
 
     def exists(self, path: str) -> bool:
-        """Return whether a file or folder of this path exists."""
         return Path(path).exists()
 
     def size_of(self, path: str) -> int:
@@ -115,7 +95,6 @@ class Files:
             return -1
 
     def cut(self, path: str, size: int) -> None:
-        """Truncate a file to ``size`` bytes."""
         with _writing(path):
             os.truncate(path, size)
 
@@ -134,9 +113,7 @@ class Files:
         self._sync(path, os.O_RDWR, os.fdatasync)
 
     def sync_dir(self, path: str) -> None:
-        """Make the names of a folder's files durable. A missing folder is ignored, because it was
-        pruned.
-        """
+        """Make the names in a folder durable. A missing folder is ignored: it was pruned."""
         self._sync(path, os.O_RDONLY | os.O_DIRECTORY, os.fsync)
 
     @staticmethod
@@ -154,8 +131,8 @@ class Files:
                 os.close(handle)
 
     def replace(self, source: str, target: str) -> None:
-        """Rename ``source`` to ``target``, atomically, in place of an existing file. Does nothing
-        if ``source`` is missing.
+        """Rename ``source`` to ``target``, atomically, replacing it. A missing ``source`` is
+        ignored.
         """
         self._forget(source)
         self._forget(target)
@@ -163,20 +140,15 @@ class Files:
             os.replace(source, target)  # noqa: PTH105 - strings all the way on this path
 
     def remove(self, path: str) -> None:
-        """Remove a file, if it exists."""
         self._forget(path)
         with _writing(path):
             Path(path).unlink(missing_ok=True)
 
     def remove_dir(self, path: str) -> None:
-        """Remove an empty folder, if it exists."""
         with _writing(path), suppress(FileNotFoundError):
             Path(path).rmdir()
 
     def remove_tree(self, path: str) -> None:
-        """Remove a folder and its content, one file or folder at a time. A missing folder is
-        ignored.
-        """
         for name in self.list_dir(path):
             child = f"{path}/{name}"
             if Path(child).is_dir() and not Path(child).is_symlink():
@@ -186,7 +158,6 @@ class Files:
         self.remove_dir(path)
 
     def close(self) -> None:
-        """Close every open file."""
         while self._handles:
             os.close(self._handles.popitem()[1])
 

@@ -1,19 +1,20 @@
-"""Findings of a check of a store's folder: kinds of damage and of harmless remarks."""
+"""Findings of a check of a store's folder: kinds of damage and of harmless remarks; and the check
+that a shard's id index and its stored records agree.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
+from delayservice.engine.pending import NO_MARK
+from delayservice.store.ids import IdFacts, IdRows
+
 
 class Case(NamedTuple):
-    """Kind of finding.
-
-    Attributes:
-        name: name of the kind.
-        is_damage: whether it is damage; if not, it is a harmless remark.
-        then: what a node does about it, a sentence.
-        advice: what a person should do about it, a sentence.
+    """Kind of finding: damage or a harmless remark, what a node does about it, and advice to a
+    person.
     """
 
     name: str
@@ -22,14 +23,14 @@ class Case(NamedTuple):
     advice: str
 
 
-_BY_ITSELF: Final = "Nothing has to be done"
+_BY_ITSELF: Final = "No action needed"
 
 SLOT: Final = Case(
     "slot",
     is_damage=True,
-    then="a node that reads it sets it aside and reads these offsets again from the log",
-    advice=f"{_BY_ITSELF}. `delayservice spark reconcile` and `spark repair` mend it before it is "
-    "due",
+    then="a node that reads it moves it to quarantine and reads these offsets again from the log",
+    advice=f"{_BY_ITSELF}. `delayservice spark reconcile` and `spark repair` repair it before it "
+    "is due",
 )
 WAITING: Final = Case(
     "waiting",
@@ -54,15 +55,15 @@ DATABASE: Final = Case(
 INCONSISTENT: Final = Case(
     "inconsistent",
     is_damage=True,
-    then="a node does not notice it",
+    then="a node does not detect it",
     advice="Stop the node and remove this folder: it is rebuilt from the log. Report "
-    "it: no crash and no disk should do that",
+    "it: neither a crash nor a disk failure should cause that",
 )
 STRAY: Final = Case(
     "stray",
     is_damage=False,
     then="no node reads it",
-    advice="Remove it, if you know where it comes from",
+    advice="Remove it if its origin is known",
 )
 UNSYNCED: Final = Case(
     "unsynced",
@@ -73,29 +74,22 @@ UNSYNCED: Final = Case(
 SETTLED: Final = Case(
     "settled",
     is_damage=False,
-    then="a node removes what is settled; its horizon says so with the next sync. One that misses "
-    "what is not settled reads it again from the log",
+    then="a node removes what is settled; its horizon follows with the next sync. Missing records "
+    "that are not settled are read again from the log",
     advice=_BY_ITSELF,
 )
 SET_ASIDE: Final = Case(
     "set-aside",
     is_damage=False,
     then="no node reads it; what was in it was read again from the log",
-    advice="Look at the disk, if they get more. They may be removed",
+    advice="Check the disk if their number grows. They may be removed",
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One finding of a check of a store's folder.
-
-    Attributes:
-        case: kind of the finding.
-        what: description of the finding, one sentence.
-        where: path of the file or folder, relative to the store's folder.
-        due_ms: range ``[first, stop)`` of the affected key times, epoch milliseconds; None: no
-            range applies.
-        offsets: range ``[first, stop)`` of the affected source offsets; None: no range applies.
+    """One finding: kind, one sentence, path relative to the store's folder, and the affected range
+    ``[first, stop)`` of key times (epoch milliseconds) and of source offsets, if it has one.
     """
 
     case: Case
@@ -107,21 +101,77 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class CheckVerdict:
-    """Result of a check of one shard's store.
+    """Result of a check of one shard's store."""
 
-    Attributes:
-        stop_offset: S, a source offset; 0: unknown.
-        records: number of records that could be read.
-        bytes: bytes of these records: of their blocks in a wheel, of their payloads in RocksDB.
-        findings: the findings, those that are damage first.
-    """
-
+    # S, a source offset; 0: unknown.
     stop_offset: int
     records: int
+    # Bytes of the readable records: of their blocks in a wheel, of their payloads in RocksDB.
     bytes: int
+    # The findings, those that are damage first.
     findings: tuple[Finding, ...]
 
     @property
     def is_damaged(self) -> bool:
-        """Return whether any finding is damage."""
         return any(found.case.is_damage for found in self.findings)
+
+
+class NamedRecord(NamedTuple):
+    """Stored record with an id; ``mark`` is -1 if it is not marked."""
+
+    record_id: bytes
+    key_ms: int
+    mark: int
+
+
+def check_ids(
+    rows: IdRows,
+    span_ms: tuple[int, int],
+    records: Mapping[int, NamedRecord],
+    stop_offset: int,
+    where: str,
+) -> Iterator[Finding]:
+    """Yield a finding for each difference between the id rows and the stored records (by source
+    offset, those with an id) of one range of key times, epoch milliseconds. ``where``: path of the
+    id index, for the findings.
+    """
+    # Callers check only records that are not due yet: a settled record and its rows in the index
+    # are pruned at different times. Rows from S (``stop_offset``) on are
+    # ignored: a start undoes them.
+    known: set[int] = set()
+    for fact in rows.named_between(*span_ms):
+        key_ms, offset = fact.key
+        if offset < stop_offset:
+            known.add(offset)
+            why = _difference(fact, records.get(offset), stop_offset)
+            if why is not None:
+                yield _finding(f"offset {offset}: {why}", where, key_ms, offset)
+    for (key_ms, offset), mark, _ in rows.marks():
+        known.add(offset)  # a mark from S on is ignored, because the next start undoes it
+        record = records.get(offset)
+        is_asked = mark < stop_offset and span_ms[0] <= key_ms < span_ms[1]
+        if is_asked and record is not None and record.mark != mark:
+            why = f"the id index says that offset {mark} cancels or replaces the record, which "
+            "does not"
+            yield _finding(f"offset {offset}: {why}", where, key_ms, offset)
+    for offset, record in records.items():
+        is_pending = record.mark == NO_MARK and span_ms[0] <= record.key_ms < span_ms[1]
+        if offset not in known and is_pending:
+            what = f"the record at offset {offset} has an id that is missing in the id index"
+            yield _finding(what, where, record.key_ms, offset)
+
+
+def _difference(fact: IdFacts, record: NamedRecord | None, stop_offset: int) -> str | None:
+    if record is None:
+        return "the id index has a record that is not stored"
+    if (record.record_id, record.key_ms) != (fact.record_id, fact.key[0]):
+        return "the id index has another id or due time for the record"
+    if NO_MARK < record.mark < stop_offset:
+        return f"the id index lacks offset {record.mark}, which cancels or replaces the record"
+    if fact.stands_for is None or fact.stands_for[1] < fact.key[1]:
+        return "the id index does not lead from the id to the record"
+    return None
+
+
+def _finding(what: str, where: str, key_ms: int, offset: int) -> Finding:
+    return Finding(INCONSISTENT, what, where, (key_ms, key_ms + 1), (offset, offset + 1))

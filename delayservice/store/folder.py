@@ -32,36 +32,27 @@ if TYPE_CHECKING:
 _log = structlog.get_logger(__name__)
 
 VERSION_BYTES = 73
-"""Size of the file VERSION, in bytes."""
 
 _WORDS_BYTES = 64
 
+# Older damaged files are removed, so that a failing disk is not filled.
 QUARANTINE_MAX = 64
-"""Largest number of damaged files and folders that are kept in quarantine, so that a failing disk
-is not filled."""
 
 
 class Format(NamedTuple):
-    """Format of a store's folder: kind of the store (``wheel`` or ``rocksdb``), and number of the
-    format.
-    """
-
     kind: str
     version: int
 
     def __str__(self) -> str:
-        """Return kind and number as the file VERSION has them, such as ``wheel 6``."""
         return f"{self.kind} {self.version}"
 
 
 def version_text(kind: str, version: int) -> bytes:
-    """Return the content of the file VERSION for a kind of store and a format number."""
     words = f"{kind} {version}".encode().ljust(_WORDS_BYTES)
     return words + _sum_line(words)
 
 
 def parse_format(data: bytes) -> Format | None:
-    """Return the format that ``data``, the content of VERSION, states; None: it is damaged."""
     words, checksum = data[:_WORDS_BYTES], data[_WORDS_BYTES:]
     is_unchecked = len(data) < _WORDS_BYTES and data.endswith(b"\n")
     if not is_unchecked and checksum != _sum_line(words):
@@ -79,9 +70,7 @@ def _sum_line(words: bytes) -> bytes:
 
 def read_format(path: str) -> Format | None:
     """Return the format of the store in folder ``path``; None: VERSION is missing or damaged.
-
-    Raises:
-        StoreError: VERSION can't be read, for example for lack of rights.
+    Raises ``StoreError`` if it can't be read, for example for lack of rights.
     """
     try:
         return parse_format(Path(path, "VERSION").read_bytes()[:VERSION_BYTES])
@@ -92,12 +81,7 @@ def read_format(path: str) -> Format | None:
 
 
 def unreadable(what: str, exc: OSError) -> StoreError:
-    """Return the error to raise for a file that can't be read, usually for lack of rights.
-
-    Args:
-        what: path of the file.
-        exc: error of the operating system.
-    """
+    """Return the error to raise for a file that can't be read, usually for lack of rights."""
     return StoreError(
         f"can't read {what}: {exc.strerror}; run as the user of the service, or read a copy"
     )
@@ -124,14 +108,7 @@ class ShardFolder(NamedTuple):
 
 
 class StoreFolder:
-    """Lock, format and quarantine of one store folder.
-
-    Args:
-        path: the folder; it is created if it is missing, with rights for its owner only.
-        kind: kind of the store; a folder of another kind is refused.
-        version: number of the format that this code reads and writes.
-        files: access to the file system.
-    """
+    """Lock, format and quarantine of one store folder, which is created if it is missing."""
 
     def __init__(self, path: Path, kind: str, version: int, files: Files) -> None:
         self.path = str(path)
@@ -141,12 +118,9 @@ class StoreFolder:
         self._lock: int | None = None
 
     def enter(self) -> bool:
-        """Lock the folder for this process, and check its format.
-
-        Returns:
-            True if the content is of the format that this code reads. False if the folder is new,
-            of an older format, or without a readable VERSION: then the caller must not use its
-            content.
+        """Lock the folder for this process, and return whether its content is of the format that
+        this code reads. If not (a new folder, an older format, no readable VERSION), the caller
+        must not use the content.
 
         Raises:
             StoreError: another process has the folder open, or it has a store of another kind or of
@@ -161,26 +135,21 @@ class StoreFolder:
             raise
 
     def stamp(self) -> None:
-        """Write the content of the file VERSION durably, which makes the folder valid. The caller
-        has to make the file's name durable after this.
+        """Write VERSION durably, which makes the folder valid. The caller has to make the file's
+        name durable after this.
         """
         path = f"{self.path}/VERSION"
         self._files.write_at(path, 0, version_text(self._kind, self._version))
         self._files.sync_file(path)
 
     def leave(self) -> None:
-        """Release the lock of the folder."""
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
 
     def quarantine(self, path: str, name: str) -> None:
-        """Move a damaged file or folder to the folder ``quarantine``, and remove the oldest ones
-        there if they are more than ``QUARANTINE_MAX``.
-
-        Args:
-            path: the damaged file or folder.
-            name: its name in the quarantine; a serial number is put before it.
+        """Move a damaged file or folder to the folder ``quarantine``, under ``name`` with a serial
+        number before it, and remove the oldest ones there.
         """
         folder = f"{self.path}/quarantine"
         self._files.make_dir(folder)

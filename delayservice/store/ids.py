@@ -27,35 +27,198 @@ then the wheel starts the shard over.
 from __future__ import annotations
 
 import shutil
-from typing import TYPE_CHECKING, Final
+import sys
+from struct import Struct
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import structlog
 from rocksdict import WriteBatch
 
 from delayservice.base.errors import StoreError
 from delayservice.engine.cursor import Cursor, Key
-from delayservice.store.id_rows import _END, _I64, _SYNCED, WRITTEN, IdRows, synced_offset
 from delayservice.store.rocks import (
     Guarded,
+    ManifestGuard,
     Reclaimer,
     RocksOptions,
+    all_rows,
     close_database,
     is_damage,
     number_of,
     open_database,
     prefix_of,
     read_keys,
+    read_rows,
 )
-from delayservice.store.rocks_manifest import Witness
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
     from contextlib import AbstractContextManager
     from pathlib import Path
 
     from rocksdict import Rdict
 
     from delayservice.store.base import Mark, Named
+
+
+_PRUNE_ROWS_MAX = 4_000
+_END: Final = b"\xff" * 5
+_SYNCED = b"s"
+WRITTEN = b"w"
+
+
+_I64 = Struct(">q")
+_KEY = Struct(">qq")
+_DUE = Struct(">cqq")
+_MARKED = Struct(">cqqq")
+
+
+class IdFacts(NamedTuple):
+    """Record with an id and without a mark. ``stands_for`` is the key of the current record of the
+    id: the same key, or that of a later record; None: the id has no current record, which is an
+    inconsistency.
+    """
+
+    record_id: bytes
+    key: Key
+    stands_for: Key | None
+
+
+class MarkFacts(NamedTuple):
+    """Marked record: its key, its mark (source offset of its canceller), and its id."""
+
+    key: Key
+    mark: int
+    record_id: bytes
+
+
+def synced_offset(database: Rdict, prefix: bytes) -> int | None:
+    """Return S at the last sync of a shard's id index in a wheel; None: it was never synced."""
+    found = database.get(prefix + _SYNCED)
+    return None if found is None else int(_I64.unpack(found)[0])
+
+
+class IdRows:
+    """Rows of one shard's id index, for a wheel or a RocksDB store."""
+
+    def __init__(self, database: Rdict, prefix: bytes) -> None:
+        self._database = database
+        self._prefix = prefix
+        self._names = prefix + b"n"
+        self._due_floor = self._due(0, 0)
+        self._mark_floor = self._marked(0, 0, 0)
+        # By id, what ``latest_unmarked`` has returned since rows were last added: the next marks
+        # are for the same ids.
+        self._asked: dict[bytes, Key] = {}
+
+    def _due(self, key_ms: int, offset: int) -> bytes:
+        return self._prefix + _DUE.pack(b"d", key_ms, offset)
+
+    def _marked(self, mark: int, key_ms: int, offset: int) -> bytes:
+        return self._prefix + _MARKED.pack(b"m", mark, key_ms, offset)
+
+    def _key_of(self, due: bytes) -> Key:
+        _, key_ms, offset = _DUE.unpack_from(due, len(self._prefix))
+        return key_ms, offset
+
+    def put(self, batch: WriteBatch, named: Sequence[Named], marks: Sequence[Mark]) -> None:
+        # A marked record is no longer the current record of its id.
+        put, delete = batch.put, batch.delete
+        marked = set()
+        for record_id, key_ms, offset, mark in marks:
+            put(self._marked(mark, key_ms, offset), record_id)
+            delete(self._due(key_ms, offset))
+            marked.add(offset)
+        newest: dict[bytes, Key] = {}
+        for record_id, key_ms, offset in named:
+            if offset not in marked:
+                put(self._due(key_ms, offset), record_id)
+                newest[record_id] = (key_ms, offset)
+        for record_id, key_ms, offset, _ in marks:
+            if record_id not in newest and self._stands_for(record_id) == (key_ms, offset):
+                delete(self._names + record_id)
+        for record_id, key in newest.items():
+            put(self._names + record_id, _KEY.pack(*key))
+        self._asked.clear()
+
+    def _stands_for(self, record_id: bytes) -> Key | None:
+        key = self._asked.get(record_id)
+        return self._find(record_id) if key is None else key
+
+    def _find(self, record_id: bytes) -> Key | None:
+        found = self._database.get(self._names + record_id)
+        return None if found is None else _KEY.unpack(found)
+
+    def latest_unmarked(self, record_id: bytes, below: int) -> Key | None:
+        key = self._find(record_id)
+        if key is None or key[1] >= below:
+            return None
+        self._asked[record_id] = key
+        return key
+
+    def marked_from(self, mark: int, stop_offset: int) -> list[tuple[int, Key]]:
+        """Return ``(mark, key)`` of records with marks in ``[mark, stop_offset)``, ascending."""
+        start = self._marked(max(mark, 0), 0, 0)
+        stop = self._marked(max(stop_offset, 0), 0, 0)
+        found = map(self._mark_of, read_keys(self._database, start, stop, sys.maxsize))
+        return [(mark, key) for key, mark in found]
+
+    def _mark_of(self, row: bytes) -> tuple[Key, int]:
+        _, mark, key_ms, offset = _MARKED.unpack_from(row, len(self._prefix))
+        return (key_ms, offset), mark
+
+    def named_between(self, start_ms: int, stop_ms: int) -> Iterator[IdFacts]:
+        """Yield the unmarked records with an id and a key time in ``[start_ms, stop_ms)``, epoch
+        ms.
+        """
+        start, stop = self._due(start_ms, 0), self._due(stop_ms, 0)
+        for due, record_id in all_rows(self._database, start, stop):
+            yield IdFacts(record_id, self._key_of(due), self._find(record_id))
+
+    def marks(self) -> Iterator[MarkFacts]:
+        for row, record_id in all_rows(self._database, self._prefix + b"m", self._names):
+            yield MarkFacts(*self._mark_of(row), record_id)
+
+    def prune(self, batch: WriteBatch, key_ms: int, mark: int) -> None:
+        """Delete rows of records with key times below ``key_ms``, and marks below the source offset
+        ``mark``; ``_PRUNE_ROWS_MAX`` of each at most in each call.
+        """
+        self._asked.clear()
+        stop = self._due(key_ms, 0)
+        rows = read_rows(self._database, self._due_floor, stop, _PRUNE_ROWS_MAX)
+        for due, record_id in rows:
+            batch.delete(due)
+            if self._find(record_id) == self._key_of(due):
+                batch.delete(self._names + record_id)
+        self._due_floor = _passed(self._due_floor, stop, [row[0] for row in rows])
+        stop = self._marked(max(mark, 0), 0, 0)
+        keys = read_keys(self._database, self._mark_floor, stop, _PRUNE_ROWS_MAX)
+        for row in keys:
+            batch.delete(row)
+        self._mark_floor = _passed(self._mark_floor, stop, keys)
+
+    def cut(self, batch: WriteBatch, stop_offset: int) -> None:
+        """Undo all records and marks from ``stop_offset`` on; records that lose their marks are
+        current.
+        """
+        for row, value in all_rows(self._database, self._names, self._prefix + b"o"):
+            if stop_offset <= _KEY.unpack(value)[1]:
+                batch.delete(row)
+        for row, _ in all_rows(self._database, self._prefix + b"d", self._prefix + b"e"):
+            if stop_offset <= self._key_of(row)[1]:
+                batch.delete(row)
+        for (key_ms, offset), mark, record_id in self.marks():
+            if stop_offset <= max(mark, offset):
+                batch.delete(self._marked(mark, key_ms, offset))
+                if offset < stop_offset:
+                    batch.put(self._names + record_id, _KEY.pack(key_ms, offset))
+                    batch.put(self._due(key_ms, offset), record_id)
+
+
+def _passed(floor: bytes, stop: bytes, keys: Sequence[bytes]) -> bytes:
+    # The next prune begins its search here: RocksDB is slow to pass deleted rows.
+    return max(floor, stop if len(keys) < _PRUNE_ROWS_MAX else keys[-1])
+
 
 _log = structlog.get_logger(__name__)
 
@@ -72,33 +235,26 @@ _REBUILT: Final = "it is removed, and shards with ids are rebuilt from Kafka"
 
 
 class IdDatabase:
-    """RocksDB database of the ids of all shards of a wheel, created when the first id is stored.
-
-    Args:
-        path: folder of the database.
-    """
+    """RocksDB database of the ids of all shards of a wheel, created when the first id is stored."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._what = f"the id index {path}"
         self._database: Rdict | None = None
-        self._witness: Witness | None = None
+        self._manifest_guard: ManifestGuard | None = None
         self._reclaimer = Reclaimer(path)
 
     def shard(self, generation: int) -> IdIndex:
-        """Return the id index of one shard. ``generation``: number of the shard's store, with which
-        its row keys begin.
-        """
         return IdIndex(self, generation)
 
     def recover(self, shards: Sequence[tuple[IdIndex, int, bool]]) -> None:
         """Open the database, if there is one, cut all indexes back to the horizon, and set
         ``is_whole`` of each. A damaged database is removed; then the index of each shard that had
-        ids is not whole.
+        ids is not whole. Rows of shards that are not listed are removed.
 
         Args:
             shards: for each shard, its index, its horizon (a source offset), and whether it had ids
-                at that horizon. Rows of shards that are not listed are removed.
+                at that horizon.
 
         Raises:
             StoreError: the database can't be opened for lack of space, memory, files or rights.
@@ -121,11 +277,6 @@ class IdDatabase:
             ids.is_whole = not expected
 
     def open(self) -> Rdict:
-        """Open the database unless it is open, creating it if it is missing, and return it.
-
-        Raises:
-            Exception: the database can't be opened, or is damaged.
-        """
         if self._database is None:
             self._database = open_database(self._path, IDS_OPTIONS)
         return self._database
@@ -142,12 +293,7 @@ class IdDatabase:
             self.write(batch)
 
     def remove(self, generation: int) -> None:
-        """Delete the rows of the shard whose keys begin with ``generation``, if the database is
-        open. A crash may restore them; then ``recover`` deletes them.
-
-        Raises:
-            StoreError: the database failed; the process must exit.
-        """
+        # A crash may restore the rows; then ``recover`` deletes them.
         if self._database is None:
             return
         start, stop = prefix_of(generation), prefix_of(generation + 1)
@@ -160,27 +306,17 @@ class IdDatabase:
             self._reclaimer.reclaim(self._database, generation)
 
     def write(self, batch: WriteBatch) -> None:
-        """Write the rows of ``batch``; they become durable with the next ``sync``.
-
-        Raises:
-            StoreError: the database failed; the process must exit.
-        """
+        """Write the rows of ``batch``; they become durable with the next ``sync``."""
         database = self.open()
         with self.guard("write"):
-            if self._witness is None:
-                self._witness = Witness(self._path, database)
-            self._witness.sign(batch)
+            if self._manifest_guard is None:
+                self._manifest_guard = ManifestGuard(self._path, database)
+            self._manifest_guard.put(batch)
             database.write(batch)
 
     def sync(self, offsets: Sequence[tuple[int, int]]) -> None:
-        """Make all rows durable, together with S of each shard. The caller writes the horizon of
-        the wheel after this.
-
-        Args:
-            offsets: generation and S of each shard that has ids; if it is empty, nothing is done.
-
-        Raises:
-            StoreError: the database failed; the process must exit.
+        """Make all rows durable, with S of each generation; the wheel writes its horizon after
+        this.
         """
         if not offsets:
             return
@@ -192,49 +328,38 @@ class IdDatabase:
             self.open().flush_wal(sync=True)
 
     def close(self) -> None:
-        """Close the database, if it is open."""
         self._reclaimer.close()
         if self._database is not None:
             close_database(self._database, self._path)
-            self._database = self._witness = None
+            self._database = self._manifest_guard = None
 
     def guard(self, deed: str) -> AbstractContextManager[None]:
-        """Return a context that raises errors of RocksDB as ``StoreError``, and marks the database
-        as damaged if the error may mean damage. ``deed``: verb of the operation, for the message.
-        """
+        """Return a context as ``Guarded``; ``deed``: verb of the operation, for the message."""
         return Guarded(deed, self._what, self._path)
 
 
 class IdIndex:
-    """Id index of one shard of a wheel.
-
-    Args:
-        database: database of all shards.
-        generation: number of the shard's store, with which its row keys begin.
-    """
+    """Id index of one shard of a wheel."""
 
     def __init__(self, database: IdDatabase, generation: int) -> None:
         self._database = database
         self.generation = generation
+        # Whether the index has all rows of source offsets below the horizon.
         self.is_whole = True
-        """Whether the index has all rows of source offsets below the horizon."""
         self._prefix = prefix_of(generation)
+        # Durable horizon of the store, a source offset. ``prune`` keeps all marks from it on.
         self.durable_offset = 0
-        """Durable horizon of the store, a source offset. ``prune`` keeps all marks from it on."""
         self._rows: IdRows | None = None
 
     @property
     def in_use(self) -> bool:
-        """Return whether the shard has ids, or had ids since it was last emptied."""
+        """Whether the shard has ids, or had ids since it was last emptied."""
         return self._rows is not None
 
     def recover(self, stop_offset: int, *, expected: bool) -> None:
         """Use the existing rows of source offsets below ``stop_offset``, and undo all later ones;
-        set ``is_whole`` to False if rows are missing.
-
-        Args:
-            stop_offset: horizon of the shard, a source offset.
-            expected: whether the shard had ids at that horizon.
+        ``is_whole`` becomes False if rows are missing. ``expected``: the shard had ids at that
+        horizon.
         """
         database = self._database.open()
         synced = synced_offset(database, self._prefix)
@@ -249,9 +374,8 @@ class IdIndex:
             self.durable_offset = stop_offset
 
     def _cut(self, rows: IdRows, stop_offset: int) -> None:
-        """Undo the rows of source offsets from ``stop_offset`` on, if there may be any; to find
-        them, all rows of the shard are read.
-        """
+        # All rows of the shard are read to find those from ``stop_offset`` on, so only if there may
+        # be any.
         batch = WriteBatch(raw_mode=True)
         with self._database.guard("read"):
             written = self._database.open().get(self._prefix + WRITTEN)
@@ -262,9 +386,6 @@ class IdIndex:
         self._database.write(batch)
 
     def append(self, named: Sequence[Named], marks: Sequence[Mark], stop_offset: int) -> None:
-        """Write the rows for the ids and marks of one ``Store.append``, and the new S,
-        ``stop_offset``, in one batch.
-        """
         batch = WriteBatch(raw_mode=True)
         if self._rows is None:
             self._rows = IdRows(self._database.open(), self._prefix)
@@ -274,27 +395,19 @@ class IdIndex:
         self._database.write(batch)
 
     def latest_unmarked(self, record_id: bytes, below: int) -> Key | None:
-        """Return the key of an id's latest record that is not cancelled, replaced or fired, and has
-        a source offset below ``below``; None: there is no such record.
-        """
         if self._rows is None:
             return None
         with self._database.guard("read"):
             return self._rows.latest_unmarked(record_id, below)
 
     def marked_from(self, mark: int, stop_offset: int) -> list[tuple[int, Key]]:
-        """Return ``(mark, key)`` of records whose mark (source offset of the canceller) is at least
-        ``mark`` and below ``stop_offset``, the store's S, ascending.
-        """
         if self._rows is None:
             return []
         with self._database.guard("read"):
             return self._rows.marked_from(mark, stop_offset)
 
     def prune(self, cursor: Cursor) -> None:
-        """Delete rows of records that ``cursor`` has settled, a bounded number in each call. Marks
-        with offsets from the durable horizon on are kept, because a crash undoes them.
-        """
+        # A crash undoes marks with offsets from the durable horizon on, so they are kept.
         if self._rows is not None:
             batch = WriteBatch(raw_mode=True)
             mark = min(cursor.offset, self.durable_offset)
@@ -304,7 +417,6 @@ class IdIndex:
                 self._database.write(batch)
 
     def discard(self) -> None:
-        """Delete all rows of the shard from the database."""
         self._database.remove(self.generation)
         self.forget()
 

@@ -26,13 +26,10 @@ if TYPE_CHECKING:
 
 
 class MemoryStore(Store):
-    """Store in memory, lost with the process; its ``open`` always returns horizon 0."""
-
     def __init__(self) -> None:
         self.reset()
 
     def reset(self) -> None:
-        """Delete all records, ids, marks and the label, and set S and the horizon to 0."""
         self._order: list[Key] = []
         self._payloads: dict[Key, bytes] = {}
         self._marks: dict[Key, int] = {}
@@ -44,17 +41,14 @@ class MemoryStore(Store):
         self._label = b""
 
     def open(self) -> int:
-        """Delete all records and the label, and return horizon 0."""
         self.reset()
         return 0
 
     @property
     def label(self) -> bytes:
-        """Return the label: bytes that state the contracts and cluster secrets of the records."""
         return self._label
 
     def set_label(self, label: bytes) -> None:
-        """Replace the label: bytes that state the contracts and cluster secrets of the records."""
         self._label = label
 
     def append(
@@ -64,9 +58,6 @@ class MemoryStore(Store):
         marks: Sequence[Mark],
         stop_offset: int,
     ) -> None:
-        """Add records, the ids that some of them have, and marks of earlier records;
-        ``stop_offset`` is the new S. See ``Store.append``.
-        """
         for frame in frames:
             self._put(frame)
         for _, key_ms, offset, mark in marks:
@@ -95,9 +86,6 @@ class MemoryStore(Store):
             self._stands_for[record_id] = key
 
     def read_due(self, after: Key, upto_ms: int, limit: int) -> list[Frame]:
-        """Return at most ``limit`` records in key order, with keys above ``after`` and key times up
-        to ``upto_ms``, inclusive, in epoch ms.
-        """
         start = self._position_after(after)
         stop = min(start + limit, bisect_left(self._order, (upto_ms + 1, -1)))
         return [self._frame(key) for key in self._order[start:stop]]
@@ -109,14 +97,10 @@ class MemoryStore(Store):
         return (key[0], key[1], self._marks.get(key, NO_MARK), self._payloads[key])
 
     def next_due_ms(self, after: Key) -> int | None:
-        """Return the exact key time of the first record with a key above ``after``, in epoch ms;
-        None: there is no such record.
-        """
         position = self._position_after(after)
         return self._order[position][0] if position < len(self._order) else None
 
     def rebuild(self, start_ms: int, stop_ms: int, frames: Sequence[Frame]) -> None:
-        """Replace the records with keys in ``[start_ms, stop_ms)``, epoch ms, by ``frames``."""
         start, stop = (bisect_left(self._order, (ms, -1)) for ms in (start_ms, stop_ms))
         for key in self._order[start:stop]:
             self._bytes -= len(self._payloads.pop(key))
@@ -127,22 +111,13 @@ class MemoryStore(Store):
                 self._put(frame)
 
     def latest_unmarked(self, record_id: bytes, below: int) -> Key | None:
-        """Return the key of an id's latest record that is not cancelled, replaced or fired, and has
-        a source offset below ``below``; None: there is no such record.
-        """
         key = self._stands_for.get(record_id)
         return key if key is not None and key[1] < below else None
 
     def marked_from(self, mark: int) -> list[tuple[int, Key]]:
-        """Return ``(mark, key)`` of records whose mark (source offset of the canceller) is at least
-        ``mark``, ascending.
-        """
         return sorted((found, key) for key, found in self._marks.items() if found >= mark)
 
     def prune(self, cursor: Cursor) -> None:
-        """Delete at once every record and mark that the committed ``cursor`` has settled, and every
-        other record with a key time below that of K.
-        """
         kept = []
         for key in self._order:
             useless = key[0] < cursor.key[0] or cursor.has_settled(
@@ -165,26 +140,19 @@ class MemoryStore(Store):
             del self._stands_for[record_id]
 
     def sync(self, *, wait: bool = True) -> int:  # noqa: ARG002  # nothing takes time
-        """Return S as the horizon, a source offset; nothing is made durable."""
         self._durable_offset = self._stop_offset
         return self._durable_offset
 
     def scanner(self, *, for_repair: bool = False) -> Scanner:  # noqa: ARG002  # no damage here
-        """Return a reader that works in small steps; the store may change between two steps."""
         return Scanner(self.read_due)
 
     def lumps(self, start_ms: int, stop_ms: int) -> list[Lump]:
-        """Return ``(key_ms, key_ms + 1, 1)`` for each unmarked record with a key in ``[start_ms,
-        stop_ms)``, epoch ms.
-        """
         start, stop = (bisect_left(self._order, (ms, -1)) for ms in (start_ms, stop_ms))
         unmarked = (key for key in self._order[start:stop] if key not in self._marks)
         return [(key_ms, key_ms + 1, 1) for key_ms, _ in unmarked]
 
     def stats(self) -> StoreStats:
-        """Return number of records, bytes of payload, and the horizon (a source offset)."""
         return StoreStats(len(self._order), self._bytes, self._durable_offset)
 
     def close(self) -> None:
-        """Delete all records and the label."""
         self.reset()

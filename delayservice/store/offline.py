@@ -1,5 +1,5 @@
-"""Inspection of a shard's store on the disk, wheel or RocksDB, by another process: its figures, its
-records, and a check of all content.
+"""Inspection of the stores on a disk, wheel or RocksDB, by another process: the search for shards'
+folders, and the figures, the records and a check of all content of a shard's store.
 
 Nothing is locked or written, so a node may have the store open. A wheel is read in the state of its
 last sync, RocksDB in its present state.
@@ -7,10 +7,12 @@ last sync, RocksDB in its present state.
 
 from __future__ import annotations
 
+import os
+import re
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import dataclass
 from heapq import nsmallest
 from itertools import groupby
@@ -21,12 +23,12 @@ from delayservice.base.errors import StoreError
 from delayservice.store import findings
 from delayservice.store.base import Frame
 from delayservice.store.findings import CheckVerdict, Finding
-from delayservice.store.folder import read_format
-from delayservice.store.rocks_check import verify_rocks
-from delayservice.store.rocks_database import FORMAT as ROCKS_FORMAT
-from delayservice.store.rocks_view import RocksView, viewed_store
-from delayservice.store.shards import ShardFolder
+from delayservice.store.folder import ShardFolder, read_format
+from delayservice.store.rocks_view import RocksView, verify_rocks, viewed_database, viewed_store
+from delayservice.store.rocksdb import DATABASE
+from delayservice.store.rocksdb import FORMAT as ROCKS_FORMAT
 from delayservice.store.wheel import FORMAT as WHEEL_FORMAT
+from delayservice.store.wheel.horizon import NAME
 from delayservice.store.wheel.reading import (
     EVERYTHING,
     HOUR_MS,
@@ -37,83 +39,129 @@ from delayservice.store.wheel.reading import (
     load_state,
     open_reader,
     read_parts,
+    wheel_shards,
 )
-from delayservice.store.wheel.runs import RunReader
+from delayservice.store.wheel.slots import RunReader
 from delayservice.store.wheel.verifying import verify_wheel
+
+KINDS: Final = ("wheel", "rocksdb")
+_SHARD_NAME: Final = re.compile("[0-9a-f]{24}")
+_LOCKS: Final = Path("/proc/locks")
+
+
+def find_shards(root: Path, kinds: tuple[str, ...] = KINDS) -> list[ShardFolder]:
+    """Return the shards of all store folders in ``root``, as ``find_stores`` finds them. A folder
+    whose shards can't be listed gives one entry, with an empty topic and partition -1.
+    """
+    folders = find_stores(root, kinds)
+    return [shard for folder in folders for shard in _shards_of(folder)]
+
+
+def find_stores(root: Path, kinds: tuple[str, ...] = KINDS) -> list[Path]:
+    """Return the store folders in a node's state folder or one of its folders, or ``root``."""
+    if (root / "VERSION").is_file():
+        return [root]
+    homes = [root / kind for kind in kinds if (root / kind).is_dir()] or [root]
+    found = [path for home in homes for path in (*home.glob("*"), *home.glob("*/*"))]
+    folders = sorted(path for path in found if path.name.isdecimal() and _may_be_store(path))
+    if not folders:
+        raise StoreError(
+            f"{root} holds no shard of a {' or '.join(kinds)}; name a node's state folder "
+            "(node.state_dir), a folder of stores in it, or one of those (a number)"
+        )
+    return folders
+
+
+def _may_be_store(path: Path) -> bool:
+    # Its own name is not enough, because other programs also name folders by numbers.
+    is_named = _SHARD_NAME.fullmatch(path.parent.name) is not None
+    names = ("VERSION", NAME, DATABASE)
+    return path.is_dir() and (is_named or any((path / name).exists() for name in names))
+
+
+def _shards_of(folder: Path) -> list[ShardFolder]:
+    whole = folder.resolve()
+    if _SHARD_NAME.fullmatch(whole.parent.name) is None:
+        return kept_shards(folder) or [ShardFolder(str(folder), "", -1)]
+    partition = int(whole.name) if whole.name.isdecimal() else -1
+    return [ShardFolder(str(folder), whole.parent.name, partition)]
+
+
+def kept_shards(folder: Path) -> list[ShardFolder]:
+    """Return the shards in a worker's folder, sorted; none if it can't be read."""
+    found = read_format(str(folder))
+    if found is not None and found.kind == "rocksdb":
+        with suppress(StoreError), viewed_database(folder) as rocks:
+            return [ShardFolder(str(folder), *place) for place in rocks.places]
+        return []
+    return wheel_shards(folder)
+
+
+def user_of(path: str) -> int | None:
+    """Return the id of the process that has the store open; None: it is closed, or unknown."""
+    lock = Path(path, "LOCK")
+    with suppress(OSError, ValueError):
+        inode = os.stat(lock).st_ino  # noqa: PTH116 - beside the table of the kernel
+        for line in _LOCKS.read_text("ascii").splitlines():
+            words = line.split()
+            if words[1] == "FLOCK" and words[-3].endswith(f":{inode}"):
+                return int(words[4])
+    return None
+
 
 FORMATS: Final = {"wheel": WHEEL_FORMAT, "rocksdb": ROCKS_FORMAT}
 _BODIES_BYTES_MAX: Final = 64 << 20
 
 
-def _nothing(_done: int, _total: int) -> None:
-    """Ignore a report of progress: number of items done, and number of all items."""
+def _nothing(_done: int, _total: int) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
 class HourFacts:
-    """Figures of a shard's records with key times in one hour; in a wheel, of the slots that begin
-    in it.
-
-    Attributes:
-        hour_ms: start of the hour, epoch milliseconds.
-        slots: number of slots with records of the shard in a wheel; 0 for RocksDB.
-        records: number of records.
-        bytes: bytes of the slots' files, with the records of other shards (wheel), or of the
-            shard's payloads (RocksDB).
-        damaged: number of slots with damaged records that the node has found and not read again
-            from the log yet; 0 for RocksDB.
-    """
+    """Figures of the records with key times in one hour; in a wheel, of slots that begin in it."""
 
     hour_ms: int
+    # Number of slots with records of the shard in a wheel; 0 for RocksDB.
     slots: int
     records: int
+    # Bytes of the slots' files, with the records of other shards (wheel), or of the shard's
+    # payloads (RocksDB).
     bytes: int
+    # Number of slots with damaged records that the node has found and not read again from the log
+    # yet; 0 for RocksDB.
     damaged: int
 
 
 @dataclass(frozen=True, slots=True)
 class StoreFacts:
-    """Figures of a shard's store.
-
-    Attributes:
-        kind: ``wheel`` or ``rocksdb``.
-        version: number of the format.
-        stop_offset: S, a source offset; None: the store is damaged, and a node that opens it would
-            start it over from the log.
-        label: contracts and cluster secrets by which the records below S were read, as JSON; empty:
-            there is no label.
-        hours: figures of the hours that have records, in order of time.
-        first_ms: lowest key time, epoch milliseconds; None: no record is stored or readable.
-        last_ms: highest key time, epoch milliseconds; None as for ``first_ms``.
-    """
+    """Figures of a shard's store."""
 
     kind: str
     version: int
+    # S, a source offset; None: the store is damaged, and a node that opens it would start it over
+    # from the log.
     stop_offset: int | None
+    # Contracts and cluster secrets by which the records below S were read, as JSON; empty: there is
+    # no label.
     label: bytes
     hours: tuple[HourFacts, ...]
+    # Lowest key time, epoch milliseconds; None: no record is stored or readable.
     first_ms: int | None
+    # Highest key time, epoch milliseconds; None as for ``first_ms``.
     last_ms: int | None
 
     @property
     def records(self) -> int:
-        """Return the number of stored records, including settled ones not pruned yet."""
+        """Number of stored records, including settled ones not pruned yet."""
         return sum(hour.records for hour in self.hours)
 
     @property
     def bytes(self) -> int:
-        """Return the bytes of the slots' files, which the wheel's shards share, or of the shard's
-        payloads (RocksDB).
-        """
         return sum(hour.bytes for hour in self.hours)
 
 
 def check_format(path: str) -> str | None:
-    """Return the kind of store in folder ``path``; None: the folder has no readable VERSION.
-
-    Raises:
-        StoreError: the store is of an older or newer format, or of an unknown kind.
-    """
+    # Raises if the kind is unknown, or the format another.
     found = read_format(path)
     if found is None:
         return None
@@ -139,16 +187,10 @@ def check_format(path: str) -> str | None:
 
 
 def look(shard: ShardFolder) -> StoreFacts:
-    """Return the figures of a shard's store.
-
-    Raises:
-        StoreError: the store can't be read, or is of another format.
-    """
+    """Return the figures of a shard's store. Raises ``StoreError`` if it can't be read."""
     kind = check_format(shard.path)
     if kind is None:
-        raise StoreError(
-            f"{shard.path} does not say what it is (no VERSION): a node starts it over from Kafka"
-        )
+        raise StoreError(f"{shard.path} has no VERSION: a node rebuilds it from Kafka")
     if kind == "wheel":
         return _look_at_wheel(shard)
     with viewed_store(shard) as store:
@@ -183,9 +225,6 @@ def _hour_of_wheel(hour_ms: int, parts: tuple[Part, ...]) -> HourFacts:
 
 
 def _bounds(shard: ShardFolder, part: Part) -> tuple[int | None, int | None]:
-    """Return the lowest and the highest key time of a shard's records in one slot, epoch
-    milliseconds; both None: no record can be read.
-    """
     keys = [
         frame[0]
         for rows in read_parts(shard, [part], EVERYTHING)
@@ -224,18 +263,8 @@ def _look_at_rocks(store: RocksView) -> StoreFacts:
 def read_records(
     shard: ShardFolder, bounds: ReadBounds, wanted: Callable[[Frame], bool], limit: int
 ) -> Iterator[Frame | Damage]:
-    """Yield wanted records in key order, and, for a wheel, the ranges that can't be read, each
-    before the other records of its slot. Memory is needed for ``limit`` records.
-
-    Args:
-        shard: the shard's folder.
-        bounds: range of key times to read.
-        wanted: returns whether to yield a record.
-        limit: largest number of records to yield.
-
-    Raises:
-        StoreError: the store can't be read, or is of another format. In RocksDB, this is also
-            raised for damage.
+    """Yield at most ``limit`` wanted records in key order, and, for a wheel, the ranges that can't
+    be read, each before the other records of its slot; RocksDB raises ``StoreError`` for damage.
     """
     if check_format(shard.path) == "wheel":
         yield from _wheel_records(shard, bounds, wanted, limit)
@@ -255,7 +284,7 @@ def _wheel_records(
     state = load_state(shard)
     if state is None:
         raise StoreError(
-            f"{shard.path} can't be trusted as it is: a node starts it over from Kafka; "
+            f"{shard.path} is damaged: a node rebuilds it from Kafka; "
             "`delayservice verify` says why"
         )
     for part in state.parts:
@@ -274,9 +303,7 @@ def _wanted(
     wanted: Callable[[Frame], bool],
     damages: list[Damage],
 ) -> Iterator[Frame]:
-    """Yield the wanted records of a slot, in no order, and append damage to ``damages``. A missing
-    file of a slot that was due is not damage: a node has pruned it since its last sync.
-    """
+    # A missing file of a slot that was due is not damage: a node has pruned it since its last sync.
     now_ms = time.time_ns() // 1_000_000
     for rows in read_parts(shard, [part], bounds):
         if isinstance(rows, Damage):
@@ -290,8 +317,8 @@ def _wanted(
 
 
 def wheel_reader(path: str) -> AbstractContextManager[RunReader]:
-    """Return a context with a reader of a wheel's files, to be passed to ``verify``. The reader
-    needs 64 MiB of memory, and 500 bytes for each block and 20 for each shard in a block.
+    """Return a reader for ``verify``, with 64 MiB, and 500 bytes for each block and 20 for each
+    shard in it.
     """
     return open_reader(path, _BODIES_BYTES_MAX, sys.maxsize)
 
@@ -311,9 +338,6 @@ def verify(
         on_progress: takes the number of slots (wheel) or records (RocksDB) checked so far, and the
             number of all.
         reader: reader of the shard's wheel, which the checks of its shards share; None: a new one.
-
-    Raises:
-        StoreError: the store can't be read, or is of another format.
     """
     kind = check_format(shard.path)
     if kind == "wheel":
@@ -322,7 +346,7 @@ def verify(
             return verify_wheel(shard, now_ms, on_progress, reader)
     if kind == "rocksdb":
         return verify_rocks(shard, now_ms, on_progress)
-    what = "VERSION is missing or says nothing"
+    what = "VERSION is missing or unreadable"
     held = [name for name in ("horizon", "db") if Path(shard.path, name).exists()]
     found = (Finding(findings.START_OVER, what, "VERSION"),) if held else ()
     return CheckVerdict(0, 0, 0, found)

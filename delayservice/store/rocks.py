@@ -1,4 +1,5 @@
-"""RocksDB for the RocksDB store and the wheel's id index: options, and workarounds for rocksdict.
+"""RocksDB for the RocksDB store and the wheel's id index: options, workarounds for rocksdict, and a
+check that MANIFEST and write-ahead logs are whole, which RocksDB omits when it opens a database.
 
 Found by tests of rocksdict 0.3.29:
 
@@ -22,8 +23,9 @@ from functools import cache
 from itertools import islice
 from pathlib import Path
 from struct import Struct
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
+import google_crc32c
 import structlog
 from rocksdict import (
     AccessType,
@@ -40,10 +42,192 @@ from rocksdict import (
 
 from delayservice.base.errors import StoreError
 from delayservice.store.files import make_folder
-from delayservice.store.rocks_manifest import check_witness, read_manifest
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from rocksdict import WriteBatch
+
+_BLOCK_BYTES: Final = 32 << 10
+_HEAD: Final = Struct("<IHB")
+_MASK_DELTA: Final = 0xA282EAD8
+_U32: Final = 0xFFFFFFFF
+# Types of a record of the MANIFEST: a whole one, and the first and last part of a divided one.
+_FULL, _FIRST, _LAST = 1, 2, 4
+# Tags of the fields with which a record of the MANIFEST begins: two texts (comparator, database
+# id), and the number of the oldest log that is still needed.
+_COMPARATOR, _LOG_NUMBER, _DATABASE_ID = 1, 2, 8193
+# Row key of ``ManifestGuard``: number 0, which no shard has, and ``w``.
+_ROW: Final = b"\0\0\0\0w"
+_MORE: Final = 0x80
+_GUARDED: Final = Struct(">QQQ")
+
+
+class Manifest(NamedTuple):
+    """State of a database's files before it is opened: number and size of the MANIFEST, number of
+    the oldest write-ahead log that is needed (older ones are in tables), and the existing logs.
+
+    The MANIFEST lists the valid tables. It is a log of records in blocks of 32 KiB::
+
+        crc u32, length u16, type u8        little endian; crc32c of type and content, masked
+        content                             length bytes
+
+    If a record reaches beyond the end of the file, RocksDB assumes that a crash cut it off, and
+    ignores everything from there on. So a damaged length can hide tables, while the newer
+    write-ahead log still contains the horizon. RocksDB also accepts a MANIFEST that was cut between
+    two records, and a missing write-ahead log if a newer one exists: see ``ManifestGuard``. Source:
+    https://github.com/facebook/rocksdb/wiki/Write-Ahead-Log-File-Format and, for the content,
+    ``VersionEdit::EncodeTo`` in https://github.com/facebook/rocksdb/blob/main/db/version_edit.cc
+    """
+
+    number: int
+    size: int
+    log_number: int
+    logs: frozenset[int]
+
+
+def read_manifest(database: Path) -> Manifest | None:
+    """Read the MANIFEST that is in use, check that it is whole, and return what it and the existing
+    write-ahead logs state; None: there is no file CURRENT, so the database is new, or RocksDB will
+    refuse it. Checksums are checked too, because RocksDB 9.8 hangs at a record whose type was
+    changed to 5.
+
+    Raises:
+        StoreError: the MANIFEST is damaged.
+        OSError: the MANIFEST is missing.
+    """
+    if not (database / "CURRENT").exists():
+        return None
+    path = _manifest_of(database)
+    data = path.read_bytes()
+    log_number, edit = 0, b""
+    for kind, content in _parts(path, data):
+        edit = content if kind in {_FULL, _FIRST} else edit + content
+        if kind in {_FULL, _LAST}:
+            log_number = max(log_number, _log_number(edit))
+    logs = frozenset(int(log.stem) for log in database.glob("*.log"))
+    return Manifest(_number_of(path), len(data), log_number, logs)
+
+
+def _manifest_of(database: Path) -> Path:
+    return database / (database / "CURRENT").read_text("ascii", "replace").strip()
+
+
+def _number_of(manifest: Path) -> int:
+    number = manifest.name.rpartition("-")[2]
+    return int(number) if number.isdecimal() else 0
+
+
+def _parts(path: Path, data: bytes) -> Iterator[tuple[int, bytes]]:
+    at = 0
+    while at + _HEAD.size <= len(data):
+        block_left = _BLOCK_BYTES - at % _BLOCK_BYTES
+        if block_left < _HEAD.size:
+            at += block_left
+            continue
+        crc, length, kind = _HEAD.unpack_from(data, at)
+        content = data[at + _HEAD.size : at + block_left]
+        if length > len(content) or (kind == 0 and length == 0):
+            _check_cut(path, crc, kind, content)
+            return
+        if (
+            _masked(google_crc32c.extend(google_crc32c.value(bytes([kind])), content[:length]))
+            != crc
+        ):
+            raise StoreError(f"{path} is damaged: the checksum of a record is wrong")
+        yield kind, content[:length]
+        at += _HEAD.size + length
+
+
+def _check_cut(path: Path, crc: int, kind: int, content: bytes) -> None:
+    # The length in the last record's header is wrong. If its checksum fits a part of the rest of
+    # the block, the length is damaged; otherwise a crash cut the record off.
+    found = google_crc32c.value(bytes([kind]))
+    for number in range(len(content) + 1):
+        if _masked(found) == crc:
+            raise StoreError(f"{path} is damaged: the length of a record is wrong")
+        found = google_crc32c.extend(found, content[number : number + 1])
+
+
+def _masked(crc: int) -> int:
+    return (((crc >> 15) | (crc << 17)) + _MASK_DELTA) & _U32
+
+
+def _log_number(edit: bytes) -> int:
+    # 0: the record does not mention logs.
+    at = 0
+    while at < len(edit):
+        tag, at = _varint(edit, at)
+        if tag not in {_COMPARATOR, _LOG_NUMBER, _DATABASE_ID}:
+            return 0
+        value, at = _varint(edit, at)
+        if tag == _LOG_NUMBER:
+            return value
+        at += value  # the length of a text
+    return 0
+
+
+def _varint(data: bytes, at: int) -> tuple[int, int]:
+    # Seven bits per byte; returned with the index of the byte after it.
+    value = shift = 0
+    while at < len(data):
+        value |= (data[at] & 0x7F) << shift
+        at, shift = at + 1, shift + 7
+        if not data[at - 1] & _MORE:
+            break
+    return value, at
+
+
+class ManifestGuard:
+    """Writer of a row that each batch of a database contains, and that states the files at that
+    time: number and size of the MANIFEST, and number of the oldest write-ahead log that was needed.
+
+    By this row, the loss of a table or a log is detected when the database is opened, if a batch
+    was written after the MANIFEST listed the file. The loss is missed only after a crash between
+    the end of a flush and the next batch.
+    """
+
+    def __init__(self, path: Path, database: Rdict) -> None:
+        self._path = path
+        self._database = database
+        self._size = -1
+        self._row = b""
+        self._find_manifest()
+
+    def _find_manifest(self) -> None:
+        manifest = _manifest_of(self._path)
+        self._manifest, self._number = str(manifest), _number_of(manifest)
+
+    def put(self, batch: WriteBatch) -> None:
+        try:
+            size = os.stat(self._manifest).st_size  # noqa: PTH116 - for each batch
+        except FileNotFoundError:  # it was full, and there is a new one
+            self._find_manifest()
+            size = os.stat(self._manifest).st_size  # noqa: PTH116
+        if size != self._size:
+            self._size = size
+            # What is needed of the logs changes with the MANIFEST only.
+            needed = self._database.property_int_value("rocksdb.min-log-number-to-keep") or 0
+            logs = [int(log.stem) for log in self._path.glob("*.log")]
+            oldest = min([log for log in logs if log >= needed], default=0)
+            self._row = _GUARDED.pack(self._number, size, oldest)
+        batch.put(_ROW, self._row)
+
+
+def check_manifest_guard(database: Rdict, found: Manifest | None) -> None:
+    """Compare the row of ``ManifestGuard`` in an open database with the files found before it was
+    opened; raises ``OSError`` if the end of the MANIFEST or a needed write-ahead log is missing. A
+    database without this row passes.
+    """
+    row = database.get(_ROW)
+    if row is None or found is None:
+        return
+    number, size, oldest_log = _GUARDED.unpack(row)
+    if found.number < number or (found.number == number and found.size < size):
+        raise OSError(f"MANIFEST-{found.number:06d} has lost its end, or a newer one is lost")
+    if oldest_log not in {0, *found.logs} and oldest_log >= found.log_number:
+        raise OSError(f"the write-ahead log {oldest_log:06d} is lost, and there is a newer one")
+
 
 _log = structlog.get_logger(__name__)
 
@@ -51,50 +235,46 @@ CONDEMNED = "DAMAGED"
 _NUMBER: Final = Struct(">I")
 _SCAN_ROWS: Final = 10_000
 _VIEWS_MAX = 3
+# Phrases of RocksDB's error messages for causes other than damaged files.
 _NO_DAMAGE: Final = (
     *map(os.strerror, (ENOSPC, EDQUOT, EMFILE, ENFILE, ENOMEM, EACCES, EPERM, EROFS)),
     "DB already closed",
 )
-"""Phrases of RocksDB's error messages for causes other than damaged files."""
 
 
 @dataclass(frozen=True, slots=True)
 class RocksOptions:
-    """Options of one database of RocksDB, for all its shards together; sizes are in bytes.
+    """Options of one database of RocksDB, for all its shards together; sizes are in bytes."""
 
-    Attributes:
-        write_buffer_bytes: size of a memory table; two may exist.
-        write_buffers_bytes: total size of memory tables above which they are flushed early; shared
-            by all databases of the process with the same value.
-        block_cache_bytes: size of the block cache; shared by all databases of the process with the
-            same value.
-        block_bytes: size of a block on disk before compression.
-        target_file_bytes: size of a table file.
-        level_base_bytes: total size of the table files of level 1.
-        wal_bytes_max: size of the write-ahead log at which memory tables are flushed.
-        open_files_max: largest number of table files kept open; -1: all.
-        background_jobs: number of threads for flush and compaction.
-        compression: kind of compression of table files: ``none``, ``snappy``, ``lz4`` or ``zstd``.
-        bloom_bits: size of a table's filter in bits per row; the filter spares searches for rows
-            that do not exist. 0: no filter.
-        sync_bytes: bytes written since the last sync, which a crash would lose, at which the store
-            syncs before it writes more.
-        unused_s: seconds after which a shard that is not open is removed, because another node or
-            worker has its slice now.
-    """
-
+    # Size of a memory table; two may exist.
     write_buffer_bytes: int = 8 << 20
+    # Total size of memory tables above which they are flushed early; shared by all databases of the
+    # process with the same value.
     write_buffers_bytes: int = 64 << 20
+    # Size of the block cache; shared by all databases of the process with the same value.
     block_cache_bytes: int = 32 << 20
+    # Size of a block on disk before compression.
     block_bytes: int = 16 << 10
+    # Size of a table file.
     target_file_bytes: int = 32 << 20
+    # Total size of the table files of level 1.
     level_base_bytes: int = 128 << 20
+    # Size of the write-ahead log at which memory tables are flushed.
     wal_bytes_max: int = 32 << 20
+    # Largest number of table files kept open; -1: all.
     open_files_max: int = 64
+    # Number of threads for flush and compaction.
     background_jobs: int = 2
+    # Kind of compression of table files: ``none``, ``snappy``, ``lz4`` or ``zstd``.
     compression: str = "lz4"
+    # Size of a table's filter in bits per row; the filter spares searches for rows that do not
+    # exist. 0: no filter.
     bloom_bits: int = 0
+    # Bytes written since the last sync, which a crash would lose, at which the store syncs before
+    # it writes more.
     sync_bytes: int = 64 << 20
+    # Seconds after which a shard that is not open is removed, because another node or worker has
+    # its slice now.
     unused_s: float = 3_600.0
 
 
@@ -147,12 +327,12 @@ def open_database(path: Path, options: RocksOptions) -> Rdict:
         Exception: the database is damaged, or can't be opened (rocksdict has no narrower class).
     """
     if (path / CONDEMNED).exists():
-        raise StoreError(f"the database {path} was found damaged; it is to be made anew")
+        raise StoreError(f"the database {path} was found damaged; it must be rebuilt")
     make_folder(path)
     found = read_manifest(path)
     database = Rdict(str(path), _to_native(options, _shared_cache(options.block_cache_bytes)))
     try:
-        check_witness(database, found)
+        check_manifest_guard(database, found)
     except BaseException:
         database.close()
         raise
@@ -163,15 +343,11 @@ def open_database(path: Path, options: RocksOptions) -> Rdict:
 
 
 def open_to_read(path: Path, options: RocksOptions, view: Path) -> Rdict:
-    """Open the present state of the database in folder ``path`` for reading, with its write-ahead
-    log, without a lock.
+    """Open the present state of the database for reading, with its write-ahead log, without a lock.
 
     rocksdict writes a file beside every database that it opens. So the empty folder ``view`` is
     filled with links to the database's files and a copy of its MANIFEST, and is opened instead. If
     a running node removes a file meanwhile, this is tried again.
-
-    Raises:
-        Exception: the database is missing or damaged (rocksdict has no narrower class).
     """
     for number in range(1, _VIEWS_MAX):
         with suppress(Exception):
@@ -200,12 +376,7 @@ def _is_manifest(file: Path) -> bool:
 
 @contextmanager
 def guarded_read(what: str) -> Iterator[None]:
-    """Return a context that raises errors of RocksDB, in a database opened for reading, as
-    ``StoreError``. ``what``: the database, for the message.
-
-    Raises:
-        StoreError: the read failed.
-    """
+    """Raise errors of RocksDB, in a database opened for reading, as ``StoreError``."""
     try:
         yield
     except StoreError:
@@ -218,18 +389,14 @@ def guarded_read(what: str) -> Iterator[None]:
 
 
 def condemn(path: Path) -> None:
-    """Mark the database in folder ``path`` as damaged, so that ``open_database`` refuses it, and
-    its caller makes a new one. An error of the file system is ignored.
-    """
+    """Mark the database as damaged: ``open_database`` refuses it from now on."""
     marker = path / CONDEMNED
     with suppress(OSError), marker.open("wb") as file:  # if that fails, the damage is met again
         os.fsync(file.fileno())
 
 
 def is_damage(error: Exception) -> bool:
-    """Return whether an error of RocksDB may mean damaged files. Other causes, such as lack of
-    space, memory or rights, may be gone at the next start.
-    """
+    # Other causes, such as lack of space, memory or rights, may be gone at the next start.
     return not any(cause in str(error) for cause in _NO_DAMAGE)
 
 
@@ -237,11 +404,6 @@ class Guarded:
     """Context that raises errors of RocksDB as ``StoreError``; if an error may mean damage, the
     database is marked as damaged, and the next start makes a new one. It is a class and not a
     generator for speed, because each look-up of an id enters it.
-
-    Args:
-        deed: verb of the operation, for the message.
-        what: object of the operation, for the message.
-        database: folder of the database.
     """
 
     __slots__ = ("_database", "_deed", "_what")
@@ -251,17 +413,9 @@ class Guarded:
         self._what = what
         self._database = database
 
-    def __enter__(self) -> None:
-        """Begin an operation on the database; this has no effect."""
+    def __enter__(self) -> None: ...
 
     def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
-        """Raise an error of the operation as ``StoreError``, and mark the database as damaged if
-        the error may mean damage. A ``StoreError``, and what is not an ``Exception``, passes
-        unchanged.
-
-        Raises:
-            StoreError: the operation failed.
-        """
         if not isinstance(error, Exception) or isinstance(error, StoreError):
             return
         if is_damage(error):
@@ -273,21 +427,16 @@ class Guarded:
 
 
 def prefix_of(number: int) -> bytes:
-    """Return the first bytes of all row keys of a shard, which encode its number."""
     return _NUMBER.pack(number)
 
 
 def number_of(key: bytes) -> int:
-    """Return the number of the shard to which a row key belongs."""
     return int(_NUMBER.unpack_from(key)[0])
 
 
 class Reclaimer:
     """Thread that frees the disk space of removed shards by compaction. RocksDB alone frees it only
     when other rows are written in the same key range.
-
-    Args:
-        database: folder of the database.
     """
 
     def __init__(self, database: Path) -> None:
@@ -295,9 +444,7 @@ class Reclaimer:
         self._executor: ThreadPoolExecutor | None = None
 
     def reclaim(self, database: Rdict, number: int) -> None:
-        """Start to free the disk space of a shard whose rows were deleted, and return at once.
-        ``number``: number with which its row keys begin.
-        """
+        """Start to free the disk space of a shard whose rows were deleted, and return at once."""
         if self._executor is None:
             self._executor = ThreadPoolExecutor(1, "store-reclaim")
         self._executor.submit(self._compact, database, number)
@@ -329,11 +476,7 @@ def close_database(database: Rdict, path: Path) -> None:
 
 
 def read_rows(database: Rdict, start: bytes, stop: bytes, limit: int) -> list[tuple[bytes, bytes]]:
-    """Return at most ``limit`` rows, key and value, with ``start <= key < stop``, in key order.
-
-    Raises:
-        Exception: a row in that range can't be read.
-    """
+    """Return at most ``limit`` rows with ``start <= key < stop``; raises if one can't be read."""
     rows = database.items(from_key=start, read_opt=_upto(stop))
     found: list[tuple[bytes, bytes]] = list(islice(rows, limit))  # type: ignore[arg-type]
     if len(found) < limit:
@@ -342,22 +485,14 @@ def read_rows(database: Rdict, start: bytes, stop: bytes, limit: int) -> list[tu
 
 
 def all_rows(database: Rdict, start: bytes, stop: bytes) -> Iterator[tuple[bytes, bytes]]:
-    """Yield all rows, key and value, with ``start <= key < stop``, in key order.
-
-    Raises:
-        Exception: a row can't be read.
-    """
+    """Yield all rows with ``start <= key < stop``; raises if one can't be read."""
     while found := read_rows(database, start, stop, _SCAN_ROWS):
         yield from found
         start = found[-1][0] + b"\0"
 
 
 def read_keys(database: Rdict, start: bytes, stop: bytes, limit: int) -> list[bytes]:
-    """Return at most ``limit`` row keys with ``start <= key < stop``, in order.
-
-    Raises:
-        Exception: a row in that range can't be read.
-    """
+    """Return at most ``limit`` row keys with ``start <= key < stop``; raises as ``read_rows``."""
     keys = database.keys(from_key=start, read_opt=_upto(stop))
     found: list[bytes] = list(islice(keys, limit))  # type: ignore[arg-type]
     if len(found) < limit:
@@ -372,12 +507,7 @@ def _upto(stop: bytes) -> ReadOptions:
 
 
 def _check_end(database: Rdict, start: bytes, stop: bytes) -> None:
-    """Raise an error if a row with a key in ``[start, stop)`` exists, or can't be read, because
-    ``items`` and ``keys`` end at a damaged block without an error.
-
-    Raises:
-        Exception: there is such a row, or the range can't be read.
-    """
+    # ``items`` and ``keys`` end at a damaged block without an error, so no row may be left here.
     rows = database.iter(_upto(stop))
     rows.seek(start)
     rows.status()

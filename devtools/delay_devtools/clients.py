@@ -9,7 +9,7 @@ from typing import Any, Final, TypeAlias
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
 
 from connectors.kafka.clients import FORCED, FORCED_CONSUMER, KafkaAdmin
-from delayservice.smoke.judge import QUIET
+from delayservice.smoke.sending import QUIET
 
 _TOPIC_TIMEOUT_S: Final = 30.0
 

@@ -31,8 +31,7 @@ from delay_devtools.probe import kafka_probe, zookeeper_probe
 from delay_devtools.servers import BrokerPlan, Jvm, ZooKeeperPlan
 from delayservice.base.errors import ClusterError
 from delayservice.config.layers import ENV_PREFIX
-from delayservice.smoke.progress import Steps
-from delayservice.smoke.signals import ignored_signals
+from delayservice.smoke.progress import Steps, ignored_signals
 
 _START_ATTEMPTS = 3
 _START_SECONDS_MAX = 120

@@ -32,8 +32,7 @@ from delay_devtools.service import ServiceProcess
 from delayservice.base.errors import ClusterError
 from delayservice.commands.send import delay_ms
 from delayservice.contract import names
-from delayservice.smoke.progress import Steps, steps
-from delayservice.smoke.signals import ignored_signals, stop_signals
+from delayservice.smoke.progress import Steps, ignored_signals, steps, stop_signals
 
 TARGET: Final = "orders"
 PARTITIONS: Final = 4

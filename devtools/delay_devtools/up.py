@@ -10,7 +10,7 @@ from rich.panel import Panel
 from rich.table import Table
 
 from delay_devtools.cluster import EmbeddedCluster
-from delayservice.smoke.signals import ignored_signals, stop_signals
+from delayservice.smoke.progress import ignored_signals, stop_signals
 
 
 def run(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, cast
 
-from delayservice.admin.app import make_app
+from delayservice.admin.server import make_app
 
 
 def openapi() -> dict[str, Any]:

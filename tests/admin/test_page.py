@@ -167,7 +167,7 @@ def test_everything_can_be_read_with_scripts_blocked(site: Site) -> None:
     place = site.send("read-me")
     with chromium(scripts=False) as browser:
         wanted = {
-            "/": ("All is well", "Pending", "What is due when", "page-node"),
+            "/": ("Healthy.", "Pending", "Due times", "page-node"),
             "/slices": ("page-node", "owner"),
             f"/pending?{urlencode({'target': 'to_*', 'from': 'now', 'to': '+2h'})}": ("read-me",),
             "/pending?id=read-me": ("Pending", "it waits", "read-me", site.target, "in 59 min"),
@@ -335,7 +335,7 @@ def test_a_record_gets_another_due_time(browser: Browser, site: Site) -> None:
     press(browser, "soon", Keys.TAB, Keys.TAB)
     browser.fill("change-token", site.token)
     browser.click("#change-do")
-    assert "Write how long from now" in browser.text("#change-error")
+    assert "Enter a delay such as" in browser.text("#change-error")
     browser.fill("change-after", "5h")
     browser.click("#change-do")
     browser.await_true(lambda: browser.text("#change-result"), "an answer")
@@ -350,7 +350,7 @@ def test_a_record_gets_another_due_time(browser: Browser, site: Site) -> None:
 
 def test_what_is_typed_wrong_is_marked_and_explained(browser: Browser, site: Site) -> None:
     browser.open(f"{site.url}/pending?from=tomorrow&target=orders")
-    assert "This is no time. Write now, +10m" in browser.text("#from-error")
+    assert "Not a valid time. Use now, +10m" in browser.text("#from-error")
     assert browser.run("return document.getElementById('target').value") == "orders"
     browser.open(f"{site.url}/records/{site.bench.any}/0/999999")
     assert "holds offsets from" in browser.text("#error-detail")

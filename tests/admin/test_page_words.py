@@ -5,13 +5,11 @@ from __future__ import annotations
 import pytest
 from jinja2 import Environment
 
-from delayservice.admin import cluster_models, models
+from delayservice.admin import models
 from delayservice.admin.history import Sample
-from delayservice.admin.page import environment
-from delayservice.admin.page_charts import HEIGHT, bars_of, past_of, round_up
-from delayservice.admin.page_health import findings_of
-from delayservice.admin.page_words import (
+from delayservice.admin.page import (
     content,
+    environment,
     is_plain,
     lateness,
     read_moment,
@@ -20,6 +18,8 @@ from delayservice.admin.page_words import (
     utc,
     visible,
 )
+from delayservice.admin.page_charts import HEIGHT, bars_of, past_of, round_up
+from delayservice.admin.page_health import findings_of
 from delayservice.metrics.status import NodeState, Pause, TargetState, WorkerState
 
 NOW_MS = 1_763_750_262_123
@@ -80,7 +80,7 @@ def test_a_time_is_read_as_people_write_it(text: str, ms: int | None) -> None:
 
 @pytest.mark.parametrize("text", ["tomorrow", "+", "+10", "2025-13-01T00:00Z", "18:00"])
 def test_what_is_no_time_is_answered_with_how_to_write_one(text: str) -> None:
-    with pytest.raises(ValueError, match=r"Write now, \+10m"):
+    with pytest.raises(ValueError, match=r"Use now, \+10m"):
         read_moment(text, NOW_MS)
 
 
@@ -168,15 +168,13 @@ def status(*problems: str) -> NodeState:
     )
 
 
-def cluster(owner: str, *, caught_up: bool = True) -> cluster_models.Cluster:
-    copy = cluster_models.Copy(node="n2", stored=5, behind=7, caught_up=caught_up)
-    held = cluster_models.Slice(
+def cluster(owner: str, *, caught_up: bool = True) -> models.Cluster:
+    copy = models.Copy(node="n2", stored=5, behind=7, caught_up=caught_up)
+    held = models.Slice(
         slice=3, shards=["t:3"], owner=owner, epoch=2, heir="", copies=[copy], here=None
     )
-    node = cluster_models.Node(
-        node_id="n1", broker_id=1, rack="", address="h", workers=1, alive=[0]
-    )
-    return cluster_models.Cluster(
+    node = models.Node(node_id="n1", broker_id=1, rack="", address="h", workers=1, alive=[0])
+    return models.Cluster(
         node_id="n1",
         standalone=False,
         nodes=[node],

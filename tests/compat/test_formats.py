@@ -12,7 +12,7 @@ from structlog.testing import capture_logs
 from delayservice.base.errors import StoreError
 from delayservice.engine.cursor import Key
 from delayservice.store.base import Frame, Store
-from delayservice.store.rocks_database import FORMAT as ROCKS_FORMAT
+from delayservice.store.rocksdb import FORMAT as ROCKS_FORMAT
 from delayservice.store.wheel import FORMAT as WHEEL_FORMAT
 from tests.compat.make_stores import FORMATS, fixture
 from tests.compat.write_store import DUE_MS, LABEL, STOP_OFFSET, frames

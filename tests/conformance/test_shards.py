@@ -15,9 +15,9 @@ from structlog.testing import capture_logs
 from delayservice.base.errors import StoreError
 from delayservice.engine.cursor import Cursor
 from delayservice.store.base import NO_MARK
+from delayservice.store.offline import kept_shards
 from delayservice.store.rocks import RocksOptions
-from delayservice.store.rocks_database import RocksDatabase
-from delayservice.store.shards import kept_shards
+from delayservice.store.rocksdb import RocksDatabase
 from delayservice.store.wheel import Wheel, WheelOptions
 from tests.shards import (
     SLOT_MS,

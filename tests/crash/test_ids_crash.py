@@ -13,7 +13,7 @@ from delayservice.base.errors import StoreError
 from delayservice.contract.entry import OFFSET_MAX
 from delayservice.engine.cursor import Cursor
 from delayservice.store.base import NO_MARK
-from delayservice.store.id_rows import IdRows
+from delayservice.store.ids import IdRows
 from tests.crash.model_log import ModelLog, read_all
 from tests.wheels import LoneStore
 

@@ -324,7 +324,7 @@ def test_want_of_space_files_rights_or_memory_is_no_damage(
     for _ in range(2):  # the lock is given back
         store = LoneRocks(root)
         with (
-            patch("delayservice.store.rocks_database.open_database", side_effect=why),
+            patch("delayservice.store.rocksdb.open_database", side_effect=why),
             pytest.raises(StoreError, match=os.strerror(code)),
         ):
             store.open()

@@ -208,11 +208,14 @@ def test_a_change_that_waits_says_what_is_in_its_way_and_a_reschedule_what_may_b
     cancelled = api.change("POST", "/v1/records/cancel", {**asked, "id": "another"})
     moved = api.change("POST", "/v1/records/reschedule", {**asked, "after_ms": 2 * HOUR_MS})
     api.change("DELETE", path)
-    why = f"delay topic {stand.bench.any} is paused, and it takes effect after resume"
+    why = f"delay topic {stand.bench.any} is paused, and the change takes effect after resume"
     assert cancelled["outcome"] is None
     assert cancelled["detail"].endswith(why)
     assert moved["outcome"] is None
-    assert "nothing was replaced so far: if the record was delivered meanwhile" in moved["detail"]
+    assert (
+        "the replacement is not confirmed yet: if the old one was delivered meanwhile"
+        in moved["detail"]
+    )
     assert moved["detail"].endswith(why)
 
 
@@ -430,7 +433,7 @@ def test_send_says_what_will_not_arrive_and_waits_for_what_a_cancel_did(stand: S
     assert (unheard.exit_code, json.loads(unheard.stdout)["outcome"]) == (5, None)
     unwaited = CliRunner().invoke(app, ["send", bench.any, "--id", "x", "--fire", *node])
     assert unwaited.exit_code == 0
-    assert "what it does is not known yet" in unwaited.stdout
+    assert "written, outcome unknown" in unwaited.stdout
     assert "nothing else is answered" in str(send("x", "--after", "1s", "--wait", "1s").exception)
 
 

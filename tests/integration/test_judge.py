@@ -7,7 +7,7 @@ from confluent_kafka import Producer
 
 from delay_devtools.cluster import EmbeddedCluster
 from delayservice.smoke.judge import Judge, SmokeVerdict
-from delayservice.smoke.load import UID_HEADER, Planned
+from delayservice.smoke.sending import UID_HEADER, Planned
 
 NOW_MS = time.time_ns() // 1_000_000
 PAST_MS = NOW_MS - 10_000

@@ -54,7 +54,7 @@ def test_records_for_a_missing_target_are_seen_and_cancelled_ones_are_not_pendin
         page = Asked(service).raw("GET", "/").text
         finding = f"{MISSING} records of {bench.any} for target {missing} are parked."
         assert finding in page
-        assert "All is well" not in page
+        assert "<strong>Healthy." not in page
 
         bench.admin.create_topics([NewTopic(missing, 1, 1)])[missing].result(30)
         assert len(bench.read(missing, MISSING)) == MISSING

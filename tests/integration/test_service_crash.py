@@ -15,7 +15,7 @@ from confluent_kafka import Producer
 from delay_devtools.cluster import EmbeddedCluster
 from delay_devtools.service import ServiceProcess
 from delayservice.smoke.judge import Judge, SmokeVerdict
-from delayservice.smoke.load import Planned, plan
+from delayservice.smoke.sending import Planned, plan
 from tests.integration.bench import WAIT_S, Bench, await_true
 
 RECORDS = 4_000

@@ -30,9 +30,8 @@ from delayservice.replicas.commands import Command, Detail, Report, decode_messa
 from delayservice.replicas.digest import HOUR_MS, SLOT_MS, SLOTS, HourRow, frame_hash
 from delayservice.replicas.digest_rows import CutFacts, Place, Row, Unreadable, cut_row, hour_row
 from delayservice.store.base import Store
-from delayservice.store.folder import shard_name
+from delayservice.store.folder import ShardFolder, shard_name
 from delayservice.store.memory import MemoryStore
-from delayservice.store.shards import ShardFolder
 from delayservice.store.wheel import WheelOptions
 from tests.conftest import MakeTopic
 from tests.described import topic_id_of

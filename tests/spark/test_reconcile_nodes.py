@@ -24,7 +24,8 @@ from connectors.spark.reconcile.run import reconcile
 from delay_devtools.cluster import EmbeddedCluster
 from delay_devtools.drill.replicas import flip_byte
 from delay_devtools.service import ServiceProcess
-from delayservice.store.shards import ShardFolder, find_shards
+from delayservice.store.folder import ShardFolder
+from delayservice.store.offline import find_shards
 from delayservice.store.wheel.reading import load_state
 from tests.integration.bench import Bench, await_true, now_ms
 from tests.rocks import LoneRocks

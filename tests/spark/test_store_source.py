@@ -17,10 +17,8 @@ from delay_devtools.drill.replicas import flip_byte
 from delayservice.contract.codec import encode_payload
 from delayservice.replicas.digest import frame_hash
 from delayservice.store.base import NO_MARK, Frame
-from delayservice.store.folder import shard_name
-from delayservice.store.rocks_database import RocksDatabase
-from delayservice.store.rocksdb import RocksStore
-from delayservice.store.shards import ShardFolder
+from delayservice.store.folder import ShardFolder, shard_name
+from delayservice.store.rocksdb import RocksDatabase, RocksStore
 from delayservice.store.wheel import Wheel, WheelOptions, WheelStore
 from delayservice.store.wheel.reading import ReadBounds, load_state
 

@@ -18,7 +18,6 @@ from msgspec.structs import replace
 
 from connectors.kafka.outcomes import RecordPlace, together
 from delayservice.admin import context as context_module
-from delayservice.admin.app import make_app
 from delayservice.admin.changing import (
     WAITING_MAX,
     Aim,
@@ -33,7 +32,7 @@ from delayservice.admin.inquiry import Workers
 from delayservice.admin.models import ById, Reschedule
 from delayservice.admin.problems import Refusal
 from delayservice.admin.reading import pending_page, position_of, timeline_of
-from delayservice.admin.server import admin_token
+from delayservice.admin.server import admin_token, make_app
 from delayservice.base.errors import DelayServiceError, SettingsError
 from delayservice.config.settings import Settings, load
 from delayservice.contract.partitioner import partition_for

@@ -9,7 +9,7 @@ from typing import Any, Final
 import pytest
 from pydantic import BaseModel, TypeAdapter
 
-from delayservice.admin import cluster_models, models
+from delayservice.admin import models
 from delayservice.admin.history import Sample
 from delayservice.admin.problems import Problem
 from delayservice.metrics.status import NodeState, Pause
@@ -31,9 +31,9 @@ MODELS: Final[dict[str, list[Any]]] = {
     "/v1/records/reschedule": [models.Reschedule],
     "/v1/pauses/KIND/NAME": [models.Reason, Pause],
     "/v1/pauses`": [list[Pause]],
-    "/healthz": [cluster_models.Health],
+    "/healthz": [models.Health],
     "/v1/node": [NodeState],
-    "/v1/cluster": [cluster_models.Cluster],
+    "/v1/cluster": [models.Cluster],
     "/v1/history": [list[Sample]],
     "/v1/pending/horizon": [models.Backlog],
     "/v1/pending/timeline": [models.Timeline],

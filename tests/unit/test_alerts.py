@@ -16,7 +16,6 @@ from delayservice.engine.census import TopicCounts, Waiting
 from delayservice.engine.outcome import OUTCOME_NAMES
 from delayservice.metrics.counts import (
     AuditFacts,
-    PauseFacts,
     ReconcileFacts,
     SliceMetrics,
     WorkerMetrics,
@@ -25,7 +24,7 @@ from delayservice.metrics.counts import (
 from delayservice.metrics.families import export
 from delayservice.metrics.hub import MetricsHub
 from delayservice.metrics.snapshot import Snapshot, encode_slice, encode_snapshot
-from delayservice.metrics.status import Pause
+from delayservice.metrics.status import Pause, PauseFacts
 from tests.alert_rules import (
     DASHBOARD,
     EXAMPLES,

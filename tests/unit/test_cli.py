@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from delayservice.admin.http_server import HttpServer
-from delayservice.admin.metrics_app import make_metrics_app
+from delayservice.admin.http_server import HttpServer, make_metrics_app
 from delayservice.base.errors import DelayServiceError
 from delayservice.cli import app
 from delayservice.commands import send

@@ -9,7 +9,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from delayservice.cli import app
-from delayservice.commands import dlq_view
+from delayservice.commands import dlq
 from delayservice.contract import dead_letters, names
 from delayservice.contract.aliases import ALIASES
 from delayservice.contract.codes import EXPLANATIONS
@@ -308,8 +308,8 @@ def test_a_list_shows_all_of_each_letter_on_a_screen_of_any_width(
     width: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     letter = refused(read([*ASKED, ("delay-id", b"reminder-17")]))
-    monkeypatch.setattr(dlq_view, "out", Console(highlight=False, soft_wrap=True, width=width))
-    dlq_view.show([letter, letter], {letter.place}, every=True, values=True)
+    monkeypatch.setattr(dlq, "out", Console(highlight=False, soft_wrap=True, width=width))
+    dlq.show([letter, letter], {letter.place}, every=True, values=True)
     shown = capsys.readouterr().out
     for text in (letter.code, "delay_topic_any:3:7", "orders", "reminder-17", letter.detail):
         assert shown.count(text) >= 2, text

@@ -52,11 +52,11 @@ def test_what_goes_home_says_where(passed: int, state: str, word: str) -> None:
     fate = looking._locate_other(cast("Any", lane), entry)
     assert fate.state == state
     assert word in fate.detail
-    assert "to partition 1, where its id is at home" in fate.detail
+    assert "to partition 1, the home of its id" in fate.detail
 
 
 def test_what_waits_for_its_home_says_so() -> None:
-    assert looking._waits(WAITS) == "it waits for partition 1, where its id is at home"
+    assert looking._waits(WAITS) == "forwarded to partition 1, the home of its id"
     assert looking._waits(replace(WAITS, target="orders")) == "it waits for its due time"
 
 
@@ -67,10 +67,10 @@ def test_the_command_shows_what_waits_for_its_home() -> None:
         "next_ms": WAITS.key_ms,
         "marked_by": None,
     }
-    assert pending._cells(record)[-1] == "try 2, waits for its home"
+    assert pending._cells(record)[-1] == "try 2, forwarded to its home partition"
     assert pending._cells({**record, "target": "orders"})[-1] == "try 2"
     lines = dict(pending._lines({**record, "key": None, "value": None}))
-    assert lines["waits for its home"] == f"{TOPIC}:1"
+    assert lines["forwarded to its home partition"] == f"{TOPIC}:1"
     assert "target" not in lines
 
 
@@ -80,7 +80,7 @@ def test_what_waits_for_its_home_is_not_rescheduled() -> None:
     with pytest.raises(Refusal) as caught:
         refuse_what_would_fail(cast("Any", panel), WAITS, Reschedule(id="r", after_ms=60_000))
     assert caught.value.status == 409
-    assert "at home" in caught.value.detail
+    assert "the home of its id" in caught.value.detail
 
 
 def test_what_goes_home_is_judged_before_it_is_sent() -> None:

@@ -74,7 +74,7 @@ def test_a_person_is_told_the_same(store: Store, kind: str, tmp_path: Path) -> N
     assert f"{kind}, format " in told
     assert "open in process" not in told
     assert "2100-01-01T02:00Z" in told
-    assert "601: all below is here" in told
+    assert "601: all records below it are stored" in told
 
 
 @both_kinds

@@ -14,8 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
-from delayservice.admin.http_server import HttpServer
-from delayservice.admin.metrics_app import make_metrics_app
+from delayservice.admin.http_server import HttpServer, make_metrics_app
 from delayservice.base.errors import DelayServiceError
 from delayservice.config.settings import load
 from delayservice.engine.census import TopicCounts, Waiting
@@ -25,7 +24,6 @@ from delayservice.metrics.counts import (
     TARGETS_MAX,
     AuditFacts,
     Counters,
-    PauseFacts,
     ReconcileFacts,
     SliceMetrics,
     WorkerMetrics,
@@ -35,7 +33,7 @@ from delayservice.metrics.counts import (
 from delayservice.metrics.families import export
 from delayservice.metrics.hub import MetricsHub
 from delayservice.metrics.snapshot import Snapshot, decode_snapshot, encode_slice, encode_snapshot
-from delayservice.metrics.status import Pause
+from delayservice.metrics.status import Pause, PauseFacts
 from delayservice.process.observer import MetricsObserver
 
 DOCS = Path(__file__).parents[2] / "docs" / "metrics.md"

@@ -13,8 +13,8 @@ from delayservice.engine.pauses import Pause, Paused, Pauses, decode_pause
 from delayservice.metrics import status as status_model
 from delayservice.metrics.families import export
 from delayservice.metrics.hub import MetricsHub
-from delayservice.metrics.paused import PAUSES_TOLD_MAX, pause_facts
 from delayservice.metrics.snapshot import Snapshot, encode_snapshot
+from delayservice.metrics.status import PAUSES_TOLD_MAX, pause_facts
 
 ORDERS = Paused("target", "orders*")
 TOPIC = Paused("topic", "delay_topic_any")
@@ -130,5 +130,5 @@ def test_nothing_that_somebody_wrote_steers_the_terminal(monkeypatch: pytest.Mon
     shown = capture.get()
     assert "target orders* is paused since 2026-09-21 14:13Z" in shown
     assert "[bold]moved[/]" in shown
-    assert "7 more are paused" in shown
+    assert "7 more pauses" in shown
     assert all(char.isprintable() or char == "\n" for char in shown)

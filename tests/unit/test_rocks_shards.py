@@ -14,7 +14,7 @@ from delayservice.base.errors import StoreError
 from delayservice.engine.cursor import START_KEY
 from delayservice.store.base import NO_MARK
 from delayservice.store.rocks import prefix_of, read_keys
-from delayservice.store.rocks_database import RocksDatabase
+from delayservice.store.rocksdb import RocksDatabase
 from tests.shards import START_MS, check, check_empty, everything, filled, opened, rows_of
 from tests.wheels import TOPIC
 

@@ -129,5 +129,5 @@ def test_a_folder_without_a_store_has_nothing_to_export(tmp_path: Path) -> None:
 def test_which_copies_should_be_there_is_told_as_it_is() -> None:
     done = CliRunner().invoke(app, ["spark", "reconcile", "--help"], terminal_width=200)
     said = " ".join(done.stdout.replace("│", " ").split())
-    assert "0: one on every --node, and without any --node one at all" in said
-    assert "others are not looked at" in said
+    assert "0: one on every --node, or at least one without --node" in said
+    assert "Node to compare; repeatable. Default: all." in said

@@ -10,7 +10,7 @@ import pytest
 from connectors.spark.audit import AuditOptions, Following, OffsetRange
 from connectors.spark.reconcile.follow import Followed
 from delayservice.base.errors import InvalidRequestError
-from delayservice.commands.spark_follow import status_of
+from delayservice.commands.spark_reconcile import status_of
 
 CLEAN, WRONG, PART = (SimpleNamespace(status=status) for status in (0, 3, 4))
 

@@ -14,7 +14,7 @@ from delayservice.base.errors import StoreError
 from delayservice.contract.codec import encode_payload
 from delayservice.replicas.digest import frame_hash
 from delayservice.store.base import NO_MARK, Frame
-from delayservice.store.shards import ShardFolder
+from delayservice.store.folder import ShardFolder
 from delayservice.store.wheel.reading import ReadBounds
 from tests.rocks import LoneRocks
 

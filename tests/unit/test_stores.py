@@ -11,7 +11,7 @@ from delayservice.base.errors import StoreError
 from delayservice.config.settings import Settings
 from delayservice.process.stores import Stores, remove_strangers
 from delayservice.store.folder import version_text
-from delayservice.store.rocks_database import FORMAT as ROCKS_FORMAT
+from delayservice.store.rocksdb import FORMAT as ROCKS_FORMAT
 from delayservice.store.wheel import FORMAT as WHEEL_FORMAT
 
 OLD_SHARD = "0123456789abcdef01234567/3"

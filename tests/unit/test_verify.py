@@ -19,9 +19,8 @@ from delayservice.cli import app
 from delayservice.engine.cursor import Cursor
 from delayservice.store.base import Mark, Store
 from delayservice.store.ids import IDS_OPTIONS
-from delayservice.store.offline import verify
+from delayservice.store.offline import find_shards, verify
 from delayservice.store.rocks import open_database, prefix_of, read_rows
-from delayservice.store.shards import find_shards
 from tests.rocks import LoneRocks
 from tests.unit import stored_folders as stored
 from tests.wheels import LoneStore
@@ -351,9 +350,12 @@ def test_ids_that_do_not_agree_with_the_records_are_found(folder: Path, kind: st
     assert {finding["case"] for finding in found} == {"inconsistent"}
     told = " / ".join(finding["what"] for finding in found)
     assert len(found) == 3
-    assert "the ids know the record by another id or due time" in told
-    assert "the id of the record does not lead to it" in told
-    assert f"offset {int.from_bytes(lost[-8:], 'big')} bears an id that the ids do not know" in told
+    assert "the id index has another id or due time for the record" in told
+    assert "the id index does not lead from the id to the record" in told
+    assert (
+        f"offset {int.from_bytes(lost[-8:], 'big')} has an id that is missing in the id index"
+        in told
+    )
 
 
 # --- what is told --------------------------------------------------------------------------------
@@ -367,8 +369,8 @@ def test_a_person_is_told_what_where_what_happens_and_what_to_do(folder: Path) -
     assert done.exit_code == 3
     assert done.stdout.startswith("damaged  ")
     assert f"({victim.relative_to(folder)}, due 2100-01-01T02:00:00.000Z to 2100" in done.stdout
-    assert "What happens: a node that reads it sets it aside" in done.stdout
-    assert "What to do: Nothing has to be done." in done.stdout
+    assert "What happens: a node that reads it moves it to quarantine" in done.stdout
+    assert "What to do: No action needed." in done.stdout
 
 
 @both_kinds

@@ -13,7 +13,8 @@ from delay_devtools.drill.replicas import flip_byte
 from delayservice.base.errors import SlotDamagedError, StoreError
 from delayservice.engine.cursor import Cursor
 from delayservice.store.base import NO_MARK, Frame, Mark
-from delayservice.store.shards import ShardFolder, find_shards
+from delayservice.store.folder import ShardFolder
+from delayservice.store.offline import find_shards
 from delayservice.store.wheel import WheelOptions
 from delayservice.store.wheel.reading import (
     EVERYTHING,

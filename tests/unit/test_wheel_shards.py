@@ -12,8 +12,11 @@ from delayservice.base.errors import SlotDamagedError
 from delayservice.engine.cursor import START_KEY, Cursor, Key
 from delayservice.store.base import NO_MARK, Frame, Store
 from delayservice.store.files import Files
-from delayservice.store.offline import verify, wheel_reader
-from delayservice.store.shards import find_shards
+from delayservice.store.offline import (
+    find_shards,
+    verify,
+    wheel_reader,
+)
 from delayservice.store.wheel import Wheel, WheelOptions
 from delayservice.store.wheel.block import Block
 from delayservice.store.wheel.window import ROW_BYTES
@@ -181,7 +184,7 @@ def test_a_giant_slot_is_read_within_the_bound_of_memory(tmp_path: Path) -> None
             rows = store.read_due(after[number], FAR_MS, 400)
             found[number] += rows
             after[number] = rows[-1][:2] if rows else after[number]
-            cached = wheel.slots._reader.kept_bytes + wheel.near.cost
+            cached = wheel.slots._reader.kept_bytes + wheel.windows.cost
             most = max(most, wheel.slots.buffer_bytes + cached)
     assert found == given
     assert len(slot_files(tmp_path)) == 1
@@ -330,18 +333,18 @@ def test_rows_of_one_shard_are_replaced_beside_those_of_others(tmp_path: Path) -
 def test_the_windows_of_many_shards_are_counted_as_they_come_grow_and_go(tmp_path: Path) -> None:
     wheel = Wheel(tmp_path, OPTIONS)
     stores = filled(wheel, 50, with_ids=0)
-    assert wheel.near.cost == 0
+    assert wheel.windows.cost == 0
     for store in stores:
         store.read_due(START_KEY, START_MS + SLOT_MS, 50)
-    before = wheel.near.cost
+    before = wheel.windows.cost
     assert before > 0
     more = [(START_MS + 5, 13 + n, NO_MARK, bytes(100)) for n in range(7)]
     stores[0].append(more, [], [], 20)
     stores[0].read_due(START_KEY, START_MS + SLOT_MS, 50)
-    assert wheel.near.cost == before + 7 * (100 + ROW_BYTES)
+    assert wheel.windows.cost == before + 7 * (100 + ROW_BYTES)
     for store in stores:
         store.read_due((START_MS + 6 * SLOT_MS, 0), FAR_MS, 50)
-    assert wheel.near.cost == 0
+    assert wheel.windows.cost == 0
     wheel.close()
 
 

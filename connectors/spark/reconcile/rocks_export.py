@@ -17,8 +17,8 @@ import pyarrow.parquet as pq
 
 from connectors.spark.reconcile.stored import SCHEMA, ShardName
 from delayservice.store.base import Frame
+from delayservice.store.folder import ShardFolder
 from delayservice.store.rocks_view import RocksView, viewed_store
-from delayservice.store.shards import ShardFolder
 from delayservice.store.wheel.reading import EVERYTHING, ReadBounds
 
 _BATCH_ROWS: Final = 65_536

@@ -40,9 +40,9 @@ from connectors.spark.reconcile.rocks_export import batches
 from connectors.spark.reconcile.stored import DDL, ShardName
 from delayservice.base.errors import StoreError
 from delayservice.contract.times import DUE_STOP_MS
-from delayservice.store.folder import read_format, shard_name
+from delayservice.store.folder import ShardFolder, read_format, shard_name
+from delayservice.store.offline import find_shards
 from delayservice.store.rocks_view import view_of, viewed_database
-from delayservice.store.shards import ShardFolder, find_shards
 from delayservice.store.wheel.reading import (
     EVERYTHING,
     Damage,

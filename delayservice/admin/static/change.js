@@ -15,7 +15,7 @@ const WORDS = {
     go: "Deliver it now",
   },
   reschedule: {
-    title: "Give this record another due time?",
+    title: "Reschedule this record?",
     what: "A copy with the new time replaces it, at an offset of its own.",
     go: "Reschedule it",
   },
@@ -47,7 +47,7 @@ export function openChange(opener, local, relative) {
   part("do").hidden = false;
   part("do").disabled = false;
   part("do").classList.toggle("danger", change === "cancel");
-  part("close").textContent = "Leave it";
+  part("close").textContent = "Close without changes";
   part("token").value = "";
   part("after").value = "";
   part("at").value = "";
@@ -84,11 +84,11 @@ function say(error, result, isDoubtful = false) {
 function newTime() {
   const after = part("after").value.trim().toLowerCase();
   const at = part("at").value;
-  if (Boolean(after) === Boolean(at)) throw new Error("Give one of the two times.");
+  if (Boolean(after) === Boolean(at)) throw new Error("Enter one of the two times.");
   if (at) return { at_ms: new Date(at).getTime() };
   const parts = [...after.matchAll(/(\d+(?:\.\d+)?)(ms|[smhdw])/g)];
   if (parts.length === 0 || parts.map((found) => found[0]).join("") !== after.replace(/\s/g, "")) {
-    throw new Error("Write how long from now as 30s, 10m or 1h30m.");
+    throw new Error("Enter a delay such as 30s, 10m or 1h30m.");
   }
   return { after_ms: Math.round(parts.reduce((sum, [, number, unit]) => sum + number * UNITS_MS[unit], 0)) };
 }
@@ -131,7 +131,7 @@ async function go() {
     tellAnswer(await send(asked, token), token);
   } catch (error) {
     const why = error.name === "TimeoutError" ? "The node has not answered for 20 s" : "The node does not answer";
-    say(`${why}: it is not known whether it was done. Look at the record again before you repeat it.`, "");
+    say(`${why}: it is unknown whether the change was made. Check the record before you retry.`, "");
   } finally {
     part("do").disabled = false;
   }

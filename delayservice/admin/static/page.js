@@ -135,16 +135,16 @@ async function ask() {
     answer = await fetch(root.dataset.poll, { cache: "no-store", signal: AbortSignal.timeout(ANSWER_MS) });
   } catch (error) {
     const slow = error.name === "TimeoutError";
-    return slow ? "The node has not answered for 8 s; it is asked again every second." : "The node does not answer; it is asked again every second.";
+    return slow ? "The node has not answered for 8 s; retrying every second." : "The node does not answer; retrying every second.";
   }
   const fresh = new DOMParser().parseFromString(await answer.text(), "text/html");
   if (answer.ok) {
     adopt(fresh);
     return "";
   }
-  if (answer.status === 401) return "The node wants to know who you are: reload the page.";
+  if (answer.status === 401) return "The node requires authentication: reload the page.";
   const detail = fresh.getElementById("error-detail")?.textContent ?? `status ${answer.status}`;
-  return `The node can’t tell how it is now: ${detail}`;
+  return `The node can’t report its state:  ${detail}`;
 }
 
 async function refresh() {
@@ -173,7 +173,7 @@ async function copy(button) {
     await navigator.clipboard.writeText(button.dataset.copy);
     tell("Copied.");
   } catch {
-    tell("The browser did not let the page copy: select the text and copy it yourself.");
+    tell("The browser blocked the copy: select the text and copy it manually.");
   }
 }
 

@@ -47,21 +47,21 @@ from delayservice.store.base import NO_MARK, Frame
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
+    # The number of a shard's store (generation), and rows of that shard in key order.
     Run = tuple[int, Sequence[Frame]]
-    """The number of a shard's store (generation), and rows of that shard in key order."""
 
 HEADER = Struct("<IIIBBHII")
 HEADER_BYTES: Final = 24
 VERSION: Final = 6
 ROWS_MAX: Final = 4096
+# A run with more payload bytes, or more than ``ROWS_MAX`` rows, is divided; a single larger payload
+# has a block of its own.
 BODY_BYTES_MAX: Final = 1 << 20
-"""Largest number of payload bytes of a block. A run with more bytes, or more than ``ROWS_MAX``
-rows, is divided; a single larger payload has a block of its own."""
 
+# Largest number of bytes of a block that short runs of several shards share. Without sharing,
+# shards with few records would have a block for each row; but a reader of one shard reads the whole
+# block.
 SHARED_BYTES_MAX: Final = 64 << 10
-"""Largest number of bytes of a block that short runs of several shards share. Without sharing,
-shards with few records would have a block for each row; but a reader of one shard reads the whole
-block."""
 
 _ROW_BYTES: Final = 16
 _RUN_BYTES: Final = 8
@@ -79,9 +79,7 @@ if HEADER.size != HEADER_BYTES:
 
 
 class MarkOnly(bytes):
-    """Payload type of a row that is only a mark for an earlier record. Its one value,
-    ``MARK_ONLY``, is compared by identity.
-    """
+    """Payload type of a row that is only a mark. ``MARK_ONLY`` is compared by identity."""
 
     __slots__ = ()
 
@@ -94,16 +92,10 @@ class BlockDamagedError(ValueError):
 
 
 class Block:
-    """Header of a block, and its position in the file.
+    """Header of a block, decoded and checked; ``BlockDamagedError`` is raised if it is not sound.
 
     Attributes:
-        position: byte position of the header.
-        body_position: byte position of the body.
-        length: bytes of the body.
-        body_crc: checksum of the body.
-        has_marks: whether the body has a column of marks.
-        first_ms: lowest key time, epoch milliseconds.
-        last_ms: highest key time, epoch milliseconds.
+        position: byte position of the header in the slot's file.
         generations: numbers of the shards' stores that have rows in the block, ascending.
         starts: index of the first row of each shard, in the order of ``generations``, and last the
             number of all rows.
@@ -122,16 +114,6 @@ class Block:
     )
 
     def __init__(self, data: bytes, start_ms: int, position: int) -> None:
-        """Decode and check a block's header.
-
-        Args:
-            data: bytes of the header, with the list of its runs.
-            start_ms: start of the slot, epoch milliseconds.
-            position: byte position of the header in the slot's file.
-
-        Raises:
-            BlockDamagedError: the header is cut short, or its checksum or version is wrong.
-        """
         if len(data) < HEADER_BYTES:
             raise BlockDamagedError(f"a block header is cut short at byte {position}")
         fields: tuple[int, ...] = HEADER.unpack_from(data)
@@ -147,39 +129,25 @@ class Block:
 
     @property
     def end(self) -> int:
-        """Return the byte position in the file at which the block ends, exclusive."""
         return self.body_position + self.length
 
     @property
     def rows(self) -> int:
-        """Return the number of rows in the block, of all shards together."""
+        """Number of rows in the block, of all shards together."""
         return self.starts[-1]
 
     def bytes_of(self, rows: int) -> int:
-        """Return the estimated bytes that ``rows`` rows take in the file, by their share of the
-        block.
-        """
+        # Estimated by the share of the rows in the block.
         return (self.end - self.position) * rows // self.rows
 
     def run(self, generation: int) -> tuple[int, int]:
-        """Return the range ``(start, stop)`` of indexes of a shard's rows in the block, ``stop``
-        exclusive. ``generation``: number of the shard's store; the block must hold rows of it.
-        """
+        """Return the range ``[start, stop)`` of indexes of a shard's rows; there must be some."""
         at = bisect_left(self.generations, generation)
         return self.starts[at], self.starts[at + 1]
 
 
 class Body:
-    """Body of a block: the rows. It is checked against the header.
-
-    Args:
-        start_ms: start of the slot, epoch milliseconds.
-        block: header of the block.
-        data: the bytes of the body.
-
-    Raises:
-        BlockDamagedError: the body is cut short, or its checksum is wrong.
-    """
+    """Body of a block: the rows, checked against the header; raises ``BlockDamagedError``."""
 
     __slots__ = ("_data", "_ends", "_keys", "_marks", "_offsets", "_sizes", "_start_ms")
 
@@ -203,9 +171,8 @@ class Body:
     def rows(
         self, start: int, stop: int, after_ms: int = -1, upto_ms: int = sys.maxsize
     ) -> list[Frame]:
-        """Return the records and marks with key times in ``after_ms <= key_ms <= upto_ms``, epoch
-        ms, among the rows with indexes in ``[start, stop)``, which are of one shard. The payload of
-        a row that is only a mark is ``MARK_ONLY``.
+        """Return the rows of one shard with indexes in ``[start, stop)`` and ``after_ms <= key_ms
+        <= upto_ms``.
         """
         start_ms = self._start_ms
         start = bisect_left(self._keys, after_ms - start_ms, start, stop)
@@ -221,7 +188,6 @@ class Body:
 
 
 def count_records(rows: Sequence[Frame]) -> int:
-    """Return the number of rows that are records; rows that are only marks are not counted."""
     if max(map(_mark_of, rows), default=NO_MARK) == NO_MARK:
         return len(rows)
     return len(rows) - sum([row[3] is MARK_ONLY for row in rows])
@@ -234,24 +200,16 @@ def bounds_of(rows: Sequence[Frame]) -> tuple[int, int]:
 
 
 def sort_rows(rows: Iterable[Frame]) -> list[Frame]:
-    """Return ``rows``, which are given in the order of the log, in key order.
-
-    Two stable sorts by one integer each take a third of the time of one sort by tuples
-    (``tests.store_bench --case burst``).
-    """
+    # Two stable sorts by one integer each take a third of the time of one sort by tuples
+    # (``tests.store_bench --case burst``).
     found = sorted(rows, key=_offset_of)
     found.sort(key=_key_ms_of)
     return found
 
 
 def encode_blocks(start_ms: int, runs: Iterable[Run], position: int) -> bytes:
-    """Return the bytes of the blocks that hold the given rows.
-
-    Args:
-        start_ms: start of the slot, epoch milliseconds.
-        runs: for each shard, by ascending generation: the generation (number of its store) and its
-            rows in key order. The payload of a mark is ``MARK_ONLY``.
-        position: byte position in the file at which the first block will be written.
+    """Return the bytes of the blocks that hold the given runs, which are sorted by generation, for
+    byte ``position`` of the file. The payload of a mark is ``MARK_ONLY``.
     """
     parts: list[bytes] = []
     for group in _groups(runs):
@@ -267,9 +225,7 @@ def _sum(start_ms: int, position: int, rest: bytes) -> int:
 
 
 def _groups(runs: Iterable[Run]) -> Iterator[list[Run]]:
-    """Yield the runs of each block: long runs (rows of one shard) are divided among several blocks,
-    and short ones share a block.
-    """
+    # Long runs (rows of one shard) are divided among several blocks, and short ones share a block.
     group: list[Run] = []
     group_bytes = 0
     for generation, rows in runs:
@@ -303,9 +259,6 @@ def _cut(rows: Sequence[Frame]) -> Iterator[Sequence[Frame]]:
 
 
 def _encode_block(start_ms: int, group: Sequence[Run]) -> tuple[bytes, bytes]:
-    """Return the bytes of the header, without its checksum, and of the body of a block that holds
-    the runs of ``group``.
-    """
     rows = [row for _, run in group for row in run]
     keys, offsets, marks, payloads = zip(*rows, strict=True)
     has_marks = max(marks) != NO_MARK
@@ -330,14 +283,9 @@ def _encode_block(start_ms: int, group: Sequence[Run]) -> tuple[bytes, bytes]:
 def walk_blocks(
     read: Callable[[int, int], bytes], start_ms: int, position: int, size: int
 ) -> Iterator[Block]:
-    """Yield the headers of the blocks of a slot's file from byte ``position`` to byte ``size``.
-
-    Args:
-        read: function ``(position, size)`` that returns ``size`` bytes of the file from byte
-            ``position``.
-        start_ms: start of the slot, epoch milliseconds.
-        position: byte position at which a block begins.
-        size: byte position at which the last block must end.
+    """Yield the headers of the blocks of a slot's file from byte ``position``, at which a block
+    begins, to byte ``size``, at which the last block must end. ``read``: function ``(position,
+    size)`` that returns ``size`` bytes of the file.
 
     Raises:
         BlockDamagedError, OSError: the file is damaged or missing; the headers yielded before are
@@ -359,9 +307,7 @@ def walk_blocks(
 
 
 def _header_bytes(data: bytes, at: int) -> int:
-    """Return the size of a block's header in bytes, or of its fixed part if ``data``, from index
-    ``at`` on, has less than that.
-    """
+    # Only the fixed part if ``data`` has less than that.
     if len(data) - at < HEADER_BYTES:
         return HEADER_BYTES
     runs: int = HEADER.unpack_from(data, at)[5]
@@ -369,7 +315,6 @@ def _header_bytes(data: bytes, at: int) -> int:
 
 
 def pack(kind: str, values: Iterable[int]) -> bytes:
-    """Return ``values`` as little-endian bytes. ``kind``: type code of ``array``, such as ``I``."""
     column = array(kind, values)
     if _BIG_ENDIAN:
         column.byteswap()
@@ -377,9 +322,6 @@ def pack(kind: str, values: Iterable[int]) -> bytes:
 
 
 def unpack(kind: str, data: bytes) -> array[int]:
-    """Return the integers in little-endian ``data``. ``kind``: type code of ``array``, such as
-    ``I``.
-    """
     column: array[int] = array(kind)
     column.frombytes(data)
     if _BIG_ENDIAN:

@@ -43,10 +43,8 @@ class ShardRow(msgspec.Struct, array_like=True, frozen=True):
         number: index of the shard in the columns of ``SlotRow``.
         generation: number of the shard's store, by which its rows are found in slot files.
         topic: hash of the delay topic's id, hexadecimal.
-        partition: partition of the delay topic.
         stop_offset: S, a source offset.
         has_ids: whether the id index has rows of this shard.
-        label: bytes that state the contracts and cluster secrets of the stored records.
     """
 
     number: int
@@ -66,7 +64,6 @@ class LostRows(msgspec.Struct, array_like=True, frozen=True):
         from_ms: key time, epoch milliseconds, below which rows have been read again already.
         first_offset: lowest source offset of the damaged records, and of those that are marked.
         stop_offset: one above the highest source offset of a record or mark.
-        count: number of damaged records.
     """
 
     shard: int
@@ -81,7 +78,6 @@ class SlotRow(msgspec.Struct, array_like=True, frozen=True):
     bytes, with the shard's number as index.
 
     Attributes:
-        start_ms: the slot's start, epoch milliseconds.
         size: number of valid bytes at the start of the file.
         counts: column of the number of each shard's records, including ``lost`` ones, u32.
         firsts: column of the lowest source offset of each shard's rows, i64.
@@ -89,7 +85,6 @@ class SlotRow(msgspec.Struct, array_like=True, frozen=True):
             0: no rows.
         floors: by shard number, the byte position below which the shard's blocks are invalid; 0 for
             a shard that is not in it.
-        lost: damaged rows of all shards, to be read again from the log.
     """
 
     start_ms: int
@@ -102,13 +97,8 @@ class SlotRow(msgspec.Struct, array_like=True, frozen=True):
 
 
 class WheelHorizon(msgspec.Struct, array_like=True, frozen=True):
-    """Durable content of a wheel, as its horizon file lists it.
-
-    Attributes:
-        slot_ms: width of a slot, milliseconds.
-        next_generation: the lowest generation (number of a shard's store) not used yet.
-        shards: all shards, in any order.
-        slots: the slots that hold rows, in any order.
+    """Durable content of a wheel; ``next_generation`` is the lowest number of a shard's store that
+    was not used yet, and ``shards`` and ``slots`` are in any order.
     """
 
     slot_ms: int
@@ -121,17 +111,13 @@ _decoder = msgspec.msgpack.Decoder(WheelHorizon)
 
 
 def encode_horizon(horizon: WheelHorizon) -> bytes:
-    """Return the content of the horizon file."""
     content = msgspec.msgpack.encode(horizon)
     return _HEAD.pack(_MAGIC, _VERSION, google_crc32c.value(content)) + content
 
 
 def read_horizon(path: str) -> WheelHorizon:
-    """Read and check the horizon file of the wheel in folder ``path``, and return its content.
-
-    Raises:
-        HorizonDamagedError: the file is damaged; the message says how.
-        OSError: the file is missing, or the medium fails.
+    """Read and check the horizon file of the wheel in folder ``path``. Raises
+    ``HorizonDamagedError`` if it is damaged, and ``OSError`` if it can't be read.
     """
     data = Path(path, NAME).read_bytes()
     if len(data) < _HEAD.size:
@@ -147,11 +133,8 @@ def read_horizon(path: str) -> WheelHorizon:
 
 
 def write_horizon(path: str, files: Files, data: bytes) -> None:
-    """Replace the horizon file by ``data``, atomically and durably. Everything that it lists must
-    be durable already. ``path``: folder of the wheel.
-
-    Raises:
-        StoreError: the disk is full or fails.
+    """Replace the horizon file, atomically and durably. Everything that it lists must be durable
+    already.
     """
     temporary = f"{path}/{NAME}.new"
     files.remove(temporary)

@@ -14,14 +14,14 @@ import errno
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 from typing import Final, NamedTuple, TypeVar
 
 from delayservice.base.errors import StoreError
 from delayservice.contract.times import DUE_STOP_MS
 from delayservice.store.base import NO_MARK, Frame
 from delayservice.store.files import Files
-from delayservice.store.folder import read_format, unreadable
-from delayservice.store.shards import ShardFolder
+from delayservice.store.folder import ShardFolder, read_format, unreadable
 from delayservice.store.wheel.block import MARK_ONLY, Block, BlockDamagedError
 from delayservice.store.wheel.horizon import (
     HorizonDamagedError,
@@ -29,37 +29,30 @@ from delayservice.store.wheel.horizon import (
     WheelHorizon,
     read_horizon,
 )
-from delayservice.store.wheel.runs import FOLDER, RunReader, file_name
-from delayservice.store.wheel.slots import Slot
+from delayservice.store.wheel.slots import FOLDER, RunReader, Slot, file_name
 from delayservice.store.wheel.wheel import FORMAT
 
 HOUR_MS: Final = 3_600_000
 _TRIES: Final = 3
 _Found = TypeVar("_Found")
+# Error numbers of reads that mean damage; errors of other numbers (rights, limits) are raised.
 _DAMAGE: Final = frozenset({errno.ENOENT, errno.ENOTDIR, errno.EIO})
-"""Error numbers of reads that mean damage; errors of other numbers (rights, limits) are raised."""
 
 
 class Damage(NamedTuple):
-    """Range of keys that could not be read.
+    """Range of keys that could not be read."""
 
-    Attributes:
-        start_ms: first key time, epoch milliseconds.
-        stop_ms: exclusive end of the key times, epoch milliseconds.
-        first_offset: lowest source offset of the records in the range.
-        stop_offset: one above the highest source offset of its records and marks; None: the end of
-            the log.
-        why: description of the damage.
-    """
-
+    # First key time, epoch milliseconds.
     start_ms: int
+    # Exclusive end of the key times, epoch milliseconds.
     stop_ms: int
+    # Lowest source offset of the records in the range.
     first_offset: int
+    # One above the highest source offset of its records and marks; None: the end of the log.
     stop_offset: int | None
     why: str
+    # If its slot was due, a missing file is no damage: a node has pruned it since its last sync.
     is_missing: bool = False
-    """Whether the file is missing. If its slot was due, that is no damage: a node has pruned it
-    since its last sync."""
 
 
 class ReadBounds(NamedTuple):
@@ -69,7 +62,6 @@ class ReadBounds(NamedTuple):
     to_ms: int = DUE_STOP_MS
 
     def meets(self, first_ms: int, stop_ms: int) -> bool:
-        """Return whether ``[first_ms, stop_ms)``, epoch milliseconds, overlaps this range."""
         return first_ms < self.to_ms and stop_ms > self.from_ms
 
 
@@ -77,69 +69,44 @@ EVERYTHING: Final = ReadBounds()
 
 
 class Rows(NamedTuple):
-    """Records of one block of a slot's file.
-
-    Attributes:
-        slot_ms: start and exclusive end of the slot, epoch milliseconds.
-        frames: the records, with their marks.
-    """
+    """Records of one block, with their marks; ``slot_ms`` is the slot's start and exclusive end."""
 
     slot_ms: tuple[int, int]
     frames: list[Frame]
 
 
 class Part(NamedTuple):
-    """Content of a shard in one slot, as the horizon file lists it.
-
-    Attributes:
-        start_ms: start of the slot, epoch milliseconds.
-        stop_ms: exclusive end of the slot, epoch milliseconds.
-        size: number of valid bytes at the start of the file.
-        generation: number of the shard's store.
-        floor: byte position below which blocks are ignored.
-        records: number of the shard's records in the file, including ``lost`` ones.
-        first_offset: lowest source offset of its records, and of those that it marks.
-        stop_offset: one above the highest source offset of a record or mark.
-        lost: damaged rows that the node has not read again from the log yet; None: the node knows
-            of no damage.
-    """
+    """Content of a shard in one slot, as the horizon file lists it."""
 
     start_ms: int
     stop_ms: int
+    # Number of valid bytes at the start of the file.
     size: int
     generation: int
+    # Byte position below which blocks are ignored.
     floor: int
+    # Number of the shard's records in the file, including ``lost`` ones.
     records: int
+    # Lowest source offset of its records, and of those that it marks.
     first_offset: int
+    # One above the highest source offset of a record or mark.
     stop_offset: int
+    # Damaged rows that the node has not read again from the log yet; None: the node knows of no
+    # damage.
     lost: LostRows | None
 
     @property
     def name(self) -> str:
-        """Return the path of the slot's file, relative to the wheel's folder."""
         return f"{FOLDER}/{file_name(self.start_ms)}"
 
     def blocks(self, reader: RunReader) -> list[Block]:
-        """Return the headers of the shard's valid blocks in the file, which ``reader`` reads.
-
-        Raises:
-            BlockDamagedError, OSError: the file is damaged or missing.
-        """
         if self.size <= self.floor:
             return []
         return reader.blocks(self.start_ms, self.size, self.generation, self.floor)
 
 
 class WheelState(NamedTuple):
-    """State of one shard, as the horizon file of its wheel lists it.
-
-    Attributes:
-        stop_offset: S, a source offset: records below are in files, or listed as lost.
-        label: contracts and cluster secrets by which the records were read, as JSON.
-        parts: content of the shard in each slot that has rows of it, by start time.
-        generation: number of the shard's store, with which the keys of its id rows begin.
-        has_ids: whether the shard has ids.
-    """
+    """State of one shard. Records below ``stop_offset``, S, are in files, or listed as lost."""
 
     stop_offset: int
     label: bytes
@@ -148,16 +115,13 @@ class WheelState(NamedTuple):
     has_ids: bool
 
     def part_from(self, start_ms: int) -> Part | None:
-        """Return the shard's content in the slot that starts at ``start_ms``, epoch milliseconds;
-        None: it has no rows there.
-        """
         return next((part for part in self.parts if part.start_ms == start_ms), None)
 
 
 def load_horizon(path: str) -> WheelHorizon | None:
     """Return the content of a wheel's horizon file; None: it is missing or damaged, or the wheel
     has an older format or no readable VERSION. In these cases, a node that opens the wheel starts
-    over from the log. ``path``: folder of the wheel.
+    over from the log.
 
     Raises:
         StoreError: the folder has a store of another kind or a newer format, or this user has no
@@ -183,14 +147,17 @@ def _is_ours(path: str) -> bool:
     return found is not None and found.version == FORMAT
 
 
-def load_state(folder: ShardFolder) -> WheelState | None:
-    """Return the state of one shard, as its wheel's horizon file lists it; None: ``load_horizon``
-    returns None, or the file does not list the shard.
+def wheel_shards(folder: Path) -> list[ShardFolder]:
+    # Empty if it is missing or damaged.
+    try:
+        rows = read_horizon(str(folder)).shards
+    except (OSError, HorizonDamagedError):
+        return []
+    return sorted(ShardFolder(str(folder), row.topic, row.partition) for row in rows)
 
-    Raises:
-        StoreError: the folder has a store of another kind or a newer format, or this user has no
-            right to read it.
-    """
+
+def load_state(folder: ShardFolder) -> WheelState | None:
+    # None: as for ``load_horizon``, or the shard is not listed.
     horizon = load_horizon(folder.path)
     if horizon is None:
         return None
@@ -219,8 +186,8 @@ def _parts_of(horizon: WheelHorizon, number: int, generation: int) -> Iterator[P
 
 
 def hours_of(parts: Iterable[Part], bounds: ReadBounds) -> dict[int, tuple[Part, ...]]:
-    """Return those of ``parts`` whose slots overlap ``bounds``, by the hour in which the slots
-    start: the key is the start of the hour, epoch milliseconds, ascending.
+    """Return the parts that overlap ``bounds``, by the start of the hour in which their slots
+    start.
     """
     hours: dict[int, list[Part]] = {}
     for part in parts:
@@ -236,14 +203,6 @@ def read_parts(
     order, and the ranges that are damaged. A slot that was pruned meanwhile yields nothing.
 
     Memory is needed for a few blocks, and 70 bytes for each record of a slot.
-
-    Args:
-        folder: the shard and its wheel's folder.
-        parts: content of the shard in the slots to read.
-        bounds: range of key times to read.
-
-    Raises:
-        StoreError: this user has no right to read a file.
     """
     with open_reader(folder.path) as reader:
         for part in parts:
@@ -254,12 +213,8 @@ def read_parts(
 def open_reader(
     path: str, bodies_bytes_max: int = 1 << 20, indexed_max: int = 1
 ) -> Iterator[RunReader]:
-    """Return a context with a reader of a wheel's slot files; at its end, all files are closed.
-
-    Args:
-        path: the wheel's folder.
-        bodies_bytes_max: memory for cached blocks that several shards share, in bytes.
-        indexed_max: largest number of slots whose block headers are cached.
+    """Open a reader of a wheel's slot files. ``bodies_bytes_max``: memory for cached blocks that
+    several shards share; ``indexed_max``: largest number of slots whose block headers are cached.
     """
     reader = RunReader(path, Files(8, read_only=True), bodies_bytes_max, indexed_max)
     try:
@@ -275,19 +230,9 @@ def read_newest(
     read: Callable[[Part], _Found],
     is_damaged: Callable[[_Found], bool],
 ) -> tuple[Part, _Found] | None:
-    """Read a shard's content in one slot by ``read``. If it seems damaged, reload the horizon file
-    and read again, up to three times.
-
-    Args:
-        folder: the shard and its wheel's folder.
-        reader: reader of the wheel's files; it opens them again before each further attempt.
-        part: content of the shard in the slot, as the horizon file listed it.
-        read: function that reads such content and returns what it found, damage included.
-        is_damaged: returns whether a result of ``read`` has damage.
-
-    Returns:
-        The slot's content in the horizon file used last, and the last result of ``read``; None: the
-        slot was pruned.
+    """Read a shard's content in one slot by ``read``. If ``is_damaged``, reload the horizon file
+    and read again, up to three times. Return the slot's content in the horizon file used last, and
+    the last result of ``read``; None: the slot was pruned.
     """
     found = read(part)
     for _ in range(_TRIES):
@@ -331,9 +276,6 @@ def _read_part(
 
 
 def _blocks(reader: RunReader, part: Part) -> tuple[list[Block], Damage | None]:
-    """Return the headers of a shard's readable blocks in a slot's file, and the damage found, or
-    None.
-    """
     damage = None
     if part.lost is not None:
         damage = _damaged(part, "the node has not read again yet what was damaged")

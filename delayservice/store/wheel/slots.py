@@ -7,27 +7,31 @@ rows in its slot.
 
 from __future__ import annotations
 
+import sys
+import time
 from array import array
-from bisect import insort
+from bisect import bisect_left, insort
+from collections import OrderedDict
 from dataclasses import dataclass, field
-from functools import partial
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Final
 
 import structlog
 
 from delayservice.engine.cursor import START_KEY, Key
 from delayservice.store.wheel.block import (
+    Block,
+    Body,
     bounds_of,
     count_records,
     encode_blocks,
     pack,
     sort_rows,
     unpack,
+    walk_blocks,
 )
 from delayservice.store.wheel.horizon import LostRows, ShardRow, SlotRow
-from delayservice.store.wheel.near import read_stretch
-from delayservice.store.wheel.runs import RunReader, file_name
-from delayservice.store.wheel.window import cost_of
+from delayservice.store.wheel.window import cost_of, read_stretch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -36,54 +40,183 @@ if TYPE_CHECKING:
     from delayservice.store.files import Files
     from delayservice.store.folder import StoreFolder
     from delayservice.store.ids import IdIndex
-    from delayservice.store.wheel.near import Hand
-    from delayservice.store.wheel.window import Window
+    from delayservice.store.wheel.window import Hand, Window
+
+FOLDER: Final = "slots"
+
+# Largest number of slots whose block headers are cached.
+_INDEXED_MAX: Final = 64
+
+_PLACE_BITS: Final = 32
+
+
+@lru_cache(maxsize=4096)
+def file_name(start_ms: int) -> str:
+    # The slot's start in UTC, as ``2026-11-21T02-00-10.000``.
+    t = time.gmtime(start_ms // 1000)
+    day = f"{t.tm_year:04d}-{t.tm_mon:02d}-{t.tm_mday:02d}"
+    return f"{day}T{t.tm_hour:02d}-{t.tm_min:02d}-{t.tm_sec:02d}.{start_ms % 1000:03d}"
+
+
+class Index:
+    """Block headers of one slot's file, with an index of the blocks of each shard."""
+
+    __slots__ = ("_runs", "blocks", "size")
+
+    def __init__(self) -> None:
+        # Number of bytes at the start of the file whose block headers are known.
+        self.size = 0
+        self.blocks: list[Block] = []
+        self._runs: array[int] = array("Q")  # generation and index in ``blocks``, sorted
+
+    def extend(self, blocks: list[Block]) -> None:
+        first = len(self.blocks)
+        self.blocks += blocks
+        runs = [
+            (generation << _PLACE_BITS) + place
+            for place, block in enumerate(blocks, first)
+            for generation in block.generations
+        ]
+        self._runs = array("Q", sorted([*self._runs, *runs]))
+        self.size = blocks[-1].end if blocks else self.size
+
+    def of(self, generation: int, floor: int) -> list[Block]:
+        low = bisect_left(self._runs, generation << _PLACE_BITS)
+        high = bisect_left(self._runs, (generation + 1) << _PLACE_BITS, low)
+        places = [run & ((1 << _PLACE_BITS) - 1) for run in self._runs[low:high]]
+        return [self.blocks[at] for at in places if self.blocks[at].position >= floor]
+
+
+class RunReader:
+    """Reader of rows (records and marks) from the slot files of a wheel; each call is for one
+    shard.
+
+    The block headers of a slot are read once for all shards, and so is a block that several shards
+    share, while they are cached.
+
+    Args:
+        bodies_bytes_max: memory for cached blocks that several shards share, in bytes.
+        indexed_max: largest number of slots whose block headers are cached.
+    """
+
+    def __init__(
+        self, path: str, files: Files, bodies_bytes_max: int, indexed_max: int = _INDEXED_MAX
+    ) -> None:
+        self._path = path
+        self._files = files
+        self._bodies_bytes_max = bodies_bytes_max
+        self._indexed_max = indexed_max
+        self._indexes: OrderedDict[int, Index] = OrderedDict()
+        self._bodies: OrderedDict[Block, Body] = OrderedDict()
+        # Memory of the cached blocks, in bytes.
+        self.kept_bytes = 0
+
+    def path_of(self, start_ms: int) -> str:
+        return f"{self._path}/{FOLDER}/{file_name(start_ms)}"
+
+    def blocks(self, start_ms: int, size: int, generation: int, floor: int) -> list[Block]:
+        """Return the headers of the blocks between the bytes ``floor`` and ``size`` of a slot's
+        file that hold rows of a shard. Raises ``BlockDamagedError`` or ``OSError``.
+        """
+        index = self._indexes.get(start_ms)
+        if index is None:
+            index = self._indexes[start_ms] = Index()
+            if len(self._indexes) > self._indexed_max:
+                self._indexes.popitem(last=False)
+        self._indexes.move_to_end(start_ms)
+        if index.size < size:
+            read = partial(self._files.read_at, self.path_of(start_ms))
+            found: list[Block] = []
+            try:
+                found.extend(walk_blocks(read, start_ms, index.size, size))
+            finally:
+                index.extend(found)
+        return index.of(generation, floor)
+
+    def good_blocks(self, start_ms: int, generation: int, floor: int) -> list[Block]:
+        """Return the headers before the damage for which the last ``blocks`` of this slot raised an
+        error.
+        """
+        return self._indexes[start_ms].of(generation, floor)
+
+    def rows(
+        self,
+        start_ms: int,
+        block: Block,
+        generation: int,
+        after_ms: int = -1,
+        upto_ms: int = sys.maxsize,
+    ) -> list[Frame]:
+        """Return the rows of a shard in a block, in key order, with ``after_ms <= key_ms <=
+        upto_ms``, epoch ms; raises as ``blocks``.
+        """
+        body = self._bodies.get(block)
+        if body is None:
+            data = self._files.read_at(self.path_of(start_ms), block.body_position, block.length)
+            body = Body(start_ms, block, data)
+            if len(block.generations) > 1:
+                self._keep(block, body)
+        else:
+            self._bodies.move_to_end(block)
+        return body.rows(*block.run(generation), after_ms, upto_ms)
+
+    def _keep(self, block: Block, body: Body) -> None:
+        self._bodies[block] = body
+        self.kept_bytes += block.length
+        while self.kept_bytes > self._bodies_bytes_max:
+            self.kept_bytes -= self._bodies.popitem(last=False)[0].length
+
+    def forget(self, start_ms: int) -> None:
+        """Drop the slot's block headers, because its file was removed or replaced."""
+        self._indexes.pop(start_ms, None)
+
+    def reopen(self, start_ms: int) -> None:
+        """Drop the slot's block headers, and close all files: they may have been replaced."""
+        self.forget(start_ms)
+        self._files.close()
+
+    def close(self) -> None:
+        self._files.close()
+        self._indexes.clear()
+        self._bodies.clear()
+        self.kept_bytes = 0
+
 
 _log = structlog.get_logger(__name__)
 
 
 @dataclass(eq=False, slots=True)
 class SlotShard:
-    """State of one shard in a wheel.
-
-    Attributes:
-        topic: hash of the delay topic's id.
-        partition: partition of the delay topic.
-        number: index of the shard in the columns of ``Slot``.
-        generation: number of the shard's store, by which its rows are found; new at a start over.
-        ids: id index of the shard.
-        has_ids: whether the shard has ids, according to the horizon file.
-        stop_offset: S, a source offset: all records below are in memory or in files.
-        durable_offset: S as last made durable.
-        label: bytes that state the contracts and cluster secrets of the stored records.
-        cursor_key: K of the last ``prune``.
-        starts: start times of the slots in which it has rows, sorted, epoch milliseconds.
-        waiting: rows that are not in a file yet, by the start of their slot.
-        pending: number of stored records, including settled ones that are not pruned yet.
-        hands: returns all readers of the shard; each holds windows of rows in memory.
-        is_open: whether a lane uses it.
-        idle_s: time at which the shard was closed, or loaded at the start, monotonic seconds.
-    """
+    """State of one shard in a wheel."""
 
     topic: str
     partition: int
+    # Index of the shard in the columns of ``Slot``.
     number: int
+    # Number of the shard's store, by which its rows are found; new at a start over.
     generation: int
     ids: IdIndex
+    # Whether the shard has ids, according to the horizon file.
     has_ids: bool = False
+    # S, a source offset: all records below are in memory or in files.
     stop_offset: int = 0
     durable_offset: int = 0
     label: bytes = b""
+    # K of the last ``prune``.
     cursor_key: Key = START_KEY
+    # Start times of the slots in which it has rows, sorted, epoch milliseconds.
     starts: list[int] = field(default_factory=list)
+    # Rows that are not in a file yet, by the start of their slot.
     waiting: dict[int, list[Frame]] = field(default_factory=dict)
+    # Number of stored records, including settled ones that are not pruned yet.
     pending: int = 0
+    # Returns all readers of the shard; each holds windows of rows in memory.
     hands: Callable[[], list[Hand]] = list
     is_open: bool = False
+    # Time at which the shard was closed, or loaded at the start, monotonic seconds.
     idle_s: float = 0.0
 
     def row(self) -> ShardRow:
-        """Return the row of this shard for the horizon file."""
         has_ids = self.ids.in_use or (self.has_ids and not self.is_open)
         place = (self.number, self.generation, self.topic, self.partition)
         return ShardRow(*place, self.stop_offset, has_ids, self.label)
@@ -93,22 +226,8 @@ class SlotShard:
 class Slot:
     """Slot of a wheel: the records with keys in ``[start_ms, stop_ms)``.
 
-    Its columns ``counts``, ``firsts`` and ``stops`` describe the file; the index in each is the
-    shard's number. They are compact arrays, because a thousand shards in 720 slots are 720,000
-    cells.
-
-    Attributes:
-        start_ms: start of the slot, epoch milliseconds.
-        stop_ms: exclusive end of the slot, epoch milliseconds.
-        size: size of the file in bytes.
-        counts: number of each shard's records in the file, including ``lost`` ones.
-        firsts: lowest source offset of each shard's rows.
-        stops: one above the highest source offset of each shard's records and marks; 0: no rows.
-        floors: by shard number, the byte position below which the shard's blocks are invalid.
-        lost: by shard number, damaged rows that have to be read again from the log.
-        users: number of shards that have rows here, in the file or in memory.
-        waiting: numbers of the shards that have rows not yet in the file.
-        dirty: whether the file was written to since the last sync.
+    Its columns ``counts``, ``firsts`` and ``stops`` describe the file as in ``SlotRow``. They are
+    compact arrays, because a thousand shards in 720 slots are 720,000 cells.
     """
 
     start_ms: int
@@ -117,17 +236,19 @@ class Slot:
     counts: array[int] = field(default_factory=lambda: array("I"))
     firsts: array[int] = field(default_factory=lambda: array("q"))
     stops: array[int] = field(default_factory=lambda: array("q"))
+    # By shard number, the byte position below which the shard's blocks are invalid.
     floors: dict[int, int] = field(default_factory=dict)
+    # By shard number, damaged rows that have to be read again from the log.
     lost: dict[int, LostRows] = field(default_factory=dict)
+    # Number of shards that have rows here, in the file or in memory.
     users: int = 0
+    # Numbers of the shards that have rows not yet in the file.
     waiting: set[int] = field(default_factory=set)
+    # Whether the file was written to since the last sync.
     dirty: bool = False
 
     @classmethod
     def of_row(cls, row: SlotRow, slot_ms: int) -> Slot:
-        """Return the slot that a row of the horizon file describes. ``slot_ms``: width of a slot,
-        milliseconds.
-        """
         return cls(
             row.start_ms,
             row.start_ms + slot_ms,
@@ -140,7 +261,6 @@ class Slot:
         )
 
     def row(self) -> SlotRow:
-        """Return the row of this slot for the horizon file."""
         columns = pack("I", self.counts), pack("q", self.firsts), pack("q", self.stops)
         return SlotRow(self.start_ms, self.size, *columns, self.floors, list(self.lost.values()))
 
@@ -149,9 +269,7 @@ class Slot:
         return number < len(self.stops) and self.stops[number] > 0
 
     def note(self, number: int, count: int, first: int, stop: int) -> None:
-        """Update the columns, because the file has ``count`` more records of the shard ``number``,
-        and its new rows have source offsets in ``[first, stop)``.
-        """
+        """Note ``count`` more records of a shard, with rows at source offsets ``[first, stop)``."""
         more = number + 1 - len(self.stops)
         if more > 0:
             for column in (self.counts, self.firsts, self.stops):
@@ -162,16 +280,15 @@ class Slot:
         self.counts[number] += count
 
     def clear(self, number: int) -> None:
-        """Clear the columns of the shard ``number``. Its blocks in the file stay valid until an
-        entry in ``floors`` or a new generation excludes them.
-        """
+        # The shard's blocks in the file stay valid until ``floors`` or a new generation excludes
+        # them.
         if number < len(self.stops):
             self.counts[number] = self.firsts[number] = self.stops[number] = 0
         self.lost.pop(number, None)
         self.floors.pop(number, None)
 
     def lose(self, number: int) -> None:
-        """Note that all rows of the shard ``number`` in the file are to be read from the log."""
+        """Note that all rows of a shard in the file are to be read from the log."""
         first, stop, count = self.firsts[number], self.stops[number], self.counts[number]
         self.lost[number] = LostRows(number, self.start_ms, first, stop, count)
 
@@ -179,15 +296,8 @@ class Slot:
 class Slots:
     """All slots of a wheel, with their rows (records and marks) in memory and in files.
 
-    Args:
-        folder: folder of the wheel.
-        files: file system access.
-        slot_ms: width of a slot, milliseconds.
-        bodies_bytes_max: memory for cached blocks that several shards read, in bytes.
-
     Attributes:
         by_start: slots that hold rows, by start time, epoch milliseconds.
-        shards: all shards, by number.
         buffer_bytes: memory of the rows that are not in a file yet, in bytes.
         unsynced_bytes: memory of the rows that were added since the last sync, in bytes.
         has_changed: whether the horizon file is out of date.
@@ -205,7 +315,6 @@ class Slots:
         self.fill([], [])
 
     def fill(self, shards: Iterable[SlotShard], rows: Iterable[SlotRow]) -> None:
-        """Replace all slots and shards by those of a horizon file; ``rows``: its slots."""
         self.by_start: dict[int, Slot] = {}
         self.shards = {shard.number: shard for shard in shards}
         self.buffer_bytes = self.unsynced_bytes = 0
@@ -264,26 +373,22 @@ class Slots:
         self._records += records
 
     def records_in(self, shard: SlotShard, slot: Slot) -> int:
-        """Return the number of a shard's records in a slot, in file and memory."""
         found = slot.counts[shard.number] if slot.held_by(shard.number) else 0
         return found + count_records(shard.waiting.get(slot.start_ms, []))
 
     def bytes_of(self, shard: SlotShard) -> int:
-        """Return a shard's estimated bytes in files and memory, by its share of all records."""
+        # Estimated by the shard's share of all records.
         stored = self._file_bytes + self.buffer_bytes
         return stored * shard.pending // max(self._records, 1)
 
     def drop(self, shard: SlotShard, start_ms: int) -> None:
-        """Remove a shard's rows from the slot at ``start_ms`` (epoch ms), and the slot with its
-        file if no other shard has rows in it.
-        """
+        # The slot's file is removed with the last shard that has rows in it.
         slot = self.by_start[start_ms]
         self._clear(shard, slot)
         if not slot.users:
             self._remove(slot)
 
     def replace(self, shard: SlotShard, start_ms: int, rows: Sequence[Frame]) -> None:
-        """Replace all rows of a shard in the slot at ``start_ms`` (epoch ms) by ``rows``."""
         slot = self.by_start[start_ms]
         self._clear(shard, slot)
         if slot.size:
@@ -317,11 +422,6 @@ class Slots:
     # --- files ---------------------------------------------------------------------------------
 
     def load(self, shard: SlotShard, slot: Slot, window: Window) -> None:
-        """Fill an empty window with a shard's rows from the slot's file, if it has rows there.
-
-        Raises:
-            BlockDamagedError, OSError: the file is damaged or missing.
-        """
         if slot.held_by(shard.number) and slot.size:
             floor = slot.floors.get(shard.number, 0)
             blocks = self._reader.blocks(slot.start_ms, slot.size, shard.generation, floor)
@@ -329,15 +429,10 @@ class Slots:
             read_stretch(read, slot.stop_ms, blocks, shard.generation, window)
 
     def waiting(self) -> list[Slot]:
-        """Return the slots with rows that are not in a file yet."""
         return [slot for slot in self.by_start.values() if slot.waiting]
 
     def flush_fullest(self, bytes_max: int) -> None:
-        """Flush slots, those with the most rows first, until rows take at most ``bytes_max`` bytes.
-
-        Raises:
-            StoreError: the disk is full or fails; the rows stay in memory.
-        """
+        """Flush slots, those with the most rows first, until rows take ``bytes_max`` bytes."""
         for slot in sorted(self.waiting(), key=self._rows_waiting, reverse=True):
             if self.buffer_bytes <= bytes_max:
                 return
@@ -347,10 +442,8 @@ class Slots:
         return sum(len(self.shards[number].waiting[slot.start_ms]) for number in slot.waiting)
 
     def flush(self, slot: Slot) -> None:
-        """Append all rows of a slot that are only in memory to its file, in one write.
-
-        Raises:
-            StoreError: the disk is full or fails; the rows stay in memory.
+        """Append the rows of a slot that are only in memory to its file; they stay there if that
+        fails.
         """
         start_ms = slot.start_ms
         shards = sorted((self.shards[n] for n in slot.waiting), key=lambda one: one.generation)
@@ -382,9 +475,7 @@ class Slots:
         return True
 
     def condemn(self, slot: Slot, reason: str) -> None:
-        """Quarantine a slot's damaged file, and note that its rows are to be read from the log
-        again. ``reason``: text for the log.
-        """
+        """Quarantine a slot's damaged file; its rows are to be read from the log again."""
         path = self.path_of(slot.start_ms)
         _log.error("slot_condemned", path=path, why=reason, shards=slot.users)
         if self._files.exists(path):

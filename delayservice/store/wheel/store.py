@@ -16,8 +16,7 @@ from delayservice.contract.entry import OFFSET_MAX
 from delayservice.engine.cursor import Cursor, Key
 from delayservice.store.base import Frame, Lump, Mark, Named, Scanner, Store, StoreStats
 from delayservice.store.wheel.block import MARK_ONLY, BlockDamagedError
-from delayservice.store.wheel.near import Hand
-from delayservice.store.wheel.window import Window
+from delayservice.store.wheel.window import Hand, Window
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -26,18 +25,14 @@ if TYPE_CHECKING:
     from delayservice.store.wheel.slots import Slot, SlotShard
     from delayservice.store.wheel.wheel import Wheel
 
+# Approximate largest number of records that one rebuild after damage reads again from the log and
+# holds in memory.
 REREAD_ROWS: Final = 50_000
-"""Approximate largest number of records that one rebuild after damage reads again from the log and
-holds in memory."""
 
 
 class WheelStore(Store):
-    """Store of one shard in the wheel that all shards of its worker share.
-
-    Args:
-        wheel: the wheel of the worker.
-        topic: hash of the delay topic's id.
-        partition: partition of the delay topic.
+    """Store of one shard in the wheel that all shards of its worker share. ``topic``: hash of the
+    delay topic's id.
     """
 
     def __init__(self, wheel: Wheel, topic: str, partition: int) -> None:
@@ -50,9 +45,7 @@ class WheelStore(Store):
     # --- life ----------------------------------------------------------------------------------
 
     def open(self) -> int:
-        """Open the shard, and the wheel if it is closed, and return the durable horizon S, a source
-        offset. Slot files are not read.
-        """
+        # Slot files are not read, so that a start takes no time.
         shard = self._attached = self._wheel.attach(*self._place)
         self._hand = self._make_hand(shard, chunk=REREAD_ROWS)
         self._scanning = WeakSet()
@@ -67,22 +60,16 @@ class WheelStore(Store):
 
     @property
     def label(self) -> bytes:
-        """Return the label: bytes that state the contracts and cluster secrets of the records."""
         return self._shard.label
 
     def set_label(self, label: bytes) -> None:
-        """Replace the label: bytes that state the contracts and cluster secrets of the records. The
-        next sync makes it durable.
-        """
         self._shard.label = label
         self._slots.has_changed = True
 
     def reset(self) -> None:
-        """Delete all records, ids and the label durably, and set the horizon to 0."""
         self._wheel.start_over(self._shard)
 
     def close(self) -> None:
-        """Close the shard, and sync it. If other shards are open, the sync is only started."""
         shard, self._attached = self._shard, None
         self._wheel.detach(shard)
 
@@ -95,13 +82,7 @@ class WheelStore(Store):
         marks: Sequence[Mark],
         stop_offset: int,
     ) -> None:
-        """Add records, the ids that some of them have, and marks of earlier records;
-        ``stop_offset`` is the new S. See ``Store.append``. Before that, flush or sync if too many
-        bytes are in memory or unsynced, so that a failure of the disk leaves the store as it was.
-
-        Raises:
-            StoreError: the disk is full or fails.
-        """
+        # Flush or sync first, so that a failure of the disk leaves the store as it was.
         shard = self._shard
         self._wheel.make_room()
         if named or marks:
@@ -116,14 +97,7 @@ class WheelStore(Store):
     # --- due -----------------------------------------------------------------------------------
 
     def read_due(self, after: Key, upto_ms: int, limit: int) -> list[Frame]:
-        """Return at most ``limit`` records in key order, with keys above ``after`` and key times up
-        to ``upto_ms``, inclusive, in epoch ms. If there are fewer, a window of the next slot may be
-        loaded early.
-
-        Raises:
-            SlotDamagedError: the first of these records is in a damaged slot.
-            StoreError: a sync that was started has failed; the process must exit.
-        """
+        # If there are few rows, a window of the next slot is loaded early.
         self._wheel.advance()
         found = self._hand.read(after, upto_ms, limit)
         if len(found) < limit:
@@ -131,40 +105,25 @@ class WheelStore(Store):
         return found
 
     def next_due_ms(self, after: Key) -> int | None:
-        """Return a lower bound of the key time of the first record with a key above ``after``, in
-        epoch ms; None: there is no such record.
-        """
         return self._hand.next_due_ms(after)
 
     def scanner(self, *, for_repair: bool = False) -> Scanner:
-        """Return a reader that works in small steps, with windows of its own; the store may change
-        between two steps. ``for_repair``: whether its ``SlotDamagedError`` states a range of about
-        ``REREAD_ROWS`` records, which may be several slots or a part of one, and not one slot.
-        """
         hand = self._make_hand(self._shard, chunk=REREAD_ROWS if for_repair else OFFSET_MAX)
         self._scanning.add(hand)
         return Scanner(hand.read)
 
     def _make_hand(self, shard: SlotShard, chunk: int) -> Hand:
         load = partial(self._load, chunk)
-        return Hand(shard.starts, self._slots.slot_ms, shard.waiting, load, self._wheel.near)
+        return Hand(shard.starts, self._slots.slot_ms, shard.waiting, load, self._wheel.windows)
 
     def _load(self, chunk: int, start_ms: int, after: Key) -> Window:
-        """Return a window (rows in memory) of the slot at ``start_ms`` with the rows above key
-        ``after``, up to the first damaged row.
-
-        Args:
-            chunk: approximate largest number of records in the range that an error states;
-                ``OFFSET_MAX``: the error states one whole slot.
-            start_ms: start of the slot, epoch milliseconds.
-            after: key above which the window begins.
-
-        Raises:
-            SlotDamagedError: the window would begin with damaged rows.
+        """Return a window (rows in memory) of a slot with the rows above ``after``, up to the first
+        damaged row. Raises ``SlotDamagedError`` if it would begin with one; ``chunk``: see
+        ``_damage``.
         """
         shard, slots = self._shard, self._slots
         slot = slots.by_start[start_ms]
-        window = Window(start_ms, after, self._wheel.near.share)
+        window = Window(start_ms, after, self._wheel.windows.share)
         lost = slot.lost.get(shard.number)
         if lost is not None and after >= (lost.from_ms - 1, OFFSET_MAX):
             raise self._damage(slot, lost, chunk)
@@ -207,9 +166,8 @@ class WheelStore(Store):
         return _damaged(slot, stop_ms, found)
 
     def rebuild(self, start_ms: int, stop_ms: int, frames: Sequence[Frame]) -> None:
-        """Replace the records with keys in ``[start_ms, stop_ms)``, epoch ms, by ``frames``. In a
-        damaged slot, records that were appended or read again after the damage was found are kept.
-        """
+        # In a damaged slot, records that were appended or read again after the damage was found are
+        # kept.
         shard = self._shard
         kept: list[tuple[int, int, int]] = []  # start_ms, stop_ms, first offset
         for slot in self._slots_within(start_ms, stop_ms):
@@ -249,11 +207,6 @@ class WheelStore(Store):
         self._slots.count(self._shard, -lost.count)
 
     def _outside(self, slot: Slot, start_ms: int, stop_ms: int) -> list[Frame]:
-        """Return the records of a slot with keys outside ``[start_ms, stop_ms)``, epoch ms.
-
-        Raises:
-            SlotDamagedError: these records are damaged.
-        """
         scanner, kept = self.scanner(), list[Frame]()
         spans = ((slot.start_ms, start_ms), (stop_ms, slot.stop_ms))
         for first_ms, last_ms in spans:
@@ -268,24 +221,15 @@ class WheelStore(Store):
     # --- ids -----------------------------------------------------------------------------------
 
     def latest_unmarked(self, record_id: bytes, below: int) -> Key | None:
-        """Return the key of an id's latest record that is not cancelled, replaced or fired, and has
-        a source offset below ``below``; None: there is no such record.
-        """
         shard = self._shard
         return shard.ids.latest_unmarked(record_id, min(below, shard.stop_offset))
 
     def marked_from(self, mark: int) -> list[tuple[int, Key]]:
-        """Return ``(mark, key)`` of records whose mark (source offset of the canceller) is at least
-        ``mark``, ascending.
-        """
         return self._shard.ids.marked_from(mark, self._shard.stop_offset)
 
     # --- prune and sync ------------------------------------------------------------------------
 
     def prune(self, cursor: Cursor) -> None:
-        """Delete the shard's records in slots whose exclusive end is at or before the key time of
-        K, and the rows of its id index that ``cursor`` has settled.
-        """
         shard = self._shard
         self._wheel.advance()
         shard.cursor_key = cursor.key
@@ -294,9 +238,6 @@ class WheelStore(Store):
         shard.ids.prune(cursor)
 
     def sync(self, *, wait: bool = True) -> int:
-        """Sync the worker's wheel, and return the shard's durable horizon, a source offset. If
-        ``wait`` is False, only start a sync; later calls of the store continue it.
-        """
         if wait:
             self._wheel.sync()
         else:
@@ -304,17 +245,13 @@ class WheelStore(Store):
         return self._shard.durable_offset
 
     def lumps(self, start_ms: int, stop_ms: int) -> list[Lump]:
-        """Return ``(start_ms, stop_ms, count)`` of each slot that overlaps ``[start_ms, stop_ms)``,
-        epoch milliseconds; ``count`` is the number of the shard's records in the slot. No file is
-        read.
-        """
+        # No file is read: one count for each slot.
         return [
             (slot.start_ms, slot.stop_ms, self._slots.records_in(self._shard, slot))
             for slot in self._slots_within(start_ms, stop_ms)
         ]
 
     def stats(self) -> StoreStats:
-        """Return number of records, estimated bytes, and the durable horizon (a source offset)."""
         self._wheel.advance()
         shard = self._shard
         passed = self._hand.passed(shard.starts[0], shard.cursor_key) if shard.starts else 0

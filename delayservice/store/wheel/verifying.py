@@ -19,13 +19,11 @@ from delayservice.contract.codec import decode_payload
 from delayservice.engine.pending import NO_MARK
 from delayservice.store import findings
 from delayservice.store.files import Files
-from delayservice.store.findings import Case, CheckVerdict, Finding
-from delayservice.store.folder import unreadable
-from delayservice.store.id_rows import IdRows, synced_offset
-from delayservice.store.ids_check import NamedRecord, check_ids
+from delayservice.store.findings import Case, CheckVerdict, Finding, NamedRecord, check_ids
+from delayservice.store.folder import ShardFolder, unreadable
+from delayservice.store.ids import IdRows, synced_offset
 from delayservice.store.rocks import guarded_read, prefix_of
 from delayservice.store.rocks_view import viewed_ids
-from delayservice.store.shards import ShardFolder, wheel_shards
 from delayservice.store.wheel.block import (
     MARK_ONLY,
     Block,
@@ -40,8 +38,9 @@ from delayservice.store.wheel.reading import (
     load_horizon,
     load_state,
     read_newest,
+    wheel_shards,
 )
-from delayservice.store.wheel.runs import FOLDER, RunReader, file_name
+from delayservice.store.wheel.slots import FOLDER, RunReader, file_name
 from delayservice.store.wheel.wheel import IDS_FOLDER
 
 if TYPE_CHECKING:
@@ -70,9 +69,6 @@ def verify_wheel(
             settled.
         on_progress: takes the number of checked slots, and the number of all slots.
         reader: reader of the wheel's files, whose cache also serves the checks of other shards.
-
-    Raises:
-        StoreError: this user has no right to read a file.
     """
     state = load_state(shard)
     names = (
@@ -93,9 +89,6 @@ def verify_wheel(
 
 
 def _check_horizon(path: str) -> Iterator[Finding]:
-    """Yield a finding if the horizon file of the wheel in folder ``path`` is damaged, or is missing
-    while slot files exist.
-    """
     try:
         read_horizon(path)
     except HorizonDamagedError as exc:
@@ -108,9 +101,6 @@ def _check_horizon(path: str) -> Iterator[Finding]:
 
 
 def _check_names(path: str) -> Iterator[Finding]:
-    """Yield findings for files and bytes in the wheel's folder ``path`` that the horizon does not
-    list, and for files in quarantine.
-    """
     files = Files(read_only=True)
     for name in files.list_dir(path):
         if name not in _KNOWN:
@@ -134,41 +124,27 @@ def _check_names(path: str) -> Iterator[Finding]:
 
 @dataclass(slots=True)
 class _Read:
-    """Content of a shard in one slot, as read for the check.
-
-    Attributes:
-        records: number of records.
-        bytes: bytes of the blocks; of a block shared with other shards, this shard's part.
-        named: records with an id, by source offset.
-        marks: offset of the canceller, by source offset of the marked record.
-        is_missing: whether the file is missing.
-        why: damage or inconsistency that was found; empty: the slot is sound.
-        is_inconsistent: whether the content is wrong although all checksums are right.
-    """
+    """Content of a shard in one slot, as read for the check."""
 
     records: int = 0
+    # Bytes of the blocks; of a block shared with other shards, this shard's part.
     bytes: int = 0
+    # Records with an id, by source offset.
     named: dict[int, NamedRecord] = field(default_factory=dict)
+    # Offset of the canceller, by source offset of the marked record.
     marks: dict[int, int] = field(default_factory=dict)
     is_missing: bool = False
+    # Damage or inconsistency that was found; empty: the slot is sound.
     why: str = ""
+    # Whether the content is wrong although all checksums are right.
     is_inconsistent: bool = False
 
     def suspect(self, why: str) -> None:
-        """Note ``why`` as an inconsistency, unless it is empty or something was found before."""
         if why and not self.why:
             self.why, self.is_inconsistent = why, True
 
 
 class _Check:
-    """Check of one shard in a wheel, slot by slot.
-
-    Attributes:
-        found: the findings.
-        records: number of records read.
-        bytes: bytes of the blocks read; of a block shared with other shards, this shard's part.
-    """
-
     def __init__(
         self,
         shard: ShardFolder,
@@ -187,9 +163,7 @@ class _Check:
         self._whole: list[Part] = []
 
     def check_part(self, part: Part) -> None:
-        """Check the shard's rows in one slot, and add findings to ``found``. A slot that a node has
-        pruned meanwhile is left out.
-        """
+        # A slot that a node has pruned meanwhile is left out.
         found = read_newest(
             self._shard, self._reader, part, self._read, lambda read: bool(read.why)
         )
@@ -248,9 +222,7 @@ class _Check:
             read.suspect(_disorder(rows, block, part))
 
     def check_ids(self) -> None:
-        """Compare the shard's id index, if it has one, with the records of undamaged slots, and add
-        findings to ``found``. An unreadable id database is a finding.
-        """
+        # Records of damaged slots are left out; an unreadable id database is a finding.
         if not self._state.has_ids:
             return
         path = f"{self._shard.path}/{IDS_FOLDER}"
@@ -279,9 +251,7 @@ class _Check:
 
 
 def _disorder(rows: list[Frame], block: Block, part: Part) -> str:
-    """Return as text how the order or range of a block's rows is wrong although the checksum is
-    right; empty: it is right.
-    """
+    # The text says what is wrong although the checksum is right; empty: nothing.
     keys = [row[:2] for row in rows]
     at = f"the block at byte {block.position}"
     if any(above < below for below, above in pairwise(keys)):
@@ -297,9 +267,6 @@ def _disorder(rows: list[Frame], block: Block, part: Part) -> str:
 
 
 def _take(rows: list[Frame], read: _Read) -> None:
-    """Add to ``read`` the records with an id and the marks in ``rows``; note a payload that can't
-    be decoded as an inconsistency.
-    """
     for key_ms, offset, mark, payload in rows:
         if mark != NO_MARK:
             read.marks[offset] = mark

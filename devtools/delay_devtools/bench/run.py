@@ -22,8 +22,7 @@ from delay_devtools.cluster import EmbeddedCluster, started, undisturbed
 from delayservice import __version__
 from delayservice.config.settings import LogSettings
 from delayservice.process import logs
-from delayservice.smoke.progress import Steps, steps
-from delayservice.smoke.signals import stop_signals
+from delayservice.smoke.progress import Steps, steps, stop_signals
 
 _Case: TypeAlias = Callable[[Stand, Figures], dict[int, int]]
 """Function that runs a bench, fills the figures, and returns the number of records by lateness in

@@ -40,8 +40,8 @@ from delay_devtools.ports import ANY_PORTS
 from delayservice.base.errors import DelayServiceError, KafkaEdgeError
 from delayservice.config.kafka import ClientRole
 from delayservice.contract.levels import level_topic
-from delayservice.smoke.judge import QUIET
 from delayservice.smoke.progress import Steps
+from delayservice.smoke.sending import QUIET
 
 _ASK_TIMEOUT_S: Final = 15.0
 _TIMEOUT_S: Final = 60.0

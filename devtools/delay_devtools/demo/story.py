@@ -29,11 +29,9 @@ from delay_devtools.demo.choices import SLICES, Choices, sets_of
 from delay_devtools.demo.report import DemoReport, show
 from delay_devtools.demo.timeline import Deed
 from delay_devtools.nodes import LocalNode, NodeGroup
-from delayservice.smoke.judge import QUIET, Judge
-from delayservice.smoke.load import plan
-from delayservice.smoke.progress import Steps, steps
-from delayservice.smoke.sending import Sending
-from delayservice.smoke.signals import stop_signals
+from delayservice.smoke.judge import Judge
+from delayservice.smoke.progress import Steps, steps, stop_signals
+from delayservice.smoke.sending import QUIET, Sending, plan
 
 DELAY_TOPIC: Final = "delay_topic_any"
 TARGETS: Final = ("demo_orders", "demo_payments", "demo_reminders")

@@ -20,7 +20,7 @@ from delay_devtools.drill.service import ModelShard, Record
 from delay_devtools.drill.stage import Defect
 from delay_devtools.drill.wire import HOUR_MS, MINUTE_MS, Place, pack, record_hash, topic_hash
 from delayservice.base.errors import DelayServiceError
-from delayservice.store.shards import ShardFolder
+from delayservice.store.folder import ShardFolder
 from delayservice.store.wheel import Wheel, WheelOptions, WheelStore
 from delayservice.store.wheel.reading import load_state, open_reader
 
