@@ -1,6 +1,4 @@
-"""Archives the records of a delay service as Parquet, so that they can be audited after Kafka has
-deleted them.
-"""
+"""Archives records of a delay service as Parquet, to audit them after Kafka has deleted them."""
 
 from connectors.spark.archive.reading import ARCHIVE, Archive, audit_archive
 from connectors.spark.archive.run import ArchiveOptions, start_archive

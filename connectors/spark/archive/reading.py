@@ -30,13 +30,12 @@ VERSION: Final = 1
 
 
 class BatchFacts(msgspec.Struct, frozen=True):
-    """Facts that an archive keeps about one batch of records.
+    """Facts about one batch of an archive.
 
     Attributes:
         ends: topic, partition, and exclusive offset up to which the archive reaches after the
             batch.
-        cut: cut and evidence, taken after the batch was written, as JSON from
-            ``snapshot.encode``.
+        cut: cut and evidence, taken after the batch was written, as JSON (``snapshot.encode``).
     """
 
     ends: list[tuple[str, int, int]]
@@ -44,9 +43,6 @@ class BatchFacts(msgspec.Struct, frozen=True):
     v: int = VERSION
 
     def ends_by_place(self) -> dict[Place, int]:
-        """Return the exclusive offset up to which the archive reaches after the batch, by topic and
-        partition.
-        """
         return {(topic, partition): end for topic, partition, end in self.ends}
 
 
@@ -57,7 +53,6 @@ class Archive:
         self._path = path.rstrip("/")
 
     def folder(self, number: int) -> str:
-        """Return the path of the Parquet folder with the records of a batch."""
         return f"{self._path}/records/batch={number:08d}"
 
     def commit(self, number: int, facts: BatchFacts) -> None:
@@ -66,8 +61,7 @@ class Archive:
         write_text(f"{self._path}/batches/{number:08d}.json", text)
 
     def newest(self, before: int | None = None) -> BatchFacts | None:
-        """Return the facts of the last complete batch, or of the last one before number ``before``;
-        None: there is no such batch.
+        """Return the facts of the last complete batch, or of the last one before number ``before``.
 
         Raises:
             DelayServiceError: the file of facts can't be read.
@@ -111,7 +105,7 @@ class Archive:
         )
 
     def read(self, spark: SparkSession) -> DataFrame:
-        """Return all records of the archive, with the columns of ``ARCHIVE``."""
+        """Return all records, with the columns of ``ARCHIVE``."""
         paths = [self.folder(number) for number in self.numbers()]
         return spark.read.schema(ARCHIVE).parquet(*paths)
 
@@ -119,13 +113,8 @@ class Archive:
 def _joined(
     chosen: tuple[Cut, Evidence], cuts: list[tuple[Cut, Evidence]], ends: Mapping[Place, int]
 ) -> tuple[Cut, Evidence]:
-    """Return the cut and evidence ``chosen`` with all offsets of the archive, and with the newest
-    cut's contracts and later cursors. Shards that are not in the newest cut are left out.
-
-    Args:
-        chosen: cut whose ends the archive reaches, and its evidence.
-        cuts: cut and evidence of every batch, oldest first.
-        ends: exclusive offset up to which the archive reaches, by topic and partition.
+    """Return ``chosen`` with all offsets of the archive, and with the newest cut's contracts and
+    later cursors. Shards that are not in the newest cut are left out.
     """
     cut, evidence = chosen
     newest, (_, first) = cuts[-1][0], cuts[0]
@@ -170,18 +159,14 @@ def audit_archive(spark: SparkSession, options: AuditOptions, path: str) -> Audi
 
 @dataclass(frozen=True, slots=True)
 class ArchivedLogs:
-    """Logs of an archive in the form that an audit reads (``audit.logs.Logs``)."""
+    """Logs of an archive. Retention in Kafka does not affect them."""
 
     records_kept: DataFrame
 
     def records(self, places: Iterable[Place]) -> DataFrame:
-        """Return the archived records of the topics in ``places``, from all their partitions, with
-        the columns of ``ARCHIVE``.
-        """
         topics = {topic for topic, _ in places}
         return self.records_kept.where(sf.col("topic").isin(*topics, ""))
 
     def still_true(self, decided: DataFrame, rules: Rules) -> DataFrame:
-        """Return the verdicts unchanged, as retention in Kafka does not affect an archive."""
         del rules
         return decided

@@ -51,11 +51,8 @@ class ArchiveOptions:
 
 
 def start_archive(spark: SparkSession, options: ArchiveOptions) -> StreamingQuery:
-    """Start to write an archive, or continue where the last process with the same ``out``
-    stopped.
-
-    Returns:
-        Spark's running query, which the caller awaits or stops.
+    """Start to write an archive, or continue where the last process with the same ``out`` stopped.
+    The caller awaits or stops the query.
 
     Raises:
         KafkaEdgeError: the cluster can't be read, or a topic named in the options does not exist.
@@ -78,8 +75,8 @@ def start_archive(spark: SparkSession, options: ArchiveOptions) -> StreamingQuer
 
 
 def _kept(options: ArchiveOptions) -> list[Column]:
-    """Return expressions that make the columns of ``ARCHIVE`` from records of Kafka. Without
-    ``options.values``, ``value`` is null, except in requeued records and envelopes.
+    """Return the columns of ``ARCHIVE``. Without ``options.values``, ``value`` is null, except in
+    requeued records and envelopes.
     """
     is_kept = sf.exists("headers", lambda one: one["key"].isin(*COPY_NAMES, *HOME_NAMES))
     value = sf.col("value") if options.values else sf.when(is_kept, sf.col("value"))
@@ -89,16 +86,11 @@ def _kept(options: ArchiveOptions) -> list[Column]:
 
 
 class _Batches:
-    """Writer of an archive's batches, on the driver."""
-
     def __init__(self, options: ArchiveOptions) -> None:
         self._options = options
         self._archive = Archive(options.audit.out)
 
     def write(self, records: DataFrame, number: int) -> None:
-        """Write the records of a batch as Parquet, then take a cut and write the facts that make
-        the batch part of the archive.
-        """
         ends = self._ends(number)
         records.sortWithinPartitions("topic", "partition", "offset").write.mode(
             "overwrite"
@@ -114,9 +106,6 @@ class _Batches:
     def _ends(self, number: int) -> list[tuple[str, int, int]]:
         """Return topic, partition and exclusive end offset of a batch for each log, from the file
         that Spark writes before the batch begins.
-
-        Raises:
-            DelayServiceError: the file can't be read.
         """
         path = self._options.audit.path(f"state/offsets/{number}")
         lines = (read_text(path) or "").splitlines()
@@ -132,11 +121,6 @@ class _Batches:
 
 def _check_topics(before: BatchFacts | None, cut: Cut, out: str) -> Mapping[str, str]:
     """Return Kafka's ids of all topics that an archive has read.
-
-    Args:
-        before: facts of the archive's newest batch; None: there is none.
-        cut: a cut taken now.
-        out: folder of the archive.
 
     Raises:
         DelayServiceError: a topic has another id now. The archive holds records of the former one
@@ -155,7 +139,6 @@ def _check_topics(before: BatchFacts | None, cut: Cut, out: str) -> Mapping[str,
 
 
 def _past(before: BatchFacts | None) -> EarlierCut:
-    """Return what an archive's newest batch has kept for the next one."""
     if before is None:
         return NO_PAST
     _, evidence = snapshot.decode(before.cut)

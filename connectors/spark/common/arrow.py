@@ -27,15 +27,14 @@ _COMMA: Final = re.compile(r",\s*(?![^<]*>)")
 
 
 def arrow_schema(ddl: str) -> pa.Schema:
-    """Return the Arrow schema for columns given as Spark DDL, such as ``a int, b binary``; only the
-    types in ``_TYPES`` are known.
+    """Return the schema of columns given as Spark DDL, such as ``a int, b binary``; only the types
+    in ``_TYPES`` are known.
     """
     columns = (column.split(maxsplit=1) for column in _COMMA.split(ddl.strip()))
     return pa.schema([(name, _TYPES[kind]) for name, kind in columns])
 
 
 def batch_of(rows: Iterable[Sequence[Any]], schema: pa.Schema) -> pa.RecordBatch:
-    """Return rows, each with one value for each column of ``schema``, as an Arrow record batch."""
     columns: list[Sequence[Any]] = list(zip(*rows, strict=True)) or [()] * len(schema)
     arrays = [pa.array(column, kind.type) for column, kind in zip(columns, schema, strict=True)]
     return pa.RecordBatch.from_arrays(arrays, schema=schema)

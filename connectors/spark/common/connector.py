@@ -16,8 +16,8 @@ LOCK: Final = "jars.lock"
 
 
 class SparkJar(NamedTuple):
-    """One line of the lock file: coordinate ``group:artifact:version``, SHA-256 in hex, size in
-    bytes.
+    """Line of the lock file: coordinate ``group:artifact:version``, SHA-256 in hex, size
+    in bytes.
     """
 
     coordinate: str
@@ -26,32 +26,27 @@ class SparkJar(NamedTuple):
 
     @property
     def file_name(self) -> str:
-        """File name of the jar in Spark's own folder of jars."""
         _, artifact, version = self.coordinate.split(":")
         return f"{artifact}-{version}.jar"
 
     @property
     def fetched_name(self) -> str:
-        """File name of the jar in the folder into which Spark's resolver downloads it."""
+        """File name in the folder into which Spark's resolver downloads it."""
         group, artifact, version = self.coordinate.split(":")
         return f"{group}_{artifact}-{version}.jar"
 
 
 def locked() -> tuple[SparkJar, ...]:
-    """Return the lines of the lock file: the jars that the Kafka connector needs and PySpark
-    lacks.
-    """
+    """Return the jars that the Kafka connector needs and PySpark lacks, from the lock file."""
     text = resources.files(__package__).joinpath(LOCK).read_text("utf-8")
     rows = (line.split() for line in text.splitlines() if line and not line.startswith("#"))
     return tuple(SparkJar(coordinate, sha256, int(size)) for coordinate, sha256, size in rows)
 
 
 def spark_folder() -> Path:
-    """Return the folder of Spark's own jars."""
     return Path(os.environ.get("SPARK_HOME") or Path(pyspark.__file__).parent, "jars")
 
 
 def are_installed() -> bool:
-    """Return whether Spark's own folder has all jars of the Kafka connector."""
     folder = spark_folder()
     return all((folder / jar.file_name).exists() for jar in locked())

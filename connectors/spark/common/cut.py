@@ -55,8 +55,7 @@ class ShardCut:
     """One shard at a cut.
 
     Attributes:
-        topic_id: Kafka's id of the topic, which differs after the topic is deleted and created
-            again.
+        topic_id: Kafka's id of the topic, which differs after the topic is created again.
         earlier, later: cursor of the shard, read before and after the ends of the logs.
         contracts: contracts by which its records are read, by the source offset from which they
             hold.
@@ -78,11 +77,9 @@ class ShardCut:
 
     @property
     def place(self) -> Place:
-        """Topic and partition of the shard."""
         return self.topic, self.partition
 
     def to_json(self) -> dict[str, object]:
-        """Return the shard's part of a job's JSON summary."""
         return {
             "topic": self.topic,
             "partition": self.partition,
@@ -99,10 +96,9 @@ class Cut:
     """Consistent cut of a cluster: offsets and cursors up to which a job judges.
 
     Attributes:
-        taken_ms: time at which the ends of the logs were read, epoch ms, by the clock of this
-            machine.
+        taken_ms: time at which the ends were read, epoch ms, by the clock of this machine.
         shards: all shards that can be judged, sorted by topic and partition.
-        others: first offset and end of every log that is read besides those of the shards.
+        others: first offset and end of every other log that is read.
         partitions: number of partitions of each topic of the cluster.
         served: every shard that a checkpoint names, as ``topic:partition``.
         notes: one sentence for each log that is not judged, or only in part, with the reason.
@@ -126,17 +122,14 @@ class Cut:
 
     @property
     def spans(self) -> dict[Place, Span]:
-        """First offset and end of every log that is read."""
         own = {shard.place: shard.span for shard in self.shards}
         return {**self.others, **own}
 
     @property
     def delay_topics(self) -> list[str]:
-        """Names of the delay topics that the shards are of, sorted."""
         return sorted({shard.topic for shard in self.shards})
 
     def to_json(self) -> dict[str, object]:
-        """Return the cut as part of a job's JSON summary."""
         return {
             "taken_ms": self.taken_ms,
             "shards": [shard.to_json() for shard in self.shards],
@@ -161,7 +154,7 @@ def take_cut(
     expected: Collection[str] = (),
     open_wait_s: float = OPEN_WAIT_S,
 ) -> Cut:
-    """Take a consistent cut of the cluster now, and return it.
+    """Take a consistent cut of the cluster now.
 
     Args:
         client: options of librdkafka.
@@ -210,8 +203,8 @@ def _places(topics: Collection[str], partitions: Mapping[str, int]) -> list[Plac
 
 
 def settled_spans(client: Mapping[str, str], topics: Collection[str]) -> dict[Place, Span]:
-    """Return first offset and end of all logs of ``topics``, once no transaction below the ends is
-    open; topics that do not exist are left out.
+    """Return first offset and end of all logs of ``topics`` that exist, once no transaction below
+    the ends is open.
 
     Raises:
         KafkaEdgeError: the cluster does not answer, or a transaction stays open.
@@ -230,13 +223,6 @@ def _with_shards(
 ) -> Cut:
     """Return the cut with every shard that can be judged, and a note for each partition of a delay
     topic that can't.
-
-    Args:
-        cut: the cut without shards.
-        earlier: checkpoint of each shard, read before ``spans``.
-        later: checkpoint of each shard, read after ``spans``.
-        spans: first offset and end of each partition of the delay topics.
-        ids: Kafka's id of each topic.
     """
     shards: list[ShardCut] = []
     notes = list(cut.notes)
@@ -277,19 +263,12 @@ def _served(checkpoints: Mapping[int, Checkpoint]) -> dict[Place, ShardCheckpoin
 
 
 class _CutClient:
-    """Client that asks the cluster for checkpoints, and for the starts and ends of logs."""
-
     def __init__(self, client: Mapping[str, str]) -> None:
         self._client = native_options(client)
         self.admin: KafkaAdmin = admin_client(self._client)
 
     def checkpoints(self, topic: str, partitions: Mapping[str, int]) -> dict[int, Checkpoint]:
-        """Return the newest committed checkpoint of every slice that has one, by number of the
-        slice. ``topic``: the checkpoint topic; ``partitions``: number of partitions by topic.
-
-        Raises:
-            KafkaEdgeError: a checkpoint can't be read, or a transaction stays open.
-        """
+        """Return the newest committed checkpoint of every slice that has one, by slice."""
         config = consumer_config(self._client, "spark-cut")
         count = partitions[topic]
         spans = self.settled_spans([(topic, number) for number in range(count)])
@@ -300,12 +279,6 @@ class _CutClient:
         return newest_checkpoints(logs, partitions)
 
     def settled_spans(self, places: Collection[Place]) -> dict[Place, Span]:
-        """Return first offset and high watermark of logs, once no transaction below the watermarks
-        is open.
-
-        Raises:
-            KafkaEdgeError: a transaction stays open for ``SETTLE_TIMEOUT_S``.
-        """
         spans, hidden = self.spans(places, SETTLE_TIMEOUT_S)
         if hidden:
             topic, partition = min(hidden)

@@ -44,10 +44,7 @@ def _innermost(exc: Py4JJavaError) -> str:
 
 
 def exit_status(findings: int, unjudged: int) -> int:
-    """Return the exit status of an audit or a comparison: 3 if there are findings, 4 if there are
-    none and something was not judged, else 0. The arguments are the numbers of both, or of their
-    kinds.
-    """
+    """Return 3 if there are findings, else 4 if something was not judged, else 0."""
     if findings:
         return EXIT_FINDINGS
     return EXIT_UNJUDGED if unjudged else 0

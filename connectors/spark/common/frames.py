@@ -9,27 +9,23 @@ from pyspark.sql import functions as sf
 
 
 def kept(rows: DataFrame, path: str, *by: str) -> DataFrame:
-    """Write rows to the folder ``path`` as Parquet, in place of its content, and return a data
-    frame that reads them from there; ``by``: columns by which the files are partitioned.
+    """Write rows to ``path`` as Parquet, and return a data frame that reads them from there;
+    ``by``: columns by which the files are partitioned.
     """
     rows.write.mode("overwrite").partitionBy(*by).parquet(path)
     return rows.sparkSession.read.schema(rows.schema).parquet(path)
 
 
 def last_header(name: str) -> Column:
-    """Return a column with the value of a record's last header with this name; null: it has no such
-    header.
-    """
+    """Return a column with the value of a record's last header with this name, or null."""
     found = sf.filter("headers", lambda header: header["key"] == name)
     return sf.try_element_at(found, sf.lit(-1))["value"]
 
 
 def counts_by(column: str, rows: DataFrame) -> dict[Any, int]:
-    """Return the number of rows by value of ``column``, in the order of the values."""
     counted = rows.groupBy(column).count().orderBy(column)
     return {row[column]: row["count"] for row in counted.collect()}
 
 
 def or_false(told: Column) -> Column:
-    """Return the condition ``told`` with false in place of null."""
     return sf.coalesce(told, sf.lit(False))  # noqa: FBT003  # a literal of Spark's

@@ -28,8 +28,7 @@ _HEADER: Final = """\
 
 
 def install(fetched: Path, folder: Path, jars: Sequence[SparkJar]) -> None:
-    """Copy downloaded jars from the folder ``fetched`` to ``folder``, each one atomically, after a
-    check of its hash.
+    """Check the hashes of downloaded jars, and copy each atomically from ``fetched`` to ``folder``.
 
     Raises:
         DelayServiceError: a jar has another hash than in ``jars``, or can't be read or written.
@@ -54,8 +53,7 @@ def install(fetched: Path, folder: Path, jars: Sequence[SparkJar]) -> None:
 
 
 def fetch(scratch: Path) -> Path:
-    """Download the Kafka connector and its dependencies with Spark into ``scratch``, and return the
-    folder of the jars.
+    """Download the Kafka connector and its dependencies; return the folder of the jars.
 
     Raises:
         DelayServiceError: Spark can't start, or can't download a jar.
@@ -84,7 +82,6 @@ def write_lock(fetched: Path, lock: Path) -> None:
 
 
 def _named() -> set[tuple[str, str]]:
-    """Return group and artifact, without the version, of each jar in the lock file."""
     return {(group, artifact) for group, artifact, _ in (j.coordinate.split(":") for j in locked())}
 
 
@@ -94,9 +91,6 @@ def _sha256(path: Path) -> str:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Install the Kafka connector, or with ``--lock`` write the lock file anew; return the exit
-    status.
-    """
     try:
         with tempfile.TemporaryDirectory() as scratch:
             fetched = fetch(Path(scratch))

@@ -36,11 +36,6 @@ def first_times(
     may write any timestamp. If none of the first ``_LOOK_AHEAD`` records has it, it is the latest
     of their timestamps.
 
-    Args:
-        client: options of librdkafka.
-        spans: first offset and end of each log.
-        header: name of the header to look for; None: the first record of each log counts.
-
     Raises:
         KafkaEdgeError: no record came for a minute.
     """
@@ -91,19 +86,11 @@ def offsets_at(
 ) -> dict[Place, int]:
     """Return the first offset of each log whose record has a timestamp of ``at_ms`` (epoch ms) or
     later; logs without such a record are left out.
-
-    Raises:
-        KafkaEdgeError: the cluster does not answer.
     """
     return offsets_since(admin_client(native_options(client)), places, at_ms)
 
 
 def topic_policies(client: Mapping[str, str], topics: Collection[str]) -> dict[str, Policy]:
-    """Return for each topic whether it is compacted, and whether the broker sets the timestamps.
-
-    Raises:
-        KafkaEdgeError: the configuration of a topic can't be read.
-    """
     admin = admin_client(native_options(client))
     resources = [ConfigResource(ResourceType.TOPIC, topic) for topic in sorted(topics)]
     asked = admin.describe_configs(resources) if resources else {}

@@ -31,10 +31,9 @@ class CheckpointLog:
     Attributes:
         config: options of a consumer that reads committed records only.
         partitions: number of partitions of the checkpoint topic.
-        start: first offset of the log.
         read_from: lowest offset that was read so far; at first the end of the log.
         look: number of offsets that the next read covers.
-        found: value of the newest checkpoint of each slice found so far, by number of the slice.
+        found: value of the newest checkpoint of each slice found so far.
     """
 
     config: Mapping[str, Any]
@@ -47,11 +46,8 @@ class CheckpointLog:
     found: dict[int, bytes] = field(default_factory=dict)
 
     def lacks(self, slices: int) -> bool:
-        """Return whether the newest checkpoint of a slice may be at a lower offset than those read
-        so far.
-
-        Args:
-            slices: number of slices; 0: not known yet.
+        """Return whether a slice's newest checkpoint may be below the offsets read so far;
+        ``slices``: number of slices, 0 if not known yet.
         """
         if self.read_from <= self.start:
             return False
@@ -59,12 +55,6 @@ class CheckpointLog:
         return not slices or any(slice_no not in self.found for slice_no in mine)
 
     def look_back(self) -> None:
-        """Read the ``look`` offsets before those read so far, keep their checkpoints, and lengthen
-        the next read.
-
-        Raises:
-            KafkaEdgeError: no record came for a minute, or retention deleted the offsets.
-        """
         since, until = max(self.start, self.read_from - self.look), self.read_from
         stretch: dict[int, bytes] = {}
         for run in scan_partition(self.config, self.topic, self.partition, since, until):
@@ -77,9 +67,6 @@ class CheckpointLog:
         self.look *= _GROWTH
 
     def _slice_of(self, key: bytes | None) -> int | None:
-        """Return the number of the slice whose checkpoints have this key; None: no checkpoint in
-        this partition has it.
-        """
         slice_no = slice_no_of(key)
         is_here = slice_no is not None and slice_no % self.partitions == self.partition
         return slice_no if is_here else None
@@ -88,8 +75,7 @@ class CheckpointLog:
 def newest_checkpoints(
     logs: Iterable[CheckpointLog], partitions: Mapping[str, int]
 ) -> dict[int, Checkpoint]:
-    """Read ``logs``, all partitions of the checkpoint topic, and return the newest checkpoint of
-    every slice that has one, by number of the slice.
+    """Read all partitions of the checkpoint topic; return the newest checkpoint of each slice.
 
     A checkpoint names all delay topics of its slice. So the topic with the most partitions among
     all checkpoints gives the number of slices; ``partitions``: number of partitions by topic.
@@ -111,9 +97,6 @@ def newest_checkpoints(
 def _decoded(
     logs: Sequence[CheckpointLog], known: Mapping[int, Checkpoint]
 ) -> dict[int, Checkpoint]:
-    """Return the checkpoints found in all logs, by slice; those in ``known`` are not decoded
-    again.
-    """
     found = dict(known)
     for log in logs:
         for slice_no in log.found.keys() - found.keys():
@@ -129,8 +112,6 @@ def _decoded(
 
 
 def _slices(checkpoints: Iterable[Checkpoint], partitions: Mapping[str, int]) -> int:
-    """Return the number of slices: the largest number of partitions of a delay topic in the
-    checkpoints.
-    """
+    # The slices are numbered by the partitions of the largest delay topic.
     topics = {topic for checkpoint in checkpoints for topic in checkpoint.shards}
     return max((partitions.get(topic, 0) for topic in topics), default=0)

@@ -48,11 +48,10 @@ class LogPart(NamedTuple):
 
     Attributes:
         contracts: contracts by which the shard's records are read.
-        start: first source offset to read.
-        stop: end of the source offsets, exclusive.
+        start, stop: source offsets to read, ``stop`` exclusive.
         cursor: cursor of the shard; records that it counts as settled are left out.
-        from_ms: lowest key time (time of delivery) of pending records to return, epoch ms.
-        to_ms: end of these key times, exclusive, epoch ms.
+        from_ms, to_ms: key times (times of delivery) of pending records to return, epoch ms,
+            ``to_ms`` exclusive.
         log_start: first offset that the log still has.
     """
 
@@ -70,8 +69,7 @@ class PendingColumns(NamedTuple):
 
     Attributes:
         schema: names and types of the columns.
-        of: function from a decoded record to its values for ``schema``; Spark sends it to the
-            executors.
+        of: function from a decoded record to its values for ``schema``, run on the executors.
     """
 
     schema: pa.Schema
@@ -79,7 +77,6 @@ class PendingColumns(NamedTuple):
 
     @property
     def whole(self) -> pa.Schema:
-        """Columns of the records that ``sift`` returns: place, key and id, then ``schema``."""
         return pa.schema([*_SIFTED, *self.schema])
 
 
@@ -160,18 +157,11 @@ def before(sifted: DataFrame, parts: Mapping[Place, LogPart]) -> dict[Place, Log
 
 @dataclass(frozen=True, slots=True)
 class _PendingSieve:
-    """Reader that turns records of delay topics into rows of ``sift``; Spark sends it to the
-    executors.
-    """
-
     parts: Mapping[Place, LogPart]
     facts: PendingColumns
     secrets: tuple[bytes, ...]
 
     def sift(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yield rows of the records that are pending by their key, and of those that may cancel
-        others, with the columns ``facts.whole``. ``batches``: columns of ``topics.ROW_SCHEMA``.
-        """
         readers: dict[Place, ShardReader] = {}
         for batch in batches:
             for topic, partition, rows in runs(batch):
@@ -183,8 +173,8 @@ class _PendingSieve:
                 yield batch_of([(*place, *row) for row in kept], self.facts.whole)
 
     def _row(self, part: LogPart, entry: Entry) -> tuple[object, ...] | None:
-        """Return the row of a decoded record, from column ``key_ms`` on; None: the record is
-        neither pending by its key, nor may it cancel others.
+        """Return the row of a record, from column ``key_ms`` on; None: it is neither pending by its
+        key, nor may it cancel others.
         """
         offset, kind, key_ms, record_id, _, base = entry
         takes_place = record_id is not None and is_user_record(entry)

@@ -18,8 +18,8 @@ _RECORD_BYTES_MAX: Final = 1_048_576
 
 
 def name_for(kind: str, place: str) -> str:
-    """Return the name under which a job of this kind (such as ``audit``), whose results are in
-    ``place``, publishes them. Of two processes with the same name, the later fences the earlier.
+    """Return the sender's name for results of a job (such as ``audit``) in the folder ``place``. Of
+    two processes with the same name, the later fences the earlier.
     """
     return f"{NAMES}{kind}-{xxh3_64_hexdigest(place.encode())}"
 
@@ -42,9 +42,6 @@ def publish(
         findings: value of the field ``kind`` of the JSON objects, and the findings, whose column
             ``kind`` becomes the field ``finding``.
         summary: the summary; its format version ``v`` is added to the findings.
-
-    Raises:
-        KafkaEdgeError: the cluster refuses the records, or does not answer.
     """
     name, number = sender
     kind, found = findings

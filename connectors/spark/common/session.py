@@ -1,6 +1,4 @@
-"""Opens Spark sessions for the jobs: in this process, or in the Java process of
-``spark-submit``.
-"""
+"""Opens Spark sessions: in this process, or in the Java process of ``spark-submit``."""
 
 from __future__ import annotations
 
@@ -63,7 +61,7 @@ _SUBMITTED: Final = "PYSPARK_GATEWAY_PORT"
 
 
 class SparkSetupError(DelayServiceError):
-    """Error: Spark can't be started on this machine."""
+    """Spark can't be started on this machine."""
 
 
 def open_session(
@@ -107,11 +105,8 @@ def open_session(
 
 
 def java_home() -> Path:
-    """Return the home folder of the first Java that Spark can use: of the one in ``JAVA_HOME``, the
-    one on the path, and those in ``/usr/lib/jvm``.
-
-    Raises:
-        SparkSetupError: Java was not found, or only in versions that Spark can't use.
+    """Return the home folder of the first usable Java: of the one in ``JAVA_HOME``, the one on the
+    path, and those in ``/usr/lib/jvm``.
     """
     found: list[str] = []
     for java in _javas():
@@ -127,7 +122,6 @@ def java_home() -> Path:
 
 
 def _javas() -> Iterator[Path]:
-    """Yield paths of Java programs to try, ``JAVA_HOME`` first."""
     home = os.environ.get("JAVA_HOME")
     if home:
         yield Path(home, "bin", "java")

@@ -95,15 +95,15 @@ _INLINE: Final = {
 
 
 def mark_of(batch: int, records: int) -> int:
-    """Return the mark (number that stores a part's progress) of a part that has written ``records``
-    records of batch number ``batch``. Marks ascend, and all are above 0, the mark of a new part.
+    """Return the mark of a part that has written ``records`` records of batch number ``batch``.
+    Marks ascend, and all are above 0, the mark of a new part.
     """
     return ((batch + 1) << _RECORDS_BITS) | records
 
 
 def records_written(mark: int, batch: int) -> int:
-    """Return the number of records of batch number ``batch`` that a part has written, from its mark
-    (number that stores its progress); 0: its mark is of an earlier batch.
+    """Return the number of records of a batch that a part has written; 0 if its mark is of an
+    earlier batch.
 
     Raises:
         KafkaEdgeError: the part has written a later batch.
@@ -118,9 +118,7 @@ def records_written(mark: int, batch: int) -> int:
 
 
 def next_batch(marks: Iterable[int]) -> int:
-    """Return the number of a new batch, which is higher than that of every batch in ``marks``, the
-    progress of all parts.
-    """
+    """Return a batch number above those of all marks."""
     return max(marks) >> _RECORDS_BITS
 
 
@@ -151,20 +149,14 @@ class TopicSink:
     def begin(self) -> None:
         """Store the progress 0 for each part of a new name. If Kafka later deletes the stored
         progress, ``fence`` returns None for the part.
-
-        Raises:
-            KafkaEdgeError: the cluster refuses this, or does not answer.
         """
         marks = [self.place(number) for number in range(self.parts)]
         with _explained(self.name):
             _asked(self, KafkaAdmin.alter_consumer_group_offsets, marks)
 
     def fence(self) -> list[int | None]:
-        """Fence earlier writers of all parts, and return the stored progress (mark) of each part;
-        None: it was never stored, or Kafka has deleted it.
-
-        Raises:
-            KafkaEdgeError: the cluster refuses this, or does not answer.
+        """Fence earlier writers of all parts, and return the mark of each; None: it was never
+        stored, or Kafka has deleted it.
         """
         return [_Part(self, number).mark for number in range(self.parts)]
 
@@ -215,9 +207,7 @@ class TopicSink:
                 )
 
     def place(self, part: int, mark: int = 0) -> TopicPartition:
-        """Return the progress of a part in the form of a committed offset, which stores it;
-        ``part``: number of the part; ``mark``: the progress.
-        """
+        """Return a part's progress as a committed offset, which stores it."""
         return TopicPartition(self.topic, part, mark, self.mapping)
 
 
@@ -225,8 +215,8 @@ _LIST_MARKS: Final = partial(KafkaAdmin.list_consumer_group_offsets, require_sta
 
 
 def sink_client(client: Mapping[str, str]) -> dict[str, str]:
-    """Return the options of librdkafka for a sink: those of the job, with the content of
-    certificates and keys in place of file names, and with librdkafka's log limited to errors.
+    """Return the job's options of librdkafka for a sink, with certificates by content, and with
+    librdkafka's log limited to errors.
     """
     # Errors only: each retry of the client would be a warning.
     return {"log_level": "3", **portable(native_options(client))}
@@ -245,11 +235,7 @@ def portable(client: Mapping[str, str]) -> dict[str, str]:
 
 
 def records_of(batch: pa.RecordBatch) -> Iterator[Record]:
-    """Yield key, value and headers of each row with ``id``, ``value`` and ``headers``. The id is
-    the key, so that all records of an id are written to one partition.
-
-    Headers are None where the column is null.
-    """
+    # The id is the key, so that all records of an id are written to one partition.
     keys = batch.column("id").to_pylist()
     values = batch.column("value").to_pylist()
     column = batch.column("headers")
@@ -262,9 +248,8 @@ def records_of(batch: pa.RecordBatch) -> Iterator[Record]:
 def _task(
     sink: TopicSink, batch: int
 ) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """Return the function that a Spark task runs for its part. It skips records that the part has
-    written already, writes the others, each Arrow batch in one transaction, and yields their
-    number.
+    """Return the function of a task: it skips what its part has written already, writes each Arrow
+    batch in one transaction, and yields the number of written records.
     """
 
     def write(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -318,13 +303,12 @@ class _Part:
 
     @cached_property
     def mark(self) -> int | None:
-        """Progress of the part when this writer began, as a mark; None: it was never stored, or
-        Kafka has deleted it. The first read fences earlier writers.
+        """Mark at the first read, which fences earlier writers; None: it was never stored, or Kafka
+        has deleted it.
         """
         return self._fenced()
 
     def _fenced(self) -> int | None:
-        """Fence earlier writers of the part, and return its progress as a mark."""
         faults.point("bulk_fencing")
         with _explained(self._id):
             with suppress(KafkaException):  # init_transactions says what is wrong
@@ -347,11 +331,9 @@ class _Part:
             raise KafkaEdgeError(f"{self._id}: another run of this job has taken over")
 
     def write(self, records: Iterable[Record], mark: int) -> None:
-        """Write records, and store the part's progress after them (``mark``), in one transaction.
+        """Write records and the part's new mark in one transaction.
 
-        Raises:
-            KafkaEdgeError: nothing was written, or it is unknown whether; the next writer reads the
-                stored progress.
+        After an error it may be unknown whether they were written; the next writer reads the mark.
         """
         self._begin_anew()
         with _explained(self._id):
@@ -392,9 +374,7 @@ class _Part:
 def _asked(
     sink: TopicSink, ask: Callable[..., Mapping[Any, Future[Any]]], places: list[TopicPartition]
 ) -> list[TopicPartition]:
-    """Read or change the stored progress of parts with ``ask``, a method of ``KafkaAdmin``, and
-    return the progress. Repeat this while the group's coordinator changes, for up to 30 s.
-    """
+    # The group's coordinator may change meanwhile: repeat this for up to 30 s.
     admin = admin_client(sink.client)
     again = retry_if_exception(lambda exc: _code_of(exc) in _MOVING)
     found: list[TopicPartition] = []
@@ -416,9 +396,6 @@ def _code_of(exc: BaseException) -> int | None:
 
 @contextmanager
 def _explained(name: str) -> Iterator[None]:
-    """Turn Kafka errors within the block into ``KafkaEdgeError``; ``name``: transactional id or
-    group, with which the text of the error begins.
-    """
     try:
         yield
     except KafkaException as exc:

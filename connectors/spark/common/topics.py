@@ -48,14 +48,8 @@ class Span:
 def read_topic(
     spark: SparkSession, client: Mapping[str, str], spans: Mapping[Place, Span], min_partitions: int
 ) -> DataFrame:
-    """Return the committed records at the offsets ``spans``. Records that retention deletes
-    meanwhile are left out.
-
-    Args:
-        spark: the session.
-        client: options of librdkafka, as in the service's ``[kafka]`` section.
-        spans: offsets to read, by topic and partition.
-        min_partitions: smallest number of tasks, if there are enough records.
+    """Return the committed records at the offsets ``spans``, in at least ``min_partitions`` tasks.
+    Records that retention deletes meanwhile are left out.
 
     Returns:
         ``topic`` string, ``partition`` int, ``offset`` long, ``timestamp_ms`` long (epoch ms),
@@ -82,13 +76,8 @@ def stream_topics(
     spark: SparkSession, client: Mapping[str, str], topics: Collection[str], records_max: int
 ) -> DataFrame:
     """Return a stream of the committed records of topics, with the columns of ``read_topic``. It
-    begins at the start of the logs, or where Spark's checkpoint of an earlier process ends.
-
-    Args:
-        spark: the session.
-        client: options of librdkafka.
-        topics: topics to read, including partitions that are added while the stream is running.
-        records_max: largest number of records in a micro-batch.
+    begins at the start of the logs, or where Spark's checkpoint of an earlier process ends;
+    ``records_max``: largest number of records in a micro-batch.
     """
     options = {
         **java_options(client),
@@ -110,7 +99,6 @@ ROW_SCHEMA: Final = (
 
 
 def _as_rows(records: DataFrame) -> DataFrame:
-    """Return records from Spark's Kafka source with the columns of ``ROW_SCHEMA``."""
     return records.select(
         "topic",
         "partition",
@@ -141,7 +129,6 @@ def java_options(client: Mapping[str, str]) -> dict[str, str]:
 
 
 def native_options(client: Mapping[str, str]) -> dict[str, str]:
-    """Return the options meant for librdkafka: all but those with the prefix ``java.``."""
     return {name: value for name, value in client.items() if not name.startswith("java.")}
 
 

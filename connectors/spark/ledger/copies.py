@@ -25,14 +25,8 @@ from delayservice.contract.requeue import CONTINUES, Claim
 def said_by(
     ledger: Ledger, place: Place, row: Row, *, is_verified: bool = True
 ) -> Iterator[LedgerRow]:
-    """Yield the ledger rows of a requeued record or envelope: one for each record which it states
-    that it settles, continues or brings home. Yield nothing if ``row`` is another record.
-
-    Args:
-        ledger: names and contracts.
-        place: topic and partition in which the requeued record or envelope is.
-        row: the requeued record or envelope.
-        is_verified: whether a known secret signed it.
+    """Yield a row for each record which a requeued record or envelope states that it settles,
+    continues or brings home; none if ``row`` is another record.
     """
     claim = claim_of(row)
     if claim is None:
@@ -74,9 +68,9 @@ def _said_by_envelope(ledger: Ledger, row: Row) -> Iterator[tuple[LedgerRow, Out
 def _said_by_waiting(
     ledger: Ledger, place: Place, claim: Claim
 ) -> Iterator[tuple[LedgerRow, OutputFacts]]:
-    """Yield the ledger rows, each with its facts, of a requeued record that waits until it can be
-    sent to its home: one for the record that it was made of, and one for the waiting record whose
-    content it has taken over, if there is one.
+    """Yield the rows of a requeued record that waits until it can be sent to its home: one for the
+    record that it was made of, and one for the waiting record whose content it has taken over, if
+    there is one.
     """
     group, shard = waiting(claim.payload), ledger.shards.get(place)
     if group is None or shard is None:
@@ -128,9 +122,6 @@ def _shard_of_claim(ledger: Ledger, claim: Claim, place: Place) -> int | None:
 
 
 def _going_home(group: Group) -> OutputFacts:
-    """Return the facts of the last one of ``group``, records that go to their home together; the
-    defaults if ``group`` is empty.
-    """
     if not group:
         return OutputFacts()
     last = group[-1]

@@ -40,9 +40,7 @@ def exact_number(text: Column, digits_max: int = _DIGITS_MAX) -> Column:
 
 
 def content(records: DataFrame, own: Column) -> Column:
-    """Return a column with the hash of key, value and headers of records, equal to
-    ``rows.content_hash``; ``own``: column with the headers to hash.
-    """
+    """Return the column equal to ``rows.content_hash``; ``own``: the headers to hash."""
     hashed = sf.when(sf.col("value").isNotNull(), sf.xxhash64("value"))
     if "value_hash" in records.columns:
         hashed = sf.coalesce(hashed, sf.col("value_hash"))
@@ -50,7 +48,7 @@ def content(records: DataFrame, own: Column) -> Column:
 
 
 def id_hash(record_id: Column) -> Column:
-    """Return a column with the hash of an id, equal to ``rows.id_hash``; 0 where the id is null."""
+    """Return the column equal to ``rows.id_hash``; 0 where the id is null."""
     return sf.when(record_id.isNull(), NO_ID).otherwise(sf.xxhash64(record_id).bitwiseOR(sf.lit(1)))
 
 
@@ -62,12 +60,8 @@ def has_readable_names() -> Column:
 
 
 def row_with(*kept: str, **given: Column) -> list[Column]:
-    """Return expressions for all columns of a ledger row, with the right types and order.
-
-    Args:
-        kept: names of columns that the input has and that are taken unchanged.
-        given: expressions for other columns, by name; columns in neither get the defaults of
-            ``LedgerRow``.
+    """Return all columns of a ledger row in order: ``kept`` unchanged, ``given`` computed, the
+    others with the defaults of ``LedgerRow``.
     """
     usual = LedgerRow(0, 0, SOURCE)._asdict()
     columns = {name: sf.lit(value) for name, value in usual.items()}
@@ -83,7 +77,7 @@ def classified(
 
     Args:
         read: records, with the column ``reading``.
-        key: key of the record, which becomes the column ``key`` where ``reading`` is ``HASHED``.
+        key: becomes the column ``key`` where ``reading`` is ``HASHED``.
         is_doubtful: whether to keep the whole record in the column ``record``; else it is null.
         columns: expressions for the ledger's columns by name, except ``at_ms``.
     """

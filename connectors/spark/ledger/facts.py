@@ -44,11 +44,10 @@ class SourceFacts(msgspec.Struct, array_like=True, frozen=True):
     """Facts about a source record for which its ledger row has no column.
 
     Attributes:
-        kind: kind of the record: ``SCHEDULE``, ``CANCEL``, ``COPY`` (requeued record), ….
-        record_id: id of the record; None: it has none.
+        kind: ``SCHEDULE``, ``CANCEL``, ``COPY`` (requeued record), ….
         origin: ``delay-source`` that its outputs must have; empty: its own place.
         base: first source offset at which its canceller may be; 0: the offset after its own.
-        expires_ms: value of ``delay-expires-at``, epoch ms; None: it does not expire.
+        expires_ms: value of ``delay-expires-at``, epoch ms.
         code: for an invalid record: error code of the rule that it breaks; else empty.
         attempt: for a requeued record: number of the attempt to deliver it.
         is_armed: whether its due time is known; false for a user's cron schedule, whose first
@@ -91,25 +90,18 @@ class OutputFacts(msgspec.Struct, array_like=True, frozen=True):
         by: source offset of the canceller that it names; -1: it names no canceller.
         is_bare: whether it is a dead letter without content.
         says_bare: whether it is a dead letter which states that its content is left out.
-        whole_hash: for a dead letter: hash of the content with all headers that the record was
-            written with.
-        target: for a requeued record or dead letter: the target topic that it names.
-        target_partition: for a requeued record: the target partition that it names; negative: it
-            names no partition.
-        record_id: for a requeued record or dead letter: the id that it names.
+        whole_hash: for a dead letter: hash of the content with all headers of the record.
+        target, record_id: for a requeued record or dead letter: what it names.
+        target_partition: for a requeued record: what it names; negative: no partition.
         expires_ms: for a requeued record or dead letter: its ``delay-expires-at``, epoch ms.
-        recur: for a requeued record: its recurrence, encoded as in a payload; empty: it does not
-            recur.
+        recur: for a requeued record: its recurrence, encoded as in a payload.
         base: for a requeued record: first source offset at which its canceller may be; -1: it is in
             another shard than the record that it settles.
         is_mirror: whether it is a dead letter or outcome that another producer has copied to a
             target topic.
         by_source: for an outcome: place where the canceller was written before it came to its
             home; empty: it was written there.
-        acts: for a record that goes to its home: its kind there.
-        first_ms: for a record that goes to its home: timestamp with which it was first written,
-            epoch ms.
-        group: hash of the records that wait together to be sent to their home; 0: none wait.
+        acts, first_ms, group: as in ``SourceFacts``.
         is_verified: for a requeued record or envelope: whether its signature was verified.
     """
 

@@ -33,13 +33,10 @@ class Line(NamedTuple):
     of its own.
 
     Attributes:
-        offset: source offset of the record.
-        kind: kind of the record: ``SCHEDULE``, ``CANCEL``, ``COPY`` (requeued record), ….
+        kind: ``SCHEDULE``, ``CANCEL``, ``COPY`` (requeued record), ….
         base: first source offset at which the canceller of the record may be.
-        key_ms: time of the record's key, epoch ms.
         written_ms: time at which the broker appended it, epoch ms.
-        settlement: name of its settlement, as in ``SETTLEMENTS``; empty: not settled, or not
-            judged.
+        settlement: name as in ``SETTLEMENTS``; empty: not settled, or not judged.
         at_ms: time at which the output that settles it was written, epoch ms.
         by: source offset of the canceller that the output names; -1: it names no canceller.
         copy_base: for a record that was requeued: base of the new record; -1: the new record is in
@@ -90,24 +87,18 @@ class IdHistory:
         self._offsets = [lines[n].offset for n in self._users]
 
     def canceller(self, base: int) -> Line | None:
-        """Return the first user's record of the id at offset ``base`` or later, which cancels,
-        replaces or fires the record with this base; None: there is none.
-
-        If ``base`` is below the first offset that was read, the true canceller may be an unread
-        record.
+        """Return the first user's record of the id at offset ``base`` or later. Below the first
+        offset that was read, the true canceller may be an unread record.
         """
         at = bisect_left(self._offsets, base)
         return self._lines[self._users[at]] if at < len(self._users) else None
 
     def is_certain(self, base: int) -> bool:
-        """Return whether all offsets from ``base`` on were read, so that ``canceller`` is
-        certain.
-        """
         return base >= self._known_from
 
     def judge(self, passed_ms: PassedMs, lag_ms: int) -> Iterator[Wrong]:
-        """Yield the records that are settled in another way than the log demands, each as index in
-        ``lines`` and reason.
+        """Yield index and reason of each record that is settled in another way than the log
+        demands.
 
         Args:
             passed_ms: gives times by which H had passed offsets, from the settlements of other
@@ -137,10 +128,6 @@ class IdHistory:
     def _wrong_controls(
         self, victims: Mapping[int, Sequence[int]], doubtful: Container[int]
     ) -> Iterator[Wrong]:
-        """Yield cancels and fires whose outcome does not fit the records that they settled.
-        ``victims``: indexes of these records by the offset of the control record; ``doubtful``:
-        offsets of control records to skip.
-        """
         for at, number in enumerate(self._users):
             line = self._lines[number]
             if line.acts == SCHEDULE or not line.settlement or line.offset in doubtful:
@@ -164,8 +151,8 @@ class IdHistory:
 
 
 def _against_next(line: Line, canceller: Line, passed_ms: PassedMs, lag_ms: int) -> str | None:
-    """Return why the settlement of a requeued record that waits for its home does not fit
-    ``canceller``, the next record of its id, which replaces it or is sent with it; None: it fits.
+    """Return what is wrong with a requeued record that waits for its home, given the next record of
+    its id, which replaces it or is sent with it.
     """
     if not line.settlement:
         return None
@@ -180,9 +167,6 @@ def _against_next(line: Line, canceller: Line, passed_ms: PassedMs, lag_ms: int)
 
 
 def _other_source(line: Line, canceller: Line) -> str | None:
-    """Return why an output names a wrong place where the canceller was first written; None: it is
-    right.
-    """
     if line.by != canceller.offset or line.by_source == canceller.source:
         return None
     named = f"names {line.by_source}" if line.by_source else "names no other place"
@@ -195,9 +179,6 @@ def _what(canceller: Line) -> str:
 
 
 def _against_canceller(line: Line, canceller: Line, passed_ms: PassedMs, lag_ms: int) -> str | None:
-    """Return why the settlement of a record does not fit its canceller (the record that cancels,
-    replaces or fires it); None: it fits.
-    """
     if not line.settlement:
         return None
     settlement = SETTLEMENTS[line.settlement]
@@ -213,8 +194,8 @@ def _against_canceller(line: Line, canceller: Line, passed_ms: PassedMs, lag_ms:
 
 
 def _ignored(line: Line, canceller: Line, passed_ms: PassedMs, lag_ms: int) -> str | None:
-    """Return why it is wrong that a record was settled at its own time: H had passed its canceller
-    before that. None: it was settled before H passed the canceller, or this is not known.
+    """Return the reason if H had passed the canceller before the record was settled at its own
+    time.
     """
     verb = SETTLEMENTS[line.settlement].verb
     what = _what(canceller)
@@ -229,18 +210,14 @@ def _ignored(line: Line, canceller: Line, passed_ms: PassedMs, lag_ms: int) -> s
 
 
 def _may_be_fired(line: Line, fire: Line) -> bool:
-    """Return whether the record ``fire`` may have caused the settlement of ``line``, although its
-    output names no fire: only deliveries name one.
-    """
+    # Only deliveries name the fire that caused them.
     if line.settlement == "requeued":
         return line.copy_base in (NONE, fire.offset + 1)
     return line.settlement != "delivered"
 
 
 def _passed_by_ms(line: Line, canceller: Line, passed_ms: PassedMs, lag_ms: int) -> int | None:
-    """Return the earliest time by which H is known to have passed the canceller of a record
-    (``line``), epoch ms; None: no time is known.
-    """
+    """Return the earliest time by which H is known to have passed the canceller, epoch ms."""
     bounds = []
     if canceller.settlement and canceller.kind != SCHEDULE:
         bounds.append(canceller.at_ms)
@@ -255,14 +232,6 @@ def _passed_by_ms(line: Line, canceller: Line, passed_ms: PassedMs, lag_ms: int)
 
 
 def _control(line: Line, victims: Sequence[Line], *, is_complete: bool) -> str | None:
-    """Return why the outcome of a cancel or fire does not fit the records that it settled; None: it
-    fits.
-
-    Args:
-        line: the cancel or fire.
-        victims: records that the cancel or fire was to settle.
-        is_complete: whether the log still has every record that it may have settled.
-    """
     own = [victim for victim in victims if victim.by == line.offset]
     if SETTLEMENTS[line.settlement].role != OUTCOME or line.settlement == "not_pending":
         verb = SETTLEMENTS[line.settlement].verb

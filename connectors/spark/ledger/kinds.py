@@ -74,11 +74,7 @@ _BY_ROLE: Final = {one.role: name for name, one in SETTLEMENTS.items() if one.ro
 
 
 def settlement_name(role: int, outcome: str) -> str:
-    """Return the name, as in ``SETTLEMENTS``, of the way in which an output settles a record.
-
-    Args:
-        role: role of the output's ledger row.
-        outcome: for the role ``OUTCOME``: the output's ``delay-outcome``. An unknown outcome is
-            returned unchanged.
+    """Return the name in ``SETTLEMENTS`` for the role of an output, and for an outcome its
+    ``delay-outcome``. An unknown outcome is returned unchanged.
     """
     return _BY_ROLE.get(role, outcome)

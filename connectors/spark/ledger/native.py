@@ -108,8 +108,8 @@ def classified_sources(records: DataFrame, ledger: Ledger) -> DataFrame:
 
 
 def _kind_of_source(targets: Sequence[str]) -> Column:
-    """Return a column with the kind of the source record, ``SCHEDULE`` or ``CANCEL``, where column
-    expressions can read the record, else null; ``targets``: allowed target topics.
+    """Return the kind, ``SCHEDULE`` or ``CANCEL``, where expressions can read the record, else
+    null.
     """
     has_id = sf.octet_length("id").between(1, sf.col("id_max"))
     is_read = (sf.col("offset") >= sf.col("first")) & has_readable_names()
@@ -153,7 +153,6 @@ def _parted(records: DataFrame) -> DataFrame:
 
 
 def _own() -> Column:
-    """Return a column with the headers of a schedule other than its target, time and id."""
     count = sf.size("headers")
     target_at, time_at, id_at = (sf.col(f"{name}_at") for name in ("target", "time", "id"))
     last_at = sf.when(id_at > 0, id_at).otherwise(count + 1)
@@ -191,9 +190,7 @@ newest contract applies; ``_bounds`` returns the others, in this order."""
 
 
 def _shards(ledger: Ledger) -> list[tuple[int, int, int, int, int, int, bool, bool]]:
-    """Return one row of ``_SHARD`` for each shard, except those of level topics, whose records are
-    read in Python.
-    """
+    # Records of level topics are read in Python.
     newest = {shard: ledger.contracts[place].entries() for place, shard in ledger.shards.items()}
     return [
         (shard, entries[-1][0] if len(entries) > 1 else 0, *_bounds(entries[-1][1]))
@@ -217,9 +214,7 @@ def _bounds(contract: Contract) -> tuple[int, int, int, int, bool, bool]:
 
 
 def _allowed(ledger: Ledger) -> list[str]:
-    """Return the topics of the cluster that the newest contracts of all shards allow as targets;
-    if there are none, an empty name.
-    """
+    """Return the topics that the newest contracts of all shards allow; if none, an empty name."""
     rules = {
         (topic, ledger.contracts[topic, number].entries()[-1][1]) for topic, number in ledger.shards
     }
@@ -275,9 +270,7 @@ def classified_deliveries(records: DataFrame, ledger: Ledger) -> DataFrame:
 
 
 def classified_outcomes(records: DataFrame, ledger: Ledger) -> DataFrame:
-    """Return one row for each record of the outcome topic, with parameters and columns as for
-    ``classified_sources``. ``reading`` may also be ``ORDINARY``: then all other columns are null.
-    """
+    """As ``classified_deliveries``, for the records of the outcome topic."""
     told = {
         name: sf.get("headers", sf.array_position(sf.col("headers.key"), name).cast("int") - 1)
         for name in _OF_OUTCOME

@@ -65,13 +65,11 @@ _LEFT_OUT: Final = b" are left out, "
 
 @dataclass(frozen=True, slots=True)
 class OutputRows:
-    """Maker of ledger rows of records outside delay topics; Spark sends it to the executors."""
-
     ledger: Ledger
 
     def of(self, batches: Iterable[pa.RecordBatch]) -> Iterable[pa.RecordBatch]:
         """Yield ledger rows of outputs that settle records, and rows of ``NO_SHARD`` for all other
-        records. ``batches``: records with the columns of ``topics.ROW_SCHEMA``.
+        records.
         """
         with without_collector():
             for batch in batches:
@@ -145,9 +143,8 @@ class _Outputs:
             yield from self._disclaimed(shard, offset, content)
 
     def _is_simple(self, facts: OutputFacts, *, is_here: bool) -> bool:
-        """Return whether the columns of a ledger row hold all facts of an output. They do for a
-        delivery that no fire caused, and for an outcome that names its canceller or, for a control
-        record, its own place. ``is_here``: the output's ``delay-source`` is the settled record.
+        """Return whether the columns of a ledger row hold all facts: of a delivery that no fire
+        caused, or of an outcome that names its canceller or, for a control record, its own place.
         """
         if facts != OutputFacts(facts.origin, outcome=facts.outcome, by=facts.by):
             return False
@@ -157,9 +154,7 @@ class _Outputs:
         return self._role == DELIVERED and facts.by < 0 and is_here
 
     def _of_foreign(self, row: Row, place: Place, counts: Counter[int]) -> Iterator[LedgerRow]:
-        """Yield a row with a finding if ``place``, the shard that an output names, does not exist;
-        otherwise the shard is not judged, and the output is added to ``counts``.
-        """
+        # A shard that exists but is not judged gives no row: its outputs are only counted.
         topic, partition = place
         count = self._ledger.partitions.get(topic)
         if count is None or partition < count:
@@ -169,9 +164,6 @@ class _Outputs:
             yield self._note(row, NOWHERE, f"{why} partition")
 
     def _note(self, row: Row, what: int, why: str) -> LedgerRow:
-        """Return a row of ``NO_SHARD`` with a finding about the output itself; ``what``:
-        ``MALFORMED`` or ``NOWHERE``, ``why``: its text.
-        """
         return LedgerRow(
             NO_SHARD,
             what,
@@ -184,9 +176,6 @@ class _Outputs:
         )
 
     def _place_of(self, told: Mapping[str, bytes | None]) -> Place | None:
-        """Return topic and partition of the shard in which ``delay-settles`` is an offset; None:
-        the headers (``told``) do not name it.
-        """
         named = told.get(names.DELAY_SHARD)
         pattern = _PLACE if named is None else _SHARD
         text = named if named is not None else told.get(names.DELAY_SOURCE)
@@ -197,7 +186,7 @@ class _Outputs:
         self, told: Mapping[str, bytes | None], content: Original
     ) -> tuple[int, int, OutputFacts]:
         """Return the due time (epoch ms; -1: not stated), the hash of the content, and the other
-        facts of an output. ``told``: its headers by name; ``content``: key, value and headers.
+        facts of an output.
         """
         key, value, headers = content
         origin = _text(told, names.DELAY_SOURCE)
@@ -230,8 +219,8 @@ class _Outputs:
         return _number(asked, names.DELAY_AT), content_hash(key, value, own), facts
 
     def _disclaimed(self, shard: int, offset: int, content: Original) -> Iterator[LedgerRow]:
-        """Yield the ledger rows of the requeued record or envelope at ``offset``, with the role
-        ``DISCLAIMED``: the service refused it as forged. ``content``: that of its dead letter.
+        """Yield the rows, with the role ``DISCLAIMED``, of the requeued record or envelope at
+        ``offset``, which the service refused as forged; ``content``: that of its dead letter.
         """
         key, value, headers = content
         place = next(place for place, number in self._ledger.shards.items() if number == shard)
@@ -249,9 +238,7 @@ def _own(headers: Headers) -> Headers:
 
 
 def _written(headers: Headers) -> Headers:
-    """Return the headers of a dead letter without those that the service added about the error: the
-    headers that the dead record had.
-    """
+    """Return the headers that a dead record had: without those about the error."""
     last = max((n for n, (name, _) in enumerate(headers) if name == _LETTER_ONLY), default=None)
     return headers[:last]
 
@@ -261,17 +248,12 @@ def _text(told: Mapping[str, bytes | None], name: str) -> str:
 
 
 def _number(told: Mapping[str, bytes | None], name: str) -> int:
-    """Return the number in the header ``name``; -1: there is no such header, or it does not consist
-    of up to 18 digits.
-    """
+    """Return the number in a header; -1 if it does not consist of up to 18 digits."""
     text = told.get(name)
     return int(text) if text is not None and _COUNT.fullmatch(text) else -1
 
 
 def _is_mirror(headers: Headers, told: Mapping[str, bytes | None]) -> bool:
-    """Return whether this record of a target topic is a dead letter or outcome that another
-    producer has copied there. Users' headers may be named ``delay-outcome``, so the position
-    counts.
-    """
+    # Users' headers may be named delay-outcome, so the position counts.
     is_outcome = headers[0][0] == names.DELAY_OUTCOME and names.DELAY_SHARD in told
     return is_outcome or names.DELAY_ERROR in told

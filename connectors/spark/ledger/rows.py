@@ -97,8 +97,6 @@ COUNTED: Final = ("ordinary", "foreign")
 
 
 class LedgerRow(NamedTuple):
-    """Row of the ledger, for a source record or an output; ``LEDGER`` describes the columns."""
-
     shard: int
     offset: int
     role: int
@@ -152,7 +150,6 @@ class Ledger:
 
     @classmethod
     def of(cls, cut: Cut, secrets: Sequence[bytes] = ()) -> Ledger:
-        """Return the names and contracts of a cut, with its shards as those that are judged."""
         shards = {shard.place: shard for shard in cut.shards}
         return cls(
             shards={place: name_hash(shard.name) for place, shard in shards.items()},
@@ -164,8 +161,8 @@ class Ledger:
         )
 
     def shard_of(self, origin: str) -> tuple[int | None, int]:
-        """Return the hash of the shard, and the offset, that a ``delay-source`` names. The hash is
-        None if the shard is not judged or the ``delay-source`` names no place.
+        """Return the hash of the shard (None if it is not judged) and the offset that a
+        ``delay-source`` names.
         """
         match = _ORIGIN.fullmatch(origin)
         if match is None:
@@ -174,23 +171,16 @@ class Ledger:
 
 
 def group_hash(group: Group) -> int:
-    """Return a hash, a signed number of 64 bits, of ``group``: records that wait together to be
-    sent to their home.
-    """
     return _signed(_hash(pack(group), _SEED))
 
 
 def name_hash(name: str) -> int:
-    """Return the hash that stands for a topic or for a shard (``topic:partition``) in the ledger,
-    as a signed number of 64 bits.
-    """
+    """Return the hash of a topic or shard (``topic:partition``), a signed number of 64 bits."""
     return _signed(_hash(name.encode(), _SEED))
 
 
 def id_hash(record_id: bytes | None) -> int:
-    """Return the hash of an id as a signed number of 64 bits, which is never ``NO_ID``; ``NO_ID``
-    if there is no id.
-    """
+    """Return the hash of an id, a signed number of 64 bits; ``NO_ID`` only if there is no id."""
     return NO_ID if record_id is None else _signed(_hash(record_id, _SEED) | 1)
 
 
@@ -214,9 +204,7 @@ def content_hash(key: bytes | None, value: bytes | None, headers: Headers) -> in
 
 
 def value_hash(value: bytes) -> bytes:
-    """Return the hash of a value as Spark's ``xxhash64`` computes it: eight bytes,
-    little-endian.
-    """
+    """Return the eight bytes of Spark's ``xxhash64`` of a value, little-endian."""
     return _signed_long(_signed(_hash(value, _SEED)))
 
 
@@ -225,5 +213,4 @@ def _signed(hashed: int) -> int:
 
 
 def batch_of(rows: Iterable[Sequence[Any]]) -> pa.RecordBatch:
-    """Return ledger rows as an Arrow record batch with the columns of ``LEDGER``."""
     return arrow.batch_of(rows, SCHEMA)

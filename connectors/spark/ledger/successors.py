@@ -1,6 +1,4 @@
-"""Checks occurrences of recurring schedules against the records that began the schedules. No side
-effects.
-"""
+"""Checks occurrences of recurring schedules against the records that began them."""
 
 from __future__ import annotations
 
@@ -13,12 +11,8 @@ _FIRST = 1
 
 
 def same_recurrence(held: bytes, copied: bytes) -> bool:
-    """Return whether a requeued record has the recurrence of the record that it was made of. For
-    the first occurrence of a cron schedule, ``copied`` is right if it only adds the number 1.
-
-    Args:
-        held: recurrence of the original record, encoded as in a payload; empty: no recurrence.
-        copied: recurrence of the requeued record, encoded as in a payload; empty: no recurrence.
+    """Return whether a requeued record has the recurrence of the record that it was made of; both
+    are encoded as in a payload. The first occurrence of a cron schedule only adds the number 1.
     """
     if held == copied or not held or not copied:
         return held == copied
@@ -27,13 +21,7 @@ def same_recurrence(held: bytes, copied: bytes) -> bool:
 
 
 def against_origin(source: SourceRow, output: OutputRow) -> str | None:
-    """Return why an occurrence does not match the record with which its schedule began; None: it
-    matches.
-
-    Args:
-        source: the user's record with which the schedule began.
-        output: the occurrence, a ledger row of role ``CONTINUED``.
-    """
+    """Return why an occurrence does not match the user's record with which its schedule began."""
     facts, told = source.facts, output.facts
     _, is_numbered, number = told.origin.partition("#")
     if not is_numbered:
