@@ -47,14 +47,8 @@ from connectors.spark.ledger.unread import read_in_python
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """The result of one step of an audit.
-
-    Attributes:
-        found: findings, with the columns of ``verdicts.FINDING``.
-        unjudged: records that could not be judged, with the columns of ``verdicts.FINDING``.
-        counts: number of records by what became of them; ``docs/internals/audit-method.md``
-            explains each name.
-        runs: Parquet folders of stored rows that the next step reads.
+    """Result of one step: findings and unjudged records have the columns of ``verdicts.FINDING``;
+    ``docs/internals/audit-method.md`` explains the names of ``counts``.
     """
 
     found: DataFrame
@@ -65,14 +59,8 @@ class StepResult:
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """Engine that judges the records between two cuts, which is one step of an audit.
-
-    Attributes:
-        logs: the records to read.
-        work: folder for data that one part of the step hands to the next.
-        rules: cursors, contracts and limits to judge by.
-        ledger: names and contracts by which ledger rows are made.
-        counts: number of records by what became of them, added up by ``run``.
+    """Judge of the records between two cuts; ``work``: folder for data between the parts of
+    a step.
     """
 
     spark: SparkSession
@@ -85,8 +73,8 @@ class Engine:
     counts: Counter[str] = field(default_factory=Counter)
 
     def run(self, held: CarriedState | None = None) -> StepResult:
-        """Judge all records of this step, and return the result. ``held``: rows stored by earlier
-        steps, to which this step adds; None: the audit has this one step, and stores no rows.
+        """Judge all records of this step; without ``held``, the audit has this one step, and stores
+        no rows.
         """
         rows = self._read()
         if held is not None:
@@ -117,9 +105,6 @@ class Engine:
         return kept(rows, f"{self.work}/{name}", *by)
 
     def _read(self) -> DataFrame:
-        """Return the ledger rows of the records that were written since the previous cut; records
-        of other producers are only counted.
-        """
         logs, ledger = self.logs, self.ledger
         delayed = {shard.place for shard in self.cut.shards}
         others = self.evidence.spans.keys() - delayed
@@ -146,13 +131,7 @@ class Engine:
     def _odd(
         self, matched: DataFrame, sifted: DataFrame, held: CarriedState | None
     ) -> tuple[DataFrame, DataFrame]:
-        """Return the ledger rows that Python must judge, and the rows of ``sifted`` without them.
-
-        Args:
-            matched: the result of ``match``.
-            sifted: ledger rows of the blocks in which all records are correct.
-            held: rows stored by earlier steps, in which records that outputs name are looked up.
-        """
+        """Return the ledger rows that Python must judge, and the other rows of ``sifted``."""
         odd = unpaired(matched.where(sf.col("status").isin(ODD, UNMATCHED)))
         keys = matched.where(sf.col("status") == UNMATCHED).select(*KEY).distinct()
         if keys.isEmpty():
@@ -167,13 +146,6 @@ class Engine:
         return odd, sifted.join(sf.broadcast(keys), KEY, "left_anti")
 
     def _decided(self, even: DataFrame, matched: DataFrame, judged: DataFrame) -> DataFrame:
-        """Return the verdicts that count, corrected for retention that went on meanwhile.
-
-        Args:
-            even: blocks in which all records are correct, from ``blocks_of``.
-            matched: the result of ``match``.
-            judged: the result of ``judge_records``.
-        """
         has_ids = not judged.where(sf.col("verdict") == LINE).isEmpty()
         offsets = sum(span.end - span.start for span in self.evidence.spans.values())
         known = passed(matched, offsets, even) if has_ids else PassedTimes()

@@ -1,6 +1,4 @@
-"""Facts of the cluster on which verdicts depend: policies of topics, and since when logs have all
-their records.
-"""
+"""Facts of the cluster on which verdicts depend: policies of topics, and how complete logs are."""
 
 from __future__ import annotations
 
@@ -26,11 +24,10 @@ class EarlierCut:
 
     Attributes:
         ends: offset up to which each log (partition) was read, exclusive.
-        starts: first offset of each shard from which all records are known.
-        judged: first offset of each shard from which records are judged.
+        starts, judged: first offset of each shard from which all records are known, and from which
+            they are judged.
         seen_ms: timestamp of each partition's first record, epoch ms.
-        overdue_ms: records that were due before this time, epoch ms, were already reported as
-            overdue.
+        overdue_ms: records due before this time, epoch ms, were already reported as overdue.
     """
 
     ends: Mapping[Place, int] = field(default_factory=dict)
@@ -50,10 +47,8 @@ class Evidence:
 
     Attributes:
         spans: offsets of each log that are read at this cut.
-        starts: first offset of each shard from which all records are known.
-        judged: first offset of each shard from which records are judged.
-        seen_ms: timestamp of each partition's first record, epoch ms; missing: the partition is
-            empty.
+        starts, judged: as in ``EarlierCut``.
+        seen_ms: timestamp of each partition's first record, epoch ms; missing: it is empty.
         complete_ms: time since which a partition still has all its records, epoch ms; missing:
             always.
         policies: compaction and timestamp type of each topic.
@@ -77,8 +72,8 @@ def all_of(cut: Cut) -> Evidence:
 
 
 def gather(client: Mapping[str, str], cut: Cut, past: EarlierCut = NO_PAST) -> Evidence:
-    """Ask the cluster for the evidence about its logs at a cut, and return it. Offsets below the
-    ends in ``past``, the facts of the previous cut, are not read again.
+    """Ask the cluster for the evidence about its logs at a cut. Offsets below the ends in ``past``
+    are not read again.
 
     Raises:
         KafkaEdgeError: the cluster does not answer, or a topic's configuration can't be read.
@@ -111,9 +106,8 @@ def _judged(
     complete_ms: Mapping[Place, int],
     policies: Mapping[str, Policy],
 ) -> dict[Place, int]:
-    """Return for each shard the first offset from which on records are judged: retention can't have
-    deleted their outputs. A shard in ``past`` keeps its offset.
-    """
+    # Records are judged from the first one whose outputs retention can't have deleted; a shard in
+    # past keeps its offset.
     since_ms = max(
         (
             at_ms
@@ -134,9 +128,7 @@ def _judged(
 
 @dataclass(frozen=True, slots=True)
 class Strictness:
-    """Limits of lateness, earliness, grace, overdue time and lag by which outputs are judged, in
-    ms; None: no limit. ``options.AuditOptions`` describes each.
-    """
+    """Limits by which outputs are judged, in ms, as in ``AuditOptions``; None: no limit."""
 
     late_ms: int | None = None
     early_ms: int = 0
@@ -148,9 +140,6 @@ class Strictness:
 def rules_of(
     cut: Cut, evidence: Evidence, strictness: Strictness, past: EarlierCut = NO_PAST
 ) -> Rules:
-    """Return the rules by which records are judged at a cut: cursors, contracts and limits;
-    ``past``: facts of the previous cut.
-    """
     read = {topic for topic, _ in cut.others}
     own = {cut.dead_letter, cut.outcomes}
     grace_ms, policies = strictness.grace_ms, evidence.policies
@@ -178,9 +167,7 @@ def rules_of(
 
 
 def overdue_since_ms(cut: Cut, strictness: Strictness) -> int:
-    """Return the time, epoch ms, before which a record must have been due to be reported as
-    overdue.
-    """
+    """Return the time, epoch ms, before which an overdue record must have been due."""
     overdue_ms = strictness.overdue_ms
     return -NEVER_MS if overdue_ms is None else cut.taken_ms - overdue_ms
 
@@ -210,9 +197,6 @@ def _hashes(topics: Iterable[str]) -> frozenset[int]:
 def _by_topic(
     cut: Cut, topics: Collection[str], at_ms: Mapping[Place, int], default: int
 ) -> dict[int, tuple[int, ...]]:
-    """Return the times ``at_ms`` (epoch ms) by hash of the topic, one for each partition, in order;
-    ``default`` where the time is unknown. The delay topics are added to ``topics``.
-    """
     return {
         name_hash(topic): tuple(
             at_ms.get((topic, number), default) for number in range(cut.partitions[topic])

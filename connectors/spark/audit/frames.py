@@ -54,21 +54,12 @@ def findings(
 
 
 def apart(ledger: DataFrame) -> DataFrame:
-    """Return the ledger rows that ``match`` leaves out and Python judges: those of role ``NAMED``
-    or shard ``NO_SHARD``.
-    """
     return ledger.where((sf.col("shard") == NO_SHARD) | (sf.col("role") == NAMED))
 
 
 def passed(matched: DataFrame, offsets: int, even: DataFrame | None = None) -> PassedTimes:
     """Return times by which H had passed blocks of neighbouring offsets: the times of outputs that
-    settle records correctly.
-
-    Args:
-        matched: the result of ``match``.
-        offsets: number of offsets that were read; more offsets make larger blocks.
-        even: blocks in which all records are correct, from ``plain_blocks.blocks_of``, with the
-            time of the first delivery in each; None: there are none.
+    settle records correctly. More ``offsets`` that were read make larger blocks.
     """
     bits = max(BLOCK_BITS, (offsets // _PASSED_MAX).bit_length())
     sound = matched.where(sf.col("status") == SOUND)
@@ -84,11 +75,6 @@ def passed(matched: DataFrame, offsets: int, even: DataFrame | None = None) -> P
 def decide(judged: DataFrame, known: PassedTimes, rules: Rules) -> DataFrame:
     """Return the verdicts that count, with the columns of ``row_judges.JUDGED``: those without a
     condition, those whose condition holds, and those by comparison with other records of the id.
-
-    Args:
-        judged: the result of ``judge_records``.
-        known: times by which H had passed offsets.
-        rules: rules to judge by.
     """
     is_certain = ~sf.col("verdict").isin(LINE, COUNT) & (sf.col("when") == CERTAIN)
     return judged.where(is_certain).unionByName(decide_by_ids(judged, known, rules))

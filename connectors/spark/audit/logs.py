@@ -24,7 +24,7 @@ _TASKS_MIN: Final = 8
 
 
 class Logs(Protocol):
-    """Source of the records that one step of an audit reads: a cluster or an archive."""
+    """Source of the records that one step of an audit reads."""
 
     def records(self, places: Iterable[Place]) -> DataFrame:
         """Return the committed records of some partitions, with the columns of
@@ -40,28 +40,17 @@ class Logs(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class KafkaLogs:
-    """Logs of a cluster, read between the offsets in ``evidence.spans``."""
-
     spark: SparkSession
     client: Mapping[str, str]
     evidence: Evidence
 
     def records(self, places: Iterable[Place]) -> DataFrame:
-        """Return the committed records of some partitions, with the columns of
-        ``topics.ROW_SCHEMA``.
-        """
         chosen = {place: self.evidence.spans[place] for place in places}
         count = sum(span.end - span.start for span in chosen.values())
         tasks = max(_TASKS_MIN, count // TASK_RECORDS + 1)
         return read_topic(self.spark, self.client, chosen, tasks)
 
     def still_true(self, decided: DataFrame, rules: Rules) -> DataFrame:
-        """Ask the cluster for the present starts of the logs, and return the verdicts corrected for
-        retention that went on meanwhile, as ``Logs.still_true`` describes.
-
-        Raises:
-            KafkaEdgeError: the cluster does not answer.
-        """
         spans = self.evidence.spans
         starts = offsets_of(admin_client(native_options(self.client)), spans.keys(), EARLIEST)
         moved = {p: starts[p] for p, span in spans.items() if starts[p] > span.start}
@@ -80,9 +69,6 @@ class KafkaLogs:
     def _unless_unseen(
         self, decided: DataFrame, gone: Mapping[Place, Span], rules: Rules
     ) -> DataFrame:
-        """Return the verdicts, with lost records as unjudged where retention may just have deleted
-        the output. ``gone``: present offsets of the logs whose start has moved.
-        """
         settled_ms = first_times(self.client, gone, names.DELAY_SETTLES)
         since_ms: dict[int, int] = {}
         for place in gone:

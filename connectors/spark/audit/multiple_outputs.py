@@ -15,9 +15,6 @@ from connectors.spark.ledger.kinds import SETTLEMENTS, settlement_name
 
 
 def settlement_of(output: OutputRow) -> Settled:
-    """Return the facts that an audit keeps of an output that settles a record: its role, time and
-    place.
-    """
     return Settled(output.role, output.at_ms, *place_of(output))
 
 
@@ -31,8 +28,8 @@ def is_mirror_of(settled: Settled, output: OutputRow) -> bool:
 
 
 def ranked(source: SourceRow, settling: Sequence[OutputRow], rules: Rules) -> list[OutputRow]:
-    """Return the outputs that settle one record, the one that counts first: sorted by number of
-    errors, then those in the target topic first, then by time.
+    """Return the outputs of a record, the one that counts first: sorted by number of errors, then
+    those in the target topic first, then by time.
     """
     if len(settling) == 1:
         return list(settling)
@@ -45,24 +42,17 @@ def ranked(source: SourceRow, settling: Sequence[OutputRow], rules: Rules) -> li
 
 
 def is_forwarded(source: SourceRow, first: OutputRow, output: OutputRow) -> bool:
-    """Return whether ``output`` may be a copy that a consumer of the target topic made of the
-    delivery ``first`` in another topic.
-    """
+    # A consumer of the target topic may write a copy of the delivery to another topic.
     return first.topic == source.topic and is_mirror_of(settlement_of(first), output)
 
 
 def is_redelivered(first: OutputRow, output: OutputRow, rules: Rules) -> bool:
-    """Return whether a node's crash under ``at_least_once`` explains that both outputs settle the
-    same record: the older one is a delivery, and the other follows within the grace time.
-    """
+    # Under at_least_once, a crash may repeat a delivery within the grace time.
     older, newer = sorted((first, output), key=lambda one: one.at_ms)
     return is_again(settlement_of(older), newer, rules)
 
 
 def is_again(settled: Settled, output: OutputRow, rules: Rules) -> bool:
-    """Return whether ``settled`` is a delivery, and ``output`` follows it within the grace time,
-    which ``at_least_once`` allows after a crash.
-    """
     is_soon = output.at_ms - settled.at_ms <= rules.grace_ms != 0
     return settled.role == DELIVERED and is_soon
 
@@ -70,9 +60,6 @@ def is_again(settled: Settled, output: OutputRow, rules: Rules) -> bool:
 def surplus_finding(
     source: SourceRow, first: OutputRow, output: OutputRow, rules: Rules
 ) -> RecordVerdict:
-    """Return a ``duplicated`` finding about ``output``, which settles a record that ``first`` has
-    settled; its detail names the other errors of ``output`` too.
-    """
     others = {found.kind for found in problems(source, output, rules, Counter())}
     also = f"; it is also {', '.join(sorted(others))}" if others else ""
     detail = twice_text(settlement_of(first), output, rules) + also
@@ -80,9 +67,6 @@ def surplus_finding(
 
 
 def twice_text(settled: Settled, output: OutputRow, rules: Rules) -> str:
-    """Return the detail of a finding about an output that settles a record again: how and where
-    ``settled`` settled it first.
-    """
     if settled.role == LOST_ROLE:
         return f"nothing settled the record when its time had come, and it was {_verb(output)} here"
     topic = rules.topics.get(settled.topic, "a topic that is gone")

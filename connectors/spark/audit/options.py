@@ -15,9 +15,7 @@ from delayservice.contract.targets import Allowlist
 
 @dataclass(frozen=True, slots=True)
 class OffsetRange:
-    """Source offsets of one shard (partition of a delay topic), from ``start`` on, below
-    ``stop``.
-    """
+    """Source offsets of one shard (partition of a delay topic), ``stop`` exclusive."""
 
     topic: str
     partition: int
@@ -26,7 +24,6 @@ class OffsetRange:
 
     @property
     def place(self) -> Place:
-        """Topic and partition of the shard."""
         return self.topic, self.partition
 
 
@@ -84,9 +81,7 @@ class AuditOptions:
     topic: str | None = None
 
     def choose(self, contracts: Collection[Contracts], topics: Collection[str]) -> set[str]:
-        """Return the topics to read besides the delay topics, chosen from all ``topics`` of the
-        cluster: the dead-letter topic, the outcome topic, and target topics as the options say.
-        ``contracts``: the contracts of all shards.
+        """Return the topics to read besides the delay topics.
 
         Raises:
             KafkaEdgeError: the dead-letter topic, the outcome topic, a named target or the topic
@@ -107,9 +102,6 @@ class AuditOptions:
         return needed if self.targets else needed | (self._allowed(contracts, topics) - never)
 
     def _allowed(self, contracts: Collection[Contracts], topics: Collection[str]) -> set[str]:
-        """Return those of ``topics`` that at least one contract, or ``allow``, permits as a
-        target.
-        """
         rules = {contract for held in contracts for _, contract in held.entries()}
         lists = [Allowlist.of_contract(one, "") for one in rules if one.has_allowlist]
         if len(lists) < len(rules):
@@ -118,11 +110,7 @@ class AuditOptions:
 
     @property
     def strictness(self) -> Strictness:
-        """Limits of lateness, earliness, grace, overdue time and lag by which outputs are
-        judged.
-        """
         return Strictness(self.late_ms, self.early_ms, self.grace_ms, self.overdue_ms, self.lag_ms)
 
     def path(self, name: str) -> str:
-        """Return the path of the file or folder ``name`` in ``out``."""
         return f"{self.out.rstrip('/')}/{name}"

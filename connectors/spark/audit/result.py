@@ -1,5 +1,3 @@
-"""The result of an audit, and the exit status of its command."""
-
 from __future__ import annotations
 
 from collections.abc import Mapping
@@ -27,13 +25,10 @@ class AuditResult:
             explains each name.
         records: number of source records that were audited.
         outputs: number of outputs that were read and settle a record.
-        seconds: duration of the audit and of taking the cut, in seconds.
-        rows_per_s: number of source records audited per second.
-        findings_path: path of the Parquet dataset of findings.
-        unjudged_path: path of the Parquet dataset of records that could not be judged.
+        seconds: duration of the audit and of taking the cut.
+        findings_path, unjudged_path: Parquet datasets.
         summary_path: path of the JSON summary.
-        sample: the first findings, for display, at most ``SAMPLE_ROWS``.
-        unjudged_sample: the first records that could not be judged, at most ``SAMPLE_ROWS``.
+        sample, unjudged_sample: the first rows of both, for display, at most ``SAMPLE_ROWS``.
         cut: offsets and cursors at which the audit judged.
         ranges: offset ranges requested by the user; empty: all offsets.
     """
@@ -65,7 +60,7 @@ class AuditResult:
         return exit_status(len(self.findings), len(self.unjudged))
 
     def to_json(self) -> dict[str, object]:
-        """Return the result as the content of ``summary.json``, ready for a JSON encoder."""
+        """Return the content of ``summary.json``."""
         return {
             "v": VERSION,
             "kind": "summary",

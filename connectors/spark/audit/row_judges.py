@@ -1,5 +1,5 @@
-"""Judges ledger rows on the executors: each record by itself, then the verdicts with a condition,
-which depend on other records of its id.
+"""Judges ledger rows on the executors: each record by itself, then verdicts that depend on
+its id.
 """
 
 from __future__ import annotations
@@ -77,12 +77,8 @@ _unpack_line: Final = msgspec.msgpack.Decoder(Line).decode
 
 
 def judge_records(rows: DataFrame, rules: Rules, *, keeps: bool) -> DataFrame:
-    """Return the verdicts on each record by itself, with the columns of ``JUDGED``.
-
-    Args:
-        rows: ledger rows, with all rows of each record.
-        rules: rules to judge by.
-        keeps: whether to return also the ledger rows that the next cut reads.
+    """Return the verdicts on each record by itself, with the columns of ``JUDGED``; with ``keeps``,
+    also the ledger rows that the next cut reads.
     """
     return (
         rows.repartition("shard", sf.shiftright("offset", _BLOCK_BITS))
@@ -95,11 +91,6 @@ def decide_by_ids(judged: DataFrame, passed: PassedTimes, rules: Rules) -> DataF
     """Return the verdicts that depend on other records of the same id, with the columns of
     ``JUDGED``: verdicts whose condition holds, findings about wrong outcomes, and rows for the next
     cut of records that may still cancel others.
-
-    Args:
-        judged: the result of ``judge_records``.
-        passed: times by which H had passed offsets.
-        rules: rules to judge by.
     """
     return (
         judged.where((sf.col("verdict") == LINE) | (sf.col("when") != CERTAIN))
@@ -110,28 +101,19 @@ def decide_by_ids(judged: DataFrame, passed: PassedTimes, rules: Rules) -> DataF
 
 
 def ledger_rows(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Yield batches of ledger rows, decoded from batches whose only column, ``packed``, has each
-    row as MessagePack.
-    """
     for batch in batches:
         yield batch_of(map(_unpack, batch.column(0).to_pylist()))
 
 
 class RowJudge:
-    """Judge of each record by itself; Spark sends it to the executors.
-
-    Args:
-        keeps: whether to yield also the ledger rows that the next cut reads.
-    """
-
     def __init__(self, rules: Rules, *, keeps: bool = True) -> None:
         self._rules = rules
         self._keeps = keeps
         self._counts: Counter[str] = Counter()
 
     def judge(self, batches: Iterable[pa.RecordBatch]) -> Iterable[pa.RecordBatch]:
-        """Yield verdicts as batches with the columns of ``JUDGED``, and at the end rows with the
-        counts. ``batches``: ledger rows sorted by shard, offset and role.
+        """Yield verdicts, and at the end rows with the counts, with the columns of ``JUDGED``.
+        ``batches``: ledger rows sorted by shard, offset and role.
         """
         lists = ([column.to_pylist() for column in batch.columns] for batch in batches)
         rows = (row for columns in lists for row in map(LedgerRow, *columns))
@@ -148,9 +130,6 @@ class RowJudge:
         )
 
     def _of_no_shard(self, rows: Sequence[LedgerRow]) -> Iterator[_Row]:
-        """Add outputs that settle nothing to the counts, and yield findings about outputs whose
-        headers can't be read or name a partition that does not exist. ``rows``: of ``NO_SHARD``.
-        """
         for row in rows:
             what = row.offset
             if what not in (MALFORMED_ROW, NOWHERE):
@@ -204,9 +183,6 @@ def _batches(rows: Iterable[_Row]) -> Iterator[pa.RecordBatch]:
 def _line_of(
     group: Group, found: Sequence[RecordVerdict], rules: Rules
 ) -> tuple[bytes, Line] | None:
-    """Return the id of a record, and the record as a ``Line`` among those of its id; None: it has
-    no id, or it is invalid or unknown. ``found``: the verdicts on it.
-    """
     if group.named is not None:
         record_id, line = group.named
         return record_id, line._replace(is_home=line.is_home or bool(group.arrivals))
@@ -217,9 +193,7 @@ def _line_of(
 
 
 def _line(source: SourceRow, group: Group, found: Sequence[RecordVerdict], rules: Rules) -> Line:
-    """Return the record as a ``Line`` among those of its id, with its settlement if there is one,
-    and ``found``, the verdicts on the record, has no unconditional finding.
-    """
+    # A record with an unconditional finding counts as not settled.
     facts = source.facts
     line = Line(
         *(source.offset, facts.kind, base_of(source), source.key_ms, source.written_ms),
@@ -246,9 +220,6 @@ def _line(source: SourceRow, group: Group, found: Sequence[RecordVerdict], rules
 
 
 def _line_row(group: Group, record_id: bytes, line: Line) -> _Row:
-    """Return the row of ``JUDGED`` for a record with an id (``line``), with the place of the first
-    output that settles it.
-    """
     source = group.source
     row: _Row = {
         "verdict": LINE,
@@ -267,12 +238,8 @@ class PassedTimes:
     """Times by which H (offset up to which cancels were read) had passed blocks of offsets.
 
     A record is settled only after H has passed it. So the time of its settlement is such a time for
-    all offsets up to its own.
-
-    Args:
-        bits: size of a block of offsets: 2 to this power.
-        blocks: hash of the shard, number of the block, and earliest settlement time of the block's
-            records, epoch ms.
+    all offsets up to its own. ``bits``: a block has 2 to this power offsets; ``blocks``: hash of
+    the shard, number of the block, and its records' earliest settlement time, epoch ms.
     """
 
     def __init__(self, bits: int = 0, blocks: Iterable[tuple[int, int, int]] = ()) -> None:
@@ -283,9 +250,6 @@ class PassedTimes:
         self._shards = {shard: _suffix_minima(sorted(told)) for shard, told in held.items()}
 
     def at_ms(self, shard: int, offset: int) -> int | None:
-        """Return the earliest known time, epoch ms, by which H had passed ``offset`` of a shard
-        (hash of its name); None: no time is known.
-        """
         blocks, at_ms = self._shards.get(shard, _NOTHING)
         at = int(np.searchsorted(blocks, offset >> self._bits, side="right"))
         return int(at_ms[at]) if at < len(blocks) else None
@@ -301,17 +265,13 @@ def _suffix_minima(held: Sequence[tuple[int, int]]) -> _Minima:
 
 
 class IdJudge:
-    """Judge of verdicts that depend on other records of the same id; Spark sends it to the
-    executors.
-    """
-
     def __init__(self, rules: Rules, passed: PassedTimes) -> None:
         self._rules = rules
         self._passed = passed
 
     def judge(self, batches: Iterable[pa.RecordBatch]) -> Iterable[pa.RecordBatch]:
-        """Yield the verdicts that count, as batches with the columns of ``JUDGED``. ``batches``:
-        rows with the same columns, conditional or ``LINE``, sorted by shard, id and offset.
+        """Yield the verdicts that count. ``batches``: conditional or ``LINE`` rows of ``JUDGED``,
+        sorted by shard, id and offset.
         """
         rows = (row for batch in batches for row in batch.to_pylist())
         with without_collector():
@@ -339,9 +299,6 @@ class IdJudge:
 
     def _passed_ms(self, shard: int) -> Callable[[int], int | None]:
         def passed_ms(offset: int) -> int | None:
-            """Return the earliest known time, epoch ms, by which H had passed ``offset``, plus the
-            grace time of ``at_least_once``; None: no time is known.
-            """
             at_ms = self._passed.at_ms(shard, offset)
             return None if at_ms is None else at_ms + self._rules.grace_ms
 
@@ -350,16 +307,8 @@ class IdJudge:
     def _is_true(
         self, row: _Row, own: ShardRules, history: IdHistory, unseen: Container[int]
     ) -> bool:
-        """Return whether the condition of a verdict holds, such as ``IF_MARKED``, by the canceller
-        of the record.
-
-        Args:
-            row: the verdict, with the columns of ``JUDGED``.
-            own: rules of the record's shard.
-            history: records of its id.
-            unseen: offsets of records that can't be judged; they count as cancelled if their
-                canceller may be an unread record.
-        """
+        # Records that can't be judged (unseen) count as cancelled if their canceller may be an
+        # unread record.
         canceller = history.canceller(row["base"])
         is_known = history.is_certain(row["base"])
         mark = NEVER_MS if canceller is None else canceller.offset

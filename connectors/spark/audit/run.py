@@ -93,12 +93,8 @@ def audited(
     logs: Logs,
     began_s: float,
 ) -> AuditResult:
-    """Audit ``logs`` at a cut, write the results to ``options.out``, publish them if
-    ``options.topic`` is given, and return them; ``began_s``: start of the work, monotonic seconds.
-
-    Raises:
-        DelayServiceError: a range of the options is of a shard that no checkpoint names.
-        KafkaEdgeError: the results can't be published.
+    """Audit ``logs`` at a cut, write the results to ``options.out``, and publish them if
+    ``options.topic`` is given; ``began_s``: start of the work, monotonic seconds.
     """
     _check_ranges(cut, options)
     rules = rules_of(cut, evidence, options.strictness)
@@ -198,8 +194,8 @@ class Following:
         return result
 
     def _conclude(self) -> None:
-        """Write the summary of the last cut to ``summary.json``, and publish its findings that are
-        not yet published. If a process was killed before this, the next one does it first.
+        """Write the summary of the last cut, and publish its findings unless that is done. If a
+        process was killed before this, the next one does it first.
         """
         options, number = self._options, self.manifest.number
         text = read_text(self._state.summary_path(number)) or "{}"
@@ -269,7 +265,6 @@ def _check_ranges(cut: Cut, options: AuditOptions) -> None:
 
 
 def _in_ranges(found: DataFrame, options: AuditOptions) -> DataFrame:
-    """Return the findings ``found`` whose offsets are in the ranges of the options."""
     if not options.ranges:
         return found
     is_asked: Column = sf.lit(False)  # noqa: FBT003  # a literal of Spark's
@@ -334,9 +329,6 @@ def _judged_ranges(
 def _unread(
     cut: Cut, evidence: Evidence, past: EarlierCut, judged: tuple[OffsetRange, ...], dropped: int
 ) -> dict[str, int]:
-    """Return the number of offsets that can't be judged, by reason, such as ``NO_CHECKPOINT``;
-    ``judged``: ranges that can; ``dropped``: pending records of topics that were created again.
-    """
     unserved = sum(cut.unserved.values())
     found = {NO_CHECKPOINT: unserved} if unserved or not cut.shards else {}
     gaps = [

@@ -77,9 +77,7 @@ _DEEDS: Final = {CANCEL: "cancelled", FIRE: "fired"}
 def problems(
     source: SourceRow, output: OutputRow, rules: Rules, counts: Counter[str]
 ) -> Iterator[RecordVerdict]:
-    """Yield findings about an output that settles a record, regardless of its other outputs. Add
-    to ``counts`` if it can't be judged.
-    """
+    """Yield findings about an output that settles a record, regardless of its other outputs."""
     facts, told = source.facts, output.facts
     settlement = SETTLEMENTS.get(settlement_name(output.role, told.outcome))
     if facts.code == HEADER_INVALID and output.role == DELIVERED:
@@ -106,7 +104,7 @@ def problems(
 
 
 def _told(source: SourceRow, output: OutputRow, rules: Rules) -> Iterator[RecordVerdict]:
-    """Yield findings about an outcome that fits the record's kind, but not the record itself."""
+    # The outcome fits the record's kind; here, whether it fits the record.
     facts, outcome = source.facts, output.facts.outcome
     if facts.kind == HOMEBOUND and outcome != _DEEDS.get(facts.acts):
         detail = f"{KIND_NAMES[facts.acts]} was {SETTLEMENTS[outcome].verb}"
@@ -144,7 +142,6 @@ def _changed(source: SourceRow, output: OutputRow, rules: Rules) -> Iterator[Rec
 
 
 def _sourced(source: SourceRow, output: OutputRow, rules: Rules) -> Iterator[RecordVerdict]:
-    """Yield a finding if the ``delay-source`` of a dead letter or an outcome is wrong."""
     told, wanted = output.facts.origin, origin_of(source, rules)
     told = own_place(source, rules) if told == HERE else told
     if told and source.facts.is_armed and told != wanted:
@@ -225,7 +222,6 @@ def _letter(source: SourceRow, output: OutputRow, rules: Rules) -> Iterator[Reco
 
 
 def _asked_again(source: SourceRow, output: OutputRow, rules: Rules) -> Iterator[RecordVerdict]:
-    """Yield a finding if a valid record's dead letter lacks its target, id, expiry or due time."""
     facts, told = source.facts, output.facts
     asked = [
         ("target", rules.topic(source), told.target),
@@ -241,7 +237,6 @@ def _asked_again(source: SourceRow, output: OutputRow, rules: Rules) -> Iterator
 
 
 def _codes(source: SourceRow, rules: Rules) -> Collection[str]:
-    """Return the codes of dead letters that this record may get."""
     if source.facts.kind == INVALID:
         return {source.facts.code}
     if source.facts.kind in FOREIGN:
@@ -286,9 +281,6 @@ def _copied(source: SourceRow, output: OutputRow, rules: Rules) -> Iterator[Reco
 
 
 def _based(source: SourceRow, output: OutputRow, rules: Rules) -> Iterator[RecordVerdict]:
-    """Yield a finding if a requeued record names a wrong first offset at which its canceller may
-    be.
-    """
     told = output.facts
     if told.base != NONE and not base_of(source) <= told.base <= output.place:
         detail = f"it was requeued with the base {told.base}, which is {base_of(source)} at least"
@@ -296,9 +288,7 @@ def _based(source: SourceRow, output: OutputRow, rules: Rules) -> Iterator[Recor
 
 
 def _claimed(source: SourceRow, output: OutputRow, rules: Rules) -> RecordVerdict:
-    """Return the finding that an output names a wrong canceller. For a record with an id it is
-    conditional: whether it counts depends on the other records of the id.
-    """
+    # For a record with an id, the other records of the id decide whether this counts.
     by = output.facts.by
     detail = f"it names offset {by} as what settled it, and that is not its canceller"
     when = IF_OTHER if source.facts.record_id is not None else CERTAIN
@@ -337,8 +327,8 @@ def gone_home(source: SourceRow, output: OutputRow, rules: Rules) -> Iterator[Re
 def unseen(
     source: SourceRow, reason: str, rules: Rules, when: int = CERTAIN
 ) -> Iterator[RecordVerdict]:
-    """Yield the record as unjudged for ``reason``; nothing below the first offset that is judged.
-    ``when``: condition.
+    """Yield the record as unjudged for ``reason``; nothing below the first offset that
+    is judged.
     """
     if source.offset >= rules.shards[source.shard].judged_from:
         detail = "it is settled, and what settles it may be where nothing could be read"
@@ -353,8 +343,8 @@ def finding_of(
     detail: str,
     when: int = CERTAIN,
 ) -> RecordVerdict:
-    """Return a finding about a record. ``output``: the output that it is about, if any; ``detail``:
-    one sentence for users; ``when``: condition under which it counts, such as ``IF_MARKED``.
+    """Return a finding about a record. ``detail``: one sentence for users; ``when``: condition
+    under which it counts, such as ``IF_MARKED``.
     """
     return RecordVerdict(
         kind,
@@ -372,21 +362,17 @@ def finding_of(
 
 
 def own_place(source: SourceRow, rules: Rules) -> str:
-    """Return the place of a source record, where it is now, as ``topic:partition:offset``."""
     return place_at(source, source.offset, rules)
 
 
 def place_at(source: SourceRow, offset: int, rules: Rules) -> str:
-    """Return the place at ``offset`` in the shard of ``source`` as ``topic:partition:offset``."""
     return f"{rules.shards[source.shard].name}:{offset}"
 
 
 def origin_of(source: SourceRow, rules: Rules) -> str:
-    """Return the ``delay-source`` that a record's outputs must have: where it was first written."""
     return source.facts.origin or own_place(source, rules)
 
 
 def elsewhere(origin: str, place: str) -> str:
-    """Return a ``delay-source`` without its occurrence number; empty if the rest is ``place``."""
     written = origin.partition("#")[0]
     return "" if written == place else written

@@ -19,10 +19,7 @@ VERSION: Final = 1
 
 
 class _Log(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One partition of any topic at a cut, with its values in ``Cut`` and ``Evidence``. ``span``,
-    ``read``: first offset and exclusive end of the log, and of the records that are read of it.
-    """
-
+    # span, read: first offset and exclusive end of the log, and of the records that are read of it.
     topic: str
     partition: int
     span: tuple[int, int]
@@ -63,7 +60,6 @@ class _Snapshot(msgspec.Struct, frozen=True):
 
 
 def encode(cut: Cut, evidence: Evidence) -> str:
-    """Return a cut and its evidence as JSON text, which ``decode`` reads."""
     logs = tuple(
         _Log(
             *place,
@@ -104,8 +100,7 @@ def encode(cut: Cut, evidence: Evidence) -> str:
 
 
 def decode(text: str) -> tuple[Cut, Evidence]:
-    """Return the cut, and the other facts to judge by (``Evidence``), from the text that ``encode``
-    returned.
+    """Return the cut and its evidence from the text that ``encode`` returned.
 
     Raises:
         DelayServiceError: the text has another version or format.

@@ -95,19 +95,16 @@ class RecordVerdict(NamedTuple):
 
     Attributes:
         kind: kind of a finding, or the reason why the record can't be judged; else empty.
-        shard, offset: hash of the shard's name, and source offset of the record.
+        shard: hash of the shard's name.
         source: ``delay-source`` of the record: the place where it was first written.
-        output: the output that the finding is about; None: no output.
         due_ms: due time of the record, epoch ms; 0: unknown.
         detail: one sentence for users.
         when: condition under which the verdict counts, such as ``IF_MARKED``.
         claim: source offset of the canceller that the output names; -1: it names no canceller.
-        record_id: id of the record; None: it has none.
         base: first source offset at which the record's canceller may be.
         since_ms: for a lost record: the verdict counts only if retention has deleted nothing
             written at or after this time, epoch ms.
         aim: for a lost record: hash of the name of its target topic.
-        verdict: ``FOUND``, ``UNJUDGED``, ``CARRIED`` or ``SETTLED``.
         row: for a carried or settled record: the ledger row to keep; else None.
     """
 
@@ -146,13 +143,8 @@ class Settled(NamedTuple):
 
 
 class Remembered(NamedTuple):
-    """Details that an audit keeps of a judged record that may get further outputs: one that recurs,
-    or that goes to its home.
-
-    Attributes:
-        source: the record's ledger row.
-        begun: highest number of an occurrence of its schedule that was written; 0: none.
-        is_home: whether its envelope has been found in its home.
+    """Details of a judged record that may get further outputs: one that recurs or goes to its home.
+    ``begun``: highest number of an occurrence of its schedule that was written; 0: none.
     """
 
     source: SourceRow

@@ -162,6 +162,9 @@ class ShardReader:
         ]
 
     def _believed(self, row: Row, entry: Entry) -> Entry:
+        """Return a record refused as forged as if its signature were valid, if a service can have
+        written it, and add it to ``believed``. Return other entries unchanged.
+        """
         arrived = envelope_of(row)
         if arrived is not None:
             if not _came_from(entry, arrived.sent.source):
